@@ -1,0 +1,76 @@
+"""The errors a user can meet.
+
+    EtloomError            exit status 1, one line: what, where, what to do
+    ├── ReadError          a file is missing, unreadable, or no trace
+    ├── LimitError         an input exceeds a stated bound (a gzip bomb, a nesting depth)
+    ├── LinkError          the traces are not of one program, so pairing them would be wrong
+    ├── AnalysisError      a question the trace cannot answer (no steps, no device work)
+    ├── UnknownName        no such reader, analysis, export, table or column
+    ├── MissingExtra       an optional package is needed: etloom[torch]
+    ├── CollectError       collection cannot start
+    └── DataLoss           --strict, and the stats table holds a row of severity data_loss or error
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from os import PathLike
+
+
+class EtloomError(Exception):
+    """What went wrong, where, and what to do about it, as one line."""
+
+    def __init__(
+        self, what: str, *, where: str | PathLike[str] | None = None, remedy: str | None = None
+    ) -> None:
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.remedy = remedy
+        line = what if where is None else f"{where}: {what}"
+        if remedy:
+            line = f"{line}; {remedy}"
+        super().__init__(" ".join(line.split()))
+
+
+class ReadError(EtloomError):
+    pass
+
+
+class LimitError(EtloomError):
+    pass
+
+
+class LinkError(EtloomError):
+    pass
+
+
+class AnalysisError(EtloomError):
+    pass
+
+
+class CollectError(EtloomError):
+    pass
+
+
+class DataLoss(EtloomError):
+    pass
+
+
+class UnknownName(EtloomError):
+    """A name that is not registered; the remedy is the nearest known one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        super().__init__(f"no {kind} is called {name!r}", remedy=remedy)
+
+
+class MissingExtra(EtloomError):
+    """An optional package is needed for this verb."""
+
+    def __init__(self, package: str, extra: str, verb: str) -> None:
+        super().__init__(
+            f"{verb} needs {package}, which is not installed", remedy=f"pip install 'etloom[{extra}]'"
+        )

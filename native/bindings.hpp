@@ -1,0 +1,5 @@
+// What each source file adds to the module etloom._native.
+#pragma once
+#include <nanobind/nanobind.h>
+
+void bind_nesting(nanobind::module_& module);

@@ -1,0 +1,7 @@
+// etloom._native: the parts of etloom where Python with polars and numpy misses the speed asked for.
+#include "bindings.hpp"
+
+NB_MODULE(_native, module) {
+    module.doc() = "Native parts of etloom: trace files to columns, stack nesting.";
+    bind_nesting(module);
+}

@@ -1,0 +1,34 @@
+"""Where the tests find traces: `data` is the folder of shared real traces, `own` the ones recorded for this project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of shared real traces (ETLOOM_DATA); the test is skipped where it is absent."""
+    if not DATA.is_dir():
+        pytest.skip(f"no shared traces at {DATA}; set ETLOOM_DATA to the folder that holds them")
+    return DATA
+
+
+@pytest.fixture(scope="session")
+def golden(data: Path) -> Path:
+    """The folder of the peers' checked figures, beside the data."""
+    folder = data.parent / "golden"
+    if not folder.is_dir():
+        pytest.skip(f"no golden figures at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def own() -> Path:
+    """Small traces that were recorded for this project."""
+    return ROOT / "tests" / "data"
