@@ -283,6 +283,13 @@ _DECLARED = (
         Column("operator", U32, "innermost host operator around the launch call", refers="events"),
     ),
     _table(
+        "dependencies",
+        "A node that may not start before another one ends, as the file states it (Chakra, ET+).",
+        Column("node", U32, "the node that waits", refers="nodes"),
+        Column("on", U32, "the node it waits for", refers="nodes"),
+        Column("kind", TEXT, "data | ctrl (the enclosing operator) | sync"),
+    ),
+    _table(
         "stats",
         "What could not be read, was repaired, could not be linked.",
         Column("name", pl.String, "what is counted: room.what"),
