@@ -1,14 +1,14 @@
 """The errors a user can meet.
 
-    EtloomError            exit status 1, one line: what, where, what to do
-    ├── ReadError          a file is missing, unreadable, or no trace
-    ├── LimitError         an input exceeds a stated bound (a gzip bomb, a nesting depth)
-    ├── LinkError          the traces are not of one program, so pairing them would be wrong
-    ├── AnalysisError      a question the trace cannot answer (no steps, no device work)
-    ├── UnknownName        no such reader, analysis, export, table or column
-    ├── MissingExtra       an optional package is needed: etloom[torch]
-    ├── CollectError       collection cannot start
-    └── DataLoss           --strict, and the stats table holds a row of severity data_loss or error
+EtloomError            exit status 1, one line: what, where, what to do
+├── ReadError          a file is missing, unreadable, or no trace
+├── LimitError         an input exceeds a stated bound (a gzip bomb, a nesting depth)
+├── LinkError          the traces are not of one program, so pairing them would be wrong
+├── AnalysisError      a question the trace cannot answer (no steps, no device work)
+├── UnknownName        no such reader, analysis, export, table or column
+├── MissingExtra       an optional package is needed: etloom[torch]
+├── CollectError       collection cannot start
+└── DataLoss           --strict, and the stats table holds a row of severity data_loss or error
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from os import PathLike
+from typing import Any
 
 
 class EtloomError(Exception):
@@ -31,6 +32,17 @@ class EtloomError(Exception):
         if remedy:
             line = f"{line}; {remedy}"
         super().__init__(" ".join(line.split()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross process borders: pickle's own way would call __init__ with the finished line alone."""
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[EtloomError], args: tuple[Any, ...], state: dict[str, Any]) -> EtloomError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class ReadError(EtloomError):

@@ -1,25 +1,43 @@
 """A kind of plugin is a folder, a plugin is a file in it.
 
-``analyses/comm_overlap.py`` *is* the analysis ``comm-overlap``; nothing is registered by hand. Other packages join
-through the entry points ``etloom.readers``, ``etloom.analyses`` and ``etloom.exports``, each naming a module.
-What a module of each kind must hold is said in `CONTRACT` and held by the conformance tests.
+``analyses/comm_overlap.py`` *is* the analysis ``comm-overlap``; nothing is registered by hand. Other packages
+join through the entry points ``etloom.readers``, ``etloom.analyses`` and ``etloom.exports``, each naming a module.
+What a module of each kind must hold is said in `CONTRACT` and held by the conformance tests; beside that, the
+first line of its docstring says what it does, and an option is a keyword-only argument with a default.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import pkgutil
+import re
+from dataclasses import dataclass
 from functools import cache
+from os import PathLike, fspath
 from types import ModuleType
+from typing import Any
 
-from etloom.errors import UnknownName
+from etloom.errors import EtloomError, UnknownName
 
 CONTRACT = {
     "readers": ("sniff", "read"),
     "analyses": ("SCOPE", "COLUMNS", "analyze"),
     "exports": ("SUFFIX", "write"),
 }
+_ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write"}
+_SINGULAR = {"readers": "reader", "analyses": "analysis", "exports": "export"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword-only argument of a plugin's function: what a command-line flag is made of."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
 
 
 def names(kind: str) -> list[str]:
@@ -28,17 +46,74 @@ def names(kind: str) -> list[str]:
 
 
 def get(kind: str, name: str) -> ModuleType:
-    """The module of a plugin. Raises UnknownName, with the nearest known one."""
+    """The module of a plugin.
+
+    Raises UnknownName, with the nearest known one, and EtloomError for one that cannot be imported or does
+    not hold what its kind must.
+    """
     found = _found(kind)
     name = name.replace("_", "-")
     if name not in found:
-        raise UnknownName({"readers": "reader", "analyses": "analysis", "exports": "export"}[kind], name, found)
-    return importlib.import_module(found[name])
+        raise UnknownName(_SINGULAR[kind], name, found)
+    try:
+        module = importlib.import_module(found[name])
+    except ImportError as error:
+        raise EtloomError(
+            f"the {_SINGULAR[kind]} {name!r} cannot be loaded: {error}",
+            where=found[name],
+            remedy="install what it needs, or remove the package it comes from",
+        ) from error
+    if missing := [part for part in CONTRACT[kind] if not hasattr(module, part)]:
+        raise EtloomError(f"the {_SINGULAR[kind]} {name!r} lacks {', '.join(missing)}", where=found[name])
+    return module
 
 
 def summary(kind: str, name: str) -> str:
     """The first line of a plugin's docstring."""
     return (get(kind, name).__doc__ or "").strip().partition("\n")[0]
+
+
+def options(kind: str, name: str) -> list[Option]:
+    """The keyword-only arguments of a plugin's function, in their order.
+
+    The help of an option is what follows ``option:`` at the start of a line of the function's docstring, or
+    the module's, to the end of that paragraph or the next such line, without list marks and backquotes.
+    """
+    module = get(kind, name)
+    function = getattr(module, _ENTRY[kind])
+    found = [
+        parameter
+        for parameter in inspect.signature(function, eval_str=True).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    text = f"{inspect.getdoc(function) or ''}\n\n{inspect.cleandoc(module.__doc__ or '')}"
+    return [Option(one.name, one.annotation, one.default, _help(one.name, text)) for one in found]
+
+
+def by_suffix(kind: str, path: str | PathLike[str]) -> str:
+    """The name of the export whose SUFFIX ends the path; the longest wins. Raises UnknownName."""
+    known = {suffix: name for name in names(kind) for suffix in suffixes(kind, name)}
+    fitting = [suffix for suffix in known if fspath(path).rstrip("/").endswith(suffix)]
+    if not fitting:
+        raise EtloomError(
+            f"no {_SINGULAR[kind]} is known by the end of this name",
+            where=fspath(path),
+            remedy=f"end it in {', '.join(sorted(known))} or name the format: {', '.join(names(kind))}",
+        )
+    return known[max(fitting, key=len)]
+
+
+def suffixes(kind: str, name: str) -> tuple[str, ...]:
+    """What names of files of this plugin end in."""
+    suffix = get(kind, name).SUFFIX
+    return (suffix,) if isinstance(suffix, str) else tuple(suffix)
+
+
+def _help(option: str, text: str) -> str:
+    before, after = r"[ \t]*(?:[-*][ \t]+)?`{0,2}", r"`{0,2}(?: \([^)]*\))?:"
+    end = rf"\n[ \t]*\n|\n{before}\w+{after}|\Z"
+    match = re.search(rf"^{before}{option}{after}\s*(.+?)(?={end})", text, re.MULTILINE | re.DOTALL)
+    return " ".join(match[1].replace("`", "").split()) if match else ""
 
 
 @cache

@@ -5,6 +5,7 @@ Neither is ever changed: a verb returns a new one that shares the columns it did
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,12 +21,13 @@ T = TypeVar("T")
 class Trace:
     """The tables of one rank (see `etloom.schema.TABLES`) and what is known about the run.
 
-    A table is an attribute: ``trace.events``; one that the file does not hold is empty. ``meta`` holds what is said
-    once: ``rank``, ``world_size``, ``files``, ``formats``, ``clock`` ("epoch" | "relative"), ``base_ns``,
-    ``schema_version``, ``device_properties``, ``distributed`` and the rest of the file's own header under ``header``.
+    A table is an attribute: ``trace.events``; one that the file does not hold is empty. ``meta`` holds what is
+    said once: ``rank``, ``world_size``, ``files``, ``formats``, ``clock`` ("epoch" | "relative"), ``base_ns``,
+    ``schema_version``, ``device_properties``, ``distributed`` and the rest of the file's own header under
+    ``header``.
     """
 
-    __slots__ = ("_tables", "meta")
+    __slots__ = ("_meta", "_tables")
 
     def __init__(
         self, tables: Mapping[str, pl.DataFrame] | None = None, meta: Mapping[str, Any] | None = None
@@ -34,9 +36,14 @@ class Trace:
         for name, frame in (tables or {}).items():
             if name not in TABLES:
                 raise UnknownName("table", name, TABLES)
-            checked[name] = TABLES[name].conform(frame)
-        self._tables: Mapping[str, pl.DataFrame] = MappingProxyType(checked)
-        self.meta: Mapping[str, Any] = MappingProxyType(dict(meta or {}))
+            # A clone shares the data (it costs a microsecond), so that nothing done to the frame in place
+            # afterwards, here or in `table`, reaches the one that is held.
+            checked[name] = TABLES[name].conform(frame).clone()
+        self._tables = checked
+        self._meta = MappingProxyType(dict(meta or {}))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Trace, (self._tables, dict(self._meta))
 
     def __getattr__(self, name: str) -> pl.DataFrame:
         if name.startswith("_"):
@@ -54,20 +61,24 @@ class Trace:
         return f"<Trace rank {self.rank}: {sizes or 'empty'}>"
 
     @property
+    def meta(self) -> Mapping[str, Any]:
+        return self._meta
+
+    @property
     def rank(self) -> int | None:
-        return self.meta.get("rank")
+        return self._meta.get("rank")
 
     @property
     def tables(self) -> Mapping[str, pl.DataFrame]:
         """The tables this trace holds, by name; `table` also gives the absent ones, empty."""
-        return self._tables
+        return MappingProxyType({name: frame.clone() for name, frame in self._tables.items()})
 
     def table(self, name: str) -> pl.DataFrame:
         """One table by name, empty where the trace has none. Raises UnknownName."""
         if name not in TABLES:
             raise UnknownName("table", name, TABLES)
         frame = self._tables.get(name)
-        return TABLES[name].empty() if frame is None else frame
+        return TABLES[name].empty() if frame is None else frame.clone()
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
         """A Trace with these tables and meta entries put in; the rest is shared."""
@@ -78,7 +89,7 @@ class Trace:
         return self.with_stats([(name, severity, count, example)])
 
     def with_stats(self, rows: list[tuple[str, str, int, str | None]]) -> Trace:
-        """A Trace with more rows of stats: (name, severity, count, example); rows that count 0 are left out."""
+        """A Trace with more rows of stats: (name, severity, count, example); rows of count 0 are left out."""
         rows = [row for row in rows if row[2]]
         if not rows:
             return self
@@ -87,8 +98,11 @@ class Trace:
         return self.replace(stats=pl.concat([self.table("stats"), more]))
 
     def query(self, sql: str) -> pl.DataFrame:
-        """The answer to an SQL SELECT over the tables. Raises EtloomError for SQL that polars refuses."""
-        return _query({name: self.table(name) for name in TABLES}, sql)
+        """The answer to an SQL SELECT over the tables; text columns are strings.
+
+        Raises UnknownName for a table or column that is not there, EtloomError for SQL that polars refuses.
+        """
+        return _query(lambda name: self.table(name).lazy(), sql)
 
     def check_lossless(self) -> None:
         """Raise DataLoss when something was lost or is in error; this is what --strict asks."""
@@ -106,11 +120,14 @@ class Trace:
 class Job(Mapping[int, Trace]):
     """The Traces of a run by rank, and what is said once of the whole run (``meta``)."""
 
-    __slots__ = ("_traces", "meta")
+    __slots__ = ("_meta", "_traces")
 
     def __init__(self, traces: Mapping[int, Trace], meta: Mapping[str, Any] | None = None) -> None:
         self._traces = {rank: traces[rank] for rank in sorted(traces)}
-        self.meta: Mapping[str, Any] = MappingProxyType(dict(meta or {}))
+        self._meta = MappingProxyType(dict(meta or {}))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Job, (self._traces, dict(self._meta))
 
     def __getitem__(self, rank: int) -> Trace:
         return self._traces[rank]
@@ -125,24 +142,49 @@ class Job(Mapping[int, Trace]):
         return f"<Job: ranks {', '.join(map(str, self._traces))}>"
 
     @property
+    def meta(self) -> Mapping[str, Any]:
+        return self._meta
+
+    @property
     def ranks(self) -> list[int]:
         return list(self._traces)
 
+    @property
+    def stats(self) -> pl.DataFrame:
+        """The stats of all ranks under each other, with a ``rank`` column first."""
+        return self.table("stats")
+
     def map(self, verb: Callable[[Trace], Trace]) -> Job:
         """A Job of verb(trace) for every rank."""
-        return Job({rank: verb(trace) for rank, trace in self._traces.items()}, self.meta)
+        return Job({rank: verb(trace) for rank, trace in self._traces.items()}, self._meta)
 
     def table(self, name: str) -> pl.DataFrame:
-        """A table of all ranks under each other, with a ``rank`` column first."""
-        return by_rank(self, lambda trace: trace.table(name))
+        """A table of all ranks under each other, with a ``rank`` column first. Raises UnknownName."""
+        if name not in TABLES:
+            raise UnknownName("table", name, TABLES)
+        return self._scan(name).collect()
 
     def query(self, sql: str) -> pl.DataFrame:
-        """The answer to an SQL SELECT over the tables of all ranks, each with a ``rank`` column."""
-        return _query({name: self.table(name) for name in TABLES if f"{name}" in sql}, sql)
+        """The answer to an SQL SELECT over the tables of all ranks, each with a ``rank`` column first.
+
+        Raises as `Trace.query`.
+        """
+        return _query(self._scan, sql)
 
     def check_lossless(self) -> None:
+        """Raise DataLoss when any rank lost something or is in error."""
         for trace in self._traces.values():
             trace.check_lossless()
+
+    def _scan(self, name: str) -> pl.LazyFrame:
+        empty = TABLES[name].empty().lazy().select(pl.lit(0, dtype=pl.Int64).alias("rank"), pl.all())
+        return pl.concat(
+            [empty.clear()]
+            + [
+                trace.table(name).lazy().select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
+                for rank, trace in self._traces.items()
+            ]
+        )
 
 
 def by_rank(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
@@ -154,13 +196,25 @@ def by_rank(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame
     return pl.concat(frames) if frames else pl.DataFrame()
 
 
-def _query(tables: Mapping[str, pl.DataFrame], sql: str) -> pl.DataFrame:
+def _query(scan: Callable[[str], pl.LazyFrame], sql: str) -> pl.DataFrame:
+    # Only what the text may name is put together: a Job has tables times ranks frames.
+    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+    # Text functions and LIKE do not take Categorical; as it is lazy, only what the query touches is cast.
+    frames = {name: scan(name).with_columns(pl.col(pl.Categorical).cast(pl.String)) for name in named}
+    if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
+        raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
     try:
-        answer = pl.SQLContext(dict(tables), eager=True).execute(sql)
+        return pl.SQLContext(frames, eager=False).execute(sql).collect()
     except pl.exceptions.PolarsError as error:
-        raise EtloomError(
-            f"the query was refused: {error}", remedy=f"tables: {', '.join(sorted(TABLES))}"
-        ) from None
-    if not isinstance(answer, pl.DataFrame):
-        raise EtloomError("the query is no SELECT")
-    return answer
+        raise _refused(str(error)) from None
+
+
+def _refused(reason: str) -> EtloomError:
+    """Polars' refusal as one line, with the nearest name where it misses a table or column."""
+    if table := re.match(r"relation '(.*?)' was not found", reason):
+        return UnknownName("table", table[1], TABLES)
+    if column := re.match(r'unable to find column "(.*?)"; valid columns: \[(.*?)\]', reason):
+        return UnknownName("column", column[1], re.findall(r'"(.*?)"', column[2]))
+    return EtloomError(
+        f"the query was refused: {reason.partition(chr(10))[0]}", remedy=f"tables: {', '.join(TABLES)}"
+    )
