@@ -1,0 +1,49 @@
+"""Collect execution traces inside a PyTorch job: an execution trace and a Kineto trace of the same steps.
+
+Two ways in, one set of files out:
+
+- `record(out)`: a context manager with `.step()`, for a training loop one can edit;
+- `launch(command, out, steps)`: runs a command and counts the steps of its optimizer, its code unedited.
+
+A folder of traces holds, for each rank r that recorded a window of steps:
+
+    torch_et_<r>.json.gz        what ExecutionTraceObserver saw (torch's 1.1.1-chakra schema)
+    kineto_trace_<r>.json.gz    what torch.profiler saw, in Chrome's trace format
+    rank_<r>.json               facts of the rank: steps, process, device, versions; written last, as a seal
+    run.json                    facts of the run, and all rank_<r>.json in one list
+
+Every rank that seals its files writes run.json anew from all the sealed ranks it finds, until its list is
+whole; so the last one to finish writes the full list, and no rank waits for another. `launch` adds the
+command and its exit status. All files appear under these names by os.replace and whole; unfinished ones stay
+in a hidden folder `.etloom-*`.
+
+A step is named `ProfilerStep#N` in both traces, N counting from 0. What runs in the window after its last
+whole step is named `etloom:unfinished step N`, so that no partial step is taken for one.
+
+The code here runs in a stranger's job: a failure becomes one line on stderr that begins with `etloom:`, never
+an exception, and it yields to the job's own profilers. It needs torch and the standard library only, and
+`launch` also loads it into Pythons that have no etloom installed. So: no imports from etloom but
+etloom.errors, and that one inside functions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .launcher import Collected, launch
+    from .recorder import Recording, record
+
+__all__ = ["Collected", "Recording", "launch", "record"]
+
+_HOME = {"Collected": "launcher", "launch": "launcher", "Recording": "recorder", "record": "recorder"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value

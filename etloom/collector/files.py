@@ -1,0 +1,186 @@
+"""The names of a collected folder, the facts of a rank, and the step that makes files final."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .options import Options
+
+_SCHEME = re.compile(r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|rank_(\d+)\.json|run\.json")
+
+
+def rank_hint() -> int | None:
+    """The rank that the launcher of the job (torchrun, Slurm wrappers) put into the environment."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() else None
+
+
+def current_rank() -> int:
+    """The rank by torch.distributed, else by the environment, else 0."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return rank_hint() or 0
+
+
+def traces_in(folder: Path, rank: int | None = None) -> list[Path]:
+    """The files of this scheme in `folder`, of one rank or of all (run.json with them), by name."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _SCHEME.fullmatch(path.name)
+        if match and (rank is None or rank in (int(text) for text in match.groups() if text)):
+            found.append(path)
+    return sorted(found)
+
+
+def claim(out: str, rank: int | None, overwrite: bool) -> None:
+    """Make the folder and see that no earlier run's traces (of `rank`, or any) would mix with the new ones.
+
+    Raises CollectError where there are some and `overwrite` is false, and where the folder cannot be written.
+    """
+    from etloom.errors import CollectError
+
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = traces_in(folder, rank)
+        if earlier and not overwrite:
+            raise CollectError(
+                f"holds {earlier[0].name} of an earlier run",
+                where=out,
+                remedy="overwrite it (--overwrite, overwrite=True) or choose another folder",
+            )
+        for path in earlier:
+            path.unlink(missing_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "the folder is not writable")
+    except OSError as error:
+        raise CollectError(
+            f"cannot write here: {error.strerror}", where=out, remedy="choose another folder"
+        ) from error
+
+
+def cuda_in_use() -> bool:
+    """The job has work on a CUDA device; asking must not make it have a context there."""
+    from torch import cuda
+
+    return bool(cuda.is_available() and cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def rank_facts(options: Options, rank: int) -> dict[str, Any]:
+    """What one process knows of itself. Times are ns since the Unix epoch; what is unknown is null."""
+    import torch
+
+    distributed = torch.distributed
+    together = distributed.is_available() and distributed.is_initialized()
+    cuda = cuda_in_use()
+    return {
+        "rank": rank,
+        "local_rank": _environment_int("LOCAL_RANK"),
+        "world_size": distributed.get_world_size() if together else _environment_int("WORLD_SIZE") or 1,
+        "backend": distributed.get_backend() if together else None,
+        "restart": _environment_int("TORCHELASTIC_RESTART_COUNT") or 0,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": f"cuda:{torch.cuda.current_device()}" if cuda else "cpu",
+        "device_name": torch.cuda.get_device_name() if cuda else None,
+        "steps_asked": options.steps,
+        "shapes": options.shapes,
+        "stack": options.stack,
+        "memory": options.memory,
+        "versions": {
+            "etloom": options.etloom,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "platform": platform.platform(),
+        },
+    }
+
+
+def seal(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> list[str]:
+    """Give the packed traces in `scratch` their final names, then write rank_<r>.json and renew run.json.
+
+    Returns warnings. A rank that another process has sealed already keeps its first traces, except where the
+    launcher restarted the job since: then all its ranks run anew, and the later ones are kept.
+    """
+    rank = facts["rank"]
+    seal_path = out / f"rank_{rank}.json"
+    sealed = read_json(seal_path)
+    if sealed is not None and sealed["restart"] >= facts["restart"]:
+        return [f"rank {rank} is already recorded by process {sealed['pid']}: these traces are dropped"]
+    names = {"et.json.gz": f"torch_et_{rank}.json.gz", "kineto.json.gz": f"kineto_trace_{rank}.json.gz"}
+    facts = facts | {
+        "start": iso(facts["start_ns"]),
+        "end": iso(facts["end_ns"]),
+        "files": list(names.values()),
+    }
+    made: list[Path] = []
+    try:
+        for packed, name in names.items():
+            (scratch / packed).replace(out / name)
+            made.append(out / name)
+        write_json(seal_path, facts, scratch)
+    except OSError:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+    write_run(out, {"command": options.command, "host": facts["host"], "returncode": None}, scratch)
+    return []
+
+
+def sealed_ranks(out: Path) -> list[dict[str, Any]]:
+    """The contents of all rank_<r>.json, by rank."""
+    found = (read_json(path) for path in traces_in(out) if path.name.startswith("rank_"))
+    return sorted((facts for facts in found if facts is not None), key=lambda facts: facts["rank"])
+
+
+def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str, Any]]:
+    """Write run.json from all sealed ranks, and again until none was sealed meanwhile. Returns the ranks."""
+    while True:
+        ranks = sealed_ranks(out)
+        first = min((rank["start_ns"] for rank in ranks), default=None)
+        run = {
+            "schema": "etloom-run-1",
+            **facts,
+            "start_ns": first,
+            "start": None if first is None else iso(first),
+            "world_size": max((rank["world_size"] for rank in ranks), default=None),
+            "versions": ranks[0]["versions"] if ranks else None,
+            "ranks": ranks,
+        }
+        write_json(out / "run.json", run, scratch)
+        if len(ranks) == len(sealed_ranks(out)):
+            return ranks
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None where there is no such file."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def write_json(path: Path, value: dict[str, Any], scratch: Path) -> None:
+    """Whole or not at all: written in `scratch`, on the same disk, then renamed."""
+    unfinished = scratch / path.name
+    unfinished.write_text(json.dumps(value, indent=1) + "\n")
+    unfinished.replace(path)
+
+
+def iso(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat()
+
+
+def _environment_int(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,83 @@
+"""Keeps our window and the profilers of the job itself apart.
+
+Two Kineto sessions in one process are no exception but the end of it: with torch 2.13 a session that another
+one was prepared or run beside segfaults when it starts or stops, and a second ExecutionTraceObserver silently
+writes nothing. So we look before we open, and while we are open we leave at the moment the job starts one of
+its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_KINETO = "torch.profiler"
+_OBSERVER = "ExecutionTraceObserver"
+
+
+class Guard:
+    """Watches both until `remove()`; `yield_to(what)` is called before one of the job's own starts."""
+
+    def __init__(self, yield_to: Callable[[str], None]) -> None:
+        from torch.autograd.profiler import profile
+        from torch.profiler import ExecutionTraceObserver
+
+        self._yield_to = yield_to
+        self._ours = False
+        self._foreign: dict[str, weakref.WeakSet[Any]] = {
+            _KINETO: weakref.WeakSet(),
+            _OBSERVER: weakref.WeakSet(),
+        }
+        for thing in gc.get_objects():
+            bases = type(thing).__mro__
+            if profile in bases and thing.entered and thing.kineto_results is None:
+                self._foreign[_KINETO].add(thing)
+            elif ExecutionTraceObserver in bases and thing.is_registered:
+                self._foreign[_OBSERVER].add(thing)
+        self._patched = [
+            self._patch(profile, "_prepare_trace", _KINETO, starts=True),
+            self._patch(profile, "__exit__", _KINETO, starts=False),
+            self._patch(ExecutionTraceObserver, "register_callback", _OBSERVER, starts=True),
+            self._patch(ExecutionTraceObserver, "unregister_callback", _OBSERVER, starts=False),
+        ]
+
+    def taken(self) -> str | None:
+        """The name of what the job itself has prepared or running, None when the way is free."""
+        from torch.autograd import profiler
+
+        for what, owners in self._foreign.items():
+            if owners:
+                return what
+        return _KINETO if profiler._is_profiler_enabled else None
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """What is prepared inside is our own."""
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    def remove(self) -> None:
+        for owner, name, original, replacement in self._patched:
+            if owner.__dict__.get(name) is replacement:
+                setattr(owner, name, original)
+        self._patched = []
+
+    def _patch(self, owner: Any, name: str, what: str, starts: bool) -> tuple[Any, str, Any, Any]:
+        original = owner.__dict__[name]
+
+        def replacement(thing: Any, *args: Any, **kwargs: Any) -> Any:
+            if not starts:
+                self._foreign[what].discard(thing)
+            elif not self._ours:
+                self._yield_to(what)
+                self._foreign[what].add(thing)
+            return original(thing, *args, **kwargs)
+
+        setattr(owner, name, replacement)
+        return owner, name, original, replacement

@@ -1,0 +1,75 @@
+"""Counts the steps of a job that knows nothing of us, at its optimizer. Loaded by bootstrap/sitecustomize.py.
+
+A step is one return of `.step()` of the first optimizer that steps; others (and a GradScaler's skipped step)
+do not count. `Optimizer.profile_hook_step` is wrapped from outside its record_function: a window that opened
+or closed inside it would lose that operator and leave its children without a parent.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .options import Options
+from .recorder import Recorder
+
+
+class _Leader:
+    """The optimizer whose steps count; when it is gone the next one that steps takes its place."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.stepping = False
+        self._optimizer: Callable[[], Any] = lambda: None
+
+    def enters(self, optimizer: Any) -> bool:
+        # `stepping`: a subclass whose step calls its parent's makes one step, not two.
+        if self.recorder.finished or self.stepping:
+            return False
+        leader = self._optimizer()
+        if leader is None:
+            self._optimizer = weakref.ref(optimizer)
+        elif leader is not optimizer:
+            return False
+        self.stepping = True
+        return True
+
+
+def attach(module: ModuleType) -> None:
+    """`module` is torch.optim.optimizer, just imported. Nothing of the job has an optimizer yet."""
+    options = Options.from_environment()
+    recorder = Recorder(options)
+    leader = _Leader(recorder)
+    original = module.Optimizer.profile_hook_step
+    begun = False
+
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        nonlocal begun
+        if not begun:  # the first optimizer of the process is being made: here training begins
+            begun = True
+            recorder.begin()
+        profiled = original(step)
+        is_compiling = module.torch.compiler.is_compiling
+
+        @functools.wraps(step)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not leader.enters(self):
+                return profiled(self, *args, **kwargs)
+            try:
+                result = profiled(self, *args, **kwargs)
+            finally:
+                leader.stepping = False
+            recorder.step_done()
+            return result
+
+        return wrapper
+
+    module.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
+    # For the launcher to tell a job without torch from one whose optimizer never stepped.
+    (Path(options.scratch) / f"torch-{socket.gethostname()}-{os.getpid()}").touch()

@@ -1,0 +1,175 @@
+"""Run a command with the steps of its optimizer recorded, without an edit of its code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .options import VARIABLE, Options, new_scratch, own_version, parse_steps
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What became of a command.
+
+    `returncode` is its exit status (128 + n for signal n), `ranks` those with traces in `out`.
+    """
+
+    out: Path
+    returncode: int
+    ranks: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+
+def launch(
+    command: Sequence[str],
+    out: str | os.PathLike[str],
+    steps: str = "3:5",
+    *,
+    shapes: bool = True,
+    stack: bool = False,
+    memory: bool = False,
+    all_threads: bool = True,
+    overwrite: bool = False,
+) -> Collected:
+    """Run `command` and record a window of its training steps into the folder `out`, on every rank it starts.
+
+    A step is one return of the first optimizer's `.step()`, counted from 0 in each process. `steps` "3:5"
+    records steps 3 and 4: the window opens when the third `.step()` has returned and closes when the fifth
+    has. A window from step 0 opens when the first optimizer is made, so its step 0 also holds what follows
+    that (wrapping in DDP, the first batch). A step that a GradScaler skips does not count, so the next one
+    spans both. The other options are those of `record`.
+
+    It reaches every Python the command starts through PYTHONPATH (so not `python -I`, `-E` or `-S`, nor a
+    process started with an environment of its own). stdin, stdout and stderr are the command's.
+
+    Raises CollectError, before the command runs: `steps` is no range, `out` holds earlier traces (unless
+    `overwrite`) or cannot be written, the command cannot be started. What goes wrong later is in `warnings`.
+    """
+    from etloom.errors import CollectError
+
+    first, last = parse_steps(steps)
+    if not command:
+        raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
+    folder = Path(out).absolute()
+    files.claim(str(folder), None, overwrite)
+    scratch = Path(new_scratch(str(folder)))
+    options = Options(
+        str(folder),
+        str(scratch),
+        first,
+        last,
+        shapes,
+        stack,
+        memory,
+        all_threads,
+        etloom=own_version(),
+        command=tuple(command),
+    )
+    try:
+        scratch.mkdir()
+        returncode = _run(command, _environment(options))
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise CollectError(
+            f"cannot run: {error.strerror}", where=str(error.filename or command[0])
+        ) from error
+    ranks, warnings = _gather(options, returncode)
+    return Collected(folder, returncode, tuple(rank["rank"] for rank in ranks), tuple(warnings))
+
+
+def _environment(options: Options) -> dict[str, str]:
+    bootstrap = str(Path(__file__).resolve().parent / "bootstrap")
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([bootstrap, before] if before else [bootstrap])
+    return {**os.environ, "PYTHONPATH": path, VARIABLE: options.to_environment()}
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    process = subprocess.Popen(list(command), env=environment)
+    with _forward_signals(process):
+        status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """We outlive the command. A terminal's Ctrl-C reaches it directly, other signals through us."""
+
+    def forward(number: int, _frame: Any) -> None:
+        if not (number == signal.SIGINT and _in_foreground()):
+            process.send_signal(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_foreground() -> bool:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """After the command: write run.json, say what is missing, remove the scratch folder if it is empty."""
+    out, scratch = Path(options.out), Path(options.scratch)
+    warnings: list[str] = []
+    scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
+    with_torch = [path for path in scratch.iterdir() if path.name.startswith("torch-")]
+    for path in with_torch:
+        path.unlink()
+    ranks = files.sealed_ranks(out)
+    if ranks:
+        try:
+            facts = {"command": options.command, "host": socket.gethostname(), "returncode": returncode}
+            ranks = files.write_run(out, facts, scratch)
+        except OSError as error:
+            warnings.append(f"{out / 'run.json'}: cannot be written: {error.strerror}")
+        world = max(rank["world_size"] for rank in ranks)
+        missing = sorted(set(range(world)) - {rank["rank"] for rank in ranks})
+        if missing:
+            warnings.append(f"{out}: no traces of rank {', '.join(map(str, missing))} of {world}")
+    elif not with_torch:
+        warnings.append(
+            f"{out}: nothing recorded, no Python of the command imported torch.optim; was PYTHONPATH lost "
+            "on the way (python -I, -E, -S, env -i, a container)?"
+        )
+    else:
+        warnings.append(
+            f"{out}: nothing recorded, no optimizer of the command reached the steps {options.steps}; "
+            "see its messages above, or record from its code with etloom.record"
+        )
+    for left in sorted(path for path in scratch.iterdir() if path.is_dir()):
+        if any(left.iterdir()):
+            warnings.append(f"process {left.name} died in its window: what it wrote is left in {left}")
+        else:
+            left.rmdir()
+    if not any(scratch.iterdir()):
+        scratch.rmdir()
+    return ranks, warnings

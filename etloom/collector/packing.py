@@ -1,0 +1,83 @@
+"""From what torch wrote to what we keep: checked to be whole, its broken JSON repaired, compressed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+_NODE = re.compile(rb'^(\s*"id": \d+, "name": )"(.*)"(, "ctrl_deps": \d+,\s*)$', re.DOTALL)
+_NAME_BEGINS = re.compile(rb'^\s*"id": \d+, "name": "')
+
+
+def pack_execution_trace(path: Path, unfinished: int | None) -> None:
+    """`et.json` to `et.json.gz`. Raises OSError where the file is cut: torch reports no full disk."""
+    _require_end(path, b'"finish_ts"')
+    with path.open("rb") as source:
+        _compress(_rename(_quote_names(source), unfinished), path)
+
+
+def pack_kineto(path: Path, unfinished: int | None) -> None:
+    """`kineto.json` to `kineto.json.gz`. Raises OSError where the file is cut."""
+    _require_end(path, b'"traceName"')
+    with path.open("rb") as source:
+        _compress(_rename(source, unfinished), path)
+
+
+def _require_end(path: Path, mark: bytes) -> None:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 5000))
+        end = file.read().rstrip()
+    if mark not in end or not end.endswith(b"}"):
+        free = os.statvfs(path.parent)
+        raise OSError(
+            f"torch left {path.name} incomplete ({free.f_bavail * free.f_frsize >> 20} MiB free on the disk)"
+        )
+
+
+def _quote_names(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """torch does not escape the name of a node: a quote, a backslash or a newline in it breaks the file."""
+    held = b""
+    for line in lines:
+        if held or _NAME_BEGINS.match(line):
+            held += line
+            match = _NODE.match(held)
+            if match is None:
+                continue  # the name holds a newline
+            held = b""
+            name = match[2].decode("utf-8", "replace")
+            if name.isprintable() and '"' not in name and "\\" not in name:
+                yield match[0]
+            else:
+                yield b"%s%s%s" % (match[1], json.dumps(name, ensure_ascii=False).encode(), match[3])
+        else:
+            yield line
+    yield held
+
+
+def _rename(lines: Iterable[bytes], unfinished: int | None) -> Iterable[bytes]:
+    """The step that was open when the window closed must not pass for a whole one."""
+    if unfinished is None:
+        return lines
+    old, new = f'"ProfilerStep#{unfinished}"'.encode(), f'"etloom:unfinished step {unfinished}"'.encode()
+    return (line.replace(old, new) if old in line else line for line in lines)
+
+
+def _compress(lines: Iterable[bytes], path: Path) -> None:
+    """Beside `path`, with .gz added; the plain file goes, so that a small disk holds both traces."""
+    with _gzip_writer(f"{path}.gz") as packed, io.BufferedWriter(cast(Any, packed), 1 << 20) as buffer:
+        buffer.writelines(lines)
+    path.unlink()
+
+
+def _gzip_writer(path: str) -> IO[bytes]:
+    try:
+        from isal import igzip
+    except ImportError:
+        return cast("IO[bytes]", gzip.open(path, "wb", 3))
+    return cast("IO[bytes]", igzip.open(path, "wb", 2))  # type: ignore[no-untyped-call]

@@ -1,0 +1,211 @@
+"""One window of steps under both observers, and the files it leaves.
+
+The order is torch.profiler's own (execution trace on, Kineto on; execution trace off, Kineto off), so both
+see the same operators; only the record of the process groups, which the observer makes as it starts, stands
+in the execution trace alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from . import files, packing
+from .options import Options
+
+
+class Window:
+    """prepare, start, begin_step and end_step in turn, stop, write; or abandon at any point."""
+
+    def __init__(self, options: Options) -> None:
+        self.started = False
+        self.steps: list[int] = []
+        self.warnings: list[str] = []
+        self._options = options
+        self._folder = Path(options.scratch) / str(os.getpid())
+        self._step: Any = None
+        self._open_step: int | None = None
+        self._observer: Any = None
+        self._profile: Any = None
+        self._running = False
+        self._rank: int | None = None
+        self._groups = 0
+
+    def prepare(self) -> None:
+        """What takes long (about a second, the first time), so that the window itself opens at once."""
+        from torch.profiler import ExecutionTraceObserver, profile
+
+        self._folder.mkdir(parents=True)
+        # A registration that fails breaks every later one of the process, the job's own too: try the folder
+        # first.
+        (self._folder / "et.json").write_text("")
+        (self._folder / "et.json").unlink()
+        options = self._options
+        self._profile = profile(
+            record_shapes=options.shapes,
+            with_stack=options.stack,
+            profile_memory=options.memory,
+            experimental_config=self._all_threads() if options.all_threads else None,
+            execution_trace_observer=ExecutionTraceObserver(),
+        )
+        self._observer = self._profile.execution_trace_observer
+        self._observer.register_callback(str(self._folder / "et.json"))
+        if not (self._folder / "et.json").exists():
+            # True is answered even where another observer is registered; to unregister would then remove that
+            # one.
+            self._observer._registered = False
+            raise RuntimeError("another execution trace observer is registered in this process")
+        self._profile.prepare_trace()
+
+    def start(self) -> None:
+        self.started = self._running = True
+        self._groups = _group_count()
+        self._profile.start_trace()
+        self.start_ns = time.time_ns()
+
+    def begin_step(self, number: int) -> None:
+        from torch.profiler import record_function
+
+        self._open_step = number
+        self._step = record_function(f"ProfilerStep#{number}")
+        self._step.__enter__()
+
+    def end_step(self, count: int) -> None:
+        """The step `count` - 1 is whole."""
+        self._leave_step()
+        self.steps.append(count - 1)
+        self._open_step = None
+
+    def stop(self) -> None:
+        """Both observers off; the step that is open, if one is, stays unfinished."""
+        self._leave_step()
+        self.end_ns = time.time_ns()
+        if _group_count() != self._groups:
+            self._note_groups()
+        self._rank = files.current_rank()
+        self._running = False
+        self._profile.stop_trace()
+        self._observer.unregister_callback()
+
+    def write(self, warnings: list[str]) -> list[str]:
+        """Write the files and seal them; what is worth a warning is returned."""
+        assert self._rank is not None
+        try:
+            self._profile.export_chrome_trace(str(self._folder / "kineto.json"))
+            self._profile = self._observer = None
+            facts = files.rank_facts(self._options, self._rank) | {
+                "steps": self.steps,
+                "unfinished_step": self._open_step,
+                "start_ns": self.start_ns,
+                "end_ns": self.end_ns,
+                "warnings": warnings,
+            }
+            packing.pack_execution_trace(self._folder / "et.json", self._open_step)
+            packing.pack_kineto(self._folder / "kineto.json", self._open_step)
+            return files.seal(self._folder, Path(self._options.out), facts, self._options)
+        finally:
+            self._clean()
+
+    def abandon(self) -> None:
+        """Leave the process as it was before; nothing is kept."""
+        profile, observer = self._profile, self._observer
+        self._profile = self._observer = None
+        try:
+            self._leave_step()
+            if (
+                profile is not None
+                and profile.profiler is not None
+                and profile.profiler.kineto_results is None
+            ):
+                # A prepared session is ended the way torch ends one: started and stopped.
+                if not self._running:
+                    observer.stop()
+                    profile.start_trace()
+                profile.stop_trace()
+        finally:
+            self._running = False
+            if observer is not None:
+                observer.unregister_callback()
+            self._clean()
+
+    def forget(self) -> None:
+        """In a child of fork: the open file and both profilers are the parent's; let go, write nothing.
+
+        The child keeps the parent's unwritten buffer, and C++ would flush it at exit into the file they
+        share.
+        """
+        from torch._C._autograd import _enable_record_function
+
+        _enable_record_function(False)
+        if self._observer is not None:
+            self._observer._registered = self._observer._execution_trace_running = False
+        target = str(self._folder / "et.json")
+        descriptors = Path("/proc/self/fd")
+        for entry in descriptors.iterdir() if descriptors.exists() else ():
+            try:
+                same = str(entry.readlink()) == target
+            except OSError:
+                continue  # the descriptor of the listing itself
+            if same:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, int(entry.name))
+                os.close(nowhere)
+
+    def device_is_done(self, timeout_s: float = 30.0) -> bool:
+        """False where the device hangs, as in a collective that lost a rank: a stop would hang too."""
+        import torch
+
+        if not files.cuda_in_use():
+            return True
+        waiter = threading.Thread(target=torch.cuda.synchronize, daemon=True)
+        waiter.start()
+        waiter.join(timeout_s)
+        return not waiter.is_alive()
+
+    def _leave_step(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    def _all_threads(self) -> Any:
+        from torch._C._profiler import _ExperimentalConfig
+
+        try:
+            return _ExperimentalConfig(profile_all_threads=True)
+        except TypeError:
+            self.warnings.append(
+                "this torch cannot profile threads that Python code starts: theirs will be missing"
+            )
+            return None
+
+    def _note_groups(self) -> None:
+        """Process groups made inside the window: both observers noted groups only as they started."""
+        import json
+
+        try:
+            self._observer._record_pg_config()
+            if not self._groups:
+                self._profile.add_metadata_json(
+                    "distributedInfo", json.dumps(self._profile._get_distributed_info())
+                )
+        except (AttributeError, TypeError, ValueError) as error:
+            self.warnings.append(f"process groups made inside the window are not noted: {error}")
+
+    def _clean(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            self._folder.parent.rmdir()
+        except OSError:
+            return  # other ranks of the run still use it
+
+
+def _group_count() -> int:
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    return len(dist.distributed_c10d._world.pg_names)
