@@ -1,9 +1,10 @@
 """A kind of plugin is a folder, a plugin is a file in it.
 
 ``analyses/comm_overlap.py`` *is* the analysis ``comm-overlap``; nothing is registered by hand. Other packages
-join through the entry points ``etloom.readers``, ``etloom.analyses`` and ``etloom.exports``, each naming a module.
-What a module of each kind must hold is said in `CONTRACT` and held by the conformance tests; beside that, the
-first line of its docstring says what it does, and an option is a keyword-only argument with a default.
+join through the entry points ``etloom.readers``, ``etloom.analyses`` and ``etloom.exports``, each naming a
+module. What a module of each kind must hold is said in `CONTRACT` and held by the conformance tests; beside
+that, the first line of its docstring says what it does, and an option is a keyword-only argument with a
+default.
 """
 
 from __future__ import annotations

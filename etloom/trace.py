@@ -21,10 +21,10 @@ T = TypeVar("T")
 class Trace:
     """The tables of one rank (see `etloom.schema.TABLES`) and what is known about the run.
 
-    A table is an attribute: ``trace.events``; one that the file does not hold is empty. ``meta`` holds what is
-    said once: ``rank``, ``world_size``, ``files``, ``formats``, ``clock`` ("epoch" | "relative"), ``base_ns``,
-    ``schema_version``, ``device_properties``, ``distributed`` and the rest of the file's own header under
-    ``header``.
+    A table is an attribute: ``trace.events``; one that the file does not hold is empty. ``meta`` holds what
+    is said once: ``rank``, ``world_size``, ``files``, ``formats``, ``clock`` ("epoch" | "relative"),
+    ``base_ns``, ``schema_version``, ``device_properties``, ``distributed`` and the rest of the file's own
+    header under ``header``.
     """
 
     __slots__ = ("_meta", "_tables")

@@ -1,0 +1,70 @@
+"""A folder of Parquet files, one a table, and meta.json: read back equal, and read by others without us.
+
+    run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "meta": {...}}
+    run.parquet/events.parquet     the table of that name in etloom.schema, zstd, text as dictionaries
+
+A Job has its own meta.json (``"kind": "job"``) and a folder ``rank=N/`` for each rank, which DuckDB, Spark
+and polars take as a column: ``read_parquet('run.parquet/*/events.parquet', hive_partitioning = true)``.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from os import PathLike
+from pathlib import Path
+
+import etloom
+from etloom.errors import EtloomError
+from etloom.schema import TABLES
+from etloom.trace import Job, Trace
+
+SUFFIX = ".parquet"
+LAYOUT = 1
+
+
+def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
+    """Write a Trace or a Job to the folder ``path``, which appears under its name only when it is whole.
+
+    A folder that this wrote before is replaced. Raises EtloomError where anything else is in the way.
+    """
+    target = Path(path)
+    if target.exists() and not _is_ours(target):
+        raise EtloomError(
+            "is in the way: a trace is saved as a folder of its own", where=target, remedy="name another path"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+        new, old = Path(scratch, "new"), Path(scratch, "old")
+        if isinstance(trace, Job):
+            _write_meta(new, "job", trace.meta)
+            for rank, one in trace.items():
+                _write_trace(one, new / f"rank={rank}")
+        else:
+            _write_trace(trace, new)
+        if target.exists():
+            target.rename(old)
+        new.rename(target)
+
+
+def _write_trace(trace: Trace, folder: Path) -> None:
+    _write_meta(folder, "trace", trace.meta)
+    for name, frame in trace.tables.items():
+        frame.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
+
+
+def _write_meta(folder: Path, kind: str, meta: object) -> None:
+    folder.mkdir()
+    content = {"etloom": etloom.__version__, "layout": LAYOUT, "kind": kind, "meta": dict(meta)}  # type: ignore[call-overload]
+    Path(folder, "meta.json").write_text(json.dumps(content, indent=1), encoding="ascii")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the folder is empty or holds only what `write` makes: replacing it destroys nothing else."""
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    files = {"meta.json", *(f"{name}.parquet" for name in TABLES)}
+    return all(
+        (entry.is_file() and entry.name in files) or (entry.name.startswith("rank=") and _is_ours(entry))
+        for entry in folder.iterdir()
+    )
