@@ -1,3 +1,106 @@
-build-native:
-	cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python -DCMAKE_BUILD_TYPE=Release -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/etloom > /dev/null
-	cmake --build build/dev
+# Sets up and runs everything from a clone: `make demo`, `make test`. All of it stays in .venv; outside of it only
+# Debian packages are installed, and only where this user may. A target that has nothing to do ends at once.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+# $(call apt,packages): install Debian packages, where there is apt-get and this user is root or may sudo unasked.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
+apt = { command -v apt-get && $(SUDO) true && echo "installing $(1)" >&2 && { $(SUDO) apt-get -qq update || true; } \
+	&& $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install --no-install-recommends $(1); } >/dev/null
+# $(call need,test,what,packages) fails with one sentence where the test still fails after apt.
+need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
+	|| { echo "etloom needs $(2), which could not be installed from here: apt-get install $(3)" >&2; exit 1; }
+# $(call want,test,consequence,packages) goes on without.
+want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
+	|| echo "$(2) (apt-get install $(3))" >&2
+
+.PHONY: help setup build-native demo test check lint format bench clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "etloom needs Python 3.10 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@$(call need,$(PYTHON) -c 'import ensurepip$(comma) venv',the venv module of Python,python3-venv)
+	$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install --upgrade 'pip>=25.1'
+comma := ,
+
+$(VENV)/.system: | $(BIN)/python
+	@$(call need,c++ --version,a C++ compiler,build-essential)
+	@$(call need,test -f "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h",the C headers of Python,python3-dev)
+	@$(call want,c++ -E -x c++ - <<< '#include <simdjson.h>',no simdjson here: CMake will fetch a pinned release,libsimdjson-dev)
+	@touch $@
+
+# The plain index's torch brings gigabytes of CUDA on Linux. A CPU build bears the version $(TORCH)+cpu, which that
+# index never holds: so we ask what pip is configured with (a mirror, a folder of wheels) for exactly that, and only
+# then PyTorch's own index of CPU builds. macOS has one build for all; TORCH_INDEX= takes the plain one anywhere.
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	@echo "installing torch $(TORCH)"
+ifeq ($(if $(filter Darwin,$(shell uname)),,$(TORCH_INDEX)),)
+	@$(PIP) install torch==$(TORCH)
+else
+	@$(PIP) install torch==$(TORCH)+cpu 2>/dev/null \
+		|| $(PIP) install torch==$(TORCH) --index-url $(TORCH_INDEX) --timeout 20 --retries 1 \
+		|| { echo "no CPU build of torch $(TORCH) in pip's index nor in $(TORCH_INDEX): make TORCH_INDEX=URL names another" >&2; exit 1; }
+endif
+	@touch $@
+
+# The package is installed without its native part, which is built in place: new Python files are seen at once and a
+# change in native/ costs one compilation.
+$(VENV)/.packages: pyproject.toml constraints.txt $(VENV)/.torch
+	@echo "installing the packages of pyproject.toml"
+	@$(PIP) install --constraint constraints.txt --group dev
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable . \
+		-C wheel.cmake=false -C editable.mode=inplace
+	@touch $@
+
+$(VENV)/.browser: | $(BIN)/python
+	@$(call want,command -v chromium || command -v chromium-browser || command -v google-chrome,no browser: the tests of the report are skipped,chromium fonts-dejavu-core)
+	@touch $@
+
+build/dev/build.ninja: $(VENV)/.system $(VENV)/.packages
+	@cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_BUILD_TYPE=Release \
+		-DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/etloom >/dev/null
+	@touch $@
+
+build-native: build/dev/build.ninja ## build etloom._native in place
+	@cmake --build build/dev
+
+setup: build-native ## install everything into .venv
+
+demo: setup ## train on two ranks, collect, link, print the verdict, write run/report.html
+	$(BIN)/etloom collect --out run --steps 3:8 -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py
+	$(BIN)/etloom report run
+
+lint: setup ## format, style, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint ## lint, and the tests that take seconds
+	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
+
+test: lint $(VENV)/.browser ## lint, and every test
+	$(BIN)/python -m pytest -q -n 2 $(PYTEST_ARGS)
+
+format: setup
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+clean: ## remove what was built; .venv stays
+	rm -rf build dist run etloom/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/.data
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
