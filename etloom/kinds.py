@@ -1,0 +1,191 @@
+"""What names mean: categories, kinds of device work, communication, collectives, element types.
+
+The one place where meaning is taken from a name. Everything else asks here; a vendor that spells something in
+a new way is one more line here and one more row of tests/test_kinds.py.
+
+Categories: Kineto's ActivityType.h, and the spellings of profilers before Kineto ("Kernel", "Operator", ...).
+Kernel names: what NCCL, RCCL, HCCL, oneCCL, MSCCL, NVSHMEM, DeepEP, PyTorch's symmetric memory, vLLM,
+TensorRT-LLM and MTIA call their kernels. A name counts by its own identifier, never by its argument types.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import polars as pl
+
+OPERATORS = frozenset({"cpu_op", "Operator"})
+"""Categories of operators on the host."""
+ANNOTATIONS = frozenset({"user_annotation"})
+"""Categories of ranges that the program itself named, on the host."""
+RUNTIME = frozenset(
+    {
+        *("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "glow_runtime", "hpu_op"),
+        *("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"),
+    }
+)
+"""Categories of calls into a device's runtime or driver: what launches device work."""
+PYTHON = frozenset({"python_function", "Python"})
+"""Categories of Python frames."""
+HOST = OPERATORS | ANNOTATIONS | RUNTIME | PYTHON
+"""Categories of what nests on a host thread."""
+
+COPIES = frozenset({"gpu_memcpy", "Memcpy"})
+SETS = frozenset({"gpu_memset", "Memset"})
+MTIA = frozenset({"mtia_ccp_events"})
+DEVICE = frozenset({"kernel", "Kernel"}) | COPIES | SETS | MTIA
+"""Categories of work that a device did. Synchronisations (cuda_sync) and gpu_user_annotation are none."""
+
+KINDS = ("computation", "communication", "memory", "other")
+"""Of device work, and on a trace without any, of operators."""
+
+STEP = r"^ProfilerStep#(\d+)$"
+"""The annotation around a step, in the syntax of both re and polars."""
+
+KIND = pl.Enum(KINDS)
+
+_COLLECTIVE = r"(?i:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
+# Up to a kernel's own identifier: "void at::native::(anonymous namespace)::".
+_SCOPE = r"^(?:void\s+)?(?:(?:\(anonymous namespace\)|[A-Za-z_]\w*)::)*"
+_COMMUNICATION_KERNEL = "|".join(
+    (
+        # NCCL (ncclKernel_, ncclDevKernel_, ncclSymDevKernel_), RCCL, HCCL, MSCCL, oneCCL, NVSHMEM
+        rf"{_SCOPE}(?:nccl|rccl|hccl|hcom|msccl|oneccl|nvshmem|rocshmem)",
+        # Custom ones: vLLM, SGLang, aiter, TensorRT-LLM, FlashInfer, PyTorch's symmetric memory
+        rf"{_SCOPE}\w*{_COLLECTIVE}",
+        rf"{_SCOPE}cross_device_reduce",
+        # Libraries that do nothing else: DeepEP, MORI, MSCCL++, oneCCL, UCCL
+        r"^(?:void\s+)?(?:deep_ep|mori|mscclpp|ccl|uccl)::",
+        # MTIA
+        r"^collective_subgraph_execution",
+    )
+)
+# Inductor names a fused kernel after all it came from (triton_poi_fused_all_gather_into_tensor_3), and a
+# matrix product that also communicates does the model's arithmetic.
+_COMPUTES_ALL_THE_SAME = rf"^triton_\w*fused|{_SCOPE}\w*(?i:gemm|matmul)"
+# CUDA, HIP and nvprof; roctracer; ROCclr's blit kernels, which come as plain kernels.
+_MEMORY = (
+    r"^(?:hip)?Mem(?:cpy|set)|^\[CUDA mem"
+    r"|^Copy(?:Host|Device)To|^FillBuffer|^__amd_rocclr_(?:copy|fill)Buffer"
+)
+_MTIA_MEMORY = r"^dma"
+_MTIA_OTHER = r"^(?:runFunction|job_exe|packet|pe_exe|cpum_exe_subgraph)"
+
+# What a backend reports from inside a collective. It starts on the caller's thread and may end on another.
+_BACKEND_RANGE = r"^(?:gloo|nccl|rccl|ucc|mpi|hccl|xccl|ccl|cncl|eccl):"
+_CALL = rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^\w+::\w*{_COLLECTIVE}"
+
+
+def kind(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:
+    """The kind of a device event, one of `KINDS`; null for what is no device work. See `with_kind` for speed.
+
+    cat, name: expressions of text (default: the columns of that name). Copies and sets are known by category
+    or name; of the rest, collectives and sends between devices are communication, MTIA's bookkeeping is other,
+    and everything else computes.
+    """
+    cat = (pl.col("cat") if cat is None else cat).cast(pl.String)
+    name = (pl.col("name") if name is None else name).cast(pl.String)
+    mtia = cat.is_in(list(MTIA))
+    return (
+        pl.when(cat.is_in(list(DEVICE)).fill_null(False).not_())
+        .then(None)
+        .when(cat.is_in(list(COPIES | SETS)) | name.str.contains(_MEMORY))
+        .then(pl.lit("memory"))
+        .when(name.str.contains(_COMMUNICATION_KERNEL) & ~name.str.contains(_COMPUTES_ALL_THE_SAME))
+        .then(pl.lit("communication"))
+        .when(mtia & name.str.contains(_MTIA_MEMORY))
+        .then(pl.lit("memory"))
+        .when(mtia & name.str.contains(_MTIA_OTHER))
+        .then(pl.lit("other"))
+        .otherwise(pl.lit("computation"))
+        .cast(KIND)
+        .alias("kind")
+    )
+
+
+def with_kind(events: pl.DataFrame) -> pl.DataFrame:
+    """events (cat, name, ...) with a column ``kind``, worked out once a distinct (cat, name)."""
+    known = events.select("cat", "name").unique().with_columns(kind())
+    return events.join(known, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")
+
+
+def is_communication(name: pl.Expr | None = None) -> pl.Expr:
+    """Whether a host event is a communication call (c10d::, ...) or a backend's range of one (gloo:, ...)."""
+    name = (pl.col("name") if name is None else name).cast(pl.String)
+    return name.str.contains(f"{_CALL}|{_BACKEND_RANGE}")
+
+
+def is_backend_range(name: pl.Expr | None = None) -> pl.Expr:
+    """Whether a host event is a backend's range of a collective (gloo:, ...), which nests in nothing."""
+    name = (pl.col("name") if name is None else name).cast(pl.String)
+    return name.str.contains(_BACKEND_RANGE)
+
+
+_COMMUNICATION = re.compile(rf"{_BACKEND_RANGE}|{_CALL}|{_COMMUNICATION_KERNEL}|^[a-z_]+$")
+_COLLECTIVES = {
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "crossdevicereduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "scatter": "scatter",
+    "gather": "gather",
+    "reduce": "reduce",
+    "send": "send",
+    "recv": "recv",
+    "wait": "wait",
+}
+# In this order, since "allreduce" holds "reduce" and "sendrecv" holds both of its parts.
+
+
+@cache
+def collective(name: str) -> str | None:
+    """The collective that a communication's name speaks of, spelt all_reduce, all_gather, ...; null if none.
+
+    name: a call (``c10d::allreduce_``), a backend's range (``nccl:send 0->1``), a kernel
+    (``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``) or a recorded name (``_allgather_base``); anything else
+    (``aten::gather``) is none. NCCL runs sends, receives and all-to-alls in one kernel: send_recv.
+    """
+    if not _COMMUNICATION.search(name):
+        return None
+    plain = re.sub(r"^void\s+|\(anonymous namespace\)::", "", name)
+    own = re.split(r"[(<\s]", plain, maxsplit=1)[0].rpartition(":")[2]
+    letters = own.lower().replace("_", "")
+    return next((meant for word, meant in _COLLECTIVES.items() if word in letters), None)
+
+
+def collectives(names: pl.Series) -> pl.Series:
+    """`collective` of each name, worked out once a distinct one; Categorical."""
+    distinct = names.unique().drop_nulls().cast(pl.String)
+    meant = [collective(name) for name in distinct]
+    return (
+        names.cast(pl.String)
+        .replace_strict(distinct, pl.Series(meant, dtype=pl.String), default=None)
+        .cast(pl.Categorical)
+    )
+
+
+_SIZES = {
+    1: "bool char byte uint8 int8 u8 i8 unsigned_char signed_char qint8 quint8 fp8 float8_e4m3fn float8_e5m2 "
+    "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float8e4m3 float8e5m2 float4_e2m1fn_x2",
+    2: "half float16 fp16 f16 bfloat16 bf16 short short_int int16 uint16 i16 u16 unsigned_short "
+    "unsigned_short_int",
+    4: "float float32 fp32 f32 int int32 uint32 i32 u32 unsigned_int qint32 "
+    "complexhalf complex32 complex<half>",
+    8: "double float64 fp64 f64 long long_int int64 uint64 i64 u64 long_long unsigned_long "
+    "unsigned_long_int complexfloat complex64 complex<float>",
+    16: "complexdouble complex128 complex<double>",
+}
+_ITEMSIZE = {spelling: size for size, spellings in _SIZES.items() for spelling in spellings.split()}
+
+
+def itemsize(dtype: str | None) -> int | None:
+    """Bytes of an element of a type: float, c10::BFloat16, long int, torch.int64, ...; None if unknown."""
+    if dtype is None:
+        return None
+    plain = re.sub(r"c10::|torch\.|std::|^nccl|_t$", "", dtype.strip()).lower()
+    return _ITEMSIZE.get(plain.replace(" ", "_"))
