@@ -1,0 +1,128 @@
+"""Opening a trace file whatever it is packed in: plain, gzip or zstd, bounded against bombs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import zstandard
+from isal import igzip, isal_zlib
+
+from etloom.errors import LimitError, ReadError
+
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+BOMB_RATIO = 400
+"""Real traces pack 5 to 60 times; gzip's own limit is 1,032."""
+BOMB_FLOOR = 1 << 28
+"""Below this size (256 MiB) the ratio says nothing: a few bytes of zeros are no attack."""
+_CHUNK = 1 << 20
+
+UNPACK_ERRORS: tuple[type[Exception], ...] = (
+    EOFError,
+    isal_zlib.error,
+    zstandard.ZstdError,
+    igzip.BadGzipFile,
+)
+"""What reading a damaged packing raises."""
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise ReadError(f"cannot be opened: {error.strerror}", where=path) from None
+    with raw:
+        yield raw
+
+
+def packing(path: Path) -> str | None:
+    """gzip | zstd, or None for a plain file, by its first bytes. Raises ReadError."""
+    with _opened(path) as raw:
+        magic = raw.read(4)
+    return "gzip" if magic[:2] == GZIP else "zstd" if magic == ZSTD else None
+
+
+@contextlib.contextmanager
+def unpacked(path: Path) -> Iterator[BinaryIO]:
+    """The content of path as a stream.
+
+    Raises ReadError when the file cannot be opened; reading a damaged one raises one of `UNPACK_ERRORS`.
+    """
+    kind = packing(path)
+    with _opened(path) as raw:
+        if kind == "gzip":
+            yield cast(BinaryIO, igzip.GzipFile(fileobj=raw))
+        elif kind == "zstd":
+            zstd = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+            yield cast(BinaryIO, zstd.stream_reader(raw, read_across_frames=True))
+        else:
+            yield raw
+
+
+def chunks(path: Path, limit: int | None = None) -> Iterator[bytes]:
+    """The unpacked content in pieces.
+
+    Raises LimitError beyond ``limit`` bytes, or when a packed file grows by more than `BOMB_RATIO`.
+    """
+    packed = packing(path) is not None
+    with unpacked(path) as stream:
+        size = path.stat().st_size
+        bound = max(size * BOMB_RATIO, BOMB_FLOOR)
+        total = 0
+        while piece := stream.read(_CHUNK):
+            total += len(piece)
+            if packed and total > bound:
+                raise LimitError(
+                    f"unpacks to more than {BOMB_RATIO} times its {size:,} bytes",
+                    where=path,
+                    remedy="unpack it yourself if you trust it",
+                )
+            if limit is not None and total > limit:
+                raise LimitError(f"holds more than {limit:,} bytes", where=path, remedy="raise the limit")
+            yield piece
+
+
+def content(path: Path, limit: int) -> tuple[bytes, str | None]:
+    """The whole unpacked content, and what cut it short: None, or the packing's own complaint.
+
+    A file that was cut off inside its packing gives what came before the cut. Raises ReadError, LimitError.
+    """
+    buffer = bytearray()
+    try:
+        for piece in chunks(path, limit):
+            buffer += piece
+    except UNPACK_ERRORS as error:
+        return bytes(buffer), str(error)
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error}", where=path) from None
+    return bytes(buffer), None
+
+
+@contextlib.contextmanager
+def as_plain_file(path: Path, suffix: str) -> Iterator[Path]:
+    """path itself, or where it is packed a temporary unpacked copy, for libraries that want a file.
+
+    Raises ReadError for a damaged packing and a full disk, LimitError as `chunks` does.
+    """
+    if packing(path) is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="etloom-") as folder:
+        copy = Path(folder) / f"unpacked{suffix}"
+        try:
+            with copy.open("wb") as out:
+                for piece in chunks(path):
+                    out.write(piece)
+        except UNPACK_ERRORS as error:
+            raise ReadError(f"the packing is damaged: {error}", where=path) from None
+        except OSError as error:
+            free = shutil.disk_usage(folder).free
+            raise ReadError(
+                f"cannot be unpacked: {error}", where=path, remedy=f"{free:,} bytes are free in {folder}"
+            ) from None
+        yield copy
