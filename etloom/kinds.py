@@ -81,8 +81,8 @@ def kind(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:
     """The kind of a device event, one of `KINDS`; null for what is no device work. See `with_kind` for speed.
 
     cat, name: expressions of text (default: the columns of that name). Copies and sets are known by category
-    or name; of the rest, collectives and sends between devices are communication, MTIA's bookkeeping is other,
-    and everything else computes.
+    or name; of the rest, collectives and sends between devices are communication, MTIA's bookkeeping other,
+    and everything else computation.
     """
     cat = (pl.col("cat") if cat is None else cat).cast(pl.String)
     name = (pl.col("name") if name is None else name).cast(pl.String)

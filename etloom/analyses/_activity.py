@@ -1,0 +1,151 @@
+"""What ran when, by kind: on the device or, where a trace holds no device work, on the host.
+
+basis "device": the kernels, copies and sets of all streams. A synchronisation is no work.
+
+basis "host": the operators of all threads. Communication is the time in a communication call (c10d::,
+...) or in a backend's range of one (gloo:, ...) on any thread. Computation is the time in which some
+thread is in another operator but in no communication call. A backend's range does not stop its thread
+from computing: it belongs to an asynchronous operation, which Kineto draws where it was started. What is
+neither is idle, or Python between operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from etloom import kinds
+from etloom.errors import AnalysisError
+from etloom.intervals import EMPTY, Intervals, union
+from etloom.trace import Trace
+
+
+@dataclass(frozen=True)
+class Activity:
+    basis: str  # "device" | "host"
+    times: Mapping[str, Intervals]  # by kind, all of kinds.KINDS
+
+    @property
+    def busy(self) -> Intervals:
+        return union(self.times.values())
+
+
+def activity(trace: Trace) -> Activity:
+    """When each kind of work ran. Raises AnalysisError for a trace of neither device work nor operators."""
+    device = device_work(trace)
+    if device.height:
+        times = {kind: during(device.filter(pl.col("kind") == kind)) for kind in kinds.KINDS}
+        return Activity("device", times)
+    calls = host_work(trace)
+    if not calls.height:
+        raise AnalysisError(
+            "the trace holds no device work and no operators",
+            where=f"rank {trace.rank}",
+            remedy="record it with the activities CPU and CUDA",
+        )
+    computes = pl.col("kind") == "computation"
+    computation = union(
+        during(thread.filter(computes)) - during(thread.filter(~computes & ~pl.col("backend")))
+        for thread in calls.partition_by("pid", "tid")
+    )
+    communication = during(calls.filter(~computes))
+    times = {"computation": computation, "communication": communication}
+    return Activity("host", {kind: times.get(kind, EMPTY) for kind in kinds.KINDS})
+
+
+def device_work(trace: Trace) -> pl.DataFrame:
+    """The device events that have a duration, with their ``kind``."""
+    work = pl.col("cat").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null()
+    return kinds.with_kind(trace.events.filter(work))
+
+
+def host_work(trace: Trace) -> pl.DataFrame:
+    """Operators and backends' ranges with a duration, their ``kind`` and whether they are a ``backend``'s."""
+    host = pl.col("cat").is_in(list(kinds.OPERATORS | kinds.ANNOTATIONS)) & pl.col("dur").is_not_null()
+    events = trace.events.filter(host)
+    known = (
+        events.select("name")
+        .unique()
+        .with_columns(
+            pl.when(kinds.is_communication())
+            .then(pl.lit("communication"))
+            .otherwise(pl.lit("computation"))
+            .cast(kinds.KIND)
+            .alias("kind"),
+            kinds.is_backend_range().alias("backend"),
+        )
+    )
+    return events.join(known, on="name", how="left", maintain_order="left").filter(
+        pl.col("cat").is_in(list(kinds.OPERATORS)) | pl.col("backend")
+    )
+
+
+def during(events: pl.DataFrame) -> Intervals:
+    """The time in any of the events (ts, dur)."""
+    starts = events["ts"].to_numpy()
+    return Intervals.of(starts, starts + events["dur"].to_numpy())
+
+
+def steps(trace: Trace) -> pl.DataFrame:
+    """step, start, end of each step that a ProfilerStep#N marks on the host, in order of N; maybe no rows."""
+    marks = trace.events.filter(pl.col("cat").is_in(list(kinds.ANNOTATIONS)) & pl.col("dur").is_not_null())
+    names = marks.select("name").unique()
+    names = names.with_columns(
+        pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64).alias("number")
+    ).drop_nulls()
+    return (
+        marks.join(names, on="name")
+        .group_by(pl.col("number").alias("step"))
+        .agg(pl.col("ts").min().alias("start"), (pl.col("ts") + pl.col("dur")).max().alias("end"))
+        .sort("step")
+    )
+
+
+def windows(trace: Trace, whole: Intervals, step: int | None) -> pl.DataFrame:
+    """step, start, end: of each step, then (step null) of the whole; or of the one step asked for.
+
+    Raises AnalysisError for a step that the trace does not hold.
+    """
+    marked = steps(trace)
+    if step is not None:
+        check_step(trace, step)
+        return marked.filter(pl.col("step") == step)
+    start, end = whole.span or (0, 0)
+    everything = pl.DataFrame({"step": [None], "start": [start], "end": [end]}, schema=marked.schema)
+    return pl.concat((marked, everything))
+
+
+def check_step(trace: Trace, step: int | None) -> None:
+    """Raise AnalysisError for a step that the trace does not hold."""
+    known = steps(trace)["step"].to_list()
+    if step is not None and step not in known:
+        span = f"the trace holds {known[0]} to {known[-1]}" if known else "no ProfilerStep marks a step"
+        raise AnalysisError(f"there is no step {step}", where=f"rank {trace.rank}", remedy=span)
+
+
+def in_step(trace: Trace, events: pl.DataFrame, step: int | None) -> pl.DataFrame:
+    """The events of a step (device work: of its launch's step), or all of them. Raises as `check_step`."""
+    check_step(trace, step)
+    return events if step is None else events.filter(pl.col("step") == step)
+
+
+def percent(part: str, whole: str) -> pl.Expr:
+    """100 part / whole as ``<part>_pct``, the ``_ns`` left out; null where the whole is 0."""
+    share = 100 * pl.col(part) / pl.col(whole)
+    return pl.when(pl.col(whole) > 0).then(share).alias(f"{part.removesuffix('_ns')}_pct")
+
+
+def answer(frame: pl.DataFrame, columns: Mapping[str, Any]) -> pl.DataFrame:
+    """The frame with exactly these columns in their order and types."""
+    return frame.select(pl.col(name).cast(dtype) for name, dtype in columns.items())
+
+
+def require_linked(trace: Trace) -> None:
+    """Raise AnalysisError for a trace on which nesting, steps and launches were not worked out."""
+    if not trace.meta.get("linked"):
+        raise AnalysisError(
+            "the trace is not linked", where=f"rank {trace.rank}", remedy="etloom.link(trace), or etloom.open"
+        )

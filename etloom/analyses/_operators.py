@@ -1,0 +1,84 @@
+"""Operators in their nests: self time, and sums over what lies below them."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom import kinds
+from etloom.trace import Trace
+
+Rows = NDArray[np.int64]
+
+
+def self_time(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
+    """events (of the trace) with ``self_ns``: dur without the host events directly inside, of any sort."""
+    children = (
+        trace.events.filter(pl.col("parent").is_not_null())
+        .group_by("parent")
+        .agg(pl.col("dur").sum().alias("inside"))
+    )
+    return (
+        events.join(children, left_on="id", right_on="parent", how="left", maintain_order="left")
+        .with_columns((pl.col("dur") - pl.col("inside").fill_null(0)).clip(lower_bound=0).alias("self_ns"))
+        .drop("inside")
+    )
+
+
+def operators(trace: Trace) -> pl.DataFrame:
+    """id, name, step, dur, self_ns, device_ns, outermost of each operator that has a duration.
+
+    device_ns: the sum of the durations of the device events launched in it or anywhere below it. outermost:
+    nothing of the same name encloses it, so that sums over the outermost ones count no time twice.
+    """
+    events = trace.events
+    is_operator = pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("dur").is_not_null()
+    parent = _row_of(events, events["parent"])
+    names = events["name"].to_physical().to_numpy()
+    device = _device_time(trace, parent)
+    rows = np.flatnonzero(events.select(is_operator).to_series().to_numpy())
+    chosen = events[rows].with_columns(
+        pl.Series("device_ns", device[rows]),
+        pl.Series("outermost", ~_enclosed_by_namesake(rows, parent, names)),
+    )
+    return self_time(trace, chosen).select("id", "name", "step", "dur", "self_ns", "device_ns", "outermost")
+
+
+def _row_of(events: pl.DataFrame, ids: pl.Series) -> Rows:
+    """The row of each id in events, -1 for null and for one that was filtered out. Ids ascend in events."""
+    known = events["id"].to_numpy()
+    wanted = ids.fill_null(0).to_numpy()
+    row = np.searchsorted(known, wanted)
+    found = ids.is_not_null().to_numpy() & (row < known.size)
+    found[found] = known[row[found]] == wanted[found]
+    return np.where(found, row, -1)
+
+
+def _device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:
+    """The device time launched under each event: what each launches, given to all that enclose it."""
+    launched = (
+        trace.launches.join(trace.events.select("id", "dur"), left_on="device_event", right_on="id")
+        .group_by("operator")
+        .agg(pl.col("dur").sum())
+    )
+    total = np.zeros(trace.events.height, dtype=np.int64)
+    above, time = _row_of(trace.events, launched["operator"]), launched["dur"].to_numpy()
+    while above.size:
+        above, time = above[above >= 0], time[above >= 0]
+        np.add.at(total, above, time)
+        above = parent[above]
+    return total
+
+
+def _enclosed_by_namesake(rows: Rows, parent: Rows, names: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Whether an event further out has the same name, by climbing all nests at once, one level a turn."""
+    found = np.zeros(rows.size, dtype=np.bool_)
+    climbing = np.arange(rows.size)
+    above = parent[rows]
+    while climbing.size:
+        climbing, above = climbing[above >= 0], above[above >= 0]
+        same = names[above] == names[rows[climbing]]
+        found[climbing[same]] = True
+        climbing, above = climbing[~same], parent[above[~same]]
+    return found

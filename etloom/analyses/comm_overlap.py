@@ -1,0 +1,42 @@
+"""How much of the communication computation hides, of each step and over all.
+
+communication: time in which some communication runs, on any stream. overlapped: the part of it in which
+some computation runs too. exposed: the rest. overlap_pct = 100 overlapped / communication, and null where
+there is no communication. A row is a step (what ran between the start and the end of its ProfilerStep)
+or, with a null step, the whole trace. ``basis``: of the device or, where the trace holds no device work,
+of the host (see temporal-breakdown).
+
+Units: ns, percent. Definition: HolisticTraceAnalysis get_comm_comp_overlap, CCL-Bench
+compute_comm_overlap.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import activity, answer, percent, windows
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "step": pl.Int64,
+    "basis": pl.String,
+    "communication_ns": pl.Int64,
+    "overlapped_ns": pl.Int64,
+    "exposed_ns": pl.Int64,
+    "overlap_pct": pl.Float64,
+}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    work = activity(trace)
+    communication, computation = work.times["communication"], work.times["computation"]
+    rows = windows(trace, work.busy, step)
+    bounds = rows["start"].to_numpy(), rows["end"].to_numpy()
+    table = rows.with_columns(
+        pl.lit(work.basis).alias("basis"),
+        pl.Series("communication_ns", communication.covered(*bounds)),
+        pl.Series("overlapped_ns", (communication & computation).covered(*bounds)),
+        pl.Series("exposed_ns", (communication - computation).covered(*bounds)),
+    ).with_columns(percent("overlapped_ns", "communication_ns").alias("overlap_pct"))
+    return answer(table, COLUMNS)

@@ -1,0 +1,64 @@
+"""Kernels, copies and sets by name or by kind: how many, how long, and their share.
+
+by "name": a row is a name, with its kind. by "kind": a row is a kind (computation, communication, memory,
+other), and name is null. total is the sum of their durations, so what runs at one time counts each time;
+kernel-overlap says what ran together. std is that of a sample (n - 1), null of one. pct is of the sum of
+all rows. The longest total comes first.
+
+Where the trace holds no device work (basis "host"), a row is an operator or a backend's range of a
+collective (gloo:all_reduce), and its duration is its self time: without the operators, calls and ranges
+it encloses.
+
+Units: ns (mean and std rounded to whole ones), percent. Definition: the second table of
+HolisticTraceAnalysis get_gpu_kernel_breakdown, which is wrong there where more names occur than it lists.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, device_work, host_work, in_step
+from etloom.analyses._operators import self_time
+from etloom.errors import UnknownName
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "kind": pl.String,
+    "name": pl.String,
+    "basis": pl.String,
+    "count": pl.Int64,
+    "total_ns": pl.Int64,
+    "mean_ns": pl.Int64,
+    "std_ns": pl.Int64,
+    "min_ns": pl.Int64,
+    "max_ns": pl.Int64,
+    "total_pct": pl.Float64,
+}
+
+
+def analyze(trace: Trace, *, by: str = "name", step: int | None = None) -> pl.DataFrame:
+    if by not in ("name", "kind"):
+        raise UnknownName("grouping", by, ("name", "kind"))
+    work, basis = device_work(trace), "device"
+    if not work.height:
+        work, basis = self_time(trace, host_work(trace)).with_columns(pl.col("self_ns").alias("dur")), "host"
+    dur = pl.col("dur")
+    table = (
+        in_step(trace, work, step)
+        .group_by(["kind", "name"] if by == "name" else ["kind"])
+        .agg(
+            pl.len().alias("count"),
+            dur.sum().alias("total_ns"),
+            dur.mean().round().alias("mean_ns"),
+            dur.std().round().alias("std_ns"),
+            dur.min().alias("min_ns"),
+            dur.max().alias("max_ns"),
+        )
+        .with_columns(
+            pl.lit(basis).alias("basis"),
+            (100 * pl.col("total_ns") / pl.col("total_ns").sum()).alias("total_pct"),
+            *([] if by == "name" else [pl.lit(None, dtype=pl.String).alias("name")]),
+        )
+    )
+    return answer(table, COLUMNS).sort("total_ns", "kind", "name", descending=[True, False, False])

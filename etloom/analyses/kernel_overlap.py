@@ -1,0 +1,42 @@
+"""Which kinds of work run at the same time, and for how long.
+
+A row is a combination of kinds (computation, communication, memory, other): the time in which work of
+exactly these kinds runs, on any streams. The rows exclude each other and sum to the busy time; a
+combination that never happens has no row. pct is of the busy time. ``basis``: of the device or, where the
+trace holds no device work, of the host (see temporal-breakdown).
+
+Units: ns, percent. Definition: the first table of HolisticTraceAnalysis get_gpu_kernel_breakdown, "A
+overlapping B", which leaves out other work and sums over ranks.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import polars as pl
+
+from etloom.analyses._activity import activity, answer, windows
+from etloom.intervals import union
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {"kinds": pl.String, "basis": pl.String, "time_ns": pl.Int64, "time_pct": pl.Float64}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    work = activity(trace)
+    *_, (_, start, end) = windows(trace, work.busy, step).iter_rows()
+    times = {kind: time.clip(start, end) for kind, time in work.times.items() if time}
+    rows = []
+    for count in range(1, len(times) + 1):
+        for chosen in combinations(times, count):
+            together = times[chosen[0]]
+            for kind in chosen[1:]:
+                together &= times[kind]
+            alone = together - union(time for kind, time in times.items() if kind not in chosen)
+            rows.append((" + ".join(chosen), work.basis, alone.total))
+    table = pl.DataFrame(rows, schema=["kinds", "basis", "time_ns"], orient="row").filter(
+        pl.col("time_ns") > 0
+    )
+    share = 100 * pl.col("time_ns") / pl.col("time_ns").sum()
+    return answer(table.with_columns(share.alias("time_pct")).sort("time_ns", descending=True), COLUMNS)

@@ -1,0 +1,30 @@
+"""How completely the traces of the rank were woven together, and why what is loose is loose.
+
+A row is a subject (host operators, kernels, collectives, ...) and how it was linked: how many there are,
+how many are linked and not, the share in percent, and a note. A rank of which only one trace was read has
+no operators to pair.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, require_linked
+from etloom.linker.quality import summary
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "subject": pl.String,
+    "how": pl.String,
+    "total": pl.Int64,
+    "linked": pl.Int64,
+    "unlinked": pl.Int64,
+    "share_pct": pl.Float64,
+    "note": pl.String,
+}
+
+
+def analyze(trace: Trace) -> pl.DataFrame:
+    require_linked(trace)
+    return answer(summary(trace), COLUMNS)

@@ -1,0 +1,65 @@
+"""The steps of the run: when each began, how long it took, and what the device did for it.
+
+A row is a step that a ProfilerStep#N annotation marks on the host, which torch.profiler writes when its
+step() is called; a trace without one has no rows. dur is the annotation's. The device's columns are of
+the work that was launched in the step, whenever it ran: its first start, its last end, and the time in
+which some of it ran (on several streams at once it counts once). They are null where the step launched
+none, as on a trace of the CPU alone.
+
+Units: ns. operators and kernels count the operators and the kernels, copies and sets of the step.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom import kinds
+from etloom.analyses._activity import answer, check_step, device_work, during, require_linked, steps
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "step": pl.Int64,
+    "start_ns": pl.Int64,
+    "dur_ns": pl.Int64,
+    "device_start_ns": pl.Int64,
+    "device_end_ns": pl.Int64,
+    "device_busy_ns": pl.Int64,
+    "operators": pl.Int64,
+    "kernels": pl.Int64,
+}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    require_linked(trace)
+    check_step(trace, step)
+    marked = steps(trace)
+    if step is not None:
+        marked = marked.filter(pl.col("step") == step)
+    work = device_work(trace).filter(pl.col("step").is_not_null())
+    rows = []
+    for (number,), launched in work.group_by("step"):
+        busy = during(launched)
+        start, end = busy.span or (None, None)
+        rows.append((number, start, end, busy.total, launched.height))
+    device = pl.DataFrame(
+        rows,
+        schema=dict.fromkeys(
+            ("step", "device_start_ns", "device_end_ns", "device_busy_ns", "kernels"), pl.Int64
+        ),
+        orient="row",
+    )
+    operators = (
+        trace.events.filter(pl.col("cat").is_in(list(kinds.OPERATORS)))
+        .group_by("step")
+        .agg(pl.len().alias("operators"))
+    )
+    table = (
+        marked.with_columns(
+            pl.col("start").alias("start_ns"), (pl.col("end") - pl.col("start")).alias("dur_ns")
+        )
+        .join(device, on="step", how="left", maintain_order="left")
+        .join(operators, on="step", how="left", maintain_order="left")
+        .with_columns(pl.col("operators", "kernels").fill_null(0))
+    )
+    return answer(table, COLUMNS)

@@ -1,0 +1,62 @@
+"""Where the time goes: computation, exposed communication, exposed copies, idle; of each step and over all.
+
+A row is a step (from the start to the end of its ProfilerStep, whatever ran on the device in that time),
+or with a null step everything from the start of the first work to the end of the last. Work that runs at
+one time on several streams counts once. In this order:
+
+- compute: some computation runs
+- exposed_communication: communication runs and no computation
+- exposed_memory: a copy or a set runs, and neither of the two
+- exposed_other: other work runs alone
+- idle: nothing runs
+
+so that compute + exposed_communication + exposed_memory + exposed_other + idle = span, and busy is their
+sum without idle. ``basis`` says whether this is of the device or, where the trace holds no device work,
+of the operators on the host (communication: in a c10d:: call or a gloo: range on any thread; compute: in
+another operator on some thread; idle: in no
+operator, which is Python or waiting).
+
+Units: ns; percent of span. Definitions: HolisticTraceAnalysis get_temporal_breakdown (its non-compute
+time is busy - compute), TraceLens gpu_timeline (its parts), CCL-Bench (steps). Unlike HTA,
+synchronisations are not work.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import activity, answer, percent, windows
+from etloom.trace import Trace
+
+SCOPE = "rank"
+_PARTS = ("compute_ns", "exposed_communication_ns", "exposed_memory_ns", "exposed_other_ns", "idle_ns")
+COLUMNS = {
+    "step": pl.Int64,
+    "basis": pl.String,
+    "start_ns": pl.Int64,
+    "span_ns": pl.Int64,
+    "busy_ns": pl.Int64,
+    **dict.fromkeys(_PARTS, pl.Int64),
+    **{part.replace("_ns", "_pct"): pl.Float64 for part in _PARTS},
+}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    work = activity(trace)
+    busy = work.busy
+    rows = windows(trace, busy, step)
+    bounds = rows["start"].to_numpy(), rows["end"].to_numpy()
+    so_far, parts = work.times["computation"], [work.times["computation"].covered(*bounds)]
+    for kind in ("communication", "memory", "other"):
+        parts.append((work.times[kind] - so_far).covered(*bounds))
+        so_far |= work.times[kind]
+    covered = busy.covered(*bounds)
+    span = bounds[1] - bounds[0]
+    table = rows.with_columns(
+        pl.lit(work.basis).alias("basis"),
+        pl.col("start").alias("start_ns"),
+        pl.Series("span_ns", span),
+        pl.Series("busy_ns", covered),
+        *(pl.Series(name, part) for name, part in zip(_PARTS, (*parts, span - covered), strict=True)),
+    ).with_columns(percent(part, "span_ns") for part in _PARTS)
+    return answer(table, COLUMNS)

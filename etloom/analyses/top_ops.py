@@ -1,0 +1,58 @@
+"""Operators by the time they take: calls, total and self time, and the device time they cause.
+
+A row is an operator of the host. total: from its start to its end, where an operator that calls itself
+counts once. self: without what it calls, be it another operator, a call into the device's runtime, a
+Python frame or a range. mean: of all calls. device: the sum of the durations of the kernels, copies and
+sets that were launched in it or in what it calls; null where the trace holds no device work. self_pct is
+of the self time of all operators.
+
+top: how many rows, the greatest first. by: self, total, mean, count or device.
+
+Units: ns (mean rounded to whole ones), percent. Definition: as torch.profiler's key_averages, which
+counts an operator inside one of the same name twice.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, device_work, in_step, require_linked
+from etloom.analyses._operators import operators
+from etloom.errors import AnalysisError, UnknownName
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "name": pl.String,
+    "count": pl.Int64,
+    "self_ns": pl.Int64,
+    "self_pct": pl.Float64,
+    "total_ns": pl.Int64,
+    "mean_ns": pl.Int64,
+    "device_ns": pl.Int64,
+}
+_ORDERS = {"self": "self_ns", "total": "total_ns", "mean": "mean_ns", "count": "count", "device": "device_ns"}
+
+
+def analyze(trace: Trace, *, top: int = 20, by: str = "self", step: int | None = None) -> pl.DataFrame:
+    if by not in _ORDERS:
+        raise UnknownName("order", by, _ORDERS)
+    if top < 1:
+        raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
+    require_linked(trace)
+    outermost = pl.col("outermost")
+    table = (
+        in_step(trace, operators(trace), step)
+        .group_by("name")
+        .agg(
+            pl.len().alias("count"),
+            pl.col("self_ns").sum(),
+            pl.col("dur").filter(outermost).sum().alias("total_ns"),
+            pl.col("dur").mean().round().alias("mean_ns"),
+            pl.col("device_ns").filter(outermost).sum(),
+        )
+        .with_columns((100 * pl.col("self_ns") / pl.col("self_ns").sum()).alias("self_pct"))
+    )
+    if not device_work(trace).height:
+        table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))
+    return answer(table, COLUMNS).sort(_ORDERS[by], "name", descending=[True, False]).head(top)
