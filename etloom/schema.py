@@ -272,7 +272,7 @@ _DECLARED = (
         "An ET node and a profiler event that are the same operator.",
         _NODE,
         _EVENT,
-        Column("how", TEXT, "rf_id | external_id | op_id | align"),
+        Column("how", TEXT, "rf_id | external_id | op_id | align | file (the file states both as one)"),
         Column("score", F64, "1 for an id; the share of the window that matched for align", unit="ratio"),
     ),
     _table(
@@ -287,7 +287,7 @@ _DECLARED = (
         "A node that may not start before another one ends, as the file states it (Chakra, ET+).",
         Column("node", U32, "the node that waits", refers="nodes"),
         Column("on", U32, "the node it waits for", refers="nodes"),
-        Column("kind", TEXT, "data | ctrl (the enclosing operator) | sync"),
+        Column("kind", TEXT, "data | ctrl (the enclosing operator) | sync | thread (work of another thread)"),
     ),
     _table(
         "stats",
