@@ -1,0 +1,226 @@
+"""Rows of the nodes, tensors, comms and dependencies tables, gathered node by node (Chakra and ET+)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import polars as pl
+
+from etloom.kinds import itemsize
+from etloom.readers._tables import Stat
+from etloom.schema import TABLES
+
+_TENSOR_TYPE = re.compile(r"Tensor\(([^)]*)\)")
+_TENSOR_LENGTH = 6  # tensor_id, storage_id, offset, numel, itemsize, device
+
+# The recorder writes 0, -1 or "" where there is none.
+_NONE: dict[str, tuple[Any, ...]] = {
+    "fw_parent": (0,),
+    "fw_tid": (0,),
+    "seq_id": (-1, 0xFFFFFFFFFFFFFFFF),
+    "op_schema": ("",),
+    "kernel_backend": ("",),
+    "kernel_file": ("",),
+}
+NODE_ATTRIBUTES = ("rf_id", "seq_id", "scope", "tid", "fw_tid", "fw_parent", *list(_NONE)[3:])
+"""Attributes of a node that have a column of the same name."""
+
+
+def to_json(value: Any) -> str:
+    """JSON text; what JSON cannot say (NaN, infinity, bytes) as a string."""
+    try:
+        return json.dumps(value, allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_finite(value), default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and value - value != 0 else value
+
+
+class Nodes:
+    """Collects nodes in file order; `tables` sorts them by id and resolves what refers to an id."""
+
+    def __init__(self) -> None:
+        self._nodes: list[dict[str, Any]] = []
+        self._tensors: list[dict[str, Any]] = []
+        self._comms: list[dict[str, Any]] = []
+        self._edges: list[tuple[int, int, str]] = []  # place in the file, et_id, kind
+        self.events: list[dict[str, Any]] = []
+        """Rows of the events table; ``node`` is the place of their node in the file."""
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def add(
+        self, et_id: int, name: str, parent: int | None, known: dict[str, Any], attrs: dict[str, Any]
+    ) -> int:
+        """Add a node; returns its place in the file. known: `NODE_ATTRIBUTES`; attrs: the rest."""
+        place = len(self._nodes)
+        row = {key: value for key, value in known.items() if value not in _NONE.get(key, ())}
+        self._nodes.append(
+            {
+                **row,
+                "et_id": et_id,
+                "name": name,
+                "recorded_parent": parent,
+                "file_order": place,
+                "attrs": to_json(attrs) if attrs else None,
+            }
+        )
+        return place
+
+    def arguments(
+        self, place: int, io: int, values: list[Any], shapes: list[Any], types: list[Any], strides: list[Any]
+    ) -> None:
+        """Inputs (io 0) or outputs (1) of a node: the columns of nodes and the rows of tensors."""
+        plain: list[Any] = []
+        for index, (value, shape, kind, stride) in enumerate(zip_longest(values, shapes, types, strides)):
+            dtypes = iter(_TENSOR_TYPE.findall(kind)) if isinstance(kind, str) else iter(())
+            plain.append(self._argument((place, io, index), value, shape, stride, dtypes, None))
+        column = ("inputs", "outputs")[io]
+        self._nodes[place][column] = to_json(plain)
+        self._nodes[place][f"{column[:-1]}_types"] = to_json(types)
+
+    def _argument(
+        self,
+        where: tuple[int, int, int],
+        value: Any,
+        shape: Any,
+        stride: Any,
+        dtypes: Iterator[str],
+        items: list[int] | None,
+    ) -> Any:
+        if not isinstance(value, list):
+            return value
+        if len(value) == _TENSOR_LENGTH and isinstance(value[-1], str) and all(map(_is_int, value[:-1])):
+            tensor_id, storage_id, offset, numel, size, device = value
+            dtype = next(dtypes, None)
+            item = None
+            if items is not None:
+                item = items[0]
+                items[0] += 1
+            self._tensors.append(
+                {
+                    **dict(zip(("place", "io", "index"), where, strict=True)),
+                    "item": item,
+                    "tensor_id": tensor_id,
+                    "storage_id": storage_id,
+                    "offset": offset,
+                    "numel": numel,
+                    "itemsize": size if size else itemsize(dtype),
+                    "device": device,
+                    "dtype": dtype,
+                    "shape": None if shape is None else to_json(shape),
+                    "stride": None if stride is None else to_json(stride),
+                }
+            )
+            return None
+        items = [0] if items is None else items
+        shapes = shape if isinstance(shape, list) else []
+        strides = stride if isinstance(stride, list) else []
+        return [
+            self._argument(where, item, one, step, dtypes, items)
+            for item, one, step in zip_longest(value, shapes[: len(value)], strides[: len(value)])
+        ]
+
+    def depends(self, place: int, on: int, kind: str) -> None:
+        self._edges.append((place, on, kind))
+
+    def communicates(self, place: int, row: dict[str, Any]) -> None:
+        self._comms.append({"place": place, **row})
+
+    def tables(self) -> tuple[dict[str, pl.DataFrame], list[Stat]]:
+        """nodes, tensors, comms and dependencies; what refers to a node that is not there is counted."""
+        lost: list[Stat] = []
+        nodes = _frame("nodes", self._nodes, lost).sort("et_id", "file_order").drop("id", "parent")
+        nodes = nodes.with_row_index("id")
+        ids = nodes.group_by("et_id").agg(pl.col("id").first(), pl.len())
+        twice = ids.filter(pl.col("len") > 1)
+        by_et_id = ids.select(recorded_parent="et_id", parent="id")
+        nodes = nodes.join(by_et_id, on="recorded_parent", how="left", maintain_order="left")
+        row_of = nodes.select(place="file_order", node="id")
+
+        edges = pl.DataFrame(
+            self._edges,
+            schema={"place": pl.UInt32, "et_id": pl.Int64, "kind": pl.String},
+            orient="row",
+            strict=False,
+        )
+        edges = edges.join(row_of, on="place", how="left", maintain_order="left").join(
+            ids.select("et_id", on="id"), on="et_id", how="left", maintain_order="left"
+        )
+        dangling = edges.filter(pl.col("on").is_null())
+        orphans = nodes.filter(pl.col("recorded_parent").is_not_null() & pl.col("parent").is_null())
+        stats: list[Stat] = [
+            (
+                "read.duplicate_node_id",
+                "error",
+                int(twice["len"].sum() or 0),
+                f"node {twice['et_id'][0]}: what refers to it is taken to mean the first"
+                if twice.height
+                else None,
+            ),
+            (
+                "read.dangling_dependency",
+                "data_loss",
+                dangling.height,
+                f"on node {dangling['et_id'][0]}, which the file does not hold" if dangling.height else None,
+            ),
+            (
+                "read.missing_parent",
+                "info",
+                orphans.height,
+                f"node {orphans['et_id'][0]}" if orphans.height else None,
+            ),
+        ]
+        tables = {
+            "nodes": nodes.select(*TABLES["nodes"].schema),
+            "tensors": _placed("tensors", self._tensors, row_of, lost),
+            "comms": _placed("comms", self._comms, row_of, lost),
+            "dependencies": edges.filter(pl.col("on").is_not_null())
+            .select("node", "on", "kind")
+            .unique(maintain_order=True)
+            .sort("node", maintain_order=True),
+        }
+        tables["comms"] = tables["comms"].drop("id").with_row_index("id")
+        return tables, [*stats, *lost]
+
+
+def _placed(table: str, rows: list[dict[str, Any]], row_of: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Rows with their node's id in place of its place in the file, in the order of the nodes."""
+    places = pl.DataFrame({"place": pl.Series([row["place"] for row in rows], dtype=pl.UInt32)})
+    node = places.join(row_of, on="place", how="left", maintain_order="left")["node"]
+    return _frame(table, rows, stats).with_columns(node).sort("node", maintain_order=True)
+
+
+def _frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
+    """Rows as wide columns; a value of another type than its column becomes null and is counted."""
+    wide = {pl.Categorical: pl.String, pl.Boolean: pl.Boolean, pl.Float64: pl.Float64, pl.UInt64: pl.UInt64}
+    frame: dict[str, pl.Series] = {}
+    for name, dtype in TABLES[table].schema.items():
+        values = [row.get(name) for row in rows]
+        kind = wide.get(dtype, pl.Int64)
+        allowed = {pl.String: str, pl.Boolean: bool, pl.Float64: (int, float)}.get(kind, int)
+        clean = [value if isinstance(value, allowed) and _fits(value) else None for value in values]  # type: ignore[arg-type]
+        frame[name] = pl.Series(clean, dtype=kind)
+        lost = len(values) - values.count(None) - (len(clean) - clean.count(None))
+        if lost:
+            stats.append(("read.wrong_type", "data_loss", lost, f"{table}.{name}: now null"))
+    return pl.DataFrame(frame)
+
+
+def _fits(value: Any) -> bool:
+    return not isinstance(value, int) or -(1 << 63) <= value < 1 << 63
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
