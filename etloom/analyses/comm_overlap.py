@@ -6,6 +6,8 @@ there is no communication. A row is a step (what ran between the start and the e
 or, with a null step, the whole trace. ``basis``: of the device or, where the trace holds no device work,
 of the host (see temporal-breakdown).
 
+step: only the row of this step.
+
 Units: ns, percent. Definition: HolisticTraceAnalysis get_comm_comp_overlap, CCL-Bench
 compute_comm_overlap.
 """

@@ -1,13 +1,16 @@
 """Kernels, copies and sets by name or by kind: how many, how long, and their share.
 
-by "name": a row is a name, with its kind. by "kind": a row is a kind (computation, communication, memory,
-other), and name is null. total is the sum of their durations, so what runs at one time counts each time;
-kernel-overlap says what ran together. std is that of a sample (n - 1), null of one. pct is of the sum of
-all rows. The longest total comes first.
+total is the sum of durations, so what runs at one time counts each time; kernel-overlap says what ran
+together. std is that of a sample (n - 1), null of one. total_pct is of the sum of all rows. The longest
+total comes first.
 
 Where the trace holds no device work (basis "host"), a row is an operator or a backend's range of a
-collective (gloo:all_reduce), and its duration is its self time: without the operators, calls and ranges
-it encloses.
+collective (gloo:all_reduce), and its duration is its self time: without what it encloses.
+
+by: name (a row is a name, with its kind) or kind (a row is a kind: computation, communication, memory,
+other).
+
+step: only what was launched in this step.
 
 Units: ns (mean and std rounded to whole ones), percent. Definition: the second table of
 HolisticTraceAnalysis get_gpu_kernel_breakdown, which is wrong there where more names occur than it lists.
@@ -18,7 +21,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses._activity import answer, device_work, host_work, in_step
-from etloom.analyses._operators import self_time
+from etloom.analyses._operators import with_self_time
 from etloom.errors import UnknownName
 from etloom.trace import Trace
 
@@ -42,7 +45,7 @@ def analyze(trace: Trace, *, by: str = "name", step: int | None = None) -> pl.Da
         raise UnknownName("grouping", by, ("name", "kind"))
     work, basis = device_work(trace), "device"
     if not work.height:
-        work, basis = self_time(trace, host_work(trace)).with_columns(pl.col("self_ns").alias("dur")), "host"
+        work, basis = with_self_time(trace, host_work(trace)).with_columns(dur="self_ns"), "host"
     dur = pl.col("dur")
     table = (
         in_step(trace, work, step)

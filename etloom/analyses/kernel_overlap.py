@@ -5,6 +5,8 @@ exactly these kinds runs, on any streams. The rows exclude each other and sum to
 combination that never happens has no row. pct is of the busy time. ``basis``: of the device or, where the
 trace holds no device work, of the host (see temporal-breakdown).
 
+step: only the time from the start to the end of this step.
+
 Units: ns, percent. Definition: the first table of HolisticTraceAnalysis get_gpu_kernel_breakdown, "A
 overlapping B", which leaves out other work and sums over ranks.
 """

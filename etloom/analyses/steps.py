@@ -6,6 +6,8 @@ the work that was launched in the step, whenever it ran: its first start, its la
 which some of it ran (on several streams at once it counts once). They are null where the step launched
 none, as on a trace of the CPU alone.
 
+step: only the row of this step.
+
 Units: ns. operators and kernels count the operators and the kernels, copies and sets of the step.
 """
 

@@ -16,6 +16,8 @@ of the operators on the host (communication: in a c10d:: call or a gloo: range o
 another operator on some thread; idle: in no
 operator, which is Python or waiting).
 
+step: only the row of this step.
+
 Units: ns; percent of span. Definitions: HolisticTraceAnalysis get_temporal_breakdown (its non-compute
 time is busy - compute), TraceLens gpu_timeline (its parts), CCL-Bench (steps). Unlike HTA,
 synchronisations are not work.

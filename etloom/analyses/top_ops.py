@@ -6,7 +6,11 @@ Python frame or a range. mean: of all calls. device: the sum of the durations of
 sets that were launched in it or in what it calls; null where the trace holds no device work. self_pct is
 of the self time of all operators.
 
-top: how many rows, the greatest first. by: self, total, mean, count or device.
+top: how many rows, the greatest first.
+
+by: what decides: self, total, mean, count or device.
+
+step: only the operators of this step.
 
 Units: ns (mean rounded to whole ones), percent. Definition: as torch.profiler's key_averages, which
 counts an operator inside one of the same name twice.
