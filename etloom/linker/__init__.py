@@ -1,1 +1,40 @@
+"""Join what one rank recorded: operators to events, device work to launches, threads to each other.
 
+A chain of functions that take a Trace and return one, each adding what it found and counting what it did not:
+
+    merge     the tables of an execution trace and of a profiler trace in one Trace
+    lanes     enclosing event, depth, step of host events
+    launches  device work to launch call and operator
+    pairs     nodes to events: by ids, else by aligning their order
+    comms     a communication's record, node, event and kernels
+    quality   how far all that reached
+"""
+
+from __future__ import annotations
+
+from etloom.linker.comms import join_comms
+from etloom.linker.lanes import place
+from etloom.linker.launches import launch
+from etloom.linker.merge import merge
+from etloom.linker.pairs import pair
+from etloom.linker.quality import figures
+from etloom.trace import Trace
+
+__all__ = ["link"]
+
+
+def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: str = "best") -> Trace:
+    """The Trace of one rank in which everything that belongs together is joined.
+
+    traces: an execution trace and a profiler trace (Kineto, Nsight) of one rank, in either order; either
+    alone; or one Trace that is already both. ``events`` get parent, depth and step; ``launches``, ``links``
+    are new; ``comms`` rows get their node and event, and kernels of a communication a row; ``stats`` rows
+    named ``link.*`` count what did not fit; ``meta["linked"]`` is True and ``meta["link"]`` holds the figures
+    of `quality`.
+
+    Raises LinkError where the traces are not of one program.
+    """
+    trace = merge(traces)
+    for step in (place, launch, pair, join_comms):
+        trace = step(trace)
+    return trace.replace(meta={"linked": True, "link": figures(trace)})

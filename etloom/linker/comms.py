@@ -1,0 +1,63 @@
+"""A communication's record, its operator and its kernels brought together in `comms`.
+
+NCCL wraps what it launches in a record_param_comms operator, which both tracers describe. What is launched
+directly inside a described operator is that communication's device work, whatever its name (on one rank NCCL
+copies).
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.schema import TABLES
+from etloom.trace import Trace
+
+_FACTS = [name for name in TABLES["comms"].schema if name not in ("id", "node", "event")]
+
+
+def join_comms(trace: Trace) -> Trace:
+    """The Trace with one `comms` row a call and a device event of one, the facts of both files joined."""
+    comms = trace.comms
+    if not comms.height:
+        return trace
+    links = trace.links.select("node", "event")
+    calls = comms.filter(pl.col("event").is_not_null()).drop("node").join(links, on="event", how="left")
+    recorded = comms.filter(pl.col("event").is_null()).drop("event").join(links, on="node", how="left")
+    alone = recorded.filter(pl.col("event").is_null())
+    seen = _merge(pl.concat([calls, recorded.drop_nulls("event")], how="diagonal_relaxed"))
+    seen = pl.concat([seen, _device_rows(trace, seen)], how="diagonal_relaxed")
+    seen = _merge(seen).sort("event")
+    whole = pl.concat([seen, alone], how="diagonal_relaxed").drop("id", strict=False)
+    whole = whole.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"), pl.all())
+    return trace.replace(comms=whole).with_stats(
+        [("link.comms_without_event", "info", alone.height, "calls that only the execution trace holds")]
+    )
+
+
+def _device_rows(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
+    """A row for each device event launched directly inside a communication call, with the call's facts."""
+    caused = trace.launches.drop_nulls("operator").select("operator", "device_event")
+    return (
+        calls.join(caused, left_on="event", right_on="operator")
+        .drop("event")
+        .rename({"device_event": "event"})
+    )
+
+
+def _merge(rows: pl.DataFrame) -> pl.DataFrame:
+    """One row an event: of each fact the first that is known."""
+    if rows["event"].is_unique().all():
+        return rows
+    facts = [pl.col(name).drop_nulls().first() for name in ("node", *_FACTS)]
+    return rows.group_by("event", maintain_order=True).agg(facts)
+
+
+def device_communication(trace: Trace) -> pl.DataFrame:
+    """Device events that are communication by name: id, and ``known``, whether `comms` has a row of it."""
+    work = trace.events.filter(stacks.among(trace.events["cat"], kinds.DEVICE)).select("id", "cat", "name")
+    return (
+        kinds.with_kind(work)
+        .filter(pl.col("kind") == "communication")
+        .select("id", pl.col("id").is_in(trace.comms["event"].drop_nulls().implode()).alias("known"))
+    )

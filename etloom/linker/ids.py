@@ -1,0 +1,91 @@
+"""Operators of an execution trace paired with profiler events by an id that both recorded.
+
+rf_id: nodes.rf_id is Kineto's "Record function id" (of an Nsight trace: the op_id of the NVTX text). Kineto's
+"External id" is tried only where the file has no Record function id at all, as in 2023. A join is accepted or
+rejected whole, by how far the names agree: ids of another run still meet, by chance. Kineto's "Ev Idx" is an
+index into its own file and links nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from etloom import stacks
+
+ACCEPT = 0.9
+"""Least share of an id's pairs whose names agree. By chance: up to 0.25 (docs/decisions/0011)."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """What one id pairs: rows of nodes and of events, and how far their names agree."""
+
+    how: str
+    node: np.ndarray
+    event: np.ndarray
+    joined: int  # pairs by id
+    agreed: int  # of these, pairs of one name; `node` and `event` hold these
+    repeated: int  # ids that one side holds twice, which pair nothing
+    example: str | None  # two names that one id has
+
+    @property
+    def accepted(self) -> bool:
+        return self.joined > 0 and self.agreed >= ACCEPT * self.joined
+
+
+def joins(nodes: pl.DataFrame, events: pl.DataFrame, formats: list[str]) -> list[Join]:
+    """The joins that these tables offer, the one to prefer first; none where a side has no ids."""
+    recorded = events.select((pl.col("rf_id") > 0).any()).item()
+    if recorded:
+        return [_join("op_id" if "nsys" in formats else "rf_id", "rf_id", nodes, events)]
+    return [_join("external_id", "external_id", nodes, events)]
+
+
+def linkable(nodes: pl.DataFrame) -> np.ndarray:
+    """Which nodes a profiler can see: not the roots of process and threads nor process groups."""
+    own = stacks.asked(
+        nodes["name"],
+        lambda name: name.str.starts_with("[pytorch|") | name.str.contains("process_group:init"),
+    )
+    return ~own
+
+
+def name_codes(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers for the names of both, equal for one operator: ``aten::add_.Tensor`` is ``aten::add_``."""
+    distinct = pl.concat([nodes["name"].unique(), events["name"].unique()]).unique().drop_nulls()
+    plain = distinct.cast(pl.String).str.replace(r"^(\w+::\w+)\.\w+$", "$1")
+    known = pl.DataFrame({"name": distinct, "code": plain.rank("dense").cast(pl.Int32)})
+
+    def codes(frame: pl.DataFrame) -> np.ndarray:
+        joined = frame.select("name").join(known, on="name", how="left", maintain_order="left")
+        return joined["code"].fill_null(-1).to_numpy()
+
+    return codes(nodes), codes(events)
+
+
+def _join(how: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> Join:
+    recorded = np.flatnonzero(stacks.among(events["cat"], stacks.RECORDED))
+    sides = [
+        pl.DataFrame({"id": frame[column], row: rows}).filter(pl.col("id") > 0)
+        for frame, column, row, rows in (
+            (nodes, "rf_id", "node", np.arange(nodes.height)),
+            (events[recorded], key, "event", recorded),
+        )
+    ]
+    once = [side.unique("id", keep="none", maintain_order=True) for side in sides]
+    repeated = sum(side["id"].n_unique() - one.height for side, one in zip(sides, once, strict=True))
+    pairs = once[0].join(once[1], on="id", how="inner", maintain_order="left")
+    node, event = pairs["node"].to_numpy(), pairs["event"].to_numpy()
+    of_nodes, of_events = name_codes(nodes, events)
+    same = of_nodes[node] == of_events[event]
+    other = np.flatnonzero(~same)
+    example = None
+    if other.size:
+        at = int(other[0])
+        example = (
+            f"{how} {pairs['id'][at]}: {nodes['name'][int(node[at])]} and {events['name'][int(event[at])]}"
+        )
+    return Join(how, node[same], event[same], len(node), int(same.sum()), repeated, example)

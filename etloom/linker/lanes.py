@@ -1,0 +1,84 @@
+"""Where each event stands: enclosing event, depth, step. And how rows and ids of events meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.trace import Trace
+
+
+def ids(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UInt32) -> pl.Series:
+    """The ids of these rows of a table; null for -1."""
+    known = events["id"].to_numpy()
+    none = rows < 0
+    found = known[np.where(none, 0, rows)] if len(known) else np.zeros(len(rows), np.uint32)
+    return pl.Series(found, dtype=dtype).set(pl.Series(none), None)
+
+
+def rows_of(events: pl.DataFrame, wanted: pl.Series) -> np.ndarray:
+    """The rows of a table with these ids; -1 for null and for an id it has not."""
+    known = events["id"].to_numpy()
+    asked = wanted.fill_null(0).to_numpy().astype(np.int64)
+    order = None
+    if not np.all(known[1:] > known[:-1]):
+        order = np.argsort(known, kind="stable")
+        known = known[order]
+    at = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
+    found = (known[at] == asked) if len(known) else np.zeros(len(asked), bool)
+    rows = at if order is None else order[at]
+    return np.where(found & wanted.is_not_null().to_numpy(), rows, -1).astype(np.int64)
+
+
+def place(trace: Trace) -> Trace:
+    """events with parent, depth and step of the host side; stats of what did not nest."""
+    events = trace.events
+    if not events.height:
+        return trace
+    at = stacks.stack(events)
+    depth = pl.Series(at.depth).set(pl.Series(at.depth < 0), None)
+    events = events.with_columns(
+        ids(events, at.parent).alias("parent"), depth.alias("depth"), _steps(events).alias("step")
+    )
+
+    def name(rows: np.ndarray) -> str | None:
+        return None if not rows.size else f"{events['name'][int(rows[0])]} at {events['ts'][int(rows[0])]} ns"
+
+    return trace.replace(events=events).with_stats(
+        [
+            ("link.asynchronous", "info", len(at.detached), name(at.detached)),
+            ("link.crossed", "info", len(at.crossed), name(at.crossed)),
+            ("link.clamped", "info", len(at.clamped), name(at.clamped)),
+            ("link.never_closed", "info", len(at.unclosed), name(at.unclosed)),
+        ]
+    )
+
+
+def _steps(events: pl.DataFrame) -> pl.Series:
+    """N of the ProfilerStep#N in whose range a host event starts, on any thread; null elsewhere.
+
+    Where several processes have steps, an event belongs to one of its own process.
+    """
+    number = np.zeros(events.height, np.int64)
+    known = np.zeros(events.height, bool)
+    annotations = stacks.among(events["cat"], kinds.ANNOTATIONS) & events["dur"].is_not_null().to_numpy()
+    steps = events.filter(
+        annotations & stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP))
+    ).select(
+        "ts",
+        "pid",
+        (pl.col("ts") + pl.col("dur")).alias("end"),
+        pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64, strict=False).alias("number"),
+    )
+    hosts = stacks.among(events["cat"], kinds.HOST)
+    starts = events["ts"].to_numpy()
+    processes = steps["pid"].unique()
+    for pid in processes:
+        own = steps.filter(pl.col("pid") == pid).drop_nulls("number")
+        rows = np.flatnonzero(hosts if len(processes) == 1 else hosts & (events["pid"] == pid).to_numpy())
+        at = np.searchsorted(own["ts"].to_numpy(), starts[rows], side="right") - 1
+        inside = (at >= 0) & (starts[rows] < own["end"].to_numpy()[at]) if own.height else at < -1
+        number[rows[inside]] = own["number"].to_numpy()[at[inside]]
+        known[rows[inside]] = True
+    return pl.Series(number).set(pl.Series(~known), None)

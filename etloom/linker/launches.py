@@ -1,0 +1,132 @@
+"""Device work joined to the call that launched it and to the operator around that call.
+
+A launch is what shares a correlation with device work: no list of API names, so memsets, peer copies,
+cooperative, graph and driver launches of any vendor are found alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.linker.lanes import ids, rows_of
+from etloom.trace import Trace
+
+
+def launch(trace: Trace) -> Trace:
+    """The Trace with `launches`, and the steps of device work, of its ranges and of synchronisations."""
+    events = trace.events
+    work = np.flatnonzero(stacks.among(events["cat"], kinds.DEVICE))
+    if not work.size:
+        return trace.replace(launches=trace.table("launches").clear(), events=_device_steps(events, None))
+    call, repeated = called(events, work)
+    around = operator_around(events, call)
+    launches = pl.DataFrame(
+        {
+            "launch": ids(events, call),
+            "device_event": ids(events, work),
+            "operator": ids(events, around),
+        }
+    )
+    missing = work[call < 0]
+    alone = call[(call >= 0) & (around < 0)]
+    per_call = np.unique(call[call >= 0], return_counts=True)[1]
+    return trace.replace(launches=launches, events=_device_steps(events, (work, call))).with_stats(
+        [
+            ("link.launch_missing", "info", missing.size, _example(events, missing)),
+            ("link.launch_without_operator", "info", alone.size, _example(events, alone)),
+            ("link.graph_launches", "info", int((per_call > 1).sum()), "calls that launched several"),
+            ("link.repeated_correlations", "info", repeated, "of calls; the latest before the work is taken"),
+        ]
+    )
+
+
+def called(events: pl.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """For device events the row of the call with their correlation (or -1), and how many calls repeat one.
+
+    Correlations are numbers of a process: where several processes launch and the device events bear their
+    pids, both must agree. Of calls that repeat a correlation the last one that starts before the device event
+    is taken, else the first one after it.
+    """
+    correlation = events["correlation"].fill_null(0).to_numpy()
+    hosts = np.flatnonzero(stacks.among(events["cat"], kinds.HOST) & (correlation > 0))
+    pids = events["pid"].fill_null(0).to_numpy()
+    processes = np.unique(pids[hosts])
+    keys = ["correlation"]
+    if len(processes) > 1 and np.isin(pids[rows], processes).all():
+        keys.append("pid")
+    calls = events[hosts].select(*keys, "ts", pl.Series("call", hosts))
+    wanted = events[rows].select(
+        *keys,
+        "ts",
+        pl.int_range(pl.len()).alias("at"),
+        pl.when(pl.col("correlation") > 0).then(True).alias("ok"),
+    )
+    wanted = wanted.filter("ok").drop("ok")
+    repeated = calls.height - calls.select(keys).n_unique()
+    if not repeated:
+        joined = wanted.join(calls.drop("ts"), on=keys, how="inner")
+    else:
+        joined = pl.concat(
+            wanted.sort("ts").join_asof(
+                calls.sort("ts").with_columns(pl.col("ts").alias("called")),
+                on="ts",
+                by=keys,
+                strategy=strategy,
+                check_sortedness=False,
+            )
+            for strategy in ("forward", "backward")
+        ).drop_nulls("call")
+    found = np.full(len(rows), -1, np.int64)
+    # The backward matches come last and so prevail.
+    found[joined["at"].to_numpy()] = joined["call"].to_numpy()
+    return found, repeated
+
+
+def operator_around(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
+    """For host events the row of the innermost operator around each, else of an annotation, else -1.
+
+    A step is no operator. An annotation inside an operator (nccl:all_reduce in record_param_comms) gives way
+    to it, as in Kineto's own External ids.
+    """
+    parent = rows_of(events, events["parent"])
+    outer = np.where(rows >= 0, parent[rows], -1)
+    operators = stacks.among(events["cat"], kinds.OPERATORS)
+    found = stacks.nearest(parent, operators, outer)
+    steps = stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP))
+    annotations = stacks.among(events["cat"], kinds.ANNOTATIONS) & ~steps
+    return np.where(found >= 0, found, stacks.nearest(parent, annotations, outer))
+
+
+def _device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] | None) -> pl.DataFrame:
+    """events with the step of what the device side shows: its launch's, its call's, its annotation's."""
+    step = events["step"].fill_null(0).to_numpy().copy()
+    known = events["step"].is_not_null().to_numpy().copy()
+    caused = [] if launched is None else [launched]
+    syncs = np.flatnonzero(stacks.among(events["cat"], ("cuda_sync",)))
+    if syncs.size:
+        caused.append((syncs, called(events, syncs)[0]))
+    ranges = np.flatnonzero(stacks.among(events["cat"], ("gpu_user_annotation",)))
+    if ranges.size:
+        caused.append((ranges, _annotated(events, ranges)))
+    for rows, cause in caused:
+        ok = (cause >= 0) & known[cause]
+        step[rows[ok]] = step[cause[ok]]
+        known[rows[ok]] = True
+    return events.with_columns(pl.Series("step", step).set(pl.Series(~known), None))
+
+
+def _annotated(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
+    """For annotations as the device saw them the row of the host's, by External id and name, or -1."""
+    hosts = np.flatnonzero(stacks.among(events["cat"], kinds.ANNOTATIONS))
+    keys = ["external_id", "name"]
+    host = (
+        events[hosts].select(*keys, pl.Series("cause", hosts)).unique(keys, keep="first", maintain_order=True)
+    )
+    joined = events[ranges].select(keys).join(host, on=keys, how="left", maintain_order="left")
+    return joined["cause"].fill_null(-1).to_numpy()
+
+
+def _example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
+    return None if not rows.size else f"{events['name'][int(rows[0])]} at {events['ts'][int(rows[0])]} ns"

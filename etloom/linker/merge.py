@@ -1,0 +1,60 @@
+"""The traces of one rank put together: an execution trace, a profiler trace, or what is already both."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.errors import LinkError
+from etloom.schema import TABLES
+from etloom.trace import Trace
+
+_DERIVED = ("links", "launches", "handoffs", "waits")
+_SUM = ("files", "formats")
+
+
+def merge(traces: tuple[Trace, ...]) -> Trace:
+    """One Trace with the tables of all; what an earlier link derived is left out.
+
+    Raises LinkError where there is nothing to link, or where two traces hold profiler events or operators
+    both.
+    """
+    if not traces:
+        raise LinkError("no trace to link", remedy="give an execution trace, a profiler trace, or both")
+    for name, what in (("events", "profiler traces"), ("nodes", "execution traces")):
+        holders = [trace for trace in traces if trace.table(name).height]
+        if len(holders) > 1:
+            raise LinkError(
+                f"{len(holders)} {what} of one rank cannot be linked to each other",
+                where=", ".join(file for trace in holders for file in map(str, trace.meta.get("files", ()))),
+                remedy="give one execution trace and one profiler trace",
+            )
+    tables = {}
+    for name in TABLES:
+        parts = [part for trace in traces if (part := trace.table(name)).height]
+        if parts and name not in _DERIVED:
+            tables[name] = parts[0] if len(parts) == 1 else _together(name, parts)
+    if "stats" in tables:
+        tables["stats"] = tables["stats"].filter(~pl.col("name").str.starts_with("link."))
+    meta: dict[str, object] = {}
+    for trace in traces:
+        for key, value in trace.meta.items():
+            if key in _SUM:
+                meta[key] = [*meta.get(key, []), *value]  # type: ignore[misc]
+            elif isinstance(value, dict) and isinstance(known := meta.get(key), dict):
+                meta[key] = {**known, **value}
+            elif value is not None or key not in meta:
+                meta[key] = value
+    merged = Trace(tables, meta)
+    ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
+    if len(ranks) > 1:
+        merged = merged.count("link.ranks_differ", 1, f"the files say ranks {ranks}", "error")
+    return merged
+
+
+def _together(name: str, parts: list[pl.DataFrame]) -> pl.DataFrame:
+    both = pl.concat(parts)
+    if name == "groups":
+        return both.unique(maintain_order=True)
+    if "id" in both.columns:
+        return both.with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"))
+    return both

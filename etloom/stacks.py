@@ -1,0 +1,170 @@
+"""What encloses what on each host thread, and how long each event itself took.
+
+A lane is one (pid, tid). Only timed host events stand on lanes: operators, annotations, runtime and driver
+calls, Python functions. Device work, instants, ranges that were never closed and records that end on another
+thread do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds
+from etloom._native import stack_lanes
+
+TOLERANCE_NS = 1000
+"""A child may outlast its parent by this much: files with whole microseconds cut start and duration apart."""
+
+RECORDED = kinds.OPERATORS | kinds.ANNOTATIONS
+"""Categories of what PyTorch records as a RecordFunction, which is what an execution trace holds too."""
+
+
+def among(column: pl.Series, values: Collection[str]) -> np.ndarray:
+    """Which rows of a text column hold one of these values; null holds none."""
+    return column.is_in(list(values)).fill_null(False).to_numpy()
+
+
+def asked(column: pl.Series, question: Callable[[pl.Expr], pl.Expr]) -> np.ndarray:
+    """Which rows of a text column a question is true of: asked once a distinct text, false of null."""
+    texts = column.unique().drop_nulls()
+    true = texts.filter(texts.to_frame("text").select(question(pl.col("text").cast(pl.String))).to_series())
+    return column.is_in(true.implode()).fill_null(False).to_numpy()
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Per event, in the order of the table it was computed from; row numbers, not ids.
+
+    ``parent`` (int64, -1 for none), ``depth`` (int16, -1 off the lanes), ``exclusive`` (int64 ns, 0 off the
+    lanes, the whole duration of a detached event). ``detached``: rows that end on another thread.
+    ``crossed``: rows that closed the event around them by outlasting it. ``clamped``: rows that stick out by
+    at most TOLERANCE_NS. ``unclosed``: rows of host ranges without an end.
+    """
+
+    parent: np.ndarray
+    depth: np.ndarray
+    exclusive: np.ndarray
+    detached: np.ndarray
+    crossed: np.ndarray
+    clamped: np.ndarray
+    unclosed: np.ndarray
+
+
+def lane_codes(events: pl.DataFrame) -> np.ndarray:
+    """A number for each event's (pid, tid), int64; the same number for the same thread."""
+    code = np.zeros(events.height, np.int64)
+    for column in ("pid", "tid"):
+        distinct = events[column].unique().sort()
+        numbers = distinct.search_sorted(events[column], side="left").to_numpy()
+        code = code * (len(distinct) + 1) + np.where(events[column].is_null(), len(distinct), numbers)
+    return code
+
+
+def stack(events: pl.DataFrame, categories: Collection[str] = kinds.HOST) -> Stacks:
+    """Nest the host events of a table sorted by (ts, -dur); ``categories``: those that stand on lanes.
+
+    Events of one thread with the same start and end are put in the order in which they were entered: Python
+    functions, operators by record function id and External id, calls. So the order of the file is no matter.
+
+    A gloo range always ends on another thread. Any other backend's range, and an operator, is taken to do so
+    where it outlasts an operator or annotation around it by more than TOLERANCE_NS.
+    """
+    cats, names = events["cat"], events["name"]
+    hosts = among(cats, categories)
+    timed = events["dur"].is_not_null().to_numpy()
+    ranges = among(cats, kinds.ANNOTATIONS) & asked(names, kinds.is_backend_range)
+    asynchronous = ranges & asked(names, lambda name: name.str.starts_with("gloo:"))
+    rows = np.flatnonzero(hosts & timed & ~asynchronous)
+    kind = (among(cats, kinds.OPERATORS) | ranges) + 2 * among(cats, kinds.PYTHON).astype(np.uint8)
+
+    starts = events["ts"].to_numpy()
+    durations = events["dur"].fill_null(0).to_numpy()
+    lanes = lane_codes(events)
+    rows = _in_order_of_entry(events, rows, lanes, starts, durations)
+    parent, depth, exclusive, detached, crossed, clamped = stack_lanes(
+        lanes[rows],
+        starts[rows],
+        (starts + durations)[rows],
+        kind[rows],
+        TOLERANCE_NS,
+    )
+    n = events.height
+    out_parent = np.full(n, -1, np.int64)
+    out_parent[rows] = np.where(parent < 0, -1, rows[parent]) if rows.size else parent
+    out_depth = np.full(n, -1, np.int16)
+    out_depth[rows] = depth
+    out_exclusive = np.zeros(n, np.int64)
+    out_exclusive[rows] = exclusive
+    off = np.flatnonzero(asynchronous & hosts & timed)
+    out_exclusive[off] = durations[off]
+    return Stacks(
+        out_parent,
+        out_depth,
+        out_exclusive,
+        detached=np.sort(np.concatenate([off, rows[detached]])),
+        crossed=rows[crossed],
+        clamped=rows[clamped],
+        unclosed=np.flatnonzero(hosts & ~timed & ~among(events["ph"], ("i", "I"))),
+    )
+
+
+def exclusive_time(events: pl.DataFrame, *, operators_only: bool = False) -> pl.Series:
+    """Exclusive time of each event, ns: its duration less that of the events directly inside it.
+
+    With ``operators_only`` runtime and driver calls and Python functions count as their operator's own time.
+    Null for what stands on no lane (device work); the whole duration of a record that ends on another thread.
+    """
+    stacks = stack(events, RECORDED if operators_only else kinds.HOST)
+    known = stacks.depth >= 0
+    known[stacks.detached] = True
+    return pl.Series("exclusive", stacks.exclusive).set(pl.Series(~known), None)
+
+
+def nearest(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """For each of ``rows`` the nearest wanted row among it and those around it, -1 where there is none.
+
+    Pointer doubling: time grows with the logarithm of the depth.
+    """
+    n = len(parent)
+    jump: np.ndarray = np.append(np.where(wanted, np.arange(n), parent), -1)  # so that jump[-1] is -1
+    while not np.array_equal(further := jump[jump], jump):
+        jump = further
+    answer: np.ndarray = jump[rows]
+    return answer
+
+
+def _in_order_of_entry(
+    events: pl.DataFrame,
+    rows: np.ndarray,
+    lanes: np.ndarray,
+    starts: np.ndarray,
+    durations: np.ndarray,
+) -> np.ndarray:
+    """Rows sorted by (start, -duration), equal ones of a thread by what the recorder knows of their order."""
+    if rows.size < 2:
+        return rows
+    same = (starts[rows[1:]] == starts[rows[:-1]]) & (durations[rows[1:]] == durations[rows[:-1]])
+    if not same.any():
+        return rows
+    group = np.concatenate([[0], np.cumsum(~same)])
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    some = events[rows[tied]]
+    kind = np.where(among(some["cat"], kinds.RUNTIME), 2, np.where(among(some["cat"], kinds.PYTHON), 0, 1))
+    missing = np.iinfo(np.int64).max
+    order = np.lexsort(
+        [
+            some["position"].fill_null(0).to_numpy(),
+            some["external_id"].fill_null(missing).to_numpy(),
+            some["rf_id"].replace(0, None).fill_null(missing).to_numpy(),
+            kind,
+            lanes[rows[tied]],
+            group[tied],
+        ]
+    )
+    rows = rows.copy()
+    rows[tied] = rows[tied[order]]
+    return rows
