@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from etloom.kinds import itemsize
-from etloom.readers._tables import Stat
+from etloom.readers._tables import Stat, timeline
 from etloom.schema import TABLES
 
 _TENSOR_TYPE = re.compile(r"Tensor\(([^)]*)\)")
@@ -54,8 +54,7 @@ class Nodes:
         self._tensors: list[dict[str, Any]] = []
         self._comms: list[dict[str, Any]] = []
         self._edges: list[tuple[int, int, str]] = []  # place in the file, et_id, kind
-        self.events: list[dict[str, Any]] = []
-        """Rows of the events table; ``node`` is the place of their node in the file."""
+        self._events: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -135,11 +134,15 @@ class Nodes:
     def depends(self, place: int, on: int, kind: str) -> None:
         self._edges.append((place, on, kind))
 
+    def occurs(self, place: int, row: dict[str, Any]) -> None:
+        """The node is an event, too: a row of the events table."""
+        self._events.append({"place": place, **row})
+
     def communicates(self, place: int, row: dict[str, Any]) -> None:
         self._comms.append({"place": place, **row})
 
     def tables(self) -> tuple[dict[str, pl.DataFrame], list[Stat]]:
-        """nodes, tensors, comms and dependencies; what refers to a node that is not there is counted."""
+        """nodes, tensors, comms, dependencies, events, links; references to absent nodes are counted."""
         lost: list[Stat] = []
         nodes = _frame("nodes", self._nodes, lost).sort("et_id", "file_order").drop("id", "parent")
         nodes = nodes.with_row_index("id")
@@ -192,6 +195,16 @@ class Nodes:
             .sort("node", maintain_order=True),
         }
         tables["comms"] = tables["comms"].drop("id").with_row_index("id")
+        if self._events:
+            places = pl.Series("place", [row["place"] for row in self._events], dtype=pl.UInt32)
+            position = pl.Series("position", range(len(places)), dtype=pl.UInt32)
+            rows = _frame("events", self._events, lost).drop("id").with_columns(places, position)
+            events = timeline(rows).with_row_index("id")
+            both = events.select("place", event="id").join(
+                row_of, on="place", how="left", maintain_order="left"
+            )
+            tables["events"] = events.drop("place")
+            tables["links"] = both.select("node", "event", how=pl.lit("file"), score=pl.lit(1.0)).sort("node")
         return tables, [*stats, *lost]
 
 

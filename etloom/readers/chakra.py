@@ -24,7 +24,7 @@ from etloom.readers import _chakra_pb as pb
 from etloom.readers import _literals
 from etloom.readers._files import content
 from etloom.readers._nodes import NODE_ATTRIBUTES, Nodes
-from etloom.readers._tables import Stat, timeline, trace_of
+from etloom.readers._tables import Stat, trace_of
 from etloom.trace import Trace
 
 _COMM = ("comm_type", "comm_size", "pg_name", "comm_src", "comm_dst")
@@ -81,7 +81,6 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
         groups,
         schema=dict.fromkeys(("pg_name", "pg_desc", "backend", "ranks"), pl.String) | {"size": pl.Int64},
     )
-    tables |= _events(nodes, tables["nodes"])
     meta = {
         "formats": ["chakra"],
         "files": [str(path)],
@@ -190,9 +189,7 @@ def _add(nodes: Nodes, node: Any, groups: list[dict[str, Any]], unread: list[str
         nodes.communicates(place, _comm(node, comm, attrs))
     if node.start_time_micros:
         start = node.start_time_micros * 1000
-        nodes.events.append(
-            {"place": place, "ts": start, "dur": node.duration_micros * 1000, **_lane(node, known, attrs)}
-        )
+        nodes.occurs(place, {"ts": start, "dur": node.duration_micros * 1000, **_lane(node, known, attrs)})
 
 
 def _lane(node: Any, known: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
@@ -250,17 +247,3 @@ def _groups(values: list[Any], unread: list[str]) -> list[dict[str, Any]]:
 def _signed(value: int) -> int:
     """Ids are unsigned on the wire and signed in the tables; wrapping round keeps them distinct."""
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _events(nodes: Nodes, table: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    if not nodes.events:
-        return {}
-    rows = pl.DataFrame(nodes.events, infer_schema_length=None, strict=False).with_row_index("position")
-    events = timeline(rows).with_row_index("id")
-    links = events.select(file_order="place", event="id").join(
-        table.select("file_order", node="id").cast({"file_order": pl.Int64}), on="file_order", how="left"
-    )
-    return {
-        "events": events.drop("place"),
-        "links": links.select("node", "event", how=pl.lit("file"), score=pl.lit(1.0)).sort("node"),
-    }
