@@ -3,3 +3,4 @@
 #include <nanobind/nanobind.h>
 
 void bind_nesting(nanobind::module_& module);
+void bind_parsers(nanobind::module_& module);

@@ -4,4 +4,5 @@
 NB_MODULE(_native, module) {
     module.doc() = "Native parts of etloom: trace files to columns, stack nesting.";
     bind_nesting(module);
+    bind_parsers(module);
 }

@@ -1,1 +1,81 @@
+"""Readers: one file a format, each from a file to a Trace in the file's own terms. `read` tells which by content."""
 
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+
+from etloom import registry
+from etloom.errors import ReadError
+from etloom.readers._files import UNPACK_ERRORS, unpacked
+from etloom.readers._folder import Found, discover
+from etloom.trace import Job, Trace
+
+__all__ = ["Found", "discover", "format_of", "read"]
+
+_HEAD = 1 << 16
+
+
+def read(
+    path: str | PathLike[str], format: str | None = None, *, progress: Callable[[int], None] | None = None
+) -> Trace | Job:
+    """What one file (or one folder that is a trace, as our own Parquet) holds. Nothing in it is linked.
+
+    format: the name of a reader, where the content is not to tell. progress: called with bytes as they are read, by
+    the readers that can say.
+
+    Raises ReadError for a file that is missing, cannot be read or is no trace; UnknownName for an unknown format.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ReadError("no such file or folder", where=path, remedy="check the path")
+    name = format or format_of(path)
+    if name is None:
+        raise ReadError(*_why_not(path), where=path, remedy=_remedy(path))
+    reader = registry.get("readers", name)
+    if progress is not None and any(
+        option.name == "progress" for option in registry.options("readers", name)
+    ):
+        found: Trace | Job = reader.read(path, progress=progress)
+    else:
+        found = reader.read(path)
+    return found
+
+
+def format_of(path: Path) -> str | None:
+    """The name of the reader for a file or folder, by its first bytes; None for what is no trace.
+
+    Raises ReadError for a file that cannot be opened.
+    """
+    readers = [(name, registry.get("readers", name)) for name in registry.names("readers")]
+    if path.is_dir():
+        holders = ((name, getattr(reader, "holds", None)) for name, reader in readers)
+        return next((name for name, holds in holders if holds is not None and holds(path)), None)
+    head = _head(path)
+    return next((name for name, reader in readers if reader.sniff(head)), None) if head else None
+
+
+def _head(path: Path) -> bytes:
+    with unpacked(path) as stream:
+        try:
+            return b"".join(itertools.islice(iter(lambda: stream.read(_HEAD), b""), 1))
+        except UNPACK_ERRORS:
+            return b""
+        except OSError as error:
+            raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
+
+
+def _why_not(path: Path) -> tuple[str]:
+    if path.is_dir():
+        return ("this is a folder, and no trace by itself",)
+    if path.stat().st_size == 0:
+        return ("the file is empty",)
+    return ("this is no trace of a known format",)
+
+
+def _remedy(path: Path) -> str:
+    if path.is_dir():
+        return "open it as a run (etloom.open), or name one file in it"
+    return f"known formats: {', '.join(registry.names('readers'))}"

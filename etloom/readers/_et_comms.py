@@ -1,0 +1,180 @@
+"""Communication in an execution trace: record_param_comms in its named and its positional form, and c10d operators.
+
+NCCL, and any backend that uses PyTorch's macro, records ``record_param_comms`` inside the c10d operator; gloo does
+not, so there the c10d operator itself is the record. Of an operator and a record inside it only the record counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import polars as pl
+
+from etloom.readers._comms import normalise
+from etloom.readers._native import Stat
+
+RECORD = "record_param_comms"
+_C10D = r"^c10d::"
+_COLUMNS = {
+    "node": pl.UInt32,
+    "collective": pl.String,
+    "pg_name": pl.String,
+    "pg_desc": pl.String,
+    "ranks": pl.String,
+    "group_size": pl.Int64,
+    "seq": pl.Int64,
+    "dtype": pl.String,
+    "in_nelems": pl.Int64,
+    "out_nelems": pl.Int64,
+    "in_split": pl.String,
+    "out_split": pl.String,
+    "root": pl.Int64,
+    "peer": pl.Int64,
+    "reduce_op": pl.String,
+    "is_async": pl.Boolean,
+}
+_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+"""c10d::ReduceOp::RedOpType by number."""
+
+
+def of_nodes(
+    nodes: pl.DataFrame, tensors: pl.DataFrame, named: pl.DataFrame, stats: list[Stat]
+) -> pl.DataFrame:
+    """The comms of an execution trace; ``named`` holds the attributes that records carry since schema 1.1.0."""
+    text = nodes.select(
+        "id", "parent", pl.col("name", "op_schema", "inputs", "input_types").cast(pl.String)
+    ).filter((pl.col("name") == RECORD) | pl.col("name").str.contains(_C10D))
+    sizes = _sizes(tensors.join(text.select(node="id"), on="node", how="semi"))
+    rows = {
+        row["id"]: {**_described(row), **sizes.get(row["id"], {}), "node": row["id"]}
+        for row in text.iter_rows(named=True)
+    }
+    for row in named.with_columns(pl.col(pl.Categorical).cast(pl.String)).iter_rows(named=True):
+        _name(rows.setdefault(row["node"], {"node": row["node"]}), row)
+    parent = dict(zip(nodes["id"].to_list(), nodes["parent"].to_list(), strict=True)) if rows else {}
+    names = dict(text.select("id", "name").iter_rows())
+    for node in [node for node, name in names.items() if name == RECORD]:
+        above = parent.get(node)
+        for _ in range(8):
+            if above is None:
+                break
+            rows.pop(above, None)
+            above = parent.get(above)
+    kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
+    return normalise(pl.DataFrame(kept, schema=_COLUMNS), stats)
+
+
+def group_config(nodes: pl.DataFrame) -> Any:
+    """The process groups that the ``## process_group:init ##`` nodes hold as JSON in a string."""
+    groups: list[Any] = []
+    texts = nodes.filter(pl.col("name").cast(pl.String).str.contains("process_group:init"))["inputs"]
+    for text in texts.cast(pl.String):
+        try:
+            (config, *_) = json.loads(text)
+            found = json.loads(config)
+        except (TypeError, ValueError):
+            continue
+        groups += found if isinstance(found, list) else []
+    return groups
+
+
+def _described(row: dict[str, Any]) -> dict[str, Any]:
+    values = _json(row["inputs"])
+    if row["name"] == RECORD:
+        return _positional(values)
+    return {"collective": row["name"], **_by_schema(values, row["op_schema"] or "")}
+
+
+def _positional(values: list[Any]) -> dict[str, Any]:
+    """([tensors], seq, group, rank, name, in_split, out_split, rank start, stride, size): the text is the landmark.
+
+    The group is (name, description), or before schema 1.0.3 the address of the group.
+    """
+    at = next(
+        (i for i, value in enumerate(values) if isinstance(value, str) and not value.startswith("<")), None
+    )
+    if at is None or at < 3:
+        return {}
+    group = values[at - 2]
+    name, desc = (group + [None, None])[:2] if isinstance(group, list) else (group, None)
+    found: dict[str, Any] = {
+        "collective": values[at],
+        "seq": _number(values[at - 3]),
+        "pg_name": None if name is None else str(name),
+        "pg_desc": desc if isinstance(desc, str) else None,
+    }
+    for key, split in zip(("in_split", "out_split"), values[at + 1 : at + 3], strict=False):
+        found[key] = json.dumps(split) if isinstance(split, list) and split else None
+    start, stride, size = ([_number(value) for value in values[at + 3 : at + 6]] + [None] * 3)[:3]
+    return {**found, **_members(start, stride, size)}
+
+
+def _members(start: int | None, stride: int | None, size: int | None) -> dict[str, Any]:
+    """The ranks of a group that lie evenly; start or stride 0 or -1 with more than one rank say nothing."""
+    found: dict[str, Any] = {"group_size": size}
+    if size is not None and start is not None and stride is not None and 0 < size <= 1 << 20 and start >= 0:
+        if stride > 0:
+            found["ranks"] = json.dumps(list(range(start, start + stride * size, stride)))
+        elif size == 1:
+            found["ranks"] = json.dumps([start])
+    return found
+
+
+def _by_schema(values: list[Any], schema: str) -> dict[str, Any]:
+    """What the arguments of a c10d operator say, by their names in its schema."""
+    inside = schema.partition("(")[2].partition(") ->")[0]
+    names = [re.split(r"[ =]", part.strip().partition("=")[0].strip())[-1] for part in inside.split(",")]
+    given = dict(zip(names, values, strict=False))
+    reduce_op = _number(given.get("reduce_op"))
+    return {
+        "root": _number(given.get("root_rank", given.get("root"))),
+        "peer": _number(given.get("dst", given.get("src"))),
+        "is_async": given["async_op"] if isinstance(given.get("async_op"), bool) else None,
+        "in_split": _splits(given.get("input_split_sizes")),
+        "out_split": _splits(given.get("output_split_sizes")),
+        "reduce_op": _REDUCE_OPS[reduce_op]
+        if reduce_op is not None and 0 <= reduce_op < len(_REDUCE_OPS)
+        else None,
+    }
+
+
+def _name(found: dict[str, Any], row: dict[str, Any]) -> None:
+    """The named attributes of a record override what its position said."""
+    for key in ("collective", "pg_name", "pg_desc", "dtype", "in_nelems", "out_nelems"):
+        if row[key] is not None:
+            found[key] = row[key]
+    for key in ("in_split", "out_split"):
+        if row[key] not in (None, "[]"):
+            found[key] = row[key]
+    if row["is_async"] is not None:
+        found["is_async"] = bool(row["is_async"])
+    if row["group_size"] is not None:
+        found.update(_members(row["rank_start"], row["rank_stride"], row["group_size"]))
+
+
+def _sizes(tensors: pl.DataFrame) -> dict[int, dict[str, Any]]:
+    """Elements in and out of each node, and the type of its first tensor."""
+    sums = tensors.group_by("node").agg(
+        pl.col("numel").filter(pl.col("io") == 0).sum().alias("in_nelems"),
+        pl.col("numel").filter(pl.col("io") == 1).sum().alias("out_nelems"),
+        pl.col("dtype").first().cast(pl.String),
+    )
+    return {row.pop("node"): row for row in sums.iter_rows(named=True)}
+
+
+def _splits(value: Any) -> str | None:
+    return json.dumps(value) if isinstance(value, list) and value else None
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value != -1 else None
+
+
+def _json(text: str | None) -> list[Any]:
+    try:
+        value = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return value if isinstance(value, list) else []

@@ -1,0 +1,151 @@
+"""Which files of a folder are traces, and of which rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+
+from etloom.errors import EtloomError, ReadError
+from etloom.readers._files import UNPACK_ERRORS, chunks
+
+Stat = tuple[str, str, int, str | None]
+
+# kineto_trace_3.json, torch_et_3.json.gz, kineto_rank3_x.json, rank3_trace.json, rank-3.Apr.1102.pt.trace.json, ...
+_NAMES = (
+    r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|trace|nsys|fr_trace|flight_recorder)_(\d+)(?:\.|$)",
+    r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
+    r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
+    r"^\w+\.(\d+)\.et(?:\.gz)?$",
+)
+_RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
+_SIDE_BY_SIDE = {"execution-trace": "host", "kineto": "device", "nsys": "device"}
+"""Formats of which a rank has one of each kind; any other stands alone."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The traces of a folder by rank, host and device trace of a rank together."""
+
+    ranks: dict[int, list[Path]]
+    formats: dict[Path, str]
+    stats: list[Stat] = field(default_factory=list)  # rows of stats that concern the whole job
+    ignored: list[Path] = field(default_factory=list)  # files that are no traces
+
+
+def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Found:
+    """The traces of a folder by rank.
+
+    The rank is in the name, by ``rank_pattern`` (a regular expression whose first group is the rank) or by the names
+    the field uses; else in the file. Traces without any are of rank 0 if there is one of a kind.
+
+    Raises ReadError for a folder without traces, or with several whose ranks cannot be told; EtloomError for a
+    pattern that is no regular expression with a group.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ReadError("no such folder", where=folder, remedy="check the path")
+    formats, ignored = _formats(_files(folder))
+    if not formats:
+        raise ReadError("no traces in this folder", where=folder, remedy=_where_else(folder))
+    patterns = [_compiled(rank_pattern)] if rank_pattern else [re.compile(name) for name in _NAMES]
+    ranks: dict[int, list[Path]] = {}
+    without: list[Path] = []
+    for path in formats:
+        rank = next((int(match[1]) for pattern in patterns if (match := pattern.search(path.name))), None)
+        if rank is None and formats[path] == "kineto" and rank_pattern is None:
+            rank = _rank_inside(path)
+        if rank is None:
+            without.append(path)
+        else:
+            ranks.setdefault(rank, []).append(path)
+    stats: list[Stat] = []
+    _place(without, ranks, formats, folder)
+    for rank, paths in sorted(ranks.items()):
+        ranks[rank] = _one_of_a_kind(rank, paths, formats, stats)
+    missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
+    if missing:
+        some = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        stats.append(("job.missing_ranks", "info", len(missing), f"no trace of rank {some}"))
+    return Found(dict(sorted(ranks.items())), formats, stats, ignored)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error.strerror}", where=folder) from None
+
+
+def _formats(paths: Iterable[Path]) -> tuple[dict[Path, str], list[Path]]:
+    from etloom.readers import format_of  # this module is imported by it
+
+    formats: dict[Path, str] = {}
+    ignored = []
+    for path in paths:
+        name = format_of(path)
+        if name is not None and not (path.is_file() and name in ("parquet", "metrics")):
+            formats[path] = name
+        elif path.is_file():
+            ignored.append(path)
+    return formats, ignored
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise EtloomError(f"the rank pattern is no regular expression: {error}", where=pattern) from None
+    if compiled.groups < 1:
+        raise EtloomError("the rank pattern has no group", where=pattern, remedy=r"for example 'host-(\d+)'")
+    return compiled
+
+
+def _rank_inside(path: Path) -> int | None:
+    """What distributedInfo says, wherever in the file it stands."""
+    tail = b""
+    try:
+        for piece in chunks(path):
+            if match := _RANK_INSIDE.search(tail + piece):
+                return int(match[1])
+            tail = piece[-8192:]
+    except (*UNPACK_ERRORS, OSError):
+        pass  # reading the trace itself says what is wrong with it
+    return None
+
+
+def _place(without: list[Path], ranks: dict[int, list[Path]], formats: dict[Path, str], folder: Path) -> None:
+    """Give traces that name no rank the one rank there is, where there is one of each format."""
+    if not without:
+        return
+    kinds = [formats[path] for path in without]
+    if len(ranks) > 1 or len(kinds) != len(set(kinds)):
+        raise ReadError(
+            f"{len(without)} traces do not say which rank they are of, {without[0].name} for one",
+            where=folder,
+            remedy=r"say how to tell, for example --rank-pattern 'host-(\d+)'",
+        )
+    ranks.setdefault(next(iter(ranks), 0), []).extend(without)
+
+
+def _one_of_a_kind(rank: int, paths: list[Path], formats: dict[Path, str], stats: list[Stat]) -> list[Path]:
+    kept: dict[str, Path] = {}
+    for path in paths:
+        kind = _SIDE_BY_SIDE.get(formats[path], formats[path])
+        if kind in kept:
+            example = f"rank {rank}: {path.name} is left out, {kept[kind].name} was read"
+            stats.append(("job.two_files_for_a_rank", "data_loss", 1, example))
+        else:
+            kept[kind] = path
+    return list(kept.values())
+
+
+def _where_else(folder: Path) -> str:
+    inside = sorted(path.name for path in _files(folder) if path.is_dir())
+    return (
+        f"try one of its folders: {', '.join(inside[:5])}"
+        if inside
+        else "expected Kineto or execution traces"
+    )

@@ -1,0 +1,128 @@
+"""Driving a native parser: bytes from the file in one thread, columns made in another, trouble as stats rows."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.errors import ReadError
+from etloom.readers._files import UNPACK_ERRORS, chunks
+
+Stat = tuple[str, str, int, str | None]
+Progress = Callable[[int], None]
+
+_AHEAD = 4  # chunks the reading thread may be ahead of the parser
+
+# What the parsers count: severity, and what it means for the reader of the stats.
+_MEANING = {
+    "damaged": ("data_loss", "skipped, it is no valid JSON: "),
+    "no_phase": ("data_loss", "skipped, it has no phase (ph): "),
+    "no_time": ("data_loss", "skipped, its time (ts) is missing or no number: "),
+    "no_id": ("data_loss", "skipped, it has no id: "),
+    "odd_counter": ("data_loss", "skipped, a counter's value or time is no number: "),
+    "negative_duration": ("data_loss", "its duration is set to null: "),
+    "odd_duration": ("data_loss", "its duration is no number, set to null: "),
+    "no_duration": ("info", "a complete event without duration: "),
+    "odd_value": ("info", "not of the type expected, kept as text: "),
+    "odd_tensor": ("info", "a tensor that is not described as one, kept as text: "),
+}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    tables: dict[str, pl.DataFrame]
+    header: dict[str, Any]  # the document without its rows
+    stats: list[Stat]
+    rows: int
+
+
+def parse(parser: Any, path: Path, progress: Progress | None = None) -> Parsed:
+    """Feed the file to the parser. Raises ReadError where the document holds no rows at all."""
+    stats: list[Stat] = []
+    for piece in _read_ahead(path, stats):
+        parser.feed(piece)
+        if progress is not None:
+            progress(len(piece))
+    parser.finish()
+    summary = parser.summary()
+    if summary["bytes"] == 0:
+        raise ReadError("the file is empty", where=path)
+    if not summary["found_rows"]:
+        raise ReadError(
+            "no trace was found in it", where=path, remedy="expected Kineto JSON or an execution trace"
+        )
+    if summary["truncated"]:
+        stats.append(("read.truncated", "data_loss", 1, "the file ends early; what came before was read"))
+    if summary["trailing"]:
+        stats.append(
+            ("read.trailing_bytes", "data_loss", summary["trailing"], "behind the end of the document")
+        )
+    for name, (count, example) in sorted(summary["troubles"].items()):
+        severity, meaning = _MEANING[name]
+        stats.append((f"read.{name}", severity, count, meaning + _text(example)))
+    header = _header(summary["header"], stats)
+    tables = {
+        name: pl.DataFrame({column: pl.Series(column, values) for column, values in columns.items()})
+        for name, columns in parser.take().items()
+    }
+    return Parsed(tables, header, stats, summary["rows"])
+
+
+def _read_ahead(path: Path, stats: list[Stat]) -> Iterator[bytes]:
+    """The chunks of the file, read and unpacked by a second thread. A damaged packing ends them, counted."""
+    pieces: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
+    stop = threading.Event()
+
+    def put(piece: bytes | Exception | None) -> None:
+        while not stop.is_set():
+            try:
+                return pieces.put(piece, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for piece in chunks(path):
+                put(piece)
+                if stop.is_set():
+                    return
+            put(None)
+        except Exception as error:  # handed to the consumer, which raises it
+            put(error)
+
+    thread = threading.Thread(target=work, name="etloom-read", daemon=True)
+    thread.start()
+    try:
+        while (piece := pieces.get()) is not None:
+            if isinstance(piece, UNPACK_ERRORS):
+                stats.append(("read.packing", "data_loss", 1, f"the packing is damaged or cut off: {piece}"))
+                return
+            if isinstance(piece, OSError):
+                raise ReadError(f"cannot be read: {piece}", where=path) from None
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[str, Any]:
+    header: dict[str, Any] = {}
+    for key, value in members:
+        try:
+            header[_text(key)] = json.loads(value)
+        except (ValueError, RecursionError):
+            stats.append(("read.header", "data_loss", 1, f"the member {_text(key)!r} is damaged"))
+    return header
+
+
+def _text(example: bytes) -> str:
+    return " ".join(example.decode("utf-8", "replace").split())

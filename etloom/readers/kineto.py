@@ -1,0 +1,195 @@
+"""Kineto and Chrome trace JSON: what torch.profiler writes, of any age and vendor.
+
+An object with ``traceEvents`` anywhere in it, or a bare array of events; plain, gzip or zstd. Every phase is read:
+complete events and instants (X, i, I, R), begin/end pairs (B, E), asynchronous ones (b, n, e, kept as they stand),
+counters (C), flows (s, t, f) and names (M). Times become ns: of the Unix epoch where ``baseTimeNanoseconds`` says
+what they are relative to, or where they are absolute already, as older files have them.
+
+Format: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp and the Trace Event Format.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom import _native, kinds
+from etloom.readers import _comms
+from etloom.readers._native import Parsed, Progress, Stat, parse
+from etloom.trace import Trace
+
+_EPOCH_NS = 10**18
+"""No relative time is that large (31 years), and every absolute one since 2001 is."""
+
+_EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:')
+
+
+def sniff(head: bytes) -> bool:
+    """Whether these are the first bytes of a Chrome trace."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] == b"[":
+        return re.match(rb"\[\s*(?:\{|\]|$)", text) is not None and (
+            b'"ph"' in text or re.match(rb"\[\s*(?:\]|$)", text) is not None
+        )
+    if text[:1] != b"{":
+        return False
+    if b'"traceEvents"' in text:
+        return True
+    # deviceProperties or pg_config can fill the head before traceEvents comes
+    return b'"schemaVersion"' in text or b'"deviceProperties"' in text or b'"distributedInfo"' in text
+
+
+def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
+    """The Trace of one file; nothing in it is linked yet (no parent, depth, step or launch).
+
+    progress: called with the number of bytes as they are read.
+
+    Raises ReadError for a file that cannot be read or holds no trace, LimitError for a gzip bomb.
+    """
+    path = Path(source)
+    return trace_of(parse(_native.kineto_parser(), path, progress), path)
+
+
+def trace_of(parsed: Parsed, path: Path) -> Trace:
+    """The Trace of parsed tables: named, numbered, on one clock."""
+    tables, stats = dict(parsed.tables), list(parsed.stats)
+    threads = _threads(tables.pop("metadata"), tables.pop("lanes"))
+    tables = close_ranges(tables, stats)
+    meta = _meta(parsed.header, path)
+    base = _base_ns(parsed.header, tables["events"], stats)
+    meta["base_ns"] = base
+    first = tables["events"]["ts"].min()
+    meta["clock"] = "epoch" if base or (isinstance(first, int) and first > _EPOCH_NS) else "relative"
+    for name in ("events", "memory", "counters", "flows"):
+        tables[name] = tables[name].with_columns(pl.col("ts") + base).with_row_index("id")
+    tables["comms"] = _comms.of_events(tables["comms"], stats)
+    tables["groups"] = _comms.groups(meta["distributed"].get("pg_config"))
+    stats.append(("read.events", "info", parsed.rows, "rows of traceEvents in the file"))
+    return Trace({**tables, "threads": threads}, meta).with_stats(stats)
+
+
+def _meta(header: dict[str, Any], path: Path) -> dict[str, Any]:
+    distributed = header.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    properties = header.get("deviceProperties")
+    meta = {
+        "rank": _whole(distributed.get("rank")),
+        "world_size": _whole(distributed.get("world_size")),
+        "files": [str(path)],
+        "formats": ["kineto"],
+        "host": header.get("host_name"),
+        "kineto_schema_version": header.get("schemaVersion"),
+        "device_properties": properties if isinstance(properties, list) else [],
+        "distributed": distributed,
+        "header": {
+            key: value for key, value in header.items() if key not in ("distributedInfo", "deviceProperties")
+        },
+    }
+    return {key: value for key, value in meta.items() if value is not None}
+
+
+def _base_ns(header: dict[str, Any], events: pl.DataFrame, stats: list[Stat]) -> int:
+    base = _whole(header.get("baseTimeNanoseconds")) or 0
+    first = events["ts"].min()
+    if base and isinstance(first, int) and first > _EPOCH_NS:
+        stats.append(("read.base_ignored", "info", 1, "times are absolute although the file states a base"))
+        return 0
+    return base
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
+    """The names of lanes: metadata events folded to one row a process and a row a thread."""
+    rows: dict[tuple[int | None, int | None], dict[str, Any]] = {}
+    for kind, pid, tid, text in metadata.select(
+        pl.col("kind").cast(pl.String), "pid", "tid", pl.col("args").cast(pl.String)
+    ).iter_rows():
+        of_thread = (kind or "").startswith("thread")
+        row = rows.setdefault((pid, tid if of_thread else None), {})
+        try:
+            args = json.loads(text)
+        except ValueError:
+            continue
+        for key in ("name", "labels", "sort_index"):
+            if key in args:
+                row[key] = _whole(args[key]) if key == "sort_index" else str(args[key]).strip()
+    # A lane that the file names by a text in place of a number is called by that text.
+    for code, name in enumerate(lanes["name"].cast(pl.String)):
+        lane = TEXT_LANE - code
+        found = [key for key in rows if lane in key]
+        for key in found or [(lane, None)]:
+            if key[1] == lane or key[1] is None:
+                rows.setdefault(key, {}).setdefault("name", name)
+    return pl.DataFrame(
+        [{"pid": pid, "tid": tid, **row} for (pid, tid), row in rows.items() if pid is not None],
+        schema={
+            "pid": pl.Int64,
+            "tid": pl.Int64,
+            "name": pl.String,
+            "labels": pl.String,
+            "sort_index": pl.Int64,
+        },
+    )
+
+
+TEXT_LANE = -(1 << 40)
+"""The number of the first lane that the file names by a text; the next ones go down from here."""
+
+
+def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
+    """Begin and end events (B, E) joined to complete ones: an E closes the last open B of its thread."""
+    events = tables["events"].with_columns(pl.col("ph").cast(pl.String)).with_row_index("row")
+    ranges = events.filter(pl.col("ph").is_in(["B", "E"]))
+    if not ranges.height:
+        return tables
+    stacks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    durations: dict[int, int] = {}
+    lone = 0
+    in_order = ranges.sort("ts", "position").select("row", "ph", "pid", "tid", "ts")
+    for row, ph, pid, tid, ts in in_order.iter_rows():
+        stack = stacks.setdefault((pid, tid), [])
+        if ph == "B":
+            stack.append((row, ts))
+        elif stack:
+            start_row, start = stack.pop()
+            durations[start_row] = ts - start
+        else:
+            lone += 1
+    open_ranges = sum(map(len, stacks.values()))
+    for name, count in (("read.end_without_begin", lone), ("read.begin_without_end", open_ranges)):
+        if count:
+            stats.append((name, "data_loss", count, "a range of which the file holds one end only"))
+    closed = pl.DataFrame(
+        list(durations.items()), schema={"row": pl.UInt32, "length": pl.Int64}, orient="row"
+    )
+    events = (
+        events.filter(pl.col("ph") != "E")
+        .join(closed, on="row", how="left")
+        .with_columns(
+            pl.coalesce("length", "dur").alias("dur"),
+            pl.when(pl.col("length").is_null()).then("ph").otherwise(pl.lit("X")).alias("ph"),
+        )
+        .sort("ts", "dur", "position", descending=[False, True, False], nulls_last=True)
+    )
+    moved = events.select("row").with_row_index("event")
+    side = {
+        name: frame.rename({"event": "row"}).join(moved, on="row").drop("row").sort("event")
+        for name, frame in tables.items()
+        if "event" in frame.columns
+    }
+    return {
+        **tables,
+        **side,
+        "events": events.drop("row", "length").with_columns(pl.col("ph").cast(pl.Categorical)),
+    }

@@ -1,0 +1,109 @@
+// The parsers as Python sees them: bytes in, columns out as Arrow capsules, the GIL released while they work.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include "arrow_c.hpp"
+#include "bindings.hpp"
+#include "parser.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using etloom::Parser;
+
+// A column on its way out. It can be taken once.
+struct Outgoing {
+    ArrowSchema schema{};
+    ArrowArray array{};
+    Outgoing() = default;
+    Outgoing(const Outgoing&) = delete;
+    ~Outgoing() {
+        if (schema.release != nullptr) schema.release(&schema);
+        if (array.release != nullptr) array.release(&array);
+    }
+};
+
+template <typename T>
+void release_capsule(PyObject* capsule, const char* name) {
+    auto* held = static_cast<T*>(PyCapsule_GetPointer(capsule, name));
+    if (held == nullptr) return;
+    if (held->release != nullptr) held->release(held);
+    delete held;
+}
+
+nb::tuple capsules(Outgoing& column, const nb::object&) {
+    if (column.array.release == nullptr) throw nb::value_error("the column was taken before");
+    auto* schema = new ArrowSchema(column.schema);
+    auto* array = new ArrowArray(column.array);
+    column.schema.release = nullptr;
+    column.array.release = nullptr;
+    return nb::make_tuple(
+        nb::steal(PyCapsule_New(schema, "arrow_schema", [](PyObject* c) { release_capsule<ArrowSchema>(c, "arrow_schema"); })),
+        nb::steal(PyCapsule_New(array, "arrow_array", [](PyObject* c) { release_capsule<ArrowArray>(c, "arrow_array"); })));
+}
+
+void feed(Parser& parser, const nb::object& bytes) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(bytes.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    {
+        nb::gil_scoped_release release;
+        parser.feed(static_cast<const char*>(view.buf), static_cast<size_t>(view.len));
+    }
+    PyBuffer_Release(&view);
+}
+
+nb::dict take(Parser& parser) {
+    nb::dict tables;
+    for (auto& [name, table] : parser.tables()) {
+        nb::dict columns;
+        for (auto& named : table.columns()) {
+            auto column = std::make_unique<Outgoing>();
+            named.column->leave(&column->schema, &column->array);
+            columns[named.name] = nb::cast(std::move(column));
+        }
+        tables[name.c_str()] = columns;
+    }
+    return tables;
+}
+
+// Bytes, since a damaged file may hold any.
+nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+nb::dict summary(const Parser& parser) {
+    nb::list header;
+    for (const auto& [key, value] : parser.header()) header.append(nb::make_tuple(to_bytes(key), to_bytes(value)));
+    nb::dict troubles;
+    const auto note = [&](const char* name, const etloom::Trouble& trouble) {
+        if (trouble.count > 0) troubles[name] = nb::make_tuple(trouble.count, to_bytes(trouble.example));
+    };
+    note("damaged", parser.damaged());
+    for (const auto& [name, trouble] : parser.troubles()) note(name.c_str(), trouble);
+    nb::dict all;
+    all["rows"] = parser.rows_seen();
+    all["bytes"] = parser.bytes();
+    all["found_rows"] = parser.found_rows();
+    all["truncated"] = parser.truncated();
+    all["trailing"] = parser.trailing();
+    all["header"] = header;
+    all["troubles"] = troubles;
+    return all;
+}
+
+}  // namespace
+
+void bind_parsers(nb::module_& module) {
+    nb::class_<Outgoing>(module, "Column", "A column that Arrow libraries can take, once.")
+        .def("__arrow_c_array__", &capsules, nb::arg("requested_schema") = nb::none());
+    nb::class_<Parser>(module, "Parser", "Trace bytes in (feed, finish), tables out (take).")
+        .def("feed", &feed, nb::arg("data"), "Read the next bytes of the file.")
+        .def("finish", [](Parser& parser) {
+            nb::gil_scoped_release release;
+            parser.finish();
+            parser.sort();
+        }, "The file is over.")
+        .def("summary", &summary, "Rows seen, header members, and what went wrong.")
+        .def("take", &take, "The tables as {name: {column: Column}}, once.");
+    module.def("kineto_parser", &etloom::kineto_parser, "A parser of Kineto / Chrome trace JSON.");
+    module.def("execution_trace_parser", &etloom::execution_trace_parser, "A parser of PyTorch execution traces.");
+}

@@ -1,0 +1,294 @@
+// Cutting a document into pieces of whole rows; see rows.hpp.
+#include "rows.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace etloom {
+
+namespace {
+
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+
+// Behind the closing quote of the string at `from`, or nullptr.
+const char* string_end(const char* from, const char* to) {
+    for (const char* p = from + 1; p < to;) {
+        const auto* quote = static_cast<const char*>(std::memchr(p, '"', static_cast<size_t>(to - p)));
+        if (quote == nullptr) return nullptr;
+        const char* back = quote;
+        while (back > from + 1 && back[-1] == '\\') --back;
+        if ((quote - back) % 2 == 0) return quote + 1;
+        p = quote + 1;
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+const char* skip_space(const char* from, const char* to) {
+    while (from < to && is_space(*from)) ++from;
+    return from;
+}
+
+const char* value_end(const char* from, const char* to) {
+    if (from == to) return nullptr;
+    if (*from == '"') return string_end(from, to);
+    if (*from != '{' && *from != '[') {
+        const char* p = from;
+        while (p < to && *p != ',' && *p != '}' && *p != ']' && !is_space(*p)) ++p;
+        return p == to ? nullptr : p;
+    }
+    size_t depth = 0;
+    for (const char* p = from; p < to;) {
+        if (*p == '"') {
+            p = string_end(p, to);
+            if (p == nullptr) return nullptr;
+            continue;
+        }
+        if (*p == '{' || *p == '[') ++depth;
+        if ((*p == '}' || *p == ']') && --depth == 0) return p + 1;
+        ++p;
+    }
+    return nullptr;
+}
+
+RowStream::RowStream(std::string_view rows_key, bool bare_array, std::vector<std::string_view> row_keys)
+    : rows_key_(rows_key), bare_array_(bare_array), row_keys_(std::move(row_keys)) {
+    reserve(1 << 16);
+}
+
+void RowStream::reserve(size_t size) {
+    const size_t need = kFront + size + simdjson::SIMDJSON_PADDING + 1;
+    if (buffer_.size() < need) buffer_.resize(std::max(need, buffer_.size() + buffer_.size() / 2));
+}
+
+void RowStream::consume(size_t bytes) {
+    std::memmove(begin(), begin() + bytes, size_ - bytes);
+    size_ -= bytes;
+    searched_ = 0;
+}
+
+void RowStream::feed(const char* data, size_t size) {
+    bytes_ += size;
+    reserve(size_ + size);
+    std::memcpy(end(), data, size);
+    size_ += size;
+    while (step(false)) {
+    }
+    if (state_ == State::kDone) {
+        // White space may follow the document, anything else is lost.
+        const char* p = skip_space(begin(), end());
+        trailing_ += static_cast<uint64_t>(end() - p);
+        size_ = 0;
+    }
+}
+
+void RowStream::finish() {
+    while (step(true)) {
+    }
+    if (state_ != State::kDone) truncated_ = true;
+}
+
+// One unit of progress; false when more bytes are needed or the document is over.
+bool RowStream::step(bool last) {
+    switch (state_) {
+        case State::kStart: {
+            // A byte order mark is no JSON, but some tools write one.
+            if (size_ >= 3 && std::memcmp(begin(), "\xEF\xBB\xBF", 3) == 0) consume(3);
+            const char* p = skip_space(begin(), end());
+            if (p == end()) return false;
+            if (*p == '{') {
+                in_object_ = true;
+                state_ = State::kTop;
+            } else if (*p == '[' && bare_array_) {
+                found_rows_ = true;
+                state_ = State::kRows;
+            } else {
+                state_ = State::kDone;
+                return false;
+            }
+            consume(static_cast<size_t>(p + 1 - begin()));
+            return true;
+        }
+        case State::kTop: return step_top();
+        case State::kRows: return step_rows(last);
+        case State::kDone: return false;
+    }
+    return false;
+}
+
+bool RowStream::step_top() {
+    const char* to = end();
+    const char* p = begin();
+    while (p < to && (is_space(*p) || *p == ',')) ++p;
+    if (p == to) return false;
+    if (*p == '}') {
+        consume(static_cast<size_t>(p + 1 - begin()));
+        state_ = State::kDone;
+        return false;
+    }
+    if (*p != '"') {
+        state_ = State::kDone;
+        return false;
+    }
+    const char* key_end = string_end(p, to);
+    if (key_end == nullptr) return false;
+    const std::string_view key(p + 1, static_cast<size_t>(key_end - p - 2));
+    const char* value = skip_space(key_end, to);
+    if (value == to || *value != ':') {
+        if (value != to) state_ = State::kDone;
+        return false;
+    }
+    value = skip_space(value + 1, to);
+    if (value == to) return false;
+    if (key == rows_key_ && *value == '[') {
+        found_rows_ = true;
+        state_ = State::kRows;
+        consume(static_cast<size_t>(value + 1 - begin()));
+        return true;
+    }
+    const char* after = value_end(value, to);
+    if (after == nullptr) return false;
+    header_.emplace_back(std::string(key), std::string(value, static_cast<size_t>(after - value)));
+    consume(static_cast<size_t>(after - begin()));
+    return true;
+}
+
+bool RowStream::step_rows(bool last) {
+    if (last) {
+        const char* stop = crawl(begin(), end(), true);
+        consume(static_cast<size_t>(stop - begin()));
+        return state_ != State::kRows;
+    }
+    char* cut = last_boundary(begin() + searched_, end());
+    // A boundary may begin in the last bytes; everything before them need not be looked at again.
+    constexpr size_t kLongest = 64;
+    if (cut == nullptr) {
+        searched_ = size_ > kLongest ? size_ - kLongest : 0;
+        return false;
+    }
+    const char* stop = parse_piece(begin(), cut) ? cut : crawl(begin(), cut, false);
+    const bool whole = stop == cut && state_ == State::kRows;
+    consume(static_cast<size_t>(stop - begin()) + (whole ? 1 : 0));
+    searched_ = whole || size_ < kLongest ? 0 : size_ - kLongest;
+    return state_ != State::kRows;
+}
+
+// `brace` is a '{'. A row starts there if a comma and a closing brace stand before it and a row's key follows: inside a
+// valid string that sequence cannot occur, since the key's quote would end the string.
+bool RowStream::is_boundary(const char* brace, const char* to) const {
+    const char* p = brace + 1;
+    while (p < to && is_space(*p)) ++p;
+    if (p == to || *p != '"') return false;
+    ++p;
+    const auto left = static_cast<size_t>(to - p);
+    return std::any_of(row_keys_.begin(), row_keys_.end(), [&](std::string_view key) {
+        return key.size() <= left && std::memcmp(p, key.data(), key.size()) == 0;
+    });
+}
+
+// The comma of the last boundary in [from, to), or nullptr.
+char* RowStream::last_boundary(char* from, char* to) {
+    for (char* p = to; p > from;) {
+        if (*--p != '{' || !is_boundary(p, to)) continue;
+        char* back = p;
+        while (back > begin() && is_space(back[-1])) --back;
+        if (back == begin() || back[-1] != ',') continue;
+        char* comma = --back;
+        while (back > begin() && is_space(back[-1])) --back;
+        if (back > begin() && back[-1] == '}') return comma;
+    }
+    return nullptr;
+}
+
+// The comma of the first boundary behind `from`, or nullptr. For rows that are damaged the closing brace is not asked
+// for, since it may be what is missing.
+char* RowStream::next_boundary(char* from, char* to) {
+    for (char* p = from + 1; p < to; ++p) {
+        p = static_cast<char*>(std::memchr(p, '{', static_cast<size_t>(to - p)));
+        if (p == nullptr) return nullptr;
+        if (!is_boundary(p, to)) continue;
+        char* back = p;
+        while (back > from && is_space(back[-1])) --back;
+        if (back > from && (back[-1] == ',' || back[-1] == '}')) return back[-1] == ',' ? back - 1 : back;
+    }
+    return nullptr;
+}
+
+// The rows in [from, cut), where *cut is the comma behind the last of them, as one array. All or nothing.
+bool RowStream::parse_piece(char* from, char* cut) {
+    char* open = from - 1;
+    const char saved_open = *open, saved_cut = *cut;
+    *open = '[';
+    *cut = ']';
+    const auto size = static_cast<size_t>(cut + 1 - open);
+    const uint64_t before = rows_seen_;
+    checkpoint();
+    const bool good = [&] {
+        od::document document;
+        od::array rows;
+        if (parser_.iterate(simdjson::padded_string_view(open, size, size + simdjson::SIMDJSON_PADDING)).get(document)) {
+            return false;
+        }
+        if (document.get_array().get(rows)) return false;
+        for (auto element : rows) {
+            od::value value;
+            if (std::move(element).get(value) || !row(value, rows_seen_)) return false;
+            ++rows_seen_;
+        }
+        const char* at = nullptr;
+        // All of the piece must have been this one array: a closing bracket inside it means that the rows end here.
+        return document.current_location().get(at) == simdjson::OUT_OF_BOUNDS;
+    }();
+    *open = saved_open;
+    *cut = saved_cut;
+    if (good) return true;
+    rows_seen_ = before;
+    rewind();
+    return false;
+}
+
+bool RowStream::parse_one(char* from, char* to) {
+    // The parser reads padding behind the row: it may, since the buffer goes on, but must see the row end there.
+    const auto size = static_cast<size_t>(to - from);
+    od::document document;
+    od::value value;
+    checkpoint();
+    const bool good = !parser_.iterate(simdjson::padded_string_view(from, size, size + simdjson::SIMDJSON_PADDING)).get(document) &&
+                      !document.get_value().get(value) && row(value, rows_seen_);
+    if (!good) rewind();
+    return good;
+}
+
+char* RowStream::crawl(char* from, char* to, bool last) {
+    // How long a row that has no end in sight is waited for, before it is taken for damaged.
+    constexpr ptrdiff_t kPatience = 1 << 24;
+    char* p = from;
+    for (;;) {
+        while (p < to && (is_space(*p) || *p == ',')) ++p;
+        if (p == to) return to;
+        if (*p == ']') {
+            state_ = in_object_ ? State::kTop : State::kDone;
+            return p + 1;
+        }
+        auto* after = const_cast<char*>(value_end(p, to));
+        if (after != nullptr && *p == '{' && parse_one(p, after)) {
+            ++rows_seen_;
+            p = after;
+            continue;
+        }
+        char* next = next_boundary(p, to);
+        if (after == nullptr && !last && (next == nullptr || to - p < kPatience)) return p;
+        char* resume = after == nullptr ? next : next == nullptr ? after : std::min(after, next);
+        if (resume == nullptr) {
+            // The file ends inside this row.
+            truncated_ = true;
+            resume = to;
+        }
+        damaged_.add(std::string_view(p, static_cast<size_t>(resume - p)));
+        ++rows_seen_;
+        p = resume;
+    }
+}
+
+}  // namespace etloom

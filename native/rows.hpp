@@ -1,0 +1,94 @@
+// A JSON document whose bulk is one array of objects ("traceEvents", "nodes"), read in pieces of any size.
+//
+// Bytes go in by `feed`; whole objects ("rows") come out by `row`, the rest of the document is kept as its header. Rows
+// are parsed many at a time: a piece is cut where one object ends and the next begins, and wrapped as an array of its
+// own. A piece that does not parse so is gone through row by row, and what does not parse then costs that row alone:
+// the search goes on at the next place that looks like the start of a row.
+#pragma once
+#include <simdjson.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace etloom {
+
+namespace od = simdjson::ondemand;
+
+struct Trouble {
+    uint64_t count = 0;
+    std::string example;  // the first one
+    void add(std::string_view what) {
+        if (count++ == 0) example = what.substr(0, 200);
+    }
+};
+
+class RowStream {
+  public:
+    // rows_key: the member that holds the rows. A top-level array is taken for the rows if bare_array.
+    // row_keys: the keys a row can begin with, each with its closing quote and without the opening one.
+    RowStream(std::string_view rows_key, bool bare_array, std::vector<std::string_view> row_keys);
+    virtual ~RowStream() = default;
+
+    void feed(const char* data, size_t size);
+    void finish();
+
+    uint64_t rows_seen() const { return rows_seen_; }
+    bool found_rows() const { return found_rows_; }
+    bool truncated() const { return truncated_; }
+    // Bytes behind the end of the document, or behind the place where its structure could not be followed.
+    uint64_t trailing() const { return trailing_; }
+    uint64_t bytes() const { return bytes_; }
+    const Trouble& damaged() const { return damaged_; }
+    // Members of the document other than the rows, as (key, JSON text), in file order.
+    const std::vector<std::pair<std::string, std::string>>& header() const { return header_; }
+
+  protected:
+    // One row. False: it is damaged; whatever it appended is taken back by `rewind`.
+    virtual bool row(od::value value, uint64_t position) = 0;
+    virtual void checkpoint() = 0;
+    virtual void rewind() = 0;
+
+  private:
+    enum class State { kStart, kTop, kRows, kDone };
+
+    char* begin() { return buffer_.data() + kFront; }
+    char* end() { return begin() + size_; }
+    void reserve(size_t size);
+    void consume(size_t bytes);
+    bool step(bool last);
+    bool step_top();
+    bool step_rows(bool last);
+    bool parse_piece(char* from, char* to);
+    // Goes row by row through [from, to). Returns where it stopped: at `to`, at an incomplete row, or behind the bracket
+    // that closes the rows.
+    char* crawl(char* from, char* to, bool last);
+    bool parse_one(char* from, char* to);
+    char* last_boundary(char* from, char* to);
+    char* next_boundary(char* from, char* to);
+    bool is_boundary(const char* brace, const char* to) const;
+
+    // One byte in front, so that a piece can be given its opening bracket in place.
+    static constexpr size_t kFront = 1;
+
+    std::string rows_key_;
+    bool bare_array_;
+    std::vector<std::string_view> row_keys_;
+    State state_ = State::kStart;
+    std::vector<char> buffer_;
+    size_t size_ = 0;
+    size_t searched_ = 0;  // bytes of the buffer known to hold no boundary
+    od::parser parser_;
+    bool found_rows_ = false, truncated_ = false, in_object_ = false;
+    uint64_t rows_seen_ = 0, bytes_ = 0, trailing_ = 0;
+    Trouble damaged_;
+    std::vector<std::pair<std::string, std::string>> header_;
+};
+
+// The end of the JSON value at `from`, or nullptr when it goes on behind `to`. Brackets are counted, not matched.
+const char* value_end(const char* from, const char* to);
+const char* skip_space(const char* from, const char* to);
+
+}  // namespace etloom
