@@ -1,24 +1,44 @@
 """etloom weaves the execution traces of machine-learning jobs.
 
-Collect them inside a PyTorch job, read every format the field uses, link host operators to device work, analyse,
-query, report and export. The public names are those of `etloom.api`; they are imported when first used, so that
-``import etloom`` costs nothing.
+Collect them inside a PyTorch job, read every format the field uses, link host operators to device work,
+analyse, query, report and export. The public names are imported when first used, so that ``import etloom``
+costs nothing and `record` brings nothing but torch into a training job.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["EtloomError", "Job", "Trace", "analyze", "export", "link", "open", "query", "read", "record", "report"]
+if TYPE_CHECKING:
+    from etloom.api import analyze, export, link, open, query, read, report
+    from etloom.collector import record
+    from etloom.errors import EtloomError
+    from etloom.trace import Job, Trace
+
+__all__ = [
+    "EtloomError",
+    "Job",
+    "Trace",
+    "analyze",
+    "export",
+    "link",
+    "open",
+    "query",
+    "read",
+    "record",
+    "report",
+]
 __version__ = "0.1.0"
+
+_HOME = {"EtloomError": "errors", "Job": "trace", "Trace": "trace", "record": "collector"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'etloom' has no attribute {name!r}")
-    from etloom import api
+    from importlib import import_module
 
-    return getattr(api, name)
+    return getattr(import_module(f"etloom.{_HOME.get(name, 'api')}"), name)
 
 
 def __dir__() -> list[str]:

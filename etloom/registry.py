@@ -14,6 +14,7 @@ import importlib.metadata
 import inspect
 import pkgutil
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike, fspath
@@ -77,18 +78,20 @@ def summary(kind: str, name: str) -> str:
 def options(kind: str, name: str) -> list[Option]:
     """The keyword-only arguments of a plugin's function, in their order.
 
-    The help of an option is what follows ``option:`` at the start of a line of the function's docstring, or
-    the module's, to the end of that paragraph or the next such line, without list marks and backquotes.
+    The help of an option is what follows ``option:`` where a line or sentence begins, in the docstring of the
+    function or the module, to the end of that paragraph or the next option.
     """
     module = get(kind, name)
     function = getattr(module, _ENTRY[kind])
-    found = [
-        parameter
+    found = {
+        parameter.name: parameter
         for parameter in inspect.signature(function, eval_str=True).parameters.values()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-    text = f"{inspect.getdoc(function) or ''}\n\n{inspect.cleandoc(module.__doc__ or '')}"
-    return [Option(one.name, one.annotation, one.default, _help(one.name, text)) for one in found]
+    }
+    help = _option_help(
+        f"{inspect.getdoc(function) or ''}\n\n{inspect.cleandoc(module.__doc__ or '')}", found
+    )
+    return [Option(one.name, one.annotation, one.default, help.get(one.name, "")) for one in found.values()]
 
 
 def by_suffix(kind: str, path: str | PathLike[str]) -> str:
@@ -110,11 +113,18 @@ def suffixes(kind: str, name: str) -> tuple[str, ...]:
     return (suffix,) if isinstance(suffix, str) else tuple(suffix)
 
 
-def _help(option: str, text: str) -> str:
-    before, after = r"[ \t]*(?:[-*][ \t]+)?`{0,2}", r"`{0,2}(?: \([^)]*\))?:"
-    end = rf"\n[ \t]*\n|\n{before}\w+{after}|\Z"
-    match = re.search(rf"^{before}{option}{after}\s*(.+?)(?={end})", text, re.MULTILINE | re.DOTALL)
-    return " ".join(match[1].replace("`", "").split()) if match else ""
+def _option_help(text: str, options: Collection[str]) -> dict[str, str]:
+    """Option -> what the text says of it, in one line."""
+    if not options:
+        return {}
+    mark = rf"(?:^|(?<=\. )|(?<=\.\n))[ \t]*(?:[-*][ \t]+)?`{{0,2}}({'|'.join(options)})`{{0,2}}:\s"
+    found: dict[str, str] = {}
+    for paragraph in re.split(r"\n[ \t]*\n", text):
+        # With one group, re.split gives: before the first mark, option, its text, option, its text, ...
+        _, *parts = re.split(mark, paragraph, flags=re.MULTILINE)
+        for option, said in zip(parts[::2], parts[1::2], strict=True):
+            found.setdefault(option, " ".join(said.replace("`", "").split()))
+    return found
 
 
 @cache

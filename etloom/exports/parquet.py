@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import etloom
 from etloom.errors import EtloomError
@@ -53,9 +55,9 @@ def _write_trace(trace: Trace, folder: Path) -> None:
         frame.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
 
 
-def _write_meta(folder: Path, kind: str, meta: object) -> None:
+def _write_meta(folder: Path, kind: str, meta: Mapping[str, Any]) -> None:
     folder.mkdir()
-    content = {"etloom": etloom.__version__, "layout": LAYOUT, "kind": kind, "meta": dict(meta)}  # type: ignore[call-overload]
+    content = {"etloom": etloom.__version__, "layout": LAYOUT, "kind": kind, "meta": dict(meta)}
     Path(folder, "meta.json").write_text(json.dumps(content, indent=1), encoding="ascii")
 
 

@@ -26,10 +26,10 @@ def sniff(head: bytes) -> bool:
     return re.match(rb'\s*\{\s*"etloom"\s*:', head) is not None
 
 
-def holds(folder: str | PathLike[str]) -> bool:
+def sniff_folder(path: Path) -> bool:
     """Whether a folder is such a folder: it has a meta.json of ours."""
     try:
-        with Path(folder, "meta.json").open("rb") as file:
+        with Path(path, "meta.json").open("rb") as file:
             return sniff(file.read(64))
     except OSError:
         return False

@@ -1,0 +1,137 @@
+"""The verbs: each a few lines that compose the rooms below. `etloom` forwards to them by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom import linker, readers, registry
+from etloom.errors import EtloomError, ReadError
+from etloom.trace import Job, Trace, by_rank
+
+StrPath = str | os.PathLike[str]
+Progress = Callable[[Path, int, int], None]
+
+
+def read(path: StrPath, format: str | None = None) -> Trace | Job:
+    """What one file holds: the Trace of a rank, or a Job where a file holds several ranks.
+
+    The format is told from the first bytes unless ``format`` names a reader. What `export` saved as Parquet
+    is read back as it was. Nothing is linked. Raises ReadError, LimitError and UnknownName.
+    """
+    return readers.read(path, format)
+
+
+def open(
+    path: StrPath | Mapping[int, StrPath | Sequence[StrPath]],
+    *,
+    rank_pattern: str | None = None,
+    progress: Progress | None = None,
+) -> Job:
+    """The Job that a folder, a file or a mapping ``{rank: file or files}`` holds, every rank linked.
+
+    The ranks of a folder are told from the names of its files, or from what is inside, unless
+    ``rank_pattern`` (a regular expression with one group, the rank) says how. A single file is a Job of one
+    rank. ``progress(file, done, total)`` is called after each file, with the bytes of the files.
+
+    Raises ReadError and LimitError for what cannot be read, LinkError for files that are not of one run.
+    """
+    if isinstance(path, Mapping):
+        return _open_ranks({rank: _as_files(given) for rank, given in path.items()}, progress)
+    if Path(path).is_dir() and not _is_saved(Path(path)):
+        return _open_ranks(readers.discover(path, rank_pattern), progress)
+    whole = readers.read(path)
+    return (whole if isinstance(whole, Job) else Job({whole.rank or 0: whole})).map(_linked)
+
+
+def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: str = "best") -> Trace:
+    """The Trace of one rank in which operators, launches and device work are joined.
+
+    ``traces`` are an execution trace and a profiler trace of one rank, in either order, or one of them alone.
+    Raises LinkError where they are not of one program.
+    """
+    return linker.link(*traces, inter_thread_threshold_us=inter_thread_threshold_us, iterations=iterations)
+
+
+def analyze(trace: Trace | Job, name: str, **options: Any) -> pl.DataFrame:
+    """The table of an analysis; for a Job the tables of all ranks under each other, ``rank`` first.
+
+    What is not linked yet is linked first. Raises UnknownName for an analysis that is not there, EtloomError
+    for an option it does not have, AnalysisError for a question the trace cannot answer.
+    """
+    analysis = registry.get("analyses", name)
+    known = [option.name for option in registry.options("analyses", name)]
+    if unknown := sorted(set(options) - set(known)):
+        raise EtloomError(
+            f"the analysis {name!r} has no option {', '.join(map(repr, unknown))}",
+            remedy=f"its options: {', '.join(known)}" if known else "it has none",
+        )
+    if analysis.SCOPE == "job":
+        job = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
+        return analysis.analyze(job.map(_linked), **options)
+    if isinstance(trace, Job):
+        return by_rank(trace, lambda one: analysis.analyze(_linked(one), **options))
+    return analysis.analyze(_linked(trace), **options)
+
+
+def query(trace: Trace | Job, sql: str) -> pl.DataFrame:
+    """The answer to an SQL SELECT over the tables of `etloom.schema`; for a Job each has a ``rank`` column.
+
+    Raises UnknownName for a table or column that is not there, EtloomError for SQL that polars refuses.
+    """
+    return trace.query(sql)
+
+
+def export(trace: Trace | Job, path: StrPath, format: str | None = None) -> Path:
+    """Write a trace in another format, told by the end of ``path`` unless ``format`` names an export.
+
+    Returns the path. Raises UnknownName and EtloomError for a format that is not there.
+    """
+    target = Path(path)
+    registry.get("exports", format or registry.by_suffix("exports", target)).write(trace, target)
+    return target
+
+
+def report(job: Trace | Job, path: StrPath) -> Path:
+    """Write the self-contained HTML report of a run. Returns the path."""
+    from etloom.reports import html
+
+    target = Path(path)
+    html.write(job if isinstance(job, Job) else Job({job.rank or 0: job}), target)
+    return target
+
+
+def _linked(trace: Trace) -> Trace:
+    return trace if trace.meta.get("linked") else linker.link(trace)
+
+
+def _open_ranks(files: Mapping[int, Sequence[Path]], progress: Progress | None) -> Job:
+    """Read the files of each rank and link them."""
+    total = sum(file.stat().st_size for found in files.values() for file in found if file.exists())
+    done, traces = 0, {}
+    for rank, found in files.items():
+        parts = []
+        for file in found:
+            part = readers.read(file)
+            if isinstance(part, Job):
+                raise ReadError("holds several ranks", where=file, remedy="open it on its own")
+            parts.append(part.replace(meta={"rank": rank}))
+            done += file.stat().st_size
+            if progress:
+                progress(file, done, total)
+        traces[rank] = linker.link(*parts)
+    return Job(traces)
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether the folder as a whole is one trace or job, in the eyes of a reader."""
+    modules = (registry.get("readers", name) for name in registry.names("readers"))
+    return any(module.sniff_folder(folder) for module in modules if hasattr(module, "sniff_folder"))
+
+
+def _as_files(given: StrPath | Sequence[StrPath]) -> list[Path]:
+    return [Path(given)] if isinstance(given, (str, os.PathLike)) else [Path(file) for file in given]
