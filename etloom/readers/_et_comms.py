@@ -98,7 +98,7 @@ def _positional(values: list[Any]) -> dict[str, Any]:
     if at is None or at < 3:
         return {}
     group = values[at - 2]
-    name, desc = (group + [None, None])[:2] if isinstance(group, list) else (group, None)
+    name, desc = [*group, None, None][:2] if isinstance(group, list) else (group, None)
     found: dict[str, Any] = {
         "collective": values[at],
         "seq": _number(values[at - 3]),

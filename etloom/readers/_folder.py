@@ -111,8 +111,8 @@ def _rank_inside(path: Path) -> int | None:
             if match := _RANK_INSIDE.search(tail + piece):
                 return int(match[1])
             tail = piece[-8192:]
-    except (*UNPACK_ERRORS, OSError):
-        pass  # reading the trace itself says what is wrong with it
+    except UNPACK_ERRORS:
+        return None  # reading the trace itself says what is wrong with it
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -82,10 +83,9 @@ def _read_ahead(path: Path, stats: list[Stat]) -> Iterator[bytes]:
 
     def put(piece: bytes | Exception | None) -> None:
         while not stop.is_set():
-            try:
-                return pieces.put(piece, timeout=0.1)
-            except queue.Full:
-                continue
+            with contextlib.suppress(queue.Full):
+                pieces.put(piece, timeout=0.1)
+                return
 
     def work() -> None:
         try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom import _native, kinds
+from etloom import _native
 from etloom.readers import _comms
 from etloom.readers._native import Parsed, Progress, Stat, parse
 from etloom.trace import Trace
@@ -127,10 +127,9 @@ def _threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
     # A lane that the file names by a text in place of a number is called by that text.
     for code, name in enumerate(lanes["name"].cast(pl.String)):
         lane = TEXT_LANE - code
-        found = [key for key in rows if lane in key]
-        for key in found or [(lane, None)]:
-            if key[1] == lane or key[1] is None:
-                rows.setdefault(key, {}).setdefault("name", name)
+        found = [key for key in rows if lane in key and key[1] in (lane, None)]
+        for process_and_thread in found or [(lane, None)]:
+            rows.setdefault(process_and_thread, {}).setdefault("name", name)
     return pl.DataFrame(
         [{"pid": pid, "tid": tid, **row} for (pid, tid), row in rows.items() if pid is not None],
         schema={
