@@ -19,39 +19,44 @@ _SCHEME = re.compile(r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|rank_(\d+)
 
 def rank_hint() -> int | None:
     """The rank that the launcher of the job (torchrun, Slurm wrappers) put into the environment."""
-    text = os.environ.get("RANK", "")
-    return int(text) if text.isdigit() else None
+    return _environment_int("RANK")
 
 
-def current_rank() -> int:
-    """The rank by torch.distributed, else by the environment, else 0."""
+def current_rank() -> tuple[int, int]:
+    """Rank and world size by torch.distributed, else by the environment, else 0 of 1."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    return rank_hint() or 0
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    return rank_hint() or 0, _environment_int("WORLD_SIZE") or 1
 
 
-def traces_in(folder: Path, rank: int | None = None) -> list[Path]:
-    """The files of this scheme in `folder`, of one rank or of all (run.json with them), by name."""
+def traces_in(folder: Path) -> list[tuple[Path, int | None]]:
+    """The files of this scheme in `folder` by name, with their rank (None: run.json)."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _SCHEME.fullmatch(path.name)
-        if match and (rank is None or rank in (int(text) for text in match.groups() if text)):
-            found.append(path)
+        if match:
+            found.append((path, next((int(text) for text in match.groups() if text), None)))
     return sorted(found)
 
 
-def claim(out: str, rank: int | None, overwrite: bool) -> None:
-    """Make the folder and see that no earlier run's traces (of `rank`, or any) would mix with the new ones.
+def claim(out: str, overwrite: bool, rank: int | None = None, world: int = 1) -> None:
+    """Make the folder and see that no earlier run's traces would mix with the new ones.
 
+    With a `rank` of `world` ranks that share the folder each looks after its own files, and rank 0 also
+    after those of ranks that this run does not have; the others may have sealed theirs already.
     Raises CollectError where there are some and `overwrite` is false, and where the folder cannot be written.
     """
+
+    def ours(other: int | None) -> bool:
+        return rank is None or other == rank or (rank == 0 and other is not None and other >= world)
+
     from etloom.errors import CollectError
 
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = traces_in(folder, rank)
+        earlier = [path for path, other in traces_in(folder) if ours(other)]
         if earlier and not overwrite:
             raise CollectError(
                 f"holds {earlier[0].name} of an earlier run",
@@ -75,7 +80,7 @@ def cuda_in_use() -> bool:
     return bool(cuda.is_available() and cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def rank_facts(options: Options, rank: int) -> dict[str, Any]:
+def rank_facts(options: Options, rank: int, world_size: int) -> dict[str, Any]:
     """What one process knows of itself. Times are ns since the Unix epoch; what is unknown is null."""
     import torch
 
@@ -85,7 +90,7 @@ def rank_facts(options: Options, rank: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "local_rank": _environment_int("LOCAL_RANK"),
-        "world_size": distributed.get_world_size() if together else _environment_int("WORLD_SIZE") or 1,
+        "world_size": world_size,
         "backend": distributed.get_backend() if together else None,
         "restart": _environment_int("TORCHELASTIC_RESTART_COUNT") or 0,
         "host": socket.gethostname(),
@@ -139,7 +144,7 @@ def seal(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> l
 
 def sealed_ranks(out: Path) -> list[dict[str, Any]]:
     """The contents of all rank_<r>.json, by rank."""
-    found = (read_json(path) for path in traces_in(out) if path.name.startswith("rank_"))
+    found = (read_json(path) for path, _ in traces_in(out) if path.name.startswith("rank_"))
     return sorted((facts for facts in found if facts is not None), key=lambda facts: facts["rank"])
 
 

@@ -62,7 +62,7 @@ def launch(
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
     folder = Path(out).absolute()
-    files.claim(str(folder), None, overwrite)
+    files.claim(str(folder), overwrite)
     scratch = Path(new_scratch(str(folder)))
     options = Options(
         str(folder),
@@ -84,7 +84,10 @@ def launch(
         raise CollectError(
             f"cannot run: {error.strerror}", where=str(error.filename or command[0])
         ) from error
-    ranks, warnings = _gather(options, returncode)
+    try:
+        ranks, warnings = _gather(options, returncode)
+    except OSError as error:
+        ranks, warnings = [], [f"{error.filename or folder}: {error.strerror}; run.json is not written"]
     return Collected(folder, returncode, tuple(rank["rank"] for rank in ranks), tuple(warnings))
 
 
@@ -144,6 +147,8 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
     with_torch = [path for path in scratch.iterdir() if path.name.startswith("torch-")]
     for path in with_torch:
         path.unlink()
+    left = sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir()))
+    warnings += [f"{path}: left by process {path.name}, which died in its window" for path in left]
     ranks = files.sealed_ranks(out)
     if ranks:
         try:
@@ -160,16 +165,11 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
             f"{out}: nothing recorded, no Python of the command imported torch.optim; was PYTHONPATH lost "
             "on the way (python -I, -E, -S, env -i, a container)?"
         )
-    else:
+    elif not left:
         warnings.append(
-            f"{out}: nothing recorded, no optimizer of the command reached the steps {options.steps}; "
-            "see its messages above, or record from its code with etloom.record"
+            f"{out}: nothing recorded, no optimizer made the steps {options.steps} in a window that was kept; "
+            "see the messages above, or record from the job's code with etloom.record"
         )
-    for left in sorted(path for path in scratch.iterdir() if path.is_dir()):
-        if any(left.iterdir()):
-            warnings.append(f"process {left.name} died in its window: what it wrote is left in {left}")
-        else:
-            left.rmdir()
-    if not any(scratch.iterdir()):
-        scratch.rmdir()
+    if not left:
+        shutil.rmtree(scratch, ignore_errors=True)
     return ranks, warnings

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import files
+from . import files, forking
 from .options import Options, new_scratch, own_version, parse_steps
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Recorder:
         self.count = 0
         self.finished = False
         self.warnings: list[str] = []
+        self._pid = os.getpid()
+        self._profiled = False
         self._window: Window | None = None
         self._guard: Guard | None = None
 
@@ -94,6 +96,8 @@ class Recorder:
             return
         self.finished = True
         self._dismiss()
+        if os.getpid() != self._pid and not self.count:
+            return  # a forked helper of the job, which never trained
         self.warn(
             f"the job ended after {self.count} steps, before step {self.options.first} began (steps "
             f"{self.options.steps}): nothing recorded; ask for earlier steps"
@@ -132,6 +136,7 @@ class Recorder:
             )
             return False
         self._window = Window(self.options)
+        self._profiled = True
         with guard.ours():
             self._window.prepare()
         return True
@@ -190,6 +195,8 @@ class Recorder:
         """In a child of fork: a loader's worker must not write, a rank that trains must count for itself."""
         if self.count or self._window is not None:
             self.finished = True
+        if self._profiled:
+            forking.leave_without_destructors()
         if self._window is not None:
             self._window.forget()
 
@@ -247,7 +254,7 @@ def record(
     """
     first, last = parse_steps(steps)
     folder = str(Path(out).absolute())
-    files.claim(folder, files.current_rank(), overwrite)
+    files.claim(folder, overwrite, *files.current_rank())
     options = Options(
         folder,
         new_scratch(folder),

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import files, packing
+from . import files, forking, packing
 from .options import Options
 
 
@@ -32,7 +32,7 @@ class Window:
         self._observer: Any = None
         self._profile: Any = None
         self._running = False
-        self._rank: int | None = None
+        self._rank = (0, 1)
         self._groups = 0
 
     def prepare(self) -> None:
@@ -64,6 +64,7 @@ class Window:
     def start(self) -> None:
         self.started = self._running = True
         self._groups = _group_count()
+        self._rank = files.current_rank()
         self._profile.start_trace()
         self.start_ns = time.time_ns()
 
@@ -86,18 +87,18 @@ class Window:
         self.end_ns = time.time_ns()
         if _group_count() != self._groups:
             self._note_groups()
-        self._rank = files.current_rank()
-        self._running = False
+        if not self._groups:  # else the job may have left its process group since, and with it its rank
+            self._rank = files.current_rank()
         self._profile.stop_trace()
+        self._running = False
         self._observer.unregister_callback()
 
     def write(self, warnings: list[str]) -> list[str]:
         """Write the files and seal them; what is worth a warning is returned."""
-        assert self._rank is not None
         try:
             self._profile.export_chrome_trace(str(self._folder / "kineto.json"))
             self._profile = self._observer = None
-            facts = files.rank_facts(self._options, self._rank) | {
+            facts = files.rank_facts(self._options, *self._rank) | {
                 "steps": self.steps,
                 "unfinished_step": self._open_step,
                 "start_ns": self.start_ns,
@@ -123,7 +124,7 @@ class Window:
             ):
                 # A prepared session is ended the way torch ends one: started and stopped.
                 if not self._running:
-                    observer.stop()
+                    observer.unregister_callback()
                     profile.start_trace()
                 profile.stop_trace()
         finally:
@@ -133,27 +134,13 @@ class Window:
             self._clean()
 
     def forget(self) -> None:
-        """In a child of fork: the open file and both profilers are the parent's; let go, write nothing.
-
-        The child keeps the parent's unwritten buffer, and C++ would flush it at exit into the file they
-        share.
-        """
+        """In a child of fork: the open file and both profilers are the parent's; let go, write nothing."""
         from torch._C._autograd import _enable_record_function
 
         _enable_record_function(False)
         if self._observer is not None:
             self._observer._registered = self._observer._execution_trace_running = False
-        target = str(self._folder / "et.json")
-        descriptors = Path("/proc/self/fd")
-        for entry in descriptors.iterdir() if descriptors.exists() else ():
-            try:
-                same = str(entry.readlink()) == target
-            except OSError:
-                continue  # the descriptor of the listing itself
-            if same:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, int(entry.name))
-                os.close(nowhere)
+        forking.divert(self._folder / "et.json")
 
     def device_is_done(self, timeout_s: float = 30.0) -> bool:
         """False where the device hangs, as in a collective that lost a rank: a stop would hang too."""
