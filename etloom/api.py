@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from etloom.errors import EtloomError, ReadError
 from etloom.trace import Job, Trace, by_rank
 
 StrPath = str | os.PathLike[str]
-Progress = Callable[[Path, int, int], None]
+Progress = Callable[[Path, int], None]
 
 
 def read(path: StrPath, format: str | None = None) -> Trace | Job:
@@ -36,16 +37,19 @@ def open(
 
     The ranks of a folder are told from the names of its files, or from what is inside, unless
     ``rank_pattern`` (a regular expression with one group, the rank) says how. A single file is a Job of one
-    rank. ``progress(file, done, total)`` is called after each file, with the bytes of the files.
+    rank. ``progress(file, bytes)`` is called with the number of bytes as they are read.
 
     Raises ReadError and LimitError for what cannot be read, LinkError for files that are not of one run.
     """
     if isinstance(path, Mapping):
         return _open_ranks({rank: _as_files(given) for rank, given in path.items()}, progress)
-    if Path(path).is_dir() and not _is_saved(Path(path)):
-        return _open_ranks(readers.discover(path, rank_pattern), progress)
-    whole = readers.read(path)
-    return (whole if isinstance(whole, Job) else Job({whole.rank or 0: whole})).map(_linked)
+    path = Path(path)
+    if path.is_dir() and readers.format_of(path) is None:
+        found = readers.discover(path, rank_pattern)
+        return _open_ranks(found.ranks, progress).replace(meta={"path": str(path)}, stats=found.stats)
+    whole = readers.read(path, progress=partial(progress, path) if progress else None)
+    job = whole if isinstance(whole, Job) else Job({whole.rank or 0: whole}, {"path": str(path)})
+    return job.map(_linked)
 
 
 def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: str = "best") -> Trace:
@@ -71,11 +75,13 @@ def analyze(trace: Trace | Job, name: str, **options: Any) -> pl.DataFrame:
             remedy=f"its options: {', '.join(known)}" if known else "it has none",
         )
     if analysis.SCOPE == "job":
-        job = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
-        return analysis.analyze(job.map(_linked), **options)
-    if isinstance(trace, Job):
-        return by_rank(trace, lambda one: analysis.analyze(_linked(one), **options))
-    return analysis.analyze(_linked(trace), **options)
+        trace = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
+        answer: pl.DataFrame = analysis.analyze(trace.map(_linked), **options)
+    elif isinstance(trace, Job):
+        answer = by_rank(trace, lambda one: analysis.analyze(_linked(one), **options))
+    else:
+        answer = analysis.analyze(_linked(trace), **options)
+    return answer
 
 
 def query(trace: Trace | Job, sql: str) -> pl.DataFrame:
@@ -111,26 +117,16 @@ def _linked(trace: Trace) -> Trace:
 
 def _open_ranks(files: Mapping[int, Sequence[Path]], progress: Progress | None) -> Job:
     """Read the files of each rank and link them."""
-    total = sum(file.stat().st_size for found in files.values() for file in found if file.exists())
-    done, traces = 0, {}
-    for rank, found in files.items():
+    traces = {}
+    for rank, paths in files.items():
         parts = []
-        for file in found:
-            part = readers.read(file)
+        for path in paths:
+            part = readers.read(path, progress=partial(progress, path) if progress else None)
             if isinstance(part, Job):
-                raise ReadError("holds several ranks", where=file, remedy="open it on its own")
-            parts.append(part.replace(meta={"rank": rank}))
-            done += file.stat().st_size
-            if progress:
-                progress(file, done, total)
-        traces[rank] = linker.link(*parts)
+                raise ReadError("holds several ranks", where=path, remedy="open it on its own")
+            parts.append(part)
+        traces[rank] = linker.link(*parts).replace(meta={"rank": rank})
     return Job(traces)
-
-
-def _is_saved(folder: Path) -> bool:
-    """Whether the folder as a whole is one trace or job, in the eyes of a reader."""
-    modules = (registry.get("readers", name) for name in registry.names("readers"))
-    return any(module.sniff_folder(folder) for module in modules if hasattr(module, "sniff_folder"))
 
 
 def _as_files(given: StrPath | Sequence[StrPath]) -> list[Path]:

@@ -6,16 +6,17 @@ Neither is ever changed: a verb returns a new one that shares the columns it did
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import polars as pl
 
 from etloom.errors import DataLoss, EtloomError, UnknownName
 from etloom.schema import SEVERITIES, TABLES
 
-T = TypeVar("T")
+Stat = tuple[str, str, int, str | None]
+"""A row of stats: name, severity, count, example."""
 
 
 class Trace:
@@ -88,14 +89,10 @@ class Trace:
         """A Trace with one more row of stats; the same Trace when count is 0."""
         return self.with_stats([(name, severity, count, example)])
 
-    def with_stats(self, rows: list[tuple[str, str, int, str | None]]) -> Trace:
+    def with_stats(self, rows: Sequence[Stat]) -> Trace:
         """A Trace with more rows of stats: (name, severity, count, example); rows of count 0 are left out."""
-        rows = [row for row in rows if row[2]]
-        if not rows:
-            return self
-        assert all(row[1] in SEVERITIES for row in rows)
-        more = pl.DataFrame(rows, schema=TABLES["stats"].schema, orient="row")
-        return self.replace(stats=pl.concat([self.table("stats"), more]))
+        more = _stats_table(rows)
+        return self.replace(stats=pl.concat([self.table("stats"), more])) if more.height else self
 
     def query(self, sql: str) -> pl.DataFrame:
         """The answer to an SQL SELECT over the tables; text columns are strings.
@@ -106,28 +103,27 @@ class Trace:
 
     def check_lossless(self) -> None:
         """Raise DataLoss when something was lost or is in error; this is what --strict asks."""
-        bad = self.table("stats").filter(pl.col("severity") != "info")
-        if bad.height:
-            first = bad.row(0, named=True)
-            raise DataLoss(
-                f"{first['name']}: {first['count']} ({first['example']})"
-                + (f" and {bad.height - 1} more kinds of loss" if bad.height > 1 else ""),
-                where=f"rank {self.rank}",
-                remedy="leave --strict out to go on with what was read",
-            )
+        _check_lossless(self.table("stats"), f"rank {self.rank}")
 
 
 class Job(Mapping[int, Trace]):
     """The Traces of a run by rank, and what is said once of the whole run (``meta``)."""
 
-    __slots__ = ("_meta", "_traces")
+    __slots__ = ("_meta", "_own_stats", "_traces")
 
-    def __init__(self, traces: Mapping[int, Trace], meta: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        traces: Mapping[int, Trace],
+        meta: Mapping[str, Any] | None = None,
+        stats: pl.DataFrame | Sequence[Stat] = (),
+    ) -> None:
+        """stats: rows that concern the run as a whole, such as a rank that is missing."""
         self._traces = {rank: traces[rank] for rank in sorted(traces)}
         self._meta = MappingProxyType(dict(meta or {}))
+        self._own_stats = _stats_table(stats)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Job, (self._traces, dict(self._meta))
+        return Job, (self._traces, dict(self._meta), self._own_stats)
 
     def __getitem__(self, rank: int) -> Trace:
         return self._traces[rank]
@@ -151,12 +147,24 @@ class Job(Mapping[int, Trace]):
 
     @property
     def stats(self) -> pl.DataFrame:
-        """The stats of all ranks under each other, with a ``rank`` column first."""
+        """The stats of the run and of all ranks, with a ``rank`` column first: null for those of the run."""
         return self.table("stats")
+
+    @property
+    def own_stats(self) -> pl.DataFrame:
+        """The stats that concern the run as a whole."""
+        return self._own_stats.clone()
+
+    def replace(
+        self, meta: Mapping[str, Any] | None = None, stats: pl.DataFrame | Sequence[Stat] | None = None
+    ) -> Job:
+        """A Job of the same traces with these meta entries put in, and these stats of the run as a whole."""
+        return Job(self._traces, {**self._meta, **(meta or {})}, self._own_stats if stats is None else stats)
 
     def map(self, verb: Callable[[Trace], Trace]) -> Job:
         """A Job of verb(trace) for every rank."""
-        return Job({rank: verb(trace) for rank, trace in self._traces.items()}, self._meta)
+        traces = {rank: verb(trace) for rank, trace in self._traces.items()}
+        return Job(traces, self._meta, self._own_stats)
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of all ranks under each other, with a ``rank`` column first. Raises UnknownName."""
@@ -172,18 +180,37 @@ class Job(Mapping[int, Trace]):
         return _query(self._scan, sql)
 
     def check_lossless(self) -> None:
-        """Raise DataLoss when any rank lost something or is in error."""
+        """Raise DataLoss when something was lost or is in error, in the run as a whole or in any rank."""
+        _check_lossless(self._own_stats, "the run")
         for trace in self._traces.values():
             trace.check_lossless()
 
     def _scan(self, name: str) -> pl.LazyFrame:
-        empty = TABLES[name].empty().lazy().select(pl.lit(0, dtype=pl.Int64).alias("rank"), pl.all())
+        whole = self._own_stats if name == "stats" else TABLES[name].empty()
+        tables = [(None, whole), *((rank, trace.table(name)) for rank, trace in self._traces.items())]
         return pl.concat(
-            [empty.clear()]
-            + [
-                trace.table(name).lazy().select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
-                for rank, trace in self._traces.items()
-            ]
+            frame.lazy().select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
+            for rank, frame in tables
+        )
+
+
+def _stats_table(rows: pl.DataFrame | Sequence[Stat]) -> pl.DataFrame:
+    """A stats table; rows that count 0 are left out."""
+    if isinstance(rows, pl.DataFrame):
+        return TABLES["stats"].conform(rows).clone()
+    assert all(severity in SEVERITIES for _, severity, _, _ in rows)
+    return pl.DataFrame([row for row in rows if row[2]], schema=TABLES["stats"].schema, orient="row")
+
+
+def _check_lossless(stats: pl.DataFrame, where: str) -> None:
+    bad = stats.filter(pl.col("severity") != "info")
+    if bad.height:
+        first = bad.row(0, named=True)
+        more = f" and {bad.height - 1} more kinds of loss" if bad.height > 1 else ""
+        raise DataLoss(
+            f"{first['name']}: {first['count']} ({first['example']}){more}",
+            where=where,
+            remedy="leave --strict out to go on with what was read",
         )
 
 

@@ -3,8 +3,8 @@
     run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "meta": {...}}
     run.parquet/events.parquet     the table of that name in etloom.schema, zstd, text as dictionaries
 
-A Job has its own meta.json (``"kind": "job"``) and a folder ``rank=N/`` for each rank, which DuckDB, Spark
-and polars take as a column: ``read_parquet('run.parquet/*/events.parquet', hive_partitioning = true)``.
+A Job has its own meta.json (``"kind": "job"``) and stats, and a folder ``rank=N/`` for each rank, which
+DuckDB, Spark and polars take as a column: ``read_parquet('run.parquet/*/events.parquet', hive_partitioning = true)``.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         new, old = Path(scratch, "new"), Path(scratch, "old")
         if isinstance(trace, Job):
             _write_meta(new, "job", trace.meta)
+            trace.own_stats.write_parquet(new / "stats.parquet")
             for rank, one in trace.items():
                 _write_trace(one, new / f"rank={rank}")
         else:

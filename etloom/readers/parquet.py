@@ -26,7 +26,7 @@ def sniff(head: bytes) -> bool:
     return re.match(rb'\s*\{\s*"etloom"\s*:', head) is not None
 
 
-def sniff_folder(path: Path) -> bool:
+def holds(path: Path) -> bool:
     """Whether a folder is such a folder: it has a meta.json of ours."""
     try:
         with Path(path, "meta.json").open("rb") as file:
@@ -51,7 +51,8 @@ def read(source: str | PathLike[str]) -> Trace | Job:
         for entry in folder.iterdir()
         if (match := re.fullmatch(r"rank=(\d+)", entry.name)) and entry.is_dir()
     }
-    return Job({rank: _read_trace(entry, _read_meta(entry)[1]) for rank, entry in ranks.items()}, meta)
+    traces = {rank: _read_trace(entry, _read_meta(entry)[1]) for rank, entry in ranks.items()}
+    return Job(traces, meta, _read_trace(folder, {}).stats)
 
 
 def _read_meta(folder: Path) -> tuple[str, dict[str, Any]]:
