@@ -40,12 +40,6 @@ def activity(trace: Trace) -> Activity:
         times = {kind: during(device.filter(pl.col("kind") == kind)) for kind in kinds.KINDS}
         return Activity("device", times)
     calls = host_work(trace)
-    if not calls.height:
-        raise AnalysisError(
-            "the trace holds no device work and no operators",
-            where=f"rank {trace.rank}",
-            remedy="record it with the activities CPU and CUDA",
-        )
     computes = pl.col("kind") == "computation"
     computation = union(
         during(thread.filter(computes)) - during(thread.filter(~computes & ~pl.col("backend")))
@@ -63,7 +57,10 @@ def device_work(trace: Trace) -> pl.DataFrame:
 
 
 def host_work(trace: Trace) -> pl.DataFrame:
-    """Operators and backends' ranges with a duration, their ``kind`` and whether they are a ``backend``'s."""
+    """Operators and backends' ranges with a duration, their ``kind`` and whether they are a ``backend``'s.
+
+    Raises AnalysisError where there are none; asked only of a trace without device work.
+    """
     host = pl.col("cat").is_in(list(kinds.OPERATORS | kinds.ANNOTATIONS)) & pl.col("dur").is_not_null()
     events = trace.events.filter(host)
     known = (
@@ -78,9 +75,16 @@ def host_work(trace: Trace) -> pl.DataFrame:
             kinds.is_backend_range().alias("backend"),
         )
     )
-    return events.join(known, on="name", how="left", maintain_order="left").filter(
+    calls = events.join(known, on="name", how="left", maintain_order="left").filter(
         pl.col("cat").is_in(list(kinds.OPERATORS)) | pl.col("backend")
     )
+    if not calls.height:
+        raise AnalysisError(
+            "the trace holds no device work and no operators",
+            where=f"rank {trace.rank}",
+            remedy="record it with torch.profiler and its CPU activity",
+        )
+    return calls
 
 
 def during(events: pl.DataFrame) -> Intervals:

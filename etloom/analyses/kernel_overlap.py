@@ -41,4 +41,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         pl.col("time_ns") > 0
     )
     share = 100 * pl.col("time_ns") / pl.col("time_ns").sum()
-    return answer(table.with_columns(share.alias("time_pct")).sort("time_ns", descending=True), COLUMNS)
+    return answer(
+        table.with_columns(share.alias("time_pct")).sort("time_ns", "kinds", descending=[True, False]),
+        COLUMNS,
+    )

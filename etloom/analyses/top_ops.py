@@ -44,9 +44,16 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "self", step: int | None =
     if top < 1:
         raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
     require_linked(trace)
+    calls = operators(trace)
+    if not calls.height:
+        raise AnalysisError(
+            "the trace holds no operators",
+            where=f"rank {trace.rank}",
+            remedy="kernel-breakdown tells of its kernels",
+        )
     outermost = pl.col("outermost")
     table = (
-        in_step(trace, operators(trace), step)
+        in_step(trace, calls, step)
         .group_by("name")
         .agg(
             pl.len().alias("count"),
