@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from etloom.kinds import collective
-from etloom.readers._nsys_events import Part, part, pid_of, process_of, tid_of
+from etloom.readers._nsys_part import Part, part, pid_of, process_of, tid_of
 from etloom.readers._nsys_source import I64, TEXT, Source, integers
 from etloom.readers._tables import Stat
 

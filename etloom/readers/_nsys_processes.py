@@ -8,7 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from etloom.readers._nsys_events import multiprocessors, named, pid_of, process_of, tid_of
+from etloom.readers._nsys_cuda import multiprocessors
+from etloom.readers._nsys_part import named, pid_of, process_of, tid_of
 from etloom.readers._nsys_source import I64, TEXT, Source, integers
 from etloom.readers._tables import Stat
 

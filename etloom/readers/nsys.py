@@ -21,11 +21,11 @@ from pathlib import Path
 import polars as pl
 
 from etloom.errors import ReadError
-from etloom.readers import _nsys_events as cuda
+from etloom.readers import _nsys_cuda as cuda
 from etloom.readers import _nsys_nvtx as nvtx
 from etloom.readers import _nsys_processes as about
 from etloom.readers._files import as_plain_file, unpacked
-from etloom.readers._nsys_events import Part
+from etloom.readers._nsys_part import CUPTI, Part
 from etloom.readers._nsys_source import ParquetFolder, Source, Sqlite
 from etloom.readers._tables import Stat, timeline, trace_of
 from etloom.trace import Job, Trace
@@ -39,8 +39,8 @@ _KINDS: tuple[Callable[[Source], Part], ...] = (
 _LATEST = 1 << 61
 _ELSEWHERE = ("ENUM_", "TARGET_INFO_", "META_DATA_", "ANALYSIS_", "EXPORT_", "NVTX_PAYLOAD", "sqlite_")
 _READ = {
-    *(cuda.CUPTI + kind for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET", "SYNCHRONIZATION")),
-    *(cuda.CUPTI + kind for kind in ("RUNTIME", "OVERHEAD", "CUDA_EVENT")),
+    *(CUPTI + kind for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET", "SYNCHRONIZATION")),
+    *(CUPTI + kind for kind in ("RUNTIME", "OVERHEAD", "CUDA_EVENT")),
     *("NVTX_EVENTS", "GPU_METRICS", "CUDA_GPU_MEMORY_USAGE_EVENTS"),
     *("StringIds", "PROCESSES", "ThreadNames", "ProcessStreams", "DIAGNOSTIC_EVENT"),
 }
@@ -118,7 +118,7 @@ def _exported(report: Path, named: Path, timeout: float) -> Iterator[Path]:
 
 def _read(source: Source, path: Path, all_processes: bool) -> Trace | Job:
     if not any(
-        name == "StringIds" or name.startswith(cuda.CUPTI) or name == "NVTX_EVENTS" for name in source.tables
+        name == "StringIds" or name.startswith(CUPTI) or name == "NVTX_EVENTS" for name in source.tables
     ):
         raise ReadError("holds no table of an Nsight export", where=path, remedy="export with nsys export")
     header = about.meta(source)

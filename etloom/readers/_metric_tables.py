@@ -1,0 +1,167 @@
+"""The columns of a file of metrics (CSV, JSON lines, Parquet), and its times as nanoseconds."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.errors import ReadError
+from etloom.readers._tables import Stat
+
+NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+TIME_NAMES = (
+    *("timestamp", "time", "ts", "datetime", "date", "#time"),
+    *(f"{name}_{unit}" for unit in NS for name in ("timestamp", "time", "ts")),
+)
+PARQUET = b"PAR1"
+NUMBER = r"^\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?$"
+"""A number and perhaps its unit: 45 %"""
+
+_ABSENT = ["", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "nan", "null", "None", "-"]
+_DATE = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d")
+_DATES = ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f")
+
+
+def plain(name: str) -> str:
+    """A column's name without quotes, units and case: ' memory.used [MiB]' -> 'memory.used'."""
+    return re.sub(r"\s*[\[(].*[\])]\s*$", "", name.strip().strip('"')).strip().lower()
+
+
+def begins_with_date(line: str) -> bool:
+    """Whether a line is a row of samples without a header before it (nvidia-smi --format=csv,noheader)."""
+    return _DATE.match(line.lstrip('" ')) is not None
+
+
+def table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
+    """The columns of the file, as the file spells them. Raises ReadError."""
+    try:
+        if data.startswith(PARQUET):
+            return pl.read_parquet(io.BytesIO(data))
+        if data.lstrip()[:1] == b"{":
+            return _json_lines(data, stats)
+        return _csv(data, stats)
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        raise ReadError(f"is no table of metrics: {str(error).splitlines()[0]}", where=path) from None
+
+
+def _json_lines(data: bytes, stats: list[Stat]) -> pl.DataFrame:
+    rows, bad = [], 0
+    for line in data.splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            bad += 1
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            bad += 1
+    stats.append(("read.metrics_bad_line", "data_loss", bad, "no JSON object"))
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pl.DataFrame({name: _column([row.get(name) for row in rows]) for name in names})
+
+
+def _column(values: list[Any]) -> pl.Series:
+    """Numbers as numbers where all are, else text."""
+    plain = [value for value in values if value is not None]
+    if all(isinstance(value, int) for value in plain):
+        return pl.Series(values, dtype=pl.Int64, strict=False)
+    if all(isinstance(value, (int, float)) for value in plain):
+        return pl.Series(values, dtype=pl.Float64, strict=False)
+    return pl.Series([None if value is None else str(value) for value in values], dtype=pl.String)
+
+
+def _csv(data: bytes, stats: list[Stat]) -> pl.DataFrame:
+    text = data.decode("utf-8", "replace").lstrip("\ufeff")
+    headed = not begins_with_date(text)
+    table = pl.read_csv(
+        io.StringIO(text),
+        has_header=headed,
+        infer_schema=False,
+        truncate_ragged_lines=True,
+        ignore_errors=True,
+    )
+    lines = sum(1 for line in text.splitlines() if line.strip()) - headed
+    stats.append(
+        ("read.metrics_bad_line", "data_loss", max(lines - table.height, 0), "lines that are no row")
+    )
+    cells = pl.col(pl.String).str.strip_chars()
+    return table.rename({name: name.strip() for name in table.columns}).select(
+        pl.when(~cells.is_in(_ABSENT)).then(cells)
+    )
+
+
+def time_name(table: pl.DataFrame, asked: str | None, path: Path) -> str:
+    if asked is not None:
+        if asked in table.columns:
+            return asked
+        raise ReadError(f"has no column {asked!r}", where=path, remedy=f"columns: {', '.join(table.columns)}")
+    if begins_with_date(str(table.item(0, 0))) if table.height else False:
+        return table.columns[0]
+    named = {plain(name): name for name in reversed(table.columns)}
+    for candidate in TIME_NAMES:
+        if candidate in named:
+            return named[candidate]
+    raise ReadError(
+        "no column is called a time",
+        where=path,
+        remedy=f"say --time-column, one of: {', '.join(table.columns)}",
+    )
+
+
+def times(column: pl.Series, unit: str | None, utc_offset: float, path: Path) -> tuple[pl.Series, bool]:
+    """Nanoseconds, and whether they were dates that do not state their zone."""
+    shift = round(utc_offset * 3600 * NS["s"])
+    suffix = plain(column.name).rpartition("_")[2]
+    unit = unit or (suffix if suffix in NS else None)
+    if column.dtype.is_temporal():
+        aware = isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None
+        ns = column.cast(pl.Datetime("ns", "UTC" if aware else None)).cast(pl.Int64)
+        return (ns if aware else ns - shift), not aware
+    if column.dtype == pl.String:
+        texts = column
+        column = texts.cast(pl.Int64, strict=False)
+        if column.null_count() > texts.null_count():
+            column = texts.cast(pl.Float64, strict=False)
+        if column.null_count() == column.len() and texts.null_count() < texts.len():
+            return _dates(texts, shift, path)
+    if not column.dtype.is_numeric():
+        raise ReadError(f"column {column.name!r} is no time", where=path)
+    return _scaled(column, unit, path), False
+
+
+def _scaled(column: pl.Series, unit: str | None, path: Path) -> pl.Series:
+    largest = column.abs().max()
+    if unit is None:
+        # Of an epoch the size tells the unit: seconds have 10 digits today, nanoseconds 19.
+        size = float(largest) if isinstance(largest, (int, float)) else 0.0
+        unit = next(
+            (u for u, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8)) if size >= least), None
+        )
+        if unit is None:
+            raise ReadError(
+                f"the unit of {column.name!r} is unknown", where=path, remedy="say --unit ns, us, ms or s"
+            )
+    if column.dtype.is_float():
+        return (column * NS[unit]).round().cast(pl.Int64, strict=False)
+    whole = column.cast(pl.Int64, strict=False)
+    bound = (1 << 62) // NS[unit]
+    return pl.select(pl.when(whole.is_between(-bound, bound)).then(whole * NS[unit])).to_series()
+
+
+def _dates(texts: pl.Series, shift: int, path: Path) -> tuple[pl.Series, bool]:
+    for form in _DATES:
+        zoned = texts.str.to_datetime(form + "%#z", time_unit="ns", strict=False)
+        if zoned.null_count() < zoned.len():
+            return zoned.cast(pl.Int64), False
+        plain = texts.str.to_datetime(form, time_unit="ns", strict=False)
+        if plain.null_count() < plain.len():
+            return plain.cast(pl.Int64) - shift, True
+    raise ReadError(f"column {texts.name!r} is no time: {texts.drop_nulls()[0]!r}", where=path)
