@@ -265,11 +265,13 @@ def test_a_trace_without_steps_has_no_rows_of_steps_and_one_without_operators_no
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "link-quality"])
 def test_a_step_that_is_not_there_is_refused(name: str) -> None:
-    trace = on_device([("computation", 0, 9)], step=(0, 5))
+    step = {"cat": "user_annotation", "name": "ProfilerStep#3", "ts": 0, "dur": 5}
+    call = {"cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}
+    trace = linked([step, call])
     with pytest.raises(AnalysisError, match=re.escape("there is no step 4; the trace holds 3 to 3")):
         analyze(trace, name, step=4)
     with pytest.raises(AnalysisError, match="no ProfilerStep marks a step"):
-        analyze(on_device([("computation", 0, 9)]), name, step=4)
+        analyze(linked([call]), name, step=4)
 
 
 @pytest.mark.parametrize("name", ["steps", "top-ops", "link-quality"])
