@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 UNPACK_ERRORS: tuple[type[Exception], ...] = (
     EOFError,
-    isal_zlib.error,
+    cast("type[Exception]", isal_zlib.error),
     zstandard.ZstdError,
     igzip.BadGzipFile,
 )
@@ -56,7 +56,7 @@ def unpacked(path: Path) -> Iterator[BinaryIO]:
     kind = packing(path)
     with _opened(path) as raw:
         if kind == "gzip":
-            yield cast(BinaryIO, igzip.GzipFile(fileobj=raw))
+            yield cast(BinaryIO, igzip.GzipFile(fileobj=raw))  # type: ignore[no-untyped-call]
         elif kind == "zstd":
             zstd = zstandard.ZstdDecompressor(max_window_size=1 << 31)
             yield cast(BinaryIO, zstd.stream_reader(raw, read_across_frames=True))

@@ -38,7 +38,7 @@ def trace_of(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], stats:
 
 
 def timeline(events: pl.DataFrame) -> pl.DataFrame:
-    """events (ts, dur, ``position``) in the order of the events table: by ts, longest first, then file order."""
+    """events (ts, dur, ``position``) in the order of the events table: ts, longest first, position."""
     return events.sort(
         "ts", "dur", "position", descending=[False, True, False], nulls_last=[False, True, False]
     )
