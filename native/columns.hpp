@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "scalars.hpp"
+
 struct ArrowSchema;
 struct ArrowArray;
 
@@ -196,15 +198,21 @@ class Texts : public Numbers<uint32_t> {
     explicit Texts(Finish finish) : finish_(finish) {}
 
     uint32_t push_text(std::string_view text) {
-        const uint32_t code = dictionary_.code(text);
-        push(code);
-        return code;
+        // Texts come in runs of the same more often than not.
+        if (!same(text, last_) || last_.data() == nullptr) {
+            code_ = dictionary_.code(text);
+            last_ = dictionary_.texts()[code_];
+        }
+        push(code_);
+        return code_;
     }
     void leave(ArrowSchema* schema, ArrowArray* array) override;
 
   private:
     Finish finish_;
     Dictionary dictionary_;
+    std::string_view last_;
+    uint32_t code_ = 0;
 };
 
 // Named columns of equal length.

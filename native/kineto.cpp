@@ -134,7 +134,7 @@ class FieldIndex {
     }
     size_t find(std::string_view key) const {
         for (size_t slot = hash(key); slots_[slot] != kFieldCount; slot = (slot + 1) % slots_.size()) {
-            if (kFields[slots_[slot]].key == key) return slots_[slot];
+            if (same(kFields[slots_[slot]].key, key)) return slots_[slot];
         }
         return kFieldCount;
     }
@@ -293,6 +293,14 @@ class KinetoParser : public Parser {
         if (!order.empty()) rows.take(order);
     }
 
+    // A key of up to four letters as a number, to switch on; 0 for a longer one.
+    static constexpr uint32_t short_key(std::string_view key) {
+        if (key.size() > 4) return 0;
+        uint32_t word = 0;
+        for (const char c : key) word = word << 8 | static_cast<uint8_t>(c);
+        return word;
+    }
+
     // The members of one event. only_args: all others were read before.
     bool members(od::object& object, bool only_args, bool& late) {
         Event& e = event_row_;
@@ -300,7 +308,8 @@ class KinetoParser : public Parser {
             od::field field;
             if (std::move(result).get(field)) return false;
             const std::string_view key = key_of(field);
-            if (key == "args") {
+            const uint32_t word = short_key(key);
+            if (word == short_key("args")) {
                 // What they mean depends on members that may yet come.
                 if (!only_args && (e.ph == 0 || e.ph == 'C' || e.ph == 'M')) {
                     late = true;
@@ -312,27 +321,27 @@ class KinetoParser : public Parser {
             if (only_args) continue;
             std::string_view token;
             if (!token_of(field.value(), token)) return false;
-            if (key == "ph") {
-                if (!is_text(token)) continue;
-                e.ph_text = inside(token);
-                e.ph = e.ph_text.size() == 1 ? e.ph_text[0] : 1;
-            } else if (key == "cat") {
-                if (is_text(token)) e.cat = inside(token);
-            } else if (key == "name") {
-                if (is_text(token)) e.name = inside(token);
-            } else if (key == "ts") {
-                e.ts = token;
-            } else if (key == "dur") {
-                e.dur = token;
-            } else if (key == "pid") {
-                e.pid = token;
-            } else if (key == "tid") {
-                e.tid = token;
-            } else if (key == "id") {
-                e.id = token;
-            } else if (key != "bp" && key != "s") {
+            switch (word) {
+                case short_key("ph"):
+                    if (!is_text(token)) continue;
+                    e.ph_text = inside(token);
+                    e.ph = e.ph_text.size() == 1 ? e.ph_text[0] : 1;
+                    break;
+                case short_key("cat"):
+                    if (is_text(token)) e.cat = inside(token);
+                    break;
+                case short_key("name"):
+                    if (is_text(token)) e.name = inside(token);
+                    break;
+                case short_key("ts"): e.ts = token; break;
+                case short_key("dur"): e.dur = token; break;
+                case short_key("pid"): e.pid = token; break;
+                case short_key("tid"): e.tid = token; break;
+                case short_key("id"): e.id = token; break;
+                case short_key("bp"): break;
+                case short_key("s"): break;
                 // A leading dot marks a member of the event itself among those of its args.
-                e.rest.append("\".").append(key).append("\":").append(token).push_back(',');
+                default: e.rest.append("\".").append(key).append("\":").append(token).push_back(',');
             }
         }
         return true;
@@ -499,7 +508,8 @@ class KinetoParser : public Parser {
         give_back(kMemory);
 
         const auto row = static_cast<uint32_t>(position_->size());
-        const Role role = cat_role(e.cat);
+        const uint32_t cat = e.cat.empty() ? (cat_->null(), kNoCat) : cat_->push_text(e.cat);
+        const Role role = role_of(cat, e.cat);
         side(Group::kArguments, row, true);
         side(Group::kKernel, row, role == Role::kOther && !e.has(kSyncKind) && e.ph == 'X');
         side(Group::kSync, row, e.has(kSyncKind));
@@ -507,7 +517,6 @@ class KinetoParser : public Parser {
         side(Group::kComm, row, e.has(kCollective) || (e.has(kGroupRanks)));
 
         ph_->push_text(e.ph_text);
-        push_text(cat_, e.cat);
         push_text(name_, e.name);
         ts_->push(*at);
         push_duration();
@@ -587,6 +596,12 @@ class KinetoParser : public Parser {
     }
 
     // Host calls carry some arguments of the work they launch (ROCm does): these are no facts of a device event.
+    Role role_of(uint32_t code, std::string_view cat) {
+        if (code == kNoCat) return Role::kOther;
+        while (roles_.size() <= code) roles_.push_back(cat_role(cat));
+        return roles_[code];
+    }
+
     static Role cat_role(std::string_view cat) {
         if (cat == "cpu_op" || cat == "user_annotation" || cat == "python_function" || cat == "cuda_runtime" ||
             cat == "cuda_driver" || cat == "overhead" || cat == "Trace") {
@@ -596,7 +611,10 @@ class KinetoParser : public Parser {
         return ends("_runtime") || ends("_driver") ? Role::kHost : Role::kOther;
     }
 
+    static constexpr uint32_t kNoCat = UINT32_MAX;
+
     Event event_row_;
+    std::vector<Role> roles_;  // by code of cat: codes come one by one
     const FieldIndex index_;
     const uint64_t group_mask_[7] = {group_mask(Group::kEvent), group_mask(Group::kArguments), group_mask(Group::kKernel), group_mask(Group::kSync), group_mask(Group::kFrame), group_mask(Group::kComm), group_mask(Group::kMemory)};
     Dictionary lanes_;

@@ -1,6 +1,7 @@
 // Numbers from the text of a JSON token, exactly.
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string_view>
 
@@ -16,9 +17,51 @@ inline std::string_view trim(std::string_view token) {
 inline bool is_text(std::string_view token) { return token.size() >= 2 && token.front() == '"' && token.back() == '"'; }
 inline std::string_view inside(std::string_view text) { return text.substr(1, text.size() - 2); }
 
+// memcmp costs a call, and these texts are short.
+inline bool same(std::string_view a, std::string_view b) {
+    const size_t n = a.size();
+    if (n != b.size()) return false;
+    const char *p = a.data(), *q = b.data();
+    const auto load = [](const char* from) {
+        uint64_t word;
+        std::memcpy(&word, from, 8);
+        return word;
+    };
+    if (n < 8) {
+        for (size_t i = 0; i < n; ++i) {
+            if (p[i] != q[i]) return false;
+        }
+        return true;
+    }
+    for (size_t i = 0; i + 8 < n; i += 8) {
+        if (load(p + i) != load(q + i)) return false;
+    }
+    return load(p + n - 8) == load(q + n - 8);
+}
+
 // The value times 10^scale as a whole number, halves away from zero; nothing for what is no number or does not fit.
 // Exact where a double is not: 1700000000000000.123 us has 19 digits in ns.
 inline std::optional<int64_t> decimal(std::string_view token, int scale) {
+    if (token.size() <= 19 && scale <= 3) {
+        // The common case: digits, perhaps a point and no more places than asked for.
+        int64_t value = 0;
+        const char *p = token.data(), *const end = p + token.size();
+        while (p < end && static_cast<unsigned char>(*p - '0') < 10) value = value * 10 + (*p++ - '0');
+        const auto before = p - token.data();
+        const bool digits = before > 0 && before <= 15;  // with three places more they fit
+        int left = scale;
+        if (digits && p < end && *p == '.') {
+            ++p;
+            while (p < end && left > 0 && static_cast<unsigned char>(*p - '0') < 10) {
+                value = value * 10 + (*p++ - '0');
+                --left;
+            }
+        }
+        if (digits && p == end) {
+            constexpr int64_t kPowers[] = {1, 10, 100, 1000};
+            return value * kPowers[left];
+        }
+    }
     size_t i = 0;
     const bool negative = i < token.size() && token[i] == '-';
     if (negative) ++i;
