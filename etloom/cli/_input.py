@@ -1,0 +1,33 @@
+"""The arguments by which every verb is told what to open, and the opening."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from etloom.cli._output import progress
+
+if TYPE_CHECKING:
+    from etloom.trace import Job
+
+PathArgument = Annotated[
+    Path, typer.Argument(help="A folder of traces, or one trace file.", show_default=False, metavar="PATH")
+]
+RankPatternOption = Annotated[
+    str | None,
+    typer.Option("--rank-pattern", help="Regular expression for the file names, with one group: the rank."),
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Fail if anything in the files was lost.")]
+
+
+def open_job(path: Path, rank_pattern: str | None = None, strict: bool = False) -> Job:
+    """The linked Job at ``path``, with a progress bar; with ``strict``, DataLoss where something was lost."""
+    import etloom
+
+    with progress(f"reading {path}") as update:
+        job = etloom.open(path, rank_pattern=rank_pattern, progress=update)
+    if strict:
+        job.check_lossless()
+    return job

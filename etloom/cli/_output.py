@@ -1,0 +1,154 @@
+"""Tables on their way out: as a table for people, JSON, CSV or Parquet, to stdout or a file."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from etloom.cli._guard import printable, say
+from etloom.errors import EtloomError
+
+if TYPE_CHECKING:
+    import polars as pl
+    from rich.console import Console
+    from rich.table import Table
+
+
+class Format(str, enum.Enum):
+    table = "table"
+    json = "json"
+    csv = "csv"
+    parquet = "parquet"
+
+
+FormatOption = Annotated[
+    Format | None,
+    typer.Option(
+        "--format", "-f", help="How to write the table; by default the end of --out says, else table."
+    ),
+]
+OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to stdout.")]
+
+
+def emit(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
+    """Write a table to ``out``, or stdout. Raises EtloomError where Parquet would go to a terminal."""
+    chosen = format or _by_name(out)
+    if chosen is Format.parquet and out is None and sys.stdout.isatty():
+        raise EtloomError("Parquet is no text for a terminal", where="stdout", remedy="add --out FILE")
+    if chosen is Format.table:
+        write_text(render(as_table(frame), out), out)
+    elif chosen is Format.json:
+        write_text(to_json(frame) + "\n", out)
+    elif chosen is Format.csv:
+        write_text(_flat(frame).write_csv(), out)
+    else:
+        frame.write_parquet(sys.stdout.buffer if out is None else out)
+    if out is not None:
+        say(f"wrote {frame.height:,} rows to {out}")
+
+
+def to_json(frame: pl.DataFrame) -> str:
+    """A JSON list of one object a row, one to a line; NaN and infinities, which JSON lacks, are null."""
+    import polars as pl
+    import polars.selectors as cs
+
+    finite = frame.with_columns(pl.when(cs.float().is_finite()).then(cs.float()))
+    rows = (json.dumps(row, ensure_ascii=False) for row in finite.iter_rows(named=True))
+    return "[" + ",\n ".join(rows) + "]"
+
+
+def as_table(frame: pl.DataFrame) -> Table:
+    """A rich table: numbers to the right, times and sizes in one unit a column, absent as a dash."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from etloom.reports.text import shown
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = [shown(frame, name) for name in frame.columns]
+    for column in columns:
+        side: Literal["left", "right"] = "right" if column.number else "left"
+        table.add_column(Text(printable(column.header)), justify=side, no_wrap=column.number, overflow="fold")
+    for row in frame.iter_rows():
+        cells = (printable(column.text(value)) for column, value in zip(columns, row, strict=True))
+        table.add_row(*(Text(cell or "-") for cell in cells))
+    return table
+
+
+def render(what: Any, out: Path | None = None) -> str:
+    """A rich renderable as text: as wide as the terminal and coloured there, else as wide as it is."""
+    console = _console(out)
+    with console.capture() as captured:
+        console.print(what)
+    return "\n".join(line.rstrip() for line in captured.get().split("\n"))
+
+
+def _console(out: Path | None) -> Console:
+    from rich.console import Console
+
+    terminal = out is None and sys.stdout.isatty()
+    return Console(
+        force_terminal=terminal, width=None if terminal else 10_000, soft_wrap=False, highlight=False
+    )
+
+
+def _by_name(out: Path | None) -> Format:
+    suffix = out.suffix[1:].lower() if out else ""
+    return Format(suffix) if suffix in Format.__members__ else Format.table
+
+
+def _flat(frame: pl.DataFrame) -> pl.DataFrame:
+    """Nested columns as JSON text, which CSV has no other form for."""
+    import polars as pl
+
+    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
+    return frame.with_columns(
+        pl.Series(name, [None if value is None else json.dumps(value) for value in frame[name].to_list()])
+        for name in nested
+    )
+
+
+def write_text(text: str, out: Path | None) -> None:
+    """Write to the file, or to stdout."""
+    if out is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[Path, int], None]]:
+    """Bytes read, on stderr while the block runs: once it has run a second, and if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda file, read: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, FileSizeColumn, Progress, TextColumn, TransferSpeedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        FileSizeColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(what, total=None)
+    later = threading.Timer(1.0, bar.start)
+    later.daemon = True
+    later.start()
+    try:
+        yield lambda file, read: bar.update(task, description=printable(file.name), advance=read)
+    finally:
+        later.cancel()
+        later.join()
+        bar.stop()

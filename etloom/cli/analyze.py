@@ -1,0 +1,104 @@
+"""etloom analyze: every analysis of the registry is a sub-command, its options are flags."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from etloom.cli._guard import guarded
+from etloom.cli._input import PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._output import Format, FormatOption, OutOption, emit
+
+
+class Analyses(TyperGroup):
+    """The group of all analyses, looked up when it is asked for one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from etloom import registry
+
+        return registry.names("analyses")
+
+    @guarded()
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        from etloom import registry
+
+        registry.get("analyses", cmd_name)  # an unknown name is answered with the nearest known one
+        return _command(cmd_name.replace("_", "-"))
+
+
+@guarded()
+def analyze(
+    ctx: typer.Context,
+    list_all: Annotated[bool, typer.Option("--list", help="List the analyses as a table and exit.")] = False,
+    format: FormatOption = None,
+) -> None:
+    """Answer a question about a run with a table; for several ranks their rows follow each other.
+
+    Examples:
+
+    \b
+      etloom analyze --list
+      etloom analyze temporal-breakdown run/
+      etloom analyze top-ops run/ --top 5 --format csv --out top.csv
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    import polars as pl
+
+    from etloom import registry
+
+    rows = [(name, registry.summary("analyses", name)) for name in registry.names("analyses")]
+    emit(pl.DataFrame(rows, schema=["analysis", "summary"], orient="row"), format, None)
+
+
+def _command(name: str) -> Any:
+    """The click command of one analysis."""
+    from etloom import registry
+
+    options = registry.options("analyses", name)
+
+    @guarded()
+    def run(
+        path: Path,
+        format: Format | None,
+        out: Path | None,
+        rank_pattern: str | None,
+        strict: bool,
+        **chosen: Any,
+    ) -> None:
+        import etloom
+
+        emit(etloom.analyze(open_job(path, rank_pattern, strict), name, **chosen), format, out)
+
+    flags = {option.name: (_flag(option.type, option.help), option.default) for option in options}
+    own = {
+        "path": (PathArgument, inspect.Parameter.empty),
+        **flags,
+        "format": (FormatOption, None),
+        "out": (OutOption, None),
+        "rank_pattern": (RankPatternOption, None),
+        "strict": (StrictOption, False),
+    }
+    # Typer reads the flags from the signature.
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            for flag, (annotation, default) in own.items()
+        ]
+    )
+    run.__annotations__ = {flag: annotation for flag, (annotation, _) in own.items()}
+    example = f"Example:\n\n\b\n  etloom analyze {name} run/" + "".join(
+        f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
+    )
+    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    module = registry.get("analyses", name)
+    app.command(name, help=f"{inspect.cleandoc(module.__doc__ or '')}\n\n{example}")(run)
+    return typer.main.get_command(app)
+
+
+def _flag(type: Any, help: str) -> Any:
+    return Annotated[type, typer.Option(help=help)]

@@ -1,0 +1,198 @@
+"""etloom info: what there is in a folder or file of traces."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from etloom.cli._guard import guarded, printable
+from etloom.cli._input import PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._output import Format, FormatOption, OutOption, as_table, emit, render, write_text
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from etloom.trace import Job, Trace
+
+
+@guarded()
+def info(
+    path: PathArgument,
+    format: FormatOption = None,
+    out: OutOption = None,
+    rank_pattern: RankPatternOption = None,
+    strict: StrictOption = False,
+) -> None:
+    """Say what traces there are: formats, ranks, device, steps, counts, how far they link, what was lost.
+
+    --format json gives all of it; csv and parquet give the table with a row a rank.
+
+    Examples:
+
+    \b
+      etloom info run/
+      etloom info kineto_trace_0.json.gz --format json
+      etloom info run/ --strict                   # exit 1 if anything was lost
+    """
+    job = open_job(path, rank_pattern, strict)
+    if format is Format.json or (format is None and out is not None and out.suffix == ".json"):
+        write_text(json.dumps(describe(job, str(path)), indent=1, ensure_ascii=False) + "\n", out)
+    elif format in (Format.csv, Format.parquet):
+        emit(_ranks(job), format, out)
+    else:
+        _show(job, describe(job, str(path)))
+
+
+def describe(job: Job, path: str) -> dict[str, Any]:
+    """All that `etloom info` says, under stable keys; times in ns, absent is None."""
+    import polars as pl
+
+    traces = list(job.values())
+    ranks = _ranks(job)
+    first, last = ranks["start_ns"].min(), ranks["end_ns"].max()
+    whole = first is not None and len({trace.meta.get("clock") for trace in traces}) == 1
+    return {
+        "path": path,
+        "ranks": job.ranks,
+        "world_size": _one(trace.meta.get("world_size") for trace in traces),
+        "formats": sorted({name for trace in traces for name in trace.meta.get("formats", ())}),
+        "schema_versions": _versions(traces),
+        "devices": dict(Counter(device for trace in traces for device in _devices(trace))),
+        "hosts": sorted({str(trace.meta["host"]) for trace in traces if trace.meta.get("host")}),
+        "clock": _one(trace.meta.get("clock") for trace in traces),
+        "start_ns": first if whole else None,
+        "span_ns": last - first if whole else None,  # type: ignore[operator]
+        "steps": sorted({step for trace in traces for step in trace.events["step"].drop_nulls().unique()}),
+        "mean_step_ns": ranks["mean_step_ns"].mean(),
+        "tables": {
+            name: count
+            for name in dict.fromkeys(name for trace in traces for name in trace.tables)
+            if (count := sum(trace.table(name).height for trace in traces))
+        },
+        "categories": dict(
+            job.table("events")
+            .group_by(pl.col("cat").cast(pl.String).fill_null("(none)"))
+            .len()
+            .sort("len", "cat", descending=[True, False])
+            .rows()
+        ),
+        "by_rank": ranks.to_dicts(),
+        "stats": job.stats.with_columns(pl.col("rank").cast(pl.Int64)).to_dicts(),
+    }
+
+
+def _ranks(job: Job) -> pl.DataFrame:
+    """A row a rank."""
+    import polars as pl
+
+    from etloom import registry
+
+    rows = []
+    for rank, trace in job.items():
+        events, link = trace.events, trace.meta.get("link", {})
+        ends = events.select(pl.col("ts") + pl.col("dur").fill_null(0)).to_series()
+        steps = registry.get("analyses", "steps").analyze(trace)["dur_ns"]
+        rows.append(
+            {
+                "rank": rank,
+                "events": events.height,
+                "nodes": trace.nodes.height,
+                "device_events": trace.launches.height,
+                "start_ns": events["ts"].min(),
+                "end_ns": ends.max(),
+                "steps": steps.len(),
+                "mean_step_ns": steps.mean(),
+                "linked_by": link.get("how"),
+                "linked_pct": None if link.get("coverage") is None else 100 * link["coverage"],
+                "launched_pct": 100 * link["launched"] / link["device_work"]
+                if link.get("device_work")
+                else None,
+                "lost": trace.stats.filter(pl.col("severity") != "info")["count"].sum(),
+            }
+        )
+    integers = ("rank", "events", "nodes", "device_events", "start_ns", "end_ns", "steps", "lost")
+    schema: dict[str, Any] = dict.fromkeys(integers, pl.Int64) | {"linked_by": pl.String}
+    schema |= dict.fromkeys(("mean_step_ns", "linked_pct", "launched_pct"), pl.Float64)
+    return pl.DataFrame(rows, schema_overrides=schema)
+
+
+def _devices(trace: Trace) -> list[str]:
+    """The devices that did something; the CPU where the trace holds no device work."""
+    if not trace.launches.height:
+        return ["cpu"]
+    names = {
+        one.get("id"): one.get("name")
+        for one in trace.meta.get("device_properties", ())
+        if isinstance(one, dict)
+    }
+    used = trace.events.filter(trace.events["id"].is_in(trace.launches["device_event"].implode()))
+    return [str(names.get(device) or f"device {device}") for device in used["device"].drop_nulls().unique()]
+
+
+def _versions(traces: Iterable[Trace]) -> dict[str, list[str]]:
+    keys = {"execution_trace": "schema_version", "kineto": "kineto_schema_version"}
+    found = {
+        format: sorted({str(trace.meta[key]) for trace in traces if trace.meta.get(key) is not None})
+        for format, key in keys.items()
+    }
+    return {format: versions for format, versions in found.items() if versions}
+
+
+def _one(values: Iterable[Any]) -> Any:
+    """What all agree on; None where they do not, or do not know."""
+    known = {value for value in values if value is not None}
+    return known.pop() if len(known) == 1 else None
+
+
+def _show(job: Job, about: dict[str, Any]) -> None:
+    import polars as pl
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from etloom.reports.text import count, duration
+
+    facts = {
+        "ranks": f"{_some(about['ranks'])}" + (f" of {about['world_size']}" if about["world_size"] else ""),
+        "formats": ", ".join(
+            f"{format} {' '.join(about['schema_versions'].get(format, []))}".strip()
+            for format in about["formats"]
+        ),
+        "devices": ", ".join(f"{number} x {name}" for name, number in about["devices"].items()),
+        "hosts": _some(about["hosts"]),
+        "time": duration(about["span_ns"]) if about["span_ns"] is not None else "-",
+        "steps": f"{_some(about['steps'])}, {duration(about['mean_step_ns'])} in the mean"
+        if about["mean_step_ns"] is not None
+        else "none marked",
+        "tables": ", ".join(f"{name} {rows:,}" for name, rows in about["tables"].items()),
+        "categories": ", ".join(f"{name} {rows:,}" for name, rows in about["categories"].items()),
+    }
+    head = Table(box=None, pad_edge=False, show_header=False)
+    head.add_column(style="bold")
+    head.add_column(overflow="fold")
+    for key, value in facts.items():
+        if value:
+            head.add_row(key, Text(printable(value)))
+    ranks = _ranks(job).drop("start_ns", "end_ns")
+    parts: list[Any] = [Text(printable(about["path"]), style="bold"), head, Text(), as_table(_known(ranks))]
+    stats = job.stats.sort(pl.col("severity") == "info", maintain_order=True)
+    parts += (
+        [Text(), as_table(stats)]
+        if stats.height
+        else [Text(f"\nnothing was lost in {count(len(job), 'rank')}")]
+    )
+    write_text(render(Group(*parts)), None)
+
+
+def _known(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame without columns that say nothing."""
+    return frame.select(column for column in frame if column.null_count() < frame.height)
+
+
+def _some(values: list[Any]) -> str:
+    """Up to eight of them; runs of whole numbers as 0-7."""
+    if len(values) > 2 and values == list(range(values[0], values[0] + len(values))):
+        return f"{values[0]}-{values[-1]}"
+    return ", ".join(map(str, values[:8])) + (", ..." if len(values) > 8 else "")
