@@ -81,7 +81,7 @@ def host_work(trace: Trace) -> pl.DataFrame:
     if not calls.height:
         raise AnalysisError(
             "the trace holds no device work and no operators",
-            where=f"rank {trace.rank}",
+            where=of_rank(trace),
             remedy="record it with torch.profiler and its CPU activity",
         )
     return calls
@@ -127,7 +127,7 @@ def check_step(trace: Trace, step: int | None) -> None:
     known = steps(trace)["step"].to_list()
     if step is not None and step not in known:
         span = f"the trace holds {known[0]} to {known[-1]}" if known else "no ProfilerStep marks a step"
-        raise AnalysisError(f"there is no step {step}", where=f"rank {trace.rank}", remedy=span)
+        raise AnalysisError(f"there is no step {step}", where=of_rank(trace), remedy=span)
 
 
 def in_step(trace: Trace, events: pl.DataFrame, step: int | None) -> pl.DataFrame:
@@ -151,5 +151,10 @@ def require_linked(trace: Trace) -> None:
     """Raise AnalysisError for a trace on which nesting, steps and launches were not worked out."""
     if not trace.meta.get("linked"):
         raise AnalysisError(
-            "the trace is not linked", where=f"rank {trace.rank}", remedy="etloom.link(trace), or etloom.open"
+            "the trace is not linked", where=of_rank(trace), remedy="etloom.link(trace), or etloom.open"
         )
+
+
+def of_rank(trace: Trace) -> str | None:
+    """What an error says of where it is."""
+    return None if trace.rank is None else f"rank {trace.rank}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, device_work, in_step, require_linked
+from etloom.analyses._activity import answer, device_work, in_step, of_rank, require_linked
 from etloom.analyses._operators import operators
 from etloom.errors import AnalysisError, UnknownName
 from etloom.trace import Trace
@@ -48,7 +48,7 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "self", step: int | None =
     if not calls.height:
         raise AnalysisError(
             "the trace holds no operators",
-            where=f"rank {trace.rank}",
+            where=of_rank(trace),
             remedy="kernel-breakdown tells of its kernels",
         )
     outermost = pl.col("outermost")
