@@ -1,0 +1,108 @@
+"""What was read and linked once is kept as Parquet, so that opening unchanged files again costs a tenth.
+
+The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never beside the user's files. An entry is
+keyed by the files' paths, sizes and times of change, by the options, and by our own version and schema. The entries
+used longest ago are removed when all of them take more than ``$ETLOOM_CACHE_BYTES`` (default 4 GB).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import etloom
+from etloom.errors import EtloomError
+from etloom.exports import parquet as writer
+from etloom.readers import parquet as reader
+from etloom.schema import TABLES
+from etloom.trace import Trace
+
+LIMIT_BYTES = 4 * 10**9
+
+
+def folder() -> Path:
+    """Where entries are kept; it need not exist yet."""
+    if chosen := os.environ.get("ETLOOM_CACHE"):
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "etloom"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etloom"
+
+
+def key_of(files: Sequence[Path], **options: Any) -> str | None:
+    """The key of what these files give with these options; None for what cannot be known by a file's state."""
+    try:
+        states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    except OSError:
+        return None
+    if not all(file.is_file() for file in files):
+        return None
+    schema = [
+        (name, [(column.name, str(column.dtype)) for column in TABLES[name].columns]) for name in TABLES
+    ]
+    text = json.dumps([etloom.__version__, schema, states, sorted(options.items())], default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def load(key: str | None) -> Trace | None:
+    """The entry of that key, or None; a damaged entry is none."""
+    if key is None:
+        return None
+    entry = folder() / key
+    if not reader.holds(entry):
+        return None
+    try:
+        trace = reader.read(entry)
+    except EtloomError:
+        shutil.rmtree(entry, ignore_errors=True)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(entry / "meta.json")  # the time of use, by which the oldest are removed
+    return trace if isinstance(trace, Trace) else None
+
+
+def keep(key: str | None, trace: Trace) -> None:
+    """Keep an entry. A cache that cannot be written (read-only home, full disk) is no trouble of the caller's."""
+    if key is None:
+        return
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        writer.write(trace, folder() / key)
+        _prune(int(os.environ.get("ETLOOM_CACHE_BYTES", LIMIT_BYTES)))
+    except (OSError, EtloomError, ValueError):
+        return
+
+
+def clear() -> int:
+    """Remove all entries; their bytes."""
+    sizes = [size for _, size, _ in _entries()]
+    for _, _, entry in _entries():
+        shutil.rmtree(entry, ignore_errors=True)
+    return sum(sizes)
+
+
+def _prune(limit: int) -> None:
+    entries = sorted(_entries())
+    total = sum(size for _, size, _ in entries)
+    for _, size, entry in entries:
+        if total <= limit:
+            return
+        shutil.rmtree(entry, ignore_errors=True)
+        total -= size
+
+
+def _entries() -> list[tuple[float, int, Path]]:
+    """(time of last use, bytes, path) of every entry of ours; nothing else in the folder is touched."""
+    found = []
+    for meta in folder().glob("*/meta.json"):
+        with contextlib.suppress(OSError):
+            size = sum(file.stat().st_size for file in meta.parent.iterdir())
+            found.append((meta.stat().st_mtime, size, meta.parent))
+    return found
