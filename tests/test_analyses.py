@@ -44,7 +44,6 @@ KERNEL = {
     "other": "job_exe",
     "memory": "dma",
 }
-OPERATOR = {"computation": "aten::mm", "communication": "c10d::allreduce_"}
 
 DEVICE_WORK = st.lists(
     st.tuples(st.sampled_from(sorted(KERNEL)), st.integers(0, 30), st.integers(1, 12)),
@@ -134,6 +133,50 @@ def test_work_may_be_cut_in_two(work: list[tuple[str, int, int]], name: str, dat
     cut = data.draw(st.integers(0, dur - 1))
     pieces = [(kind, ts, cut), (kind, ts + cut, dur - cut), *work[1:]]
     assert_frame_equal(analyze(on_device(pieces), name), analyze(on_device(work), name))
+
+
+HOST_WORK = st.lists(
+    st.tuples(
+        st.sampled_from(["aten::mm", "c10d::send", "gloo:send"]),
+        st.integers(1, 3),
+        st.integers(0, 30),
+        st.integers(1, 12),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(HOST_WORK)
+def test_the_host_computes_where_a_thread_is_in_no_communication_call(
+    work: list[tuple[str, int, int, int]],
+) -> None:
+    events = [
+        {
+            "cat": "user_annotation" if name == "gloo:send" else "cpu_op",
+            "name": name,
+            "tid": tid,
+            "ts": ts,
+            "dur": dur,
+        }
+        for name, tid, ts, dur in work
+    ]
+
+    def on(thread: int, called: str) -> set[int]:
+        return {
+            t for name, tid, ts, dur in work if (name, tid) == (called, thread) for t in range(ts, ts + dur)
+        }
+
+    computes: set[int] = set().union(*(on(tid, "aten::mm") - on(tid, "c10d::send") for tid in (1, 2, 3)))
+    speaks: set[int] = set().union(
+        *(on(tid, name) for tid in (1, 2, 3) for name in ("c10d::send", "gloo:send"))
+    )
+    row = analyze(linked(events), "temporal-breakdown").row(0, named=True)
+    assert row["basis"] == "host"
+    assert row["compute_ns"] == len(computes)
+    assert row["exposed_communication_ns"] == len(speaks - computes)
+    assert row["busy_ns"] == len(speaks | computes)
+    assert row["idle_ns"] == row["span_ns"] - row["busy_ns"]
 
 
 NESTS = st.recursive(

@@ -1,6 +1,7 @@
 """What ran when, by kind: on the device or, where a trace holds no device work, on the host.
 
-basis "device": the kernels, copies and sets of all streams. A synchronisation is no work.
+basis "device": the kernels, copies and sets of all streams. A synchronisation is no work, and collectives that
+the host itself carries out (gloo) are not seen.
 
 basis "host": the operators of all threads. Communication is the time in a communication call (c10d::,
 ...) or in a backend's range of one (gloo:, ...) on any thread. Computation is the time in which some

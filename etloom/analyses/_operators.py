@@ -7,25 +7,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import kinds
+from etloom.stacks import exclusive_time
 from etloom.trace import Trace
 
 Rows = NDArray[np.int64]
 
 
 def with_self_time(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
-    """events (of the trace) with ``self_ns``: dur without the host events directly inside, of any sort.
-
-    What sticks out of the event around it (by a microsecond at most, as the linker nests) counts to its end.
-    """
-    everything = trace.events
-    parent = _row_of(everything, everything["parent"])
-    child = np.flatnonzero((parent >= 0) & everything["dur"].is_not_null().to_numpy())
-    starts, durations = everything["ts"].to_numpy(), everything["dur"].fill_null(0).to_numpy()
-    ends = starts + durations
-    inside = np.zeros(everything.height, dtype=np.int64)
-    np.add.at(inside, parent[child], np.minimum(ends[child], ends[parent[child]]) - starts[child])
-    own = np.maximum(durations - inside, 0)
-    return events.with_columns(pl.Series("self_ns", own[_row_of(everything, events["id"])]))
+    """events (of the trace's host) with ``self_ns``: dur without the host events directly inside, of any sort."""
+    own = exclusive_time(trace.events)
+    return events.with_columns(own[_row_of(trace.events, events["id"])].alias("self_ns"))
 
 
 def operators(trace: Trace) -> pl.DataFrame:
