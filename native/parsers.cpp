@@ -102,6 +102,11 @@ void bind_parsers(nb::module_& module) {
             parser.finish();
             parser.sort();
         }, "The file is over.")
+        .def("cut", [](Parser& parser) {
+            nb::gil_scoped_release release;
+            parser.sort();
+        }, "Order what was read so far, to take it before the file is over; ids then start at 0 again.")
+        .def_prop_ro("rows", &Parser::rows_seen, "Rows seen so far.")
         .def("summary", &summary, "Rows seen, header members, and what went wrong.")
         .def("take", &take, "The tables as {name: {column: Column}}, once.");
     module.def("kineto_parser", &etloom::kineto_parser, "A parser of Kineto / Chrome trace JSON.");

@@ -15,7 +15,7 @@ P2P = ("send", "recv", "send_recv")
 
 
 def normalise(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Recorded comms rows with normalised collective, whole ranks, bytes, is_p2p and ids.
+    """Recorded comms rows with normalised collective, whole ranks, bytes and is_p2p.
 
     bytes is in_nelems times the size of an element, the convention of PARAM and of Kineto's own bandwidths.
     """
@@ -37,7 +37,7 @@ def normalise(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
         ranks.alias("ranks"),
         (pl.col("in_nelems") * sizes).alias("bytes"),
         named.is_in(P2P).alias("is_p2p"),
-    ).with_row_index("id")
+    )
 
 
 def of_events(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:

@@ -63,7 +63,7 @@ def of_nodes(
             rows.pop(above, None)
             above = parent.get(above)
     kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
-    return normalise(pl.DataFrame(kept, schema=_COLUMNS), stats)
+    return normalise(pl.DataFrame(kept, schema=_COLUMNS), stats).with_row_index("id")
 
 
 def group_config(nodes: pl.DataFrame) -> Any:

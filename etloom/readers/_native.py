@@ -47,11 +47,16 @@ class Parsed:
 def parse(parser: Any, path: Path, progress: Progress | None = None) -> Parsed:
     """Feed the file to the parser. Raises ReadError where the document holds no rows at all."""
     stats: list[Stat] = []
-    for piece in _read_ahead(path, stats):
+    for piece in read_ahead(path, stats):
         parser.feed(piece)
         if progress is not None:
             progress(len(piece))
     parser.finish()
+    return parsed(parser, path, stats)
+
+
+def parsed(parser: Any, path: Path, stats: list[Stat]) -> Parsed:
+    """What a parser that has finished holds. Raises as `parse` does."""
     summary = parser.summary()
     if summary["bytes"] == 0:
         raise ReadError("the file is empty", where=path)
@@ -69,14 +74,18 @@ def parse(parser: Any, path: Path, progress: Progress | None = None) -> Parsed:
         severity, meaning = _MEANING[name]
         stats.append((f"read.{name}", severity, count, meaning + _text(example)))
     header = _header(summary["header"], stats)
-    tables = {
+    return Parsed(frames(parser), header, stats, summary["rows"])
+
+
+def frames(parser: Any) -> dict[str, pl.DataFrame]:
+    """The parser's tables, taken from it."""
+    return {
         name: pl.DataFrame({column: pl.Series(column, values) for column, values in columns.items()})
         for name, columns in parser.take().items()
     }
-    return Parsed(tables, header, stats, summary["rows"])
 
 
-def _read_ahead(path: Path, stats: list[Stat]) -> Iterator[bytes]:
+def read_ahead(path: Path, stats: list[Stat]) -> Iterator[bytes]:
     """The chunks of the file, read and unpacked by a second thread. A damaged packing ends them, counted."""
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
     stop = threading.Event()

@@ -55,22 +55,32 @@ def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Tr
     return trace_of(parse(_native.kineto_parser(), path, progress), path)
 
 
-def trace_of(parsed: Parsed, path: Path) -> Trace:
-    """The Trace of parsed tables: named, numbered, on one clock."""
-    tables, stats = dict(parsed.tables), list(parsed.stats)
+def trace_of(parsed: Parsed, path: Path, first_ts: int | None = None) -> Trace:
+    """The Trace of parsed tables: named, numbered, on one clock.
+
+    first_ts: the earliest time in the file, where the tables do not hold all of it.
+    """
+    stats = list(parsed.stats)
+    tables = settled(parsed.tables, stats)
     threads = _threads(tables.pop("metadata"), tables.pop("lanes"))
-    tables = close_ranges(tables, stats)
+    first = tables["events"]["ts"].min() if first_ts is None else first_ts
+    first = first if isinstance(first, int) else 0
     meta = _meta(parsed.header, path)
-    base = _base_ns(parsed.header, tables["events"], stats)
+    base = _base_ns(parsed.header, first, stats)
     meta["base_ns"] = base
-    first = tables["events"]["ts"].min()
-    meta["clock"] = "epoch" if base or (isinstance(first, int) and first > _EPOCH_NS) else "relative"
+    meta["clock"] = "epoch" if base or first > _EPOCH_NS else "relative"
     for name in ("events", "memory", "counters", "flows"):
         tables[name] = tables[name].with_columns(pl.col("ts") + base).with_row_index("id")
-    tables["comms"] = _comms.of_events(tables["comms"], stats)
+    tables["comms"] = tables["comms"].with_row_index("id")
     tables["groups"] = _comms.groups(meta["distributed"].get("pg_config"))
     stats.append(("read.events", "info", parsed.rows, "rows of traceEvents in the file"))
     return Trace({**tables, "threads": threads}, meta).with_stats(stats)
+
+
+def settled(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
+    """The parser's tables with ranges closed and communication in the field's words."""
+    tables = close_ranges(tables, stats)
+    return {**tables, "comms": _comms.of_events(tables["comms"], stats)}
 
 
 def _meta(header: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -93,10 +103,9 @@ def _meta(header: dict[str, Any], path: Path) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if value is not None}
 
 
-def _base_ns(header: dict[str, Any], events: pl.DataFrame, stats: list[Stat]) -> int:
+def _base_ns(header: dict[str, Any], first: int, stats: list[Stat]) -> int:
     base = _whole(header.get("baseTimeNanoseconds")) or 0
-    first = events["ts"].min()
-    if base and isinstance(first, int) and first > _EPOCH_NS:
+    if base and first > _EPOCH_NS:
         stats.append(("read.base_ignored", "info", 1, "times are absolute although the file states a base"))
         return 0
     return base
