@@ -8,6 +8,7 @@ table is in memory at a time.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +72,8 @@ def _write_parts(
     parser = _native.kineto_parser()
     stats: list[Stat] = []
     metadata: list[pl.DataFrame] = []
-    offsets, events, taken = [], 0, 0
+    offsets: list[int] = []
+    events = taken = 0
 
     def write_part(tables: dict[str, pl.DataFrame]) -> None:
         nonlocal events
@@ -129,7 +131,7 @@ def _stretches(parts: Path, times: pl.Series, rows: int) -> Iterator[pl.DataFram
     cuts = np.unique(np.partition(times.to_numpy(), at)[at])
     bounds = [*cuts[:-1].tolist(), int(cuts[-1]) + 1] if len(cuts) > 1 else [int(cuts[0]), int(cuts[0]) + 1]
     scan = pl.scan_parquet(parts / "events-*.parquet")
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in itertools.pairwise(bounds):
         yield (
             scan.filter(pl.col("ts").is_between(low, high, closed="left"))
             .collect()
