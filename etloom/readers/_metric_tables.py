@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -22,7 +23,7 @@ PARQUET = b"PAR1"
 NUMBER = r"^\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?$"
 """A number and perhaps its unit: 45 %"""
 
-_ABSENT = ["", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "nan", "null", "None", "-"]
+_ABSENT = {"", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "nan", "null", "None", "-"}
 _DATE = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d")
 _DATES = ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f")
 
@@ -45,7 +46,7 @@ def table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
         if data.lstrip()[:1] == b"{":
             return _json_lines(data, stats)
         return _csv(data, stats)
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+    except (pl.exceptions.PolarsError, csv.Error, OSError, ValueError) as error:
         raise ReadError(f"is no table of metrics: {str(error).splitlines()[0]}", where=path) from None
 
 
@@ -79,23 +80,27 @@ def _column(values: list[Any]) -> pl.Series:
 
 
 def _csv(data: bytes, stats: list[Stat]) -> pl.DataFrame:
-    text = data.decode("utf-8", "replace").lstrip("\ufeff")
-    headed = not begins_with_date(text)
-    table = pl.read_csv(
-        io.StringIO(text),
-        has_header=headed,
-        infer_schema=False,
-        truncate_ragged_lines=True,
-        ignore_errors=True,
-    )
-    lines = sum(1 for line in text.splitlines() if line.strip()) - headed
-    stats.append(
-        ("read.metrics_bad_line", "data_loss", max(lines - table.height, 0), "lines that are no row")
-    )
-    cells = pl.col(pl.String).str.strip_chars()
-    return table.rename({name: name.strip() for name in table.columns}).select(
-        pl.when(~cells.is_in(_ABSENT)).then(cells)
-    )
+    """Line by line, so that a stray quote costs its line and not the rest of the file."""
+    lines = [line for line in data.decode("utf-8", "replace").lstrip("\ufeff").splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("it is empty")
+    first = next(csv.reader(lines[:1], skipinitialspace=True))
+    headed = not begins_with_date(lines[0])
+    names = [name.strip() for name in first] if headed else [f"column_{i + 1}" for i in range(len(first))]
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have the same name")
+    rows, bad = [], 0
+    for line in lines[headed:]:
+        try:
+            row = next(csv.reader([line], skipinitialspace=True))
+        except csv.Error:
+            row = []
+        if len(row) == len(names):
+            rows.append([None if (cell := text.strip()) in _ABSENT else cell for text in row])
+        else:
+            bad += 1
+    stats.append(("read.metrics_bad_line", "data_loss", bad, f"not {len(names)} cells"))
+    return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
 
 
 def time_name(table: pl.DataFrame, asked: str | None, path: Path) -> str:

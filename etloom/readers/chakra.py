@@ -35,6 +35,7 @@ _MAX_VARINT = 10
 
 def sniff(head: bytes) -> bool:
     """Whether the file begins with a Chakra GlobalMetadata message, or with a Node."""
+    head = head.removeprefix(b"\0")  # metadata with nothing in it
     try:
         length, at = _varint(head, 0)
     except (IndexError, ValueError):

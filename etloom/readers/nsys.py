@@ -54,7 +54,7 @@ def sniff(head: bytes) -> bool:
     )
 
 
-def sniff_folder(path: Path) -> bool:
+def holds(path: Path) -> bool:
     """Whether the folder is an export of ``nsys export --type parquetdir``."""
     return (path / "StringIds.parquet").is_file() or any(path.glob("CUPTI_ACTIVITY_KIND_*.parquet"))
 
