@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from etloom import linker, readers, registry
-from etloom.errors import EtloomError, ReadError
+from etloom import linker, opening, readers, registry
+from etloom.errors import EtloomError
 from etloom.trace import Job, Trace, by_rank
 
 StrPath = str | os.PathLike[str]
-Progress = Callable[[Path, int], None]
 
 
 def read(path: StrPath, format: str | None = None) -> Trace | Job:
@@ -31,25 +29,27 @@ def open(
     path: StrPath | Mapping[int, StrPath | Sequence[StrPath]],
     *,
     rank_pattern: str | None = None,
-    progress: Progress | None = None,
+    progress: opening.Progress | None = None,
+    jobs: int | None = None,
+    use_cache: bool = True,
 ) -> Job:
     """The Job that a folder, a file or a mapping ``{rank: file or files}`` holds, every rank linked.
 
     The ranks of a folder are told from the names of its files, or from what is inside, unless
     ``rank_pattern`` (a regular expression with one group, the rank) says how. A single file is a Job of one
-    rank. ``progress(file, bytes)`` is called with the number of bytes as they are read.
+    rank. ``progress(file, bytes)`` is called with the number of bytes as they are read. ``jobs`` ranks are
+    read at a time (default: one a CPU). What takes long to read is kept as Parquet in the user's cache folder
+    and taken from there while the files stay as they are, unless ``use_cache`` is off.
 
     Raises ReadError and LimitError for what cannot be read, LinkError for files that are not of one run.
     """
+    options: dict[str, Any] = {"progress": progress, "jobs": jobs, "use_cache": use_cache}
     if isinstance(path, Mapping):
-        return _open_ranks({rank: _as_files(given) for rank, given in path.items()}, progress)
+        return opening.open_ranks({rank: _as_files(given) for rank, given in path.items()}, **options)
     path = Path(path)
     if path.is_dir() and readers.format_of(path) is None:
-        found = readers.discover(path, rank_pattern)
-        return _open_ranks(found.ranks, progress).replace(meta={"path": str(path)}, stats=found.stats)
-    whole = readers.read(path, progress=partial(progress, path) if progress else None)
-    job = whole if isinstance(whole, Job) else Job({whole.rank or 0: whole}, {"path": str(path)})
-    return job.map(_linked)
+        return opening.open_folder(path, rank_pattern, **options)
+    return opening.open_file(path, progress=progress, use_cache=use_cache)
 
 
 def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: str = "best") -> Trace:
@@ -113,20 +113,6 @@ def report(job: Trace | Job, path: StrPath) -> Path:
 
 def _linked(trace: Trace) -> Trace:
     return trace if trace.meta.get("linked") else linker.link(trace)
-
-
-def _open_ranks(files: Mapping[int, Sequence[Path]], progress: Progress | None) -> Job:
-    """Read the files of each rank and link them."""
-    traces = {}
-    for rank, paths in files.items():
-        parts = []
-        for path in paths:
-            part = readers.read(path, progress=partial(progress, path) if progress else None)
-            if isinstance(part, Job):
-                raise ReadError("holds several ranks", where=path, remedy="open it on its own")
-            parts.append(part)
-        traces[rank] = linker.link(*parts).replace(meta={"rank": rank})
-    return Job(traces)
 
 
 def _as_files(given: StrPath | Sequence[StrPath]) -> list[Path]:

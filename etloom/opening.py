@@ -1,0 +1,113 @@
+"""Opening a run: find the traces of each rank, read them side by side, link them, keep the outcome in the cache."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from etloom import cache, linker, readers
+from etloom.errors import ReadError
+from etloom.trace import Job, Trace
+
+Progress = Callable[[Path, int], None]
+Stat = tuple[str, str, int, str | None]
+
+WORTH_KEEPING_S = 0.5
+"""What took less to read and link is not worth a cache entry."""
+
+
+def open_folder(
+    folder: Path,
+    rank_pattern: str | None = None,
+    *,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+    use_cache: bool = True,
+) -> Job:
+    """The linked Job of the traces in a folder. Raises ReadError, LimitError, LinkError."""
+    found = readers.discover(folder, rank_pattern)
+    files = [path for paths in found.ranks.values() for path in paths]
+    if len(files) == 1:
+        job = open_file(files[0], progress=progress, use_cache=use_cache)
+    else:
+        job = open_ranks(found.ranks, progress=progress, jobs=jobs, use_cache=use_cache)
+    return job.replace(meta={"path": str(folder)}, stats=found.stats)
+
+
+def open_file(path: Path, *, progress: Progress | None = None, use_cache: bool = True) -> Job:
+    """The linked Job of one file, which may hold several ranks. A file that does not say its rank is of rank 0."""
+    key = cache.key_of([path]) if use_cache else None
+    kept = cache.load(key)
+    if kept is not None:
+        return Job({kept.rank or 0: kept}, {"path": str(path)})
+    start = time.monotonic()
+    whole = readers.read(path, progress=partial(progress, path) if progress else None)
+    if isinstance(whole, Job):
+        return whole.map(_linked)
+    trace = _linked(whole)
+    if time.monotonic() - start > WORTH_KEEPING_S:
+        cache.keep(key, trace)
+    return Job({trace.rank or 0: trace}, {"path": str(path)})
+
+
+def open_ranks(
+    files: Mapping[int, Sequence[Path]],
+    *,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+    use_cache: bool = True,
+) -> Job:
+    """The linked Job of the given files of each rank, ``jobs`` ranks at a time (default: one a CPU).
+
+    Reading and joining run outside the interpreter's lock, so threads are enough, and at most ``jobs`` ranks are
+    half-read at a time.
+    """
+
+    def open_rank(rank: int) -> Trace:
+        paths = files[rank]
+        key = cache.key_of(paths, rank=rank) if use_cache else None
+        kept = cache.load(key)
+        if kept is not None:
+            return kept
+        start = time.monotonic()
+        trace = linker.link(*(_one_rank(path, progress) for path in paths))
+        if time.monotonic() - start > WORTH_KEEPING_S:
+            cache.keep(key, trace)
+        return trace
+
+    with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
+        traces = dict(zip(files, pool.map(open_rank, files), strict=True))
+    job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
+    return job.replace(stats=_disagreements(traces))
+
+
+def _one_rank(path: Path, progress: Progress | None) -> Trace:
+    trace = readers.read(path, progress=partial(progress, path) if progress else None)
+    if isinstance(trace, Job):
+        raise ReadError("holds several ranks", where=path, remedy="open it on its own")
+    return trace
+
+
+def _linked(trace: Trace) -> Trace:
+    return trace if trace.meta.get("linked") else linker.link(trace)
+
+
+def _disagreements(traces: Mapping[int, Trace]) -> list[Stat]:
+    """What the files say of their rank and world against where they stand."""
+    stats: list[Stat] = []
+    wrong = [(rank, trace.rank) for rank, trace in traces.items() if trace.rank not in (None, rank)]
+    if wrong:
+        example = f"a file in the place of rank {wrong[0][0]} says it is rank {wrong[0][1]}"
+        stats.append(("job.rank_disagrees", "error", len(wrong), example))
+    worlds = {world for trace in traces.values() if (world := trace.meta.get("world_size")) is not None}
+    if len(worlds) > 1:
+        stats.append(("job.world_size_disagrees", "error", len(worlds), f"world sizes {sorted(worlds)}"))
+    elif worlds and max(worlds) > len(traces):
+        stats.append(
+            ("job.missing_ranks", "info", max(worlds) - len(traces), f"of a world of {max(worlds)} ranks")
+        )
+    return stats
