@@ -35,7 +35,7 @@ def open_folder(
         job = open_file(files[0], progress=progress, use_cache=use_cache)
     else:
         job = open_ranks(found.ranks, progress=progress, jobs=jobs, use_cache=use_cache)
-    return job.replace(meta={"path": str(folder)}, stats=found.stats)
+    return job.replace(meta={"path": str(folder)}).with_stats(found.stats)
 
 
 def open_file(path: Path, *, progress: Progress | None = None, use_cache: bool = True) -> Job:
@@ -82,7 +82,7 @@ def open_ranks(
     with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
         traces = dict(zip(files, pool.map(open_rank, files), strict=True))
     job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
-    return job.replace(stats=_disagreements(traces))
+    return job.with_stats(_disagreements(traces))
 
 
 def _one_rank(path: Path, progress: Progress | None) -> Trace:

@@ -70,7 +70,6 @@ def trace_of(parsed: Parsed, path: Path) -> Trace:
     meta: dict[str, Any] = {
         "files": [str(path)],
         "formats": ["execution_trace"],
-        "clock": "none",
         "schema_version": schema,
         "header": {"execution_trace": header},
     }
