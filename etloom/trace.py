@@ -155,11 +155,13 @@ class Job(Mapping[int, Trace]):
         """The stats that concern the run as a whole."""
         return self._own_stats.clone()
 
-    def replace(
-        self, meta: Mapping[str, Any] | None = None, stats: pl.DataFrame | Sequence[Stat] | None = None
-    ) -> Job:
-        """A Job of the same traces with these meta entries put in, and these stats of the run as a whole."""
-        return Job(self._traces, {**self._meta, **(meta or {})}, self._own_stats if stats is None else stats)
+    def replace(self, meta: Mapping[str, Any]) -> Job:
+        """A Job of the same traces with these meta entries put in."""
+        return Job(self._traces, {**self._meta, **meta}, self._own_stats)
+
+    def with_stats(self, rows: Sequence[Stat]) -> Job:
+        """A Job with more stats of the run as a whole; rows that count 0 are left out."""
+        return Job(self._traces, self._meta, pl.concat([self._own_stats, _stats_table(rows)]))
 
     def map(self, verb: Callable[[Trace], Trace]) -> Job:
         """A Job of verb(trace) for every rank."""

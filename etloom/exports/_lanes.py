@@ -102,4 +102,4 @@ def processes(trace: Trace) -> list[int]:
 
 def _lane_text(number: int | None, name: str | None) -> str:
     """What stands in the file: the number, or the text that it had in place of one."""
-    return json.dumps(name) if number is not None and number < -(1 << 31) and name else str(number or 0)
+    return json.dumps(name or "") if number is not None and number < -(1 << 31) else str(number or 0)
