@@ -1,0 +1,509 @@
+"""The collector, in the processes of jobs that it must not disturb. Traces are read with the standard library alone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etloom.collector import files, packing
+from etloom.collector.launcher import launch
+from etloom.collector.options import VARIABLE, Options, parse_steps
+from etloom.errors import CollectError
+
+ROOT = Path(__file__).parent.parent
+TINY = str(Path(__file__).parent / "collect_scripts" / "tiny.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+NOT_OURS = re.compile(r"USDT:|.*(?:Enabling|Disabling) Execution Trace Observer|ERROR:.* output_json")
+
+
+def collect(out: Path, steps: str, *command: str, **environment: str) -> SimpleNamespace:
+    """Run the front in a process of its own, as a user does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "etloom.collector", "--out", str(out), "--steps", steps, "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OUT": str(out), **environment},
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("etloom:")]
+    return SimpleNamespace(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr, said=said)
+
+
+def tiny(out: Path, case: str, steps: str = "2:5") -> SimpleNamespace:
+    return collect(out, steps, sys.executable, TINY, case, OWN_ET=str(out.parent / "own_et.json"))
+
+
+def load(path: Path) -> dict[str, Any]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return dict(json.load(file))
+
+
+def operators(out: Path, rank: int = 0) -> tuple[dict[int, str], dict[int, str]]:
+    """The operators of both traces, their names by rf_id (in Kineto: Record function id), each id once."""
+    nodes, events = [], []
+    for node in load(out / f"torch_et_{rank}.json.gz")["nodes"]:
+        rf_id = next(attr["value"] for attr in node["attrs"] if attr["name"] == "rf_id")
+        if rf_id:
+            nodes.append((rf_id, node["name"]))
+    for event in load(out / f"kineto_trace_{rank}.json.gz")["traceEvents"]:
+        rf_id = event.get("args", {}).get("Record function id")
+        if rf_id is not None:
+            events.append((rf_id, event["name"]))
+    assert len(dict(nodes)) == len(nodes) and len(dict(events)) == len(events)
+    return dict(nodes), dict(events)
+
+
+def step_times(out: Path, rank: int = 0) -> dict[int, float]:
+    """Milliseconds of each ProfilerStep#N of the Kineto trace."""
+    events = load(out / f"kineto_trace_{rank}.json.gz")["traceEvents"]
+    named = [event for event in events if str(event.get("name", "")).startswith("ProfilerStep#")]
+    assert all(event["cat"] == "user_annotation" for event in named)
+    return {int(event["name"].partition("#")[2]): event["dur"] / 1e3 for event in named}
+
+
+def no_orphans(out: Path, rank: int = 0) -> bool:
+    nodes = load(out / f"torch_et_{rank}.json.gz")["nodes"]
+    ids = {node["id"] for node in nodes}
+    return all(node["ctrl_deps"] in ids for node in nodes)
+
+
+def visible(out: Path) -> list[str]:
+    return sorted(path.name for path in out.iterdir())
+
+
+WHOLE = ["kineto_trace_0.json.gz", "rank_0.json", "run.json", "torch_et_0.json.gz"]
+ALL_STEPS = "".join(f"step {number}\n" for number in range(6)) + "done\n"
+
+
+# What needs no torch
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [(None, (0, None)), ("3:5", (3, 5)), ("3:", (3, None)), (":5", (0, 5)), ("3", (3, 4)), (":", (0, None))],
+)
+def test_steps_are_a_slice(text: str | None, window: tuple[int, int | None]) -> None:
+    assert parse_steps(text) == window
+
+
+@pytest.mark.parametrize("text", ["", "5:3", "3:3", "-1:2", "1:5:2", "three", "3-5"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(CollectError, match="3:5 for steps 3 and 4"):
+        parse_steps(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_name_of_a_node_reads_back(name: str) -> None:
+    if re.search(r'", "ctrl_deps": \d+,', name):
+        return  # the one name that cannot be told from the end of a name
+    raw = f'{{\n  "nodes": [\n      {{\n        "id": 3, "name": "{name}", "ctrl_deps": 2,\n'.encode()
+    repaired = b"".join(packing._quote_names(raw.splitlines(keepends=True))).decode()
+    assert json.loads(repaired + '        "x": 1}]}')["nodes"][0] == {
+        "id": 3,
+        "name": name,
+        "ctrl_deps": 2,
+        "x": 1,
+    }
+
+
+def test_a_cut_file_gets_no_final_form(tmp_path: Path) -> None:
+    whole = '{"nodes": [\n],\n"finish_ts": 12\n}\n'
+    (tmp_path / "et.json").write_text(whole[:-4])
+    with pytest.raises(OSError, match=r"torch left et\.json incomplete"):
+        packing.pack_execution_trace(tmp_path / "et.json", None)
+    assert visible(tmp_path) == ["et.json"]
+    (tmp_path / "et.json").write_text(whole)
+    packing.pack_execution_trace(tmp_path / "et.json", None)
+    assert load(tmp_path / "et.json.gz") == {"nodes": [], "finish_ts": 12}
+
+
+def packed(scratch: Path, text: str) -> Path:
+    scratch.mkdir(parents=True, exist_ok=True)
+    for name in ("et.json.gz", "kineto.json.gz"):
+        (scratch / name).write_text(text)
+    return scratch
+
+
+def facts(rank: int, pid: int, restart: int = 0) -> dict[str, Any]:
+    times = {"start_ns": 10**18 + rank, "end_ns": 10**18 + 5}
+    return {
+        "rank": rank,
+        "pid": pid,
+        "restart": restart,
+        "world_size": 2,
+        "host": "h",
+        "versions": {},
+        **times,
+    }
+
+
+def test_sealing(tmp_path: Path) -> None:
+    options = Options(str(tmp_path), str(tmp_path / "s"))
+    assert files.seal(packed(tmp_path / "s", "first"), tmp_path, facts(1, 11), options) == []
+    assert files.seal(packed(tmp_path / "s", "zero"), tmp_path, facts(0, 10), options) == []
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert [rank["pid"] for rank in run["ranks"]] == [10, 11]
+    assert (run["start_ns"], run["start"], run["world_size"]) == (10**18, "2001-09-09T01:46:40+00:00", 2)
+    # A second process of the same rank does not replace the first, a restart of the whole job does.
+    assert files.seal(packed(tmp_path / "s", "twin"), tmp_path, facts(1, 12), options) == [
+        "rank 1 is already recorded by process 11: these traces are dropped"
+    ]
+    assert (tmp_path / "torch_et_1.json.gz").read_text() == "first"
+    assert files.seal(packed(tmp_path / "s", "again"), tmp_path, facts(1, 13, restart=1), options) == []
+    assert (tmp_path / "torch_et_1.json.gz").read_text() == "again"
+    assert [rank["pid"] for rank in files.sealed_ranks(tmp_path)] == [10, 13]
+
+
+def test_run_is_written_again_when_a_rank_was_sealed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rank_0.json").write_text(json.dumps(facts(0, 10)))
+    write = files.write_json
+
+    def write_slowly(path: Path, value: dict[str, Any], scratch: Path) -> None:
+        write(path, value, scratch)
+        (tmp_path / "rank_1.json").write_text(json.dumps(facts(1, 11)))
+
+    (tmp_path / "s").mkdir()
+    monkeypatch.setattr(files, "write_json", write_slowly)
+    files.write_run(tmp_path, {}, tmp_path / "s")
+    assert [rank["rank"] for rank in json.loads((tmp_path / "run.json").read_text())["ranks"]] == [0, 1]
+
+
+def test_a_full_disk_leaves_no_half_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, value: dict[str, Any], scratch: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_json", full)
+    options = Options(str(tmp_path), str(tmp_path / "s"))
+    with pytest.raises(OSError, match="No space left"):
+        files.seal(packed(tmp_path / "s", "x"), tmp_path, facts(0, 1), options)
+    assert visible(tmp_path) == ["s"]
+
+
+def test_ranks_of_one_run_do_not_refuse_each_other(tmp_path: Path) -> None:
+    for name in ("torch_et_1.json.gz", "rank_1.json", "run.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    files.claim(str(tmp_path), False, rank=0, world=2)  # rank 1 was faster
+    with pytest.raises(CollectError, match=r"holds rank_1\.json of an earlier run"):
+        files.claim(str(tmp_path), False, rank=1, world=2)
+    with pytest.raises(CollectError, match=r"holds rank_1\.json of an earlier run"):
+        files.claim(str(tmp_path), False, rank=0, world=1)  # the earlier run was larger
+    files.claim(str(tmp_path), True, rank=1, world=2)
+    assert visible(tmp_path) == ["notes.txt", "run.json"]
+
+
+# The command
+
+
+def test_launch_refuses_before_it_runs(tmp_path: Path) -> None:
+    proof = tmp_path / "ran"
+    command = [sys.executable, "-c", f"open({str(proof)!r}, 'w')"]
+    (tmp_path / "a file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "torch_et_7.json").write_text("{}")
+    with pytest.raises(CollectError, match=r"holds torch_et_7\.json of an earlier run; overwrite it"):
+        launch(command, tmp_path / "full")
+    with pytest.raises(CollectError, match="cannot write here"):
+        launch(command, tmp_path / "a file")
+    with pytest.raises(CollectError, match="is no range of steps"):
+        launch(command, tmp_path / "new", "5:2")
+    with pytest.raises(CollectError, match="no command"):
+        launch([], tmp_path / "new")
+    with pytest.raises(CollectError, match="no-such-command: cannot run: No such file"):
+        launch(["no-such-command"], tmp_path / "new")
+    assert not proof.exists()
+    assert visible(tmp_path / "new") == []
+
+
+def test_a_command_without_torch(tmp_path: Path) -> None:
+    collected = launch([sys.executable, "-c", "raise SystemExit(5)"], tmp_path / "out")
+    assert (collected.returncode, collected.ranks) == (5, ())
+    (warning,) = collected.warnings
+    assert "no Python of the command imported torch.optim" in warning and "PYTHONPATH" in warning
+    assert visible(tmp_path / "out") == []
+
+
+def test_a_signal_becomes_128_and_more(tmp_path: Path) -> None:
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    assert launch([sys.executable, "-c", kill], tmp_path / "out").returncode == 143
+
+
+def test_the_python_of_the_job_sees_no_difference(tmp_path: Path) -> None:
+    """sys.path, the modules and the user's own sitecustomize are as without us."""
+    look = (
+        "import sys; c = sys.modules.get('sitecustomize'); print(sys.path[1:], c and c.MARK, "
+        "[m for m in sys.modules if 'etloom_' in m and 'editable' not in m], 'torch' in sys.modules)"
+    )
+    own = tmp_path / "own"
+    own.mkdir()
+    for body, shown in (("MARK = 41", "41"), (None, "None")):
+        if body is None:
+            (own / "sitecustomize.py").unlink()
+        else:
+            (own / "sitecustomize.py").write_text(body)
+        seen = []
+        for extra in ({}, {VARIABLE: "{}"}):
+            path = [str(ROOT / "etloom/collector/bootstrap")] if extra else []
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, str(own)]), **extra}
+            command = [sys.executable, "-c", look]
+            seen.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True))
+        assert seen[0].stdout == seen[1].stdout
+        assert f" {shown} [] False" in seen[1].stdout
+        assert seen[1].stderr == ""
+
+
+# Jobs with torch
+
+
+@pytest.mark.torch
+def test_a_window_of_steps(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = tiny(out, "plain")
+    assert (done.returncode, done.stdout, done.said) == (0, ALL_STEPS, [])
+    assert visible(out) == WHOLE
+    nodes, events = operators(out)
+    assert nodes == events
+    assert len(nodes) > 300 and no_orphans(out)
+    assert list(nodes.values()).count("Optimizer.step#SGD.step") == 3
+    assert sorted(step_times(out)) == [2, 3, 4]
+    run = json.loads((out / "run.json").read_text())
+    assert run["command"] == [sys.executable, TINY, "plain"] and run["returncode"] == 0
+    (rank,) = run["ranks"]
+    assert (rank["steps"], rank["unfinished_step"], rank["steps_asked"]) == ([2, 3, 4], None, "2:5")
+    assert (rank["rank"], rank["world_size"], rank["device"]) == (0, 1, "cpu")
+    assert rank["end_ns"] - rank["start_ns"] >= sum(step_times(out).values()) * 1e6
+    again = collect(out, "2:5", sys.executable, "-c", "print('ran')")
+    assert (again.returncode, again.stdout) == (1, "") and "of an earlier run" in again.said[0]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "returncode", "because"),
+    [
+        ("raise", 1, "the job ended"),
+        ("sys_exit", 7, "the job ended"),
+        ("sigint", 130, "the job ended"),
+        ("own_profiler", 0, "the job started torch.profiler"),
+        ("own_observer", 0, "the job started ExecutionTraceObserver"),
+    ],
+)
+def test_a_window_that_ends_early_is_kept(tmp_path: Path, case: str, returncode: int, because: str) -> None:
+    out = tmp_path / "run"
+    done = tiny(out, case)
+    assert done.returncode == returncode
+    assert done.said == [f"etloom: {because} in step 3: 1 whole steps recorded, of steps 2:5 asked for"]
+    assert done.stdout == (ALL_STEPS if not returncode else "step 0\nstep 1\nstep 2\n")
+    assert visible(out) == WHOLE
+    nodes, events = operators(out)
+    assert nodes == events and no_orphans(out)
+    assert list(step_times(out)) == [2] and "etloom:unfinished step 3" in nodes.values()
+    (rank,) = json.loads((out / "run.json").read_text())["ranks"]
+    assert (rank["steps"], rank["unfinished_step"]) == ([2], 3)
+    assert rank["warnings"] == [done.said[0].removeprefix("etloom: ")]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "returncode"), [("os_exit", 9), ("sigkill", 137), ("sigterm", 143)])
+def test_a_killed_window_leaves_nothing_under_final_names(tmp_path: Path, case: str, returncode: int) -> None:
+    out = tmp_path / "run"
+    done = tiny(out, case)
+    assert done.returncode == returncode
+    (said,) = done.said
+    assert "which died in its window" in said
+    assert [name.startswith(".etloom-") for name in visible(out)] == [True]
+    assert (Path(said.split(": ")[1]) / "et.json").is_file()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["fork", "workers", "thread", "two_optimizers", "subclass", "scaler"])
+def test_jobs_of_all_kinds(tmp_path: Path, case: str) -> None:
+    out = tmp_path / "run"
+    done = tiny(out, case)
+    assert (done.returncode, done.stdout, done.said) == (0, ALL_STEPS, [])
+    assert visible(out) == WHOLE
+    nodes, events = operators(out)
+    assert nodes == events and no_orphans(out)
+    assert sorted(step_times(out)) == [2, 3, 4]
+    # A forked child computes 300 sums that are none of this process; a scaler skips one step, so 3 spans two.
+    assert list(nodes.values()).count("aten::ones") == {"fork": 6, "thread": 7, "scaler": 8}.get(case, 6)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_name_that_breaks_json(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert tiny(out, "bad_name").returncode == 0
+    nodes, events = operators(out)
+    assert set(nodes) == set(events)
+    assert 'a "quoted"\nC:\\name é' in nodes.values()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "steps", "words"),
+    [
+        ("running_profiler", "2:5", "torch.profiler is in use by the job itself"),
+        ("warmed_profiler", "2:5", "torch.profiler is in use by the job itself"),
+        ("small_files", "2:5", "torch left et.json incomplete"),
+        ("no_folder", "2:5", "recording failed in step 1, the job goes on without: NotADirectoryError"),
+        ("plain", "10:20", "the job ended after 6 steps, before step 10 began"),
+        ("no_optimizer", "2:5", "no optimizer made the steps 2:5"),
+    ],
+)
+def test_nothing_recorded_and_the_job_undisturbed(tmp_path: Path, case: str, steps: str, words: str) -> None:
+    out = tmp_path / "run"
+    done = tiny(out, case, steps)
+    assert done.returncode == 0
+    if case.endswith("profiler"):
+        assert "own profiler saw 1\n" in done.stdout and "done\n" in done.stdout
+    elif case != "no_optimizer":
+        assert done.stdout == ALL_STEPS
+    assert words in done.said[0]
+    assert out.is_file() or visible(out) == []
+    assert not [line for line in done.stderr.splitlines() if "Traceback" in line]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_fewer_steps_than_asked_for(tmp_path: Path) -> None:
+    done = tiny(tmp_path / "run", "plain", "4:20")
+    assert done.said == [
+        "etloom: the job ended in step 6: 2 whole steps recorded, of steps 4:20 asked for"
+    ] and sorted(step_times(tmp_path / "run")) == [4, 5]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_from_the_first_step(tmp_path: Path) -> None:
+    done = tiny(tmp_path / "run", "plain", ":2")
+    assert (done.returncode, done.said, sorted(step_times(tmp_path / "run"))) == (0, [], [0, 1])
+
+
+LOOP = """
+import sys, torch, etloom.collector
+model = torch.nn.Linear(4, 2)
+with etloom.collector.record(sys.argv[1], steps=eval(sys.argv[2])) as rec:
+    for batch in range(4):
+        model(torch.ones(4)).sum().backward()
+        rec.step()
+print(rec.warnings)
+try:
+    etloom.collector.record(sys.argv[1])
+except etloom.collector.recorder.files.sys.modules["etloom.errors"].CollectError as error:
+    print("refused", "of an earlier run" in str(error))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "whole", "unfinished"), [(None, [0, 1, 2, 3], 4), ("1:3", [1, 2], None)])
+def test_record_in_a_loop(
+    tmp_path: Path, steps: str | None, whole: list[int], unfinished: int | None
+) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", LOOP, str(out), repr(steps)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "()\nrefused True\n"), done.stderr
+    assert visible(out) == WHOLE
+    nodes, events = operators(out)
+    assert nodes == events and list(nodes.values()).count("AddmmBackward0") == len(whole)
+    assert sorted(step_times(out)) == whole
+    run = json.loads((out / "run.json").read_text())
+    assert run["returncode"] is None and run["command"][0] == sys.executable
+    assert (run["ranks"][0]["steps"], run["ranks"][0]["unfinished_step"]) == (whole, unfinished)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_two_ranks_of_ddp(tmp_path: Path) -> None:
+    """The script is unaware; its own clock and ProfilerStep#N agree within 2 % or half a millisecond."""
+    out = tmp_path / "run"
+    done = collect(out, "3:6", *TORCHRUN, str(ROOT / "examples" / "train_ddp.py"), "--steps", "7")
+    assert done.returncode == 0, done.stderr
+    assert done.said == []
+    printed = {
+        (int(rank), int(step)): float(time)
+        for rank, step, time in re.findall(r"rank (\d) step (\d+) ([\d.]+) ms", done.stdout)
+    }
+    assert len(printed) == 14
+    for rank in (0, 1):
+        nodes, events = operators(out, rank)
+        alone = {rf_id: name for rf_id, name in nodes.items() if rf_id not in events}
+        assert list(alone.values()) == ["## process_group:init ##"]
+        assert {rf_id: nodes[rf_id] for rf_id in events} == events
+        assert no_orphans(out, rank)
+        assert list(events.values()).count("gloo:all_reduce") >= 3
+        times = step_times(out, rank)
+        assert sorted(times) == [3, 4, 5]
+        for step, time in times.items():
+            assert time == pytest.approx(printed[rank, step], rel=0.02, abs=0.5)
+    run = json.loads((out / "run.json").read_text())
+    assert [(rank["rank"], rank["local_rank"], rank["world_size"]) for rank in run["ranks"]] == [
+        (0, 0, 2),
+        (1, 1, 2),
+    ]
+    assert len({rank["pid"] for rank in run["ranks"]}) == 2 and run["world_size"] == 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_hook_costs_less_than_a_microsecond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    import torch
+
+    from etloom.collector import hook
+
+    class Optimizer:
+        profile_hook_step = staticmethod(lambda step: step)
+
+    def step(optimizer: object) -> None:
+        pass
+
+    options = Options(str(tmp_path), str(tmp_path), first=10**9, last=10**9 + 1)
+    monkeypatch.setenv(VARIABLE, options.to_environment())
+    recorders: list[Any] = []
+    monkeypatch.setattr(hook, "Recorder", lambda options: recorders.append(Quiet(options)) or recorders[0])
+    hook.attach(SimpleNamespace(Optimizer=Optimizer, torch=torch))  # type: ignore[arg-type]
+    hooked = Optimizer.profile_hook_step(step)
+    optimizer = Optimizer()
+
+    def cost(call: Any) -> float:
+        best = float("inf")
+        for _ in range(50):
+            begin = time.perf_counter()
+            for _ in range(1000):
+                call(optimizer)
+            best = min(best, (time.perf_counter() - begin) / 1000)
+        return best
+
+    assert cost(hooked) - cost(step) < 1e-6
+    assert recorders[0].count == 50_000
+    recorders[0].finished = True
+
+
+def Quiet(options: Options) -> Any:
+    """A recorder that counts but hooks nothing into this process."""
+    from etloom.collector.recorder import Recorder
+
+    recorder = Recorder(options)
+    recorder.begin = lambda: None  # type: ignore[method-assign]
+    return recorder
