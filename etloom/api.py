@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +96,35 @@ def query(trace: Trace | Job, sql: str) -> pl.DataFrame:
 def export(trace: Trace | Job, path: StrPath, format: str | None = None) -> Path:
     """Write a trace in another format, told by the end of ``path`` unless ``format`` names an export.
 
-    Returns the path. Raises UnknownName and EtloomError for a format that is not there.
+    Returns the path. Raises UnknownName and EtloomError for a format that is not there, and EtloomError where
+    it cannot be written.
     """
     target = Path(path)
-    registry.get("exports", format or registry.by_suffix("exports", target)).write(trace, target)
+    plugin = registry.get("exports", format or registry.by_suffix("exports", target))
+    with _writing(target):
+        plugin.write(trace, target)
     return target
 
 
 def report(job: Trace | Job, path: StrPath) -> Path:
-    """Write the self-contained HTML report of a run. Returns the path."""
+    """Write the self-contained HTML report of a run. Returns the path. Raises EtloomError if it cannot."""
     from etloom.reports import html
 
     target = Path(path)
-    html.write(job if isinstance(job, Job) else Job({job.rank or 0: job}), target)
+    with _writing(target):
+        html.write((job if isinstance(job, Job) else Job({job.rank or 0: job})).map(_linked), target)
     return target
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """What the system refuses, said of the target."""
+    try:
+        yield
+    except OSError as error:
+        raise EtloomError(
+            f"cannot be written: {error.strerror or error}", where=target, remedy="name another path"
+        ) from error
 
 
 def _linked(trace: Trace) -> Trace:

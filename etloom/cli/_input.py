@@ -21,13 +21,26 @@ RankPatternOption = Annotated[
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Fail if anything in the files was lost.")]
 
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Ranks read at a time; by default one a CPU.")
+]
+CacheOption = Annotated[
+    bool, typer.Option(help="Keep what took long to read, and take it from there next time.")
+]
 
-def open_job(path: Path, rank_pattern: str | None = None, strict: bool = False) -> Job:
+
+def open_job(
+    path: Path,
+    rank_pattern: str | None = None,
+    strict: bool = False,
+    jobs: int | None = None,
+    cache: bool = True,
+) -> Job:
     """The linked Job at ``path``, with a progress bar; with ``strict``, DataLoss where something was lost."""
     import etloom
 
     with progress(f"reading {path}") as update:
-        job = etloom.open(path, rank_pattern=rank_pattern, progress=update)
+        job = etloom.open(path, rank_pattern=rank_pattern, progress=update, jobs=jobs, use_cache=cache)
     if strict:
         job.check_lossless()
     return job

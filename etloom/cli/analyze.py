@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from etloom.cli._guard import guarded
-from etloom.cli._input import PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import Format, FormatOption, OutOption, emit
 
 
@@ -68,11 +68,13 @@ def _command(name: str) -> Any:
         out: Path | None,
         rank_pattern: str | None,
         strict: bool,
+        jobs: int | None,
+        cache: bool,
         **chosen: Any,
     ) -> None:
         import etloom
 
-        emit(etloom.analyze(open_job(path, rank_pattern, strict), name, **chosen), format, out)
+        emit(etloom.analyze(open_job(path, rank_pattern, strict, jobs, cache), name, **chosen), format, out)
 
     flags = {option.name: (_flag(option.type, option.help), option.default) for option in options}
     own = {
@@ -82,6 +84,8 @@ def _command(name: str) -> Any:
         "out": (OutOption, None),
         "rank_pattern": (RankPatternOption, None),
         "strict": (StrictOption, False),
+        "jobs": (JobsOption, None),
+        "cache": (CacheOption, True),
     }
     # Typer reads the flags from the signature.
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from etloom.cli._guard import guarded, say
-from etloom.cli._input import PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 
 
 @guarded()
@@ -24,6 +24,8 @@ def export(
     rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
+    jobs: JobsOption = None,
+    cache: CacheOption = True,
 ) -> None:
     """Write the linked traces of a run in another format: chrome (for Perfetto), parquet.
 
@@ -37,7 +39,7 @@ def export(
     import etloom
     from etloom.errors import UnknownName
 
-    job = open_job(path, rank_pattern, strict)
+    job = open_job(path, rank_pattern, strict, jobs, cache)
     if rank is not None and rank not in job:
         raise UnknownName("rank", str(rank), map(str, job))
     etloom.export(job if rank is None else job[rank], out, to)

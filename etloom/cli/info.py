@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from etloom.cli._guard import guarded, printable
-from etloom.cli._input import PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import Format, FormatOption, OutOption, as_table, emit, render, write_text
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ def info(
     out: OutOption = None,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
+    jobs: JobsOption = None,
+    cache: CacheOption = True,
 ) -> None:
     """Say what traces there are: formats, ranks, device, steps, counts, how far they link, what was lost.
 
@@ -36,7 +38,7 @@ def info(
       etloom info kineto_trace_0.json.gz --format json
       etloom info run/ --strict                   # exit 1 if anything was lost
     """
-    job = open_job(path, rank_pattern, strict)
+    job = open_job(path, rank_pattern, strict, jobs, cache)
     if format is Format.json or (format is None and out is not None and out.suffix == ".json"):
         write_text(json.dumps(describe(job, str(path)), indent=1, ensure_ascii=False) + "\n", out)
     elif format in (Format.csv, Format.parquet):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from etloom.cli._guard import guarded, say
-from etloom.cli._input import RankPatternOption, StrictOption, open_job
+from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
 from etloom.errors import EtloomError
 
 
@@ -26,6 +26,8 @@ def link(
     ] = None,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
+    jobs: JobsOption = None,
+    cache: CacheOption = True,
 ) -> None:
     """Join operators, launches and device work, and save the linked traces (as Parquet unless --out says).
 
@@ -48,7 +50,7 @@ def link(
 
     what: Trace | Job
     if path is not None:
-        what = open_job(path, rank_pattern, strict)
+        what = open_job(path, rank_pattern, strict, jobs, cache)
     else:
         parts = [etloom.read(file) for file in (host, device) if file is not None]
         if several := next((part for part in parts if isinstance(part, Job)), None):

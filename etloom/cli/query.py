@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from etloom.cli._guard import guarded
-from etloom.cli._input import PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import FormatOption, OutOption, emit
 
 
@@ -39,6 +39,8 @@ def query(
     out: OutOption = None,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
+    jobs: JobsOption = None,
+    cache: CacheOption = True,
     tables: Annotated[
         bool,
         typer.Option("--tables", callback=_tables, is_eager=True, help="List tables and columns and exit."),
@@ -53,4 +55,4 @@ def query(
       etloom query run/ "select name, sum(dur) dur_ns from events group by name order by dur_ns desc limit 10"
       etloom query run/ "select * from stats" --format json
     """
-    emit(open_job(path, rank_pattern, strict).query(sql), format, out)
+    emit(open_job(path, rank_pattern, strict, jobs, cache).query(sql), format, out)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from etloom.cli._guard import guarded, say
-from etloom.cli._input import PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 
 
 @guarded()
@@ -23,6 +23,8 @@ def report(
     ] = None,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
+    jobs: JobsOption = None,
+    cache: CacheOption = True,
 ) -> None:
     """Say in a few sentences what a run came to, and write the report: one HTML file that needs no server.
 
@@ -33,17 +35,22 @@ def report(
       etloom report run/ --out /tmp/report.html
       etloom report kineto_trace_0.json.gz --out report.html
     """
-    write_report(path, out, rank_pattern, strict)
+    write_report(path, out, rank_pattern, strict, jobs, cache)
 
 
 def write_report(
-    path: Path, out: Path | None = None, rank_pattern: str | None = None, strict: bool = False
+    path: Path,
+    out: Path | None = None,
+    rank_pattern: str | None = None,
+    strict: bool = False,
+    jobs: int | None = None,
+    cache: bool = True,
 ) -> None:
     """Print the verdict on stdout and write the page."""
     import etloom
     from etloom.reports import terminal
 
-    job = open_job(path, rank_pattern, strict)
+    job = open_job(path, rank_pattern, strict, jobs, cache)
     terminal.show(job, sys.stdout)
     target = out or (path if path.is_dir() else path.parent) / "report.html"
     etloom.report(job, target)
