@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "scalars.hpp"
@@ -101,29 +102,47 @@ class Dictionary {
     size_t used_ = 0;
 };
 
-// One column of a table. `text` columns hold dictionary codes.
+// Room that the columns of a table share while they are put in order: the old place of one is the new one of the next.
+struct Scratch {
+    std::tuple<std::vector<int8_t>, std::vector<int16_t>, std::vector<int32_t>, std::vector<int64_t>, std::vector<uint32_t>,
+               std::vector<uint64_t>, std::vector<double>>
+        rooms;
+    template <typename T>
+    std::vector<T>& of() {
+        return std::get<std::vector<T>>(rooms);
+    }
+};
+
+// One column of a table.
 class Column {
   public:
     virtual ~Column() = default;
     virtual size_t size() const = 0;
     virtual void null() = 0;
     virtual void truncate(size_t rows) = 0;
-    virtual void take(const std::vector<uint32_t>& order) = 0;
+    virtual void reserve(size_t rows) = 0;
+    virtual void take(const std::vector<uint32_t>& order, Scratch& scratch) = 0;
     // Moves the column into Arrow structures; the column is empty afterwards.
     virtual void leave(ArrowSchema* schema, ArrowArray* array) = 0;
 
   protected:
-    // Bit i of the bitmap is set where row i has a value.
-    void mark(size_t row, bool valid) {
+    // Bit i of the bitmap is set where row i has a value. There is no bitmap before the first null.
+    void mark_valid(size_t row) {
+        if (valid_.empty()) return;
         if ((row & 7) == 0) valid_.push_back(0);
-        if (valid) {
-            valid_.back() |= static_cast<uint8_t>(1U << (row & 7));
-        } else {
-            ++nulls_;
-        }
+        valid_.back() |= static_cast<uint8_t>(1U << (row & 7));
     }
-    bool is_valid(size_t row) const { return (valid_[row >> 3] >> (row & 7)) & 1; }
+    void mark_null(size_t row) {
+        if (valid_.empty()) {
+            valid_.assign((row + 7) / 8, 0xFF);
+            if (row & 7) valid_.back() = static_cast<uint8_t>((1U << (row & 7)) - 1);
+        }
+        if ((row & 7) == 0) valid_.push_back(0);
+        ++nulls_;
+    }
+    bool is_valid(size_t row) const { return valid_.empty() || ((valid_[row >> 3] >> (row & 7)) & 1); }
     void truncate_bitmap(size_t from, size_t to) {
+        if (valid_.empty()) return;
         for (size_t row = to; row < from; ++row) nulls_ -= is_valid(row) ? 0 : 1;
         valid_.resize((to + 7) / 8);
         if (to & 7) valid_.back() &= static_cast<uint8_t>((1U << (to & 7)) - 1);
@@ -157,11 +176,11 @@ template <typename T>
 class Numbers : public Column {
   public:
     void push(T value) {
-        mark(values_.size(), true);
+        mark_valid(values_.size());
         values_.push_back(value);
     }
     void null() override {
-        mark(values_.size(), false);
+        mark_null(values_.size());
         values_.push_back(T{});
     }
     size_t size() const override { return values_.size(); }
@@ -169,11 +188,15 @@ class Numbers : public Column {
         truncate_bitmap(values_.size(), rows);
         values_.resize(rows);
     }
-    void take(const std::vector<uint32_t>& order) override {
-        std::vector<T> taken(order.size());
+    void reserve(size_t rows) override {
+        if (rows > values_.capacity()) values_.reserve(rows);
+    }
+    void take(const std::vector<uint32_t>& order, Scratch& scratch) override {
+        auto& taken = scratch.of<T>();
+        taken.resize(order.size());
         for (size_t i = 0; i < order.size(); ++i) taken[i] = values_[order[i]];
+        values_.swap(taken);
         take_bitmap(order);
-        values_ = std::move(taken);
     }
     void leave(ArrowSchema* schema, ArrowArray* array) override { leave_as(schema, array, Format<T>::value, nullptr); }
 
@@ -229,8 +252,12 @@ class Table {
     void truncate(size_t rows) {
         for (auto& named : columns_) named.column->truncate(rows);
     }
+    void reserve(size_t rows) {
+        for (auto& named : columns_) named.column->reserve(rows);
+    }
     void take(const std::vector<uint32_t>& order) {
-        for (auto& named : columns_) named.column->take(order);
+        Scratch scratch;
+        for (auto& named : columns_) named.column->take(order, scratch);
     }
 
     struct Named {

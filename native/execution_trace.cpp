@@ -192,17 +192,19 @@ class ExecutionTraceParser : public Parser {
         present_ = 0;
         rest_.clear();
         for (auto result : object) {
-            od::field field;
-            if (std::move(result).get(field)) return false;
-            const std::string_view key = key_of(field);
+            Member member;
+            if (!member_of(result, member)) return false;
+            const std::string_view key = member.key;
             if (key == "attrs") {
-                if (!attributes(field.value())) return false;
+                if (!attributes(*member.value)) return false;
                 continue;
             }
-            std::string_view token;
-            if ((key == "inputs" || key == "outputs") && !side(field.value(), sides_[key == "inputs" ? 0 : 1], token)) return false;
-            if (key == "inputs" || key == "outputs") continue;
-            if (!token_of(field.value(), token)) return false;
+            if (key == "inputs" || key == "outputs") {
+                if (!side(member, sides_[key == "inputs" ? 0 : 1])) return false;
+                continue;
+            }
+            if (!whole_token(member)) return false;
+            const std::string_view token = member.token;
             if (key == "id") {
                 id_ = token;
             } else if (key == "name") {
@@ -227,35 +229,31 @@ class ExecutionTraceParser : public Parser {
 
   private:
     // `inputs` is an object of lists in newer schemas, the list of values in 1.0.1.
-    bool side(od::value value, Side& side, std::string_view token) {
-        od::json_type type;
-        if (value.type().get(type)) return false;
-        if (type != od::json_type::object) {
-            if (!token_of(value, token)) return false;
-            side.values = token;
+    bool side(Member& of, Side& side) {
+        if (of.token.front() != '{') {
+            if (!whole_token(of)) return false;
+            side.values = of.token;
             return true;
         }
         od::object object;
-        if (value.get_object().get(object)) return false;
+        if (of.value->get_object().get(object)) return false;
         for (auto result : object) {
-            od::field field;
-            if (std::move(result).get(field)) return false;
-            const std::string_view key = key_of(field);
-            if (!token_of(field.value(), token)) return false;
-            if (key == "values") {
-                side.values = token;
-            } else if (key == "shapes") {
-                side.shapes = token;
-            } else if (key == "types") {
-                side.types = token;
-            } else if (key == "strides") {
-                side.strides = token;
+            Member member;
+            if (!member_of(result, member) || !whole_token(member)) return false;
+            if (member.key == "values") {
+                side.values = member.token;
+            } else if (member.key == "shapes") {
+                side.shapes = member.token;
+            } else if (member.key == "types") {
+                side.types = member.token;
+            } else if (member.key == "strides") {
+                side.strides = member.token;
             }
         }
         return true;
     }
 
-    bool attributes(od::value value) {
+    bool attributes(od::value& value) {
         od::array list;
         if (value.get_array().get(list)) return false;
         for (auto element : list) {
@@ -263,13 +261,10 @@ class ExecutionTraceParser : public Parser {
             if (std::move(element).get_object().get(object)) return false;
             std::string_view name, content;
             for (auto result : object) {
-                od::field field;
-                if (std::move(result).get(field)) return false;
-                const std::string_view key = key_of(field);
-                std::string_view token;
-                if (!token_of(field.value(), token)) return false;
-                if (key == "name" && is_text(token)) name = inside(token);
-                if (key == "value") content = token;
+                Member member;
+                if (!member_of(result, member) || !whole_token(member)) return false;
+                if (member.key == "name" && is_text(member.token)) name = inside(member.token);
+                if (member.key == "value") content = member.token;
             }
             if (!name.empty()) attribute(name, content);
         }

@@ -305,22 +305,21 @@ class KinetoParser : public Parser {
     bool members(od::object& object, bool only_args, bool& late) {
         Event& e = event_row_;
         for (auto result : object) {
-            od::field field;
-            if (std::move(result).get(field)) return false;
-            const std::string_view key = key_of(field);
-            const uint32_t word = short_key(key);
+            Member member;
+            if (!member_of(result, member)) return false;
+            const uint32_t word = short_key(member.key);
             if (word == short_key("args")) {
                 // What they mean depends on members that may yet come.
                 if (!only_args && (e.ph == 0 || e.ph == 'C' || e.ph == 'M')) {
                     late = true;
                     continue;
                 }
-                if (!arguments(field.value())) return false;
+                if (!arguments(member)) return false;
                 continue;
             }
             if (only_args) continue;
-            std::string_view token;
-            if (!token_of(field.value(), token)) return false;
+            if (!whole_token(member)) return false;
+            const std::string_view token = member.token;
             switch (word) {
                 case short_key("ph"):
                     if (!is_text(token)) continue;
@@ -341,19 +340,17 @@ class KinetoParser : public Parser {
                 case short_key("bp"): break;
                 case short_key("s"): break;
                 // A leading dot marks a member of the event itself among those of its args.
-                default: e.rest.append("\".").append(key).append("\":").append(token).push_back(',');
+                default: e.rest.append("\".").append(member.key).append("\":").append(token).push_back(',');
             }
         }
         return true;
     }
 
-    bool arguments(od::value value) {
+    bool arguments(Member& of) {
         Event& e = event_row_;
-        od::json_type type;
-        if (value.type().get(type)) return false;
-        if (type != od::json_type::object) return true;
+        if (of.token.front() != '{') return true;
         od::object args;
-        if (value.get_object().get(args)) return false;
+        if (of.value->get_object().get(args)) return false;
         if (e.ph == 'M') {
             std::string_view text;
             if (args.raw_json().get(text)) return false;
@@ -361,18 +358,15 @@ class KinetoParser : public Parser {
             return true;
         }
         for (auto result : args) {
-            od::field field;
-            if (std::move(result).get(field)) return false;
-            const std::string_view key = key_of(field);
-            std::string_view token;
-            if (!token_of(field.value(), token)) return false;
+            Member member;
+            if (!member_of(result, member) || !whole_token(member)) return false;
             if (e.ph == 'C') {
-                counter(key, token);
+                counter(member.key, member.token);
                 continue;
             }
-            const size_t which = index_.find(key);
-            if (which == kFieldCount || !argument(which, token)) {
-                if (which == kFieldCount || kFields[which].kind != Kind::kIgnored) rest(key, token);
+            const size_t which = index_.find(member.key);
+            if (which == kFieldCount || !argument(which, member.token)) {
+                if (which == kFieldCount || kFields[which].kind != Kind::kIgnored) rest(member.key, member.token);
             }
         }
         return true;

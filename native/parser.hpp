@@ -21,6 +21,8 @@ class Parser : public RowStream {
 
     std::map<std::string, Table>& tables() { return tables_; }
     const std::map<std::string, Trouble>& troubles() const { return troubles_; }
+    // How long the file is, where it is known.
+    void expect(uint64_t bytes) { expected_bytes_ = bytes; }
     // Orders the tables; no bytes may be fed afterwards.
     virtual void sort() = 0;
 
@@ -39,30 +41,51 @@ class Parser : public RowStream {
         troubles_ = saved_troubles_;
     }
 
-    // The key as it stands in the file, without its quotes.
-    static std::string_view key_of(od::field& field) {
+    // A member of an object: its key as it stands in the file, and the first token of its value. The value is not moved
+    // out of the iterator's result: such a copy of two halves stalls the processor, and is what parsing would then wait for.
+    struct Member {
+        od::value* value;
+        std::string_view key, token;
+    };
+    static bool member_of(simdjson::simdjson_result<od::field>& result, Member& member) {
+        if (result.error()) return false;
+        od::field&& field = std::move(result).value_unsafe();
+        member.value = &field.value();
+        member.token = member.value->raw_json_token();
+        if (member.token.empty()) return false;
+        // Between a key and its value stand its quote, a colon and white space: backwards is the short way.
         const char* start = field.key().raw();
-        const char* end = start;
-        while (*end != '"') end += *end == '\\' ? 2 : 1;
-        return {start, static_cast<size_t>(end - start)};
+        const char* end = member.token.data() - 1;
+        while (end > start && *end != '"') --end;
+        member.key = {start, static_cast<size_t>(end - start)};
+        return true;
     }
 
-    // The text of a value; it is consumed.
-    static bool token_of(od::value value, std::string_view& token) {
-        token = value.raw_json_token();
-        if (token.empty()) return false;
-        if (token.front() == '[') {
+    // The whole text of a member's value; it is consumed.
+    static bool whole_token(Member& member) {
+        if (member.token.front() == '[') {
             od::array array;
-            if (value.get_array().get(array) || array.raw_json().get(token)) return false;
-        } else if (token.front() == '{') {
+            if (member.value->get_array().get(array) || array.raw_json().get(member.token)) return false;
+        } else if (member.token.front() == '{') {
             od::object object;
-            if (value.get_object().get(object) || object.raw_json().get(token)) return false;
+            if (member.value->get_object().get(object) || object.raw_json().get(member.token)) return false;
         }
-        token = trim(token);
+        member.token = trim(member.token);
         return true;
     }
 
   private:
+    // Makes room for as many rows as the rest of the file will hold if it goes on like this, so that no column is moved
+    // while it grows. Room that is not used is no memory used.
+    void make_room() override {
+        if (expected_bytes_ == 0 || bytes() < kSample) return;
+        const double share = std::min(static_cast<double>(expected_bytes_) / static_cast<double>(bytes()) * 1.1, 1e4);
+        for (auto& [name, table] : tables_) table.reserve(static_cast<size_t>(static_cast<double>(table.rows()) * share));
+        expected_bytes_ = 0;
+    }
+
+    static constexpr uint64_t kSample = 1 << 22;
+    uint64_t expected_bytes_ = 0;
     std::map<std::string, Table> tables_;
     std::map<std::string, Trouble> troubles_, saved_troubles_;
     std::vector<size_t> marks_;

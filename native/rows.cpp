@@ -81,6 +81,7 @@ void RowStream::feed(const char* data, size_t size) {
         trailing_ += static_cast<uint64_t>(end() - p);
         size_ = 0;
     }
+    make_room();
 }
 
 void RowStream::finish() {

@@ -50,6 +50,8 @@ class RowStream {
     virtual bool row(od::value value, uint64_t position) = 0;
     virtual void checkpoint() = 0;
     virtual void rewind() = 0;
+    // Called after each feed.
+    virtual void make_room() {}
 
   private:
     enum class State { kStart, kTop, kRows, kDone };

@@ -7,10 +7,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO
 
 import zstandard
-from isal import igzip, isal_zlib
+from isal import igzip_lib
 
 from etloom.errors import LimitError, ReadError
 
@@ -20,13 +20,9 @@ BOMB_RATIO = 400
 BOMB_FLOOR = 1 << 28
 """Below this size (256 MiB) the ratio says nothing: a few bytes of zeros are no attack."""
 _CHUNK = 1 << 20
+_PACKED = 1 << 16
 
-UNPACK_ERRORS: tuple[type[Exception], ...] = (
-    EOFError,
-    cast("type[Exception]", isal_zlib.error),
-    zstandard.ZstdError,
-    igzip.BadGzipFile,
-)
+UNPACK_ERRORS: tuple[type[Exception], ...] = (EOFError, igzip_lib.error, zstandard.ZstdError)
 """What reading a damaged packing raises."""
 
 
@@ -47,34 +43,84 @@ def packing(path: Path) -> str | None:
     return "gzip" if magic[:2] == GZIP else "zstd" if magic == ZSTD else None
 
 
+class _Unpacked:
+    """A stream of unpacked bytes. What came before a damage is given out before the damage is raised."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._rest = piece
+        size = len(self._rest) if size < 0 else size
+        given, self._rest = self._rest[:size], self._rest[size:]
+        return given
+
+
+def _gunzipped(raw: BinaryIO) -> Iterator[bytes]:
+    """Raises one of `UNPACK_ERRORS` after the last piece that could be unpacked."""
+    packed = b""
+    while True:
+        # isal's own GzipFile would drop up to a whole read of good bytes before the place of an error.
+        member = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        while not member.eof:
+            if member.needs_input:
+                packed = packed or raw.read(_PACKED)
+                if not packed:
+                    raise EOFError("the packing ends early")
+            piece = member.decompress(packed, _CHUNK)
+            packed = b""
+            if piece:
+                yield piece
+        packed = (member.unused_data or raw.read(_PACKED)).lstrip(b"\0")  # tape blocks are padded
+        if not packed:
+            return
+
+
+def _pieces(path: Path, raw: BinaryIO) -> Iterator[bytes]:
+    kind = packing(path)
+    if kind == "gzip":
+        yield from _gunzipped(raw)
+        return
+    source: Any = raw
+    if kind == "zstd":
+        zstd = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        source = zstd.stream_reader(raw, read_across_frames=True)
+    while piece := source.read(_CHUNK):
+        yield piece
+
+
 @contextlib.contextmanager
-def unpacked(path: Path) -> Iterator[BinaryIO]:
-    """The content of path as a stream.
+def unpacked(path: Path) -> Iterator[_Unpacked]:
+    """The content of path as a stream, which has ``read`` only: up to so many bytes, none at the end.
 
     Raises ReadError when the file cannot be opened; reading a damaged one raises one of `UNPACK_ERRORS`.
     """
-    kind = packing(path)
     with _opened(path) as raw:
-        if kind == "gzip":
-            yield cast(BinaryIO, igzip.GzipFile(fileobj=raw))  # type: ignore[no-untyped-call]
-        elif kind == "zstd":
-            zstd = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-            yield cast(BinaryIO, zstd.stream_reader(raw, read_across_frames=True))
-        else:
-            yield raw
+        yield _Unpacked(_pieces(path, raw))
+
+
+def is_packed(path: Path) -> bool:
+    """Whether the file is gzip or zstd. Raises ReadError when it cannot be opened."""
+    with unpacked(path) as stream:
+        return not isinstance(stream, io.BufferedReader)
 
 
 def chunks(path: Path, limit: int | None = None) -> Iterator[bytes]:
-    """The unpacked content in pieces.
+    """The unpacked content in pieces of at most 1 MiB; all that is whole comes before one of `UNPACK_ERRORS`.
 
     Raises LimitError beyond ``limit`` bytes, or when a packed file grows by more than `BOMB_RATIO`.
     """
     packed = packing(path) is not None
-    with unpacked(path) as stream:
+    with _opened(path) as raw:
         size = path.stat().st_size
         bound = max(size * BOMB_RATIO, BOMB_FLOOR)
         total = 0
-        while piece := stream.read(_CHUNK):
+        for piece in _pieces(path, raw):
             total += len(piece)
             if packed and total > bound:
                 raise LimitError(

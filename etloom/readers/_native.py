@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from etloom.errors import ReadError
-from etloom.readers._files import UNPACK_ERRORS, chunks
+from etloom.readers._files import UNPACK_ERRORS, chunks, is_packed
 
 Stat = tuple[str, str, int, str | None]
 Progress = Callable[[int], None]
@@ -47,6 +47,8 @@ class Parsed:
 def parse(parser: Any, path: Path, progress: Progress | None = None) -> Parsed:
     """Feed the file to the parser. Raises ReadError where the document holds no rows at all."""
     stats: list[Stat] = []
+    if not is_packed(path):
+        parser.expect(path.stat().st_size)
     for piece in read_ahead(path, stats):
         parser.feed(piece)
         if progress is not None:
