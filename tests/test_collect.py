@@ -397,7 +397,7 @@ def test_from_the_first_step(tmp_path: Path) -> None:
 
 
 LOOP = """
-import sys, torch, etloom.collector
+import sys, torch, etloom.collector, etloom.errors
 model = torch.nn.Linear(4, 2)
 with etloom.collector.record(sys.argv[1], steps=eval(sys.argv[2])) as rec:
     for batch in range(4):
@@ -406,7 +406,7 @@ with etloom.collector.record(sys.argv[1], steps=eval(sys.argv[2])) as rec:
 print(rec.warnings)
 try:
     etloom.collector.record(sys.argv[1])
-except etloom.collector.recorder.files.sys.modules["etloom.errors"].CollectError as error:
+except etloom.errors.CollectError as error:
     print("refused", "of an earlier run" in str(error))
 """
 
@@ -429,6 +429,24 @@ def test_record_in_a_loop(
     run = json.loads((out / "run.json").read_text())
     assert run["returncode"] is None and run["command"][0] == sys.executable
     assert (run["ranks"][0]["steps"], run["ranks"][0]["unfinished_step"]) == (whole, unfinished)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_record_in_two_ranks_without_a_parent(tmp_path: Path) -> None:
+    """Whichever rank seals last has written both into run.json."""
+    out, script = tmp_path / "run", tmp_path / "loop.py"
+    script.write_text(LOOP)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [*TORCHRUN, str(script), str(out), "'1:3'"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, sorted(done.stdout.split("\n"))) == (0, ["", "()", "()", *["refused True"] * 2])
+    run = json.loads((out / "run.json").read_text())
+    assert [(rank["rank"], rank["steps"]) for rank in run["ranks"]] == [(0, [1, 2]), (1, [1, 2])]
+    for rank in (0, 1):
+        nodes, events = operators(out, rank)
+        assert nodes == events and sorted(step_times(out, rank)) == [1, 2]
+    assert not [name for name in visible(out) if name.startswith(".")]
 
 
 @pytest.mark.torch

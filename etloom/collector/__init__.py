@@ -20,6 +20,11 @@ in a hidden folder `.etloom-*`.
 A step is named `ProfilerStep#N` in both traces, N counting from 0. What runs in the window after its last
 whole step is named `etloom:unfinished step N`, so that no partial step is taken for one.
 
+A window that is open when the job raises or exits is closed and kept, with the whole steps it has. A process
+that is killed in its window (SIGKILL, SIGTERM, os._exit) leaves only the hidden folder, which `launch`
+reports. torch's own observer crashes the process in one case we cannot see coming (2.13): a backward pass,
+inside the window, of a graph that another thread built before it.
+
 The code here runs in a stranger's job: a failure becomes one line on stderr that begins with `etloom:`, never
 an exception, and it yields to the job's own profilers. It needs torch and the standard library only, and
 `launch` also loads it into Pythons that have no etloom installed. So: no imports from etloom but

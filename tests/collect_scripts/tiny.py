@@ -23,10 +23,16 @@ def kill(number: int) -> None:
 
 
 def fork_and_compute() -> None:
-    child = os.fork()
-    if not child:
+    def compute() -> None:
         for _ in range(300):
             torch.ones(3) + 1
+
+    child = os.fork()
+    if not child:
+        compute()
+        thread = threading.Thread(target=compute)  # the profilers' callbacks are on in every new thread
+        thread.start()
+        thread.join()
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
 
