@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import zstandard
 from isal import igzip_lib
@@ -22,7 +22,11 @@ BOMB_FLOOR = 1 << 28
 _CHUNK = 1 << 20
 _PACKED = 1 << 16
 
-UNPACK_ERRORS: tuple[type[Exception], ...] = (EOFError, igzip_lib.error, zstandard.ZstdError)
+UNPACK_ERRORS: tuple[type[Exception], ...] = (
+    EOFError,
+    cast("type[Exception]", igzip_lib.error),
+    zstandard.ZstdError,
+)
 """What reading a damaged packing raises."""
 
 

@@ -1,0 +1,103 @@
+"""Opening packed files: the same bytes, everything before a damage, and no bombs."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from etloom.errors import LimitError, ReadError
+from etloom.readers import _files
+
+PLAIN = b"".join(b'{"id": %d, "name": "aten::mul"},\n' % i for i in range(100_000))
+PACKINGS = {
+    "plain": PLAIN,
+    "gzip": gzip.compress(PLAIN),
+    "gzip of two members": gzip.compress(PLAIN[:1000]) + gzip.compress(PLAIN[1000:]),
+    "gzip padded with zeros": gzip.compress(PLAIN) + bytes(512),
+    "zstd": zstandard.ZstdCompressor().compress(PLAIN),
+    "zstd of two frames": zstandard.ZstdCompressor().compress(PLAIN[:1000])
+    + zstandard.ZstdCompressor().compress(PLAIN[1000:]),
+}
+
+
+@pytest.mark.parametrize("kind", PACKINGS)
+def test_every_packing_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "unknown"
+    path.write_bytes(PACKINGS[kind])
+    assert b"".join(_files.chunks(path)) == PLAIN
+    assert _files.content(path, 1 << 30) == (PLAIN, None)
+    with _files.as_plain_file(path, ".x") as plain:
+        assert plain.read_bytes() == PLAIN
+        assert (plain == path) == (kind == "plain")
+    assert plain.exists() == (kind == "plain")
+
+
+@pytest.mark.parametrize("size", [1, 100, 1 << 16, 1 << 24])
+def test_a_stream_gives_at_most_what_is_asked(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    short = PLAIN[:3000]
+    path.write_bytes(gzip.compress(short))
+    out = io.BytesIO()
+    with _files.unpacked(path) as stream:
+        while piece := stream.read(size):
+            assert len(piece) <= size
+            out.write(piece)
+    assert out.getvalue() == short
+
+
+def test_gzip_cut_off_anywhere_gives_all_that_came_before(tmp_path: Path) -> None:
+    path, packed, rng = tmp_path / "x", PACKINGS["gzip"], random.Random(1)
+    for cut in (3, 20, len(packed) - 4, *(rng.randrange(20, len(packed)) for _ in range(20))):
+        path.write_bytes(packed[:cut])
+        data, complaint = _files.content(path, 1 << 30)
+        assert complaint == "the packing ends early"
+        assert PLAIN.startswith(data)
+        # Deflate writes blocks; all but the last part of one is there.
+        assert len(data) >= len(PLAIN) * cut / len(packed) * 0.8 - 300_000
+        with _files.unpacked(path) as stream:
+            assert stream.read(100) == data[:100] if data else True
+        with pytest.raises(ReadError, match="packing is damaged"), _files.as_plain_file(path, ".x"):
+            pass
+    path.write_bytes(packed[:-4])
+    assert _files.content(path, 1 << 30)[0] == PLAIN
+
+
+def test_flipped_bits_are_told(tmp_path: Path) -> None:
+    path, packed = tmp_path / "x", bytearray(PACKINGS["gzip"])
+    packed[len(packed) // 2] ^= 0xFF
+    path.write_bytes(packed)
+    assert _files.content(path, 1 << 30)[1] is not None
+
+
+def test_a_small_file_that_grows_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_files, "BOMB_FLOOR", 1 << 20)
+    for name, packed in (
+        ("gzip", gzip.compress(bytes(1 << 26))),
+        ("zstd", zstandard.ZstdCompressor().compress(bytes(1 << 26))),
+    ):
+        path = tmp_path / name
+        path.write_bytes(packed)
+        with pytest.raises(LimitError, match="unpacks to more than 400 times"):
+            list(_files.chunks(path))
+    plain = tmp_path / "plain"
+    plain.write_bytes(bytes(1 << 21))
+    assert sum(map(len, _files.chunks(plain))) == 1 << 21
+
+
+def test_the_callers_limit_holds_for_plain_files_too(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(PLAIN)
+    with pytest.raises(LimitError, match="holds more than 1,000 bytes"):
+        _files.content(tmp_path / "x", 1000)
+
+
+def test_a_missing_file_and_a_folder_are_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(ReadError, match="cannot be opened"):
+            _files.content(path, 10)
