@@ -108,12 +108,6 @@ def unpacked(path: Path) -> Iterator[_Unpacked]:
         yield _Unpacked(_pieces(path, raw))
 
 
-def is_packed(path: Path) -> bool:
-    """Whether the file is gzip or zstd. Raises ReadError when it cannot be opened."""
-    with unpacked(path) as stream:
-        return not isinstance(stream, io.BufferedReader)
-
-
 def chunks(path: Path, limit: int | None = None) -> Iterator[bytes]:
     """The unpacked content in pieces of at most 1 MiB; all that is whole comes before one of `UNPACK_ERRORS`.
 
