@@ -53,7 +53,7 @@ class Nodes:
         self._nodes: list[dict[str, Any]] = []
         self._tensors: list[dict[str, Any]] = []
         self._comms: list[dict[str, Any]] = []
-        self._edges: list[tuple[int, int, str]] = []  # place in the file, et_id, kind
+        self._edges: list[tuple[int, int | None, str]] = []  # place in the file, et_id, kind
         self._events: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
@@ -132,7 +132,8 @@ class Nodes:
         ]
 
     def depends(self, place: int, on: int, kind: str) -> None:
-        self._edges.append((place, on, kind))
+        # An id that no column can hold is the id of no node.
+        self._edges.append((place, on if _fits(on) else None, kind))
 
     def occurs(self, place: int, row: dict[str, Any]) -> None:
         """The node is an event, too: a row of the events table."""
@@ -144,7 +145,7 @@ class Nodes:
     def tables(self) -> tuple[dict[str, pl.DataFrame], list[Stat]]:
         """nodes, tensors, comms, dependencies, events, links; references to absent nodes are counted."""
         lost: list[Stat] = []
-        nodes = _frame("nodes", self._nodes, lost).sort("et_id", "file_order").drop("id", "parent")
+        nodes = frame_of("nodes", self._nodes, lost).sort("et_id", "file_order").drop("id", "parent")
         nodes = nodes.with_row_index("id")
         ids = nodes.group_by("et_id").agg(pl.col("id").first(), pl.len())
         twice = ids.filter(pl.col("len") > 1)
@@ -198,7 +199,7 @@ class Nodes:
         if self._events:
             places = pl.Series("place", [row["place"] for row in self._events], dtype=pl.UInt32)
             position = pl.Series("position", range(len(places)), dtype=pl.UInt32)
-            rows = _frame("events", self._events, lost).drop("id").with_columns(places, position)
+            rows = frame_of("events", self._events, lost).drop("id").with_columns(places, position)
             events = timeline(rows).with_row_index("id")
             both = events.select("place", event="id").join(
                 row_of, on="place", how="left", maintain_order="left"
@@ -212,10 +213,10 @@ def _placed(table: str, rows: list[dict[str, Any]], row_of: pl.DataFrame, stats:
     """Rows with their node's id in place of its place in the file, in the order of the nodes."""
     places = pl.DataFrame({"place": pl.Series([row["place"] for row in rows], dtype=pl.UInt32)})
     node = places.join(row_of, on="place", how="left", maintain_order="left")["node"]
-    return _frame(table, rows, stats).with_columns(node).sort("node", maintain_order=True)
+    return frame_of(table, rows, stats).with_columns(node).sort("node", maintain_order=True)
 
 
-def _frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
+def frame_of(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
     """Rows as wide columns; a value of another type than its column becomes null and is counted."""
     wide = {pl.Categorical: pl.String, pl.Boolean: pl.Boolean, pl.Float64: pl.Float64, pl.UInt64: pl.UInt64}
     frame: dict[str, pl.Series] = {}

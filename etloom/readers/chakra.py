@@ -15,7 +15,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 from google.protobuf.message import DecodeError
 
 from etloom.errors import ReadError
@@ -23,7 +22,7 @@ from etloom.kinds import collective
 from etloom.readers import _chakra_pb as pb
 from etloom.readers import _literals
 from etloom.readers._files import content
-from etloom.readers._nodes import NODE_ATTRIBUTES, Nodes
+from etloom.readers._nodes import NODE_ATTRIBUTES, Nodes, frame_of
 from etloom.readers._tables import Stat, trace_of
 from etloom.trace import Trace
 
@@ -78,10 +77,7 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
         ("read.unreadable_values", "info", len(unread), unread[0] if unread else None),
         *more,
     ]
-    tables["groups"] = pl.DataFrame(
-        groups,
-        schema=dict.fromkeys(("pg_name", "pg_desc", "backend", "ranks"), pl.String) | {"size": pl.Int64},
-    )
+    tables["groups"] = frame_of("groups", groups, stats)
     meta = {
         "formats": ["chakra"],
         "files": [str(path)],

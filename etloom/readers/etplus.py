@@ -132,6 +132,10 @@ def _ns(microseconds: Any) -> int | None:
     return None
 
 
+def _on_device(node: dict[str, Any]) -> bool:
+    return isinstance(node.get("cat"), str) and node["cat"] in DEVICE
+
+
 def _add(nodes: Nodes, node: dict[str, Any], pid: Any) -> None:
     listed = node.get("attrs")
     attrs = {
@@ -139,7 +143,7 @@ def _add(nodes: Nodes, node: dict[str, Any], pid: Any) -> None:
         for attr in (listed if isinstance(listed, list) else [])
         if isinstance(attr, dict) and isinstance(attr.get("name"), str)
     }
-    on_device = node.get("cat") in DEVICE
+    on_device = _on_device(node)
     known = {} if on_device else {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
     rest = {key: value for key, value in node.items() if key not in _OWN | _LINKS | set(_TIMES)}
     if on_device:
@@ -195,8 +199,8 @@ def _comm(attrs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lane(node: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    if (category := node.get("cat")) in DEVICE:
-        return {"ph": "X", "cat": category, "tid": node.get("stream"), "stream": node.get("stream")}
+    if _on_device(node):
+        return {"ph": "X", "cat": node["cat"], "tid": node.get("stream"), "stream": node.get("stream")}
     return {
         "ph": "X",
         "cat": "user_annotation" if known.get("scope") == _USER_SCOPE else "cpu_op",
