@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etloom.api import analyze, export, link, open, query, read, report
+    from etloom.api import analyze, convert, export, link, open, query, read, report
     from etloom.collector import record
     from etloom.errors import EtloomError
     from etloom.trace import Job, Trace
@@ -20,6 +20,7 @@ __all__ = [
     "Job",
     "Trace",
     "analyze",
+    "convert",
     "export",
     "link",
     "open",

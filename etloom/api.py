@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,25 @@ def export(trace: Trace | Job, path: StrPath, format: str | None = None) -> Path
     plugin = registry.get("exports", format or registry.by_suffix("exports", target))
     with _writing(target):
         plugin.write(trace, target)
+    return target
+
+
+def convert(
+    path: StrPath, out: StrPath, format: str | None = None, *, progress: opening.Progress | None = None
+) -> Path:
+    """Write one trace file as another format without linking it; returns ``out``.
+
+    A Kineto file that would take more than `opening.SPILL_BYTES` in memory goes to Parquet part by part, in
+    bounded memory. Raises ReadError, LimitError, UnknownName, EtloomError.
+    """
+    target = Path(out)
+    name = format or registry.by_suffix("exports", target)
+    exporter = registry.get("exports", name)
+    if name == "parquet" and opening.is_large(Path(path)):
+        opening.spill(Path(path), target, progress)
+    else:
+        source = Path(path)
+        exporter.write(readers.read(source, progress=partial(progress, source) if progress else None), target)
     return target
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from etloom import cache, linker, readers
 from etloom.errors import ReadError
+from etloom.exports import parquet
 from etloom.trace import Job, Trace
 
 Progress = Callable[[Path, int], None]
@@ -18,6 +19,25 @@ Stat = tuple[str, str, int, str | None]
 
 WORTH_KEEPING_S = 0.5
 """What took less to read and link is not worth a cache entry."""
+
+
+SPILL_BYTES = 10**9
+"""A Kineto file of more than so many bytes unpacked is turned into Parquet part by part."""
+_USUAL_PACKING = 12  # times that gzip and zstd shrink a trace
+
+
+def is_large(path: Path) -> bool:
+    """Whether a file is a Kineto trace of which the tables should not all be in memory at once."""
+    if not path.is_file() or readers.format_of(path) != "kineto":
+        return False
+    return path.stat().st_size * (_USUAL_PACKING if readers.is_packed(path) else 1) > SPILL_BYTES
+
+
+def spill(path: Path, out: Path, progress: Progress | None = None) -> None:
+    """Turn a Kineto file into a folder of Parquet, part by part. Raises ReadError, LimitError, EtloomError."""
+    with parquet.appearing(out) as folder:
+        meta = readers.spill(path, folder, progress=partial(progress, path) if progress else None)
+        parquet.write_meta(folder, "trace", meta)
 
 
 def open_folder(

@@ -16,6 +16,7 @@ import etloom
 from etloom.cli._guard import guarded
 from etloom.cli.analyze import Analyses, analyze
 from etloom.cli.collect import collect
+from etloom.cli.convert import convert
 from etloom.cli.export import export
 from etloom.cli.info import info
 from etloom.cli.link import link
@@ -69,6 +70,7 @@ app.add_typer(_analyses, name="analyze", short_help="Answer a question about a r
 app.command(short_help="Answer an SQL SELECT over the tables.")(query)
 app.command(short_help="Say what a run came to, and write it as a page.")(report)
 app.command(short_help="Write traces in another format.")(export)
+app.command(short_help="Turn one trace file into another format.")(convert)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,9 +9,10 @@ DuckDB, Spark and polars take as a column: ``read_parquet('run.parquet/*/events.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,23 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
 
     A folder that this wrote before is replaced. Raises EtloomError where anything else is in the way.
     """
+    with appearing(path) as new:
+        if isinstance(trace, Job):
+            write_meta(new, "job", trace.meta)
+            trace.own_stats.write_parquet(new / "stats.parquet")
+            for rank, one in trace.items():
+                (new / f"rank={rank}").mkdir()
+                _write_trace(one, new / f"rank={rank}")
+        else:
+            _write_trace(trace, new)
+
+
+@contextlib.contextmanager
+def appearing(path: str | PathLike[str]) -> Iterator[Path]:
+    """An empty folder that takes the name ``path`` when the block ends well, and is gone when it does not.
+
+    A folder that we wrote before is replaced. Raises EtloomError where anything else is in the way.
+    """
     target = Path(path)
     if target.exists() and not _is_ours(target):
         raise EtloomError(
@@ -38,28 +56,23 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
         new, old = Path(scratch, "new"), Path(scratch, "old")
-        if isinstance(trace, Job):
-            _write_meta(new, "job", trace.meta)
-            trace.own_stats.write_parquet(new / "stats.parquet")
-            for rank, one in trace.items():
-                _write_trace(one, new / f"rank={rank}")
-        else:
-            _write_trace(trace, new)
+        new.mkdir()
+        yield new
         if target.exists():
             target.rename(old)
         new.rename(target)
 
 
-def _write_trace(trace: Trace, folder: Path) -> None:
-    _write_meta(folder, "trace", trace.meta)
-    for name, frame in trace.tables.items():
-        frame.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
-
-
-def _write_meta(folder: Path, kind: str, meta: Mapping[str, Any]) -> None:
-    folder.mkdir()
+def write_meta(folder: Path, kind: str, meta: Mapping[str, Any]) -> None:
+    """Write the meta.json of a folder that holds the tables of a ``trace`` or the ranks of a ``job``."""
     content = {"etloom": etloom.__version__, "layout": LAYOUT, "kind": kind, "meta": dict(meta)}
     Path(folder, "meta.json").write_text(json.dumps(content, indent=1), encoding="ascii")
+
+
+def _write_trace(trace: Trace, folder: Path) -> None:
+    write_meta(folder, "trace", trace.meta)
+    for name, frame in trace.tables.items():
+        frame.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
 
 
 def _is_ours(folder: Path) -> bool:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from etloom import registry
 from etloom.errors import ReadError
-from etloom.readers._files import UNPACK_ERRORS, unpacked
+from etloom.readers._files import UNPACK_ERRORS, packing, unpacked
 from etloom.readers._folder import Found, discover
+from etloom.readers._spill import spill
 from etloom.trace import Job, Trace
 
-__all__ = ["Found", "discover", "format_of", "read"]
+__all__ = ["Found", "discover", "format_of", "is_packed", "read", "spill"]
 
 _HEAD = 1 << 16
 
@@ -55,6 +56,11 @@ def format_of(path: Path) -> str | None:
         return next((name for name, holds in holders if holds is not None and holds(path)), None)
     head = _head(path)
     return next((name for name, reader in readers if reader.sniff(head)), None) if head else None
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file is gzip or zstd. Raises ReadError for one that cannot be opened."""
+    return packing(path) is not None
 
 
 def _head(path: Path) -> bytes:
