@@ -55,7 +55,7 @@ class Transformer(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small transformer and time its steps")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--batch", type=int, default=16, help="sequences of 48 letters a rank and step")
+    parser.add_argument("--batch", type=int, default=32, help="sequences of 48 letters a rank and step")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
 
