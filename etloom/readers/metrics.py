@@ -80,6 +80,7 @@ def read(
     time_column: which column is the time (default: one of the usual names).
     unit: ns, us, ms or s, what a time that is a number counts (default: of an epoch, told from its size).
     utc_offset: hours by which dates without a zone are ahead of UTC.
+    limit: bytes that the file may hold, unpacked.
 
     Raises ReadError where there is no such column or it is no time, LimitError beyond ``limit`` bytes.
     """
