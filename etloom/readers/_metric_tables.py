@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ NUMBER = r"^\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?$"
 """A number and perhaps its unit: 45 %"""
 
 _ABSENT = {"", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "nan", "null", "None", "-"}
+_LATEST = 1 << 62
 _DATE = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d")
 _DATES = ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f")
 
@@ -130,35 +133,36 @@ def times(column: pl.Series, unit: str | None, utc_offset: float, path: Path) ->
         aware = isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None
         ns = column.cast(pl.Datetime("ns", "UTC" if aware else None)).cast(pl.Int64)
         return (ns if aware else ns - shift), not aware
-    if column.dtype == pl.String:
-        texts = column
-        column = texts.cast(pl.Int64, strict=False)
-        if column.null_count() > texts.null_count():
-            column = texts.cast(pl.Float64, strict=False)
-        if column.null_count() == column.len() and texts.null_count() < texts.len():
-            return _dates(texts, shift, path)
-    if not column.dtype.is_numeric():
-        raise ReadError(f"column {column.name!r} is no time", where=path)
-    return _scaled(column, unit, path), False
+    texts = column.cast(pl.String)
+    numbers = texts.cast(pl.Float64, strict=False)
+    if texts.null_count() == texts.len():
+        return texts.cast(pl.Int64), False
+    if numbers.null_count() == numbers.len():
+        return _dates(texts, shift, path)
+    return _scaled(texts, numbers, unit, path), False
 
 
-def _scaled(column: pl.Series, unit: str | None, path: Path) -> pl.Series:
-    largest = column.abs().max()
+def _scaled(texts: pl.Series, numbers: pl.Series, unit: str | None, path: Path) -> pl.Series:
     if unit is None:
         # Of an epoch the size tells the unit: seconds have 10 digits today, nanoseconds 19.
-        size = float(largest) if isinstance(largest, (int, float)) else 0.0
+        size = max((abs(number) for number in numbers.drop_nulls() if math.isfinite(number)), default=0.0)
         unit = next(
             (u for u, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8)) if size >= least), None
         )
-        if unit is None:
-            raise ReadError(
-                f"the unit of {column.name!r} is unknown", where=path, remedy="say --unit ns, us, ms or s"
-            )
-    if column.dtype.is_float():
-        return (column * NS[unit]).round().cast(pl.Int64, strict=False)
-    whole = column.cast(pl.Int64, strict=False)
-    bound = (1 << 62) // NS[unit]
-    return pl.select(pl.when(whole.is_between(-bound, bound)).then(whole * NS[unit])).to_series()
+    if unit is None:
+        raise ReadError(
+            f"the unit of {texts.name!r} is unknown", where=path, remedy="say --unit ns, us, ms or s"
+        )
+    return pl.Series([_exact(text, NS[unit]) for text in texts], dtype=pl.Int64)
+
+
+def _exact(text: str | None, scale: int) -> int | None:
+    """From the decimal text, since a double does not hold the nanoseconds of an epoch."""
+    try:
+        time = Decimal(text or "") * scale
+    except ArithmeticError:
+        return None
+    return int(time.to_integral_value()) if time.is_finite() and abs(time) <= _LATEST else None
 
 
 def _dates(texts: pl.Series, shift: int, path: Path) -> tuple[pl.Series, bool]:
