@@ -53,6 +53,10 @@ def open_folder(
     files = [path for paths in found.ranks.values() for path in paths]
     if len(files) == 1:
         job = open_file(files[0], progress=progress, use_cache=use_cache)
+        if len(job) == 1:
+            # The rank is what discovery says: the file itself need not know it.
+            (rank,), (trace,) = found.ranks, job.values()
+            job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta)
     else:
         job = open_ranks(found.ranks, progress=progress, jobs=jobs, use_cache=use_cache)
     return job.replace(meta={"path": str(folder)}).with_stats(found.stats)
