@@ -97,7 +97,18 @@ check: lint ## lint, and the tests that take seconds
 test: lint $(VENV)/.browser ## lint, and every test
 	$(BIN)/python -m pytest -q -n 2 $(PYTEST_ARGS)
 
-format: setup
+PEERS := benchmarks/.venv-peers
+$(PEERS)/.packages: | $(BIN)/python
+	@echo "installing the peers that the benchmarks run beside us"
+	$(PYTHON) -m venv --clear $(PEERS)
+	@$(PEERS)/bin/python -m pip -qq --disable-pip-version-check install 'traceinsight==0.6.*' 'orjson>=3.10' \
+		|| $(PEERS)/bin/python -m pip -qq --disable-pip-version-check install 'HolisticTraceAnalysis==0.5.*' 'orjson>=3.10'
+	@touch $@
+
+bench: setup $(PEERS)/.packages ## each benchmark, peers beside us; ETLOOM_BENCH_SIZES="50 1500" sets the sizes in MB
+	@for bench in benchmarks/bench_*.py; do $(BIN)/python "$$bench"; done
+
+format: setup ## put the sources into the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 

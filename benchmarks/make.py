@@ -1,0 +1,177 @@
+"""Builds traces of any size from one real trace: the same text again and again, what must be unique shifted.
+
+    python benchmarks/make.py kineto 300       # benchmarks/.data/kineto_300MB.json
+    python benchmarks/make.py et 300           # benchmarks/.data/et_300MB.json
+
+Each copy is one trace length later and has its own ids: record-function ids, correlations, flows, sequence
+numbers, steps, and in the execution trace nodes, tensors and storages. What a process says once (names, spans,
+the roots of the execution trace) is written once. The text between the numbers stays as the profiler wrote it,
+white space included. The first n copies of one trace link with the first n of the other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import sys
+from collections.abc import Container, Iterator
+from itertools import compress, islice
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / "benchmarks" / ".data"
+SOURCES = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data")) / "nccl_ddp"
+FILES = {"kineto": "kineto_trace_0.json.gz", "et": "torch_et_0.json.gz"}
+
+# Kineto gives operators and launches their External id and correlation from one counter.
+KINETO_IDS = re.compile(
+    r'"(?P<key>ts|External id|correlation|Record function id|Ev Idx|Sequence number|Python(?: parent)? id)": '
+    r"(?P<n>\d+)"
+    r'|(?<="ph": "[sft]", )"id": (?P<flow>\d+)'
+    r"|ProfilerStep#(?P<step>\d+)"
+)
+COUNTERS = {"correlation": "External id", "flow": "External id", "Python parent id": "Python id"}
+NODE_IDS = re.compile(
+    r'"(?P<key>id|ctrl_deps)": (?P<n>\d+)'
+    r'|"name": "(?P<attr>rf_id|fw_parent|seq_id)", "type": "u?int64", "value": (?P<value>\d+)'
+    r'|(?<=\[)(?P<tensor>\d+), ?(?P<storage>\d+)(?=(?:, ?\d+){3}, ?"[a-z]+(?::\d+)?"\])'
+)
+
+
+class Template:
+    """The text of one copy, and the numbers in it that change from copy to copy."""
+
+    def __init__(
+        self, text: str, pattern: re.Pattern[str], counters: dict[str, str], fixed: Container[int] = ()
+    ) -> None:
+        """``counters`` names what counts together; ``fixed`` holds the node ids that all copies share."""
+        self.numbers: list[int] = []
+        self.kinds: list[str] = []
+        parts: list[str] = []
+        end = 0
+        for match in pattern.finditer(text):
+            for group, digits in match.groupdict().items():
+                if digits is None or group in ("key", "attr"):
+                    continue
+                kind = match["key"] if group == "n" else match.groupdict().get("attr") or group
+                kind = counters.get(kind, kind)
+                number = int(digits)
+                # Zero says that there is none.
+                if (number == 0 and kind not in ("Ev Idx", "step")) or (kind == "node" and number in fixed):
+                    continue
+                parts += [text[end : match.start(group)].replace("%", "%%"), "%d"]
+                end = match.end(group)
+                self.numbers.append(number)
+                self.kinds.append(kind)
+        self.text = "".join(parts) + text[end:].replace("%", "%%")
+
+    def strides(self, **given: int) -> list[int]:
+        """How much each number grows from copy to copy: by the range its kind takes up, unless given."""
+        low: dict[str, int] = {}
+        high: dict[str, int] = {}
+        for kind, number in zip(self.kinds, self.numbers, strict=True):
+            low[kind] = min(number, low.get(kind, number))
+            high[kind] = max(number, high.get(kind, number))
+        # Steps follow each other without a gap; ids that start late (a counter that ran before) need not.
+        size = {kind: high[kind] + 1 - (low[kind] if kind == "step" else 0) for kind in high} | given
+        return [size[kind] for kind in self.kinds]
+
+    def copies(self, strides: list[int]) -> Iterator[str]:
+        """One copy after the other, without end."""
+        numbers = self.numbers
+        while True:
+            yield self.text % tuple(numbers)
+            numbers = [number + stride for number, stride in zip(numbers, strides, strict=True)]
+
+
+def items(text: str, key: str, boundary: str) -> tuple[str, list[str], list[dict], str]:
+    """The text before the objects of the list ``key``, the text of each, each, and the text after them."""
+    start = text.index("[", text.index(f'"{key}"')) + 1
+    parsed, end = json.JSONDecoder().raw_decode(text, start - 1)
+    cuts = [match.start() + 1 for match in re.compile(boundary).finditer(text, start, end)]
+    objects = [
+        text[a:b].strip(", \n")
+        for a, b in zip([start, *cuts], [*cuts, text.rindex("]", start, end)], strict=True)
+    ]
+    assert len(objects) == len(parsed), f"{key}: {len(objects)} texts, {len(parsed)} objects"
+    return text[:start], objects, parsed, text[end - 1 :]
+
+
+def write(target: Path, head: str, copies: Iterator[str], count: int, tail: str) -> None:
+    """Writes that many copies, each with a comma behind it. The file appears when it is whole."""
+    part = target.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(head)
+        for copy in islice(copies, count):
+            file.write(copy + ",\n")
+        file.write(tail)
+    part.rename(target)
+
+
+def make_kineto(text: str, target: Path, size: int) -> None:
+    """A Kineto trace of about ``size`` bytes."""
+    head, texts, events, tail = items(text, "traceEvents", r'\},\s*\{\s*"(?:ph|name)": ')
+    moving = [event.get("ph") not in ("M", "i") and event.get("cat") != "Trace" for event in events]
+    timed = [event for event, moves in zip(events, moving, strict=True) if moves and event["ph"] == "X"]
+    # Only whole microseconds are shifted, so that the three decimals stay those of the file.
+    span = (
+        int(max(event["ts"] + event["dur"] for event in timed) - min(event["ts"] for event in timed)) + 1000
+    )
+    template = Template(",\n  ".join(compress(texts, moving)), KINETO_IDS, COUNTERS)
+    count = max(1, round(size / len(template.text)))
+
+    # What marks the end of the recording moves with the last copy, and the span of the recording grows.
+    def stretch(match: re.Match[str]) -> str:
+        return str(int(match.group()) + span * (count - 1))
+
+    once = []
+    for text, moves in zip(texts, moving, strict=True):
+        if '"Record Window End"' in text:
+            text = re.sub(r'(?<="ts": )\d+', stretch, text)
+        elif '"cat": "Trace"' in text:
+            text = re.sub(r'(?<="dur": )\d+', stretch, text)
+        if not moves:
+            once.append(text)
+    copies = template.copies(template.strides(ts=span))
+    write(target, f"{head}\n  ", copies, count, "  " + ",\n  ".join(once) + "\n  " + tail)
+
+
+def make_et(text: str, target: Path, size: int) -> None:
+    """A PyTorch execution trace of about ``size`` bytes."""
+    head, texts, nodes, tail = items(text, "nodes", r'\},\s*\{\s*"id": \d+, "name": ')
+    moving = [
+        not node["name"].startswith("[pytorch|") and "process_group" not in node["name"] for node in nodes
+    ]
+    once = [text for text, moves in zip(texts, moving, strict=True) if not moves]
+    fixed = {node["id"] for node, moves in zip(nodes, moving, strict=True) if not moves}
+    counters = dict.fromkeys(("id", "ctrl_deps", "fw_parent", "tensor", "storage"), "node")
+    template = Template(",\n    ".join(compress(texts, moving)), NODE_IDS, counters, fixed)
+    count = max(1, round(size / len(template.text)))
+    tail = "    " + ",\n    ".join(once) + "\n  " + tail
+    write(target, f"{head}\n    ", template.copies(template.strides()), count, tail)
+
+
+def make(kind: str, megabytes: float, source: Path | None = None) -> Path:
+    """The file of a kind ("kineto", "et") and size (1 MB = 10^6 bytes), made unless it is there."""
+    source = source or SOURCES / FILES[kind]
+    target = CACHE / f"{kind}_{megabytes:g}MB.json"
+    if not target.exists():
+        if not source.is_file():
+            sys.exit(
+                f"{source}: no such trace to replicate; set ETLOOM_DATA to the folder that holds nccl_ddp"
+            )
+        CACHE.mkdir(parents=True, exist_ok=True)
+        opener = gzip.open if source.suffix == ".gz" else open
+        with opener(source, "rt", encoding="utf-8") as file:
+            text = file.read()
+        print(f"making {target.relative_to(ROOT)} from {source.name}", file=sys.stderr)
+        (make_kineto if kind == "kineto" else make_et)(text, target, int(megabytes * 1e6))
+    return target
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in FILES:
+        sys.exit("usage: python benchmarks/make.py kineto|et MEGABYTES")
+    print(make(sys.argv[1], float(sys.argv[2])))
