@@ -2,5 +2,6 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
+void bind_align(nanobind::module_& module);
 void bind_nesting(nanobind::module_& module);
 void bind_parsers(nanobind::module_& module);
