@@ -89,13 +89,14 @@ struct Field {
     Kind kind;
 };
 
+// In the order in which PyTorch writes them, which is where `attribute` looks first.
 constexpr Field kFields[] = {
+    {"rf_id", "rf_id", Group::kNode, Kind::kPositive},
+    {"fw_parent", "fw_parent", Group::kNode, Kind::kPositive},
+    {"seq_id", "seq_id", Group::kNode, Kind::kNatural},
     {"scope", "scope", Group::kNode, Kind::kWhole},
     {"tid", "tid", Group::kNode, Kind::kWhole},
     {"fw_tid", "fw_tid", Group::kNode, Kind::kPositive},
-    {"fw_parent", "fw_parent", Group::kNode, Kind::kPositive},
-    {"seq_id", "seq_id", Group::kNode, Kind::kNatural},
-    {"rf_id", "rf_id", Group::kNode, Kind::kPositive},
     {"op_schema", "op_schema", Group::kNode, Kind::kText},
     {"kernel_backend", "kernel_backend", Group::kNode, Kind::kText},
     {"kernel_file", "kernel_file", Group::kNode, Kind::kText},
@@ -195,29 +196,29 @@ class ExecutionTraceParser : public Parser {
             Member member;
             if (!member_of(result, member)) return false;
             const std::string_view key = member.key;
-            if (key == "attrs") {
+            if (same(key, "attrs")) {
                 if (!attributes(*member.value)) return false;
                 continue;
             }
-            if (key == "inputs" || key == "outputs") {
-                if (!side(member, sides_[key == "inputs" ? 0 : 1])) return false;
+            if (same(key, "inputs") || same(key, "outputs")) {
+                if (!side(member, sides_[same(key, "inputs") ? 0 : 1])) return false;
                 continue;
             }
             if (!whole_token(member)) return false;
             const std::string_view token = member.token;
-            if (key == "id") {
+            if (same(key, "id")) {
                 id_ = token;
-            } else if (key == "name") {
+            } else if (same(key, "name")) {
                 if (is_text(token)) name_text_ = inside(token);
-            } else if (key == "ctrl_deps" || key == "parent") {
+            } else if (same(key, "ctrl_deps") || same(key, "parent")) {
                 parent_text_ = token;
-            } else if (key == "input_shapes") {
+            } else if (same(key, "input_shapes")) {
                 sides_[0].shapes = token;
-            } else if (key == "input_types") {
+            } else if (same(key, "input_types")) {
                 sides_[0].types = token;
-            } else if (key == "output_shapes") {
+            } else if (same(key, "output_shapes")) {
                 sides_[1].shapes = token;
-            } else if (key == "output_types") {
+            } else if (same(key, "output_types")) {
                 sides_[1].types = token;
             } else {
                 attribute(key, token);
@@ -240,13 +241,13 @@ class ExecutionTraceParser : public Parser {
         for (auto result : object) {
             Member member;
             if (!member_of(result, member) || !whole_token(member)) return false;
-            if (member.key == "values") {
+            if (same(member.key, "values")) {
                 side.values = member.token;
-            } else if (member.key == "shapes") {
+            } else if (same(member.key, "shapes")) {
                 side.shapes = member.token;
-            } else if (member.key == "types") {
+            } else if (same(member.key, "types")) {
                 side.types = member.token;
-            } else if (member.key == "strides") {
+            } else if (same(member.key, "strides")) {
                 side.strides = member.token;
             }
         }
@@ -263,8 +264,8 @@ class ExecutionTraceParser : public Parser {
             for (auto result : object) {
                 Member member;
                 if (!member_of(result, member) || !whole_token(member)) return false;
-                if (member.key == "name" && is_text(member.token)) name = inside(member.token);
-                if (member.key == "value") content = member.token;
+                if (same(member.key, "name") && is_text(member.token)) name = inside(member.token);
+                if (same(member.key, "value")) content = member.token;
             }
             if (!name.empty()) attribute(name, content);
         }
@@ -272,8 +273,10 @@ class ExecutionTraceParser : public Parser {
     }
 
     void attribute(std::string_view key, std::string_view token) {
-        for (size_t i = 0; i < kFieldCount; ++i) {
-            if (kFields[i].key != key) continue;
+        for (size_t tried = 0; tried < kFieldCount; ++tried) {
+            const size_t i = next_field_;
+            next_field_ = next_field_ + 1 == kFieldCount ? 0 : next_field_ + 1;
+            if (!same(kFields[i].key, key)) continue;
             tokens_[i] = token;
             present_ |= 1U << i;
             return;
@@ -329,14 +332,21 @@ class ExecutionTraceParser : public Parser {
         column->push(*number);
     }
 
-    const std::vector<Type>& types_of(std::string_view types) {
+    // The types of a list of arguments.
+    struct Types {
+        std::vector<Type> items;
+        bool hold_tensor = false;
+    };
+
+    const Types& types_of(std::string_view types) {
         const uint32_t code = type_texts_.code(types);
         if (code == parsed_types_.size()) {
-            std::vector<Type> parsed;
+            Types parsed;
             Items items(type_texts_.texts()[code]);
             std::string_view item;
             while (items.good() && items.next(item)) {
-                parsed.push_back(is_text(item) ? type_of(inside(item)) : Type{});
+                parsed.items.push_back(is_text(item) ? type_of(inside(item)) : Type{});
+                parsed.hold_tensor |= parsed.items.back().holds_tensor;
             }
             parsed_types_.push_back(std::move(parsed));
         }
@@ -352,6 +362,10 @@ class ExecutionTraceParser : public Parser {
         }
         side.types.empty() ? types_[io]->null() : static_cast<void>(types_[io]->push_text(side.types));
         const auto& types = types_of(side.types.empty() ? "[]" : side.types);
+        if (!types.hold_tensor) {
+            values_[io]->push_text(side.values);
+            return;
+        }
         left_.clear();
         left_ += '[';
         Items values(side.values), shapes(side.shapes), strides(side.strides);
@@ -361,8 +375,8 @@ class ExecutionTraceParser : public Parser {
             if (!strides.good() || !strides.next(stride)) stride = {};
             if (i > 0) left_ += ',';
             item_number_ = -1;
-            if (i < types.size() && types[i].holds_tensor) {
-                argument(node, io, i, types[i], value, shape, stride);
+            if (i < types.items.size() && types.items[i].holds_tensor) {
+                argument(node, io, i, types.items[i], value, shape, stride);
             } else {
                 left_ += value;
             }
@@ -431,10 +445,11 @@ class ExecutionTraceParser : public Parser {
     std::array<Side, 2> sides_;
     std::array<std::string_view, kFieldCount> tokens_;
     uint32_t present_ = 0;
+    size_t next_field_ = 0;
     std::string rest_, left_;
     int32_t item_number_ = -1;
     Dictionary type_texts_;
-    std::vector<std::vector<Type>> parsed_types_;
+    std::vector<Types> parsed_types_;
 
     Numbers<int64_t> *et_id_, *parent_;
     Numbers<uint32_t>* file_order_;

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom import stacks
 from etloom.readers._comms import normalise
 from etloom.readers._native import Stat
 
@@ -43,9 +44,10 @@ def of_nodes(
     nodes: pl.DataFrame, tensors: pl.DataFrame, named: pl.DataFrame, stats: list[Stat]
 ) -> pl.DataFrame:
     """The comms of an execution trace; ``named`` holds the attributes that records carry since schema 1.1.0."""
-    text = nodes.select(
-        "id", "parent", pl.col("name", "op_schema", "inputs", "input_types").cast(pl.String)
-    ).filter((pl.col("name") == RECORD) | pl.col("name").str.contains(_C10D))
+    calls = stacks.asked(nodes["name"], lambda name: (name == RECORD) | name.str.contains(_C10D))
+    text = nodes.filter(calls).select(
+        "id", pl.col("name", "op_schema", "inputs", "input_types").cast(pl.String)
+    )
     sizes = _sizes(tensors.join(text.select(node="id"), on="node", how="semi"))
     rows = {
         row["id"]: {**_described(row), **sizes.get(row["id"], {}), "node": row["id"]}
@@ -53,15 +55,14 @@ def of_nodes(
     }
     for row in named.with_columns(pl.col(pl.Categorical).cast(pl.String)).iter_rows(named=True):
         _name(rows.setdefault(row["node"], {"node": row["node"]}), row)
-    parent = dict(zip(nodes["id"].to_list(), nodes["parent"].to_list(), strict=True)) if rows else {}
     names = dict(text.select("id", "name").iter_rows())
     for node in [node for node, name in names.items() if name == RECORD]:
-        above = parent.get(node)
+        above = nodes["parent"][node]
         for _ in range(8):
             if above is None:
                 break
             rows.pop(above, None)
-            above = parent.get(above)
+            above = nodes["parent"][above]
     kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
     return normalise(pl.DataFrame(kept, schema=_COLUMNS), stats).with_row_index("id")
 
@@ -69,8 +70,8 @@ def of_nodes(
 def group_config(nodes: pl.DataFrame) -> Any:
     """The process groups that the ``## process_group:init ##`` nodes hold as JSON in a string."""
     groups: list[Any] = []
-    texts = nodes.filter(pl.col("name").cast(pl.String).str.contains("process_group:init"))["inputs"]
-    for text in texts.cast(pl.String):
+    holders = stacks.asked(nodes["name"], lambda name: name.str.contains("process_group:init", literal=True))
+    for text in nodes["inputs"].filter(holders).cast(pl.String):
         try:
             (config, *_) = json.loads(text)
             found = json.loads(config)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom import _native, kinds
+from etloom import _native, kinds, stacks
 from etloom.readers import _comms, _et_comms
 from etloom.readers._native import Parsed, Progress, Stat, parse
 from etloom.trace import Trace
@@ -84,12 +84,10 @@ def trace_of(parsed: Parsed, path: Path) -> Trace:
 
 def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     """nodes with ``parent``: the row of the enclosing node by nesting, else of the recorded parent."""
-    name = nodes["name"].cast(pl.String)
-    root = name.str.contains(_ROOT).to_numpy()
+    name = nodes["name"]
+    root = stacks.asked(nodes["name"], lambda text: text.str.contains(_ROOT))
     # An asynchronous range ends on another thread: it encloses nothing, and its end says nothing of what encloses it.
-    asynchronous = (
-        nodes.select(kinds.is_backend_range(pl.col("name")).fill_null(False)).to_series().to_numpy()
-    )
+    asynchronous = stacks.asked(nodes["name"], kinds.is_backend_range)
     nesting = np.flatnonzero(~asynchronous)
     order = nodes["file_order"].cast(pl.Int64).to_numpy().copy()
     order[root] = np.iinfo(np.int64).max // 2  # roots are written first or last, and enclose all
