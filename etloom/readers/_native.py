@@ -122,7 +122,7 @@ def read_ahead(path: Path, stats: list[Stat]) -> Iterator[bytes]:
             yield piece
     finally:
         stop.set()
-        thread.join()
+        thread.join(timeout=1)  # it may hang in a read (a pipe): then it dies with the process
 
 
 def _header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[str, Any]:
