@@ -100,6 +100,10 @@ def main() -> None:
         gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, lines)
         lines = [line for part in gathered for line in part]
+        del (
+            model
+        )  # DDP's reducer must go first, and no rank while another still talks: gloo aborts now and then
+        dist.barrier()
         dist.destroy_process_group()
     if rank == 0:
         print("\n".join(lines))
