@@ -197,14 +197,12 @@ def test_communication(tmp_path: Path) -> None:
 
 def test_inputs_become_values_and_tensors(tmp_path: Path) -> None:
     made = node(1)
-    made.inputs.values = "[[4, 5, 0, 6, 4, 'cuda:0'], [[7, 5, 6, 2, 2, 'cpu']], True, None, 'it\\'s', 0.5]"
-    made.inputs.shapes = "[[2, 3], [[2]], [], [], [], []]"
-    made.inputs.types = (
-        "['Tensor(float)', 'GenericList[Tensor(c10::Half)]', 'Bool', 'None', 'String', 'Double']"
-    )
+    made.inputs.values = "[[4, 5, 0, 6, 4, 'cuda:0'], [[7, 5, 6, 2, 2, 'cpu'], [8, 5, 0, 1, 2, 'cpu']], True, None, 'it\\'s', 0.5]"
+    made.inputs.shapes = "[[2, 3], [[2], []], [], [], [], []]"
+    made.inputs.types = "['Tensor(float)', 'GenericList[Tensor(c10::Half),Tensor(short int)]', 'Bool', 'None', 'String', 'Double']"
     (tmp_path / "x.et").write_bytes(framed(VERSION, made))
     trace = chakra.read(tmp_path / "x.et")
-    assert texts(trace.nodes)["inputs"].to_list() == ['[null, [null], true, null, "it\'s", 0.5]']
+    assert texts(trace.nodes)["inputs"].to_list() == ['[null, [null, null], true, null, "it\'s", 0.5]']
     names = (
         "io",
         "index",
@@ -221,6 +219,7 @@ def test_inputs_become_values_and_tensors(tmp_path: Path) -> None:
     assert texts(trace.tensors).select(names).rows() == [
         (0, 0, None, 4, 5, 0, 6, 4, "cuda:0", "float", "[2, 3]"),
         (0, 1, 0, 7, 5, 6, 2, 2, "cpu", "c10::Half", "[2]"),
+        (0, 1, 1, 8, 5, 0, 1, 2, "cpu", "short int", "[]"),
     ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from etloom import registry
 from etloom.errors import LimitError, ReadError
 from etloom.readers import _files
 
@@ -101,3 +102,17 @@ def test_a_missing_file_and_a_folder_are_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(ReadError, match="cannot be opened"):
             _files.content(path, 10)
+
+
+def test_each_file_is_claimed_by_one_reader(data: Path, own: Path) -> None:
+    readers = {name: registry.get("readers", name) for name in registry.names("readers")}
+    expected = {"chakra": "chakra", "nsys": "nsys", "flight_recorder": "flight-recorder"}
+    for path in (*data.rglob("*.*"), *(own / "flight_recorder").glob("nccl*")):
+        if path.suffix in (".md", ".py") or path.is_dir():
+            continue
+        with _files.unpacked(path) as stream:
+            head = stream.read(1 << 16)
+        claims = [name for name, reader in readers.items() if reader.sniff(head)]
+        assert len(claims) == 1, path
+        folder = path.relative_to(data).parts[0] if path.is_relative_to(data) else path.parent.name
+        assert expected.get(folder, claims[0]) == claims[0], path

@@ -47,11 +47,8 @@ _READ = {
 
 
 def sniff(head: bytes) -> bool:
-    """Whether the file is an Nsight report, or a SQLite file that begins like an Nsight export."""
-    return head.startswith(_REPORT) or (
-        head.startswith(_SQLITE)
-        and (b"StringIds" in head or b"CUPTI_ACTIVITY" in head or b"META_DATA_" in head)
-    )
+    """Whether the file is an Nsight report, or SQLite, which no other format of traces is."""
+    return head.startswith((_REPORT, _SQLITE))
 
 
 def holds(path: Path) -> bool:

@@ -222,6 +222,7 @@ def _host(db: sqlite3.Connection, ranks: bool) -> None:
             None,
             None,
         ),
+        (100, 101, 59, "begins with its step", None, main, 0, None, None),
         (100, 7000, 59, "ProfilerStep#3, op_id = 5", None, main, 0, None, None),
         (110, None, 59, "never closed", None, main, 0, None, None),
         (120, 130, 60, "a, seq of words", None, main, 0, None, 42),
