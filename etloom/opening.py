@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -103,10 +103,37 @@ def open_ranks(
             cache.keep(key, trace)
         return trace
 
-    with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
-        traces = dict(zip(files, pool.map(open_rank, files), strict=True))
+    traces = _side_by_side(open_rank, list(files), jobs or os.cpu_count() or 1)
     job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
     return job.with_stats(_disagreements(traces))
+
+
+def _side_by_side(work: Callable[[int], Trace], ranks: Sequence[int], jobs: int) -> dict[int, Trace]:
+    """work(rank) of every rank in ``jobs`` threads, in the order of ranks. Raises what work raised first.
+
+    The threads are daemons, so that Ctrl-C need not wait for a read that hangs, as an executor's would.
+    """
+    left = iter(ranks)
+    done: dict[int, Trace] = {}
+    raised: list[Exception] = []
+
+    def run() -> None:
+        for rank in left:  # an iterator over a sequence gives each item to one thread
+            if raised:
+                return
+            try:
+                done[rank] = work(rank)
+            except Exception as error:  # raised again below
+                raised.append(error)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(min(jobs, len(ranks)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+    return {rank: done[rank] for rank in ranks}
 
 
 def _one_rank(path: Path, progress: Progress | None) -> Trace:
