@@ -52,6 +52,7 @@ class Stacks:
     crossed: np.ndarray
     clamped: np.ndarray
     unclosed: np.ndarray
+    entered: np.ndarray
 
 
 def lane_codes(events: pl.DataFrame) -> np.ndarray:
@@ -109,6 +110,7 @@ def stack(events: pl.DataFrame, categories: Collection[str] = kinds.HOST) -> Sta
         crossed=rows[crossed],
         clamped=rows[clamped],
         unclosed=np.flatnonzero(hosts & ~timed & ~among(events["ph"], ("i", "I"))),
+        entered=rows,
     )
 
 

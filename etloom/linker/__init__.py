@@ -35,6 +35,6 @@ def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: st
     Raises LinkError where the traces are not of one program.
     """
     trace = merge(traces)
-    for step in (place, launch, pair, join_comms):
-        trace = step(trace)
+    trace = pair(launch(place(trace)), iterations=iterations)
+    trace = join_comms(trace)
     return trace.replace(meta={"linked": True, "link": figures(trace)})

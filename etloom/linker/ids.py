@@ -19,6 +19,9 @@ ACCEPT = 0.9
 """Least share of an id's pairs whose names agree. By chance: up to 0.25 (docs/decisions/0011)."""
 
 
+_FEW = 16
+
+
 @dataclass(frozen=True)
 class Join:
     """What one id pairs: rows of nodes and of events, and how far their names agree."""
@@ -29,19 +32,19 @@ class Join:
     joined: int  # pairs by id
     agreed: int  # of these, pairs of one name; `node` and `event` hold these
     repeated: int  # ids that one side holds twice, which pair nothing
+    least: int  # pairs below which an agreement may be chance
     example: str | None  # two names that one id has
 
     @property
     def accepted(self) -> bool:
-        return self.joined > 0 and self.agreed >= ACCEPT * self.joined
+        return self.joined > 0 and self.agreed >= ACCEPT * self.joined and self.joined >= self.least
 
 
-def joins(nodes: pl.DataFrame, events: pl.DataFrame, formats: list[str]) -> list[Join]:
-    """The joins that these tables offer, the one to prefer first; none where a side has no ids."""
-    recorded = events.select((pl.col("rf_id") > 0).any()).item()
-    if recorded:
-        return [_join("op_id" if "nsys" in formats else "rf_id", "rf_id", nodes, events)]
-    return [_join("external_id", "external_id", nodes, events)]
+def joins(nodes: pl.DataFrame, events: pl.DataFrame, formats: list[str]) -> Join:
+    """The join by the id that these tables hold; it pairs nothing where a side has none."""
+    if events.select((pl.col("rf_id") > 0).any()).item():
+        return _join("op_id" if "nsys" in formats else "rf_id", "rf_id", nodes, events)
+    return _join("external_id", "external_id", nodes, events)
 
 
 def linkable(nodes: pl.DataFrame) -> np.ndarray:
@@ -88,4 +91,5 @@ def _join(how: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> Join
         example = (
             f"{how} {pairs['id'][at]}: {nodes['name'][int(node[at])]} and {events['name'][int(event[at])]}"
         )
-    return Join(how, node[same], event[same], len(node), int(same.sum()), repeated, example)
+    least = min(_FEW, -(-min(side.height for side in sides) // 2))
+    return Join(how, node[same], event[same], len(node), int(same.sum()), repeated, least, example)

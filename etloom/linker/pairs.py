@@ -1,55 +1,139 @@
-"""Nodes of the execution trace paired with profiler events."""
+"""Nodes of the execution trace paired with profiler events: by the ids both hold, else by their order."""
 
 from __future__ import annotations
 
 import numpy as np
 import polars as pl
 
+from etloom import stacks
+from etloom.errors import LinkError
+from etloom.linker.align import ACCEPT, Iteration, align, resemblance
 from etloom.linker.ids import Join, joins, linkable
 from etloom.linker.lanes import ids
+from etloom.linker.shapes import agreeing
 from etloom.trace import Trace
 
+Row = tuple[str, str, int, str | None]
 
-def pair(trace: Trace) -> Trace:
-    """The Trace with `links`; ``meta["link"]`` says how. Raises LinkError where the two do not match."""
+
+def pair(trace: Trace, *, iterations: str = "best") -> Trace:
+    """The Trace with `links`; ``meta["link"]`` says how, with what score, and how many iterations tie.
+
+    iterations, where the profile holds what the execution trace shows several times over: "best", the best
+    match, of equal ones the middle; "all"; or a number, counted from 0 in order of time.
+
+    Raises LinkError where the operators do not match, or where the iteration asked for is not there.
+    """
     nodes, events = trace.nodes, trace.events
     trace = trace.replace(links=trace.table("links").clear(), meta={"link": {}})
+    if iterations not in ("best", "all") and not iterations.isdecimal():
+        raise LinkError(f"no iterations are called {iterations!r}", remedy="give best, all or a number")
     if not nodes.height or not events.height:
         return trace
-    offered = joins(nodes, events, trace.meta.get("formats", []))
-    join = next((join for join in offered if join.accepted), None)
-    rejected = [join for join in offered if join.joined and not join.accepted]
-    stats: list[tuple[str, str, int, str | None]] = [
-        (
-            f"link.rejected_{other.how}",
-            "info",
-            other.joined,
-            f"{other.agreed} of {other.joined} names agree: ids of another run ({other.example})",
+    if not stacks.among(events["cat"], stacks.RECORDED).any():
+        return trace.with_stats(
+            [("link.no_operators", "info", int(linkable(nodes).sum()), "the profile holds device work only")]
         )
-        for other in rejected
-    ]
-    if join is None:
-        return trace.with_stats([*stats, *_unlinked(nodes, np.zeros(0, np.int64))])
-    return _by_ids(trace.with_stats(stats), join)
+    join = joins(nodes, events, trace.meta.get("formats", []))
+    if join.accepted:
+        return _by_ids(trace, join)
+    return _by_order(trace, join, iterations)
 
 
 def _by_ids(trace: Trace, join: Join) -> Trace:
-    nodes, events = trace.nodes, trace.events
-    links = pl.DataFrame({"node": ids(nodes, join.node), "event": ids(events, join.event)}).with_columns(
-        pl.lit(join.how, dtype=pl.Categorical).alias("how"), pl.lit(1.0).alias("score")
-    )
     disagreed = join.joined - join.agreed
-    return trace.replace(links=links, meta={"link": {"how": join.how, "score": 1.0}}).with_stats(
+    return _linked(trace, [(join.node, join.event, 1.0)], join.how).with_stats(
         [
             ("link.name_disagreements", "info", disagreed, join.example),
             ("link.repeated_ids", "info", join.repeated, f"{join.how} that one side holds twice"),
-            *_unlinked(nodes, join.node),
+            *_unlinked(trace.nodes, join.node),
         ]
     )
 
 
-def _unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[tuple[str, str, int, str | None]]:
-    """Stats of the nodes without an event: of threads that the profiler did not see, and others."""
+def _by_order(trace: Trace, join: Join, iterations: str) -> Trace:
+    found = align(trace.nodes, trace.events)
+    good = [iteration for iteration in found if iteration.score >= ACCEPT]
+    if not good:
+        raise _refusal(trace, join, found)
+    most = max(iteration.matched for iteration in good)
+    best = [iteration for iteration in good if iteration.matched == most]
+    if len(best) > 1:
+        shapes = [agreeing(trace, iteration.node, iteration.event) for iteration in best]
+        best = [iteration for iteration, count in zip(best, shapes, strict=True) if count == max(shapes)]
+    if iterations == "best":
+        chosen = [best[len(best) // 2]]
+    elif iterations == "all":
+        chosen = good
+    elif int(iterations) < len(good):
+        chosen = [good[int(iterations)]]
+    else:
+        raise LinkError(
+            f"there is no iteration {iterations}",
+            where=_files(trace),
+            remedy=f"the profile matches in {len(good)}: 0 to {len(good) - 1}",
+        )
+    pairs = [(iteration.node, iteration.event, iteration.score) for iteration in chosen]
+    figures = {
+        "ties": len(best),
+        "iterations": len(good),
+        "iteration": None if iterations == "all" else good.index(chosen[0]),
+    }
+    ambiguous = len(best) if iterations == "best" and len(best) > 1 else 0
+    return _linked(trace, pairs, "align", **figures).with_stats(
+        [
+            (
+                f"link.rejected_{join.how}",
+                "info",
+                join.joined,
+                f"{join.agreed} of {join.joined} names agree: ids of another run ({join.example})",
+            ),
+            (
+                "link.equal_iterations",
+                "info",
+                ambiguous,
+                "the profile holds the same operators that often; the middle one is linked",
+            ),
+            *_unlinked(trace.nodes, np.concatenate([node for node, _, _ in pairs])),
+        ]
+    )
+
+
+def _linked(
+    trace: Trace, pairs: list[tuple[np.ndarray, np.ndarray, float]], how: str, **figures: int | None
+) -> Trace:
+    frames = [
+        pl.DataFrame({"node": ids(trace.nodes, node), "event": ids(trace.events, event)}).with_columns(
+            pl.lit(how, dtype=pl.Categorical).alias("how"), pl.lit(score).alias("score")
+        )
+        for node, event, score in pairs
+    ]
+    score = float(np.mean([score for _, _, score in pairs]))
+    link = {"how": how, "score": score, **figures}
+    return trace.replace(links=pl.concat(frames).sort("node", "event"), meta={"link": link})
+
+
+def _refusal(trace: Trace, join: Join, found: list[Iteration]) -> LinkError:
+    best = max(found, key=lambda iteration: iteration.score, default=None)
+    if best is not None:
+        order = f"at best {best.matched} of {best.longer} operators match in order ({best.score:.2f})"
+    else:
+        equal, of = resemblance(trace.nodes, trace.events)
+        order = f"at best {equal} of {of} names of its longest thread agree ({equal / max(of, 1):.2f})"
+    by_id = f", by {join.how} {join.agreed} of {join.joined}" if join.joined else ""
+    return LinkError(
+        f"the execution trace and the profile are not of one program: {order}{by_id}",
+        where=_files(trace),
+        remedy=f"give traces of one run; {ACCEPT:.2f} is needed",
+    )
+
+
+def _files(trace: Trace) -> str:
+    return ", ".join(map(str, trace.meta.get("files", ())))
+
+
+def _unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Row]:
+    """Stats of the nodes without an event: those of threads that the profiler did not see, and others."""
     able = linkable(nodes)
     has = np.zeros(nodes.height, bool)
     has[linked] = True
@@ -64,14 +148,10 @@ def _unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[tuple[str, str, i
     elsewhere = lost & nodes["tid"].is_in(threads["tid"].implode()).fill_null(False).to_numpy()
     rest = np.flatnonzero(lost & ~elsewhere)
     named = ", ".join(f"thread {tid} ({count})" for tid, count, _ in threads.rows())
-    init = nodes["name"].cast(pl.String).str.contains("process_group:init").sum()
+    groups = stacks.asked(nodes["name"], lambda name: name.str.contains("process_group:init"))
+    example = None if not rest.size else str(nodes["name"][int(rest[0])])
     return [
         ("link.missing_threads", "info", int(elsewhere.sum()), f"operators of {named}: not in the profile"),
-        (
-            "link.unlinked_operators",
-            "info",
-            rest.size,
-            None if not rest.size else str(nodes["name"][int(rest[0])]),
-        ),
-        ("link.process_group_records", "info", int(init), "only the execution trace holds them"),
+        ("link.unlinked_operators", "info", rest.size, example),
+        ("link.process_group_records", "info", int(groups.sum()), "only the execution trace holds them"),
     ]

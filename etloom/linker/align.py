@@ -1,0 +1,246 @@
+"""Operators of an execution trace paired with profiler events by their order, where no id pairs them.
+
+Ids are missing in traces of before 2023, and meet nothing where the two tracers recorded different
+iterations. Each thread of the execution trace is then sought in the profiler's threads, as one window of
+consecutive operators:
+
+1. where: the number of equal names at every offset of one sequence in the other, by one correlation of random
+signs; 2. how far: a shortest edit path from there (`etloom._native.edit_path`) gives the pairs of the window;
+3. which: windows that follow each other are iterations. The longest thread chooses; of each other thread the
+window
+   is taken that starts where the order of the nodes says it should.
+
+score = pairs of one name and one depth / the longer of both sequences, over all threads. Right pairs of
+recordings reach 0.997, wrong ones at most 0.63 (docs/decisions/0012).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from etloom import stacks
+from etloom._native import edit_path
+from etloom.linker.ids import linkable, name_codes
+from etloom.linker.lanes import rows_of
+
+ACCEPT = 0.9
+"""Least score of an iteration that is linked."""
+
+_SLACK = 64  # the window may start this far from where the correlation puts it
+_MOST_EDITS = 0.25  # of a stretch; beyond it the window is given up
+_SHORT = 64  # sequences up to this length are compared at every offset, which is exact
+_MOST_WINDOWS = 4096  # of one thread in one lane
+
+
+@dataclass(frozen=True, eq=False)
+class Thread:
+    """The operators of one thread in the order in which they began: name codes, depths, table rows."""
+
+    key: int
+    codes: np.ndarray
+    depths: np.ndarray
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A stretch of a lane in which a thread was found: the rows of nodes and events that pair."""
+
+    lane: int
+    node: np.ndarray
+    event: np.ndarray
+    longer: int
+    start: int  # time of the first paired event, ns
+
+    @property
+    def score(self) -> float:
+        return len(self.node) / self.longer
+
+
+@dataclass(eq=False)
+class Iteration:
+    """One window for each thread: where in the profile the whole execution trace was found."""
+
+    windows: list[Window] = field(default_factory=list)
+    longer: int = 0
+
+    @property
+    def matched(self) -> int:
+        return sum(len(window.node) for window in self.windows)
+
+    @property
+    def score(self) -> float:
+        return self.matched / self.longer if self.longer else 0.0
+
+    @property
+    def node(self) -> np.ndarray:
+        return np.concatenate([window.node for window in self.windows])
+
+    @property
+    def event(self) -> np.ndarray:
+        return np.concatenate([window.event for window in self.windows])
+
+
+def align(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
+    """Where in the profile the execution trace is found, in order of time, be it well or poorly."""
+    of_nodes, of_events = name_codes(nodes, events)
+    wanted = sorted(_node_threads(nodes, of_nodes), key=lambda thread: (-len(thread), thread.key))
+    lanes = _event_threads(events, of_events)
+    if not wanted or not lanes:
+        return []
+    starts = events["ts"].to_numpy()
+    total = sum(len(thread) for thread in wanted)
+    found: dict[int, list[Window]] = {}
+    used: set[int] = set()
+    for thread in wanted:
+        offers = {lane.key: _windows(thread, lane, starts) for lane in lanes if lane.key not in used}
+        best = max(
+            (key for key, windows in offers.items() if windows),
+            key=lambda key: max(len(window.node) for window in offers[key]),
+            default=None,
+        )
+        if best is not None:
+            used.add(best)
+            found[thread.key] = offers[best]
+    if not found:
+        return []
+    anchor = next(thread for thread in wanted if thread.key in found)
+    most = max(len(window.node) for window in found[anchor.key])
+    chosen = sorted(
+        (window for window in found[anchor.key] if len(window.node) >= ACCEPT * most),
+        key=lambda window: window.start,
+    )
+    iterations = []
+    for window in chosen:
+        iteration = Iteration([window], longer=total + window.longer - len(anchor))
+        for thread in wanted:
+            if thread.key in found and thread is not anchor:
+                other = _beside(found[thread.key], thread, window, starts)
+                iteration.windows.append(other)
+                iteration.longer += other.longer - len(thread)
+        iterations.append(iteration)
+    return iterations
+
+
+def resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
+    """How many names of the longest thread agree at the best offset in any lane, and of how many."""
+    of_nodes, of_events = name_codes(nodes, events)
+    thread = max(_node_threads(nodes, of_nodes), key=len, default=None)
+    lanes = _event_threads(events, of_events)
+    if thread is None or not lanes:
+        return 0, 0 if thread is None else len(thread)
+    return max(int(_agreement(thread.codes, lane.codes).max()) for lane in lanes), len(thread)
+
+
+def _node_threads(nodes: pl.DataFrame, codes: np.ndarray) -> list[Thread]:
+    able = linkable(nodes)
+    depths = _depths(rows_of(nodes, nodes["parent"]))
+    tids = nodes["tid"].fill_null(-1).to_numpy()
+    return [
+        Thread(int(tid), codes[rows], depths[rows], rows)
+        for tid in np.unique(tids[able])
+        for rows in [np.flatnonzero(able & (tids == tid))]
+    ]
+
+
+def _event_threads(events: pl.DataFrame, codes: np.ndarray) -> list[Thread]:
+    """Operators and annotations of each lane; their depth counts nothing else, as an execution trace does."""
+    at = stacks.stack(events, stacks.RECORDED)
+    rows = np.concatenate([at.entered, np.setdiff1d(at.detached, at.entered)])
+    rows = rows[np.argsort(events["ts"].to_numpy()[rows], kind="stable")]
+    lanes = stacks.lane_codes(events)[rows]
+    order = np.argsort(lanes, kind="stable")
+    edges = np.flatnonzero(np.diff(lanes[order])) + 1
+    return [
+        Thread(int(lanes[part[0]]), codes[rows[part]], at.depth[rows[part]].astype(np.int64), rows[part])
+        for part in np.split(order, edges)
+        if part.size
+    ]
+
+
+def _depths(parent: np.ndarray) -> np.ndarray:
+    """How many rows are around each, by pointer doubling; a row that is its own parent is at the top."""
+    above = np.append(np.where(parent == np.arange(len(parent)), -1, parent), -1)
+    depth = (above >= 0).astype(np.int64)
+    while (above >= 0).any():
+        depth += depth[above]
+        above = above[above]
+    return depth[:-1]
+
+
+def _windows(thread: Thread, lane: Thread, starts: np.ndarray) -> list[Window]:
+    """The stretches of a lane in which most of a thread is found, none overlapping another by half."""
+    size = max(int(thread.codes.max()), int(lane.codes.max())) + 2
+    common = np.minimum(
+        np.bincount(thread.codes + 1, minlength=size), np.bincount(lane.codes + 1, minlength=size)
+    ).sum()
+    if 2 * common < len(thread):
+        return []
+    windows = []
+    for offset in _offsets(thread.codes, lane.codes):
+        i, j = edit_path(thread.codes, lane.codes, int(offset), min(_SLACK, len(thread) // 2), _MOST_EDITS)
+        if not i.size:
+            continue
+        longer = max(len(thread), int(j[-1] - j[0]) + 1)
+        inside = thread.depths[i] - lane.depths[j]
+        level = np.bincount(inside - inside.min()).argmax() + inside.min()
+        same = (inside == level) | (lane.depths[j] < 0)
+        i, j = i[same], j[same]
+        windows.append(Window(lane.key, thread.rows[i], lane.rows[j], longer, int(starts[lane.rows[j[0]]])))
+    # Two offsets may lead to one window, where operators are missing in its middle.
+    return list({(int(window.event[0]), int(window.event[-1])): window for window in windows}.values())
+
+
+def _offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Offsets of a in b (from 1 - len(a)) at which the names agree best, each the best within half of a."""
+    n = len(a)
+    equal = _agreement(a, b)
+    half = max(1, n // 2)
+    blocks = -(-len(equal) // half)
+    padded = np.pad(equal, (0, blocks * half - len(equal)), constant_values=-1).reshape(blocks, half)
+    peaks = padded.argmax(axis=1) + half * np.arange(blocks)
+    heights = equal[peaks]
+    around = np.pad(heights, 1, constant_values=-1)
+    # A peak gives way to a higher one of a neighbouring block that is nearer than half of a.
+    apart = np.pad(np.diff(peaks), 1, constant_values=n) >= half
+    stands = (apart[:-1] | (heights >= around[:-2])) & (apart[1:] | (heights > around[2:]))
+    stands &= heights >= 0.5 * heights.max()
+    peaks, heights = peaks[stands], heights[stands]
+    if len(peaks) > _MOST_WINDOWS:
+        peaks = np.sort(peaks[np.argpartition(-heights, _MOST_WINDOWS)[:_MOST_WINDOWS]])
+    offsets: np.ndarray = peaks - (n - 1)
+    return offsets
+
+
+def _agreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How many names of a equal those of b at each offset from 1 - len(a) to len(b) - 1, for a long a about.
+
+    Each name gets a random sign. The product of two signs is 1 where the names are equal and 0 on average
+    elsewhere, so the correlation counts equal names, give or take the root of len(a).
+    """
+    n, m = len(a), len(b)
+    if n <= _SHORT:
+        counts = np.zeros(n + m - 1, np.int64)
+        for at, code in enumerate(a):
+            counts[n - 1 - at : n - 1 - at + m] += b == code
+        return counts
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=max(a.max(), b.max()) + 2)
+    size = 1 << (n + m - 2).bit_length()
+    product = np.fft.rfft(signs[a[::-1] + 1], size) * np.fft.rfft(signs[b + 1], size)
+    correlation: np.ndarray = np.rint(np.fft.irfft(product, size)[: n + m - 1])
+    return correlation
+
+
+def _beside(windows: list[Window], thread: Thread, anchor: Window, starts: np.ndarray) -> Window:
+    """The window of another thread that starts where the order of nodes puts it, of those nearly best."""
+    most = max(len(window.node) for window in windows)
+    good = [window for window in windows if len(window.node) >= ACCEPT * most]
+    before = np.searchsorted(anchor.node, thread.rows[0])
+    expected = int(starts[anchor.event[max(int(before) - 1, 0)]])
+    return min(good, key=lambda window: abs(window.start - expected))
