@@ -197,7 +197,8 @@ def test_communication(tmp_path: Path) -> None:
 
 def test_inputs_become_values_and_tensors(tmp_path: Path) -> None:
     made = node(1)
-    made.inputs.values = "[[4, 5, 0, 6, 4, 'cuda:0'], [[7, 5, 6, 2, 2, 'cpu'], [8, 5, 0, 1, 2, 'cpu']], True, None, 'it\\'s', 0.5]"
+    halves = "[[7, 5, 6, 2, 2, 'cpu'], [8, 5, 0, 1, 2, 'cpu']]"
+    made.inputs.values = f"[[4, 5, 0, 6, 4, 'cuda:0'], {halves}, True, None, 'it\\'s', 0.5]"
     made.inputs.shapes = "[[2, 3], [[2], []], [], [], [], []]"
     made.inputs.types = "['Tensor(float)', 'GenericList[Tensor(c10::Half),Tensor(short int)]', 'Bool', 'None', 'String', 'Double']"
     (tmp_path / "x.et").write_bytes(framed(VERSION, made))
