@@ -200,7 +200,8 @@ def test_inputs_become_values_and_tensors(tmp_path: Path) -> None:
     halves = "[[7, 5, 6, 2, 2, 'cpu'], [8, 5, 0, 1, 2, 'cpu']]"
     made.inputs.values = f"[[4, 5, 0, 6, 4, 'cuda:0'], {halves}, True, None, 'it\\'s', 0.5]"
     made.inputs.shapes = "[[2, 3], [[2], []], [], [], [], []]"
-    made.inputs.types = "['Tensor(float)', 'GenericList[Tensor(c10::Half),Tensor(short int)]', 'Bool', 'None', 'String', 'Double']"
+    both = "GenericList[Tensor(c10::Half),Tensor(short int)]"
+    made.inputs.types = f"['Tensor(float)', '{both}', 'Bool', 'None', 'String', 'Double']"
     (tmp_path / "x.et").write_bytes(framed(VERSION, made))
     trace = chakra.read(tmp_path / "x.et")
     assert texts(trace.nodes)["inputs"].to_list() == ['[null, [null, null], true, null, "it\'s", 0.5]']
