@@ -130,7 +130,8 @@ def _side_by_side(work: Callable[[int], Trace], ranks: Sequence[int], jobs: int)
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():
+            thread.join(0.1)  # not for ever: polars makes waiting for a lock deaf to Ctrl-C
     if raised:
         raise raised[0]
     return {rank: done[rank] for rank in ranks}

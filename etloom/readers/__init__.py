@@ -32,6 +32,8 @@ def read(
     path = Path(path)
     if not path.exists():
         raise ReadError("no such file or folder", where=path, remedy="check the path")
+    if not (path.is_file() or path.is_dir()):
+        raise ReadError("is no regular file", where=path, remedy="save the stream to a file first")
     name = format or format_of(path)
     if name is None:
         raise ReadError(*_why_not(path), where=path, remedy=_remedy(path))
