@@ -180,7 +180,7 @@ def test_export_into_a_folder_that_is_a_file_says_so(job: Job, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     for name in ("a.json", "a.parquet"):
         with pytest.raises(
-            EtloomError, match="cannot be written: (Not a directory|File exists); name another path"
+            EtloomError, match=r"cannot be written: (Not a directory|File exists); name another path"
         ):
             etloom.export(job, tmp_path / "file" / name)
 

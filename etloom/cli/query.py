@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from etloom.cli._guard import guarded
-from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import FormatOption, OutOption, emit
 
-
-@guarded()
-def _tables(asked: bool) -> None:
-    if asked:
-        import polars as pl
-
-        from etloom.schema import TABLES
-
-        rows = [
-            (table.name, column.name, str(column.dtype), column.unit, column.meaning)
-            for table in TABLES.values()
-            for column in table.columns
-        ]
-        emit(
-            pl.DataFrame(rows, schema=["table", "column", "type", "unit", "meaning"], orient="row"),
-            None,
-            None,
-        )
-        raise typer.Exit
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @guarded()
 def query(
-    path: PathArgument,
-    sql: Annotated[str, typer.Argument(help="A SELECT.", show_default=False, metavar="SQL")],
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A folder of traces, or one trace file.", show_default=False, metavar="PATH"),
+    ] = None,
+    sql: Annotated[str | None, typer.Argument(help="A SELECT.", show_default=False, metavar="SQL")] = None,
     format: FormatOption = None,
     out: OutOption = None,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
     jobs: JobsOption = None,
     cache: CacheOption = True,
-    tables: Annotated[
-        bool,
-        typer.Option("--tables", callback=_tables, is_eager=True, help="List tables and columns and exit."),
-    ] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="List tables and columns and exit.")] = False,
 ) -> None:
     """Answer an SQL SELECT over the tables of all ranks; each table has a column rank. Times are in ns.
 
@@ -54,5 +38,26 @@ def query(
       etloom query run/ "select rank, cat, count(*) n from events group by rank, cat order by n desc"
       etloom query run/ "select name, sum(dur) dur_ns from events group by name order by dur_ns desc limit 10"
       etloom query run/ "select * from stats" --format json
+      etloom query --tables
     """
-    emit(open_job(path, rank_pattern, strict, jobs, cache).query(sql), format, out)
+    if tables:
+        emit(_declared(), format, out)
+    elif path is None or sql is None:
+        raise typer.BadParameter("say what to open and what to select: PATH SQL")
+    else:
+        emit(open_job(path, rank_pattern, strict, jobs, cache).query(sql), format, out)
+
+
+def _declared() -> pl.DataFrame:
+    """The columns of all tables."""
+    import polars as pl
+
+    from etloom.schema import TABLES
+
+    names = ["table", "column", "type", "unit", "meaning"]
+    rows = [
+        (table.name, column.name, str(column.dtype), column.unit, column.meaning)
+        for table in TABLES.values()
+        for column in table.columns
+    ]
+    return pl.DataFrame(rows, schema=names, orient="row")

@@ -48,9 +48,10 @@ def write_report(
 ) -> None:
     """Print the verdict on stdout and write the page."""
     import etloom
-    from etloom.reports import terminal
 
     job = open_job(path, rank_pattern, strict, jobs, cache)
+    from etloom.reports import terminal
+
     terminal.show(job, sys.stdout)
     target = out or (path if path.is_dir() else path.parent) / "report.html"
     etloom.report(job, target)

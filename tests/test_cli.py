@@ -1,0 +1,532 @@
+"""The command line: results on stdout, messages on stderr, exit statuses, one line for every kind of bad input."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+import small
+
+import etloom
+from etloom import cli, collector, registry
+from etloom.cli import _guard, _output
+from etloom.errors import CollectError
+from etloom.schema import TABLES
+
+VERBS = ("collect", "info", "convert", "link", "analyze", "query", "report", "export")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small.write_run(tmp_path_factory.mktemp("cli") / "run")
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ETLOOM_DEBUG", raising=False)
+
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run the command line here: (exit status, stdout, stderr)."""
+
+    def run_it(*arguments: object) -> Outcome:
+        status = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run_it
+
+
+def etloom_process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "etloom", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+# -- help, usage
+
+
+def test_version(call: Callable[..., Outcome]) -> None:
+    assert call("--version") == (0, f"etloom {etloom.__version__}\n", "")
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *(f"analyze {name}" for name in registry.names("analyses"))])
+def test_every_verb_has_help_with_examples_that_are_right(verb: str, call: Callable[..., Outcome]) -> None:
+    status, out, err = call(*verb.split(), "--help")
+    assert (status, err) == (0, "")
+    examples = [line.partition(" #")[0] for line in out.splitlines() if line.startswith("    etloom ")]
+    assert len(examples) >= (1 if verb.startswith("analyze ") else 2)
+    for example in examples:
+        words = shlex.split(example)
+        assert words[1] == verb.split()[0]
+        before_command = words[: words.index("--")] if "--" in words else words
+        for flag in (word for word in before_command if word.startswith("--")):
+            assert (
+                flag
+                in call(*words[1 : 3 if words[1] == "analyze" and words[2][0] != "-" else 2], "--help")[1]
+            )
+
+
+def test_help_lists_the_verbs(call: Callable[..., Outcome]) -> None:
+    status, out, _ = call("--help")
+    assert status == 0
+    for verb in VERBS:
+        assert f"\n  {verb} " in out
+    assert "..." not in out.partition("Commands:")[2], "every summary is short enough to be shown whole"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], ["info"], ["info", "a", "b"], ["info", "--nonsense", "a"], ["info", "a", "--format", "xml"],
+     ["analyze", "top-ops"], ["analyze", "top-ops", "a", "--top", "many"], ["link"], ["link", "a"],
+     ["link", "a", "--host", "b", "--out", "c"], ["export", "a"], ["collect", "--out", "a"],
+     ["info", "a", "--jobs", "0"], ["query", "a"]],
+)  # fmt: skip
+def test_wrong_usage_is_status_2_on_stderr(arguments: list[str], call: Callable[..., Outcome]) -> None:
+    status, out, err = call(*arguments)
+    assert status == 2
+    assert out == ""
+    assert "Error: " in err
+    assert "Traceback" not in err
+
+
+def test_help_is_quick() -> None:
+    best = float("inf")
+    for _ in range(5):
+        start = time.monotonic()
+        subprocess.run([sys.executable, "-m", "etloom", "--help"], check=True, capture_output=True)
+        best = min(best, time.monotonic() - start)
+    assert best < 0.3
+
+
+# -- bad input
+
+
+def bad_inputs(folder: Path) -> dict[str, Path]:
+    contents = {
+        "png": b"\x89PNG\r\n\x1a\n" + bytes(50),
+        "empty": b"",
+        "json": b'{"a": 1}',
+        "null": b"null",
+        "text": b"hello\nworld\n",
+        "binary": bytes(range(256)) * 20,
+        "cut.json.gz": gzip.compress(json.dumps(small.kineto()).encode())[:18],
+        "packed.png.gz": gzip.compress(b"\x89PNG\r\n\x1a\n" + bytes(50)),
+    }
+    paths = {}
+    for name, content in contents.items():
+        paths[name] = folder / name
+        paths[name].write_bytes(content)
+    (folder / "hollow").mkdir()
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "a.png").write_bytes(contents["png"])
+    return paths | {
+        "absent": folder / "absent",
+        "hollow": folder / "hollow",
+        "pictures": folder / "pictures",
+        "device": Path("/dev/null"),
+    }
+
+
+@pytest.mark.parametrize("verb", ["info", "query", "analyze", "report", "export", "link", "convert"])
+def test_bad_input_is_status_1_and_one_line_that_names_the_file(
+    verb: str, tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    out = tmp_path / "out.parquet"
+    for what, path in bad_inputs(tmp_path).items():
+        arguments: list[object] = {
+            "info": [path], "query": [path, "select 1"], "analyze": ["steps", path],
+            "report": [path, "--out", tmp_path / "r.html"], "export": [path, "--out", out],
+            "link": [path, "--out", out], "convert": [path, out],
+        }[verb]  # fmt: skip
+        status, stdout, err = call(verb, *arguments)
+        assert (status, stdout) == (1, ""), what
+        assert err.startswith(f"etloom: {path}: "), what
+        assert err.count("\n") == 1, what
+        assert "; " in err or "expected" in err or what == "cut.json.gz", f"{what}: no remedy in {err}"
+        assert not out.exists()
+
+
+def test_a_folder_where_a_file_is_needed_says_so(
+    run: Path, tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    status, _, err = call("link", "--host", run, "--device", run, "--out", tmp_path / "x")
+    assert status == 1
+    assert err == f"etloom: {run}: this is a folder, and no trace by itself; open it as a run (etloom.open), or " \
+        "name one file in it\n"  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_one_may_not_read(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    secret = tmp_path / "kineto_trace_0.json"
+    secret.write_bytes((run / "kineto_trace_0.json").read_bytes())
+    secret.chmod(0)
+    status, _, err = call("info", secret)
+    assert status == 1
+    assert err == f"etloom: {secret}: cannot be opened: Permission denied\n"
+
+
+def test_a_cut_trace_is_read_and_counted_and_fatal_with_strict(
+    tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    cut = tmp_path / "kineto_trace_0.json"
+    text = json.dumps(small.kineto(), indent=1)
+    cut.write_text(text[: text.index("ncclDevKernel") + 3])
+    status, out, err = call("info", cut, "--format", "json")
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert told["tables"]["events"] == 6
+    assert [row["severity"] for row in told["stats"] if row["name"] == "read.truncated"] == ["data_loss"]
+    assert (
+        told["by_rank"][0]["lost"]
+        == sum(row["count"] for row in told["stats"] if row["severity"] != "info")
+        > 0
+    )
+    status, out, err = call("info", cut, "--strict")
+    assert (status, out) == (1, "")
+    assert err.startswith("etloom: rank 0: read.truncated: 1 (")
+    assert err.count("\n") == 1
+
+
+def test_a_fault_of_ours_is_one_line_and_status_70(
+    run: Path, call: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("of\nours")
+
+    monkeypatch.setattr("etloom.api.open", broken)
+    status, out, err = call("info", run)
+    assert (status, out) == (70, "")
+    assert err.count("\n") == 1
+    assert "KeyError: 'of\\nours'" in err
+    assert "ETLOOM_DEBUG=1" in err
+    monkeypatch.setenv("ETLOOM_DEBUG", "1")
+    assert "Traceback (most recent call last)" in call("info", run)[2]
+
+
+def test_ctrl_c_is_status_130_and_silent(
+    run: Path, call: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("etloom.api.open", interrupted)
+    assert call("info", run) == (130, "", "")
+
+
+def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path) -> None:
+    fifo = tmp_path / "kineto_trace_0.json"
+    os.mkfifo(fifo)
+    process = etloom_process("info", fifo)
+    deadline = time.monotonic() + 20
+    writer = -1
+    while writer < 0 and time.monotonic() < deadline:
+        try:
+            writer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # fails until it is open for reading
+        except OSError:
+            time.sleep(0.05)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    os.close(writer)
+    assert (process.returncode, err) == (_guard.INTERRUPTED, "")
+
+
+def test_a_closed_pipe_is_silent(run: Path) -> None:
+    sql = "select e.name, f.ts from events e cross join events f cross join events g cross join events h"
+    process = etloom_process("query", run, sql, "--format", "csv")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    # Where all fitted into the pipe before it was closed, nothing went wrong.
+    assert process.wait(timeout=20) in (0, _guard.PIPE_CLOSED)
+    code = "from etloom.cli._guard import guarded\nwith guarded(): print(1); raise BrokenPipeError"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (_guard.PIPE_CLOSED, "")
+
+
+# -- tables
+
+
+def test_table(run: Path, call: Callable[..., Outcome]) -> None:
+    status, out, err = call(
+        "query", run, "select name, ts, dur dur_ns from events where rank = 1 order by id limit 2"
+    )
+    assert (status, err) == (0, "")
+    assert out == (
+        "name                                   ts  dur (ms)\n"
+        "ProfilerStep#3  1,700,000,000,000,100,000     1.000\n"
+        "aten::linear    1,700,000,000,000,200,000    0.4000\n"
+    )
+
+
+def test_json_csv_parquet_say_the_same(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    sql = (
+        "select e.rank, name, dur, grid_x from events e "
+        "left join kernels k on e.id = k.event and e.rank = k.rank order by e.rank, e.id"
+    )
+    rows = json.loads(call("query", run, sql, "--format", "json")[1])
+    assert rows[0] == {"rank": 0, "name": "ProfilerStep#3", "dur": 1_000_000, "grid_x": None}
+    assert [row["grid_x"] for row in rows if row["name"] == "gemm"] == [2, 2]
+    table = pl.read_csv(io.StringIO(call("query", run, sql, "--format", "csv")[1]))
+    assert table.to_dicts() == rows
+    for name in ("a.json", "a.csv", "a.parquet", "a.txt"):
+        status, out, err = call("query", run, sql, "--out", tmp_path / name)
+        assert (status, out) == (0, "")
+        assert err == f"etloom: wrote 14 rows to {tmp_path / name}\n"
+    assert json.loads((tmp_path / "a.json").read_text()) == rows
+    assert pl.read_csv(tmp_path / "a.csv").to_dicts() == rows
+    assert pl.read_parquet(tmp_path / "a.parquet").to_dicts() == rows
+    assert (tmp_path / "a.txt").read_text().startswith("rank  name")
+
+
+def test_parquet_goes_to_a_pipe_but_not_to_a_terminal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "etloom",
+        "query",
+        str(run),
+        "select dur from events",
+        "--format",
+        "parquet",
+    ]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert pl.read_parquet(io.BytesIO(done.stdout)).height == 14
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with pytest.raises(etloom.EtloomError, match="Parquet is no text for a terminal; add --out FILE"):
+        _output.emit(pl.DataFrame(), _output.Format.parquet, None)
+
+
+def test_json_has_no_nan_and_csv_takes_nested_values() -> None:
+    frame = pl.DataFrame({"x": [1.5, float("nan"), float("inf")], "dims": [[1, 2], [], None]})
+    assert json.loads(_output.to_json(frame)) == [
+        {"x": 1.5, "dims": [1, 2]}, {"x": None, "dims": []}, {"x": None, "dims": None},
+    ]  # fmt: skip
+    assert json.loads(_output.to_json(frame.clear())) == []
+    assert _output._flat(frame)["dims"].to_list() == ["[1, 2]", "[]", None]
+
+
+def test_a_name_from_a_trace_does_not_steer_the_terminal(
+    tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    document = small.kineto(world=1)
+    document["traceEvents"][-1]["name"] = "\x1b[2J\x07[bold]evil[/bold]\nline"
+    (tmp_path / "kineto_trace_0.json").write_text(json.dumps(document))
+    status, out, _ = call("query", tmp_path, "select name from events where stream = 13")
+    assert status == 0
+    assert out == "name\n\\x1b[2J\\x07[bold]evil[/bold]\\nline\n"
+    assert "\x1b" not in call("query", tmp_path, "select \x1b[2J from events")[2]
+
+
+def test_query_refuses_in_one_line(run: Path, call: Callable[..., Outcome]) -> None:
+    assert call("query", run, "select * from event")[::2] == (
+        1, "etloom: no table is called 'event'; did you mean 'events'?\n",
+    )  # fmt: skip
+    columns = json.loads(call("query", "--tables", "--format", "json")[1])
+    assert len(columns) == sum(len(table.columns) for table in TABLES.values())
+    dur = {"table": "events", "column": "dur", "type": "Int64", "unit": "ns"}
+    assert dur.items() <= columns[5].items()
+
+
+# -- verbs
+
+
+def test_analyze_lists_what_there_is(call: Callable[..., Outcome]) -> None:
+    names = [(name, registry.summary("analyses", name)) for name in registry.names("analyses")]
+    listed = json.loads(call("analyze", "--list", "--format", "json")[1])
+    assert [(row["analysis"], row["summary"]) for row in listed] == names
+    assert call("analyze")[1] == call("analyze", "--list")[1]
+
+
+def test_options_of_an_analysis_are_flags(run: Path, call: Callable[..., Outcome]) -> None:
+    arguments = ("analyze", "top-ops", run, "--top", 1, "--by", "total", "--step", 3, "--format", "json")
+    status, out, err = call(*arguments)
+    assert (status, err) == (0, "")
+    assert [(row["rank"], row["name"], row["total_ns"]) for row in json.loads(out)] == [
+        (0, "ProfilerStep#3", 1_000_000), (1, "ProfilerStep#3", 1_000_000),
+    ] or [row["name"] for row in json.loads(out)] == ["aten::linear", "aten::linear"]  # fmt: skip
+    assert call("analyze", "top_ops", run)[0] == 0
+    assert call("analyze", "top-opz", run)[::2] == (
+        1, "etloom: no analysis is called 'top-opz'; did you mean 'top-ops'?\n",
+    )  # fmt: skip
+    status, _, err = call("analyze", "steps", run, "--step", 99)
+    assert (status, err.count("\n")) == (1, 1)
+
+
+INFO_KEYS = [
+    "path", "ranks", "world_size", "formats", "schema_versions", "devices", "hosts", "clock", "start_ns",
+    "span_ns", "steps", "mean_step_ns", "tables", "categories", "by_rank", "stats",
+]  # fmt: skip
+RANK_KEYS = [
+    "rank", "events", "nodes", "device_events", "start_ns", "end_ns", "steps", "mean_step_ns", "linked_by",
+    "linked_pct", "launched_pct", "lost",
+]  # fmt: skip
+
+
+def test_info_json_has_stable_keys(run: Path, call: Callable[..., Outcome]) -> None:
+    status, out, err = call("info", run, "--format", "json")
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert list(told) == INFO_KEYS
+    assert [list(row) for row in told["by_rank"]] == [RANK_KEYS, RANK_KEYS]
+    expected = {
+        "ranks": [0, 1], "world_size": 2, "formats": ["execution_trace", "kineto"],
+        "schema_versions": {"execution_trace": ["1.1.1-chakra.0.0.4"], "kineto": ["1"]},
+        "devices": {"GPU of the test": 2}, "hosts": ["host0", "host1"], "clock": "epoch",
+        "start_ns": small.BASE_NS + 100_000, "span_ns": 1_000_000, "steps": [3], "mean_step_ns": 1_000_000.0,
+        "categories": {"cpu_op": 4, "cuda_runtime": 4, "kernel": 4, "user_annotation": 2},
+    }  # fmt: skip
+    assert {key: told[key] for key in expected} == expected
+    first = told["by_rank"][0]
+    assert (first["events"], first["nodes"], first["device_events"], first["lost"]) == (7, 4, 2, 0)
+    assert (first["linked_by"], first["linked_pct"], first["launched_pct"]) == ("rf_id", 100.0, 100.0)
+
+
+def test_info_for_people_and_as_a_table(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    status, out, err = call("info", run)
+    assert (status, err) == (0, "")
+    for words in ("0, 1 of 2", "2 x GPU of the test", "host0, host1", "1.000 ms", "kernel 4", "rf_id"):
+        assert words in out
+    status, out, _ = call("info", run, "--format", "csv")
+    assert pl.read_csv(io.StringIO(out))["rank"].to_list() == [0, 1]
+    alone = json.loads(call("info", run / "torch_et_0.json", "--format", "json")[1])
+    assert list(alone) == INFO_KEYS
+    assert (alone["span_ns"], alone["steps"], alone["mean_step_ns"], alone["clock"]) == (None, [], None, None)
+    assert call("info", run / "torch_et_0.json")[0] == 0
+
+
+def test_link_saves_a_folder_or_two_files(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    status, out, err = call("link", run, "--out", tmp_path / "linked")
+    assert (status, err) == (0, f"etloom: saved {tmp_path / 'linked'}\n")
+    assert "host operators" in out
+    saved = etloom.open(tmp_path / "linked")
+    assert saved.ranks == [0, 1]
+    assert saved[1].links.height == 3
+    host, device = run / "torch_et_1.json", run / "kineto_trace_1.json"
+    status, _, _ = call(
+        "link", "--host", host, "--device", device, "--rank", 7, "--out", tmp_path / "one.json"
+    )
+    assert status == 0
+    one = etloom.read(tmp_path / "one.json")
+    assert isinstance(one, etloom.Trace)
+    assert one.events.height == 7
+
+
+def test_link_refuses_one_trace_given_twice(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    device = run / "kineto_trace_0.json"
+    status, _, err = call("link", "--host", device, "--device", device, "--out", tmp_path / "x")
+    assert status == 1
+    assert "2 profiler traces of one rank cannot be linked" in err
+
+
+def test_export_by_suffix_name_and_rank(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    for arguments in (
+        ["a.json"],
+        ["a.json.gz"],
+        ["a.parquet"],
+        ["a", "--to", "chrome"],
+        ["b", "--to", "parquet"],
+    ):
+        out = tmp_path / arguments[0]
+        assert call("export", run, "--out", out, *arguments[1:]) == (0, "", f"etloom: wrote {out}\n")
+    both = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    assert len([event for event in both if event["ph"] == "X"]) == 14
+    assert call("export", run, "--rank", 1, "--out", tmp_path / "one.json")[0] == 0
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert len([event for event in one["traceEvents"] if event["ph"] == "X"]) == 7
+    assert one["distributedInfo"]["rank"] == 1
+    assert call("export", run, "--rank", 2, "--out", tmp_path / "x.json")[::2] == (
+        1, "etloom: no rank is called '2'; known: 0, 1\n",
+    )  # fmt: skip
+    status, _, err = call("export", run, "--out", tmp_path / "a.xyz")
+    assert status == 1
+    assert "no export is known by the end of this name" in err
+
+
+def test_convert(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    out = tmp_path / "k.parquet"
+    assert call("convert", run / "kineto_trace_0.json", out) == (0, "", f"etloom: wrote {out}\n")
+    assert etloom.open(out).ranks == [0]
+
+
+def test_report_prints_the_verdict_and_writes_the_page(
+    run: Path, tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    page = tmp_path / "r.html"
+    status, out, err = call("report", run, "--out", page)
+    assert status == 0
+    assert "1.000 ms" in out
+    assert page.stat().st_size > 1000
+    assert err == f"etloom: wrote {page}; open it in a browser: {page.as_uri()}\n"
+    saved = small.write_run(tmp_path / "run")
+    assert call("report", saved)[0] == 0
+    assert (saved / "report.html").is_file()
+    status, _, err = call("report", run, "--out", tmp_path / "absent" / "r.html")
+    assert status == 1
+    assert err.endswith("r.html: cannot be written: No such file or directory; name another path\n")
+
+
+def test_collect_passes_on_options_command_and_status(
+    tmp_path: Path, call: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def launch(command: Any, out: Any, steps: Any, **options: Any) -> SimpleNamespace:
+        calls.append((command, out, steps, options))
+        return SimpleNamespace(returncode=3, ranks=(0, 1), warnings=("one thing",), out=out)
+
+    monkeypatch.setattr(collector, "launch", launch, raising=False)
+    status, out, err = call(
+        "collect",
+        "--out",
+        tmp_path,
+        "--steps",
+        "4:6",
+        "--no-shapes",
+        "--stack",
+        "--",
+        "python",
+        "t.py",
+        "--out",
+        "x",
+    )
+    assert (status, out) == (3, "")
+    assert (
+        err == f"etloom: one thing\netloom: recorded 2 ranks in {tmp_path}; next: etloom report {tmp_path}\n"
+    )
+    options = {"shapes": False, "stack": True, "memory": False, "overwrite": False}
+    assert calls == [(["python", "t.py", "--out", "x"], tmp_path, "4:6", options)]
+    call("collect", "--out", tmp_path, "python", "-c", "pass", "--help")
+    assert calls[1][0] == ["python", "-c", "pass", "--help"]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise CollectError("no range", where="steps", remedy="write 3:5")
+
+    monkeypatch.setattr(collector, "launch", refuse)
+    assert call("collect", "--out", tmp_path, "--", "x") == (1, "", "etloom: steps: no range; write 3:5\n")
+
+
+def test_nothing_is_drawn_of_progress_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with _output.progress("reading") as update:
+        update(Path("a"), 10)
+    assert capsys.readouterr() == ("", "")
