@@ -153,6 +153,12 @@ def make_et(text: str, target: Path, size: int) -> None:
     write(target, f"{head}\n    ", template.copies(template.strides()), count, tail)
 
 
+def text_of(path: Path) -> str:
+    """The text of a file, plain or gzip."""
+    raw = path.read_bytes()
+    return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
+
+
 def make(kind: str, megabytes: float, source: Path | None = None) -> Path:
     """The file of a kind ("kineto", "et") and size (1 MB = 10^6 bytes), made unless it is there."""
     source = source or SOURCES / FILES[kind]
@@ -163,11 +169,9 @@ def make(kind: str, megabytes: float, source: Path | None = None) -> Path:
                 f"{source}: no such trace to replicate; set ETLOOM_DATA to the folder that holds nccl_ddp"
             )
         CACHE.mkdir(parents=True, exist_ok=True)
-        opener = gzip.open if source.suffix == ".gz" else open
-        with opener(source, "rt", encoding="utf-8") as file:
-            text = file.read()
         print(f"making {target.relative_to(ROOT)} from {source.name}", file=sys.stderr)
-        (make_kineto if kind == "kineto" else make_et)(text, target, int(megabytes * 1e6))
+        maker = {"kineto": make_kineto, "et": make_et}[kind]
+        maker(text_of(source), target, int(megabytes * 1e6))
     return target
 
 
