@@ -7,6 +7,8 @@ A chain of functions that take a Trace and return one, each adding what it found
     launches  device work to launch call and operator
     pairs     nodes to events: by ids, else by aligning their order
     comms     a communication's record, node, event and kernels
+    threads   backward to forward operators, work after a pause to what another thread finished
+    syncs     calls and streams to the device work they waited for
     quality   how far all that reached
 """
 
@@ -18,6 +20,8 @@ from etloom.linker.launches import launch
 from etloom.linker.merge import merge
 from etloom.linker.pairs import pair
 from etloom.linker.quality import figures
+from etloom.linker.syncs import wait
+from etloom.linker.threads import hand_off
 from etloom.trace import Trace
 
 __all__ = ["link"]
@@ -36,5 +40,5 @@ def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: st
     """
     trace = merge(traces)
     trace = pair(launch(place(trace)), iterations=iterations)
-    trace = join_comms(trace)
+    trace = wait(hand_off(join_comms(trace), threshold_us=inter_thread_threshold_us))
     return trace.replace(meta={"linked": True, "link": figures(trace)})

@@ -95,8 +95,8 @@ def summary(trace: Trace) -> pl.DataFrame:
 def figures(trace: Trace) -> dict[str, Any]:
     """What ``meta["link"]`` holds: how, score, ties and the like of the pairing, and the counts of `summary`.
 
-    host_operators, linked and coverage (linked / host_operators, null where there are none) of the execution
-    trace; device_work and launched of the profiler's.
+    host_operators, linked and coverage (linked / host_operators, null where either file is missing) of the
+    execution trace; device_work and launched of the profiler's.
     """
     table = {row["subject"]: row for row in summary(trace).iter_rows(named=True)}
     operators, work = table["host operators"], table["device work"]
@@ -104,7 +104,9 @@ def figures(trace: Trace) -> dict[str, Any]:
         **trace.meta.get("link", {}),
         "host_operators": operators["total"],
         "linked": operators["linked"],
-        "coverage": operators["linked"] / operators["total"] if operators["total"] else None,
+        "coverage": operators["linked"] / operators["total"]
+        if operators["total"] and trace.events.height
+        else None,
         "device_work": work["total"],
         "launched": work["linked"],
     }

@@ -1,0 +1,304 @@
+"""Who waited for the device: synchronising calls, stream waits and blocking copies, on every step.
+
+From `syncs` where the device tracer recorded them (cuda_sync events name the stream, and the call that
+recorded the event waited for), else from the calls and their times; `waits.how` says which. What a stream is
+waited for is the last work launched on it before: a stream is first in, first out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.linker.lanes import ids
+from etloom.linker.launches import called
+from etloom.schema import TABLES
+from etloom.trace import Trace
+
+_CALLS = {
+    "Context Sync": r"^(?:cuda|hip|mtia|xpu)DeviceSynchronize|^cuCtxSynchronize|^hipCtxSynchronize",
+    "Stream Sync": r"^(?:cuda|hip|cu|mtia|xpu)StreamSynchronize",
+    "Event Sync": r"^(?:cuda|hip|cu|mtia|xpu)EventSynchronize",
+    "Stream Wait Event": r"^(?:cuda|hip|cu|mtia|xpu)StreamWaitEvent",
+}
+_RECORD = r"^(?:cuda|hip|cu|mtia|xpu)EventRecord"
+
+_WAIT = ("event", "on", "kind", "sync", "how")
+
+
+def wait(trace: Trace) -> Trace:
+    """The Trace with `waits`, which needs its `launches`."""
+    events = trace.events
+    work = _work(trace)
+    if not work.height:
+        return trace.replace(waits=trace.table("waits").clear())
+    recorded, seen, vague = _recorded(trace, work)
+    calls = _calls(events).join(seen, on="call", how="anti")
+    found = [
+        *recorded,
+        _context(calls.filter(pl.col("kind") == "Context Sync"), work),
+        _completed(calls.filter(pl.col("kind").is_in(["Stream Sync", "Event Sync"])), work),
+        _stream_waits(trace, calls.filter(pl.col("kind") == "Stream Wait Event"), work),
+        _copies(events, trace, seen),
+    ]
+    waits = pl.concat([frame.select(_WAIT) for frame in found], how="vertical_relaxed")
+    waits = TABLES["waits"].conform(waits.unique().sort("event", "on", "kind"))
+    unknown = calls.join(waits, left_on="call", right_on="sync", how="anti").height
+    return trace.replace(waits=waits).with_stats(
+        [
+            (
+                "link.syncs_without_record",
+                "info",
+                vague,
+                "the call that recorded the event is not in the trace",
+            ),
+            (
+                "link.syncs_without_work",
+                "info",
+                unknown,
+                "synchronising calls that waited for no work in sight",
+            ),
+        ]
+    )
+
+
+def _work(trace: Trace) -> pl.DataFrame:
+    """Device work in order of launch: on, device, stream, ts, end, launched (its own start if unknown)."""
+    events = trace.events
+    starts = events.select(pl.col("id").alias("launch"), pl.col("ts").alias("launched"))
+    return (
+        trace.launches.select("launch", pl.col("device_event").alias("on"))
+        .join(
+            events.select(
+                pl.col("id").alias("on"),
+                pl.col("device").fill_null(0),
+                pl.col("stream").fill_null(pl.col("tid")),
+                "ts",
+                (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end"),
+            ),
+            on="on",
+        )
+        .join(starts, on="launch", how="left")
+        .with_columns(pl.col("launched").fill_null(pl.col("ts")))
+        .sort("launched", "ts")
+        .drop("launch")
+    )
+
+
+def _calls(events: pl.DataFrame) -> pl.DataFrame:
+    """Calls that synchronise: call (id), kind, pid, tid, at (start), until (end)."""
+    calls = stacks.among(events["cat"], kinds.RUNTIME)
+    parts = [
+        events.filter(calls & _named(events, pattern)).select(
+            pl.col("id").alias("call"),
+            pl.lit(kind).alias("kind"),
+            "pid",
+            "tid",
+            pl.col("ts").alias("at"),
+            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
+        )
+        for kind, pattern in _CALLS.items()
+    ]
+    return pl.concat(parts).sort("at")
+
+
+def _named(events: pl.DataFrame, pattern: str) -> np.ndarray:
+    return stacks.asked(events["name"], lambda name: name.str.contains(pattern))
+
+
+def _recorded(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.DataFrame, int]:
+    """Waits by cuda_sync events, the calls they explain, how many wait for an event recorded out of sight."""
+    events = trace.events
+    rows = np.flatnonzero(stacks.among(events["cat"], ("cuda_sync",)))
+    call, _ = called(events, rows)
+    asks = _named(events, "EventQuery")  # and never blocks
+    rows, call = rows[(call < 0) | ~asks[call]], call[(call < 0) | ~asks[call]]
+    record = trace.syncs.select("event", "kind", "wait_stream", "record_correlation")
+    syncs = (
+        events[rows]
+        .select(
+            pl.col("id").alias("sync"),
+            pl.col("device").fill_null(pl.col("pid").cast(pl.Int32, strict=False)),
+            pl.col("stream").fill_null(pl.col("tid")).alias("waiting"),
+            pl.col("ts").alias("seen"),
+            ids(events, call).alias("call"),
+        )
+        .join(record.with_columns(pl.col("kind").cast(pl.String)), left_on="sync", right_on="event")
+        .join(events.select(pl.col("id").alias("call"), pl.col("ts").alias("at")), on="call", how="left")
+        .with_columns(
+            pl.col("at").fill_null(pl.col("seen")), pl.col("call").fill_null(pl.col("sync")).alias("event")
+        )
+    )
+    seen = syncs.select("call").drop_nulls().unique()
+    context = _context(
+        syncs.filter(pl.col("kind") == "Context Sync"), work, on=["device"], sync="sync", how="recorded"
+    )
+    stream = _last(
+        syncs.filter(pl.col("kind") == "Stream Sync").with_columns(
+            pl.coalesce(pl.when(pl.col("wait_stream") >= 0).then(pl.col("wait_stream")), "waiting").alias(
+                "stream"
+            )
+        ),
+        work,
+    )
+    calls = events.filter(pl.col("correlation") > 0).filter(pl.col("cat").is_in(list(kinds.RUNTIME)))
+    told = (
+        syncs.filter(pl.col("kind").is_in(["Event Sync", "Stream Wait Event"]))
+        .join(
+            calls.unique("correlation", keep="none").select(
+                pl.col("correlation").alias("record_correlation"), pl.col("ts").alias("noted")
+            ),
+            on="record_correlation",
+            how="left",
+        )
+        .with_columns(pl.col("wait_stream").alias("stream"))
+    )
+    vague = told.filter(pl.col("noted").is_null() | pl.col("stream").is_null()).height
+    waited = _last(told.drop_nulls(["noted", "stream"]).drop("at").rename({"noted": "at"}), work)
+    host = waited.filter(pl.col("kind") == "Event Sync")
+    device = _next(
+        waited.filter(pl.col("kind") == "Stream Wait Event")
+        .drop("event", "stream", "at")
+        .join(syncs.select("sync", "at"), on="sync")
+        .rename({"waiting": "stream"}),
+        work,
+    )
+    frames = [
+        context,
+        *(frame.with_columns(pl.lit("recorded").alias("how")) for frame in (stream, host, device)),
+    ]
+    return frames, seen, vague
+
+
+def _context(
+    syncs: pl.DataFrame,
+    work: pl.DataFrame,
+    *,
+    on: list[str] | None = None,
+    sync: str = "call",
+    how: str = "inferred",
+) -> pl.DataFrame:
+    """Waits for the last work launched before on every stream (of the device, where ``on`` says so)."""
+    streams = work.select("device", "stream").unique()
+    asked = syncs.drop("device", strict=False) if on is None else syncs
+    every = asked.join(streams, on=on, how="inner") if on else asked.join(streams, how="cross")
+    every = every if "event" in every.columns else every.with_columns(pl.col("call").alias("event"))
+    return _last(every, work).with_columns(pl.col(sync).alias("sync"), pl.lit(how).alias("how"))
+
+
+def _last(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """syncs (at, device, stream) with ``on``, the last work launched on the stream before, if there is."""
+    return (
+        syncs.sort("at")
+        .join_asof(
+            work.select("device", "stream", "launched", "on"),
+            left_on="at",
+            right_on="launched",
+            by=["device", "stream"],
+            check_sortedness=False,
+        )
+        .drop_nulls("on")
+    )
+
+
+def _next(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """syncs (at, device, stream) with ``event``, the first work launched on the stream after, if there is."""
+    return (
+        syncs.sort("at")
+        .join_asof(
+            work.select("device", "stream", "launched", pl.col("on").alias("event")),
+            left_on="at",
+            right_on="launched",
+            by=["device", "stream"],
+            strategy="forward",
+            check_sortedness=False,
+        )
+        .drop_nulls("event")
+    )
+
+
+def _completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Waits of stream and event synchronisations: for what ended last within the call, launched before it."""
+    ends = work.sort("end").select("end", "launched", "on")
+    return (
+        calls.sort("until")
+        .join_asof(ends, left_on="until", right_on="end", check_sortedness=False)
+        .filter((pl.col("end") >= pl.col("at")) & (pl.col("launched") <= pl.col("at")))
+        .with_columns(
+            pl.col("call").alias("event"), pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
+        )
+    )
+
+
+def _stream_waits(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Waits of a stream for an event, without the tracer's word on which.
+
+    What waits is the work that the thread launches next. The event is the one that the thread recorded last,
+    and stands for the last work launched before that on another stream. Left out where the work did not wait
+    for it.
+    """
+    events = trace.events
+    runtime = stacks.among(events["cat"], kinds.RUNTIME)
+    records = events.filter(runtime & _named(events, _RECORD)).select(
+        "pid", "tid", pl.col("ts").alias("noted")
+    )
+    launched = (
+        trace.launches.drop_nulls("launch")
+        .select("launch", pl.col("device_event").alias("event"))
+        .join(
+            events.select(pl.col("id").alias("launch"), "pid", "tid", pl.col("ts").alias("then")), on="launch"
+        )
+        .join(work.select(pl.col("on").alias("event"), "device", "stream", "ts"), on="event")
+        .sort("then", "ts")
+    )
+    thread = ["pid", "tid"]
+    waits = (
+        calls.join_asof(
+            records.sort("noted"), left_on="at", right_on="noted", by=thread, check_sortedness=False
+        )
+        .join_asof(
+            launched, left_on="at", right_on="then", by=thread, strategy="forward", check_sortedness=False
+        )
+        .drop_nulls(["noted", "event"])
+    )
+    streams = pl.concat([work, waits], how="diagonal_relaxed").select(
+        pl.struct("device", "stream").rank("dense").alias("code")
+    )["code"]
+    of_work, own = streams[: work.height].to_numpy(), streams[work.height :].to_numpy()
+    at = work["launched"].search_sorted(waits["noted"], side="right").to_numpy().astype(np.int64) - 1
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(of_work)) + 1])
+    run = edges[np.searchsorted(edges, np.arange(len(of_work)), side="right") - 1]
+    at = np.where((at >= 0) & (of_work[at] == own), run[at] - 1, at)
+    found = work[np.maximum(at, 0)].select("on", "end")
+    return (
+        waits.with_columns(
+            found["on"], found["end"], pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
+        )
+        .filter(pl.Series(at >= 0))
+        .filter(pl.col("end") <= pl.col("ts"))
+    )
+
+
+def _copies(events: pl.DataFrame, trace: Trace, seen: pl.DataFrame) -> pl.DataFrame:
+    """Waits of copying calls that returned only after the copy had ended."""
+    copies = events.filter(pl.Series(stacks.among(events["cat"], kinds.COPIES))).select(
+        pl.col("id").alias("device_event"), (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end")
+    )
+    until = events.select(
+        pl.col("id").alias("launch"), (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until")
+    )
+    return (
+        trace.launches.drop_nulls("launch")
+        .join(copies, on="device_event")
+        .join(until, on="launch")
+        .filter(pl.col("end") <= pl.col("until"))
+        .join(seen, left_on="launch", right_on="call", how="anti")
+        .select(
+            pl.col("launch").alias("event"),
+            pl.col("device_event").alias("on"),
+            pl.lit("Blocking Copy").alias("kind"),
+            pl.col("launch").alias("sync"),
+            pl.lit("inferred").alias("how"),
+        )
+    )
