@@ -231,21 +231,20 @@ def test_ctrl_c_is_status_130_and_silent(
     assert call("info", run) == (130, "", "")
 
 
-def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path) -> None:
-    fifo = tmp_path / "kineto_trace_0.json"
-    os.mkfifo(fifo)
-    process = etloom_process("info", fifo)
-    deadline = time.monotonic() + 20
-    writer = -1
-    while writer < 0 and time.monotonic() < deadline:
-        try:
-            writer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # fails until it is open for reading
-        except OSError:
-            time.sleep(0.05)
-    time.sleep(0.2)
+def test_ctrl_c_in_a_process_of_its_own() -> None:
+    code = (
+        "import sys, time, etloom.api\n"
+        "from etloom.cli import main\n"
+        "etloom.api.open = lambda *_, **__: (print('reading', flush=True), time.sleep(60))\n"
+        "sys.exit(main(['info', 'x']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "reading\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
-    os.close(writer)
     assert (process.returncode, err) == (_guard.INTERRUPTED, "")
 
 
