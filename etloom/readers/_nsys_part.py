@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from etloom.readers._nsys_source import I64, TEXT, Source
+from etloom.readers._nsys_source import I64, Source
 from etloom.readers._tables import Stat
 
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 
 EVENT = {
     "process": I64,  # globalPid: virtual machine and pid, which is what correlation ids are unique in
-    "ph": TEXT,
-    "cat": TEXT,
-    "name": TEXT,
+    "ph": pl.Categorical,
+    "cat": pl.Categorical,
+    "name": pl.Categorical,
     "start": I64,
     "end": I64,
     "pid": I64,
@@ -25,7 +25,7 @@ EVENT = {
     "correlation": I64,
     "rf_id": I64,
     "seq_id": I64,
-    "args": TEXT,
+    "args": pl.Categorical,
 }
 """The columns of every `Part`'s events; those a kind has not are added as null."""
 

@@ -120,51 +120,34 @@ def _read(source: Source, path: Path, all_processes: bool) -> Trace | Job:
         raise ReadError("holds no table of an Nsight export", where=path, remedy="export with nsys export")
     header = about.meta(source)
     header["files"] = [str(path)]
+    base = header["base_ns"]
     parts = [kind(source) for kind in _KINDS]
-    events, sides = _joined(parts, header["base_ns"])
-    stats = [*source.stats, *(stat for part in parts for stat in part.stats), *_other_tables(source)]
-    events, more = _repaired(events)
-    stats += more
-
-    found = events["process"].drop_nulls().unique().to_list()
-    if not found:
+    stats = [stat for part in parts for stat in part.stats]
+    known = {process: rank for part in parts for process, rank in part.ranks.items()}
+    events, sides = _joined(parts, base)
+    del parts
+    events = _repaired(events, stats)
+    chosen = _chosen(events, all_processes, stats)
+    if not chosen:
         raise ReadError(
             "holds no event of any process", where=path, remedy="record with nsys profile -t cuda,nvtx"
         )
-    lost = events["process"].null_count()
-    stats.append(("read.nsys_no_process", "data_loss", lost, "events that do not say their process"))
-    working = events.filter(pl.col("device").is_not_null())["process"].drop_nulls().unique().to_list()
-    chosen = found if all_processes or not working else working
-    others = events.filter(~pl.col("process").is_in(chosen)).group_by("process").len().sort("process")
-    idle = ", ".join(f"pid {about.pid(process)}" for process in others["process"])
-    stats.append(
-        (
-            "read.nsys_idle_process",
-            "data_loss",
-            int(others["len"].sum()),
-            f"no device work in {idle}: all_processes=True",
-        )
-    )
-    known = {process: rank for part in parts for process, rank in part.ranks.items()}
     ranks, more = about.ranks(source, chosen, known)
-    stats += more
-
     world = max([size for _, size in known.values()], default=len(chosen) if len(chosen) > 1 else None)
-    tables = _Tables(
-        events, sides, about.threads(source), cuda.memory(source), cuda.metrics(source), header["base_ns"]
-    )
+    tables = _Tables(events, sides, about.threads(source), cuda.memory(source), cuda.metrics(source), base)
+    del events, sides
+    # What holds for the whole file is said once, with the lowest rank.
     first = min(chosen, key=lambda process: (ranks[process] or 0, process))
+    stats += [*more, *_other_tables(source), *source.stats]
     traces: dict[int | None, Trace] = {}
     for process in chosen:
         meta = {**header, "rank": ranks[process], "world_size": world, "pid": about.pid(process)}
-        # What holds for the whole file is said once, with the lowest rank.
         own = stats if process == first else []
         traces[ranks[process]] = trace_of(tables.of(process, chosen, first), meta, own)
     if len(traces) == 1:
         return next(iter(traces.values()))
-    return Job(
-        {rank: trace for rank, trace in traces.items() if rank is not None}, {**header, "world_size": world}
-    )
+    numbered = {rank: trace for rank, trace in traces.items() if rank is not None}
+    return Job(numbered, {**header, "world_size": world})
 
 
 def _joined(parts: list[Part], base: int) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
@@ -184,20 +167,40 @@ def _joined(parts: list[Part], base: int) -> tuple[pl.DataFrame, dict[str, pl.Da
     return timed, {table: pl.concat(some, how="diagonal_relaxed") for table, some in sides.items()}
 
 
-def _repaired(events: pl.DataFrame) -> tuple[pl.DataFrame, list[Stat]]:
+def _repaired(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     """Events that have a time, and durations that are none made null."""
     # A sum with the base of the clock must not wrap around: 146 years are enough.
-    timed = pl.col("start").is_between(-_LATEST, _LATEST) & pl.col("end").fill_null(0).is_between(
-        -_LATEST, _LATEST
-    )
-    untimed = events.filter(~timed)
-    negative = events.filter(timed & (pl.col("dur") < 0))
-    stats: list[Stat] = [
-        ("read.nsys_no_time", "data_loss", untimed.height, "events without a start that can be one"),
-        ("read.negative_dur", "data_loss", negative.height, "ended before it began: the duration is null"),
+    ended = pl.col("end").fill_null(0).is_between(-_LATEST, _LATEST)
+    timed = (pl.col("start").is_between(-_LATEST, _LATEST) & ended).fill_null(False)
+    sane = events.select(untimed=(~timed).sum(), negative=(timed & (pl.col("dur") < 0)).sum())
+    untimed, negative = sane.row(0)
+    stats += [
+        ("read.nsys_no_time", "data_loss", untimed, "events without a start that can be one"),
+        ("read.negative_dur", "data_loss", negative, "ended before it began: the duration is null"),
     ]
-    kept = events.filter(timed) if untimed.height else events
-    return kept.drop("start", "end").with_columns(dur=pl.when(pl.col("dur") >= 0).then(pl.col("dur"))), stats
+    kept = events.filter(timed) if untimed else events
+    return kept.drop("start", "end").with_columns(dur=pl.when(pl.col("dur") >= 0).then(pl.col("dur")))
+
+
+def _chosen(events: pl.DataFrame, all_processes: bool, stats: list[Stat]) -> list[int]:
+    """The processes that are ranks: those with device work where any has some, else all."""
+    counts = events.group_by("process").agg(pl.len(), working=pl.col("device").is_not_null().any())
+    found = counts.filter(pl.col("process").is_not_null()).sort("process")
+    working = found.filter("working")
+    ranks = found if all_processes or working.is_empty() else working
+    idle = found.join(ranks, on="process", how="anti")
+    names = ", ".join(f"pid {about.pid(process)}" for process in idle["process"])
+    lost = counts.filter(pl.col("process").is_null())["len"].sum()
+    stats += [
+        ("read.nsys_no_process", "data_loss", int(lost), "events that do not say their process"),
+        (
+            "read.nsys_idle_process",
+            "data_loss",
+            int(idle["len"].sum()),
+            f"no device work in {names}: all_processes=True",
+        ),
+    ]
+    return ranks["process"].to_list()
 
 
 def _other_tables(source: Source) -> list[Stat]:
@@ -223,14 +226,16 @@ class _Tables:
         metrics: pl.DataFrame,
         base: int,
     ) -> None:
-        self._events = timeline(events)
+        self._events = events
         self._sides = sides
         self._threads = threads
         self._memory = memory.with_columns(pl.col("ts") + base)
         self._metrics = metrics.with_columns(pl.col("ts") + base)
 
     def of(self, process: int, ranks: list[int], first: int) -> dict[str, pl.DataFrame]:
-        mine = self._events.filter(pl.col("process") == process).drop("process").with_row_index("id")
+        mine = timeline(self._events.filter(pl.col("process") == process).drop("process")).with_row_index(
+            "id"
+        )
         tables = {"events": mine, "threads": self._threads_of(process, mine)}
         where = mine.select("position", event="id")
         for table, side in self._sides.items():
