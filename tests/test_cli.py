@@ -414,6 +414,14 @@ def test_info_for_people_and_as_a_table(run: Path, tmp_path: Path, call: Callabl
     assert call("info", run / "torch_et_0.json")[0] == 0
 
 
+def test_info_tells_the_devices_of_an_execution_trace_from_its_tensors(
+    data: Path, call: Callable[..., Outcome]
+) -> None:
+    told = json.loads(call("info", data / "et_schemas" / "hf_gpt2.json.gz", "--format", "json")[1])
+    assert told["devices"] == {"cuda:0": 1}
+    assert told["tables"]["nodes"] == 27156
+
+
 def test_link_saves_a_folder_or_two_files(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     status, out, err = call("link", run, "--out", tmp_path / "linked")
     assert (status, err) == (0, f"etloom: saved {tmp_path / 'linked'}\n")

@@ -121,25 +121,30 @@ def _ranks(job: Job) -> pl.DataFrame:
 
 
 def _devices(trace: Trace) -> list[str]:
-    """The devices that did something; the CPU where the trace holds no device work."""
+    """The devices that did something; the CPU where the trace holds no device work.
+
+    An execution trace alone knows them as where its tensors were.
+    """
+    if not trace.events.height:
+        where = {str(name) for name in trace.tensors["device"].unique() if name}
+        return sorted(where - {"cpu"}) or sorted(where)
     if not trace.launches.height:
         return ["cpu"]
-    names = {
-        one.get("id"): one.get("name")
-        for one in trace.meta.get("device_properties", ())
-        if isinstance(one, dict)
-    }
+    properties = [one for one in trace.meta.get("device_properties", ()) if isinstance(one, dict)]
+    names = {one.get("id"): one.get("name") for one in properties}
     used = trace.events.filter(trace.events["id"].is_in(trace.launches["device_event"].implode()))
     return [str(names.get(device) or f"device {device}") for device in used["device"].drop_nulls().unique()]
 
 
 def _versions(traces: Iterable[Trace]) -> dict[str, list[str]]:
-    keys = {"execution_trace": "schema_version", "kineto": "kineto_schema_version"}
-    found = {
-        format: sorted({str(trace.meta[key]) for trace in traces if trace.meta.get(key) is not None})
-        for format, key in keys.items()
-    }
-    return {format: versions for format, versions in found.items() if versions}
+    """Format -> the schema versions that the files of it state."""
+    found: dict[str, set[str]] = {}
+    for trace in traces:
+        for format in trace.meta.get("formats", ()):
+            version = trace.meta.get("kineto_schema_version" if format == "kineto" else "schema_version")
+            if version is not None:
+                found.setdefault(format, set()).add(str(version))
+    return {format: sorted(versions) for format, versions in sorted(found.items())}
 
 
 def _one(values: Iterable[Any]) -> Any:
