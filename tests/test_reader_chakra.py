@@ -241,6 +241,26 @@ def test_process_groups(tmp_path: Path) -> None:
     ]
 
 
+def test_hostile_process_groups_cost_themselves(tmp_path: Path) -> None:
+    made = node(1, "## process_group:init ##", type=1)
+    odd = [
+        {"pg_name": 3, "pg_desc": [1], "group_size": "x", "ranks": {"a": 1}},
+        7,
+        {"pg_name": "1", "group_size": 2**70},
+    ]
+    made.inputs.values = str([json.dumps(odd), "[", "[" * 5000, 4])
+    (tmp_path / "x.et").write_bytes(framed(ATTRIBUTES, made))
+    trace = chakra.read(tmp_path / "x.et")
+    assert texts(trace.groups).select("pg_name", "pg_desc", "size").rows() == [
+        ("3", None, None),
+        ("1", None, None),
+    ]
+    assert {row[0]: row[2] for row in trace.stats.rows()} == {
+        "read.unreadable_values": 2,
+        "read.wrong_type": 2,
+    }
+
+
 def test_nodes_with_a_start_are_events_too(tmp_path: Path) -> None:
     path = tmp_path / "x.et"
     on_device = {"is_cpu_op": ("bool_val", False), "stream": ("int64_val", 7)}

@@ -223,6 +223,18 @@ def test_any_field_may_be_anything(value: Any, tmp_path: Path) -> None:
         assert trace.nodes.height >= 3
 
 
+@pytest.mark.parametrize("depth", [65, 400, 900])
+def test_deep_nesting_is_read_or_refused(depth: int, tmp_path: Path) -> None:
+    deep: Any = document()
+    deep["nodes"][1]["inputs"] = {"values": "@", "shapes": [], "types": []}
+    text = json.dumps(deep).replace('"@"', "[" * depth + "]" * depth)
+    (tmp_path / "x").write_text(text)
+    try:
+        assert etplus.read(tmp_path / "x").nodes.height == 6
+    except ReadError as error:
+        assert "nested too deeply" in str(error)
+
+
 @pytest.fixture(scope="module")
 def linked(data: Path, golden: Path) -> tuple[dict[str, Any], int, int]:
     """nccl_ddp as chakra_trace_link writes it, put together from its own figures."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\b(?:True|False|None|nan|inf)\b|[()]", re.DOTALL)
@@ -21,6 +22,12 @@ _WORDS = {
 }
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@lru_cache(maxsize=1 << 14)
+def parse_repeated(text: str) -> Any:
+    """`parse` of a text that comes again, as shapes and types do. The value is shared: not to be changed."""
+    return parse(text)
 
 
 def parse(text: str) -> Any:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from etloom.kinds import itemsize
-from etloom.readers._tables import Stat, timeline
+from etloom.readers._tables import Stat, series, timeline
 from etloom.schema import TABLES
 
 _TENSOR_TYPE = re.compile(r"Tensor\(([^)]*)\)")
@@ -30,12 +31,18 @@ NODE_ATTRIBUTES = ("rf_id", "seq_id", "scope", "tid", "fw_tid", "fw_parent", *li
 """Attributes of a node that have a column of the same name."""
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False, default=str)
+_DEEPEST = 64
+
+
 def to_json(value: Any) -> str:
     """JSON text; what JSON cannot say (NaN, infinity, bytes) as a string."""
     try:
-        return json.dumps(value, allow_nan=False, default=str)
+        return _ENCODER.encode(value)
     except ValueError:
-        return json.dumps(_finite(value), default=str)
+        return _ENCODER.encode(_finite(value))
+    except RecursionError:
+        return '"nested too deeply"'
 
 
 def _finite(value: Any) -> Any:
@@ -53,7 +60,8 @@ class Nodes:
         self._nodes: list[dict[str, Any]] = []
         self._tensors: list[dict[str, Any]] = []
         self._comms: list[dict[str, Any]] = []
-        self._edges: list[tuple[int, int | None, str]] = []  # place in the file, et_id, kind
+        self._edges: list[tuple[int, str, int]] = []  # place in the file, kind, how many of _on
+        self._on: list[int] = []  # et_ids
         self._events: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
@@ -84,7 +92,7 @@ class Nodes:
         plain: list[Any] = []
         for index, (value, shape, kind, stride) in enumerate(zip_longest(values, shapes, types, strides)):
             dtypes = iter(_TENSOR_TYPE.findall(kind)) if isinstance(kind, str) else iter(())
-            plain.append(self._argument((place, io, index), value, shape, stride, dtypes, None))
+            plain.append(self._argument((place, io, index), value, shape, stride, dtypes, None, 0))
         column = ("inputs", "outputs")[io]
         self._nodes[place][column] = to_json(plain)
         self._nodes[place][f"{column[:-1]}_types"] = to_json(types)
@@ -97,8 +105,9 @@ class Nodes:
         stride: Any,
         dtypes: Iterator[str],
         items: list[int] | None,
+        depth: int,
     ) -> Any:
-        if not isinstance(value, list):
+        if not isinstance(value, list) or depth > _DEEPEST:
             return value
         if len(value) == _TENSOR_LENGTH and isinstance(value[-1], str) and all(map(_is_int, value[:-1])):
             tensor_id, storage_id, offset, numel, size, device = value
@@ -127,13 +136,14 @@ class Nodes:
         shapes = shape if isinstance(shape, list) else []
         strides = stride if isinstance(stride, list) else []
         return [
-            self._argument(where, item, one, step, dtypes, items)
+            self._argument(where, item, one, step, dtypes, items, depth + 1)
             for item, one, step in zip_longest(value, shapes[: len(value)], strides[: len(value)])
         ]
 
-    def depends(self, place: int, on: int, kind: str) -> None:
-        # An id that no column can hold is the id of no node.
-        self._edges.append((place, on if _fits(on) else None, kind))
+    def depends(self, place: int, on: Iterable[int], kind: str) -> None:
+        before = len(self._on)
+        self._on.extend(on)
+        self._edges.append((place, kind, len(self._on) - before))
 
     def occurs(self, place: int, row: dict[str, Any]) -> None:
         """The node is an event, too: a row of the events table."""
@@ -153,12 +163,7 @@ class Nodes:
         nodes = nodes.join(by_et_id, on="recorded_parent", how="left", maintain_order="left")
         row_of = nodes.select(place="file_order", node="id")
 
-        edges = pl.DataFrame(
-            self._edges,
-            schema={"place": pl.UInt32, "et_id": pl.Int64, "kind": pl.String},
-            orient="row",
-            strict=False,
-        )
+        edges = self._edge_table()
         edges = edges.join(row_of, on="place", how="left", maintain_order="left").join(
             ids.select("et_id", on="id"), on="et_id", how="left", maintain_order="left"
         )
@@ -208,6 +213,19 @@ class Nodes:
             tables["links"] = both.select("node", "event", how=pl.lit("file"), score=pl.lit(1.0)).sort("node")
         return tables, [*stats, *lost]
 
+    def _edge_table(self) -> pl.DataFrame:
+        places, kinds, counts = zip(*self._edges, strict=True) if self._edges else ((), (), ())
+        # An id that no column can hold becomes null, which is the id of no node.
+        on, _ = series("et_id", self._on, pl.Int64)
+        return pl.DataFrame(
+            {
+                "place": np.repeat(np.array(places, dtype=np.uint32), counts),
+                "et_id": on,
+                "kind": np.repeat(np.array(kinds, dtype=object), counts).tolist(),
+            },
+            schema_overrides={"kind": pl.String},
+        )
+
 
 def _placed(table: str, rows: list[dict[str, Any]], row_of: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     """Rows with their node's id in place of its place in the file, in the order of the nodes."""
@@ -219,21 +237,18 @@ def _placed(table: str, rows: list[dict[str, Any]], row_of: pl.DataFrame, stats:
 def frame_of(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
     """Rows as wide columns; a value of another type than its column becomes null and is counted."""
     wide = {pl.Categorical: pl.String, pl.Boolean: pl.Boolean, pl.Float64: pl.Float64, pl.UInt64: pl.UInt64}
-    frame: dict[str, pl.Series] = {}
+    given = set().union(*rows)
+    columns: list[pl.Series] = []
     for name, dtype in TABLES[table].schema.items():
-        values = [row.get(name) for row in rows]
         kind = wide.get(dtype, pl.Int64)
-        allowed = {pl.String: str, pl.Boolean: bool, pl.Float64: (int, float)}.get(kind, int)
-        clean = [value if isinstance(value, allowed) and _fits(value) else None for value in values]  # type: ignore[arg-type]
-        frame[name] = pl.Series(clean, dtype=kind)
-        lost = len(values) - values.count(None) - (len(clean) - clean.count(None))
+        if name not in given:
+            columns.append(pl.Series(name, [None] * len(rows), dtype=kind))
+            continue
+        column, lost = series(name, [row.get(name) for row in rows], kind)
+        columns.append(column)
         if lost:
             stats.append(("read.wrong_type", "data_loss", lost, f"{table}.{name}: now null"))
-    return pl.DataFrame(frame)
-
-
-def _fits(value: Any) -> bool:
-    return not isinstance(value, int) or -(1 << 63) <= value < 1 << 63
+    return pl.DataFrame(columns)
 
 
 def _is_int(value: Any) -> bool:

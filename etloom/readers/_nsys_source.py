@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from etloom.errors import ReadError
-from etloom.readers._tables import Stat
+from etloom.readers._tables import Stat, series
 
 STRINGS = "StringIds"
 I64, TEXT = pl.Int64, pl.String
@@ -41,23 +41,6 @@ class Source(Protocol):
     def texts(self, ids: pl.Series) -> pl.DataFrame:
         """(id, value) of StringIds for these ids."""
         ...
-
-
-def _typed(name: str, values: Any, dtype: Any) -> tuple[pl.Series, int]:
-    """A column, and how many values were no such type and became null."""
-    try:
-        return pl.Series(name, values, dtype=dtype), 0
-    except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        wanted: tuple[type, ...] = {pl.String: (str,), pl.Binary: (bytes,), pl.Float64: (float, int)}.get(
-            dtype, (int,)
-        )
-        clean = [v if isinstance(v, wanted) and _fits(v) else None for v in values]
-        lost = sum(a is None and b is not None for a, b in zip(clean, values, strict=True))
-        return pl.Series(name, clean, dtype=dtype), lost
-
-
-def _fits(value: Any) -> bool:
-    return not isinstance(value, int) or -(1 << 63) <= value < 1 << 63
 
 
 class Sqlite:
@@ -149,7 +132,7 @@ class Sqlite:
             cursor = self._connection.execute(sql, parameters)
             while rows := cursor.fetchmany(_ROWS):
                 made = [
-                    _typed(name, values, dtype)
+                    series(name, values, dtype)
                     for (name, dtype), values in zip(columns.items(), zip(*rows, strict=True), strict=True)
                 ]
                 wrong += sum(lost for _, lost in made)

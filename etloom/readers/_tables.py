@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -12,6 +12,31 @@ from etloom.trace import Trace
 
 Stat = tuple[str, str, int, "str | None"]
 """name, severity, count, example: a row of the stats table."""
+
+
+def series(name: str, values: Sequence[Any], dtype: Any) -> tuple[pl.Series, int]:
+    """A column of text, bytes, numbers or booleans, and how many values were no such thing and became null."""
+    try:
+        return pl.Series(name, values, dtype=dtype), 0
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        wanted = _PYTHON.get(dtype, (int,))
+        clean = [v if isinstance(v, wanted) and _fits(v, dtype) else None for v in values]
+        lost = clean.count(None) - list(values).count(None)
+        return pl.Series(name, clean, dtype=dtype), lost
+
+
+_PYTHON: dict[Any, tuple[type, ...]] = {
+    pl.String: (str,),
+    pl.Binary: (bytes,),
+    pl.Boolean: (bool,),
+    pl.Float64: (float, int),
+}
+_RANGE = {pl.Int64: (-(1 << 63), 1 << 63), pl.UInt64: (0, 1 << 64)}
+
+
+def _fits(value: Any, dtype: Any) -> bool:
+    low, high = _RANGE.get(dtype, (0, 0))
+    return low == high or low <= value < high
 
 
 def trace_of(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], stats: list[Stat]) -> Trace:

@@ -170,7 +170,11 @@ def _add(nodes: Nodes, node: Any, groups: list[dict[str, Any]], unread: list[str
         if not any(texts):
             continue
         try:
-            values, shapes, types = (_literals.parse(text) for text in texts)
+            values, shapes, types = (
+                _literals.parse(info.values),
+                _literals.parse_repeated(info.shapes),
+                _literals.parse_repeated(info.types),
+            )
             if not all(isinstance(part, list) for part in (values, shapes, types)):
                 raise ValueError("no list")
         except ValueError as error:
@@ -180,8 +184,7 @@ def _add(nodes: Nodes, node: Any, groups: list[dict[str, Any]], unread: list[str
         if io == 0 and "process_group:init" in node.name:
             groups.extend(_groups(values, unread))
     for kind, deps in (("ctrl", node.ctrl_deps), ("data", node.data_deps)):
-        for on in deps:
-            nodes.depends(place, _signed(on), kind)
+        nodes.depends(place, map(_signed, deps), kind)
     if node.type in (_SEND, _RECV, _COLL) or "comm_type" in comm or "comm_size" in comm:
         nodes.communicates(place, _comm(node, comm, attrs))
     if node.start_time_micros:

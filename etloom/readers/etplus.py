@@ -175,13 +175,12 @@ def _add(nodes: Nodes, node: dict[str, Any], pid: Any) -> None:
 
 def _relate(nodes: Nodes, place: int, node: dict[str, Any], parent: int | None) -> None:
     if parent is not None and parent != node["id"]:
-        nodes.depends(place, parent, "ctrl")
+        nodes.depends(place, [parent], "ctrl")
     if isinstance(on := node.get("inter_thread_dep"), int):
-        nodes.depends(place, on, "thread")
+        nodes.depends(place, [on], "thread")
     given = node.get("sync_dep")
-    for on in given if isinstance(given, list) else [given]:
-        if isinstance(on, int):
-            nodes.depends(place, on, "sync")
+    listed = given if isinstance(given, list) else [given]
+    nodes.depends(place, [on for on in listed if isinstance(on, int)], "sync")
 
 
 def _comm(attrs: dict[str, Any]) -> dict[str, Any]:
