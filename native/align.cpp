@@ -17,9 +17,9 @@ struct Match {
     int64_t i, j;
 };
 
-// Furthest-reaching paths (Myers 1986, with substitutions). furthest_[d] holds the greatest i on diagonal
-// k = j - i that d edits reach, or NONE. A path may start on any diagonal within slack of the centre and ends where a
-// or b does.
+// Furthest-reaching paths (Myers 1986, with substitutions). furthest_[d] holds, for each diagonal k = j - i, the
+// greatest i that d edits reach, or NONE. A path leaves out the start of b for nothing, up to slack from the centre
+// diagonal, and ends where a does.
 class Paths {
   public:
     Paths(const int32_t* a, int64_t n, const int32_t* b, int64_t m) : a_(a), b_(b), n_(n), m_(m) {}
@@ -32,11 +32,11 @@ class Paths {
             std::vector<int64_t> row(static_cast<size_t>(2 * (slack + d) + 1), NONE);
             int64_t reached = NONE;
             for (int64_t k = centre - slack - d; k <= centre + slack + d; ++k) {
-                int64_t i = d == 0 ? std::max<int64_t>(0, -k) : step(d, k);
+                int64_t i = d > 0 ? step(d, k) : k >= 0 ? 0 : NONE;
                 if (i == NONE || i > n_ || i + k > m_ || i + k < 0) continue;
                 while (i < n_ && i + k < m_ && a_[i] == b_[i + k]) ++i;
                 row[k - centre + slack + d] = i;
-                if ((i == n_ || i + k == m_) && (reached == NONE || std::abs(k - centre) < std::abs(reached - centre))) reached = k;
+                if (i == n_ && (reached == NONE || std::abs(k - centre) < std::abs(reached - centre))) reached = k;
             }
             furthest_.push_back(std::move(row));
             if (reached != NONE) {
@@ -53,7 +53,7 @@ class Paths {
         int64_t k = end_;
         for (int64_t d = static_cast<int64_t>(furthest_.size()) - 1; d >= 0; --d) {
             const int64_t i = at(d, k);
-            int64_t from = d == 0 ? std::max<int64_t>(0, -k) : step(d, k);
+            const int64_t from = d == 0 ? 0 : step(d, k);
             for (int64_t x = i; x > from; --x) found.push_back({x - 1, x - 1 + k});
             if (d == 0) break;
             if (at(d - 1, k) != NONE && at(d - 1, k) + 1 == from) continue;  // substituted
@@ -94,7 +94,7 @@ nb::tuple edit_path(Codes a, Codes b, int64_t start, int64_t slack, double most_
     std::vector<Match> all;
     {
         nb::gil_scoped_release release;
-        int64_t i = std::max<int64_t>(0, -start), j = std::max<int64_t>(0, start);
+        int64_t i = 0, j = std::max<int64_t>(0, start);
         // The first chunk may start `slack` to either side, so b is entered that much earlier.
         int64_t band = std::min({slack, n, m});
         while (i < n && j < m) {

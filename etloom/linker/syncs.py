@@ -111,6 +111,8 @@ def _recorded(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.
     """Waits by cuda_sync events, the calls they explain, how many wait for an event recorded out of sight."""
     events = trace.events
     rows = np.flatnonzero(stacks.among(events["cat"], ("cuda_sync",)))
+    if not rows.size:
+        return [], events.select(pl.col("id").alias("call")).clear(), 0
     call, _ = called(events, rows)
     asks = _named(events, "EventQuery")  # and never blocks
     rows, call = rows[(call < 0) | ~asks[call]], call[(call < 0) | ~asks[call]]
@@ -220,7 +222,7 @@ def _next(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 def _completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """Waits of stream and event synchronisations: for what ended last within the call, launched before it."""
-    ends = work.sort("end").select("end", "launched", "on")
+    ends = work.sort("end", "ts").select("end", "launched", "on")
     return (
         calls.sort("until")
         .join_asof(ends, left_on="until", right_on="end", check_sortedness=False)

@@ -47,7 +47,7 @@ def forward_of(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, int]:
         return none, none, 0
     lanes = pl.Series("lane", stacks.lane_codes(events))
     rows = pl.int_range(events.height, eager=True)
-    table = events.select("seq_id", "fwd_tid", "ts").with_columns(lanes)
+    table = events.select("seq_id", "fwd_tid", "ts", "depth").with_columns(lanes)
     ours = table.with_columns(rows.alias("backward")).filter(backward)
     theirs = table.drop("fwd_tid").with_columns(rows.alias("forward")).filter(numbered & ~backward)
     threads = (
@@ -61,10 +61,10 @@ def forward_of(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, int]:
         .drop("len")
     )
     joined = (
-        ours.drop("lane")
+        ours.drop("lane", "depth")
         .join(threads, on="fwd_tid", how="left")
         .sort("ts")
-        .join_asof(theirs.sort("ts"), on="ts", by=["lane", "seq_id"], check_sortedness=False)
+        .join_asof(theirs.sort("ts", "depth"), on="ts", by=["lane", "seq_id"], check_sortedness=False)
         .drop_nulls("forward")
         .sort("backward")
     )
@@ -84,13 +84,14 @@ def after_pauses(events: pl.DataFrame, threshold_ns: int) -> tuple[np.ndarray, n
     runs = stacks.among(events["cat"], kinds.OPERATORS)[rows]
     ends = starts + np.where(runs, events["dur"].fill_null(0).to_numpy()[rows], 0)
     lanes = stacks.lane_codes(events)[rows]
+    depths = events["depth"].fill_null(0).to_numpy()[rows]
     found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     pids = events["pid"].fill_null(0).to_numpy()[rows]
     for pid in np.unique(pids):
         own = np.flatnonzero(pids == pid)
         pauses = own[_begins_after_pause(lanes[own], starts[own], ends[own], threshold_ns)]
         ran = own[runs[own]]
-        by_end = ran[np.lexsort((-starts[ran], ends[ran]))]
+        by_end = ran[np.lexsort((-depths[ran], lanes[ran], -starts[ran], ends[ran]))]
         if not by_end.size:
             continue
         lane = lanes[by_end]
