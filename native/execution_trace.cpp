@@ -131,7 +131,7 @@ struct Side {
 
 class ExecutionTraceParser : public Parser {
   public:
-    ExecutionTraceParser() : Parser("nodes", false, {"id\"", "name\""}) {
+    ExecutionTraceParser() : Parser("nodes", false, true, {"id\"", "name\""}) {
         Table& nodes = table("nodes");
         et_id_ = nodes.add<Numbers<int64_t>>("et_id");
         name_ = nodes.add<Texts>("name", Finish::kUnescape);
@@ -185,27 +185,58 @@ class ExecutionTraceParser : public Parser {
     }
 
   protected:
-    bool row(od::value value, uint64_t position) override {
-        od::object object;
-        if (value.get_object().get(object)) return false;
+    // simdjson checks the piece as text (encoding, strings closed, no control characters). Its structure is followed here,
+    // since most of it is passed over: attributes that stand as they stood in the node before, lists without tensors.
+    bool rows(std::string_view json, uint64_t& position) override {
+        od::document document;
+        if (parser_.iterate(padded(json)).get(document)) return false;
+        const char *p = json.data() + 1, *const end = json.data() + json.size() - 1;
+        for (;;) {
+            p = node(skip_space(p, end), end, position);
+            if (p == nullptr) return false;
+            ++position;
+            p = skip_space(p, end);
+            if (p == end) return true;
+            if (*p++ != ',') return false;
+        }
+    }
+
+  private:
+    // Calls take(key, value), which returns the end of the value or nullptr, for each member of the object at `p`. Returns
+    // the end of the object; nullptr for damage.
+    template <typename Take>
+    static const char* members(const char* p, const char* end, Take take) {
+        if (p == end || *p != '{') return nullptr;
+        p = skip_space(p + 1, end);
+        if (p < end && *p == '}') return p + 1;
+        for (;;) {
+            const char* key = p + 1;
+            const char* after = p < end && *p == '"' ? value_end(p, end) : nullptr;
+            if (after == nullptr) return nullptr;
+            p = skip_space(after, end);
+            if (p == end || *p != ':') return nullptr;
+            p = skip_space(p + 1, end);
+            p = take(std::string_view(key, static_cast<size_t>(after - 1 - key)), p);
+            if (p == nullptr) return nullptr;
+            p = skip_space(p, end);
+            if (p == end || (*p != ',' && *p != '}')) return nullptr;
+            if (*p == '}') return p + 1;
+            p = skip_space(p + 1, end);
+        }
+    }
+
+    const char* node(const char* from, const char* end, uint64_t position) {
         id_ = name_text_ = parent_text_ = {};
         sides_ = {};
         present_ = 0;
         rest_.clear();
-        for (auto result : object) {
-            Member member;
-            if (!member_of(result, member)) return false;
-            const std::string_view key = member.key;
-            if (same(key, "attrs")) {
-                if (!attributes(*member.value)) return false;
-                continue;
-            }
-            if (same(key, "inputs") || same(key, "outputs")) {
-                if (!side(member, sides_[same(key, "inputs") ? 0 : 1])) return false;
-                continue;
-            }
-            if (!whole_token(member)) return false;
-            const std::string_view token = member.token;
+        const char* after = members(from, end, [&](std::string_view key, const char* value) -> const char* {
+            if (same(key, "attrs")) return attributes(value, end);
+            const bool in = same(key, "inputs");
+            if (in || same(key, "outputs")) return side(value, end, sides_[in ? 0 : 1]);
+            const char* behind = value_end(value, end);
+            if (behind == nullptr) return nullptr;
+            const std::string_view token(value, static_cast<size_t>(behind - value));
             if (same(key, "id")) {
                 id_ = token;
             } else if (same(key, "name")) {
@@ -223,53 +254,81 @@ class ExecutionTraceParser : public Parser {
             } else {
                 attribute(key, token);
             }
-        }
-        emit(position);
-        return true;
+            return behind;
+        });
+        if (after != nullptr) emit(position);
+        return after;
     }
 
-  private:
     // `inputs` is an object of lists in newer schemas, the list of values in 1.0.1.
-    bool side(Member& of, Side& side) {
-        if (of.token.front() != '{') {
-            if (!whole_token(of)) return false;
-            side.values = of.token;
-            return true;
-        }
-        od::object object;
-        if (of.value->get_object().get(object)) return false;
-        for (auto result : object) {
-            Member member;
-            if (!member_of(result, member) || !whole_token(member)) return false;
-            if (same(member.key, "values")) {
-                side.values = member.token;
-            } else if (same(member.key, "shapes")) {
-                side.shapes = member.token;
-            } else if (same(member.key, "types")) {
-                side.types = member.token;
-            } else if (same(member.key, "strides")) {
-                side.strides = member.token;
-            }
-        }
-        return true;
+    static const char* side(const char* value, const char* end, Side& side) {
+        const auto list = [&](const char* from, std::string_view& into) {
+            const char* behind = value_end(from, end);
+            if (behind != nullptr) into = {from, static_cast<size_t>(behind - from)};
+            return behind;
+        };
+        if (value < end && *value != '{') return list(value, side.values);
+        return members(value, end, [&](std::string_view key, const char* from) {
+            std::string_view other;
+            return list(from, same(key, "values")    ? side.values
+                              : same(key, "shapes")  ? side.shapes
+                              : same(key, "types")   ? side.types
+                              : same(key, "strides") ? side.strides
+                                                     : other);
+        });
     }
 
-    bool attributes(od::value& value) {
-        od::array list;
-        if (value.get_array().get(list)) return false;
-        for (auto element : list) {
-            od::object object;
-            if (std::move(element).get_object().get(object)) return false;
-            std::string_view name, content;
-            for (auto result : object) {
-                Member member;
-                if (!member_of(result, member) || !whole_token(member)) return false;
-                if (same(member.key, "name") && is_text(member.token)) name = inside(member.token);
-                if (same(member.key, "value")) content = member.token;
+    // The attributes, `[{"name": "rf_id", "type": "uint64", "value": 7}, ...]`, are most of the file and nearly the same
+    // in every node: where the text in front of a value is what it was in the node before, it need not be parsed.
+    const char* attributes(const char* p, const char* end) {
+        if (p == end || *p != '[') return nullptr;
+        p = skip_space(p + 1, end);
+        if (p < end && *p == ']') return p + 1;
+        for (size_t place = 0;; ++place) {
+            if (place < learned_.size() && starts_with(p, end, learned_[place].front)) {
+                const Learned& learned = learned_[place];
+                const char* value = p + learned.front.size();
+                const char* after = value_end(value, end);
+                if (after == nullptr) return nullptr;
+                p = skip_space(after, end);
+                if (p == end || *p != '}') return nullptr;
+                attribute(learned.name, {value, static_cast<size_t>(after - value)});
+                ++p;
+            } else {
+                p = attribute_object(p, end, place);
+                if (p == nullptr) return nullptr;
             }
-            if (!name.empty()) attribute(name, content);
+            p = skip_space(p, end);
+            if (p == end || (*p != ',' && *p != ']')) return nullptr;
+            if (*p == ']') return p + 1;
+            p = skip_space(p + 1, end);
         }
-        return true;
+    }
+
+    static bool starts_with(const char* p, const char* end, std::string_view front) {
+        return static_cast<size_t>(end - p) > front.size() && same({p, front.size()}, front);
+    }
+
+    const char* attribute_object(const char* from, const char* end, size_t place) {
+        std::string_view name, content;
+        bool value_last = false;
+        const char* after = members(from, end, [&](std::string_view key, const char* value) {
+            const char* behind = value_end(value, end);
+            if (behind == nullptr) return behind;
+            const std::string_view token(value, static_cast<size_t>(behind - value));
+            if (same(key, "name") && is_text(token)) name = inside(token);
+            value_last = same(key, "value");
+            if (value_last) content = token;
+            return behind;
+        });
+        if (after == nullptr || name.empty() || content.empty()) return after;
+        attribute(name, content);
+        if (value_last && place <= learned_.size()) {
+            learned_.resize(std::max(learned_.size(), place + 1));
+            learned_[place].front.assign(from, content.data());
+            learned_[place].name.assign(name);
+        }
+        return after;
     }
 
     void attribute(std::string_view key, std::string_view token) {
@@ -441,6 +500,11 @@ class ExecutionTraceParser : public Parser {
         return true;
     }
 
+    struct Learned {
+        std::string front, name;
+    };
+    od::parser parser_;
+    std::vector<Learned> learned_;  // by place in the list of attributes
     std::string_view id_, name_text_, parent_text_;
     std::array<Side, 2> sides_;
     std::array<std::string_view, kFieldCount> tokens_;

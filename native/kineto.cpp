@@ -179,7 +179,7 @@ enum class Role : uint8_t { kOther, kHost, kSync };
 class KinetoParser : public Parser {
   public:
     KinetoParser()
-        : Parser("traceEvents", true,
+        : Parser("traceEvents", true, false,
                  {"ph\"", "name\"", "cat\"", "pid\"", "tid\"", "ts\"", "dur\"", "id\"", "args\"", "s\"", "bp\""}) {
         Table& events = table("events");
         ph_ = events.add<Texts>("ph", Finish::kUnescape);
@@ -242,7 +242,20 @@ class KinetoParser : public Parser {
     }
 
   protected:
-    bool row(od::value value, uint64_t position) override {
+    bool rows(std::string_view json, uint64_t& position) override {
+        od::document document;
+        od::array rows;
+        if (parser_.iterate(padded(json)).get(document) || document.get_array().get(rows)) return false;
+        for (auto element : rows) {
+            od::value value;
+            if (std::move(element).get(value) || !row(value, position)) return false;
+            ++position;
+        }
+        const char* at = nullptr;
+        return document.current_location().get(at) == simdjson::OUT_OF_BOUNDS;
+    }
+
+    bool row(od::value& value, uint64_t position) {
         od::object object;
         if (value.get_object().get(object)) return false;
         event_row_.ph = 0;
@@ -607,6 +620,7 @@ class KinetoParser : public Parser {
 
     static constexpr uint32_t kNoCat = UINT32_MAX;
 
+    od::parser parser_;
     Event event_row_;
     std::vector<Role> roles_;  // by code of cat: codes come one by one
     const FieldIndex index_;

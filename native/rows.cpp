@@ -2,6 +2,7 @@
 #include "rows.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace etloom {
@@ -23,6 +24,16 @@ const char* string_end(const char* from, const char* to) {
     return nullptr;
 }
 
+enum class Mark : uint8_t { kNone, kOpen, kClose, kQuote };
+
+constexpr auto kMarks = [] {
+    std::array<Mark, 256> marks{};
+    marks['{'] = marks['['] = Mark::kOpen;
+    marks['}'] = marks[']'] = Mark::kClose;
+    marks['"'] = Mark::kQuote;
+    return marks;
+}();
+
 }  // namespace
 
 const char* skip_space(const char* from, const char* to) {
@@ -40,20 +51,26 @@ const char* value_end(const char* from, const char* to) {
     }
     size_t depth = 0;
     for (const char* p = from; p < to;) {
-        if (*p == '"') {
-            p = string_end(p, to);
-            if (p == nullptr) return nullptr;
-            continue;
+        switch (kMarks[static_cast<uint8_t>(*p)]) {
+            case Mark::kNone: ++p; break;
+            case Mark::kOpen:
+                ++depth;
+                ++p;
+                break;
+            case Mark::kClose:
+                ++p;
+                if (--depth == 0) return p;
+                break;
+            case Mark::kQuote:
+                p = string_end(p, to);
+                if (p == nullptr) return nullptr;
         }
-        if (*p == '{' || *p == '[') ++depth;
-        if ((*p == '}' || *p == ']') && --depth == 0) return p + 1;
-        ++p;
     }
     return nullptr;
 }
 
-RowStream::RowStream(std::string_view rows_key, bool bare_array, std::vector<std::string_view> row_keys)
-    : rows_key_(rows_key), bare_array_(bare_array), row_keys_(std::move(row_keys)) {
+RowStream::RowStream(std::string_view rows_key, bool bare_array, bool uniform, std::vector<std::string_view> row_keys)
+    : rows_key_(rows_key), bare_array_(bare_array), uniform_(uniform), row_keys_(std::move(row_keys)) {
     reserve(1 << 16);
 }
 
@@ -161,6 +178,7 @@ bool RowStream::step_rows(bool last) {
         consume(static_cast<size_t>(stop - begin()));
         return state_ != State::kRows;
     }
+    if (uniform_ && !settle_row_key()) return false;
     char* cut = last_boundary(begin() + searched_, end());
     // A boundary may begin in the last bytes; everything before them need not be looked at again.
     constexpr size_t kLongest = 64;
@@ -168,11 +186,25 @@ bool RowStream::step_rows(bool last) {
         searched_ = size_ > kLongest ? size_ - kLongest : 0;
         return false;
     }
-    const char* stop = parse_piece(begin(), cut) ? cut : crawl(begin(), cut, false);
+    const char* stop = parse(begin(), cut) ? cut : crawl(begin(), cut, false);
     const bool whole = stop == cut && state_ == State::kRows;
     consume(static_cast<size_t>(stop - begin()) + (whole ? 1 : 0));
     searched_ = whole || size_ < kLongest ? 0 : size_ - kLongest;
     return state_ != State::kRows;
+}
+
+// Keeps of the keys the one that the first row begins with. False: it has not come yet.
+bool RowStream::settle_row_key() {
+    const char* p = skip_space(begin(), end());
+    if (p < end() && *p == '{') p = skip_space(p + 1, end());
+    const char* key_end = p < end() && *p == '"' ? string_end(p, end()) : nullptr;
+    if (key_end == nullptr) return p < end() && *p != '"';
+    const std::string_view key(p + 1, static_cast<size_t>(key_end - p - 1));
+    if (std::find(row_keys_.begin(), row_keys_.end(), key) != row_keys_.end()) {
+        std::erase_if(row_keys_, [&](std::string_view other) { return other != key; });
+    }
+    uniform_ = false;
+    return true;
 }
 
 // `brace` is a '{'. A row starts there if a comma and a closing brace stand before it and a row's key follows: inside a
@@ -216,48 +248,22 @@ char* RowStream::next_boundary(char* from, char* to) {
     return nullptr;
 }
 
-// The rows in [from, cut), where *cut is the comma behind the last of them, as one array. All or nothing.
-bool RowStream::parse_piece(char* from, char* cut) {
+// The rows in [from, to), as one array: the bytes around them are brackets for a moment. All or nothing.
+bool RowStream::parse(char* from, char* to) {
     char* open = from - 1;
-    const char saved_open = *open, saved_cut = *cut;
+    const char saved_open = *open, saved_to = *to;
     *open = '[';
-    *cut = ']';
-    const auto size = static_cast<size_t>(cut + 1 - open);
-    const uint64_t before = rows_seen_;
+    *to = ']';
+    uint64_t position = rows_seen_;
     checkpoint();
-    const bool good = [&] {
-        od::document document;
-        od::array rows;
-        if (parser_.iterate(simdjson::padded_string_view(open, size, size + simdjson::SIMDJSON_PADDING)).get(document)) {
-            return false;
-        }
-        if (document.get_array().get(rows)) return false;
-        for (auto element : rows) {
-            od::value value;
-            if (std::move(element).get(value) || !row(value, rows_seen_)) return false;
-            ++rows_seen_;
-        }
-        const char* at = nullptr;
-        // All of the piece must have been this one array: a closing bracket inside it means that the rows end here.
-        return document.current_location().get(at) == simdjson::OUT_OF_BOUNDS;
-    }();
+    const bool good = rows({open, static_cast<size_t>(to + 1 - open)}, position);
     *open = saved_open;
-    *cut = saved_cut;
-    if (good) return true;
-    rows_seen_ = before;
-    rewind();
-    return false;
-}
-
-bool RowStream::parse_one(char* from, char* to) {
-    // The parser reads padding behind the row: it may, since the buffer goes on, but must see the row end there.
-    const auto size = static_cast<size_t>(to - from);
-    od::document document;
-    od::value value;
-    checkpoint();
-    const bool good = !parser_.iterate(simdjson::padded_string_view(from, size, size + simdjson::SIMDJSON_PADDING)).get(document) &&
-                      !document.get_value().get(value) && row(value, rows_seen_);
-    if (!good) rewind();
+    *to = saved_to;
+    if (good) {
+        rows_seen_ = position;
+    } else {
+        rewind();
+    }
     return good;
 }
 
@@ -273,8 +279,7 @@ char* RowStream::crawl(char* from, char* to, bool last) {
             return p + 1;
         }
         auto* after = const_cast<char*>(value_end(p, to));
-        if (after != nullptr && *p == '{' && parse_one(p, after)) {
-            ++rows_seen_;
+        if (after != nullptr && *p == '{' && parse(p, after)) {
             p = after;
             continue;
         }

@@ -1,6 +1,6 @@
 // A JSON document whose bulk is one array of objects ("traceEvents", "nodes"), read in pieces of any size.
 //
-// Bytes go in by `feed`; whole objects ("rows") come out by `row`, the rest of the document is kept as its header. Rows
+// Bytes go in by `feed`; whole objects ("rows") come out by `rows`, the rest of the document is kept as its header. Rows
 // are parsed many at a time: a piece is cut where one object ends and the next begins, and wrapped as an array of its
 // own. A piece that does not parse so is gone through row by row, and what does not parse then costs that row alone:
 // the search goes on at the next place that looks like the start of a row.
@@ -28,8 +28,9 @@ struct Trouble {
 class RowStream {
   public:
     // rows_key: the member that holds the rows. A top-level array is taken for the rows if bare_array.
-    // row_keys: the keys a row can begin with, each with its closing quote and without the opening one.
-    RowStream(std::string_view rows_key, bool bare_array, std::vector<std::string_view> row_keys);
+    // row_keys: the keys a row can begin with, each with its closing quote and without the opening one. If uniform, all
+    // rows begin as the first one does, and objects inside of rows may begin with the other keys.
+    RowStream(std::string_view rows_key, bool bare_array, bool uniform, std::vector<std::string_view> row_keys);
     virtual ~RowStream() = default;
 
     void feed(const char* data, size_t size);
@@ -46,8 +47,10 @@ class RowStream {
     const std::vector<std::pair<std::string, std::string>>& header() const { return header_; }
 
   protected:
-    // One row. False: it is damaged; whatever it appended is taken back by `rewind`.
-    virtual bool row(od::value value, uint64_t position) = 0;
+    // All rows of the array `json`, the first of which is number `position` of the file; their count is added to
+    // `position`. False: something in it is damaged, and what was appended is to be taken back by `rewind`. The array
+    // must be all there is: a bracket that closes it early is damage. There is padding behind it.
+    virtual bool rows(std::string_view json, uint64_t& position) = 0;
     virtual void checkpoint() = 0;
     virtual void rewind() = 0;
     // Called after each feed.
@@ -63,31 +66,34 @@ class RowStream {
     bool step(bool last);
     bool step_top();
     bool step_rows(bool last);
-    bool parse_piece(char* from, char* to);
+    bool parse(char* from, char* to);
     // Goes row by row through [from, to). Returns where it stopped: at `to`, at an incomplete row, or behind the bracket
     // that closes the rows.
     char* crawl(char* from, char* to, bool last);
-    bool parse_one(char* from, char* to);
     char* last_boundary(char* from, char* to);
     char* next_boundary(char* from, char* to);
     bool is_boundary(const char* brace, const char* to) const;
+    bool settle_row_key();
 
     // One byte in front, so that a piece can be given its opening bracket in place.
     static constexpr size_t kFront = 1;
 
     std::string rows_key_;
-    bool bare_array_;
+    bool bare_array_, uniform_;
     std::vector<std::string_view> row_keys_;
     State state_ = State::kStart;
     std::vector<char> buffer_;
     size_t size_ = 0;
     size_t searched_ = 0;  // bytes of the buffer known to hold no boundary
-    od::parser parser_;
     bool found_rows_ = false, truncated_ = false, in_object_ = false;
     uint64_t rows_seen_ = 0, bytes_ = 0, trailing_ = 0;
     Trouble damaged_;
     std::vector<std::pair<std::string, std::string>> header_;
 };
+
+inline simdjson::padded_string_view padded(std::string_view json) {
+    return simdjson::padded_string_view(json.data(), json.size(), json.size() + simdjson::SIMDJSON_PADDING);
+}
 
 // The end of the JSON value at `from`, or nullptr when it goes on behind `to`. Brackets are counted, not matched.
 const char* value_end(const char* from, const char* to);
