@@ -278,6 +278,22 @@ def test_table(run: Path, call: Callable[..., Outcome]) -> None:
     )
 
 
+def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    name = "a_very_long_kernel_name_" * 4
+    numbers = {f"number {at} of this row": [123_456_789_000 + at] for at in range(4)}
+    drawn = _output.render(_output.as_table(pl.DataFrame({"name": [name], **numbers})))
+    for number in numbers.values():
+        assert f"{number[0]:,}" in drawn
+    assert "of this row" not in drawn, "headers of numbers are broken into lines"
+    first_column = "".join(line[: _output.TEXT_WIDTH].strip() for line in drawn.split("\n")[1:])
+    assert name in first_column.replace("\x1b[1m", "").replace("\x1b[0m", "")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert len(_output.render(_output.as_table(pl.DataFrame({"name": [name], **numbers}))).split("\n")) == 3
+
+
 def test_json_csv_parquet_say_the_same(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     sql = (
         "select e.rank, name, dur, grid_x from events e "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
     from rich.table import Table
+
+
+TEXT_WIDTH = 24
+"""Columns that a text needs at least where a terminal is narrow; it goes on in the next line."""
 
 
 class Format(str, enum.Enum):
@@ -44,7 +49,7 @@ def emit(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
     if chosen is Format.parquet and out is None and sys.stdout.isatty():
         raise EtloomError("Parquet is no text for a terminal", where="stdout", remedy="add --out FILE")
     if chosen is Format.table:
-        write_text(render(as_table(frame), out), out)
+        write_text(render(as_table(frame), out=out), out)
     elif chosen is Format.json:
         write_text(to_json(frame) + "\n", out)
     elif chosen is Format.csv:
@@ -66,7 +71,11 @@ def to_json(frame: pl.DataFrame) -> str:
 
 
 def as_table(frame: pl.DataFrame) -> Table:
-    """A rich table: numbers to the right, times and sizes in one unit a column, absent as a dash."""
+    """A rich table: numbers to the right, times and sizes in one unit a column, absent as a dash.
+
+    On a terminal the headers of numbers are broken into lines, and the table is never so narrow that a number
+    would be cut.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -74,20 +83,35 @@ def as_table(frame: pl.DataFrame) -> Table:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = [shown(frame, name) for name in frame.columns]
-    for column in columns:
+    rows = [
+        [printable(column.text(value)) or "-" for column, value in zip(columns, row, strict=True)]
+        for row in frame.iter_rows()
+    ]
+    least = 2 * (len(columns) - 1)
+    for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
+        header, widest = printable(column.header), max(map(len, cells), default=0)
+        if column.number and sys.stdout.isatty():
+            header = "\n".join(textwrap.wrap(header, max(widest, *map(len, header.split()))))
+        widest = max(widest, *map(len, header.split("\n")))
+        least += widest if column.number else min(widest, TEXT_WIDTH)
         side: Literal["left", "right"] = "right" if column.number else "left"
-        table.add_column(Text(printable(column.header)), justify=side, no_wrap=column.number, overflow="fold")
-    for row in frame.iter_rows():
-        cells = (printable(column.text(value)) for column, value in zip(columns, row, strict=True))
-        table.add_row(*(Text(cell or "-") for cell in cells))
+        table.add_column(Text(header), justify=side, vertical="top", no_wrap=column.number, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    table.min_width = least
     return table
 
 
-def render(what: Any, out: Path | None = None) -> str:
-    """A rich renderable as text: as wide as the terminal and coloured there, else as wide as it is."""
+def render(*parts: Any, out: Path | None = None) -> str:
+    """Rich renderables under each other, as text.
+
+    On a terminal it is coloured and as wide as that, or as the widest table must be; else plain and not broken.
+    """
     console = _console(out)
+    console.width = max(console.width, *(getattr(part, "min_width", None) or 0 for part in parts))
     with console.capture() as captured:
-        console.print(what)
+        for part in parts:
+            console.print(part)
     return "\n".join(line.rstrip() for line in captured.get().split("\n"))
 
 

@@ -155,7 +155,6 @@ def _one(values: Iterable[Any]) -> Any:
 
 def _show(job: Job, about: dict[str, Any]) -> None:
     import polars as pl
-    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
@@ -190,7 +189,7 @@ def _show(job: Job, about: dict[str, Any]) -> None:
         if stats.height
         else [Text(f"\nnothing was lost in {count(len(job), 'rank')}")]
     )
-    write_text(render(Group(*parts)), None)
+    write_text(render(*parts), None)
 
 
 def _known(frame: pl.DataFrame) -> pl.DataFrame:

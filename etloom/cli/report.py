@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import guarded, printable, say
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.cli._output import as_table, render, write_text
+
+if TYPE_CHECKING:
+    from etloom.trace import Job
+
+TOP = 8
+"""Operators that the terminal shows; the page shows more."""
 
 
 @guarded()
@@ -50,9 +56,38 @@ def write_report(
     import etloom
 
     job = open_job(path, rank_pattern, strict, jobs, cache)
-    from etloom.reports import terminal
-
-    terminal.show(job, sys.stdout)
+    write_text(_summary(job), None)
     target = out or (path if path.is_dir() else path.parent) / "report.html"
     etloom.report(job, target)
     say(f"wrote {target}; open it in a browser: {target.resolve().as_uri()}")
+
+
+def _summary(job: Job) -> str:
+    """The verdict as text: its sentences, the ranks, the top operators of the first rank."""
+    import polars as pl
+    from rich.table import Table
+    from rich.text import Text
+
+    from etloom.reports.verdict import verdict
+
+    found = verdict(job)
+    sentences = Table(box=None, pad_edge=False, show_header=False)
+    for sentence in found.sentences:
+        colour = {"warn": "yellow", "bad": "red"}.get(sentence.tone, "")
+        figure = Text(printable(sentence.figure), style=f"bold {colour}".strip())
+        sentences.add_row(Text(sentence.topic), figure, Text(printable(sentence.text)))
+    parts: list[Any] = [sentences]
+    operators = found.tables["top-ops"]
+    sections = {
+        "Ranks": found.tables["overview"],
+        "Top operators" + (f" of rank {job.ranks[0]}" if len(job) > 1 else ""): operators.filter(
+            pl.col("rank") == job.ranks[0]
+        )
+        .drop("rank")
+        .head(TOP),
+        "Trouble": found.stats.filter(pl.col("severity") != "info"),
+    }
+    for title, table in sections.items():
+        if table.height:
+            parts += [Text(f"\n{title}", style="bold"), as_table(table)]
+    return render(*parts)
