@@ -3,5 +3,6 @@
 #include <nanobind/nanobind.h>
 
 void bind_align(nanobind::module_& module);
+void bind_graph(nanobind::module_& module);
 void bind_nesting(nanobind::module_& module);
 void bind_parsers(nanobind::module_& module);

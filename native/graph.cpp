@@ -1,0 +1,189 @@
+// A graph of points in time: the order in which every edge goes forward, and sweeps along it.
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "bindings.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+template <typename T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T>&& values) {
+    auto* owner = new std::vector<T>(std::move(values));
+    nb::capsule free_it(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owner->data(), {owner->size()}, free_it);
+}
+
+// Numbers 0..n-1 by time, equal times by number: a radix sort that is stable and skips digits all times share.
+std::vector<int32_t> by_time(const int64_t* time, size_t n) {
+    std::vector<int32_t> order(n);
+    for (size_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(i);
+    if (std::is_sorted(time, time + n)) return order;
+    const auto [low, high] = std::minmax_element(time, time + n);
+    const uint64_t base = static_cast<uint64_t>(*low), range = static_cast<uint64_t>(*high) - base;
+    struct Keyed {
+        uint64_t key;
+        int32_t number;
+    };
+    constexpr int DIGIT = 11;
+    std::vector<Keyed> from(n), to(n);
+    for (size_t i = 0; i < n; ++i) from[i] = {static_cast<uint64_t>(time[i]) - base, static_cast<int32_t>(i)};
+    for (int shift = 0; shift < 64 && (range >> shift) != 0; shift += DIGIT) {
+        std::vector<size_t> at((size_t{1} << DIGIT) + 1);
+        constexpr uint64_t MASK = (1u << DIGIT) - 1;
+        for (const Keyed& one : from) ++at[((one.key >> shift) & MASK) + 1];
+        for (size_t d = 1; d < at.size(); ++d) at[d] += at[d - 1];
+        for (const Keyed& one : from) to[at[(one.key >> shift) & MASK]++] = one;
+        from.swap(to);
+    }
+    for (size_t i = 0; i < n; ++i) order[i] = from[i].number;
+    return order;
+}
+
+// Within each run of equal times, puts the source of an edge before its target. Where edges run in a circle, the point
+// of lowest number goes first: edges from lower to higher numbers are never the ones that break.
+void settle_ties(std::vector<int32_t>& order, const int64_t* time, const In<int32_t>& source, const In<int32_t>& target) {
+    const size_t n = order.size(), m = source.shape(0);
+    std::vector<int32_t> edges;  // between points of one time
+    for (size_t e = 0; e < m; ++e)
+        if (time[source(e)] == time[target(e)] && source(e) != target(e)) edges.push_back(static_cast<int32_t>(e));
+    if (edges.empty()) return;
+    std::vector<int32_t> first(n + 1), next(edges.size()), waiting(n);
+    for (int32_t e : edges) {
+        ++first[source(e) + 1];
+        ++waiting[target(e)];
+    }
+    for (size_t i = 0; i < n; ++i) first[i + 1] += first[i];
+    {
+        std::vector<int32_t> at(first.begin(), first.end() - 1);
+        for (int32_t e : edges) next[at[source(e)]++] = target(e);
+    }
+    std::vector<int32_t> run, ready;
+    std::vector<uint8_t> taken(n);
+    for (size_t a = 0, b; a < n; a = b) {
+        b = a + 1;
+        while (b < n && time[order[b]] == time[order[a]]) ++b;
+        if (b == a + 1) continue;
+        run.assign(order.begin() + static_cast<int64_t>(a), order.begin() + static_cast<int64_t>(b));
+        ready.clear();
+        const auto take = [&](int32_t v) {
+            taken[v] = 1;
+            ready.push_back(v);
+        };
+        for (int32_t v : run)
+            if (waiting[v] == 0) take(v);
+        size_t done = 0, low = 0;
+        while (done < run.size()) {
+            if (done == ready.size()) {
+                while (taken[run[low]]) ++low;
+                take(run[low]);
+            }
+            const int32_t v = ready[done];
+            order[a + done++] = v;
+            for (int32_t k = first[v]; k < first[v + 1]; ++k)
+                if (--waiting[next[k]] == 0 && !taken[next[k]]) take(next[k]);
+        }
+    }
+}
+
+nb::tuple order_points(In<int64_t> time, In<int32_t> source, In<int32_t> target) {
+    const size_t n = time.shape(0), m = source.shape(0);
+    if (target.shape(0) != m) throw nb::value_error("source and target differ in length");
+    if (n >= std::numeric_limits<int32_t>::max() || m >= std::numeric_limits<int32_t>::max())
+        throw nb::value_error("more points or edges than 32 bits number");
+    for (size_t e = 0; e < m; ++e)
+        if (source(e) < 0 || target(e) < 0 || static_cast<size_t>(source(e)) >= n || static_cast<size_t>(target(e)) >= n)
+            throw nb::value_error("an edge names a point that is not there");
+    std::vector<int32_t> order, kept, dropped, number(n);
+    std::vector<int64_t> first(n + 1);
+    {
+        nb::gil_scoped_release release;
+        order = by_time(time.data(), n);
+        settle_ties(order, time.data(), source, target);
+        for (size_t i = 0; i < n; ++i) number[order[i]] = static_cast<int32_t>(i);
+        for (size_t e = 0; e < m; ++e) {
+            if (number[source(e)] < number[target(e)])
+                ++first[number[target(e)] + 1];
+            else
+                dropped.push_back(static_cast<int32_t>(e));
+        }
+        for (size_t i = 0; i < n; ++i) first[i + 1] += first[i];
+        kept.resize(m - dropped.size());
+        std::vector<int64_t> at(first.begin(), first.end() - 1);
+        for (size_t e = 0; e < m; ++e)
+            if (number[source(e)] < number[target(e)]) kept[at[number[target(e)]]++] = static_cast<int32_t>(e);
+    }
+    return nb::make_tuple(to_numpy(std::move(order)), to_numpy(std::move(number)), to_numpy(std::move(first)),
+                          to_numpy(std::move(kept)), to_numpy(std::move(dropped)));
+}
+
+// The edges into point v are first[v] .. first[v + 1], and each comes from a lower number.
+size_t check(const In<int64_t>& first, const In<int32_t>& source, size_t points, size_t lags) {
+    const size_t m = source.shape(0);
+    if (first.shape(0) != points + 1 || first(0) != 0 || static_cast<size_t>(first(points)) != m || lags != m)
+        throw nb::value_error("the edges do not fit the points");
+    int64_t e = 0;
+    for (size_t v = 0; v < points; ++v) {
+        if (first(v + 1) < first(v)) throw nb::value_error("the edges do not fit the points");
+        for (; e < first(v + 1); ++e)
+            if (source(e) < 0 || static_cast<size_t>(source(e)) >= v) throw nb::value_error("an edge goes backward");
+    }
+    return points;
+}
+
+void schedule(In<int64_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
+    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+    nb::gil_scoped_release release;
+    for (size_t v = 0; v < n; ++v) {
+        const int64_t from = first(v), to = first(v + 1);
+        if (from == to) continue;
+        int64_t at = time(source(from)) + lag(from);
+        for (int64_t e = from + 1; e < to; ++e) at = std::max(at, time(source(e)) + lag(e));
+        time(v) = at;
+    }
+}
+
+void latest(In<int64_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
+    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+    nb::gil_scoped_release release;
+    for (size_t v = n; v-- > 0;)
+        for (int64_t e = first(v); e < first(v + 1); ++e)
+            time(source(e)) = std::min(time(source(e)), time(v) - lag(e));
+}
+
+void reach(In<int64_t> first, In<int32_t> source, Out<uint8_t> reached, bool backward) {
+    const size_t n = check(first, source, reached.shape(0), source.shape(0));
+    nb::gil_scoped_release release;
+    if (backward) {
+        for (size_t v = n; v-- > 0;)
+            for (int64_t e = first(v); reached(v) && e < first(v + 1); ++e) reached(source(e)) = 1;
+    } else {
+        for (size_t v = 0; v < n; ++v)
+            for (int64_t e = first(v); !reached(v) && e < first(v + 1); ++e) reached(v) = reached(source(e));
+    }
+}
+
+}  // namespace
+
+void bind_graph(nb::module_& module) {
+    module.def("order_points", &order_points, nb::arg("time"), nb::arg("source"), nb::arg("target"),
+               "The points in an order of ascending time in which edges go forward, the number of each point in it, the "
+               "offsets of the edges into each number, the edges that go forward sorted by target, and the others.");
+    module.def("schedule", &schedule, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
+               "Set the time of every point with edges into it to the greatest of source time + lag, in place.");
+    module.def("latest", &latest, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
+               "Lower the time of every point to the least of target time - lag, in place.");
+    module.def("reach", &reach, nb::arg("first"), nb::arg("source"), nb::arg("reached"), nb::arg("backward"),
+               "Mark every point that a marked one leads to, or that leads to one, in place.");
+}

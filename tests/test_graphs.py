@@ -1,0 +1,242 @@
+"""Graph: order, schedule, path, slack, reach, subgraph and contraction against slow references on random graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etloom import graphs
+from etloom.graphs import Graph, Kind, Role
+
+
+def build(times: list[int], edges: list[tuple[int, int, int]]) -> Graph:
+    """A graph of points and of edges (source, target, floor); the event of a point is its place."""
+    n, columns = len(times), np.array(edges, np.int64).reshape(-1, 3).T
+    return Graph.of(
+        time=np.array(times, np.int64),
+        event=np.arange(n, dtype=np.int32),
+        role=np.zeros(n, np.uint8),
+        rank=np.zeros(n, np.int32),
+        source=columns[0].astype(np.int32),
+        target=columns[1].astype(np.int32),
+        floor=columns[2].copy(),
+        kind=np.zeros(len(edges), np.uint8),
+        owner=np.arange(len(edges), dtype=np.int32),
+    )
+
+
+@st.composite
+def drafts(draw: st.DrawFn, acyclic: bool = True) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Points of few distinct times in any order, so that ties abound, and edges between any of them."""
+    n = draw(st.integers(1, 12))
+    times = draw(st.lists(st.integers(-4, 4), min_size=n, max_size=n))
+    pairs = draw(
+        st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1), st.integers(0, 5)), max_size=25)
+    )
+    if acyclic:
+        hidden = draw(st.permutations(range(n)))
+        rank = sorted(range(n), key=lambda v: (times[v], hidden[v]))
+        place = {v: i for i, v in enumerate(rank)}
+        pairs = [(u, v, lag) for u, v, lag in pairs if place[u] < place[v]]
+    return times, pairs
+
+
+def in_edges(graph: Graph) -> dict[int, list[tuple[int, int]]]:
+    lag = graph.lag
+    return {
+        v: [(int(graph.source[e]), int(lag[e])) for e in range(graph.first[v], graph.first[v + 1])]
+        for v in range(len(graph))
+    }
+
+
+def slow_schedule(graph: Graph, lag: np.ndarray) -> list[int]:
+    time = graph.time.tolist()
+    for v in range(len(graph)):
+        into = [time[graph.source[e]] + int(lag[e]) for e in range(graph.first[v], graph.first[v + 1])]
+        time[v] = max(into, default=time[v])
+    return time
+
+
+@settings(deadline=None)
+@given(drafts())
+def test_every_edge_of_an_acyclic_draft_is_kept_and_goes_forward(draft):
+    times, edges = draft
+    graph = build(times, edges)
+    assert graph.dropped.sum() == 0
+    assert (graph.source < graph.target).all()
+    assert (np.diff(graph.time) >= 0).all()
+    assert sorted(graph.event) == list(range(len(times)))
+    assert [times[p] for p in graph.event] == graph.time.tolist()
+    pairs = [
+        (int(graph.event[u]), int(graph.event[v])) for u, v in zip(graph.source, graph.target, strict=True)
+    ]
+    assert sorted(pairs) == sorted((u, v) for u, v, _ in edges)
+    assert pairs == [edges[e][:2] for e in graph.owner]
+
+
+@settings(deadline=None)
+@given(drafts(acyclic=False))
+def test_what_cannot_go_forward_is_dropped_and_counted(draft):
+    times, edges = draft
+    graph = build(times, edges)
+    assert (graph.source < graph.target).all()
+    assert graph.dropped.sum() + len(graph.source) == len(edges)
+    kept = set(graph.owner.tolist())
+    for e, (u, v, _) in enumerate(edges):
+        if times[u] > times[v] or u == v:
+            assert e not in kept
+        if times[u] < times[v]:
+            assert e in kept
+
+
+def test_edges_along_the_numbers_survive_a_circle():
+    graph = build([5, 5, 5], [(0, 1, 0), (1, 2, 0), (2, 0, 0)])
+    assert graph.owner.tolist() == [0, 1] and graph.dropped[Kind.SEGMENT] == 1
+
+
+@settings(deadline=None)
+@given(drafts(acyclic=False))
+def test_with_its_excess_every_graph_gives_the_recorded_times(draft):
+    graph = build(*draft)
+    assert graphs.schedule(graph).tolist() == graph.time.tolist()
+    assert (graph.excess >= 0).all() and (graph.floor >= 0).all()
+    took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
+    assert (graph.lag <= took).all()
+    for v, into in in_edges(graph).items():
+        assert not into or max(graph.time[u] + lag for u, lag in into) == graph.time[v]
+
+
+@settings(deadline=None)
+@given(drafts(), st.lists(st.integers(-3, 9), min_size=30, max_size=30))
+def test_schedule_with_other_lags_is_the_slow_one(draft, lags):
+    graph = build(*draft)
+    lag = np.array(lags[: len(graph.source)], np.int64)
+    assert graphs.schedule(graph, lag).tolist() == slow_schedule(graph, lag)
+
+
+def test_schedule_takes_the_own_times_of_sources_from_start():
+    graph = build([0, 1, 9], [(0, 2, 2), (1, 2, 3)])
+    lag = graph.floor
+    assert graphs.schedule(graph, lag).tolist() == [0, 1, 4]
+    assert graphs.schedule(graph, lag, np.array([0, 7, -1], np.int64)).tolist() == [0, 7, 10]
+    with pytest.raises(ValueError, match="do not fit"):
+        graphs.schedule(graph, lag[:1])
+
+
+@settings(deadline=None)
+@given(drafts(), st.data())
+def test_no_lag_raised_moves_no_point_later_and_saves_no_more_than_was_taken(draft, data):
+    graph = build(*draft)
+    lag = graph.lag
+    cut = np.array([data.draw(st.integers(0, int(one))) for one in lag], np.int64)
+    time = graphs.schedule(graph, lag - cut)
+    assert (time <= graph.time).all()
+    assert graph.time.max() - time.max() <= cut.sum()
+
+
+@settings(deadline=None)
+@given(drafts())
+def test_longest_path_is_connected_and_sums_to_the_end(draft):
+    graph = build(*draft)
+    path = graphs.longest_path(graph)
+    end = int(np.argmax(graph.time))
+    target, lag = graph.target, graph.lag
+    at = int(graph.source[path[0]]) if path.size else end
+    begun = graph.time[at]
+    assert at in graph.sources
+    for e in path:
+        assert graph.source[e] == at
+        at = int(target[e])
+    assert at == end and begun + lag[path].sum() == graph.time[end]
+
+
+@settings(deadline=None)
+@given(drafts())
+def test_slack_is_how_far_a_point_can_be_delayed(draft):
+    graph = build(*draft)
+    slack = graphs.slack(graph)
+    last = graph.time.max()
+    for v in range(len(graph)):
+        for delay, grows in ((int(slack[v]), False), (int(slack[v]) + 1, True)):
+            time = graph.time.tolist()
+            time[v] += delay
+            for w in range(v + 1, len(graph)):
+                time[w] = max([time[w], *(time[u] + lag for u, lag in in_edges(graph)[w])])
+            assert (max(time) > last) == grows
+
+
+def test_slack_towards_chosen_ends():
+    graph = build([0, 2, 3, 10], [(0, 1, 2), (0, 2, 3), (0, 3, 10)])
+    assert graphs.slack(graph).tolist() == [0, 8, 7, 0]
+    assert graphs.slack(graph, ends=[1])[:2].tolist() == [0, 0]
+
+
+@settings(deadline=None)
+@given(drafts(), st.data())
+def test_reach_is_the_transitive_closure(draft, data):
+    graph = build(*draft)
+    begin = data.draw(st.integers(0, len(graph) - 1))
+    pairs = set(zip(graph.source.tolist(), graph.target.tolist(), strict=True))
+    for backward in (False, True):
+        found, grown = {begin}, True
+        while grown:
+            more = {(u if backward else v) for u, v in pairs if (v if backward else u) in found}
+            grown = not more <= found
+            found |= more
+        reached = graphs.reach(graph, [begin], backward=backward)
+        assert set(np.flatnonzero(reached).tolist()) == found
+
+
+@settings(deadline=None)
+@given(drafts(), st.data())
+def test_subgraph_keeps_times_and_inner_edges(draft, data):
+    graph = build(*draft)
+    marks = np.array([data.draw(st.booleans()) for _ in range(len(graph))])
+    part = graphs.subgraph(graph, marks)
+    assert sorted(part.event) == sorted(graph.event[marks])
+    assert graphs.schedule(part).tolist() == part.time.tolist()
+    inner = marks[graph.source] & marks[graph.target]
+    assert sorted(part.owner) == sorted(graph.owner[inner])
+
+
+@settings(deadline=None)
+@given(drafts(), st.lists(st.integers(0, 9), min_size=30, max_size=30))
+def test_contraction_gives_the_same_times(draft, lags):
+    graph = build(*draft)
+    lag = np.array(lags[: len(graph.source)], np.int64)
+    for lags_, expected in ((None, graph.time), (lag, graphs.schedule(graph, lag))):
+        small = graphs.contract(graph, lags_)
+        assert (np.diff(small.graph.first) != 1).all()
+        assert small.expand(graphs.schedule(small.graph)).tolist() == expected.tolist()
+
+
+def test_an_edge_to_nowhere_is_refused():
+    with pytest.raises(ValueError, match="not there"):
+        build([0, 1], [(0, 2, 1)])
+
+
+def test_roles_and_kinds_fit_a_byte_and_name_themselves():
+    assert max(Role) < 256 and max(Kind) < 256
+    assert Kind.STREAM_WAIT.label == "stream wait"
+
+
+def test_an_empty_graph():
+    graph = build([], [])
+    assert graphs.makespan(graph) == 0 and graphs.longest_path(graph).size == 0
+    assert graphs.schedule(graph).size == 0 and graphs.slack(graph).size == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_large_times_sort_and_schedule(seed):
+    random = np.random.default_rng(seed)
+    n, m = 3000, 6000
+    time = random.integers(-(2**62), 2**62, n)
+    a, b = random.integers(0, n, (2, m))
+    ahead = time[a] < time[b]
+    edges = [(int(u), int(v), 0) for u, v in zip(np.where(ahead, a, b), np.where(ahead, b, a), strict=True)]
+    graph = build(time.tolist(), edges)
+    assert (graph.time == np.sort(time)).all()
+    assert graphs.schedule(graph).tolist() == graph.time.tolist()
