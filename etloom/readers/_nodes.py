@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from etloom.kinds import itemsize
-from etloom.readers._tables import Stat, series, timeline
+from etloom.readers._tables import Stat, frame_of, series, timeline
 from etloom.schema import TABLES
 
 _TENSOR_TYPE = re.compile(r"Tensor\(([^)]*)\)")
@@ -232,23 +232,6 @@ def _placed(table: str, rows: list[dict[str, Any]], row_of: pl.DataFrame, stats:
     places = pl.DataFrame({"place": pl.Series([row["place"] for row in rows], dtype=pl.UInt32)})
     node = places.join(row_of, on="place", how="left", maintain_order="left")["node"]
     return frame_of(table, rows, stats).with_columns(node).sort("node", maintain_order=True)
-
-
-def frame_of(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
-    """Rows as wide columns; a value of another type than its column becomes null and is counted."""
-    wide = {pl.Categorical: pl.String, pl.Boolean: pl.Boolean, pl.Float64: pl.Float64, pl.UInt64: pl.UInt64}
-    given = set().union(*rows)
-    columns: list[pl.Series] = []
-    for name, dtype in TABLES[table].schema.items():
-        kind = wide.get(dtype, pl.Int64)
-        if name not in given:
-            columns.append(pl.Series(name, [None] * len(rows), dtype=kind))
-            continue
-        column, lost = series(name, [row.get(name) for row in rows], kind)
-        columns.append(column)
-        if lost:
-            stats.append(("read.wrong_type", "data_loss", lost, f"{table}.{name}: now null"))
-    return pl.DataFrame(columns)
 
 
 def _is_int(value: Any) -> bool:

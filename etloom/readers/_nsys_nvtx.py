@@ -11,7 +11,7 @@ import polars as pl
 from etloom.kinds import collective
 from etloom.readers._nsys_part import Part, part, pid_of, process_of, tid_of
 from etloom.readers._nsys_source import I64, TEXT, Source, integers
-from etloom.readers._tables import Stat
+from etloom.readers._tables import Stat, frame_of
 
 MARKS, DOMAINS, THREAD_NAMES = (34, 65), (75,), (39, 72)
 RANGES = (59, 70, 60, 71, 35, 37, 66, 68)
@@ -78,13 +78,13 @@ def ranges(source: Source) -> Part:
         args=_compact_json(frame, args),
     )
     sizes = frame.with_row_index("row").filter(pl.col("sizes").is_not_null()).select("row", dims="sizes")
-    comms, ranks, undecoded = _payloads(source, frame)
+    comms, ranks, payload_stats = _payloads(source, frame)
     open_ranges = frame.filter(~mark & pl.col("end").is_null())
     unnamed = frame["text"].null_count()
     stats: list[Stat] = [
         ("read.nsys_open_range", "info", open_ranges.height, "never closed: their duration is null"),
         ("read.nsys_no_text", "info", unnamed, "NVTX ranges without a text"),
-        ("read.nsys_payload", "data_loss", undecoded, "an NVTX payload that its schema does not describe"),
+        *payload_stats,
         (
             "read.nsys_nvtx_kind",
             "info",
@@ -163,8 +163,10 @@ def decode(data: bytes, known: dict[tuple[int, int], list[tuple[str, str, int]]]
         raise ValueError(str(error)) from None
 
 
-def _payloads(source: Source, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, tuple[int, int]], int]:
-    """Rows of the comms table; process -> (rank, ranks) in its largest communicator; undecodable payloads.
+def _payloads(
+    source: Source, frame: pl.DataFrame
+) -> tuple[pl.DataFrame, dict[int, tuple[int, int]], list[Stat]]:
+    """Rows of the comms table; process -> (rank, ranks) in its largest communicator; losses.
 
     NCCL says the communicator and the bytes with each call, the size of the communicator where it is made.
     """
@@ -181,10 +183,11 @@ def _payloads(source: Source, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[i
             undecoded += 1
             continue
         communicator, size = values.get("NCCL communicator ID"), values.get("No. of ranks")
-        if size is not None:
+        if isinstance(size, int):
+            rank = values.get("Rank")
             made[process, communicator or 0] = size
-            if size > ranks.get(process, (0, 0))[1] and "Rank" in values:
-                ranks[process] = values["Rank"], size
+            if isinstance(rank, int) and 0 <= rank < size > ranks.get(process, (0, 0))[1]:
+                ranks[process] = rank, size
         if "Message size [bytes]" in values:
             reduction = values.get("Reduction operation")
             found.append(
@@ -200,10 +203,11 @@ def _payloads(source: Source, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[i
                     "is_p2p": "Peer rank" in values,
                 }
             )
-    columns = {
-        "row": pl.UInt32, "collective": TEXT, "comms_id": pl.UInt64, "bytes": I64, "peer": I64, "root": I64,
-        "reduce_op": TEXT, "is_p2p": pl.Boolean, "group_size": I64,
-    }  # fmt: skip
     for comm in found:
         comm["group_size"] = made.get((comm.pop("process"), comm["comms_id"] or 0))
-    return pl.DataFrame(found, schema=columns, orient="row", strict=False), ranks, undecoded
+    stats: list[Stat] = [
+        ("read.nsys_payload", "data_loss", undecoded, "an NVTX payload that its schema does not describe")
+    ]
+    row_numbers = pl.Series("row", [comm["row"] for comm in found], dtype=pl.UInt32)
+    comms = frame_of("comms", found, stats).drop("id", "node", "event").with_columns(row_numbers)
+    return comms, ranks, stats

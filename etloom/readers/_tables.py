@@ -39,6 +39,23 @@ def _fits(value: Any, dtype: Any) -> bool:
     return low == high or low <= value < high
 
 
+def frame_of(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
+    """Rows as wide columns; a value of another type than its column becomes null and is counted."""
+    wide = {pl.Categorical: pl.String, pl.Boolean: pl.Boolean, pl.Float64: pl.Float64, pl.UInt64: pl.UInt64}
+    given = set().union(*rows)
+    columns: list[pl.Series] = []
+    for name, dtype in TABLES[table].schema.items():
+        kind = wide.get(dtype, pl.Int64)
+        if name not in given:
+            columns.append(pl.Series(name, [None] * len(rows), dtype=kind))
+            continue
+        column, lost = series(name, [row.get(name) for row in rows], kind)
+        columns.append(column)
+        if lost:
+            stats.append(("read.wrong_type", "data_loss", lost, f"{table}.{name}: now null"))
+    return pl.DataFrame(columns)
+
+
 def trace_of(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], stats: list[Stat]) -> Trace:
     """The Trace of these tables. A value that its column cannot hold becomes null and is counted.
 

@@ -22,8 +22,8 @@ from etloom.kinds import collective
 from etloom.readers import _chakra_pb as pb
 from etloom.readers import _literals
 from etloom.readers._files import content
-from etloom.readers._nodes import NODE_ATTRIBUTES, Nodes, frame_of
-from etloom.readers._tables import Stat, trace_of
+from etloom.readers._nodes import NODE_ATTRIBUTES, Nodes
+from etloom.readers._tables import Stat, frame_of, trace_of
 from etloom.trace import Trace
 
 _COMM = ("comm_type", "comm_size", "pg_name", "comm_src", "comm_dst")
