@@ -227,7 +227,7 @@ def by_rank(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame
 
 def _query(scan: Callable[[str], pl.LazyFrame], sql: str) -> pl.DataFrame:
     # Only what the text may name is put together: a Job has tables times ranks frames.
-    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql)]
     # Text functions and LIKE do not take Categorical; as it is lazy, only what the query touches is cast.
     frames = {name: scan(name).with_columns(pl.col(pl.Categorical).cast(pl.String)) for name in named}
     if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):

@@ -135,6 +135,7 @@ def test_analyze_answers_for_a_trace_and_for_every_rank_of_a_job(job: Job) -> No
 def test_analyze_links_what_is_not_linked(run: Path) -> None:
     trace = etloom.read(run / "kineto_trace_0.json")
     assert etloom.analyze(trace, "comm-overlap", step=3)["overlap_pct"].to_list() == [80.0]
+    assert etloom.analyze(trace, "top-ops", by="total")["name"][0] in ("ProfilerStep#3", "aten::linear")
 
 
 def test_analyze_names_the_options_it_has(job: Job) -> None:

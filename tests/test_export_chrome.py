@@ -84,6 +84,9 @@ def test_a_real_trace_reads_back_the_same(data: Path, file: str, tmp_path: Path)
     assert content(trace.replace(flows=trace.flows.filter(others)), "flows").equals(
         content(back.replace(flows=back.flows.filter(others)), "flows")
     )
+    arrows = 2 * trace.launches.drop_nulls(["launch", "device_event"]).height
+    recorded = trace.flows.filter(~others).height
+    assert back.flows.filter(~others).height == (arrows if trace.launches.height else recorded)
     for key in ("clock", "rank", "world_size", "device_properties", "distributed", "host"):
         assert back.meta.get(key) == trace.meta.get(key), key
     relinked = etloom.link(back)
@@ -178,10 +181,11 @@ def test_sub_lanes_hold_slices_that_nest_and_are_few(rows: list[tuple[int, int, 
         for ts, dur, tid, lane in placed.select("ts", "dur", "tid", "lane").iter_rows()
     ]
     assert_no_slice_is_dropped(drawn)
-    for (_, lane), group in placed.group_by("tid", "lane"):
-        if lane:
-            crossed = placed.filter(pl.col("tid") == group["tid"][0], pl.col("lane") == lane - 1)
-            assert crossed.height, "a sub-lane is opened only when the one before is in use"
+    for at in placed.filter(pl.col("lane") > 0).iter_rows(named=True):
+        before = placed.filter(pl.col("tid") == at["tid"], pl.col("lane") == at["lane"] - 1)
+        end = pl.col("ts") + pl.col("dur")
+        crossed = before.filter(pl.col("ts") <= at["ts"], end > at["ts"], end < at["ts"] + at["dur"])
+        assert crossed.height, "a sub-lane is taken only where the slice does not fit on the one before"
 
 
 @settings(deadline=None, max_examples=60)

@@ -81,12 +81,16 @@ def test_a_plugin_that_cannot_be_imported_is_an_error_of_one_line(
         registry.get("analyses", "their-own")
 
 
-def test_an_export_is_found_by_the_longest_suffix() -> None:
+def test_an_export_is_found_by_the_longest_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.by_suffix("exports", "a/run.json") == "chrome"
     assert registry.by_suffix("exports", "a/run.json.gz") == "chrome"
     assert registry.by_suffix("exports", "run.parquet/") == "parquet"
     with pytest.raises(EtloomError, match=r"a\.xyz: no export is known by the end of this name; end it in "):
         registry.by_suffix("exports", "a.xyz")
+    monkeypatch.setattr(
+        registry, "suffixes", lambda _, name: (".json",) if name == "chrome" else (".a.json",)
+    )
+    assert registry.by_suffix("exports", "x.a.json") == registry.names("exports")[-1] != "chrome"
 
 
 def test_an_error_is_one_line_what_where_remedy() -> None:
