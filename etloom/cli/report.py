@@ -85,7 +85,7 @@ def _summary(job: Job) -> str:
         )
         .drop("rank")
         .head(TOP),
-        "Trouble": found.stats.filter(pl.col("severity") != "info"),
+        "Trouble": job.stats.filter(pl.col("severity") != "info"),
     }
     for title, table in sections.items():
         if table.height:
