@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from etloom import cache, linker, readers
 from etloom.errors import ReadError
@@ -59,7 +60,10 @@ def open_folder(
             job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta)
     else:
         job = open_ranks(found.ranks, progress=progress, jobs=jobs, use_cache=use_cache)
-    return job.replace(meta={"path": str(folder)}).with_stats(found.stats)
+    meta: dict[str, Any] = {"path": str(folder)}
+    if found.card is not None:
+        meta["card"] = found.card
+    return job.replace(meta=meta).with_stats(found.stats)
 
 
 def open_file(path: Path, *, progress: Progress | None = None, use_cache: bool = True) -> Job:

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from etloom.errors import EtloomError, ReadError
+from etloom.readers._card import cards, read_card
 from etloom.readers._files import UNPACK_ERRORS, chunks
 
 Stat = tuple[str, str, int, str | None]
@@ -33,13 +35,15 @@ class Found:
     formats: dict[Path, str]
     stats: list[Stat] = field(default_factory=list)  # rows of stats that concern the whole job
     ignored: list[Path] = field(default_factory=list)  # files that are no traces
+    card: dict[str, Any] | None = None  # CCL-Bench's workload card beside the traces
 
 
 def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Found:
     """The traces of a folder by rank.
 
     The rank is in the name, by ``rank_pattern`` (a regular expression whose first group is the rank) or by the names
-    the field uses; else in the file. Traces without any are of rank 0 if there is one of a kind.
+    the field uses; else in the file. Traces without any are of rank 0 if there is one of a kind. Files of metrics that
+    name no rank go to the lowest one.
 
     Raises ReadError for a folder without traces, or with several whose ranks cannot be told; EtloomError for a
     pattern that is no regular expression with a group.
@@ -53,23 +57,38 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     patterns = [_compiled(rank_pattern)] if rank_pattern else [re.compile(name) for name in _NAMES]
     ranks: dict[int, list[Path]] = {}
     without: list[Path] = []
+    metrics = [path for path in formats if formats[path] == "metrics"]
     for path in formats:
         rank = next((int(match[1]) for pattern in patterns if (match := pattern.search(path.name))), None)
         if rank is None and formats[path] == "kineto" and rank_pattern is None:
             rank = _rank_inside(path)
-        if rank is None:
+        if rank is None and path not in metrics:
             without.append(path)
-        else:
+        elif rank is not None:
             ranks.setdefault(rank, []).append(path)
     stats: list[Stat] = []
     _place(without, ranks, formats, folder)
+    if not ranks:
+        raise ReadError("holds metrics, but no traces", where=folder, remedy=_where_else(folder))
+    placed = {path for paths in ranks.values() for path in paths}
+    ranks[min(ranks)] += [path for path in metrics if path not in placed]
     for rank, paths in sorted(ranks.items()):
         ranks[rank] = _one_of_a_kind(rank, paths, formats, stats)
     missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
     if missing:
         some = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         stats.append(("job.missing_ranks", "info", len(missing), f"no trace of rank {some}"))
-    return Found(dict(sorted(ranks.items())), formats, stats, ignored)
+    return Found(dict(sorted(ranks.items())), formats, stats, ignored, _card(folder, stats))
+
+
+def _card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
+    """The workload card, if there is one that can be read."""
+    for path in cards(folder):
+        try:
+            return read_card(path)
+        except EtloomError as error:
+            stats.append(("job.workload_card", "data_loss", 1, str(error)))
+    return None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -86,7 +105,7 @@ def _formats(paths: Iterable[Path]) -> tuple[dict[Path, str], list[Path]]:
     ignored = []
     for path in paths:
         name = format_of(path)
-        if name is not None and not (path.is_file() and name in ("parquet", "metrics")):
+        if name is not None and not (path.is_file() and name == "parquet"):
             formats[path] = name
         elif path.is_file():
             ignored.append(path)
@@ -131,15 +150,23 @@ def _place(without: list[Path], ranks: dict[int, list[Path]], formats: dict[Path
 
 
 def _one_of_a_kind(rank: int, paths: list[Path], formats: dict[Path, str], stats: list[Stat]) -> list[Path]:
+    """The traces that are linked: one of the host and one of the device, else one of another format; and metrics."""
+    kinds = {path: _SIDE_BY_SIDE.get(formats[path], formats[path]) for path in paths}
+    traces = [kind for kind in kinds.values() if kind != "metrics"]
+    wanted = {"host", "device"} & set(traces) or set(traces[:1])
     kept: dict[str, Path] = {}
-    for path in paths:
-        kind = _SIDE_BY_SIDE.get(formats[path], formats[path])
-        if kind in kept:
+    metrics = []
+    for path, kind in kinds.items():
+        if kind == "metrics":
+            metrics.append(path)
+        elif kind not in wanted:
+            stats.append(("job.left_out", "info", 1, f"rank {rank}: {path.name}, open it on its own"))
+        elif kind in kept:
             example = f"rank {rank}: {path.name} is left out, {kept[kind].name} was read"
             stats.append(("job.two_files_for_a_rank", "data_loss", 1, example))
         else:
             kept[kind] = path
-    return list(kept.values())
+    return [*kept.values(), *metrics]
 
 
 def _where_else(folder: Path) -> str:

@@ -1,0 +1,130 @@
+"""Which files of a folder are read for which rank, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etloom
+from etloom.errors import EtloomError, ReadError
+from etloom.readers import discover
+
+
+def kineto(path: Path, rank: int | None = None, world: int | None = None) -> None:
+    document: dict[str, Any] = {
+        "traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]
+    }
+    if rank is not None:
+        document["distributedInfo"] = {
+            "backend": "nccl",
+            "rank": rank,
+            "world_size": world,
+            "pg_config": [{"pg_name": "0"}],
+        }
+    path.write_text(json.dumps(document))
+
+
+def execution_trace(path: Path) -> None:
+    path.write_text(
+        json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1, "name": "a", "ctrl_deps": 1}]})
+    )
+
+
+def by_rank(folder: Path, pattern: str | None = None) -> dict[int, list[str]]:
+    return {
+        rank: sorted(path.name for path in paths) for rank, paths in discover(folder, pattern).ranks.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("kineto_trace_3.json", 3),
+        ("kineto_rank12_step5.json", 12),
+        ("rank7_trace.json", 7),
+        ("rank-34.Jul_15_10_52_41.1074.pt.trace.json", 34),
+        ("worker2_step_12.1694128201554.pt.trace.json", 2),
+        ("host1.rank_5.pt.trace.json", 5),
+    ],
+)
+def test_ranks_by_the_names_the_field_uses(tmp_path: Path, name: str, rank: int) -> None:
+    kineto(tmp_path / name)
+    assert by_rank(tmp_path) == {rank: [name]}
+
+
+def test_host_and_device_trace_of_a_rank_go_together(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        kineto(tmp_path / f"kineto_trace_{rank}.json")
+        execution_trace(tmp_path / f"torch_et_{rank}.json")
+    (tmp_path / "run.json").write_text("{}")
+    assert by_rank(tmp_path) == {
+        rank: [f"kineto_trace_{rank}.json", f"torch_et_{rank}.json"] for rank in (0, 1)
+    }
+    assert [path.name for path in discover(tmp_path).ignored] == ["run.json"]
+
+
+def test_the_rank_inside_counts_where_the_name_has_none(tmp_path: Path) -> None:
+    kineto(tmp_path / "left.json", rank=4)
+    kineto(tmp_path / "right.json", rank=5)
+    assert by_rank(tmp_path) == {4: ["left.json"], 5: ["right.json"]}
+
+
+def test_a_pattern_overrides_the_names(tmp_path: Path) -> None:
+    kineto(tmp_path / "rank0.node3.json")
+    assert by_rank(tmp_path, r"node(\d+)") == {3: ["rank0.node3.json"]}
+    for pattern in ("(", "node"):
+        with pytest.raises(EtloomError, match="rank pattern"):
+            discover(tmp_path, pattern)
+
+
+def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    kineto(tmp_path / "one.json")
+    assert by_rank(tmp_path) == {0: ["one.json"]}
+    kineto(tmp_path / "two.json")
+    with pytest.raises(ReadError, match="do not say which rank"):
+        discover(tmp_path)
+    (tmp_path / "two.json").rename(tmp_path / "rank_0.json")
+    (tmp_path / "one.json").rename(tmp_path / "rank-0.json")
+    found = discover(tmp_path)
+    assert [len(paths) for paths in found.ranks.values()] == [1]
+    assert [row[:3] for row in found.stats] == [("job.two_files_for_a_rank", "data_loss", 1)]
+
+
+def test_missing_ranks_and_disagreements_are_reported(tmp_path: Path) -> None:
+    kineto(tmp_path / "kineto_trace_0.json", rank=0, world=4)
+    kineto(tmp_path / "kineto_trace_2.json", rank=3, world=8)
+    stats = {row[0]: (row[1], row[2]) for row in etloom.open(tmp_path, use_cache=False).own_stats.rows()}
+    assert stats == {
+        "job.missing_ranks": ("info", 1),
+        "job.rank_disagrees": ("error", 1),
+        "job.world_size_disagrees": ("error", 2),
+    }
+
+
+def test_a_folder_without_traces_names_where_they_may_be(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ReadError, match="no traces in this folder; try one of its folders: inner"):
+        discover(tmp_path)
+    with pytest.raises(ReadError, match="no such folder"):
+        discover(tmp_path / "none")
+
+
+def test_metrics_and_the_workload_card_come_along(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        kineto(tmp_path / f"kineto_trace_{rank}.json")
+    (tmp_path / "gpu.csv").write_text(
+        "timestamp, index, power.draw [W]\n2026/11/21 02:25:35.100, 0, 50.5 W\n"
+    )
+    (tmp_path / "card.yaml").write_text("version: 1\nworkload: {model: {phase: training}}\n")
+    job = etloom.open(tmp_path, use_cache=False)
+    assert job[0].counters["value"].to_list() == [50.5]
+    assert job[1].counters.height == 0
+    assert job.meta["card"]["workload"]["model"]["phase"] == "training"
+    (tmp_path / "card.yaml").write_text("version: 1\nworkload: !!python/object/apply:os.system [id]\n")
+    broken = etloom.open(tmp_path, use_cache=False)
+    assert "card" not in broken.meta
+    assert broken.own_stats["name"].to_list() == ["job.workload_card"]
