@@ -55,7 +55,7 @@ class Table:
 
         Raises ValueError for a column that is not declared and polars' own error for a lossy cast.
         """
-        if frame.schema == self.schema:
+        if list(frame.schema.items()) == list(self.schema.items()):
             return frame
         unknown = set(frame.columns) - set(self.schema)
         if unknown:
@@ -83,7 +83,9 @@ _DECLARED = (
         "A timed thing the profiler saw. Sorted by ts, then longest first, then file order.",
         _ID,
         Column("ph", TEXT, "phase: X complete, i instant, b/n/e asynchronous, other Chrome phases"),
-        Column("cat", TEXT, "Kineto category: cpu_op, user_annotation, cuda_runtime, kernel, gpu_memcpy, ..."),
+        Column(
+            "cat", TEXT, "Kineto category: cpu_op, user_annotation, cuda_runtime, kernel, gpu_memcpy, ..."
+        ),
         Column("name", TEXT, "operator, kernel, call or annotation"),
         Column("ts", I64, "start", unit="ns"),
         Column("dur", I64, "duration; null for an instant and for a range that was never closed", unit="ns"),
@@ -97,7 +99,9 @@ _DECLARED = (
         Column("seq_id", I64, "autograd sequence number: joins backward to forward"),
         Column("fwd_tid", I64, "thread of the forward operator of a backward one"),
         Column("step", I64, "N of the ProfilerStep#N this event belongs to (device work: its launch's)"),
-        Column("parent", U32, "innermost host event of the same thread that encloses this one", refers="events"),
+        Column(
+            "parent", U32, "innermost host event of the same thread that encloses this one", refers="events"
+        ),
         Column("depth", I16, "nesting depth on its thread, 0 at the top; null off the host threads"),
         Column("args", TEXT, "JSON object of the args that no column or table holds"),
         Column("position", U32, "index in the file's traceEvents"),
@@ -281,6 +285,24 @@ _DECLARED = (
         Column("launch", U32, "runtime or driver call; null when it lies outside the trace", refers="events"),
         Column("device_event", U32, "kernel, copy or set", refers="events"),
         Column("operator", U32, "innermost host operator around the launch call", refers="events"),
+    ),
+    _table(
+        "handoffs",
+        "An operator that followed on the work of another thread.",
+        Column("event", U32, "the operator that started", refers="events"),
+        Column("after", U32, "the operator of another thread it followed", refers="events"),
+        Column("kind", TEXT, "fwd_bwd (backward of a forward operator) | thread (first after a gap)"),
+    ),
+    _table(
+        "waits",
+        "A host call or device event that waited for a device event. Several rows where it waited for several.",
+        Column(
+            "event", U32, "blocking host call, or device event that could not start before", refers="events"
+        ),
+        Column("on", U32, "device event waited for", refers="events"),
+        Column("kind", TEXT, "Stream Sync | Event Sync | Context Sync | Stream Wait Event | Blocking Copy"),
+        Column("sync", U32, "the cuda_sync event, or the host call that ordered the wait", refers="events"),
+        Column("how", TEXT, "recorded (cuda_sync) | inferred (from calls and times)"),
     ),
     _table(
         "dependencies",
