@@ -1,0 +1,110 @@
+// Unpacks a rank's events (the format is told in timeline.py) and says numbers as people do.
+
+const NULL_WORD = 0xffffffff;
+
+async function unpack(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return decode(await new Response(stream).arrayBuffer());
+}
+
+function decode(buffer) {
+  const headerLength = new DataView(buffer).getUint32(0, true);
+  const rank = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, headerLength)));
+  let at = 4 + headerLength;
+  for (const [name, form] of rank.columns) {
+    const n = rank.events;
+    if (form === "u8") {
+      rank[name] = new Uint8Array(buffer, at, n);
+      at += Math.ceil(n / 4) * 4;
+    } else if (form === "u32") {
+      rank[name] = new Uint32Array(buffer, at, n);
+      at += n * 4;
+    } else {
+      rank[name] = widen(new Uint32Array(buffer, at, n), new Uint32Array(buffer, at + n * 4, n));
+      at += n * 8;
+    }
+  }
+  place(rank);
+  return rank;
+}
+
+function widen(low, high) {
+  const out = new Float64Array(low.length);
+  for (let i = 0; i < low.length; i++) {
+    const absent = low[i] === NULL_WORD && high[i] === NULL_WORD;
+    out[i] = absent ? NaN : high[i] * 4294967296 + low[i];
+  }
+  return out;
+}
+
+// Starts become absolute; `end` is the latest end so far in the row, so that it can be searched.
+function place(rank) {
+  const { start, dur } = rank;
+  const end = (rank.end = new Float64Array(rank.events));
+  for (const lane of rank.lanes) {
+    for (let row = 0; row + 1 < lane.rows.length; row++) {
+      let time = 0;
+      let latest = 0;
+      for (let i = lane.rows[row]; i < lane.rows[row + 1]; i++) {
+        time += start[i];
+        start[i] = time;
+        latest = Math.max(latest, time + (dur[i] || 0));
+        end[i] = latest;
+      }
+    }
+  }
+  rank.caused = reverse(rank);
+}
+
+// launch call or operator -> the device events it caused
+function reverse(rank) {
+  const caused = new Map();
+  for (let i = 0; i < rank.events; i++) {
+    for (const cause of new Set([rank.launch[i], rank.operator[i]])) {
+      if (!cause) continue;
+      if (!caused.has(cause - 1)) caused.set(cause - 1, []);
+      caused.get(cause - 1).push(i);
+    }
+  }
+  return caused;
+}
+
+// The first index in [from, to) whose value is above the bound; `to` when none is.
+function firstAbove(values, bound, from, to) {
+  while (from < to) {
+    const middle = (from + to) >>> 1;
+    if (values[middle] > bound) to = middle;
+    else from = middle + 1;
+  }
+  return from;
+}
+
+const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
+
+function formatTime(ns, digits = 4) {
+  if (!Number.isFinite(ns)) return "none";
+  const size = Math.abs(ns);
+  const [unit, factor] = UNITS.find(([, f]) => size >= f) || ["ns", 1];
+  const value = ns / factor;
+  const decimals = unit === "ns" ? 0 : Math.max(0, digits - Math.floor(Math.log10(Math.abs(value) || 1)) - 1);
+  return `${value.toFixed(decimals)} ${unit}`;
+}
+
+// A tick's label: as many decimals as its step needs, all in one unit.
+function formatTick(ns, step) {
+  if (ns === 0) return "0";
+  const [unit, factor] = UNITS.find(([, f]) => Math.max(Math.abs(ns), step) >= f) || ["ns", 1];
+  const decimals = Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9));
+  return `${(ns / factor).toFixed(Math.min(decimals, 9))} ${unit}`;
+}
+
+const formatCount = (n) => n.toLocaleString("en-US");
+
+function element(tag, properties = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+}

@@ -1,0 +1,138 @@
+// The page around the timeline: the theme, tables that sort and filter, the panel of details, and the start.
+
+const FACTS = JSON.parse(document.getElementById("facts").textContent);
+const COLOURS = FACTS.colours.map(([name]) => name);
+const LABELS = FACTS.colours.map(([, label]) => label);
+
+function sortTable(table, column, direction) {
+  const body = table.tBodies[0];
+  const keyed = [...body.rows].map((row, i) => {
+    const cell = row.cells[column];
+    const number = cell.dataset.value === undefined ? NaN : Number(cell.dataset.value);
+    return { row, i, empty: cell.dataset.empty !== undefined, number, text: cell.textContent };
+  });
+  const compare = (a, b) =>
+    Number.isNaN(a.number) || Number.isNaN(b.number)
+      ? a.text.localeCompare(b.text, "en", { numeric: true }) : a.number - b.number;
+  // What is absent stays at the end either way.
+  keyed.sort((a, b) => a.empty - b.empty || direction * compare(a, b) || a.i - b.i);
+  body.append(...keyed.map(({ row }) => row));
+  [...table.tHead.rows[0].cells].forEach((cell, i) => {
+    if (i === column) cell.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+    else cell.removeAttribute("aria-sort");
+  });
+}
+
+function sortable(table) {
+  [...table.tHead.rows[0].cells].forEach((cell, column) => {
+    cell.querySelector("button").addEventListener("click", () => {
+      const now = cell.getAttribute("aria-sort");
+      const first = cell.classList.contains("number") ? -1 : 1;
+      sortTable(table, column, now ? (now === "ascending" ? -1 : 1) : first);
+    });
+  });
+}
+
+function filterable(input) {
+  const table = document.getElementById(input.dataset.table);
+  input.addEventListener("input", () => {
+    const wanted = input.value.trim().toLowerCase();
+    for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+  });
+}
+
+function themes(redraw) {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const button = document.getElementById("theme");
+  const apply = (theme) => {
+    root.dataset.theme = theme;
+    button.setAttribute("aria-pressed", String(theme === "dark"));
+    redraw();
+  };
+  button.addEventListener("click", () => apply(root.dataset.theme === "dark" ? "light" : "dark"));
+  dark.addEventListener("change", () => apply(dark.matches ? "dark" : "light"));
+  let before;
+  window.addEventListener("beforeprint", () => { before = root.dataset.theme; apply("light"); });
+  window.addEventListener("afterprint", () => apply(before));
+  apply(dark.matches ? "dark" : "light");
+}
+
+function panel(timeline, rank, index) {
+  const side = document.getElementById("details");
+  side.classList.toggle("filled", Boolean(rank));
+  if (!rank) {
+    side.replaceChildren(element("p", { textContent: "Click an event to see what is known of it." }));
+    return;
+  }
+  const list = element("dl");
+  for (const [label, text] of details(rank, index)) {
+    list.append(element("dt", { textContent: label }), element("dd", { textContent: text }));
+  }
+  const go = (label, target, verb = "reveal") => {
+    const button = element("button", { type: "button", textContent: label });
+    button.addEventListener("click", () => {
+      timeline.select(rank, target);
+      timeline[verb](rank, target);
+    });
+    return button;
+  };
+  const caused = timeline.selected ? rank.caused.get(index) || [] : [];
+  const buttons = element("div", { className: "buttons" }, go("zoom to it", index, "show"));
+  if (rank.launch[index]) buttons.append(go("go to its launch", rank.launch[index] - 1));
+  if (rank.operator[index]) buttons.append(go("go to its operator", rank.operator[index] - 1));
+  if (caused.length) buttons.append(go(caused.length > 1 ? `first of ${formatCount(caused.length)} device events` : "go to its device event", caused[0]));
+  side.replaceChildren(list, buttons);
+}
+
+function searching(timeline) {
+  const input = document.getElementById("search");
+  const answer = document.getElementById("found");
+  input.addEventListener("input", () => {
+    const found = timeline.search(input.value);
+    answer.textContent = !input.value.trim() ? ""
+      : found.events ? `${formatCount(found.events)} events, ${formatTime(found.time)}` : "no event has this name";
+  });
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") timeline.next(event.shiftKey ? -1 : 1);
+    if (event.key === "Escape") { input.value = ""; input.dispatchEvent(new Event("input")); timeline.canvas.focus(); }
+  });
+  window.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || /^(INPUT|TEXTAREA)$/.test(event.target.tagName)) return;
+    event.preventDefault();
+    input.focus();
+  });
+}
+
+async function start() {
+  document.documentElement.classList.add("scripted");
+  document.querySelectorAll("table.sortable").forEach(sortable);
+  document.querySelectorAll("input[data-table]").forEach(filterable);
+  const root = document.getElementById("tracks");
+  const timeline = root && new Timeline(root);
+  themes(() => timeline?.readColours());
+  if (!timeline) return;
+  timeline.onselect = (rank, index) => panel(timeline, rank, index);
+  searching(timeline);
+  const act = { fit: () => timeline.fit(), in: () => timeline.zoom(0.6), out: () => timeline.zoom(1 / 0.6) };
+  for (const button of document.querySelectorAll("button[data-act]")) {
+    button.addEventListener("click", () => act[button.dataset.act]());
+  }
+  const status = document.getElementById("status");
+  const packed = [...document.querySelectorAll("script[data-rank]")];
+  for (const [i, script] of packed.entries()) {
+    status.textContent = `unpacking ${i + 1} of ${packed.length} ranks`;
+    timeline.add(await unpack(script.textContent));
+    script.remove();
+  }
+  const events = timeline.ranks.reduce((sum, rank) => sum + rank.events, 0);
+  status.textContent = `${formatCount(events)} events`;
+  root.dataset.ready = "true";
+  window.etloom = { timeline };
+}
+
+start().catch((error) => {
+  const status = document.getElementById("status");
+  if (status) status.textContent = `the timeline could not be shown: ${error.message}`;
+  throw error;
+});

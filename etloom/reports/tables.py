@@ -1,0 +1,103 @@
+"""Tables and bars as HTML and SVG. Every text is escaped here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import polars as pl
+
+from etloom.reports.text import Shown, shown
+
+MAX_ROWS = 2000
+LONG = frozenset({"name", "note", "example"})
+"""Columns of text that may break anywhere, so that a kernel's name does not push the numbers out of sight."""
+
+
+def html_table(
+    frame: pl.DataFrame,
+    name: str,
+    title: str,
+    note: str = "",
+    *,
+    absent: Mapping[str, str] | None = None,
+    limit: int = MAX_ROWS,
+) -> str:
+    """A sortable table as HTML, its first ``limit`` rows; what is left out is said.
+
+    note: plain text beside the title. absent: what null means in a column, "none" where not said.
+    """
+    columns = [shown(frame, column) for column in frame.columns]
+    if frame.height > limit:
+        note = f"{note} The first {limit:,} of {frame.height:,} rows.".strip()
+    heads = "".join(
+        f'<th scope="col"{_class(column)}><button type="button">{escape(column.header)}</button></th>'
+        for column in columns
+    )
+    nulls = [(absent or {}).get(column, "none") for column in frame.columns]
+    rows = "".join(
+        f"<tr>{''.join(map(_cell, columns, frame.columns, row, nulls))}</tr>"
+        for row in frame.head(limit).iter_rows()
+    )
+    return (
+        f'<div class="table"><div class="table-head"><h3 id="{name}-title">{escape(title)}</h3>'
+        f"<p>{escape(note)}</p>"
+        f'<input type="search" data-table="{name}" placeholder="Filter rows" '
+        f'aria-label="Filter the rows of {escape(title)}"></div>'
+        f'<div class="wrap" tabindex="0" role="region" aria-labelledby="{name}-title">'
+        f'<table id="{name}" class="sortable" aria-labelledby="{name}-title">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>"
+    )
+
+
+def _class(column: Shown, *more: str) -> str:
+    classes = [*(["number"] if column.number else []), *more]
+    return f' class="{" ".join(classes)}"' if classes else ""
+
+
+def _cell(column: Shown, name: str, value: Any, absent: str) -> str:
+    text = column.text(value)
+    if text == "" and value != "":
+        return f"<td{_class(column, 'null')} data-empty>{escape(absent)}</td>"
+    attribute = f' data-value="{value}"' if column.number and not isinstance(value, bool) else ""
+    classes = ["long"] if name in LONG else []
+    if name == "severity" and value in ("data_loss", "error"):
+        classes.append(f"severity-{value}")
+    return f"<td{_class(column, *classes)}{attribute}>{escape(text)}</td>"
+
+
+def svg_bars(
+    rows: list[tuple[str, Mapping[str, float]]],
+    colours: Mapping[str, str],
+    labels: Mapping[str, str],
+) -> str:
+    """Stacked bars as SVG: per row a label and the share (0 to 1) of each part; ``colours`` gives a part's class.
+
+    Sizes are attributes, since the page's policy allows no inline style.
+    """
+    width, height, left = 1000, 24, 90
+    room = width - left
+    parts = []
+    for i, (label, shares) in enumerate(rows):
+        y, x = i * (height + 6), float(left)
+        parts.append(f'<text x="0" y="{y + 16}">{escape(label)}</text>')
+        for part, share in shares.items():
+            size = max(0.0, share) * room
+            title = f"{label}, {labels[part]}: {100 * share:.1f} %"
+            parts.append(
+                f'<g><title>{escape(title)}</title><rect class="{colours[part]}" x="{x:.2f}" y="{y}" '
+                f'width="{size:.2f}" height="{height}"/>'
+            )
+            if size > 44:
+                parts.append(
+                    f'<text class="inside on-{colours[part]}" x="{x + 6:.2f}" y="{y + 16}">'
+                    f"{100 * share:.1f} %</text>"
+                )
+            parts.append("</g>")
+            x += size
+    bottom = max(1, len(rows) * (height + 6))
+    return (
+        f'<svg class="bars" viewBox="0 0 {width} {bottom}" role="img" aria-label="Stacked bars">'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,77 @@
+"""How numbers and columns are said to people: one rule for the page and the terminal.
+
+A column whose name ends in ``_ns`` or ``_bytes`` is shown in one unit, chosen by its largest value; ``_pct`` in
+percent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+TIMES = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
+SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+PLAIN = frozenset({"rank", "step", "stream", "correlation", "node", "event", "device"})
+"""Columns of numbers that name something: never grouped by thousands."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A column as it is shown: its header, and a value's text."""
+
+    header: str
+    factor: float
+    number: bool
+    grouped: bool
+
+    def text(self, value: Any) -> str:
+        """The text of a value; an empty one for null and for what is no number."""
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return ""
+        if isinstance(value, bool) or not self.number:
+            return str(value)
+        if self.factor == 1 and isinstance(value, int):
+            return f"{value:,}" if self.grouped else str(value)
+        return number(value / self.factor)
+
+
+def shown(frame: pl.DataFrame, name: str) -> Shown:
+    """How a column of a table is shown."""
+    numeric = frame.schema[name].is_numeric()
+    for suffix, units in (("_ns", TIMES), ("_bytes", SIZES)):
+        if numeric and (name.endswith(suffix) or name == suffix[1:]):
+            top: Any = frame[name].abs().max() if frame.height else None
+            unit, factor = scale(float(top or 0), units)
+            words = name.removesuffix(suffix).replace("_", " ")
+            return Shown(f"{words} ({unit})", factor, True, True)
+    if name.endswith("_pct"):
+        return Shown(f"{name.removesuffix('_pct').replace('_', ' ')} (%)", 1, numeric, True)
+    return Shown(name.replace("_", " "), 1, numeric, name not in PLAIN)
+
+
+def scale(value: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:
+    """The largest unit that the value fills; the smallest for 0."""
+    return next((unit for unit in units if abs(value) >= unit[1]), units[-1])
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number to so many significant digits; whole ones from 1000 on, grouped by thousands."""
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    decimals = 0 if value == 0 else max(0, min(6, digits - 1 - math.floor(math.log10(size))))
+    return f"{value:.{decimals}f}"
+
+
+def duration(ns: float) -> str:
+    """A time in the unit that suits it: 187.3 ms."""
+    unit, factor = scale(ns, TIMES)
+    return f"{number(ns / factor)} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    """2 steps, 1 step: the number grouped by thousands, the noun (which takes an s) in number with it."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

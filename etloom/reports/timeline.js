@@ -1,0 +1,299 @@
+// The timeline: what is where, what is in view, what is chosen and what lies under the pointer.
+
+class Timeline extends Picture {
+  constructor(root) {
+    super();
+    this.root = root;
+    this.scroller = root.querySelector(".scroller");
+    this.canvas = root.querySelector("canvas");
+    this.spacer = root.querySelector(".spacer");
+    this.tip = root.querySelector(".tip");
+    this.context = this.canvas.getContext("2d");
+    this.ranks = [];
+    this.items = [];
+    this.extent = [0, 1];
+    this.view = [0, 1];
+    this.selected = null;
+    this.hovered = null;
+    this.measured = null;
+    this.query = "";
+    this.frames = [];
+    this.onselect = () => {};
+    this.readColours();
+    listen(this);
+  }
+
+  add(rank) {
+    rank.open = true;
+    rank.match = null;
+    for (const lane of rank.lanes) lane.open = true;
+    const first = this.ranks.length === 0;
+    this.ranks.push(rank);
+    const [from, to] = bounds(rank);
+    this.extent = first ? [from, to] : [Math.min(this.extent[0], from), Math.max(this.extent[1], to)];
+    this.search(this.query);
+    this.layout();
+    this.fit();
+  }
+
+  // ---- layout
+
+  layout() {
+    this.items = [];
+    let y = 0;
+    for (const rank of this.ranks) {
+      this.items.push({ rank, lane: null, y, height: HEAD });
+      y += HEAD;
+      if (!rank.open) continue;
+      for (const lane of rank.lanes) {
+        const rows = lane.open ? lane.rows.length - 1 : 1;
+        this.items.push({ rank, lane, y, rows, height: rows * ROW + LANE_GAP });
+        y += rows * ROW + LANE_GAP;
+      }
+    }
+    this.height = y;
+    this.spacer.style.height = `${Math.max(0, y + AXIS + MINIMAP - this.scroller.clientHeight)}px`;
+    this.overview = null;
+    this.schedule();
+  }
+
+  resize() {
+    const { clientWidth: width, clientHeight: height } = this.scroller;
+    const ratio = window.devicePixelRatio || 1;
+    this.width = width;
+    this.gutter = width < 640 ? 92 : 210;
+    this.visible = height;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(height * ratio);
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    this.layout();
+  }
+
+  get top() { return MINIMAP + AXIS - this.scroller.scrollTop; }
+  get scale() { return (this.width - this.gutter) / (this.view[1] - this.view[0]); }
+  x(time) { return this.gutter + (time - this.view[0]) * this.scale; }
+  time(x) { return this.view[0] + (x - this.gutter) / this.scale; }
+
+  // Where an event lies: its item and row.
+  find(rank, index) {
+    const lane = rank.lanes.find((lane) => index < lane.rows[lane.rows.length - 1]);
+    const item = this.items.find((item) => item.lane === lane);
+    return item && { item, row: firstAbove(lane.rows, index, 0, lane.rows.length) - 1 };
+  }
+
+  // ---- view
+
+  setView(from, to) {
+    const [low, high] = this.extent;
+    const margin = (high - low) * 0.05 + MIN_SPAN;
+    let span = Math.min(Math.max(to - from, MIN_SPAN), high - low + 2 * margin);
+    from = Math.min(Math.max(from, low - margin), high + margin - span);
+    this.view = [from, from + span];
+    this.schedule();
+  }
+
+  fit() {
+    const pad = (this.extent[1] - this.extent[0]) * 0.01;
+    this.setView(this.extent[0] - pad, this.extent[1] + pad);
+  }
+
+  zoom(factor, at = (this.view[0] + this.view[1]) / 2) {
+    const span = Math.max(MIN_SPAN, (this.view[1] - this.view[0]) * factor);
+    const share = (at - this.view[0]) / (this.view[1] - this.view[0]);
+    this.setView(at - share * span, at + (1 - share) * span);
+  }
+
+  pan(share) {
+    const shift = share * (this.view[1] - this.view[0]);
+    this.setView(this.view[0] + shift, this.view[1] + shift);
+  }
+
+  show(rank, index) {
+    const start = rank.start[index];
+    const span = Math.max((rank.dur[index] || 0) * 4, MIN_SPAN * 4);
+    this.setView(start + (rank.dur[index] || 0) / 2 - span / 2, start + (rank.dur[index] || 0) / 2 + span / 2);
+    this.reveal(rank, index);
+  }
+
+  // Scrolls to the event's row, and moves the view to its time where it is outside.
+  reveal(rank, index) {
+    rank.open = true;
+    rank.lanes.find((lane) => index < lane.rows[lane.rows.length - 1]).open = true;
+    this.layout();
+    const { item, row } = this.find(rank, index);
+    const y = item.y + row * ROW;
+    const height = this.visible - AXIS - MINIMAP;
+    if (y < this.scroller.scrollTop || y + ROW > this.scroller.scrollTop + height) this.scroller.scrollTop = y - height / 3;
+    const start = rank.start[index];
+    if (start + (rank.dur[index] || 0) < this.view[0] || start > this.view[1]) {
+      const half = (this.view[1] - this.view[0]) / 2;
+      this.setView(start - half, start + half);
+    }
+    this.schedule();
+  }
+
+  select(rank, index) {
+    this.selected = rank ? { rank, index } : null;
+    this.onselect(rank, index);
+    this.schedule();
+  }
+
+  // ---- search
+
+  search(query) {
+    this.query = query;
+    const wanted = query.trim().toLowerCase();
+    this.found = { events: 0, names: 0, time: 0, list: [] };
+    for (const rank of this.ranks) {
+      rank.match = null;
+      if (!wanted) continue;
+      const names = rank.strings.map((text) => text.toLowerCase().includes(wanted));
+      const seen = new Set();
+      rank.match = new Uint8Array(rank.events);
+      for (let i = 0; i < rank.events; i++) {
+        if (!names[rank.name[i] - 1]) continue;
+        rank.match[i] = 1;
+        seen.add(rank.name[i]);
+        this.found.events++;
+        this.found.time += rank.dur[i] || 0;
+        if (this.found.list.length < 100000) this.found.list.push([rank, i]);
+      }
+      this.found.names += seen.size;
+    }
+    this.found.list.sort(([a, i], [b, j]) => a.rank - b.rank || a.start[i] - b.start[j]);
+    this.found.at = -1;
+    this.schedule();
+    return this.found;
+  }
+
+  next(direction) {
+    const { list } = this.found;
+    if (!list.length) return;
+    this.found.at = (this.found.at + direction + list.length) % list.length;
+    const [rank, index] = list[this.found.at];
+    this.select(rank, index);
+    this.reveal(rank, index);
+  }
+
+  centre(x) {
+    const [low, high] = this.extent;
+    const middle = low + ((x - this.gutter) / (this.width - this.gutter)) * (high - low);
+    const half = (this.view[1] - this.view[0]) / 2;
+    this.setView(middle - half, middle + half);
+  }
+
+  measure(from, to) {
+    this.measured = from === null ? null : [Math.min(from, to), Math.max(from, to)];
+    this.schedule();
+  }
+
+  // The event before or after the selected one in its row; without one, the first of all.
+  beside(direction) {
+    if (!this.selected) {
+      const item = this.items.find(({ lane }) => lane);
+      return item && this.select(item.rank, item.lane.rows[0]);
+    }
+    const { rank, index } = this.selected;
+    const { item, row } = this.find(rank, index);
+    const next = index + direction;
+    if (next < item.lane.rows[row] || next >= item.lane.rows[row + 1]) return;
+    this.select(rank, next);
+    this.reveal(rank, next);
+  }
+
+  // ---- what is under the pointer
+
+  item(y) {
+    const inside = y - this.top;
+    return y < MINIMAP + AXIS ? undefined : this.items.find((item) => inside >= item.y && inside < item.y + item.height);
+  }
+
+  hit(x, y) {
+    const item = this.item(y);
+    if (!item || !item.lane || x < this.gutter) return null;
+    const row = Math.floor((y - this.top - item.y) / ROW);
+    if (row >= item.rows) return null;
+    const { rank, lane } = item;
+    const [from, to] = [lane.rows[row], lane.rows[row + 1]];
+    const slack = 2 / this.scale;
+    const time = this.time(x);
+    let best = null;
+    let nearest = slack;
+    for (let i = firstAbove(rank.end, time - slack, from, to); i < to && rank.start[i] <= time + slack; i++) {
+      const distance = Math.max(rank.start[i] - time, time - rank.start[i] - (rank.dur[i] || 0), 0);
+      if (best === null ? distance <= nearest : distance < nearest) {
+        best = i;
+        nearest = distance;
+      }
+      if (distance === 0) break;
+    }
+    return best === null ? null : { rank, index: best };
+  }
+
+  hover(event) {
+    const hit = this.hit(event.offsetX, event.offsetY);
+    const item = event.offsetX < this.gutter ? this.item(event.offsetY) : null;
+    this.canvas.style.cursor = hit || item ? "pointer" : "";
+    if (hit?.rank !== this.hovered?.rank || hit?.index !== this.hovered?.index) {
+      this.hovered = hit;
+      this.schedule();
+    }
+    this.tip.hidden = !hit && !item?.lane;
+    if (this.tip.hidden) return;
+    this.tip.replaceChildren(...(hit ? tipLines(hit) : [element("strong", { textContent: item.lane.name })]));
+    if (!hit && item.lane.left_out) this.tip.append(element("div", { textContent: `${formatCount(item.lane.left_out)} events left out` }));
+    const { width, height } = this.tip.getBoundingClientRect();
+    const left = event.clientX + 14 + width > innerWidth ? event.clientX - width - 10 : event.clientX + 14;
+    const top = event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18;
+    this.tip.style.left = `${Math.max(4, left)}px`;
+    this.tip.style.top = `${Math.max(4, top)}px`;
+  }
+
+  click(x, y) {
+    const item = this.item(y);
+    if (item && x < this.gutter) {
+      (item.lane || item.rank).open = !(item.lane || item.rank).open;
+      return this.layout();
+    }
+    const hit = this.hit(x, y);
+    return hit ? this.select(hit.rank, hit.index) : this.select(null);
+  }
+}
+
+function tipLines({ rank, index }) {
+  const lines = details(rank, index).filter(([label]) => !["rank", "lane", "event"].includes(label));
+  return lines.map(([label, text]) =>
+    label === "name" ? element("strong", { textContent: shorten(text, 700) })
+      : element("div", {}, element("span", { textContent: label }), ` ${shorten(text, 600)}`));
+}
+
+// [label, text] of all that is known of an event.
+function details(rank, index) {
+  const text = (column) => (rank[column][index] ? rank.strings[rank[column][index] - 1] : null);
+  const step = rank.step[index] ? rank.steps[rank.step[index] - 1][0] : null;
+  const lane = rank.lanes.find((lane) => index < lane.rows[lane.rows.length - 1]);
+  const correlation = rank.correlation[index];
+  const named = (reference) => (reference ? rank.strings[rank.name[reference - 1] - 1] : null);
+  return [
+    ["name", text("name") ?? "(no name)"], ["category", LABELS[rank.colour[index]]],
+    ["start", formatTime(rank.start[index], 9)],
+    ["duration", Number.isNaN(rank.dur[index]) ? "none (an instant, or never closed)" : formatTime(rank.dur[index])],
+    ["step", step], ["correlation", Number.isNaN(correlation) ? null : correlation],
+    ["shapes", text("shapes")], ["launch", text("geometry")], ["communication", text("communication")],
+    ["launched by", named(rank.launch[index])], ["operator", named(rank.operator[index])],
+    ["rank", rank.rank], ["lane", lane.name], ["event", rank.id[index]],
+  ].filter(([, value]) => value !== null).map(([label, value]) => [label, String(value)]);
+}
+
+function bounds(rank) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const lane of rank.lanes) {
+    for (let row = 0; row + 1 < lane.rows.length; row++) {
+      if (lane.rows[row] === lane.rows[row + 1]) continue;
+      low = Math.min(low, rank.start[lane.rows[row]]);
+      high = Math.max(high, rank.end[lane.rows[row + 1] - 1]);
+    }
+  }
+  return low < high ? [low, high] : [Number.isFinite(low) ? low : 0, (Number.isFinite(low) ? low : 0) + 1000];
+}

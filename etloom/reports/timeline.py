@@ -1,0 +1,328 @@
+"""The events of one rank as the report's timeline draws them: lanes, rows that hide nothing, and packed columns.
+
+A lane is a thread or a stream; a row is a line of a lane in which no two events overlap. Host events sit at their
+nesting depth, device events on the first free row. `pack` gives bytes that ``data.js`` unpacks:
+
+    gzip( u32 length of the header | header (JSON, padded to 4 bytes) | columns, little endian )
+
+A column is ``u8``, ``u32`` or ``wide``: all low words of 64-bit numbers, then all high ones, null as all ones. Rows
+are stored one after the other, each by start; starts are differences within their row. Text is an index into
+``strings``, and a reference to a text, a step or another event is 0 where there is none, else 1 + index.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds
+from etloom.reports.palette import with_colour
+from etloom.trace import Trace
+
+BUCKETS = 2000
+"""Pieces of time among which the events of a lane compete for a place when there are too many."""
+MAX_ROWS = 64
+"""Rows of a lane; events that overlap even more share the last one."""
+MAX_TEXT = 2000
+NULL = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One rank's timeline: the bytes, and what they leave out."""
+
+    rank: int
+    data: bytes
+    total: int
+    kept: int
+    crowded: int  # events that share the last row of their lane with one they overlap
+
+    @property
+    def left_out(self) -> int:
+        return self.total - self.kept
+
+
+def pack(trace: Trace, *, rank: int, origin: int, max_events: int) -> Packed:
+    """The timeline of a rank. ``origin`` is the time, in ns, that the page calls zero.
+
+    Of more than ``max_events`` events, those stay that are the longest in their lane and bucket of time.
+    """
+    events = trace.events
+    lanes = _lanes(trace)
+    placed = events.with_columns(_lane_class().alias("_class")).join(
+        lanes.select("pid", "tid", "_class", "_lane"),
+        on=["pid", "tid", "_class"],
+        how="left",
+        nulls_equal=True,
+    )
+    kept = _longest(placed, max_events)
+    rows, crowded = _rows(kept)
+    kept = kept.with_columns(pl.Series("_row", rows, pl.UInt32)).sort("_lane", "_row", "ts", "id")
+    lanes = lanes.join(kept.group_by("_lane").agg(pl.len().alias("_kept")), on="_lane", how="left")
+    strings, texts = _texts(trace, kept)
+    steps, step = _steps(events, kept, origin)
+    edges = _edges(trace, kept)
+    group = kept.select(pl.struct("_lane", "_row").rle_id()).to_series()
+    ends = kept.select((pl.col("ts") - origin).alias("start"), group.alias("group"))
+    starts = ends.select(
+        (pl.col("start") - pl.col("start").shift(1).over("group").fill_null(0)).clip(0)
+    ).to_series()
+    columns: list[tuple[str, str, bytes]] = [
+        ("start", "wide", _wide(starts)),
+        ("dur", "wide", _wide(kept["dur"])),
+        ("correlation", "wide", _wide(kept["correlation"])),
+        ("id", "u32", _words(kept["id"])),
+        ("colour", "u8", _bytes(with_colour(kept)["colour"])),
+        ("step", "u32", _words(step)),
+        *((name, "u32", _words(values)) for name, values in {**texts, **edges}.items()),
+    ]
+    header = {
+        "rank": rank,
+        "events": kept.height,
+        "strings": strings,
+        "steps": steps,
+        "lanes": _lane_headers(lanes, kept),
+    }
+    return Packed(rank, _frame(header, columns), events.height, kept.height, crowded)
+
+
+def _lane_class() -> pl.Expr:
+    """0 host call stack, 1 host events off the stack, 2 annotations seen from the device, 3 device work."""
+    return (
+        pl.when(pl.col("depth").is_not_null())
+        .then(0)
+        .when(pl.col("cat") == "gpu_user_annotation")
+        .then(2)
+        .when(pl.col("stream").is_not_null() | pl.col("device").is_not_null())
+        .then(3)
+        .otherwise(1)
+    )
+
+
+def _lanes(trace: Trace) -> pl.DataFrame:
+    """pid, tid, _class, _total, _lane (place from the top), _name; in the order that the file asks for."""
+    lanes = trace.events.group_by("pid", "tid", _lane_class().alias("_class")).agg(pl.len().alias("_total"))
+    threads = trace.threads
+
+    def last(column: str) -> pl.Expr:
+        return pl.col(column).drop_nulls().last()
+
+    process = (
+        threads.filter(pl.col("tid").is_null())
+        .group_by("pid")
+        .agg(
+            last("name").alias("_process"),
+            last("labels").alias("_labels"),
+            last("sort_index").alias("_psort"),
+        )
+    )
+    thread = (
+        threads.filter(pl.col("tid").is_not_null())
+        .group_by("pid", "tid")
+        .agg(last("name").alias("_thread"), last("sort_index").alias("_tsort"))
+    )
+    lanes = (
+        lanes.join(process, on="pid", how="left")
+        .join(thread, on=["pid", "tid"], how="left")
+        .sort("_psort", "pid", "_tsort", "tid", "_class", nulls_last=True)
+        .with_row_index("_lane")
+    )
+    stacked = {(pid, tid) for pid, tid, kind in lanes.select("pid", "tid", "_class").rows() if kind == 0}
+    names = [_lane_name(row, (row["pid"], row["tid"]) in stacked) for row in lanes.iter_rows(named=True)]
+    return lanes.with_columns(pl.Series("_name", names, pl.String))
+
+
+def _lane_name(row: dict[str, Any], stacked: bool) -> str:
+    kind, tid = row["_class"], row["tid"]
+    # A negative number stands for a name that the file used in place of one.
+    number = None if tid is None or tid < 0 else tid
+    name = row["_thread"] or (
+        (f"stream {number}" if kind >= 2 else f"thread {number}") if number is not None else None
+    )
+    if kind >= 2 and row["_labels"]:
+        name = f"{row['_labels']} {name or ''}".strip()
+    name = name or row["_process"] or "other"
+    suffix = {1: ", off the stack" if stacked else "", 2: ", annotations"}.get(kind, "")
+    return f"{name}{suffix}"
+
+
+def _longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
+    if events.height <= max_events:
+        return events
+    start, stop = events.select(pl.col("ts").min(), pl.col("ts").max().alias("stop")).row(0)
+    width = (stop - start) // BUCKETS + 1
+    longest = pl.col("dur").fill_null(0)
+    return (
+        events.with_columns(((pl.col("ts") - start) // width).alias("_bucket"))
+        .with_columns(longest.rank("ordinal", descending=True).over("_lane", "_bucket").alias("_place"))
+        .sort("_place", longest * -1, "id")
+        .head(max_events)
+        .sort("id")
+        .drop("_bucket", "_place")
+    )
+
+
+def _rows(events: pl.DataFrame) -> tuple[list[int], int]:
+    """The row of each event in its lane, and how many had to share the last one.
+
+    Events come by start, the longest first; each takes the first row, from its depth on, whose last event has ended.
+    """
+    free: dict[int, list[int]] = {}
+    rows, crowded = [], 0
+    columns = events.select("_lane", "ts", pl.col("dur").fill_null(0).clip(1), pl.col("depth").fill_null(0))
+    for lane, ts, dur, depth in columns.iter_rows():
+        ends = free.setdefault(lane, [])
+        row = min(depth, MAX_ROWS - 1)
+        while row < len(ends) and ends[row] > ts:
+            row += 1
+        if row >= MAX_ROWS:
+            row = MAX_ROWS - 1
+            crowded += 1
+            ends[row] = max(ends[row], ts + dur)
+        else:
+            ends.extend([0] * (row + 1 - len(ends)))
+            ends[row] = ts + dur
+        rows.append(row)
+    return rows, crowded
+
+
+def _texts(trace: Trace, kept: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:
+    """The distinct texts, and per text column 1 + the index of each event's text, 0 for none."""
+    columns = kept.select("id", pl.col("name").cast(pl.String))
+    for name, facts in (
+        ("shapes", trace.arguments.select("event", pl.col("dims").cast(pl.String).alias("shapes"))),
+        ("geometry", trace.kernels.select("event", _geometry().alias("geometry"))),
+        ("communication", trace.comms.select("event", _communication().alias("communication"))),
+    ):
+        once = facts.filter(pl.col(name) != "").unique("event", keep="first")
+        columns = columns.join(once, left_on="id", right_on="event", how="left", maintain_order="left")
+    columns = columns.drop("id").with_columns(
+        pl.when(pl.all().str.len_chars() > MAX_TEXT)
+        .then(pl.all().str.slice(0, MAX_TEXT) + "…")
+        .otherwise(pl.all())
+        .name.keep()
+    )
+    strings = (
+        pl.concat([columns[name].alias("text") for name in columns.columns])
+        .drop_nulls()
+        .unique(maintain_order=True)
+    )
+    index = pl.DataFrame(
+        {"text": strings, "index": pl.int_range(1, strings.len() + 1, dtype=pl.UInt32, eager=True)}
+    )
+    found = {
+        name: columns.select(pl.col(name).alias("text"))
+        .join(index, on="text", how="left", maintain_order="left")["index"]
+        .fill_null(0)
+        for name in columns.columns
+    }
+    return strings.to_list(), found
+
+
+def _geometry() -> pl.Expr:
+    def triple(name: str) -> pl.Expr:
+        return pl.concat_str([f"{name}_{axis}" for axis in "xyz"], separator=" x ")
+
+    parts = [
+        pl.format("grid {}", triple("grid")),
+        pl.format("block {}", triple("block")),
+        pl.format("{} registers", "registers"),
+        pl.format("{} B shared memory", "shared_mem"),
+        pl.format("occupancy {} %", "occupancy"),
+        pl.format("{} B", "bytes"),
+        pl.format("{} GB/s", pl.col("bandwidth").round(2)),
+    ]
+    return pl.concat_str(parts, separator=", ", ignore_nulls=True)
+
+
+def _communication() -> pl.Expr:
+    parts = [
+        pl.col("collective").cast(pl.String),
+        pl.format("{} B", "bytes"),
+        pl.format("{} elements in", "in_nelems"),
+        pl.format("{} out", "out_nelems"),
+        pl.col("dtype").cast(pl.String),
+        pl.format("group {}", pl.col("pg_name").cast(pl.String)),
+        pl.format("of {} ranks", "group_size"),
+        pl.format("to or from rank {}", "peer"),
+    ]
+    return pl.concat_str(parts, separator=", ", ignore_nulls=True)
+
+
+def _steps(events: pl.DataFrame, kept: pl.DataFrame, origin: int) -> tuple[list[list[int]], pl.Series]:
+    """[step, start, duration] of every profiler step, and 1 + the index of each kept event's step."""
+    name = pl.col("name").cast(pl.String)
+    steps = (
+        events.filter((pl.col("cat") == "user_annotation") & pl.col("dur").is_not_null())
+        .with_columns(name.str.extract(kinds.STEP).cast(pl.Int64).alias("step"))
+        .drop_nulls("step")
+        .unique("step", keep="first", maintain_order=True)
+        .select("step", pl.col("ts") - origin, "dur")
+    )
+    known = steps.select("step", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("_step"))
+    step = kept.select("step").join(known, on="step", how="left", maintain_order="left")["_step"]
+    return [list(row) for row in steps.iter_rows()], step.fill_null(0)
+
+
+def _edges(trace: Trace, kept: pl.DataFrame) -> dict[str, pl.Series]:
+    """1 + the packed index of the launch call and of the operator behind each device event."""
+    place = kept.select("id", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("place"))
+    launches = trace.launches.unique("device_event", keep="first")
+    found = kept.select("id").join(
+        launches, left_on="id", right_on="device_event", how="left", maintain_order="left"
+    )
+
+    def of(column: str) -> pl.Series:
+        return found.join(place, left_on=column, right_on="id", how="left", maintain_order="left")[
+            "place"
+        ].fill_null(0)
+
+    return {"launch": of("launch"), "operator": of("operator")}
+
+
+def _lane_headers(lanes: pl.DataFrame, kept: pl.DataFrame) -> list[dict[str, Any]]:
+    """Per lane its name and the index at which each of its rows begins, and at last ends."""
+    counts = kept.group_by("_lane", "_row").agg(pl.len()).sort("_lane", "_row")
+    sizes: dict[int, dict[int, int]] = {}
+    for lane, row, size in counts.rows():
+        sizes.setdefault(lane, {})[row] = size
+    headers, at = [], 0
+    for lane in lanes.iter_rows(named=True):
+        rows = sizes.get(lane["_lane"])
+        if rows is None:
+            continue
+        bounds = [at]
+        for row in range(max(rows) + 1):
+            at += rows.get(row, 0)
+            bounds.append(at)
+        left_out = lane["_total"] - lane["_kept"]
+        headers.append(
+            {"name": lane["_name"], "device": lane["_class"] >= 2, "rows": bounds, "left_out": left_out}
+        )
+    return headers
+
+
+def _wide(values: pl.Series) -> bytes:
+    numbers = values.clip(0).fill_null(-1).to_numpy().astype(np.int64).view(np.uint64)
+    return (numbers & NULL).astype("<u4").tobytes() + (numbers >> 32).astype("<u4").tobytes()
+
+
+def _words(values: pl.Series) -> bytes:
+    return values.to_numpy().astype("<u4").tobytes()
+
+
+def _bytes(values: pl.Series) -> bytes:
+    return values.to_numpy().astype(np.uint8).tobytes()
+
+
+def _frame(header: dict[str, Any], columns: list[tuple[str, str, bytes]]) -> bytes:
+    header["columns"] = [[name, form] for name, form, _ in columns]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    body = b"".join(data + b"\0" * (-len(data) % 4) for _, _, data in columns)
+    return gzip.compress(len(text).to_bytes(4, "little") + text + body, compresslevel=6, mtime=0)

@@ -1,0 +1,244 @@
+"""What a run comes to: a few sentences with numbers, and the tables they were taken from.
+
+The HTML report and the terminal summary show the same Verdict. A question that a rank cannot answer (no steps, no
+device work) leaves the rank out of that table and is named in ``unanswered``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from etloom import registry
+from etloom.errors import AnalysisError
+from etloom.reports.text import count, duration, number
+from etloom.trace import Job
+
+ANALYSES = ("steps", "temporal-breakdown", "comm-overlap", "top-ops", "kernel-breakdown", "link-quality")
+PARTS = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "exposed_memory": "exposed memory",
+    "exposed_other": "exposed other",
+    "idle": "idle",
+}
+"""Parts of temporal-breakdown, which sum to the span, as they are called in text."""
+WELL_LINKED = 95.0
+"""Percent of host operators below which the links call for attention."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """``figure`` is the number that matters, ``text`` what it is of; tone is "plain", "warn" or "bad"."""
+
+    topic: str
+    figure: str
+    text: str
+    tone: str = "plain"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``tables``: by analysis, ``rank`` first; and ``overview``, a row a rank (see `_overview`)."""
+
+    ranks: tuple[int, ...]
+    sentences: tuple[Sentence, ...]
+    tables: Mapping[str, pl.DataFrame]
+    stats: pl.DataFrame
+    basis: str  # "device" | "host" | "mixed" | "none": what the breakdown is of
+    unanswered: Mapping[str, str] = field(default_factory=dict)  # analysis -> why some rank has no answer
+
+
+def verdict(job: Job) -> Verdict:
+    """The verdict on a run whose traces are linked."""
+    tables: dict[str, pl.DataFrame] = {}
+    unanswered: dict[str, str] = {}
+    for name in ANALYSES:
+        tables[name], reason = _ask(job, name)
+        if reason:
+            unanswered[name] = reason
+    tables["overview"] = overview = _overview(job, tables)
+    stats = job.stats
+    bases = overview["basis"].drop_nulls().unique().to_list()
+    basis = bases[0] if len(bases) == 1 else "mixed" if bases else "none"
+    sentences = (
+        _step_time(tables["steps"]),
+        *_shares(tables["temporal-breakdown"], tables["comm-overlap"], basis),
+        _top_operator(tables["top-ops"]),
+        _links(tables["link-quality"]),
+        _trouble(stats),
+        _size(job),
+    )
+    return Verdict(tuple(job.ranks), sentences, tables, stats, basis, unanswered)
+
+
+def _ask(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
+    """The answers of all ranks that have one, and why the others have none."""
+    analysis = registry.get("analyses", name)
+    frames, reasons = [], {}
+    for rank, trace in job.items():
+        try:
+            frames.append(
+                analysis.analyze(trace).select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
+            )
+        except AnalysisError as error:
+            reasons[rank] = error.what
+    table = pl.concat(frames) if frames else pl.DataFrame(schema={"rank": pl.Int64, **analysis.COLUMNS})
+    if not reasons:
+        return table, None
+    some = ", ".join(map(str, list(reasons)[:8])) + (", ..." if len(reasons) > 8 else "")
+    return table, f"{next(iter(reasons.values()))} (rank {some})"
+
+
+def _overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+    """rank, basis, steps, step_mean_ns, step_std_ns, span_ns, <part>_pct of the span, overlap_pct."""
+    dur = pl.col("dur_ns")
+    steps = (
+        tables["steps"]
+        .group_by("rank")
+        .agg(pl.len().alias("steps"), dur.mean().alias("step_mean_ns"), dur.std().alias("step_std_ns"))
+    )
+    whole = pl.col("step").is_null()
+    time = tables["temporal-breakdown"].filter(whole)
+    overlap = tables["comm-overlap"].filter(whole).select("rank", "overlap_pct")
+    return (
+        pl.DataFrame({"rank": list(job)}, schema={"rank": pl.Int64})
+        .join(steps, on="rank", how="left", maintain_order="left")
+        .join(time, on="rank", how="left", maintain_order="left")
+        .join(overlap, on="rank", how="left", maintain_order="left")
+        .select(
+            "rank",
+            "basis",
+            pl.col("steps").fill_null(0).cast(pl.Int64),
+            "step_mean_ns",
+            "step_std_ns",
+            "span_ns",
+            *(f"{part}_pct" for part in PARTS),
+            "overlap_pct",
+        )
+    )
+
+
+def _step_time(steps: pl.DataFrame) -> Sentence:
+    if steps.is_empty():
+        return Sentence("Step time", "not known", "no ProfilerStep marks a step in these traces")
+    (dur,) = steps.select(
+        pl.struct(
+            pl.col("dur_ns").mean().alias("mean"),
+            pl.col("dur_ns").std().alias("std"),
+            pl.col("dur_ns").min().alias("min"),
+            pl.col("dur_ns").max().alias("max"),
+            pl.col("rank").n_unique().alias("ranks"),
+        )
+    ).to_series()
+    of = f"{count(steps.height, 'step')} on {count(dur['ranks'], 'rank')}"
+    if dur["std"] is None:
+        return Sentence("Step time", duration(dur["mean"]), f"the only step: {of}")
+    return Sentence(
+        "Step time",
+        f"{duration(dur['mean'])} ± {number(100 * dur['std'] / dur['mean'], 2)} %",
+        f"mean and standard deviation of {of}; shortest {duration(dur['min'])}, longest {duration(dur['max'])}",
+    )
+
+
+def _shares(time: pl.DataFrame, overlap: pl.DataFrame, basis: str) -> list[Sentence]:
+    """Compute, exposed communication and idle, of the summed spans of all ranks."""
+    whole = pl.col("step").is_null()
+    total = time.filter(whole).select(pl.exclude("rank", "step", "basis").sum()).row(0, named=True)
+    span = total["span_ns"] if time.height else 0
+    if not span:
+        why = "the traces hold no device work and no operators with a duration"
+        return [Sentence("Compute", "not known", why)]
+    of = "device time" if basis == "device" else "host time" if basis == "host" else "time"
+    comm = overlap.filter(whole).select(pl.col("communication_ns", "overlapped_ns").sum()).row(0, named=True)
+
+    def share(name: str) -> str:
+        return f"{100 * total[name] / span:.1f} %"
+
+    if comm["communication_ns"]:
+        hidden = 100 * comm["overlapped_ns"] / comm["communication_ns"]
+        communication = (
+            f"communication takes {100 * comm['communication_ns'] / span:.1f} % of the {of}; "
+            f"computation hides {hidden:.1f} % of that"
+        )
+    else:
+        communication = "no communication in these traces"
+    copies = total["exposed_memory_ns"] + total["exposed_other_ns"]
+    busy = (
+        f"of the {of} between the first and the last {'kernel' if basis == 'device' else 'operator'}, "
+        f"{duration(span / time['rank'].n_unique())} a rank"
+    )
+    idle = "nothing runs on the device" if basis == "device" else "in no operator: Python, input, waiting"
+    if copies:
+        idle += f"; copies and sets alone take {100 * copies / span:.1f} %"
+    return [
+        Sentence("Compute", share("compute_ns"), busy),
+        Sentence("Exposed communication", share("exposed_communication_ns"), communication),
+        Sentence("Idle", share("idle_ns"), idle),
+    ]
+
+
+def _top_operator(operators: pl.DataFrame) -> Sentence:
+    """The operator with the greatest self time over all ranks."""
+    if operators.is_empty():
+        return Sentence("Top operator", "not known", "the traces hold no operators")
+    # A rank lists only its first ones, so the shares of the rest are taken from what one row says of the whole.
+    total = operators.select((100 * pl.col("self_ns") / pl.col("self_pct")).alias("all"), "rank")
+    everything = (
+        total.filter(pl.col("all").is_finite()).group_by("rank").agg(pl.col("all").first())["all"].sum()
+    )
+    top = (
+        operators.group_by("name")
+        .agg(pl.col("self_ns").sum(), pl.col("count").sum())
+        .sort("self_ns", "name", descending=[True, False])
+        .row(0, named=True)
+    )
+    share = f"{100 * top['self_ns'] / everything:.1f} % of the operators' self time, " if everything else ""
+    return Sentence(
+        "Top operator", top["name"], f"{share}{duration(top['self_ns'])} in {count(top['count'], 'call')}"
+    )
+
+
+def _links(quality: pl.DataFrame) -> Sentence:
+    """How many host operators are paired; where no execution trace was read, how much device work is."""
+    sums = {
+        row["subject"]: row
+        for row in quality.group_by("subject").agg(pl.col("total", "linked").sum()).iter_rows(named=True)
+    }
+    for subject, to in (("host operators", "profiler events"), ("device work", "the calls that launched it")):
+        found: dict[str, Any] | None = sums.get(subject)
+        if found and found["total"]:
+            share = 100 * found["linked"] / found["total"]
+            # Rounded down: 100 % is said only of all.
+            figure = f"{int(share * 100) / 100:g} % linked"
+            text = f"{found['linked']:,} of {found['total']:,} {subject} to {to}"
+            return Sentence("Links", figure, text, "plain" if share >= WELL_LINKED else "warn")
+    return Sentence("Links", "none", "one trace a rank without device work: nothing to link")
+
+
+def _trouble(stats: pl.DataFrame) -> Sentence:
+    rows = dict(stats.group_by("severity").len().rows())
+    errors, losses, infos = (rows.get(severity, 0) for severity in ("error", "data_loss", "info"))
+    tone = "bad" if errors else "warn" if losses else "plain"
+    figure = f"{count(errors, 'error')}, {losses:,} lost" if errors or losses else "nothing lost"
+    return Sentence(
+        "Trouble",
+        figure,
+        f"notes by severity: {errors:,} error, {losses:,} data loss, {infos:,} info; all are listed under Quality",
+        tone,
+    )
+
+
+def _size(job: Job) -> Sentence:
+    events = sum(trace.events.height for trace in job.values())
+    nodes = sum(trace.nodes.height for trace in job.values())
+    worlds = {int(trace.meta["world_size"]) for trace in job.values() if trace.meta.get("world_size")}
+    world = f" of {max(worlds):,}" if worlds and max(worlds) != len(job) else ""
+    return Sentence(
+        "Read",
+        f"{len(job):,}{world} rank{'' if len(job) == 1 and not world else 's'}",
+        f"{count(events, 'profiler event')}, {count(nodes, 'execution-trace node')}",
+    )
