@@ -16,6 +16,7 @@ recordings reach 0.997, wrong ones at most 0.63 (docs/decisions/0012).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +33,7 @@ ACCEPT = 0.9
 _SLACK = 64  # the window may start this far from where the correlation puts it
 _MOST_EDITS = 0.25  # of a stretch; beyond it the window is given up
 _SHORT = 64  # sequences up to this length are compared at every offset, which is exact
+_NEAR = 2  # windows before and after an iteration that may belong to it
 _MOST_WINDOWS = 4096  # of one thread in one lane
 
 
@@ -111,17 +113,13 @@ def align(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
     if not found:
         return []
     anchor = next(thread for thread in wanted if thread.key in found)
-    most = max(len(window.node) for window in found[anchor.key])
-    chosen = sorted(
-        (window for window in found[anchor.key] if len(window.node) >= ACCEPT * most),
-        key=lambda window: window.start,
-    )
+    good = {key: _nearly_best(windows) for key, windows in found.items()}
     iterations = []
-    for window in chosen:
+    for window in good[anchor.key]:
         iteration = Iteration([window], longer=total + window.longer - len(anchor))
         for thread in wanted:
             if thread.key in found and thread is not anchor:
-                other = _beside(found[thread.key], thread, window, starts)
+                other = _beside(good[thread.key], window, starts)
                 iteration.windows.append(other)
                 iteration.longer += other.longer - len(thread)
         iterations.append(iteration)
@@ -193,8 +191,28 @@ def _windows(thread: Thread, lane: Thread, starts: np.ndarray) -> list[Window]:
         same = (inside == level) | (lane.depths[j] < 0)
         i, j = i[same], j[same]
         windows.append(Window(lane.key, thread.rows[i], lane.rows[j], longer, int(starts[lane.rows[j[0]]])))
-    # Two offsets may lead to one window, where operators are missing in its middle.
-    return list({(int(window.event[0]), int(window.event[-1])): window for window in windows}.values())
+    return _apart(windows)
+
+
+def _nearly_best(windows: list[Window]) -> list[Window]:
+    most = max(len(window.node) for window in windows)
+    return sorted(
+        (window for window in windows if len(window.node) >= ACCEPT * most), key=lambda window: window.start
+    )
+
+
+def _apart(windows: list[Window]) -> list[Window]:
+    """Of windows that share most of their operators the best one."""
+    kept: list[Window] = []
+    for window in sorted(windows, key=lambda window: (window.event[0], window.event[-1])):
+        last = kept[-1] if kept else None
+        shared = 0 if last is None else np.searchsorted(last.event, window.event[-1], side="right")
+        shared -= 0 if last is None else np.searchsorted(last.event, window.event[0])
+        if last is None or 2 * shared < min(len(last.event), len(window.event)):
+            kept.append(window)
+        elif len(window.event) > len(last.event):
+            kept[-1] = window
+    return kept
 
 
 def _offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -237,10 +255,17 @@ def _agreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return correlation
 
 
-def _beside(windows: list[Window], thread: Thread, anchor: Window, starts: np.ndarray) -> Window:
-    """The window of another thread that starts where the order of nodes puts it, of those nearly best."""
-    most = max(len(window.node) for window in windows)
-    good = [window for window in windows if len(window.node) >= ACCEPT * most]
-    before = np.searchsorted(anchor.node, thread.rows[0])
-    expected = int(starts[anchor.event[max(int(before) - 1, 0)]])
-    return min(good, key=lambda window: abs(window.start - expected))
+def _beside(windows: list[Window], anchor: Window, starts: np.ndarray) -> Window:
+    """The window of another thread that belongs to an iteration: of those near, the one that fits in best.
+
+    Node ids tell in which order the operators of all threads began, so in the right window as many operators
+    of the anchor precede each operator as in the execution trace. windows: in order of time.
+    """
+
+    def misplaced(window: Window) -> int:
+        by_node = np.searchsorted(anchor.node, window.node)
+        by_time = np.searchsorted(starts[anchor.event], starts[window.event])
+        return int(np.abs(by_node - by_time).sum())
+
+    at = bisect_left(windows, anchor.start, key=lambda window: window.start)
+    return min(windows[max(0, at - _NEAR) : at + _NEAR], key=misplaced)

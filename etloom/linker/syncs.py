@@ -64,7 +64,10 @@ def wait(trace: Trace) -> Trace:
 
 
 def _work(trace: Trace) -> pl.DataFrame:
-    """Device work in order of launch: on, device, stream, ts, end, launched (its own start if unknown)."""
+    """Device work in order of launch: on, device, stream, ts, end, launched.
+
+    What was launched out of sight was launched before it began and before the work that follows it on its stream.
+    """
     events = trace.events
     starts = events.select(pl.col("id").alias("launch"), pl.col("ts").alias("launched"))
     return (
@@ -80,7 +83,13 @@ def _work(trace: Trace) -> pl.DataFrame:
             on="on",
         )
         .join(starts, on="launch", how="left")
-        .with_columns(pl.col("launched").fill_null(pl.col("ts")))
+        .sort("ts")
+        .with_columns(
+            pl.coalesce(
+                "launched",
+                pl.min_horizontal("launched", "ts").cum_min(reverse=True).over("device", "stream"),
+            )
+        )
         .sort("launched", "ts")
         .drop("launch")
     )
