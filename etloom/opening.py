@@ -61,8 +61,7 @@ def open_folder(
     else:
         job = open_ranks(found.ranks, progress=progress, jobs=jobs, use_cache=use_cache)
     meta: dict[str, Any] = {"path": str(folder)}
-    if found.card is not None:
-        meta["card"] = found.card
+    meta |= {key: said for key, said in (("card", found.card), ("run", found.run)) if said is not None}
     return job.replace(meta=meta).with_stats(found.stats)
 
 

@@ -127,4 +127,16 @@ def test_metrics_and_the_workload_card_come_along(tmp_path: Path) -> None:
     (tmp_path / "card.yaml").write_text("version: 1\nworkload: !!python/object/apply:os.system [id]\n")
     broken = etloom.open(tmp_path, use_cache=False)
     assert "card" not in broken.meta
+    assert "run" not in broken.meta
     assert broken.own_stats["name"].to_list() == ["job.workload_card"]
+
+
+def test_what_collect_wrote_of_the_run_is_in_meta(tmp_path: Path) -> None:
+    kineto(tmp_path / "kineto_trace_0.json")
+    (tmp_path / "run.json").write_text(
+        json.dumps({"schema": "etloom-run-1", "command": ["python", "train.py"]})
+    )
+    assert etloom.open(tmp_path, use_cache=False).meta["run"]["command"] == ["python", "train.py"]
+    (tmp_path / "run.json").write_text("{")
+    assert discover(tmp_path).run is None
+    assert [row[0] for row in discover(tmp_path).stats] == ["job.run_json"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ _NAMES = (
     r"^\w+\.(\d+)\.et(?:\.gz)?$",
 )
 _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
+_MOST_RUN_BYTES = 1 << 26
 _SIDE_BY_SIDE = {"execution-trace": "host", "kineto": "device", "nsys": "device"}
 """Formats of which a rank has one of each kind; any other stands alone."""
 
@@ -36,6 +38,7 @@ class Found:
     stats: list[Stat] = field(default_factory=list)  # rows of stats that concern the whole job
     ignored: list[Path] = field(default_factory=list)  # files that are no traces
     card: dict[str, Any] | None = None  # CCL-Bench's workload card beside the traces
+    run: dict[str, Any] | None = None  # what `etloom collect` wrote of the run: command, versions, steps
 
 
 def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Found:
@@ -78,7 +81,9 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     if missing:
         some = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         stats.append(("job.missing_ranks", "info", len(missing), f"no trace of rank {some}"))
-    return Found(dict(sorted(ranks.items())), formats, stats, ignored, _card(folder, stats))
+    return Found(
+        dict(sorted(ranks.items())), formats, stats, ignored, _card(folder, stats), _run(folder, stats)
+    )
 
 
 def _card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
@@ -89,6 +94,19 @@ def _card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
         except EtloomError as error:
             stats.append(("job.workload_card", "data_loss", 1, str(error)))
     return None
+
+
+def _run(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
+    """The run.json of `etloom collect`, if there is one."""
+    path = folder / "run.json"
+    if not path.is_file() or path.stat().st_size > _MOST_RUN_BYTES:
+        return None
+    try:
+        run = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        stats.append(("job.run_json", "info", 1, f"{path.name} cannot be read"))
+        return None
+    return run if isinstance(run, dict) and str(run.get("schema", "")).startswith("etloom-run") else None
 
 
 def _files(folder: Path) -> list[Path]:
