@@ -1,11 +1,7 @@
 # The target simdjson::simdjson: the system's library (3.0.1 of Debian 12 is enough), else a pinned release.
-find_package(simdjson 3.0 CONFIG QUIET)
-if(simdjson_FOUND)
-  return()
-endif()
-# 4 is as good, but find_package takes another major version for incompatible.
-find_package(simdjson 4.0 CONFIG QUIET)
-if(simdjson_FOUND)
+# No version is asked for, since find_package would refuse every major version but that one; 5.0.2 works too.
+find_package(simdjson CONFIG QUIET)
+if(simdjson_FOUND AND simdjson_VERSION VERSION_GREATER_EQUAL 3.0)
   return()
 endif()
 
