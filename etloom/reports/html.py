@@ -202,16 +202,21 @@ def _origins(traces: Mapping[int, Any]) -> dict[int, int]:
 def _timeline(packed: list[Packed], notes: list[str]) -> str:
     if not packed:
         return "".join(map(_note, notes))
-    legend = "".join(
-        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
-        f"{escape(label)}</li>"
-        for name, label in COLOURS
-    )
+    used = frozenset().union(*(one.colours for one in packed))
+    legend = _legend({name: label for code, (name, label) in enumerate(COLOURS) if code in used})
     return _fill(
         _asset("timeline.html"),
         legend=legend,
         ranks=escape(f"rank {_some([one.rank for one in packed])}"),
         notes="".join(map(_note, notes)),
+    )
+
+
+def _legend(labels: Mapping[str, str]) -> str:
+    return "".join(
+        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
+        f"{escape(label)}</li>"
+        for name, label in labels.items()
     )
 
 
@@ -232,11 +237,7 @@ def _breakdown(found: Verdict) -> str:
     }[found.basis]
     if known.height > MAX_BARS:
         basis += f" The first {MAX_BARS} of {known.height:,} ranks; the table holds all."
-    legend = "".join(
-        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{FILLS[part]}" '
-        f'width="10" height="10"/></svg>{PARTS[part]}</li>'
-        for part in parts
-    )
+    legend = _legend({FILLS[part]: PARTS[part] for part in parts})
     table = html_table(
         overview, "overview", "By rank", "Shares are of the span; overlap is of the communication."
     )
@@ -267,7 +268,11 @@ def _quality(found: Verdict) -> str:
     order = pl.col("severity").replace_strict({"error": 0, "data_loss": 1, "info": 2}, default=3)
     stats = found.stats.sort(order, "rank", "name")
     rows = html_table(
-        stats, "stats", "What could not be read, was repaired or could not be linked", _none(stats)
+        stats,
+        "stats",
+        "What could not be read, was repaired or could not be linked",
+        _none(stats),
+        absent={"rank": "run"},
     )
     return html_table(_telling(found.tables["link-quality"]), "link-quality", "Links") + rows
 

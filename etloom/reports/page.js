@@ -60,11 +60,9 @@ function themes(redraw) {
 
 function panel(timeline, rank, index) {
   const side = document.getElementById("details");
+  panel.empty ??= [...side.childNodes];
   side.classList.toggle("filled", Boolean(rank));
-  if (!rank) {
-    side.replaceChildren(element("p", { textContent: "Click an event to see what is known of it." }));
-    return;
-  }
+  if (!rank) return side.replaceChildren(...panel.empty);
   const list = element("dl");
   for (const [label, text] of details(rank, index)) {
     list.append(element("dt", { textContent: label }), element("dd", { textContent: text }));
@@ -77,7 +75,7 @@ function panel(timeline, rank, index) {
     });
     return button;
   };
-  const caused = timeline.selected ? rank.caused.get(index) || [] : [];
+  const caused = rank.caused.get(index) || [];
   const buttons = element("div", { className: "buttons" }, go("zoom to it", index, "show"));
   if (rank.launch[index]) buttons.append(go("go to its launch", rank.launch[index] - 1));
   if (rank.operator[index]) buttons.append(go("go to its operator", rank.operator[index] - 1));
@@ -108,6 +106,8 @@ async function start() {
   document.documentElement.classList.add("scripted");
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.querySelectorAll("input[data-table]").forEach(filterable);
+  // A long name is cut to two lines until it is clicked.
+  document.addEventListener("click", (event) => event.target.closest("td.long")?.classList.toggle("open"));
   const root = document.getElementById("tracks");
   const timeline = root && new Timeline(root);
   themes(() => timeline?.readColours());

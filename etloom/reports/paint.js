@@ -18,6 +18,9 @@ class Picture {
     );
     this.fills = COLOURS.map((name) => shades(colour(`k-${name}`)));
     this.inks = this.fills.map((fills) => fills.map(readable));
+    this.context.font = FONT;
+    const sample = "aten::native_layer_norm_backward step#0123456789 ABCDEF";
+    characterWidth = this.context.measureText(sample).width / sample.length;
     this.overview = null;
     this.schedule();
   }
@@ -323,9 +326,11 @@ function clipped(context, x, y, width, height, paint) {
   context.restore();
 }
 
-// About 6 px a character: an estimate is enough, measuring every label is not cheap.
+// By the mean width of a character: measuring every label is not cheap.
+let characterWidth = 6;
+
 function shorten(text, width) {
-  const room = Math.floor(width / 5.9);
+  const room = Math.floor(width / characterWidth);
   return text.length <= room ? text : room < 3 ? text.slice(0, Math.max(0, room)) : `${text.slice(0, room - 1)}…`;
 }
 

@@ -64,7 +64,8 @@ def _cell(column: Shown, name: str, value: Any, absent: str) -> str:
     classes = ["long"] if name in LONG else []
     if name == "severity" and value in ("data_loss", "error"):
         classes.append(f"severity-{value}")
-    return f"<td{_class(column, *classes)}{attribute}>{escape(text)}</td>"
+    inside = f"<div>{escape(text)}</div>" if name in LONG else escape(text)
+    return f"<td{_class(column, *classes)}{attribute}>{inside}</td>"
 
 
 def svg_bars(

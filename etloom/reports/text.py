@@ -44,7 +44,8 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
     for suffix, units in (("_ns", TIMES), ("_bytes", SIZES)):
         if numeric and (name.endswith(suffix) or name == suffix[1:]):
             top: Any = frame[name].abs().max() if frame.height else None
-            unit, factor = scale(float(top or 0), units)
+            # A step up only from 10 on, so that columns of like size have like units.
+            unit, factor = scale(float(top or 0) / 10, units)
             words = name.removesuffix(suffix).replace("_", " ")
             return Shown(f"{words} ({unit})", factor, True, True)
     if name.endswith("_pct"):

@@ -11,7 +11,8 @@ class Timeline extends Picture {
     this.context = this.canvas.getContext("2d");
     this.ranks = [];
     this.items = [];
-    this.extent = [0, 1];
+    this.extent = [0, 1]; // of all events
+    this.home = [0, 1]; // of the work: without the profiler's own spans and marks
     this.view = [0, 1];
     this.selected = null;
     this.hovered = null;
@@ -27,10 +28,11 @@ class Timeline extends Picture {
     rank.open = true;
     rank.match = null;
     for (const lane of rank.lanes) lane.open = true;
-    const first = this.ranks.length === 0;
     this.ranks.push(rank);
-    const [from, to] = bounds(rank);
-    this.extent = first ? [from, to] : [Math.min(this.extent[0], from), Math.max(this.extent[1], to)];
+    const lanes = this.ranks.flatMap((rank) => rank.lanes.map((lane) => [rank, lane]));
+    const work = lanes.filter(([, lane]) => lane.work);
+    this.extent = bounds(lanes);
+    this.home = bounds(work.length ? work : lanes);
     this.search(this.query);
     this.layout();
     this.fit();
@@ -94,8 +96,9 @@ class Timeline extends Picture {
   }
 
   fit() {
-    const pad = (this.extent[1] - this.extent[0]) * 0.01;
-    this.setView(this.extent[0] - pad, this.extent[1] + pad);
+    const [from, to] = this.home;
+    const pad = (to - from) * 0.01;
+    this.setView(from - pad, to + pad);
   }
 
   zoom(factor, at = (this.view[0] + this.view[1]) / 2) {
@@ -286,14 +289,14 @@ function details(rank, index) {
   ].filter(([, value]) => value !== null).map(([label, value]) => [label, String(value)]);
 }
 
-function bounds(rank) {
+function bounds(lanes) {
   let [low, high] = [Infinity, -Infinity];
-  for (const lane of rank.lanes) {
-    for (let row = 0; row + 1 < lane.rows.length; row++) {
-      if (lane.rows[row] === lane.rows[row + 1]) continue;
-      low = Math.min(low, rank.start[lane.rows[row]]);
-      high = Math.max(high, rank.end[lane.rows[row + 1] - 1]);
+  for (const [rank, { rows }] of lanes) {
+    for (let row = 0; row + 1 < rows.length; row++) {
+      if (rows[row] === rows[row + 1]) continue;
+      low = Math.min(low, rank.start[rows[row]]);
+      high = Math.max(high, rank.end[rows[row + 1] - 1]);
     }
   }
-  return low < high ? [low, high] : [Number.isFinite(low) ? low : 0, (Number.isFinite(low) ? low : 0) + 1000];
+  return low <= high ? [low, Math.max(high, low + 1000)] : [0, 1000];
 }

@@ -40,6 +40,7 @@ class Packed:
     data: bytes
     total: int
     kept: int
+    colours: frozenset[int]  # those that occur, as indices into palette.COLOURS
     crowded: int  # events that share the last row of their lane with one they overlap
 
     @property
@@ -67,6 +68,7 @@ def pack(trace: Trace, *, rank: int, origin: int, max_events: int) -> Packed:
     strings, texts = _texts(trace, kept)
     steps, step = _steps(events, kept, origin)
     edges = _edges(trace, kept)
+    colours = with_colour(kept)["colour"]
     group = kept.select(pl.struct("_lane", "_row").rle_id()).to_series()
     ends = kept.select((pl.col("ts") - origin).alias("start"), group.alias("group"))
     starts = ends.select(
@@ -77,7 +79,7 @@ def pack(trace: Trace, *, rank: int, origin: int, max_events: int) -> Packed:
         ("dur", "wide", _wide(kept["dur"])),
         ("correlation", "wide", _wide(kept["correlation"])),
         ("id", "u32", _words(kept["id"])),
-        ("colour", "u8", _bytes(with_colour(kept)["colour"])),
+        ("colour", "u8", _bytes(colours)),
         ("step", "u32", _words(step)),
         *((name, "u32", _words(values)) for name, values in {**texts, **edges}.items()),
     ]
@@ -88,7 +90,8 @@ def pack(trace: Trace, *, rank: int, origin: int, max_events: int) -> Packed:
         "steps": steps,
         "lanes": _lane_headers(lanes, kept),
     }
-    return Packed(rank, _frame(header, columns), events.height, kept.height, crowded)
+    used = frozenset(colours.unique().to_list())
+    return Packed(rank, _frame(header, columns), events.height, kept.height, used, crowded)
 
 
 def _lane_class() -> pl.Expr:
@@ -302,7 +305,7 @@ def _lane_headers(lanes: pl.DataFrame, kept: pl.DataFrame) -> list[dict[str, Any
             bounds.append(at)
         left_out = lane["_total"] - lane["_kept"]
         headers.append(
-            {"name": lane["_name"], "device": lane["_class"] >= 2, "rows": bounds, "left_out": left_out}
+            {"name": lane["_name"], "work": lane["_class"] != 1, "rows": bounds, "left_out": left_out}
         )
     return headers
 
