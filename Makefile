@@ -83,7 +83,7 @@ build-native: build/dev/build.ninja ## build etloom._native in place
 setup: build-native ## install everything into .venv
 
 demo: setup ## train on two ranks, collect, link, print the verdict, write run/report.html
-	OMP_NUM_THREADS=1 $(BIN)/etloom collect --out run --steps 3:8 -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py --steps 10
+	OMP_NUM_THREADS=1 $(BIN)/etloom collect --out run --overwrite --steps 3:8 -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py --steps 10
 	$(BIN)/etloom report run
 
 lint: setup ## format, style, types
