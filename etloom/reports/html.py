@@ -122,9 +122,10 @@ def _subtitle(job: Job) -> str:
         str(device.get("name")) for device in first.meta.get("device_properties") or [] if device.get("name")
     }
     backend = (first.meta.get("distributed") or {}).get("backend")
+    worked = any(trace.launches.height for trace in job.values())
     parts = [
         f"rank {', '.join(map(str, job.ranks[:8]))}{', ...' if len(job) > 8 else ''}",
-        " and ".join(sorted(devices)) or "no device",
+        " and ".join(sorted(devices)) or ("" if worked else "no device"),
         f"backend {backend}" if backend else "",
         " + ".join(map(str, first.meta.get("formats") or [])).replace("_", " "),
     ]

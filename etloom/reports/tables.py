@@ -99,6 +99,6 @@ def svg_bars(
             x += size
     bottom = max(1, len(rows) * (height + 6))
     return (
-        f'<svg class="bars" viewBox="0 0 {width} {bottom}" role="img" aria-label="Stacked bars">'
-        f"{''.join(parts)}</svg>"
+        f'<div class="bars-wrap"><svg class="bars" viewBox="0 0 {width} {bottom}" role="img" aria-label="Stacked bars">'
+        f"{''.join(parts)}</svg></div>"
     )

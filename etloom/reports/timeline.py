@@ -55,11 +55,15 @@ def pack(trace: Trace, *, rank: int, origin: int, max_events: int) -> Packed:
     """
     events = trace.events
     lanes = _lanes(trace)
-    placed = events.with_columns(_lane_class().alias("_class")).join(
-        lanes.select("pid", "tid", "_class", "_lane"),
-        on=["pid", "tid", "_class"],
-        how="left",
-        nulls_equal=True,
+    placed = (
+        events.drop_nulls("ts")
+        .with_columns(_lane_class().alias("_class"))
+        .join(
+            lanes.select("pid", "tid", "_class", "_lane"),
+            on=["pid", "tid", "_class"],
+            how="left",
+            nulls_equal=True,
+        )
     )
     kept = _longest(placed, max_events)
     rows, crowded = _rows(kept)
@@ -132,7 +136,7 @@ def _lanes(trace: Trace) -> pl.DataFrame:
     lanes = (
         lanes.join(process, on="pid", how="left")
         .join(thread, on=["pid", "tid"], how="left")
-        .sort("_psort", "pid", "_tsort", "tid", "_class", nulls_last=True)
+        .sort("_psort", pl.col("_class") >= 2, "pid", "_tsort", "tid", "_class", nulls_last=True)
         .with_row_index("_lane")
     )
     stacked = {(pid, tid) for pid, tid, kind in lanes.select("pid", "tid", "_class").rows() if kind == 0}
@@ -177,7 +181,9 @@ def _rows(events: pl.DataFrame) -> tuple[list[int], int]:
     """
     free: dict[int, list[int]] = {}
     rows, crowded = [], 0
-    columns = events.select("_lane", "ts", pl.col("dur").fill_null(0).clip(1), pl.col("depth").fill_null(0))
+    columns = events.select(
+        "_lane", "ts", pl.col("dur").fill_null(0).clip(1), pl.col("depth").fill_null(0).clip(0)
+    )
     for lane, ts, dur, depth in columns.iter_rows():
         ends = free.setdefault(lane, [])
         row = min(depth, MAX_ROWS - 1)
