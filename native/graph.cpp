@@ -174,6 +174,79 @@ void reach(In<int64_t> first, In<int32_t> source, Out<uint8_t> reached, bool bac
     }
 }
 
+// The points of host lanes in their order. Events are sorted by (lane, start, depth), so that a parent (a place in
+// this order, -1 for none) comes before its children. An event ends no later than its parent and than the next one
+// that is not its child begins. Inside an event at `submit` (NONE where not) lies one more point. Each point gets
+// the place of its event, its role (0 start, 1 end, 2 submit), its time, and the event innermost open just before
+// it: IDLE where none was, FIRST where it is the first of its lane.
+nb::tuple tour(In<int64_t> lane, In<int64_t> start, In<int64_t> end, In<int64_t> parent, In<int64_t> submit) {
+    constexpr int64_t NONE = std::numeric_limits<int64_t>::min();
+    constexpr int32_t IDLE = -1, FIRST = -2;
+    enum : uint8_t { START, END, SUBMIT };
+    const size_t n = lane.shape(0);
+    if (start.shape(0) != n || end.shape(0) != n || parent.shape(0) != n || submit.shape(0) != n)
+        throw nb::value_error("lane, start, end, parent and submit differ in length");
+    std::vector<int32_t> event, before;
+    std::vector<uint8_t> role;
+    std::vector<int64_t> time;
+    {
+        nb::gil_scoped_release release;
+        for (auto reserve = 2 * n + n / 4; auto* each : {&event, &before}) each->reserve(reserve);
+        role.reserve(2 * n + n / 4);
+        time.reserve(2 * n + n / 4);
+        struct Span {
+            int32_t place;
+            int64_t end;
+        };
+        std::vector<Span> open, pending;  // pending: of launch calls, the submission not reached yet
+        int64_t now = 0;
+        bool fresh = true;
+        const auto put = [&](int32_t place, uint8_t what, int64_t at) {
+            now = fresh ? at : std::max(now, at);
+            event.push_back(place);
+            role.push_back(what);
+            time.push_back(now);
+            before.push_back(fresh ? FIRST : open.empty() ? IDLE : open.back().place);
+            fresh = false;
+        };
+        const auto submit_until = [&](int64_t at) {
+            while (!pending.empty() && pending.back().end <= at) {
+                put(pending.back().place, SUBMIT, pending.back().end);
+                pending.pop_back();
+            }
+        };
+        const auto close = [&](int64_t at) {
+            const Span one = open.back();
+            const int64_t until = std::min(one.end, at);
+            submit_until(until);
+            put(one.place, END, until);
+            open.pop_back();
+        };
+        for (size_t i = 0; i <= n; ++i) {
+            const bool other_lane = i == n || (i > 0 && lane(i) != lane(i - 1));
+            const int64_t at = other_lane ? std::numeric_limits<int64_t>::max() : start(i);
+            const int64_t around = other_lane ? -1 : parent(i);
+            while (!open.empty() && open.back().place != around) close(at);
+            if (i == n) break;
+            if (other_lane) {
+                pending.clear();
+                fresh = true;
+            }
+            submit_until(start(i));
+            put(static_cast<int32_t>(i), START, start(i));
+            int64_t until = std::max(end(i), start(i));
+            if (!open.empty()) until = std::min(until, std::max(open.back().end, start(i)));
+            open.push_back({static_cast<int32_t>(i), until});
+            if (submit(i) != NONE && submit(i) < until) {
+                pending.push_back({static_cast<int32_t>(i), submit(i)});
+                std::sort(pending.begin(), pending.end(), [](const Span& a, const Span& b) { return a.end > b.end; });
+            }
+        }
+    }
+    return nb::make_tuple(to_numpy(std::move(event)), to_numpy(std::move(role)), to_numpy(std::move(time)),
+                          to_numpy(std::move(before)));
+}
+
 }  // namespace
 
 void bind_graph(nb::module_& module) {
@@ -186,4 +259,6 @@ void bind_graph(nb::module_& module) {
                "Lower the time of every point to the least of target time - lag, in place.");
     module.def("reach", &reach, nb::arg("first"), nb::arg("source"), nb::arg("reached"), nb::arg("backward"),
                "Mark every point that a marked one leads to, or that leads to one, in place.");
+    module.def("tour", &tour, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("parent"), nb::arg("submit"),
+               "The points of host lanes in order: event, role, time, and the event open before (-1 none, -2 first).");
 }

@@ -1,0 +1,160 @@
+"""Device work: its points, the order on a stream, and the launch calls that caused it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from etloom.dependencies.draft import Draft
+from etloom.dependencies.floors import Floors, low, typical
+from etloom.dependencies.hosts import NO_SUBMISSION, Hosts, rows_of
+from etloom.graphs import Kind, Numbers, Role, Ticks
+from etloom.trace import Trace
+
+EARLY_NS = 20_000
+"""Work that was submitted this long before it starts is held up by its stream and not by its launch."""
+
+
+@dataclass(eq=False)
+class Devices:
+    """Device work, stream after stream in order of start.
+
+    ``row`` of the event, ``launch`` (row of the call, -1 for none), ``start``, ``end``, ``stream`` (a number for
+    each device and stream), ``before``: the end of what the stream did last (the least integer for none),
+    ``overlaps``: it starts before that end. ``floor``: of the piece from start to end. ``place``: by row.
+    ``begin``, ``finish``: numbers of the points, once they are drawn.
+    """
+
+    row: Numbers
+    launch: Ticks
+    start: Ticks
+    end: Ticks
+    stream: Ticks
+    before: Ticks
+    floor: Ticks
+    place: Numbers
+    begin: Numbers
+    finish: Numbers
+
+    @property
+    def first(self) -> np.ndarray:
+        """Which are the first of their stream."""
+        return np.append(True, np.diff(self.stream) != 0)[: len(self.stream)]
+
+    def edges(self, draft: Draft, ids: Ticks) -> None:
+        """Add the pieces from start to end to the draft."""
+        draft.edges(Kind.KERNEL, self.begin, self.finish, self.floor, ids[self.row])
+
+
+def devices(trace: Trace) -> Devices:
+    """The device work of a linked trace, not yet drawn."""
+    events, launches = trace.events, trace.launches
+    rows = rows_of(events, launches["device_event"])
+    known = rows >= 0
+    known[known] = events["dur"].is_not_null().to_numpy()[rows[known]]
+    rows, call = rows[known], rows_of(events, launches["launch"])[known]
+    lane = events[rows].select(
+        pl.struct("pid", pl.col("device"), pl.col("stream").fill_null(pl.col("tid"))).rank("dense").alias("x")
+    )["x"]
+    stream = lane.to_numpy().astype(np.int64)
+    start = events["ts"].to_numpy()[rows]
+    end = start + np.maximum(events["dur"].fill_null(0).to_numpy()[rows], 0)
+    order = np.lexsort((rows, end, start, stream))
+    rows, call, stream, start, end = (part[order] for part in (rows, call, stream, start, end))
+    place = np.full(events.height, -1, np.int32)
+    place[rows] = np.arange(len(rows))
+    before = np.append(NO_SUBMISSION, end[:-1])[: len(end)]
+    before[np.append(True, np.diff(stream) != 0)[: len(end)]] = NO_SUBMISSION
+    nothing = np.zeros(0, np.int32)
+    return Devices(
+        rows.astype(np.int32), call, start, end, stream, before, end - start, place, nothing, nothing
+    )
+
+
+def submissions(trace: Trace, work: Devices, given: Floors | None) -> tuple[Ticks, int]:
+    """By row of `events` the time at which a launch call has handed over its work, and the delay this assumes.
+
+    A call hands over its first work so long before it starts as work typically takes to start on an idle stream,
+    but neither before the call nor after it.
+    """
+    events = trace.events
+    launched = np.flatnonzero(work.launch >= 0)
+    call = work.launch[launched]
+    starts = events["ts"].to_numpy()
+    ends = starts + np.maximum(events["dur"].fill_null(0).to_numpy(), 0)
+    first = np.full(events.height, np.iinfo(np.int64).max)
+    np.minimum.at(first, call, work.start[launched])
+    if given is not None:
+        delay = given.submission
+    else:
+        idle = launched[work.before[launched] <= ends[call]]
+        delay = typical(work.start[idle] - ends[work.launch[idle]])
+    time = np.full(events.height, NO_SUBMISSION)
+    calls = np.unique(call)
+    time[calls] = np.clip(first[calls] - delay, starts[calls], ends[calls])
+    return time, delay
+
+
+def draw(draft: Draft, trace: Trace, work: Devices, rank: int) -> None:
+    """Add the points of the device work to the draft, each start before its end, in the order of the stream."""
+    ids = trace.events["id"].to_numpy()[work.row]
+    times = np.stack([work.start, work.end], axis=1).ravel()
+    roles = np.tile([Role.START, Role.END], len(work.row))
+    points = draft.points(times, np.repeat(ids, 2), roles, rank)
+    work.begin, work.finish = points[::2], points[1::2]
+
+
+def measured(work: Devices, submission: Ticks) -> tuple[int, int]:
+    """The floors of launch and stream that the recording shows."""
+    submitted = np.where(work.launch >= 0, submission[work.launch], NO_SUBMISSION)
+    launched = work.launch >= 0
+    free = launched & (work.before <= submitted)
+    early = launched & ~work.first & (work.before != NO_SUBMISSION)
+    early[early] = work.start[early] - submitted[early] > EARLY_NS
+    return low((work.start - submitted)[free]), low((work.start - np.where(early, work.before, 0))[early])
+
+
+def order(draft: Draft, trace: Trace, work: Devices, built: Hosts, floors: Floors) -> int:
+    """Add launch, stream and overlap edges; returns how many launches have no point to leave from."""
+    ids = trace.events["id"].to_numpy()
+    later = np.flatnonzero(~work.first)
+    apart = later[work.start[later] >= work.end[later - 1]]
+    draft.edges(Kind.STREAM, work.finish[apart - 1], work.begin[apart], floors.stream, ids[work.row[apart]])
+    together = later[work.start[later] < work.end[later - 1]]
+    draft.edges(Kind.OVERLAP, work.begin[together - 1], work.begin[together], 0, ids[work.row[together]])
+    longer = _outlasted(work, later)
+    draft.edges(
+        Kind.STREAM, work.finish[longer[0]], work.begin[longer[1]], floors.stream, ids[work.row[longer[1]]]
+    )
+    launched = np.flatnonzero(work.launch >= 0)
+    at = leaving(built, work.launch[launched], work)
+    has = at >= 0
+    some = launched[has]
+    draft.edges(Kind.LAUNCH, built.point[at[has]], work.begin[some], floors.launch, ids[work.row[some]])
+    return int((~has).sum())
+
+
+def leaving(built: Hosts, call: Ticks, work: Devices) -> Numbers:
+    """The place of the point from which the work of each call leaves: its submission, else its end or start."""
+    at: Numbers = built.submit[call]
+    first = np.full(len(built.start), np.iinfo(np.int64).max)
+    launched = np.flatnonzero(work.launch >= 0)
+    np.minimum.at(first, work.launch[launched], work.start[launched])
+    end, start = built.end[call], built.start[call]
+    returned = (end >= 0) & (built.time[np.maximum(end, 0)] <= first[call]) if len(built.time) else end >= 0
+    return np.where(at >= 0, at, np.where(returned, end, start)).astype(np.int32)
+
+
+def _outlasted(work: Devices, later: Ticks) -> tuple[Ticks, Ticks]:
+    """Pairs (earlier, later) of a stream where the one that ends last before is not the one that starts last."""
+    if not later.size:
+        return later, later
+    # The running maximum of ends within each stream, and which has it: ends are made to rise from stream to stream.
+    rank = np.argsort(np.argsort(work.end, kind="stable"), kind="stable") + work.stream * len(work.end)
+    best = np.maximum.accumulate(rank)
+    holder = np.maximum.accumulate(np.where(rank == best, np.arange(len(rank)), 0))[later - 1]
+    ends = work.end[holder]
+    other = (holder != later - 1) & (ends <= work.start[later])
+    return holder[other], later[other]

@@ -1,0 +1,61 @@
+"""A graph in the making: blocks of points and edges, put together at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from etloom.graphs import Graph, Kind, Numbers, Role
+
+_POINT = {"time": np.int64, "event": np.int32, "role": np.uint8, "rank": np.int32}
+_EDGE = {"source": np.int32, "target": np.int32, "floor": np.int64, "kind": np.uint8, "owner": np.int32}
+
+
+class Draft:
+    """Points are numbered as they come; edges name them by these numbers.
+
+    Where edges of no length run in a circle, those to a lower number give way: so points that are bound to an
+    order, as those of a thread, are to be given in it.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._points: dict[str, list[NDArray[Any]]] = {name: [] for name in _POINT}
+        self._edges: dict[str, list[NDArray[Any]]] = {name: [] for name in _EDGE}
+
+    def points(
+        self, time: ArrayLike, event: ArrayLike, role: Role | ArrayLike, rank: int | ArrayLike
+    ) -> Numbers:
+        """Add points; returns their numbers. ``event``: ids, -1 for none."""
+        count = len(np.asarray(time))
+        _extend(self._points, _POINT, count, time=time, event=event, role=role, rank=rank)
+        self.size += count
+        return np.arange(self.size - count, self.size, dtype=np.int32)
+
+    def edges(
+        self,
+        kind: Kind | ArrayLike,
+        source: ArrayLike,
+        target: ArrayLike,
+        floor: ArrayLike,
+        owner: ArrayLike = -1,
+    ) -> None:
+        """Add edges. A floor greater than what the recording took is cut to it."""
+        count = len(np.asarray(source))
+        _extend(self._edges, _EDGE, count, source=source, target=target, floor=floor, kind=kind, owner=owner)
+
+    def graph(self) -> Graph:
+        """The graph of all that was added; the draft is empty afterwards."""
+        columns = {}
+        for parts, dtypes in ((self._points, _POINT), (self._edges, _EDGE)):
+            for name, dtype in dtypes.items():
+                columns[name] = np.concatenate([np.zeros(0, dtype), *parts[name]])
+                parts[name].clear()
+        return Graph.of(**columns)
+
+
+def _extend(parts: dict[str, list[Any]], dtypes: dict[str, Any], count: int, **columns: ArrayLike) -> None:
+    for name, values in columns.items():
+        parts[name].append(np.broadcast_to(np.asarray(values, dtypes[name]), count))

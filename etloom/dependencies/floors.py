@@ -1,0 +1,49 @@
+"""The least that each kind of dependency takes, as far as a recording shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from etloom.graphs import Ticks
+
+LOW = 0.05
+"""The quantile of what was seen that stands for the least. The very least is often an error of a clock."""
+
+ENTRY_NS = 2_000
+"""What entering a blocking call costs, where no call of its name returned without waiting."""
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Of one rank, in ns. Those that a recording does not show are 0.
+
+    ``submission``: from the return of a launch call to the start of a kernel on an idle stream. ``launch``: from
+    the submission to the start. ``stream``: from the end of device work to the start of the next. ``sync``: from
+    the end of device work to the return of the call that waited for it. ``entry``: what a blocking call takes
+    that need not wait, by its name; ``entry_default`` for the others.
+    """
+
+    submission: int = 0
+    launch: int = 0
+    stream: int = 0
+    sync: int = 0
+    entry: Mapping[str, int] = field(default_factory=dict)
+    entry_default: int = ENTRY_NS
+
+    def entry_of(self, name: str) -> int:
+        return self.entry.get(name, self.entry_default)
+
+
+def low(values: Ticks) -> int:
+    """The low quantile of the values that are not negative; 0 of none."""
+    some = values[values >= 0]
+    return int(np.quantile(some, LOW, method="lower")) if some.size else 0
+
+
+def typical(values: Ticks) -> int:
+    """The median of the values above 0; 0 of none."""
+    some = values[values > 0]
+    return int(np.quantile(some, 0.5, method="lower")) if some.size else 0

@@ -1,0 +1,63 @@
+"""Threads that work in turns: one rests exactly while another, until then at rest, works."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from etloom import stacks
+from etloom.dependencies.draft import Draft
+from etloom.dependencies.hosts import Hosts
+from etloom.graphs import Kind, Ticks
+from etloom.trace import Trace
+
+REST_NS = 50_000
+"""A shorter rest is not taken for a wait."""
+
+_BACKWARD = r"^autograd::engine::evaluate_function"
+
+
+def rests(built: Hosts, still: np.ndarray) -> Ticks:
+    """The places at which a rest of more than REST_NS ends."""
+    took = np.diff(built.time, prepend=built.time[:1])
+    return np.flatnonzero(still & (took > REST_NS))
+
+
+def hand_over(draft: Draft, trace: Trace, built: Hosts, still: np.ndarray) -> int:
+    """Add the edges between threads that work in turns, and turn their rests into waits; returns how many.
+
+    Thread M rests from a to b. Thread B has points in that time and was at rest before the first of them, f; so
+    f waited for a. If B is at rest after its last point until b as well, or is the autograd engine's, which
+    reports back from inside an operator, b waited for that last point.
+    """
+    n = len(built.time)
+    first = np.flatnonzero(built.owner == -2)
+    bounds = np.append(first, n)
+    pids = trace.events["pid"].fill_null(0).to_numpy()[built.row[first]]
+    backward = stacks.asked(trace.events["name"], lambda name: name.str.contains(_BACKWARD))[built.row]
+    # After the last point of a thread it is at rest.
+    after = np.append(still[1:] | (built.owner[1:] == -2), True)
+    before = still | (built.owner == -2)
+    gaps = rests(built, still)
+    found = []
+    for m in range(len(first)):
+        own = gaps[(gaps >= bounds[m]) & (gaps < bounds[m + 1])]
+        for b in range(len(first)):
+            if b == m or pids[b] != pids[m] or not own.size:
+                continue
+            low, high = bounds[b], bounds[b + 1]
+            times = built.time[low:high]
+            f = low + np.searchsorted(times, built.time[own - 1], side="left")
+            last = low + np.searchsorted(times, built.time[own], side="right") - 1
+            ok = f <= last
+            ok[ok] = before[f[ok]] & (after[last[ok]] | backward[low:high].any())
+            found.append((own[ok], f[ok], last[ok]))
+    if not found:
+        return 0
+    gap, f, last = (np.concatenate(part) for part in zip(*found, strict=True))
+    built.waits(np.unique(np.concatenate([gap, f[built.owner[f] != -2]])), 0)
+    pairs = np.concatenate([np.stack([gap - 1, f]), np.stack([last, gap])], axis=1)
+    kind = np.repeat([Kind.HANDOFF, Kind.RETURN], len(gap))
+    # Seen from both threads it is the same pair: as the thread that began first sees it.
+    pairs, chosen = np.unique(pairs, axis=1, return_index=True)
+    draft.edges(kind[chosen], built.point[pairs[0]], built.point[pairs[1]], 0)
+    return len(gap)

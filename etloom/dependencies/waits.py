@@ -1,0 +1,87 @@
+"""Who waits for device work: blocking calls until it ends, streams before they go on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from etloom import stacks
+from etloom.dependencies.devices import Devices
+from etloom.dependencies.draft import Draft
+from etloom.dependencies.floors import Floors, low
+from etloom.dependencies.hosts import Hosts, rows_of
+from etloom.graphs import Kind
+from etloom.trace import Trace
+
+SKEW_NS = 50_000
+"""So long after the return of a waiting call may the work it waited for end: two clocks."""
+
+
+class Waits:
+    """The `waits` of a linked trace that fit its points; places are of `Hosts` and `Devices`.
+
+    Of the host's: ``end`` (place of the point at which the call returns), ``on`` (place of the work), ``skewed``:
+    the work seems to end after the return. Of the device's: ``waiter`` and ``source`` (places of work).
+    ``lost``: waits that fit no points, or not even with skew.
+    """
+
+    def __init__(self, trace: Trace, built: Hosts, work: Devices) -> None:
+        table = trace.waits
+        event, on = rows_of(trace.events, table["event"]), rows_of(trace.events, table["on"])
+        source = np.where(on >= 0, work.place[on], -1) if on.size else on
+        end = np.where(event >= 0, built.end[event], -1) if event.size else event
+        waiter = np.where(event >= 0, work.place[event], -1) if event.size else event
+        self.inferred = int(stacks.among(table["how"], ("inferred",)).sum())
+        host = np.flatnonzero((source >= 0) & (end >= 0))
+        device = np.flatnonzero((source >= 0) & (waiter >= 0))
+        returned = built.time[end[host]] if host.size else np.zeros(0, np.int64)
+        ended = work.end[source[host]] if host.size else returned
+        # Work that starts after the return was not what the call waited for.
+        fits = (ended <= returned + SKEW_NS) & (work.start[source[host]] <= returned)
+        host = host[fits]
+        self.end, self.on = end[host], source[host]
+        self.returned, self.ended = returned[fits], ended[fits]
+        self.skewed = self.ended > self.returned
+        self.waiter, self.source = waiter[device], source[device]
+        self.lost = len(table) - host.size - device.size
+
+    def entries(self, trace: Trace, built: Hosts) -> dict[str, int]:
+        """By name of call the least time of one that found its work done already."""
+        if not self.end.size:
+            return {}
+        entered = built.time[self.end - 1]
+        late = np.zeros(len(built.time), bool)
+        late[self.end[self.ended > entered]] = True
+        names = trace.events["name"].cast(str)
+        least: dict[str, int] = {}
+        for place in np.unique(self.end):
+            if not late[place]:
+                name = names[int(built.row[place])]
+                took = int(built.time[place] - built.time[place - 1])
+                least[name] = min(took, least.get(name, took))
+        return least
+
+    def tail(self, built: Hosts) -> int:
+        """The low quantile from the end of work to the return of a call that waited for it."""
+        waited = (self.ended > built.time[self.end - 1]) & ~self.skewed
+        return low((self.returned - self.ended)[waited])
+
+    def edges(self, draft: Draft, trace: Trace, built: Hosts, work: Devices, floors: Floors) -> None:
+        """Turn the last piece of each blocking call into a wait, and add the edges that end it."""
+        ids = trace.events["id"].to_numpy()
+        place = np.unique(self.end)
+        names = trace.events["name"][built.row[place].astype(np.int64)].cast(str).to_list()
+        built.waits(place, np.array([floors.entry_of(name) for name in names], np.int64))
+        draft.edges(
+            Kind.SYNC,
+            np.where(self.skewed, work.begin[self.on], work.finish[self.on]),
+            built.point[self.end],
+            np.where(self.skewed, self.returned - work.start[self.on], floors.sync),
+            ids[built.row[self.end]],
+        )
+        draft.edges(
+            Kind.STREAM_WAIT,
+            work.finish[self.source],
+            work.begin[self.waiter],
+            floors.stream,
+            ids[work.row[self.waiter]],
+        )
