@@ -34,7 +34,7 @@ _SLACK = 64  # the window may start this far from where the correlation puts it
 _MOST_EDITS = 0.25  # of a stretch; beyond it the window is given up
 _SHORT = 64  # sequences up to this length are compared at every offset, which is exact
 _NEAR = 2  # windows before and after an iteration that may belong to it
-_MOST_WINDOWS = 4096  # of one thread in one lane
+_WINDOWS = 8  # tried of one thread, for every time that it fits into a lane
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,7 @@ class Window:
     event: np.ndarray
     longer: int
     start: int  # time of the first paired event, ns
+    diagonal: int  # how much further the lane was than the thread, mostly
 
     @property
     def score(self) -> float:
@@ -112,8 +113,10 @@ def align(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
             found[thread.key] = offers[best]
     if not found:
         return []
-    anchor = next(thread for thread in wanted if thread.key in found)
     good = {key: _nearly_best(windows) for key, windows in found.items()}
+    long = [thread for thread in wanted if thread.key in found and 2 * len(thread) >= len(wanted[0])]
+    long = long or [thread for thread in wanted if thread.key in found]
+    anchor = min(long, key=lambda thread: len(good[thread.key]))
     iterations = []
     for window in good[anchor.key]:
         iteration = Iteration([window], longer=total + window.longer - len(anchor))
@@ -124,6 +127,18 @@ def align(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
                 iteration.longer += other.longer - len(thread)
         iterations.append(iteration)
     return iterations
+
+
+def apart(iterations: list[Iteration]) -> list[Iteration]:
+    """The best of iterations that share operators; those that share hardly any all stay, in order of time."""
+    kept: list[tuple[int, int, Iteration]] = []
+    for iteration in sorted(iterations, key=lambda iteration: -iteration.matched):
+        first, last = iteration.windows[0].event[[0, -1]].tolist()
+        at = bisect_left(kept, first, key=lambda other: other[0])
+        beside = kept[max(0, at - 1) : at + 1]
+        if all(min(last, end) - max(first, begin) < 0.1 * (last - first) for begin, end, _ in beside):
+            kept.insert(at, (first, last, iteration))
+    return [iteration for _, _, iteration in kept]
 
 
 def resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
@@ -173,7 +188,7 @@ def _depths(parent: np.ndarray) -> np.ndarray:
 
 
 def _windows(thread: Thread, lane: Thread, starts: np.ndarray) -> list[Window]:
-    """The stretches of a lane in which most of a thread is found, none overlapping another by half."""
+    """The stretches of a lane in which most of a thread is found; they may overlap."""
     size = max(int(thread.codes.max()), int(lane.codes.max())) + 2
     common = np.minimum(
         np.bincount(thread.codes + 1, minlength=size), np.bincount(lane.codes + 1, minlength=size)
@@ -182,7 +197,7 @@ def _windows(thread: Thread, lane: Thread, starts: np.ndarray) -> list[Window]:
         return []
     windows = []
     for offset in _offsets(thread.codes, lane.codes):
-        i, j = edit_path(thread.codes, lane.codes, int(offset), min(_SLACK, len(thread) // 2), _MOST_EDITS)
+        i, j = edit_path(thread.codes, lane.codes, int(offset), _near(thread.codes), _MOST_EDITS)
         if not i.size:
             continue
         longer = max(len(thread), int(j[-1] - j[0]) + 1)
@@ -190,8 +205,9 @@ def _windows(thread: Thread, lane: Thread, starts: np.ndarray) -> list[Window]:
         level = np.bincount(inside - inside.min()).argmax() + inside.min()
         same = (inside == level) | (lane.depths[j] < 0)
         i, j = i[same], j[same]
-        windows.append(Window(lane.key, thread.rows[i], lane.rows[j], longer, int(starts[lane.rows[j[0]]])))
-    return _apart(windows)
+        start, diagonal = int(starts[lane.rows[j[0]]]), int(np.median(j - i))
+        windows.append(Window(lane.key, thread.rows[i], lane.rows[j], longer, start, diagonal))
+    return _apart(windows, _near(thread.codes))
 
 
 def _nearly_best(windows: list[Window]) -> list[Window]:
@@ -201,39 +217,42 @@ def _nearly_best(windows: list[Window]) -> list[Window]:
     )
 
 
-def _apart(windows: list[Window]) -> list[Window]:
-    """Of windows that share most of their operators the best one."""
+def _apart(windows: list[Window], near: int) -> list[Window]:
+    """Of windows on nearly one diagonal the best: two offsets lead to one place where operators lack."""
     kept: list[Window] = []
-    for window in sorted(windows, key=lambda window: (window.event[0], window.event[-1])):
-        last = kept[-1] if kept else None
-        shared = 0 if last is None else np.searchsorted(last.event, window.event[-1], side="right")
-        shared -= 0 if last is None else np.searchsorted(last.event, window.event[0])
-        if last is None or 2 * shared < min(len(last.event), len(window.event)):
+    for window in sorted(windows, key=lambda window: window.diagonal):
+        if not kept or window.diagonal - kept[-1].diagonal > near:
             kept.append(window)
-        elif len(window.event) > len(last.event):
+        elif len(window.node) > len(kept[-1].node):
             kept[-1] = window
     return kept
 
 
 def _offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Offsets of a in b (from 1 - len(a)) at which the names agree best, each the best within half of a."""
-    n = len(a)
+    """Offsets of a in b (from 1 - len(a)) at which the names agree best, each the best one near it.
+
+    A sequence that repeats itself is also found shifted by its period; which shift is right is seen from the
+    other threads. So all stand, up to a number that keeps the time linear.
+    """
+    n, near = len(a), _near(a)
     equal = _agreement(a, b)
-    half = max(1, n // 2)
-    blocks = -(-len(equal) // half)
-    padded = np.pad(equal, (0, blocks * half - len(equal)), constant_values=-1).reshape(blocks, half)
-    peaks = padded.argmax(axis=1) + half * np.arange(blocks)
+    blocks = -(-len(equal) // near)
+    padded = np.pad(equal, (0, blocks * near - len(equal)), constant_values=-1).reshape(blocks, near)
+    peaks = padded.argmax(axis=1) + near * np.arange(blocks)
     heights = equal[peaks]
     around = np.pad(heights, 1, constant_values=-1)
-    # A peak gives way to a higher one of a neighbouring block that is nearer than half of a.
-    apart = np.pad(np.diff(peaks), 1, constant_values=n) >= half
+    apart = np.pad(np.diff(peaks), 1, constant_values=near) >= near
     stands = (apart[:-1] | (heights >= around[:-2])) & (apart[1:] | (heights > around[2:]))
     stands &= heights >= 0.5 * heights.max()
     peaks, heights = peaks[stands], heights[stands]
-    if len(peaks) > _MOST_WINDOWS:
-        peaks = np.sort(peaks[np.argpartition(-heights, _MOST_WINDOWS)[:_MOST_WINDOWS]])
-    offsets: np.ndarray = peaks - (n - 1)
+    most = _WINDOWS * (1 + len(b) // n)
+    offsets: np.ndarray = peaks[np.argsort(-heights, kind="stable")[:most]] - (n - 1)
     return offsets
+
+
+def _near(codes: np.ndarray) -> int:
+    """Offsets that lie this near to each other are one place."""
+    return max(1, min(_SLACK, len(codes) // 2))
 
 
 def _agreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -259,13 +278,14 @@ def _beside(windows: list[Window], anchor: Window, starts: np.ndarray) -> Window
     """The window of another thread that belongs to an iteration: of those near, the one that fits in best.
 
     Node ids tell in which order the operators of all threads began, so in the right window as many operators
-    of the anchor precede each operator as in the execution trace. windows: in order of time.
+    of the anchor precede each operator as in the execution trace. Where several do, the nearest. windows: in
+    order of time.
     """
 
-    def misplaced(window: Window) -> int:
+    def misplaced(window: Window) -> tuple[int, int]:
         by_node = np.searchsorted(anchor.node, window.node)
         by_time = np.searchsorted(starts[anchor.event], starts[window.event])
-        return int(np.abs(by_node - by_time).sum())
+        return int(np.abs(by_node - by_time).sum()), abs(window.start - anchor.start)
 
     at = bisect_left(windows, anchor.start, key=lambda window: window.start)
     return min(windows[max(0, at - _NEAR) : at + _NEAR], key=misplaced)

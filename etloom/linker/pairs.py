@@ -7,7 +7,7 @@ import polars as pl
 
 from etloom import stacks
 from etloom.errors import LinkError
-from etloom.linker.align import ACCEPT, Iteration, align, resemblance
+from etloom.linker.align import ACCEPT, Iteration, align, apart, resemblance
 from etloom.linker.ids import Join, joins, linkable
 from etloom.linker.lanes import ids
 from etloom.linker.shapes import agreeing
@@ -56,11 +56,9 @@ def _by_order(trace: Trace, join: Join, iterations: str) -> Trace:
     good = [iteration for iteration in found if iteration.score >= ACCEPT]
     if not good:
         raise _refusal(trace, join, found)
-    most = max(iteration.matched for iteration in good)
-    best = [iteration for iteration in good if iteration.matched == most]
-    if len(best) > 1:
-        shapes = [agreeing(trace, iteration.node, iteration.event) for iteration in best]
-        best = [iteration for iteration, count in zip(best, shapes, strict=True) if count == max(shapes)]
+    best = _best(trace, good)
+    ties = len(best)
+    good, best = apart(good), apart(best)
     if iterations == "best":
         chosen = [best[len(best) // 2]]
     elif iterations == "all":
@@ -75,11 +73,11 @@ def _by_order(trace: Trace, join: Join, iterations: str) -> Trace:
         )
     pairs = [(iteration.node, iteration.event, iteration.score) for iteration in chosen]
     figures = {
-        "ties": len(best),
+        "ties": ties,
         "iterations": len(good),
-        "iteration": None if iterations == "all" else good.index(chosen[0]),
+        "iteration": None if iterations == "all" else _place(good, chosen[0]),
     }
-    ambiguous = len(best) if iterations == "best" and len(best) > 1 else 0
+    ambiguous = ties if iterations == "best" and ties > 1 else 0
     return _linked(trace, pairs, "align", **figures).with_stats(
         [
             (
@@ -97,6 +95,22 @@ def _by_order(trace: Trace, join: Join, iterations: str) -> Trace:
             *_unlinked(trace.nodes, np.concatenate([node for node, _, _ in pairs])),
         ]
     )
+
+
+def _best(trace: Trace, good: list[Iteration]) -> list[Iteration]:
+    """The iterations that match best, in names and then in shapes, in order of time."""
+    most = max(iteration.matched for iteration in good)
+    best = [iteration for iteration in good if iteration.matched == most]
+    if len(best) > 1:
+        shapes = [agreeing(trace, iteration.node, iteration.event) for iteration in best]
+        best = [iteration for iteration, count in zip(best, shapes, strict=True) if count == max(shapes)]
+    return best
+
+
+def _place(good: list[Iteration], chosen: Iteration) -> int:
+    """Which iteration this is, or the one that it shares operators with."""
+    begin = chosen.windows[0].start
+    return min(range(len(good)), key=lambda at: abs(good[at].windows[0].start - begin))
 
 
 def _linked(

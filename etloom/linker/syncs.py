@@ -66,7 +66,8 @@ def wait(trace: Trace) -> Trace:
 def _work(trace: Trace) -> pl.DataFrame:
     """Device work in order of launch: on, device, stream, ts, end, launched.
 
-    What was launched out of sight was launched before it began and before the work that follows it on its stream.
+    What was launched out of sight was launched before it began and before the work that follows it on its
+    stream.
     """
     events = trace.events
     starts = events.select(pl.col("id").alias("launch"), pl.col("ts").alias("launched"))
@@ -85,9 +86,8 @@ def _work(trace: Trace) -> pl.DataFrame:
         .join(starts, on="launch", how="left")
         .sort("ts")
         .with_columns(
-            pl.coalesce(
-                "launched",
-                pl.min_horizontal("launched", "ts").cum_min(reverse=True).over("device", "stream"),
+            pl.coalesce("launched", pl.col("launched").forward_fill().over("device", "stream")).fill_null(
+                pl.col("ts").min()
             )
         )
         .sort("launched", "ts")
