@@ -280,7 +280,7 @@ def test_the_policy_allows_what_is_written_and_nothing_else(job: Job) -> None:
 
 def test_the_page_says_what_it_leaves_out(job: Job) -> None:
     page = html.render(job, max_events=4, max_ranks=1)
-    assert "The timelines of 1 rank (1) are left out; the tables hold all." in page
+    assert "The timelines of 1 rank (1) are left out; the tables cover them." in page
     assert f"Rank 0: {job[0].events.height - 4} of {job[0].events.height} events are left out" in page
     assert page.count("data-rank=") == 1
     whole = html.render(job)

@@ -1,9 +1,9 @@
 """The report: one HTML file that holds everything it shows and asks the network for nothing.
 
-The template, the style and the scripts are files beside this one, put together when a report is written. What a
-trace says reaches the page in three ways: as escaped text (tables.py), as JSON in which no character can end the
-script element (`_json`), and as base64 (timeline.py). The page's policy allows the very style and script that are
-written here, by their hashes, and nothing else; trusted types keep the script itself from making markup of text.
+The template, the style and the scripts are files beside this one, put together when a report is written. What
+a trace says reaches the page in two ways only: as escaped text (tables.py, and `escape` here) and as base64
+(timeline.py). The page's policy allows the very style and script that are written here, by their hashes, and
+nothing else; trusted types keep the script itself from making markup of text.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MAX_RANKS = 8
 MAX_BARS = 32
 """Ranks with a bar of their own."""
 SCRIPTS = ("data.js", "paint.js", "timeline.js", "hands.js", "page.js")
+MAX_RANK_ROWS = 50_000
+"""Rows of the table that has one a rank."""
 FILLS = dict(zip(PARTS, ("compute", "communication", "memory", "other", "idle"), strict=True))
 """Part of the breakdown -> its colour in report.css."""
 _TABLES = {
@@ -80,7 +82,7 @@ def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
         tables="".join(_section(found, name, *texts) for name, texts in _TABLES.items()),
         quality=_quality(found),
         version=escape(etloom.__version__),
-        facts=_json({"colours": COLOURS}),
+        facts=json.dumps({"colours": COLOURS}),
         ranks="\n".join(
             f'<script type="text/plain" data-rank="{one.rank}">{base64.b64encode(one.data).decode()}</script>'
             for one in packed
@@ -106,12 +108,6 @@ def _policy(css: str, script: str) -> str:
         f"default-src 'none'; script-src {digest(script)}; style-src {digest(css)}; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
-
-
-def _json(value: Any) -> str:
-    """JSON that is safe inside a script element: ASCII, and no <, > or &."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _subtitle(job: Job) -> str:
@@ -155,7 +151,7 @@ def _timelines(job: Job, max_events: int, max_ranks: int) -> tuple[list[Packed],
     if len(drawn) > max_ranks:
         rest = list(drawn)[max_ranks:]
         notes.append(
-            f"The timelines of {count(len(rest), 'rank')} ({_some(rest)}) are left out; the tables hold all."
+            f"The timelines of {count(len(rest), 'rank')} ({_some(rest)}) are left out; the tables cover them."
         )
         drawn = dict(list(drawn.items())[:max_ranks])
     origins = _origins(drawn)
