@@ -36,7 +36,8 @@ __all__ = ["Dependencies", "Floors", "depend"]
 class Dependencies:
     """The graph of a job, by rank the floors it was built with, and what did not fit it: rank -> name -> count.
 
-    Counted: ``threads_aside`` (left out: they only ask for events or run Python), ``launches_without_point``, ``lost_waits``,
+    Counted: ``threads_aside`` (left out: they only ask for events or run Python), ``launches_without_point``,
+    ``lost_waits``,
     ``inferred_waits`` (not recorded, but told from calls and times), ``skewed_waits``, ``handoffs`` (told from
     rests), ``local_communications`` (not matched with other ranks), ``matched_communications``,
     ``completion_waits`` (rests that end after an asynchronous range does).
@@ -84,6 +85,7 @@ def _of_rank(
     built, aside = hosts(draft, trace, submission, rank)
     device.draw(draft, trace, work, rank)
     waits = Waits(trace, built, work)
+    waits.tell(trace, work, submission)
     if given is None:
         launch, stream = device.measured(work, submission)
         given = Floors(delay, launch, stream, waits.tail(built), waits.entries(trace, built))

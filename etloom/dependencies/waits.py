@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from etloom import stacks
+from etloom import kinds, stacks
 from etloom.dependencies.devices import Devices
 from etloom.dependencies.draft import Draft
 from etloom.dependencies.floors import Floors, low
 from etloom.dependencies.hosts import Hosts, rows_of
-from etloom.graphs import Kind
+from etloom.graphs import Kind, Ticks
 from etloom.trace import Trace
 
 SKEW_NS = 50_000
 """So long after the return of a waiting call may the work it waited for end: two clocks."""
+
+
+LATE_NS = 20_000
+"""Work that starts so long after its launch and what its stream did before waited for something else."""
+
+SOON_NS = 10_000
+"""Work that waited for another stream starts at most so long after that is done."""
+
+_STREAM_WAIT = r"StreamWaitEvent"
+_NEAR = 8
+"""How many ends of other work before a late start are looked at."""
 
 
 class Waits:
@@ -43,6 +54,33 @@ class Waits:
         self.skewed = self.ended > self.returned
         self.waiter, self.source = waiter[device], source[device]
         self.lost = len(table) - host.size - device.size
+
+    def tell(self, trace: Trace, work: Devices, submission: Ticks) -> None:
+        """Add what streams waited for where no one recorded it.
+
+        Work starts late, just after work of another stream ended, and between the launches of both the host
+        made a stream wait for an event.
+        """
+        asks = stacks.asked(trace.events["name"], lambda name: name.str.contains(_STREAM_WAIT))
+        asked = trace.events["ts"].to_numpy()[asks & stacks.among(trace.events["cat"], kinds.RUNTIME)]
+        launched = work.launch >= 0
+        submitted = np.where(launched, submission[work.launch], work.start.min(initial=0))
+        waited = launched & (work.start - np.maximum(submitted, work.before) > LATE_NS)
+        waited[self.waiter] = False
+        late = np.flatnonzero(waited)
+        by_end = np.argsort(work.end, kind="stable")
+        last = np.searchsorted(work.end[by_end], work.start[late], side="right") - 1
+        source = np.full(len(late), -1, np.int64)
+        for back in range(_NEAR):
+            near = by_end[np.maximum(last - back, 0)] if len(by_end) else last
+            fits = (source < 0) & (last >= back) & (work.stream[near] != work.stream[late])
+            fits &= work.start[late] - work.end[near] <= SOON_NS
+            fits &= np.searchsorted(asked, submitted[late]) > np.searchsorted(asked, submitted[near])
+            source[fits] = near[fits]
+        told = source >= 0
+        self.waiter = np.append(self.waiter, late[told])
+        self.source = np.append(self.source, source[told])
+        self.inferred += int(told.sum())
 
     def entries(self, trace: Trace, built: Hosts) -> dict[str, int]:
         """By name of call the least time of one that found its work done already."""
