@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -27,7 +26,7 @@ from etloom.reports.tables import html_table, svg_bars
 from etloom.reports.text import count
 from etloom.reports.timeline import Packed, pack
 from etloom.reports.verdict import PARTS, Verdict, verdict
-from etloom.trace import Job
+from etloom.trace import Job, Trace
 
 MAX_EVENTS = 200_000
 """Events drawn of a rank; about 8 bytes each in the file."""
@@ -177,15 +176,14 @@ def _some(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
 
 
-def _origins(traces: Mapping[int, Any]) -> dict[int, int]:
+def _origins(traces: Mapping[int, Trace]) -> dict[int, int]:
     """The time that is zero on the page, per rank: the earliest of all where the ranks share a clock.
 
     They do where each file says its base and the ranks ran at one time: else a rank would be a speck far from the
     others.
     """
-    spans = {
-        rank: (int(trace.events["ts"].min()), int(trace.events["ts"].max())) for rank, trace in traces.items()
-    }
+    bounds = pl.col("ts").min().alias("from"), pl.col("ts").max().alias("to")
+    spans = {rank: trace.events.select(bounds).row(0) for rank, trace in traces.items()}
     starts = {rank: start for rank, (start, _) in spans.items()}
     if not spans:
         return {}
@@ -236,7 +234,11 @@ def _breakdown(found: Verdict) -> str:
         basis += f" The first {MAX_BARS} of {known.height:,} ranks; the table holds all."
     legend = _legend({FILLS[part]: PARTS[part] for part in parts})
     table = html_table(
-        overview, "overview", "By rank", "Shares are of the span; overlap is of the communication."
+        _telling(overview.drop(f"{part}_pct" for part in PARTS if part not in parts)),
+        "overview",
+        "By rank",
+        "Shares are of the span; overlap is of the communication.",
+        limit=MAX_RANK_ROWS,
     )
     return (
         f'<div class="bars-head"><p class="soft">{basis}</p><ul class="legend">{legend}</ul></div>'
