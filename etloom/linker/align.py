@@ -203,7 +203,8 @@ def _windows(thread: Thread, lane: Thread, starts: np.ndarray) -> list[Window]:
         longer = max(len(thread), int(j[-1] - j[0]) + 1)
         inside = thread.depths[i] - lane.depths[j]
         level = np.bincount(inside - inside.min()).argmax() + inside.min()
-        same = (inside == level) | (lane.depths[j] < 0)
+        # An operator that one side lacks moves those inside it by one.
+        same = (np.abs(inside - level) <= 1) | (lane.depths[j] < 0)
         i, j = i[same], j[same]
         start, diagonal = int(starts[lane.rows[j[0]]]), int(np.median(j - i))
         windows.append(Window(lane.key, thread.rows[i], lane.rows[j], longer, start, diagonal))

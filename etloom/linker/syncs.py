@@ -64,10 +64,9 @@ def wait(trace: Trace) -> Trace:
 
 
 def _work(trace: Trace) -> pl.DataFrame:
-    """Device work in order of launch: on, device, stream, ts, end, launched.
+    """Device work in order of launch: on, device, stream, ts, end, launched, known (whether its launch is).
 
-    What was launched out of sight was launched before it began and before the work that follows it on its
-    stream.
+    What was launched out of sight, mostly before the trace began, has its own start for its launch.
     """
     events = trace.events
     starts = events.select(pl.col("id").alias("launch"), pl.col("ts").alias("launched"))
@@ -84,11 +83,8 @@ def _work(trace: Trace) -> pl.DataFrame:
             on="on",
         )
         .join(starts, on="launch", how="left")
-        .sort("ts")
         .with_columns(
-            pl.coalesce("launched", pl.col("launched").forward_fill().over("device", "stream")).fill_null(
-                pl.col("ts").min()
-            )
+            pl.col("launched").fill_null(pl.col("ts")), pl.col("launch").is_not_null().alias("known")
         )
         .sort("launched", "ts")
         .drop("launch")
@@ -133,12 +129,23 @@ def _recorded(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.
             pl.col("device").fill_null(pl.col("pid").cast(pl.Int32, strict=False)),
             pl.col("stream").fill_null(pl.col("tid")).alias("waiting"),
             pl.col("ts").alias("seen"),
+            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("over"),
             ids(events, call).alias("call"),
         )
         .join(record.with_columns(pl.col("kind").cast(pl.String)), left_on="sync", right_on="event")
-        .join(events.select(pl.col("id").alias("call"), pl.col("ts").alias("at")), on="call", how="left")
+        .join(
+            events.select(
+                pl.col("id").alias("call"),
+                pl.col("ts").alias("at"),
+                (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
+            ),
+            on="call",
+            how="left",
+        )
         .with_columns(
-            pl.col("at").fill_null(pl.col("seen")), pl.col("call").fill_null(pl.col("sync")).alias("event")
+            pl.col("at").fill_null(pl.col("seen")),
+            pl.col("until").fill_null(pl.col("over")),
+            pl.col("call").fill_null(pl.col("sync")).alias("event"),
         )
     )
     seen = syncs.select("call").drop_nulls().unique()
@@ -199,18 +206,32 @@ def _context(
 
 
 def _last(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """syncs (at, device, stream) with ``on``, the last work launched on the stream before, if there is."""
-    return (
-        syncs.sort("at")
-        .join_asof(
-            work.select("device", "stream", "launched", "on"),
-            left_on="at",
-            right_on="launched",
-            by=["device", "stream"],
+    """syncs (at, until, device, stream) with ``on``, the last work on the stream launched before, if there is.
+
+    Work that was launched out of sight counts where it ended before the call did.
+    """
+    stream = ["device", "stream"]
+    seen, hidden = (work.filter(known) for known in (pl.col("known"), ~pl.col("known")))
+    found = syncs.sort("at").join_asof(
+        seen.select(*stream, "launched", "on", pl.col("ts").alias("began")),
+        left_on="at",
+        right_on="launched",
+        by=stream,
+        check_sortedness=False,
+    )
+    if hidden.height:
+        found = found.sort("until").join_asof(
+            hidden.sort("end").select(
+                *stream, "end", pl.col("on").alias("other"), pl.col("ts").alias("other_began")
+            ),
+            left_on="until",
+            right_on="end",
+            by=stream,
             check_sortedness=False,
         )
-        .drop_nulls("on")
-    )
+        later = pl.col("began").is_null() | (pl.col("other_began") > pl.col("began"))
+        found = found.with_columns(pl.when(later).then("other").otherwise("on").alias("on"))
+    return found.drop_nulls("on")
 
 
 def _next(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
@@ -231,11 +252,11 @@ def _next(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 def _completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """Waits of stream and event synchronisations: for what ended last within the call, launched before it."""
-    ends = work.sort("end", "ts").select("end", "launched", "on")
+    ends = work.sort("end", "ts").select("end", "launched", "known", "on")
     return (
         calls.sort("until")
         .join_asof(ends, left_on="until", right_on="end", check_sortedness=False)
-        .filter((pl.col("end") >= pl.col("at")) & (pl.col("launched") <= pl.col("at")))
+        .filter((pl.col("end") >= pl.col("at")) & ((pl.col("launched") <= pl.col("at")) | ~pl.col("known")))
         .with_columns(
             pl.col("call").alias("event"), pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
         )

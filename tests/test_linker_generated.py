@@ -1,0 +1,202 @@
+"""Random traces with a known truth are linked exactly, whatever the file's order and zero of time."""
+
+from __future__ import annotations
+
+import random
+
+import polars as pl
+import pytest
+from generated_traces import Made, Maker
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from etloom.errors import LinkError
+from etloom.linker import link
+from etloom.trace import Trace
+
+SEED = st.integers(0, 2**32)
+
+
+def positions(trace: Trace) -> list[int]:
+    return trace.events["position"].to_list()
+
+
+def named(trace: Trace, column: pl.Series) -> list[int | None]:
+    """Ids of events as positions in the file."""
+    known = dict(trace.events.select("id", "position").rows())
+    return [None if at is None else known[at] for at in column.to_list()]
+
+
+def facts(trace: Trace) -> dict[str, object]:
+    """All that linking found, in terms that sorting, shuffling and shifting leave alone."""
+    where = positions(trace)
+    et = dict(trace.nodes.select("id", "et_id").rows())
+    return {
+        "parent": dict(zip(where, named(trace, trace.events["parent"]), strict=True)),
+        "depth": dict(zip(where, trace.events["depth"].to_list(), strict=True)),
+        "step": dict(zip(where, trace.events["step"].to_list(), strict=True)),
+        "launches": {
+            device: (call, operator)
+            for device, call, operator in zip(
+                *(named(trace, trace.launches[name]) for name in ("device_event", "launch", "operator")),
+                strict=True,
+            )
+        },
+        "links": set(
+            zip((et[node] for node in trace.links["node"]), named(trace, trace.links["event"]), strict=True)
+        ),
+        "handoffs": set(
+            zip(
+                named(trace, trace.handoffs["event"]),
+                named(trace, trace.handoffs["after"]),
+                trace.handoffs["kind"].to_list(),
+                strict=True,
+            )
+        ),
+        "waits": set(zip(named(trace, trace.waits["event"]), named(trace, trace.waits["on"]), strict=True)),
+        "stats": set(trace.stats.drop("example").rows()),
+        "quality": trace.meta["link"],
+    }
+
+
+def check(made: Made, trace: Trace) -> None:
+    found = facts(trace)
+    parent, launches = found["parent"], found["launches"]
+    assert isinstance(parent, dict) and isinstance(launches, dict)
+    assert {at: parent[at] for at in made.parent} == made.parent
+    assert launches == made.launch
+    step = found["step"]
+    assert isinstance(step, dict)
+    assert {at: step[at] for at in made.step} == made.step
+    assert found["waits"] == made.waits
+    handoffs = found["handoffs"]
+    assert isinstance(handoffs, set)
+    assert {(at, after) for at, after, kind in handoffs if kind == "fwd_bwd"} == set(made.forward.items())
+    by_id = {node["rf_id"]: node["et_id"] for node in made.nodes}
+    assert found["links"] == {
+        (by_id[row["rf_id"]], row["position"]) for row in made.rows if row.get("rf_id") in by_id
+    }
+
+
+@given(SEED)
+@settings(max_examples=12, deadline=None)
+def test_ids_link_a_generated_trace_exactly(seed: int) -> None:
+    made = Maker(random.Random(seed)).made
+    trace = link(made.execution_trace(), made.host())
+    check(made, trace)
+    assert trace.meta["linked"] is True
+    assert trace.meta["link"]["how"] == "rf_id" and trace.meta["link"]["coverage"] == 1
+
+
+@given(SEED)
+@settings(max_examples=15, deadline=None)
+def test_order_links_a_generated_trace_without_ids_exactly(seed: int) -> None:
+    made = Maker(random.Random(seed)).made
+    profile = made.host()
+    nameless = profile.replace(
+        events=profile.events.with_columns(pl.lit(None, dtype=pl.Int64).alias("rf_id"))
+    )
+    trace = link(nameless, made.execution_trace())
+    check(made, trace)
+    assert trace.meta["link"]["how"] == "align" and trace.meta["link"]["score"] == 1
+
+
+@given(SEED, st.integers(-(10**12), 10**18))
+@settings(max_examples=15, deadline=None)
+def test_neither_the_order_of_the_file_nor_the_zero_of_time_matters(seed: int, shift: int) -> None:
+    made = Maker(random.Random(seed)).made
+    plain = facts(link(made.execution_trace(), made.host()))
+    other = facts(link(made.host(random.Random(seed + 1), shift), made.execution_trace()))
+    for what, found in plain.items():
+        assert other[what] == found, what
+
+
+@given(SEED)
+@settings(max_examples=12, deadline=None)
+def test_linking_twice_changes_nothing(seed: int) -> None:
+    made = Maker(random.Random(seed)).made
+    once = link(made.host(), made.execution_trace())
+    assert facts(link(once)) == facts(once)
+
+
+def repeated(made: Made, times: int) -> Trace:
+    """A profile without ids in which the operators of one come so many times, in different time each."""
+    length = max(row["ts"] + row["dur"] for row in made.rows) + 10_000
+    one = made.host().events.filter(pl.col("cat") == "cpu_op")
+    many = pl.concat(
+        one.with_columns(
+            (pl.col("ts") * (1 + at)) + length * at * times,
+            pl.col("dur") * (1 + at),
+            (pl.col("position") + 10_000 * at).cast(pl.UInt32),
+            pl.lit(None, dtype=pl.Int64).alias("rf_id"),
+        )
+        for at in range(times)
+    ).sort(pl.col("ts"), -pl.col("dur"), maintain_order=True)
+    return Trace({"events": many.with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"))})
+
+
+def operators(made: Made) -> tuple[Trace, set[tuple[int, int]]]:
+    """The execution trace without annotations, and its true pairs: (et_id, position)."""
+    names = {row["rf_id"]: row["position"] for row in made.rows if row["cat"] == "cpu_op"}
+    kept = {node["et_id"] for node in made.nodes if node["rf_id"] in names}
+    made.nodes = [
+        node | {"parent": node["parent"] if node["parent"] in kept else 1}
+        for node in made.nodes
+        if node["et_id"] in kept
+    ]
+    return made.execution_trace(), {(node["et_id"], names[node["rf_id"]]) for node in made.nodes}
+
+
+@given(SEED, st.integers(2, 7))
+@settings(max_examples=15, deadline=None)
+def test_one_iteration_is_found_among_equal_ones_and_the_tie_is_told(seed: int, times: int) -> None:
+    made = Maker(random.Random(seed), threads=2, trees=40).made
+    host, pairs = operators(made)
+    assume(all(sum(node["tid"] == tid for node in made.nodes) > 40 for tid in (1, 2)))
+    profile = repeated(made, times)
+
+    def found(iterations: str) -> set[object]:
+        trace = link(host, profile, iterations=iterations)
+        assert (trace.meta["link"]["ties"], trace.meta["link"]["iterations"]) == (times, times)
+        links = facts(trace)["links"]
+        assert isinstance(links, set)
+        return links
+
+    def at(iteration: int) -> set[object]:
+        return {(et_id, position + 10_000 * iteration) for et_id, position in pairs}
+
+    assert found("best") == at(times // 2)
+    assert found("0") == at(0)
+    assert found(str(times - 1)) == at(times - 1)
+    assert found("all") == set().union(*(at(iteration) for iteration in range(times)))
+    with pytest.raises(LinkError, match=f"no iteration {times}; the profile matches in {times}|0 to"):
+        link(host, profile, iterations=str(times))
+    with pytest.raises(LinkError, match="no iterations are called 'some'"):
+        link(host, profile, iterations="some")
+
+
+@given(SEED)
+@settings(max_examples=15, deadline=None)
+def test_operators_that_one_side_lacks_cost_only_themselves(seed: int) -> None:
+    draw = random.Random(seed)
+    made = Maker(draw, threads=1, trees=120).made
+    host, pairs = operators(made)
+    profile = repeated(made, 1)
+    lost = set(draw.sample(sorted(profile.events["position"].to_list()), profile.events.height // 40))
+    kept = profile.events.filter(~pl.col("position").is_in(lost))
+    links = facts(link(host, Trace({"events": kept})))["links"]
+    assert isinstance(links, set)
+    able = {pair for pair in pairs if pair[1] not in lost}
+    # Where a lost operator stood beside one of its name, which of the two was lost cannot be known.
+    assert len(links & able) >= len(able) - 4 * len(lost)
+    assert len(links) >= 0.9 * len(able)
+
+
+@given(SEED)
+@settings(max_examples=12, deadline=None)
+def test_traces_of_two_programs_are_refused(seed: int) -> None:
+    draw = random.Random(seed)
+    host, _ = operators(Maker(draw, threads=2, trees=30).made)
+    other = repeated(Maker(draw, threads=2, trees=30).made, 1)
+    with pytest.raises(LinkError, match=r"not of one program: at best \d+ of \d+"):
+        link(host, other)
