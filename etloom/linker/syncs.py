@@ -86,7 +86,7 @@ def _work(trace: Trace) -> pl.DataFrame:
         .with_columns(
             pl.col("launched").fill_null(pl.col("ts")), pl.col("launch").is_not_null().alias("known")
         )
-        .sort("launched", "ts")
+        .sort("launched", "ts", "end")
         .drop("launch")
     )
 
