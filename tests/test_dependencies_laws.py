@@ -1,0 +1,198 @@
+"""What the graph predicts of simulated jobs against simulating them anew, to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import simulated_jobs as jobs
+from simulated_jobs import FLOORS, World
+
+from etloom import graphs
+from etloom.dependencies import Dependencies, depend
+from etloom.graphs import Graph, Kind, Role
+from etloom.trace import Job
+
+HOST = (Kind.SEGMENT, Kind.IDLE)
+
+
+def is_communication(graph: Graph, job: Job) -> np.ndarray:
+    names = {r: trace.events["name"].cast(str).to_list() for r, trace in job.items()}
+    rank = graph.rank[graph.target]
+    kernels = np.flatnonzero(graph.kind == Kind.KERNEL)
+    found = graph.kind == Kind.TRANSFER
+    found[[e for e in kernels if names[int(rank[e])][graph.owner[e]].startswith("nccl")]] = True
+    return found
+
+
+def half(kinds: tuple[Kind, ...]) -> Callable[[Graph, Job], np.ndarray]:
+    def lag(graph: Graph, job: Job) -> np.ndarray:
+        chosen = np.isin(graph.kind, kinds) & ~is_communication(graph, job)
+        return np.where(chosen, graph.lag // 2, graph.lag)
+
+    return lag
+
+
+def without_communication(graph: Graph, job: Job) -> np.ndarray:
+    return np.where(is_communication(graph, job), 0, graph.lag)
+
+
+def without(kind: Kind, to: int) -> Callable[[Graph, Job], np.ndarray]:
+    return lambda graph, job: np.where(graph.kind == kind, to, graph.lag)
+
+
+CHANGES: dict[str, tuple[World, Callable[[Graph, Job], np.ndarray]]] = {
+    "kernels x0.5": (World(kernel=0.5), half((Kind.KERNEL,))),
+    "communication free": (World(transfer=0), without_communication),
+    "host x0.5": (World(host=0.5), half(HOST)),
+    "launch free": (World(launch=0), without(Kind.LAUNCH, 0)),
+    "no sync": (World(syncs=False), without(Kind.SYNC, int(graphs.NEVER))),
+}
+
+
+def points(graph: Graph, time: np.ndarray) -> dict[tuple[int, int, int], int]:
+    """(rank, event, start or end) -> time."""
+    return {
+        (int(r), int(e), int(role)): int(t)
+        for r, e, role, t in zip(graph.rank, graph.event, graph.role, time, strict=True)
+        if role in (Role.START, Role.END)
+    }
+
+
+def truth(ranks: list[jobs.Rank], job: Job, world: World, programs: list[list[jobs.Do]]) -> dict[tuple, int]:
+    """The same points in another world. Events are recognised by the order in which they were emitted."""
+    again = jobs.simulate(programs, world)
+    found = {}
+    for r, (before, after) in enumerate(zip(ranks, again, strict=True)):
+        assert [e["name"] for e in before.events] == [e["name"] for e in after.events]
+        order = sorted(
+            range(len(before.events)), key=lambda i: (before.events[i]["ts"], -before.events[i]["end"], i)
+        )
+        for number, i in enumerate(order):
+            event = after.events[i]
+            if event["cat"] != "cuda_sync":
+                found[r, number, int(Role.START)] = event["ts"]
+                found[r, number, int(Role.END)] = event["end"]
+    return found
+
+
+def errors(seed: int, mutate: Callable[[Graph], Graph] = lambda graph: graph) -> dict[str, int]:
+    """By change the greatest error of a point, ns."""
+    programs = jobs.programs(seed)
+    ranks = jobs.simulate(programs)
+    job = jobs.job_of(ranks)
+    graph = mutate(depend(job, FLOORS).graph)
+    worst = {}
+    for name, (world, lag) in CHANGES.items():
+        predicted = points(graph, graphs.schedule(graph, lag(graph, job)))
+        expected = truth(ranks, job, world, programs)
+        assert predicted.keys() == expected.keys()
+        worst[name] = max(abs(predicted[key] - expected[key]) for key in predicted)
+    return worst
+
+
+def dependencies(seed: int) -> tuple[Job, Dependencies]:
+    job = jobs.job_of(jobs.simulate(jobs.programs(seed)))
+    return job, depend(job, FLOORS)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_change_is_predicted_to_the_nanosecond(seed):
+    assert errors(seed) == dict.fromkeys(CHANGES, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1100))
+def test_every_change_is_predicted_on_a_hundred_jobs(seed):
+    assert errors(seed) == dict.fromkeys(CHANGES, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_known_floors_explain_all_and_leave_nothing_out(seed):
+    _, found = dependencies(seed)
+    assert found.graph.residual.max() == 0 and found.graph.excess.max() == 0
+    assert found.graph.dropped.sum() == 0
+    present = set(found.graph.kind.tolist())
+    assert present >= {
+        *HOST, Kind.WAIT, Kind.KERNEL, Kind.LAUNCH, Kind.STREAM, Kind.OVERLAP, Kind.STREAM_WAIT,
+        Kind.SYNC, Kind.HANDOFF, Kind.RETURN, Kind.ARRIVAL, Kind.TRANSFER,
+    }  # fmt: skip
+    for counts in found.counts.values():
+        assert counts["matched_communications"] == 5 and counts["local_communications"] == 0
+        assert counts["lost_waits"] == counts["inferred_waits"] == counts["launches_without_point"] == 0
+
+
+def dropping(kind: Kind) -> Callable[[Graph], Graph]:
+    """The graph built without edges of a kind: what they explained becomes the excess of others."""
+
+    def mutate(graph: Graph) -> Graph:
+        keep = graph.kind != kind
+        columns = ("time", "event", "role", "rank")
+        edges = {name: getattr(graph, name)[keep] for name in ("source", "target", "floor", "kind", "owner")}
+        return Graph.of(**{name: getattr(graph, name) for name in columns}, **edges)
+
+    return mutate
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Kind.LAUNCH, Kind.STREAM, Kind.OVERLAP, Kind.STREAM_WAIT),
+        *(Kind.SYNC, Kind.HANDOFF, Kind.RETURN, Kind.ARRIVAL),
+    ],
+)
+def test_a_graph_without_a_kind_of_edge_predicts_wrongly(kind):
+    assert any(max(errors(seed, dropping(kind)).values()) > 0 for seed in range(6))
+
+
+def test_a_graph_in_which_waiting_is_work_predicts_wrongly():
+    def mutate(graph: Graph) -> Graph:
+        took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
+        return replace(graph, floor=np.where(graph.kind == Kind.WAIT, took, graph.floor))
+
+    assert max(errors(0, mutate).values()) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pieces_of_a_thread_tile_it(seed):
+    _, found = dependencies(seed)
+    graph = found.graph
+    pieces = np.isin(graph.kind, (Kind.SEGMENT, Kind.IDLE, Kind.WAIT))
+    target = graph.target
+    spans = graph.time[target[pieces]] - graph.time[graph.source[pieces]]
+    nexts = graph.source[pieces]
+    assert len(set(nexts.tolist())) == len(nexts) and len(set(target[pieces].tolist())) == len(nexts)
+    # Two threads of three ranks: what is covered is all from the first to the last point of each.
+    covered = spans.sum()
+    ends = set(target[pieces].tolist()) - set(nexts.tolist())
+    begins = set(nexts.tolist()) - set(target[pieces].tolist())
+    assert len(ends) == len(begins) == 6
+    assert covered == sum(int(graph.time[v]) for v in ends) - sum(int(graph.time[v]) for v in begins)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_measured_floors_never_exceed_what_was_seen_and_identity_holds(seed):
+    job = jobs.job_of(jobs.simulate(jobs.programs(seed)))
+    graph = depend(job).graph
+    assert graphs.schedule(graph).tolist() == graph.time.tolist()
+    assert (graph.residual >= 0).all()
+    took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
+    assert ((graph.floor >= 0) & (graph.floor <= took)).all()
+
+
+@pytest.mark.parametrize("shift", [-7, 10**15])
+def test_a_shift_of_the_clock_and_the_order_of_the_file_change_nothing(shift):
+    _, found = dependencies(1)
+    other = jobs.job_of(jobs.simulate(jobs.programs(1)))
+    moved = Job(
+        {
+            rank: trace.replace(events=trace.events.with_columns(trace.events["ts"] + shift))
+            for rank, trace in other.items()
+        }
+    )
+    graph = depend(moved, FLOORS).graph
+    assert (graph.time - shift).tolist() == found.graph.time.tolist()
+    for name in ("event", "role", "rank", "first", "source", "floor", "excess", "kind", "owner"):
+        assert getattr(graph, name).tolist() == getattr(found.graph, name).tolist()
