@@ -322,7 +322,7 @@ def _wide(values: pl.Series) -> bytes:
 
 
 def _words(values: pl.Series) -> bytes:
-    return values.to_numpy().astype("<u4").tobytes()
+    return values.fill_null(0).to_numpy().astype("<u4").tobytes()
 
 
 def _bytes(values: pl.Series) -> bytes:
