@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,13 +106,17 @@ def test_wrong_usage_is_status_2_on_stderr(arguments: list[str], call: Callable[
     assert "Traceback" not in err
 
 
-def test_help_is_quick() -> None:
-    best = float("inf")
-    for _ in range(5):
-        start = time.monotonic()
-        subprocess.run([sys.executable, "-m", "etloom", "--help"], check=True, capture_output=True)
-        best = min(best, time.monotonic() - start)
-    assert best < 0.3
+def test_help_imports_nothing_heavy() -> None:
+    """What makes ``etloom --help`` answer at once."""
+    code = (
+        "import sys, etloom.cli\n"
+        "etloom.cli.main(['--help'])\n"
+        "heavy = {'numpy', 'polars', 'pyarrow', 'torch', 'isal', 'google.protobuf', 'yaml'}\n"
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: etloom" in done.stdout
 
 
 # -- bad input
