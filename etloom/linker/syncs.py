@@ -13,6 +13,7 @@ import polars as pl
 from etloom import kinds, stacks
 from etloom.linker.lanes import ids
 from etloom.linker.launches import called
+from etloom.linker.streams import first_after, in_order_of_launch, last_before
 from etloom.schema import TABLES
 from etloom.trace import Trace
 
@@ -30,7 +31,7 @@ _WAIT = ("event", "on", "kind", "sync", "how")
 def wait(trace: Trace) -> Trace:
     """The Trace with `waits`, which needs its `launches`."""
     events = trace.events
-    work = _work(trace)
+    work = in_order_of_launch(trace)
     if not work.height:
         return trace.replace(waits=trace.table("waits").clear())
     recorded, seen, vague = _recorded(trace, work)
@@ -60,34 +61,6 @@ def wait(trace: Trace) -> Trace:
                 "synchronising calls that waited for no work in sight",
             ),
         ]
-    )
-
-
-def _work(trace: Trace) -> pl.DataFrame:
-    """Device work in order of launch: on, device, stream, ts, end, launched, known (whether its launch is).
-
-    What was launched out of sight, mostly before the trace began, has its own start for its launch.
-    """
-    events = trace.events
-    starts = events.select(pl.col("id").alias("launch"), pl.col("ts").alias("launched"))
-    return (
-        trace.launches.select("launch", pl.col("device_event").alias("on"))
-        .join(
-            events.select(
-                pl.col("id").alias("on"),
-                pl.col("device").fill_null(0),
-                pl.col("stream").fill_null(pl.col("tid")),
-                "ts",
-                (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end"),
-            ),
-            on="on",
-        )
-        .join(starts, on="launch", how="left")
-        .with_columns(
-            pl.col("launched").fill_null(pl.col("ts")), pl.col("launch").is_not_null().alias("known")
-        )
-        .sort("launched", "ts", "end")
-        .drop("launch")
     )
 
 
@@ -152,7 +125,7 @@ def _recorded(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.
     context = _context(
         syncs.filter(pl.col("kind") == "Context Sync"), work, on=["device"], sync="sync", how="recorded"
     )
-    stream = _last(
+    stream = last_before(
         syncs.filter(pl.col("kind") == "Stream Sync").with_columns(
             pl.coalesce(pl.when(pl.col("wait_stream") >= 0).then(pl.col("wait_stream")), "waiting").alias(
                 "stream"
@@ -173,9 +146,9 @@ def _recorded(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.
         .with_columns(pl.col("wait_stream").alias("stream"))
     )
     vague = told.filter(pl.col("noted").is_null() | pl.col("stream").is_null()).height
-    waited = _last(told.drop_nulls(["noted", "stream"]).drop("at").rename({"noted": "at"}), work)
+    waited = last_before(told.drop_nulls(["noted", "stream"]).drop("at").rename({"noted": "at"}), work)
     host = waited.filter(pl.col("kind") == "Event Sync")
-    device = _next(
+    device = first_after(
         waited.filter(pl.col("kind") == "Stream Wait Event")
         .drop("event", "stream", "at")
         .join(syncs.select("sync", "at"), on="sync")
@@ -202,52 +175,7 @@ def _context(
     asked = syncs.drop("device", strict=False) if on is None else syncs
     every = asked.join(streams, on=on, how="inner") if on else asked.join(streams, how="cross")
     every = every if "event" in every.columns else every.with_columns(pl.col("call").alias("event"))
-    return _last(every, work).with_columns(pl.col(sync).alias("sync"), pl.lit(how).alias("how"))
-
-
-def _last(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """syncs (at, until, device, stream) with ``on``, the last work on the stream launched before, if there is.
-
-    Work that was launched out of sight counts where it ended before the call did.
-    """
-    stream = ["device", "stream"]
-    seen, hidden = (work.filter(known) for known in (pl.col("known"), ~pl.col("known")))
-    found = syncs.sort("at").join_asof(
-        seen.select(*stream, "launched", "on", pl.col("ts").alias("began")),
-        left_on="at",
-        right_on="launched",
-        by=stream,
-        check_sortedness=False,
-    )
-    if hidden.height:
-        found = found.sort("until").join_asof(
-            hidden.sort("end").select(
-                *stream, "end", pl.col("on").alias("other"), pl.col("ts").alias("other_began")
-            ),
-            left_on="until",
-            right_on="end",
-            by=stream,
-            check_sortedness=False,
-        )
-        later = pl.col("began").is_null() | (pl.col("other_began") > pl.col("began"))
-        found = found.with_columns(pl.when(later).then("other").otherwise("on").alias("on"))
-    return found.drop_nulls("on")
-
-
-def _next(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """syncs (at, device, stream) with ``event``, the first work launched on the stream after, if there is."""
-    return (
-        syncs.sort("at")
-        .join_asof(
-            work.select("device", "stream", "launched", pl.col("on").alias("event")),
-            left_on="at",
-            right_on="launched",
-            by=["device", "stream"],
-            strategy="forward",
-            check_sortedness=False,
-        )
-        .drop_nulls("event")
-    )
+    return last_before(every, work).with_columns(pl.col(sync).alias("sync"), pl.lit(how).alias("how"))
 
 
 def _completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
