@@ -200,3 +200,66 @@ def test_traces_of_two_programs_are_refused(seed: int) -> None:
     other = repeated(Maker(draw, threads=2, trees=30).made, 1)
     with pytest.raises(LinkError, match=r"not of one program: at best \d+ of \d+"):
         link(host, other)
+
+
+def profile_of(rows: list[dict[str, object]]) -> Trace:
+    made = Made()
+    for row in rows:
+        made.add(**({"cat": "cuda_runtime", "name": "call", "dur": 2, "tid": 1} | row))
+    return made.host()
+
+
+def device(ts: int, correlation: int, pid: int = 0) -> dict[str, object]:
+    return {
+        "cat": "kernel", "name": "k", "ts": ts, "tid": 7, "stream": 7, "pid": pid, "correlation": correlation,
+    }  # fmt: skip
+
+
+def launched(trace: Trace) -> dict[int, tuple[int | None, int | None]]:
+    found = facts(trace)["launches"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_of_calls_that_repeat_a_correlation_the_last_before_the_work_is_the_launch() -> None:
+    trace = link(
+        profile_of(
+            [{"ts": 0, "correlation": 5}, {"ts": 100, "correlation": 5}, {"ts": 300, "correlation": 5},
+             device(50, 5), device(120, 5), device(200, 5), device(10, 6)]
+        )
+    )  # fmt: skip
+    assert launched(trace) == {3: (0, None), 4: (1, None), 5: (1, None), 6: (None, None)}
+    counts = dict(trace.stats.select("name", "count").rows())
+    assert counts["link.repeated_correlations"] == 2 and counts["link.launch_missing"] == 1
+
+
+def test_correlations_are_numbers_of_a_process_where_device_work_names_it() -> None:
+    rows = [{"ts": 0, "pid": 1, "correlation": 5}, {"ts": 1, "pid": 2, "correlation": 5}]
+    trace = link(profile_of([*rows, device(50, 5, pid=1), device(60, 5, pid=2)]))
+    assert launched(trace) == {2: (0, None), 3: (1, None)}
+
+
+def test_an_nsight_trace_joins_on_op_id() -> None:
+    made = Maker(random.Random(3)).made
+    profile = made.host().replace(meta={"formats": ["nsys"]})
+    trace = link(made.execution_trace(), profile)
+    assert trace.links["how"].unique().to_list() == ["op_id"] and trace.meta["link"]["coverage"] == 1
+
+
+def test_pairs_of_an_accepted_join_whose_names_differ_are_dropped_and_counted() -> None:
+    made = Maker(random.Random(4), trees=20).made
+    host = made.execution_trace()
+    names = host.nodes["name"].cast(pl.String)
+    other = (
+        pl.when(pl.int_range(pl.len()) == 5).then(pl.lit("aten::other")).otherwise(names).cast(pl.Categorical)
+    )
+    overload = (
+        pl.when(pl.int_range(pl.len()) == 6).then(names + ".out").otherwise(pl.col("name").cast(pl.String))
+    )
+    nodes = host.nodes.with_columns(other.alias("name")).with_columns(
+        overload.cast(pl.Categorical).alias("name")
+    )
+    trace = link(host.replace(nodes=nodes), made.host())
+    assert trace.links.height == nodes.height - 2  # the root, and the one of another name
+    counts = dict(trace.stats.select("name", "count").rows())
+    assert counts["link.name_disagreements"] == counts["link.unlinked_operators"] == 1
