@@ -145,9 +145,10 @@ def compare(
         if isinstance(outcome, Failure):
             lines.append([outcome.name, "failed", *[""] * 4, outcome.reason[:60]])
             continue
-        slower = larger = ""
+        slower = busier = larger = ""
         if isinstance(ours, Figure) and outcome is not ours:
             slower = f"{outcome.seconds / ours.seconds:.1f}x"
+            busier = f"{outcome.cpu / ours.cpu:.1f}x"
             larger = f"{outcome.peak / max(ours.peak, 1):.1f}x"
         answer = f"{outcome.answer:,}" if isinstance(outcome.answer, int) else str(outcome.answer or "")
         lines.append(
@@ -159,10 +160,11 @@ def compare(
                 f"{outcome.peak / 1e6:.0f}",
                 answer,
                 slower,
+                busier,
                 larger,
             ]
         )
-    table(title, ["", "seconds", "CPU s", f"{unit}/s", "peak MB", rows, "time", "memory"], lines)
+    table(title, ["", "seconds", "CPU s", f"{unit}/s", "peak MB", rows, "time", "CPU", "memory"], lines)
 
 
 def machine(packages: Sequence[str] = ("etloom", "polars", "pyarrow")) -> None:
