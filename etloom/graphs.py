@@ -179,38 +179,22 @@ def makespan(graph: Graph, time: Ticks | None = None) -> int:
     return int(time.max() - time.min()) if len(time) else 0
 
 
-def binding(graph: Graph, time: Ticks | None = None, lag: Ticks | None = None) -> Ticks:
-    """The edge into each point that sets its time, -1 for a source (int64, n).
-
-    Of several the one from the latest source, then of the highest `Kind`: the nearest and most telling reason.
-    """
-    time = graph.time if time is None else time
-    lag = graph.lag if lag is None else lag
-    target = graph.target
-    tight = np.flatnonzero(time[graph.source] + lag == time[target])
-    order = np.lexsort((graph.kind[tight], time[graph.source[tight]]))
-    edge = np.full(len(graph), -1, np.int64)
-    # The last one written prevails.
-    edge[target[tight][order]] = tight[order]
-    return edge
-
-
 def longest_path(
     graph: Graph, end: int | None = None, time: Ticks | None = None, lag: Ticks | None = None
 ) -> Ticks:
     """The edges that lead from a source to the point ``end`` (default: the last in time) without any play.
 
-    In the order of time; their lags and the own time of the source sum to the time of ``end``.
+    In the order of time; their lags and the own time of the source sum to the time of ``end``. Where several edges
+    set the time of a point, the one from the latest source is taken, then of the highest `Kind`: the nearest and
+    most telling reason.
     """
     if not len(graph):
         return np.zeros(0, np.int64)
-    edge = binding(graph, time, lag)
-    at = end if end is not None else int(np.argmax(graph.time if time is None else time))
-    path = []
-    while edge[at] >= 0:
-        path.append(int(edge[at]))
-        at = int(graph.source[edge[at]])
-    return np.array(path[::-1], np.int64)
+    time = graph.time if time is None else time
+    at = end if end is not None else int(np.argmax(time))
+    lags = graph.lag if lag is None else lag
+    path: Ticks = _native.walk_back(graph.first, graph.source, lags, time, graph.kind, at)
+    return path
 
 
 def slack(

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "bindings.hpp"
@@ -174,6 +174,28 @@ void reach(In<int64_t> first, In<int32_t> source, Out<uint8_t> reached, bool bac
     }
 }
 
+// The edges from a source to `end` of which each sets the time of its target: of several into a point the one from the
+// latest source, then of the highest kind.
+nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> walk_back(In<int64_t> first, In<int32_t> source, In<int64_t> lag,
+                                                       In<int64_t> time, In<uint8_t> kind, int64_t end) {
+    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+    if (kind.shape(0) != source.shape(0) || end < 0 || static_cast<size_t>(end) >= n)
+        throw nb::value_error("the edges do not fit the points");
+    std::vector<int64_t> path;
+    for (int64_t at = end;;) {
+        int64_t best = -1;
+        for (int64_t e = first(at); e < first(at + 1); ++e) {
+            if (time(source(e)) + lag(e) != time(at)) continue;
+            if (best < 0 || std::pair(time(source(e)), kind(e)) >= std::pair(time(source(best)), kind(best))) best = e;
+        }
+        if (best < 0) break;
+        path.push_back(best);
+        at = source(best);
+    }
+    std::reverse(path.begin(), path.end());
+    return to_numpy(std::move(path));
+}
+
 // The points of host lanes in their order. Events are sorted by (lane, start, depth), so that a parent (a place in
 // this order, -1 for none) comes before its children. An event ends no later than its parent and than the next one
 // that is not its child begins. Inside an event at `submit` (NONE where not) lies one more point. Each point gets
@@ -257,6 +279,8 @@ void bind_graph(nb::module_& module) {
                "Set the time of every point with edges into it to the greatest of source time + lag, in place.");
     module.def("latest", &latest, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
                "Lower the time of every point to the least of target time - lag, in place.");
+    module.def("walk_back", &walk_back, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
+               nb::arg("kind"), nb::arg("end"), "The edges that set the time of a point, back to a source, in order.");
     module.def("reach", &reach, nb::arg("first"), nb::arg("source"), nb::arg("reached"), nb::arg("backward"),
                "Mark every point that a marked one leads to, or that leads to one, in place.");
     module.def("tour", &tour, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("parent"), nb::arg("submit"),

@@ -1,0 +1,124 @@
+"""How far a graph explains a recording: the figures to read before believing what it predicts.
+
+That a graph with its excess gives the recorded times says nothing about it. What does: how well the floors alone
+give them, and how often device work starts just when the graph says it could, against how often it would seem to by
+chance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from etloom import graphs
+from etloom.graphs import Graph, Kind, Ticks
+from etloom.trace import Trace
+
+SOON_NS = 5_000
+"""Work that starts so long after what it waited for is explained."""
+
+SHIFTS_NS = (23_000, 37_000, -17_000)
+"""Starts moved by these are explained by chance alone."""
+
+FEW = 20
+"""Fewer starts of device work than this say nothing of a recording."""
+
+LEAST_EXPLAINED = 0.8
+"""Of device starts, below which a graph does not explain the recording: a sampled trace reaches about 0.4."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Of the starts of device work in one rank: how many there are, and the shares (0 to 1) that an edge explains,
+    that edges of two sorts do (ambiguous), and that would be explained after each of `SHIFTS_NS`."""
+
+    starts: int
+    share: float
+    ambiguous: float
+    by_chance: tuple[float, ...]
+
+
+def explained(graph: Graph, trace: Trace, rank: int) -> Explained:
+    """Work starts within SOON_NS of the end of what its stream did or waited for, or between the start of its launch
+    call and SOON_NS after its end, or while what its stream did still runs."""
+    target = graph.target
+    work = np.zeros(len(graph), bool)
+    work[graph.source[graph.kind == Kind.KERNEL]] = True
+    work &= graph.rank == rank
+    point = np.flatnonzero(work)
+    if not point.size:
+        return Explained(0, 1.0, 0.0, (0.0,) * len(SHIFTS_NS))
+    edges = np.flatnonzero(work[target])
+    kind, into = graph.kind[edges], target[edges]
+    low, high = graph.time[graph.source[edges]].copy(), np.zeros(len(edges), np.int64)
+    high[:] = low + SOON_NS
+    high[kind == Kind.OVERLAP] = graph.time[into[kind == Kind.OVERLAP]]
+    launch = np.flatnonzero(kind == Kind.LAUNCH)
+    events = trace.events
+    call = np.searchsorted(events["id"].to_numpy(), graph.event[graph.source[edges[launch]]])
+    low[launch] = events["ts"].to_numpy()[call]
+    high[launch] = low[launch] + events["dur"].fill_null(0).to_numpy()[call] + SOON_NS
+
+    def reasons(shift: int) -> tuple[Ticks, Ticks]:
+        start = graph.time[into] + shift
+        fits = (low <= start) & (start <= high)
+        launched, ordered = np.zeros(len(graph), bool), np.zeros(len(graph), bool)
+        launched[into[fits & (kind == Kind.LAUNCH)]] = True
+        ordered[into[fits & (kind != Kind.LAUNCH)]] = True
+        return launched[point], ordered[point]
+
+    launched, ordered = reasons(0)
+    chance = tuple(float(np.logical_or(*reasons(shift)).mean()) for shift in SHIFTS_NS)
+    return Explained(
+        len(point), float((launched | ordered).mean()), float((launched & ordered).mean()), chance
+    )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Of one rank or of all: how far the floors alone give the recorded times.
+
+    ``makespan``, ``shortfall`` (recorded less by floors, of the last point), ``latest`` (of the point that falls
+    short most), ``residual`` (sum over the points of what nothing explains), all ns.
+    """
+
+    points: int
+    edges: int
+    makespan: int
+    shortfall: int
+    latest: int
+    residual: int
+
+
+def fits(graph: Graph, ranks: list[int]) -> dict[int | None, Fit]:
+    """The fit of each rank, and under None of all."""
+    floors = graphs.schedule(graph, graph.floor)
+    of_edge = graph.rank[graph.target]
+    residual = graph.residual
+    found: dict[int | None, Fit] = {}
+    for rank in (*ranks, None):
+        own = graph.rank == rank if rank is not None else np.ones(len(graph), bool)
+        if not own.any():
+            found[rank] = Fit(0, 0, 0, 0, 0, 0)
+            continue
+        found[rank] = Fit(
+            int(own.sum()),
+            int((of_edge == rank).sum()) if rank is not None else len(graph.source),
+            graphs.makespan(graph, graph.time[own]),
+            int(graph.time[own].max() - floors[own].max()),
+            int((graph.time - floors)[own].max()),
+            int(residual[own].sum()),
+        )
+    return found
+
+
+def verdict(found: Explained, fit: Fit) -> str | None:
+    """Why a rank's recording is not explained; None where it is."""
+    if found.starts and found.starts < FEW:
+        return f"only {found.starts} starts of device work"
+    if found.share < LEAST_EXPLAINED:
+        return f"{100 * (1 - found.share):.0f} % of the starts of device work are unexplained"
+    if fit.makespan and fit.residual > fit.makespan / 2:
+        return f"unexplained delays sum to {100 * fit.residual / fit.makespan:.0f} % of the makespan"
+    return None
