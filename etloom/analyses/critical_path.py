@@ -1,0 +1,107 @@
+"""What the duration of the run hangs on: the chain of work and waits without play, by what it consists of.
+
+The path leads back from the last thing that happened, through threads, streams and, by collectives, ranks, each
+time to what was last to be ready. Its times sum to the makespan. A row is a part of it:
+
+- kind: what sort of dependency the time belongs to. segment: the innermost event open on a thread. idle:
+  nothing open, so Python or the operating system. kernel: device work. launch, stream, sync and the others: the
+  delay from one to the next. later start: the path's rank was not recorded from the beginning.
+- category, name: of the event whose time it is. operator, module: the innermost around it or, of device work,
+  around its launch.
+- count: of the pieces. time: their sum; pct is of the whole path. unexplained: the part of it beyond the least
+  that such a dependency takes.
+
+See graph-quality for how far the graph explains the recording: where it does not, the path is no more than a
+chain of what came after what.
+
+by: what a row is: kind, category, name, operator, module, or edge (every piece, in order of time).
+
+rank: the path to the last thing that this rank did (default: that any rank did).
+
+step: the path from the start of this ProfilerStep to the last thing that belongs to it, on the rank where that
+comes last or on the one asked for.
+
+Units: ns; start_ns on the trace's clock, of the first piece. Definition: Yang and Miller (1988), over the graph of
+etloom.dependencies.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, check_step, steps
+from etloom.dependencies import depend, paths
+from etloom.errors import AnalysisError, UnknownName
+from etloom.graphs import Graph
+from etloom.trace import Job
+
+SCOPE = "job"
+COLUMNS = {
+    "rank": pl.Int64,
+    "kind": pl.String,
+    "category": pl.String,
+    "name": pl.String,
+    "operator": pl.String,
+    "module": pl.String,
+    "event": pl.Int64,
+    "count": pl.Int64,
+    "start_ns": pl.Int64,
+    "time_ns": pl.Int64,
+    "unexplained_ns": pl.Int64,
+    "pct": pl.Float64,
+}
+_BY = {
+    "kind": ["kind"],
+    "category": ["kind", "category"],
+    "name": ["kind", "category", "name"],
+    "operator": ["operator"],
+    "module": ["module"],
+    "edge": [],
+}
+
+
+def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | None = None) -> pl.DataFrame:
+    if by not in _BY:
+        raise UnknownName("grouping", by, _BY)
+    if rank is not None and rank not in job:
+        raise AnalysisError(f"there is no rank {rank}", remedy=f"the run has ranks {job.ranks}")
+    graph = depend(job).graph
+    end, begin = _window(graph, job, rank, step)
+    if end is None:
+        raise AnalysisError(
+            "the trace holds no operators and no device work",
+            remedy="record it with torch.profiler and its CPU activity",
+        )
+    path = paths.described(paths.critical_path(graph, end, begin), job)
+    total = int(path["time_ns"].sum())
+    path = path.with_columns(pl.lit(1).alias("count"))
+    if by != "edge":
+        path = (
+            path.group_by(_BY[by], maintain_order=True)
+            .agg(pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min())
+            .sort("time_ns", *_BY[by], descending=[True, *([False] * len(_BY[by]))])
+        )
+    missing = [name for name in COLUMNS if name not in (*path.columns, "pct")]
+    path = path.with_columns(
+        (100 * pl.col("time_ns") / max(total, 1)).alias("pct"),
+        *(pl.lit(None).alias(name) for name in missing),
+    )
+    return answer(path, COLUMNS)
+
+
+def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:
+    """The point at which the path ends, and the time at which it begins (None: that of the graph)."""
+    if step is None:
+        return paths.last_point(graph, rank), None
+    found = []
+    for one in job.ranks if rank is None else [rank]:
+        trace = job[one]
+        check_step(trace, step)
+        own = trace.events.filter(pl.col("step") == step)["id"]
+        point = paths.last_point(graph, one, own)
+        if point is not None:
+            start = steps(trace).filter(pl.col("step") == step)["start"][0]
+            found.append((int(graph.time[point]), point, int(start)))
+    if not found:
+        return None, None
+    return max(found)[1], min(start for _, _, start in found)
