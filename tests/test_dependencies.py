@@ -1,0 +1,359 @@
+"""The graph of recorded traces: what must hold of every one, and the figures measured on each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import small
+
+import etloom
+from etloom import graphs
+from etloom.dependencies import Floors, depend, quality
+from etloom.errors import AnalysisError, LinkError, UnknownName
+from etloom.graphs import Graph, Kind, Role
+from etloom.trace import Job, Trace
+
+# Of each trace: the most by which floors alone fall short of the makespan, and the least share of device starts that
+# is explained, both in percent. None: there is no device work, or too little.
+FIGURES: dict[str, tuple[float, float | None]] = {
+    "critical_path/alexnet.json.gz": (0.001, 97.9),
+    "critical_path/simple_add.json.gz": (0.001, 95.9),
+    "critical_path/event_sync.json.gz": (0.094, 100),
+    "critical_path/event_sync_multi_stream.json.gz": (0.02, 83.3),
+    "nccl_ddp/kineto_trace_0.json.gz": (0.31, 99.7),
+    "dlrm/kineto_trace_0.json.gz": (1.69, 99.2),
+    "dlrm": (0.9, 98.7),
+    "tracelens/b200_eager.json.gz": (0.001, 98.2),
+    "tracelens/h100_qwen.json.gz": (1.82, 99.9),
+    "tracelens/mi300_qwen.json.gz": (0.06, 96.3),
+    "tracelens/mi300_vllm_graph_execution.json.gz": (0.08, 99.3),
+    "linear/kineto_trace_0.json.gz": (0.98, 100),
+    "resnet_mismatch/kineto_trace_0.json.gz": (0.1, 99.9),
+    "hta_misc/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz": (0.32, 99.8),
+    "cpu/pp_4": (5.9, None),
+    "cpu/ddp_2": (0.1, None),
+    "cpu/coll_4": (13, None),
+    "hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz": (1.8, None),
+    "hta_multirank": (2.1, None),
+}
+DOUBTFUL = {
+    "hta_multirank": "rank 0: 63 % of the starts of device work are unexplained",
+    "hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz": "rank 0: only 16 starts of device work",
+    "critical_path/event_sync.json.gz": "rank 0: only 5 starts of device work",
+    "critical_path/event_sync_multi_stream.json.gz": "rank 0: only 6 starts of device work",
+}
+
+
+def opened(data: Path, name: str) -> Job:
+    return etloom.open(data / name, use_cache=False)
+
+
+def pieces_tile(graph: Graph) -> bool:
+    """Whether the pieces of threads form chains, each without a gap."""
+    own = np.isin(graph.kind, (Kind.SEGMENT, Kind.IDLE, Kind.WAIT))
+    source, target = graph.source[own], graph.target[own]
+    return len(np.unique(source)) == len(source) and len(np.unique(target)) == len(target)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_holds_of_every_recording(name: str, data: Path) -> None:
+    job = opened(data, name)
+    graph = depend(job).graph
+    assert (graphs.schedule(graph) == graph.time).all()
+    assert (graph.residual >= 0).all()
+    took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
+    assert ((graph.floor >= 0) & (graph.lag <= took)).all()
+    assert graph.dropped.sum() == 0
+    assert pieces_tile(graph)
+    small = graphs.contract(graph)
+    assert (small.expand(graphs.schedule(small.graph)) == graph.time).all()
+    halved = graphs.schedule(graph, np.where(graph.kind == Kind.KERNEL, graph.lag // 2, graph.lag))
+    assert (halved <= graph.time).all()
+
+    most, least = FIGURES[name]
+    table = etloom.analyze(job, "graph-quality")
+    whole = table.row(-1, named=True)
+    assert 0 <= -whole["floor_only_pct"] <= most
+    assert whole["why_not"] == DOUBTFUL.get(name)
+    assert whole["explainable"] == (name not in DOUBTFUL)
+    for row in table.filter(pl.col("rank").is_not_null()).iter_rows(named=True):
+        if least is not None:
+            assert row["explained_pct"] >= least
+            assert row["device_starts"] < 20 or row["chance_pct"] < 10
+
+
+def path_of(job: Job, **options: Any) -> dict[str, float]:
+    table = etloom.analyze(job, "critical-path", **options)
+    return {row["kind"]: row["pct"] for row in table.iter_rows(named=True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("tracelens/h100_qwen.json.gz", {"kernel": 88.4, "segment": 6.6, "stream": 4.8}),
+        ("tracelens/mi300_qwen.json.gz", {"kernel": 86.9, "segment": 12.8}),
+        ("nccl_ddp/kineto_trace_0.json.gz", {"segment": 93.9, "idle": 5.8}),
+        ("linear/kineto_trace_0.json.gz", {"segment": 92.5, "idle": 6.5, "handoff": 1.0}),
+        ("dlrm", {"segment": 60.7, "later start": 34.3, "transfer": 2.6}),
+        ("tracelens/b200_eager.json.gz", {"segment": 100}),
+    ],
+)
+def test_critical_paths_of_recordings(name: str, kinds: dict[str, float], data: Path) -> None:
+    found = path_of(opened(data, name))
+    assert sum(found.values()) == pytest.approx(100)
+    assert {kind: round(found[kind], 1) for kind in kinds} == pytest.approx(kinds, abs=0.15)
+
+
+def saved(graph: Graph, lag: np.ndarray) -> float:
+    """Of the makespan, percent."""
+    return 100 * (graph.time.max() - graphs.schedule(graph, lag).max()) / graphs.makespan(graph)
+
+
+def test_half_the_kernel_time_of_a_device_bound_recording(data: Path) -> None:
+    for name, expected in (("tracelens/h100_qwen.json.gz", 18.2), ("tracelens/mi300_qwen.json.gz", 22.8)):
+        graph = depend(opened(data, name)).graph
+        lag = np.where(graph.kind == Kind.KERNEL, graph.floor // 2 + graph.excess, graph.lag)
+        assert saved(graph, lag) == pytest.approx(expected, abs=0.1)
+
+
+def free_communication(job: Job) -> float:
+    graph = depend(job).graph
+    names = {rank: trace.events["name"].cast(pl.String).to_list() for rank, trace in job.items()}
+    rank = graph.rank[graph.target]
+    chosen = graph.kind == Kind.TRANSFER
+    for edge in np.flatnonzero(graph.kind == Kind.KERNEL):
+        chosen[edge] = names[int(rank[edge])][int(graph.owner[edge])].startswith("nccl")
+    return saved(graph, np.where(chosen, 0, graph.lag))
+
+
+def test_one_rank_alone_promises_what_all_ranks_do_not_hold(data: Path) -> None:
+    """The long collective of rank 0 is a wait for slower ranks."""
+    assert free_communication(opened(data, "dlrm")) == pytest.approx(0.5, abs=0.3)
+    assert free_communication(opened(data, "dlrm/kineto_trace_0.json.gz")) > 5
+
+
+def test_collectives_meet_across_ranks(data: Path) -> None:
+    for name, each, alone in (("dlrm", 8, 0), ("cpu/ddp_2", 2, 0), ("hta_multirank", 0, 10)):
+        for counts in depend(opened(data, name)).counts.values():
+            assert (counts["matched_communications"], counts["local_communications"]) == (each, alone), name
+    found = depend(opened(data, "cpu/pp_4"))
+    assert (found.graph.kind == Kind.MESSAGE).sum() == 48
+    assert sum(counts["local_communications"] for counts in found.counts.values()) == 0
+    counts = depend(opened(data, "cpu/coll_4")).counts.values()
+    assert sum(one["local_communications"] for one in counts) == 0
+
+
+def test_the_critical_path_that_hta_finds(data: Path, golden: Path) -> None:
+    """All of its host events are on ours. Its kernels are not: they were done 235 us before the host asked."""
+    job = opened(data, "critical_path/simple_add.json.gz")
+    theirs = pl.read_csv(golden / "hta" / "simple_add_cp" / "critical_path.csv").drop_nulls("event_idx")
+    events = job[0].events.select(
+        "id", "ts", "dur", pl.col("position").cast(pl.Int64), pl.col("cat").cast(str)
+    )
+    theirs = theirs.select(pl.col("event_idx").cast(pl.Int64).alias("position")).unique()
+    theirs = theirs.join(events, on="position")
+    ours = etloom.analyze(job, "critical-path", by="edge")["event"].drop_nulls()
+    missing = theirs.filter(~pl.col("id").cast(pl.Int64).is_in(ours.implode()))
+    assert theirs.height == 158
+    assert sorted(missing["cat"]) == ["gpu_memset", *["kernel"] * 5]
+    syncs = job[0].events.filter(pl.col("name").cast(str) == "cudaDeviceSynchronize")["ts"]
+    done = (missing["ts"] + missing["dur"]).max()
+    assert min(ts - done for ts in syncs if ts > done) == 235_000  # type: ignore[operator]
+
+
+# ── small ones, by hand ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return etloom.open(small.write_run(tmp_path_factory.mktemp("dependencies") / "run"), use_cache=False)
+
+
+def test_a_run_known_by_heart(run: Job) -> None:
+    """The host runs from 100 to 1100 us, so kernels that end at 1000 and 1050 have that much to spare."""
+    table = etloom.analyze(run, "critical-path")
+    assert table.select("kind", "time_ns", "pct").rows() == [("segment", 1_000_000, 100.0)]
+    by_name = etloom.analyze(run, "critical-path", by="name").select("name", "time_ns").rows()
+    assert sorted(by_name) == [
+        ("ProfilerStep#3", 580_000),
+        ("aten::linear", 150_000),
+        ("aten::mm", 230_000),
+        ("cudaLaunchKernel", 40_000),
+    ]
+    slack = etloom.analyze(run, "slack")
+    known = {row["name"]: row["least_ns"] for row in slack.iter_rows(named=True)}
+    assert known["gemm"] == 100_000
+    assert known["ncclDevKernel_AllReduce_Sum"] == 50_000
+    assert known["aten::linear"] == 0
+
+
+def test_the_path_of_a_step_begins_and_ends_with_it(run: Job) -> None:
+    table = etloom.analyze(run, "critical-path", step=3, rank=1, by="edge")
+    assert table["start_ns"].min() == small.BASE_NS + 100_000
+    assert table["time_ns"].sum() == 1_000_000
+    assert (table["start_ns"][1:] == (table["start_ns"] + table["time_ns"])[:-1]).all()
+    with pytest.raises(AnalysisError, match="there is no step 4"):
+        etloom.analyze(run, "critical-path", step=4)
+    with pytest.raises(AnalysisError, match="there is no rank 9"):
+        etloom.analyze(run, "critical-path", rank=9)
+    with pytest.raises(UnknownName, match="grouping"):
+        etloom.analyze(run, "critical-path", by="colour")
+
+
+def test_a_trace_that_is_not_linked_is_refused() -> None:
+    with pytest.raises(LinkError, match="not linked"):
+        depend(Trace({}, {"rank": 3}))
+
+
+def event(cat: str, name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
+    """Times in us."""
+    own = {"pid": 1, "tid": 1} if cat not in ("kernel", "cuda_sync") else {"pid": 0, "device": 0}
+    return {
+        "cat": cat,
+        "name": name,
+        "ts": 1000 * start,
+        "dur": 1000 * (end - start),
+        "ph": "X",
+        **own,
+        **more,
+    }
+
+
+def linked(*events: dict[str, Any], rank: int = 0) -> Trace:
+    order = sorted(events, key=lambda one: (one["ts"], -one["dur"]))
+    rows = [{"id": n, "position": n, **one} for n, one in enumerate(order)]
+    return etloom.link(Trace({"events": pl.DataFrame(rows, infer_schema_length=None)}, {"rank": rank}))
+
+
+def edges(graph: Graph, trace: Trace, kind: Kind) -> list[tuple[str, str, int]]:
+    """(source, target, floor in us) of the edges of a kind."""
+    names = [*trace.events["name"].cast(pl.String), "all"]
+    chosen = np.flatnonzero(graph.kind == kind)
+    target = graph.target
+    return [
+        (
+            f"{names[graph.event[graph.source[e]]]}.{Role(graph.role[graph.source[e]]).name.lower()}",
+            f"{names[graph.event[target[e]]]}.{Role(graph.role[target[e]]).name.lower()}",
+            int(graph.floor[e]) // 1000,
+        )
+        for e in chosen
+    ]
+
+
+def kernel(name: str, start: int, end: int, stream: int, correlation: int) -> dict[str, Any]:
+    return event("kernel", name, start, end, stream=stream, tid=stream, correlation=correlation)
+
+
+def call(start: int, end: int, correlation: int, name: str = "cudaLaunchKernel") -> dict[str, Any]:
+    return event("cuda_runtime", name, start, end, correlation=correlation)
+
+
+FLOORS = Floors(submission=10_000, launch=10_000, stream=2_000, sync=3_000)
+
+
+def test_work_leaves_from_within_a_slow_launch_call() -> None:
+    trace = linked(
+        call(0, 100, 1), kernel("early", 50, 60, 7, 1), call(200, 210, 2), kernel("a", 220, 230, 7, 2)
+    )
+    graph = depend(trace, FLOORS).graph
+    assert edges(graph, trace, Kind.LAUNCH) == [
+        ("cudaLaunchKernel.submit", "early.start", 10),
+        ("cudaLaunchKernel.end", "a.start", 10),
+    ]
+    assert graph.time[graph.role == Role.SUBMIT].tolist() == [40_000]
+
+
+def test_work_of_a_launch_out_of_sight_is_waited_for() -> None:
+    trace = linked(
+        call(0, 100, 9, "cudaDeviceSynchronize"), kernel("lost", 50, 97, 7, 0), kernel("before", 10, 48, 7, 0)
+    )
+    graph = depend(trace, FLOORS).graph
+    assert edges(graph, trace, Kind.SYNC) == [("lost.end", "cudaDeviceSynchronize.end", 3)]
+    assert edges(graph, trace, Kind.WAIT) == [("cudaDeviceSynchronize.start", "cudaDeviceSynchronize.end", 2)]
+    assert edges(graph, trace, Kind.STREAM) == [("before.end", "lost.start", 2)]
+
+
+def test_two_clocks_may_let_a_wait_end_before_what_it_waits_for() -> None:
+    trace = linked(call(0, 5, 1), kernel("long", 20, 108, 7, 1), call(10, 100, 2, "cudaDeviceSynchronize"))
+    found = depend(trace, FLOORS)
+    assert found.counts[0]["skewed_waits"] == 1
+    assert edges(found.graph, trace, Kind.SYNC) == [("long.start", "cudaDeviceSynchronize.end", 80)]
+
+
+def test_overlapping_work_of_a_stream_and_what_outlasts_it() -> None:
+    trace = linked(
+        call(0, 5, 1),
+        kernel("long", 20, 100, 7, 1),
+        kernel("inside", 30, 40, 7, 1),
+        kernel("after", 102, 110, 7, 1),
+    )
+    graph = depend(trace, FLOORS).graph
+    assert edges(graph, trace, Kind.OVERLAP) == [("long.start", "inside.start", 0)]
+    assert sorted(edges(graph, trace, Kind.STREAM)) == [
+        ("inside.end", "after.start", 2),
+        ("long.end", "after.start", 2),
+    ]
+
+
+def test_a_late_start_after_work_of_another_stream_was_a_wait_for_it() -> None:
+    """Only where the host made some stream wait between the two launches."""
+    work = [call(0, 5, 1), kernel("first", 15, 300, 7, 1), call(30, 35, 2), kernel("second", 302, 310, 9, 2)]
+    for waits, expected in (
+        ([], []),
+        ([call(20, 22, 3, "cudaStreamWaitEvent")], [("first.end", "second.start", 2)]),
+    ):
+        trace = linked(*work, *waits)
+        trace = trace.replace(waits=trace.waits.clear())
+        assert edges(depend(trace, FLOORS).graph, trace, Kind.STREAM_WAIT) == expected
+
+
+def test_threads_that_only_wait_are_left_aside() -> None:
+    trace = linked(
+        event("cpu_op", "aten::add", 0, 10),
+        event("cuda_runtime", "cudaEventQuery", 0, 500, tid=2),
+        event("python_function", "wait", 0, 900, tid=3),
+    )
+    found = depend(trace)
+    assert found.counts[0]["threads_aside"] == 2
+    assert graphs.makespan(found.graph) == 10_000
+
+
+def send(rank: int, peer: int, what: str, start: int, end: int) -> Trace:
+    """A call of 10 us that starts a range of gloo on another thread."""
+    trace = linked(
+        event("cpu_op", f"c10d::{what}", start, start + 10),
+        event("user_annotation", f"gloo:{what.strip('_')}", start + 5, end),
+        event("cpu_op", "aten::add", end + 20, end + 60),
+        rank=rank,
+    )
+    row = {"id": 0, "event": 0, "collective": what.strip("_"), "peer": peer, "is_p2p": True}
+    return trace.replace(comms=pl.DataFrame([row]))
+
+
+def test_a_receive_ends_after_both_have_come_and_is_waited_for() -> None:
+    job = Job({0: send(0, 1, "send", 300, 330), 1: send(1, 0, "recv_", 0, 400)})
+    found = depend(job)
+    graph = found.graph
+    assert edges(graph, job[1], Kind.MESSAGE) == [("all.arrive", "gloo:recv.end", 100)]
+    assert edges(graph, job[1], Kind.RETURN)[-1] == ("gloo:recv.end", "aten::add.start", 0)
+    # Sent 200 us earlier, it arrives 200 us earlier.
+    earlier = graph.time.copy()
+    earlier[(graph.rank == 0) & (graph.time == 300_000)] = 100_000
+    time = graphs.schedule(graph, start=earlier)
+    last = int(np.argmax(graph.time))
+    assert graph.time[last] - time[last] == 200_000
+
+
+def test_quality_tells_chance_from_cause() -> None:
+    calls = [call(1000 * n, 1000 * n + 5, n + 1) for n in range(30)]
+    near = [kernel("k", 1000 * n + 8, 1000 * n + 20, 7, n + 1) for n in range(30)]
+    far = [kernel("k", 1000 * n + 300 + 7 * n, 1000 * n + 520, 7, n + 1) for n in range(30)]
+    for work, share in ((near, 1.0), (far, 0.0)):
+        trace = linked(*calls, *work)
+        graph = depend(trace).graph
+        seen = quality.explained(graph, trace, 0)
+        assert (seen.starts, seen.share, seen.by_chance[:2]) == (30, share, (0.0, 0.0))
