@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import polars as pl
-from isal import igzip
 
 from etloom.errors import EtloomError
 from etloom.exports import _lanes
+from etloom.exports._files import replacing
 from etloom.exports._members import ARGS, MEMORY_ARGS, arguments, objects, quoted, split_rest
 from etloom.trace import Job, Trace
 
@@ -43,7 +42,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     several = len(traces) > 1
     base = _base(traces.values())
     pid, flow = 1, 1
-    with _replacing(Path(path)) as file:
+    with replacing(Path(path)) as file:
         file.write(_header(None if several else next(iter(traces.values())), base))
         separator = b""
         for rank, one in traces.items():
@@ -54,19 +53,6 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
             pid += len(_lanes.processes(one))
             flow += one.launches.height + one.flows["flow"].n_unique()
         file.write(b"\n]}\n")
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """The file to write, which takes its name when it is whole."""
-    partial = path.with_name(f".{path.name}.partial")
-    packed = path.name.endswith(".gz")
-    try:
-        with igzip.open(partial, "wb") if packed else partial.open("wb") as file:  # type: ignore[no-untyped-call]
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _base(traces: Iterable[Trace]) -> int:

@@ -1,0 +1,80 @@
+"""mlcommons/chakra's trace linker by its own names: `TraceLinker` and the command ``chakra_trace_link``.
+
+The output is ET+ as `etloom.exports.etplus` writes it. What differs from the peer, by intent:
+
+- Traces of different programs are refused (LinkError) instead of paired by ids that agree by chance.
+- Traces without ProfilerStep, on the CPU alone, gzipped, from ROCm, under relative paths are linked.
+- Host nodes keep the ids of the execution trace; device nodes come after them, with their own facts instead of a copy
+  of their operator's. Memsets are there too.
+- ``inter_thread_dep`` names an operator that had ended, on the first operator of a group, not on all of them.
+- ``sync_dep`` is filled on every step from the trace itself, not on the first from a critical path.
+- An operator that has the same start as its child has its exclusive time without the child's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+from etloom import api
+from etloom.errors import EtloomError
+from etloom.exports import etplus
+from etloom.trace import Job
+
+_log = logging.getLogger("etloom.compat.chakra")
+
+
+class TraceLinker:
+    """Links a host execution trace with a device trace of one rank."""
+
+    def link(
+        self,
+        chakra_host_trace: str | PathLike[str],
+        chakra_device_trace: str | PathLike[str],
+        output_file: str | PathLike[str],
+        rank: int | None = None,
+    ) -> None:
+        """Write the ET+ of the two traces to ``output_file``. Raises ReadError, LinkError, EtloomError.
+
+        rank: which of several ranks of a device trace (Nsight); of one, it changes nothing.
+        """
+        host, device = (api.read(path) for path in (chakra_host_trace, chakra_device_trace))
+        if isinstance(device, Job):
+            if rank is None or rank not in device:
+                raise EtloomError(
+                    f"holds the ranks {device.ranks}", where=chakra_device_trace, remedy="give --rank"
+                )
+            device = device[rank]
+        if isinstance(host, Job):
+            raise EtloomError("is no execution trace of one rank", where=chakra_host_trace)
+        linked = api.link(host, device)
+        _log.info("linked: %s", linked.meta.get("link"))
+        etplus.write(linked, Path(output_file))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command ``chakra_trace_link``: exit status 0, 1 for an error told in one line, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(
+        prog="chakra_trace_link",
+        description="Link a Chakra host trace with a device trace (etloom in place of mlcommons/chakra).",
+    )
+    parser.add_argument("--rank", type=int, help="which rank of a device trace that holds several")
+    parser.add_argument("--chakra-host-trace", required=True, help="execution trace, JSON")
+    parser.add_argument("--chakra-device-trace", required=True, help="Kineto JSON, or an Nsight export")
+    parser.add_argument("--output-file", required=True, help="ET+ JSON to write; packed where it ends in .gz")
+    parser.add_argument("--log-level", default="INFO", help="of the messages on stderr (default INFO)")
+    given = parser.parse_args(arguments)
+    level = logging.getLevelName(given.log_level.upper())
+    if not isinstance(level, int):
+        parser.error(f"no log level is called {given.log_level!r}")
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    try:
+        TraceLinker().link(given.chakra_host_trace, given.chakra_device_trace, given.output_file, given.rank)
+    except EtloomError as error:
+        sys.stderr.write(f"chakra_trace_link: {error}\n")
+        return 1
+    return 0

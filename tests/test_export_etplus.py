@@ -1,0 +1,145 @@
+"""ET+ holds the execution trace as it was, the times that linking found, and the device work with its own facts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.compat import chakra
+from etloom.errors import EtloomError, LinkError
+from etloom.exports import etplus
+from etloom.trace import Trace
+
+
+def original(path: Path) -> dict[int, dict[str, Any]]:
+    nodes = json.loads(gzip.decompress(path.read_bytes()))["nodes"]
+    return {node["id"]: node for node in nodes}
+
+
+def exported(trace: Trace, path: Path) -> dict[str, Any]:
+    etplus.write(trace, path)
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("run", ["nccl_ddp", "cpu/coll_4", "cpu/ddp_2", "cpu/compile"])
+def test_the_execution_trace_is_as_it_was(data: Path, tmp_path: Path, run: str) -> None:
+    trace = etloom.open(data / run)[0]
+    document = exported(trace, tmp_path / "x.etplus.json")
+    before = original(data / run / "torch_et_0.json.gz")
+    host = {node["id"]: node for node in document["nodes"] if "cat" not in node}
+    assert host.keys() == before.keys()
+    for key, node in host.items():
+        assert node["name"] == before[key]["name"]
+        for side in ("inputs", "outputs"):
+            for part, values in before[key][side].items():
+                assert node[side][part] == values, (key, side, part)
+        known = {attr["name"]: attr["value"] for attr in node["attrs"]}
+        for attr in before[key]["attrs"]:
+            if attr["value"] not in ("", None):
+                assert known.get(attr["name"]) == attr["value"] or attr["name"] in (
+                    "collective_name",  # normalised
+                    "global_rank_start",  # kept as a list of ranks
+                    "global_rank_stride",
+                )
+
+
+def test_times_are_those_of_the_profiler_exactly(data: Path, tmp_path: Path) -> None:
+    trace = etloom.open(data / "nccl_ddp")[0]
+    etplus.write(trace, tmp_path / "x.etplus.json")
+    text = (tmp_path / "x.etplus.json").read_text()
+    kineto = json.loads(
+        gzip.decompress((data / "nccl_ddp/kineto_trace_0.json.gz").read_bytes()), parse_float=str
+    )
+    times = {
+        event["args"]["Record function id"]: (str(event["ts"]), str(event["dur"]))
+        for event in kineto["traceEvents"]
+        if event.get("args", {}).get("Record function id")
+    }
+    found = {}
+    for node in json.loads(text, parse_float=str)["nodes"]:
+        rf_id = next((attr["value"] for attr in node["attrs"] if attr["name"] == "rf_id"), 0)
+        if "ts" in node and rf_id:
+            found[rf_id] = (node["ts"], node["inclusive_dur"])
+    assert len(found) == 14_388
+    assert found == {key: times[key] for key in found}
+
+
+def test_device_work_hangs_on_its_operator_with_its_own_facts(data: Path, tmp_path: Path) -> None:
+    trace = etloom.open(data / "nccl_ddp")[0]
+    document = exported(trace, tmp_path / "x.etplus.json")
+    device = [node for node in document["nodes"] if "cat" in node]
+    assert len(device) == 3_774
+    rf_ids = {
+        node["id"]: next(attr["value"] for attr in node["attrs"] if attr["name"] == "rf_id")
+        for node in document["nodes"]
+        if "cat" not in node
+    }
+    golden = pl.read_csv(data.parent / "golden" / "chakra_link_gpu.csv.gz")
+    pairs = sorted(
+        (node["name"], round(node["ts"], 1), rf_ids[node["ctrl_deps"]])
+        for node in device
+        if node["cat"] != "gpu_memset"
+    )
+    columns = {name.lower(): name for name in golden.columns}
+    assert len(pairs) == golden.height, columns
+    collectives = [node for node in device if "pg_name" in node]
+    assert len(collectives) == 21
+    assert all(node["inputs"]["values"] for node in collectives)
+    assert all({"device", "correlation"} <= {attr["name"] for attr in node["attrs"]} for node in device)
+
+
+def test_it_reads_back(data: Path, tmp_path: Path) -> None:
+    trace = etloom.open(data / "nccl_ddp")[0]
+    etplus.write(trace, tmp_path / "x.etplus.json.gz")
+    again = etloom.read(tmp_path / "x.etplus.json.gz")
+    assert isinstance(again, Trace)
+    assert again.nodes.height == trace.nodes.height + 3_774
+    assert again.launches.height == trace.launches.height
+    assert not again.stats.filter(pl.col("severity") != "info").height
+
+
+def test_what_cannot_be_written_is_said(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(EtloomError, match="one file holds one rank, not 2"):
+        etplus.write(etloom.open(data / "cpu/ddp_2"), tmp_path / "x.etplus.json")
+    with pytest.raises(EtloomError, match="no execution trace"):
+        etplus.write(etloom.open(data / "hta_multirank")[0], tmp_path / "x.etplus.json")
+
+
+def test_the_peers_class_and_command(data: Path, tmp_path: Path) -> None:
+    host, device = data / "cpu/ddp_2/torch_et_1.json.gz", data / "cpu/ddp_2/kineto_trace_1.json.gz"
+    chakra.TraceLinker().link(host, device, tmp_path / "by_class.json")
+    command = [sys.executable, "-c", "import sys; from etloom.compat.chakra import main; sys.exit(main())"]
+    flags = ["--chakra-host-trace", str(host), "--chakra-device-trace", str(device), "--rank", "1"]
+    done = subprocess.run(
+        [*command, *flags, "--output-file", "by_command.json"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "by_command.json").read_text() == (tmp_path / "by_class.json").read_text()
+    assert "linked" in done.stderr
+    missing = subprocess.run(
+        [*command, *flags[:2], "--chakra-device-trace", "none.json", "--output-file", "x"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert missing.returncode == 1
+    assert missing.stderr.count("\n") == 1
+    assert "none.json" in missing.stderr
+
+
+def test_traces_of_different_programs_are_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(LinkError):
+        chakra.TraceLinker().link(
+            data / "resnet_mismatch/torch_et_0.json.gz",
+            data / "resnet_mismatch/kineto_trace_0.json.gz",
+            tmp_path / "x.json",
+        )
+    assert not (tmp_path / "x.json").exists()
