@@ -108,13 +108,8 @@ class Graph:
         """
         order, number, first, kept, left = _native.order_points(time, source, target)
         dropped = np.bincount(kind[left], minlength=len(Kind)).astype(np.int64)
-        time = time[order]
-        source = number[source[kept]]
-        took = np.repeat(time, np.diff(first)) - time[source]
-        floor = np.clip(floor[kept], 0, took)
-        excess = np.subtract(took, floor, out=took)
-        least = _least(excess, first)
-        excess[excess != np.repeat(least, np.diff(first))] = 0
+        time, source, floor = time[order], number[source[kept]], floor[kept]
+        excess = _native.bind_floors(first, source, time, floor)
         return cls(
             time,
             event[order],
@@ -155,7 +150,11 @@ class Graph:
     @property
     def residual(self) -> Ticks:
         """Of each point the excess of the edges that bind it; 0 of a point that no edge leads to."""
-        return np.maximum(_most(self.excess, self.first), 0)
+        most = np.zeros(len(self), np.int64)
+        some = np.diff(self.first) > 0
+        if some.any():
+            most[some] = np.maximum.reduceat(self.excess, self.first[:-1][some])
+        return most
 
 
 def schedule(graph: Graph, lag: Ticks | None = None, start: Ticks | None = None) -> Ticks:
@@ -294,20 +293,3 @@ def contract(graph: Graph, lag: Ticks | None = None) -> Contraction:
         owner=graph.owner[edges],
     )
     return Contraction(smaller, kept, number[head], offset)
-
-
-def _least(values: Ticks, first: Ticks) -> Ticks:
-    """The least value of the edges into each point, 0 where there are none."""
-    return _reduce(np.minimum, values, first)
-
-
-def _most(values: Ticks, first: Ticks) -> Ticks:
-    return _reduce(np.maximum, values, first)
-
-
-def _reduce(how: np.ufunc, values: Ticks, first: Ticks) -> Ticks:
-    out = np.zeros(len(first) - 1, np.int64)
-    some = first[1:] > first[:-1]
-    if some.any():
-        out[some] = how.reduceat(values, first[:-1][some])
-    return out

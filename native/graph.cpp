@@ -174,6 +174,28 @@ void reach(In<int64_t> first, In<int32_t> source, Out<uint8_t> reached, bool bac
     }
 }
 
+// Cuts each floor to what its edge took, and gives what the edges that bind their target took beyond it: all edges of
+// the least such excess into a point.
+nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> bind_floors(In<int64_t> first, In<int32_t> source, In<int64_t> time,
+                                                         Out<int64_t> floor) {
+    const size_t n = check(first, source, time.shape(0), floor.shape(0));
+    std::vector<int64_t> excess(source.shape(0), 0);
+    {
+        nb::gil_scoped_release release;
+        for (size_t v = 0; v < n; ++v) {
+            int64_t least = std::numeric_limits<int64_t>::max();
+            for (int64_t e = first(v); e < first(v + 1); ++e) {
+                const int64_t took = time(v) - time(source(e));
+                floor(e) = std::clamp<int64_t>(floor(e), 0, took);
+                least = std::min(least, took - floor(e));
+            }
+            for (int64_t e = first(v); e < first(v + 1); ++e)
+                if (time(v) - time(source(e)) - floor(e) == least) excess[e] = least;
+        }
+    }
+    return to_numpy(std::move(excess));
+}
+
 // The edges from a source to `end` of which each sets the time of its target: of several into a point the one from the
 // latest source, then of the highest kind.
 nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> walk_back(In<int64_t> first, In<int32_t> source, In<int64_t> lag,
@@ -279,6 +301,8 @@ void bind_graph(nb::module_& module) {
                "Set the time of every point with edges into it to the greatest of source time + lag, in place.");
     module.def("latest", &latest, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
                "Lower the time of every point to the least of target time - lag, in place.");
+    module.def("bind_floors", &bind_floors, nb::arg("first"), nb::arg("source"), nb::arg("time"), nb::arg("floor"),
+               "Cut floors to what edges took, in place, and return what binding edges took beyond them.");
     module.def("walk_back", &walk_back, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
                nb::arg("kind"), nb::arg("end"), "The edges that set the time of a point, back to a source, in order.");
     module.def("reach", &reach, nb::arg("first"), nb::arg("source"), nb::arg("reached"), nb::arg("backward"),
