@@ -275,9 +275,9 @@ def test_table(run: Path, call: Callable[..., Outcome]) -> None:
     )
     assert (status, err) == (0, "")
     assert out == (
-        "name                                   ts  dur (ms)\n"
-        "ProfilerStep#3  1,700,000,000,000,100,000     1.000\n"
-        "aten::linear    1,700,000,000,000,200,000    0.4000\n"
+        "name                                   ts  dur (µs)\n"
+        "ProfilerStep#3  1,700,000,000,000,100,000     1,000\n"
+        "aten::linear    1,700,000,000,000,200,000     400.0\n"
     )
 
 
