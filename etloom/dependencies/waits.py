@@ -19,7 +19,7 @@ SKEW_NS = 50_000
 LATE_NS = 20_000
 """Work that starts so long after its launch and what its stream did before waited for something else."""
 
-SOON_NS = 10_000
+SOON_NS = 20_000
 """Work that waited for another stream starts at most so long after that is done."""
 
 _STREAM_WAIT = r"StreamWaitEvent"
