@@ -237,10 +237,15 @@ class Rank:
         self.tid = 1
         self.emit("user_annotation", "backward", begun, self.now)
 
-    def trace(self, rank: int) -> Trace:
-        order = sorted(
-            range(len(self.events)), key=lambda i: (self.events[i]["ts"], -self.events[i]["end"], i)
+    def order(self, ties: int = 1) -> list[int]:
+        """The events as a table holds them: by start, longest first, then as a file might have them."""
+        return sorted(
+            range(len(self.events)),
+            key=lambda i: (self.events[i]["ts"], -self.events[i]["end"], ties * i),
         )
+
+    def trace(self, rank: int, ties: int = 1) -> Trace:
+        order = self.order(ties)
         number = {id(self.events[i]): n for n, i in enumerate(order)}
         events = pl.DataFrame(
             [
@@ -282,5 +287,6 @@ def simulate(jobs: list[list[Do]], world: World = World()) -> list[Rank]:
     return ranks
 
 
-def job_of(ranks: list[Rank]) -> Job:
-    return Job({number: rank.trace(number) for number, rank in enumerate(ranks)})
+def job_of(ranks: list[Rank], ties: int = 1) -> Job:
+    """ties: 1 or -1, the order in which a file has events of one start and end."""
+    return Job({number: rank.trace(number, ties) for number, rank in enumerate(ranks)})

@@ -67,9 +67,7 @@ def truth(ranks: list[jobs.Rank], job: Job, world: World, programs: list[list[jo
     found = {}
     for r, (before, after) in enumerate(zip(ranks, again, strict=True)):
         assert [e["name"] for e in before.events] == [e["name"] for e in after.events]
-        order = sorted(
-            range(len(before.events)), key=lambda i: (before.events[i]["ts"], -before.events[i]["end"], i)
-        )
+        order = before.order()
         for number, i in enumerate(order):
             event = after.events[i]
             if event["cat"] != "cuda_sync":
@@ -183,7 +181,7 @@ def test_measured_floors_never_exceed_what_was_seen_and_identity_holds(seed):
 
 
 @pytest.mark.parametrize("shift", [-7, 10**15])
-def test_a_shift_of_the_clock_and_the_order_of_the_file_change_nothing(shift):
+def test_a_shift_of_the_clock_changes_nothing(shift):
     _, found = dependencies(1)
     other = jobs.job_of(jobs.simulate(jobs.programs(1)))
     moved = Job(
@@ -196,3 +194,19 @@ def test_a_shift_of_the_clock_and_the_order_of_the_file_change_nothing(shift):
     assert (graph.time - shift).tolist() == found.graph.time.tolist()
     for name in ("event", "role", "rank", "first", "source", "floor", "excess", "kind", "owner"):
         assert getattr(graph, name).tolist() == getattr(found.graph, name).tolist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_the_file_changes_nothing(seed):
+    programs = jobs.programs(seed)
+    ranks = jobs.simulate(programs)
+    answers = []
+    for ties in (1, -1):
+        job = jobs.job_of(ranks, ties)
+        graph = depend(job, FLOORS).graph
+        emitted = [rank.order(ties) for rank in ranks]
+        for _, lag in CHANGES.values():
+            times = points(graph, graphs.schedule(graph, lag(graph, job)))
+            answers.append({(r, emitted[r][e], role): time for (r, e, role), time in times.items()})
+    assert emitted[0] != ranks[0].order(1), "there are ties"
+    assert answers[: len(CHANGES)] == answers[len(CHANGES) :]

@@ -191,9 +191,8 @@ def _join(draft: Draft, meeting: list[Member]) -> None:
 
 def _on_device(trace: Trace, work: Devices, rank: int) -> list[Member]:
     events = trace.events
-    kind = kinds.with_kind(events.select("cat", "name"))["kind"].cast(pl.String)
-    is_comm = (kind == "communication").fill_null(False).to_numpy()
-    places = np.flatnonzero(is_comm[work.row]) if len(work.row) else np.zeros(0, np.int64)
+    kind = kinds.with_kind(events[work.row.astype(np.int64)].select("cat", "name"))["kind"]
+    places = np.flatnonzero((kind == "communication").fill_null(False).to_numpy())
     facts = _facts(trace)
     found = []
     for place in places.tolist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 
 from etloom import kinds, stacks
 from etloom.dependencies.devices import Devices
@@ -89,11 +90,11 @@ class Waits:
         entered = built.time[self.end - 1]
         late = np.zeros(len(built.time), bool)
         late[self.end[self.ended > entered]] = True
-        names = trace.events["name"].cast(str)
+        places = np.unique(self.end)
+        names = trace.events["name"][built.row[places].astype(np.int64)].cast(pl.String)
         least: dict[str, int] = {}
-        for place in np.unique(self.end):
+        for place, name in zip(places, names, strict=True):
             if not late[place]:
-                name = names[int(built.row[place])]
                 took = int(built.time[place] - built.time[place - 1])
                 least[name] = min(took, least.get(name, took))
         return least
@@ -107,7 +108,7 @@ class Waits:
         """Turn the last piece of each blocking call into a wait, and add the edges that end it."""
         ids = trace.events["id"].to_numpy()
         place = np.unique(self.end)
-        names = trace.events["name"][built.row[place].astype(np.int64)].cast(str).to_list()
+        names = trace.events["name"][built.row[place].astype(np.int64)].cast(pl.String)
         built.waits(place, np.array([floors.entry_of(name) for name in names], np.int64))
         draft.edges(
             Kind.SYNC,
