@@ -56,13 +56,14 @@ def of_nodes(
     for row in named.with_columns(pl.col(pl.Categorical).cast(pl.String)).iter_rows(named=True):
         _name(rows.setdefault(row["node"], {"node": row["node"]}), row)
     names = dict(text.select("id", "name").iter_rows())
+    parents = nodes["parent"].cast(pl.Int64).fill_null(-1).to_list() if names else []
     for node in [node for node, name in names.items() if name == RECORD]:
-        above = nodes["parent"][node]
+        above = parents[node]
         for _ in range(8):
-            if above is None:
+            if above < 0:
                 break
             rows.pop(above, None)
-            above = nodes["parent"][above]
+            above = parents[above]
     kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
     return normalise(pl.DataFrame(kept, schema=_COLUMNS), stats).with_row_index("id")
 

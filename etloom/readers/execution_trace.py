@@ -61,7 +61,7 @@ def trace_of(parsed: Parsed, path: Path) -> Trace:
     if schema not in SCHEMAS:
         stats.append(("read.unknown_schema", "info", 1, f"{schema!r} is read as the nearest known schema"))
     nodes = parsed.tables["nodes"].with_row_index("id")
-    twice = nodes.height - nodes["et_id"].n_unique()
+    twice = int((np.diff(nodes["et_id"].to_numpy()) == 0).sum())
     if twice:
         stats.append(("read.duplicate_node_id", "error", twice, "node ids that occur more than once"))
     nodes = _repair_parents(nodes, stats)
@@ -96,16 +96,10 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     by_nesting = np.full(nodes.height, -1, np.int64)
     by_nesting[nesting] = np.where(parents >= 0, nesting[parents], -1)
 
-    row_of = nodes.select(pl.col("et_id").alias("recorded_parent"), pl.col("id").alias("row")).unique(
-        "recorded_parent", keep="first"
-    )
-    recorded = (
-        nodes.select("recorded_parent")
-        .join(row_of, on="recorded_parent", how="left", maintain_order="left")["row"]
-        .cast(pl.Int64)
-        .fill_null(-1)
-        .to_numpy()
-    )
+    et_ids = nodes["et_id"].to_numpy()  # sorted
+    wanted = nodes["recorded_parent"].fill_null(-1).to_numpy()
+    place = np.minimum(np.searchsorted(et_ids, wanted), max(len(et_ids) - 1, 0))
+    recorded = np.where(et_ids[place] == wanted, place, -1) if len(et_ids) else place
     parent = np.where(by_nesting >= 0, by_nesting, recorded)
     parent[parent == np.arange(nodes.height)] = -1
     repaired = np.flatnonzero((by_nesting >= 0) & (by_nesting != recorded))
