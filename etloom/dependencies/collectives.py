@@ -248,7 +248,9 @@ def ranges(draft: Draft, trace: Trace, built: Hosts, rank: int) -> Ranges:
     issued = issuer >= 0
     places = built.start[issuer[issued]]
     begin[issued], start[issued] = built.point[places], built.time[places]
-    begin[~issued] = draft.points(starts[~issued], ids[~issued], Role.START, rank)
+    own = draft.points(starts, ids, Role.START, rank)
+    begin[~issued] = own[~issued]
+    draft.edges(Kind.COMPLETE, begin[issued], own[issued], starts[issued] - start[issued], ids[issued])
     finish = draft.points(end, ids, Role.END, rank)
     return Ranges(row, ids, issuer, start, end, begin, finish, end - start)
 
@@ -291,8 +293,8 @@ def _on_host(trace: Trace, off: Ranges, rank: int) -> list[Member]:
         fact = facts.get(int(ids[off.issuer[at]]), {}) if off.issuer[at] >= 0 else {}
         peers, sends, receives, peer, root = None, True, True, fact.get("peer"), fact.get("root")
         if collective in ("send", "recv") and peer is not None:
-            receives = collective == "recv"
-            peers = (peer, rank) if receives else (rank, peer)
+            # Both end after both have come: gloo and NCCL move nothing before there is a place for it.
+            peers = (peer, rank) if collective == "recv" else (rank, peer)
             collective = "message"
         elif collective in ("broadcast", "scatter") and root is not None:
             sends, receives = rank == root, rank != root
