@@ -106,22 +106,14 @@ class Graph:
         the recording took; what a point took beyond all its floors becomes the excess of the edge that binds
         it, or of all that do. Raises ValueError for an edge to a point that is not there.
         """
-        order, number, first, kept, left = _native.order_points(time, source, target)
+        order, first, source, floor, kinds, owner, left = _native.order_points(
+            time, source, target, floor, kind, owner
+        )
         dropped = np.bincount(kind[left], minlength=len(Kind)).astype(np.int64)
-        time, source, floor = time[order], number[source[kept]], floor[kept]
+        time = time[order]
         excess = _native.bind_floors(first, source, time, floor)
         return cls(
-            time,
-            event[order],
-            role[order],
-            rank[order],
-            first,
-            source,
-            floor,
-            excess,
-            kind[kept],
-            owner[kept],
-            dropped,
+            time, event[order], role[order], rank[order], first, source, floor, excess, kinds, owner, dropped
         )
 
     def __len__(self) -> int:

@@ -97,35 +97,53 @@ void settle_ties(std::vector<int32_t>& order, const int64_t* time, const In<int3
     }
 }
 
-nb::tuple order_points(In<int64_t> time, In<int32_t> source, In<int32_t> target) {
+nb::tuple order_points(In<int64_t> time, In<int32_t> source, In<int32_t> target, In<int64_t> floor, In<uint8_t> kind,
+                       In<int32_t> owner) {
     const size_t n = time.shape(0), m = source.shape(0);
-    if (target.shape(0) != m) throw nb::value_error("source and target differ in length");
+    if (target.shape(0) != m || floor.shape(0) != m || kind.shape(0) != m || owner.shape(0) != m)
+        throw nb::value_error("the columns of the edges differ in length");
     if (n >= std::numeric_limits<int32_t>::max() || m >= std::numeric_limits<int32_t>::max())
         throw nb::value_error("more points or edges than 32 bits number");
     for (size_t e = 0; e < m; ++e)
         if (source(e) < 0 || target(e) < 0 || static_cast<size_t>(source(e)) >= n || static_cast<size_t>(target(e)) >= n)
             throw nb::value_error("an edge names a point that is not there");
-    std::vector<int32_t> order, kept, dropped, number(n);
-    std::vector<int64_t> first(n + 1);
+    std::vector<int32_t> order, sources, owners, dropped;
+    std::vector<int64_t> first(n + 1), floors;
+    std::vector<uint8_t> kinds;
     {
         nb::gil_scoped_release release;
         order = by_time(time.data(), n);
         settle_ties(order, time.data(), source, target);
+        std::vector<int32_t> number(n), into(m);  // into: the number of the target, -1 where the edge is dropped
         for (size_t i = 0; i < n; ++i) number[order[i]] = static_cast<int32_t>(i);
         for (size_t e = 0; e < m; ++e) {
-            if (number[source(e)] < number[target(e)])
-                ++first[number[target(e)] + 1];
-            else
+            into[e] = number[target(e)];
+            if (number[source(e)] < into[e]) {
+                ++first[into[e] + 1];
+            } else {
+                into[e] = -1;
                 dropped.push_back(static_cast<int32_t>(e));
+            }
         }
         for (size_t i = 0; i < n; ++i) first[i + 1] += first[i];
-        kept.resize(m - dropped.size());
+        const size_t kept = m - dropped.size();
+        sources.resize(kept);
+        owners.resize(kept);
+        floors.resize(kept);
+        kinds.resize(kept);
         std::vector<int64_t> at(first.begin(), first.end() - 1);
-        for (size_t e = 0; e < m; ++e)
-            if (number[source(e)] < number[target(e)]) kept[at[number[target(e)]]++] = static_cast<int32_t>(e);
+        for (size_t e = 0; e < m; ++e) {
+            if (into[e] < 0) continue;
+            const int64_t place = at[into[e]]++;
+            sources[place] = number[source(e)];
+            owners[place] = owner(e);
+            floors[place] = floor(e);
+            kinds[place] = kind(e);
+        }
     }
-    return nb::make_tuple(to_numpy(std::move(order)), to_numpy(std::move(number)), to_numpy(std::move(first)),
-                          to_numpy(std::move(kept)), to_numpy(std::move(dropped)));
+    return nb::make_tuple(to_numpy(std::move(order)), to_numpy(std::move(first)), to_numpy(std::move(sources)),
+                          to_numpy(std::move(floors)), to_numpy(std::move(kinds)), to_numpy(std::move(owners)),
+                          to_numpy(std::move(dropped)));
 }
 
 // The edges into point v are first[v] .. first[v + 1], and each comes from a lower number.
@@ -294,9 +312,10 @@ nb::tuple tour(In<int64_t> lane, In<int64_t> start, In<int64_t> end, In<int64_t>
 }  // namespace
 
 void bind_graph(nb::module_& module) {
-    module.def("order_points", &order_points, nb::arg("time"), nb::arg("source"), nb::arg("target"),
-               "The points in an order of ascending time in which edges go forward, the number of each point in it, the "
-               "offsets of the edges into each number, the edges that go forward sorted by target, and the others.");
+    module.def("order_points", &order_points, nb::arg("time"), nb::arg("source"), nb::arg("target"), nb::arg("floor"),
+               nb::arg("kind"), nb::arg("owner"),
+               "The points in an order of ascending time in which edges go forward; the offsets of the edges into each; "
+               "source, floor, kind and owner of these, sorted by target; the edges that do not go forward.");
     module.def("schedule", &schedule, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
                "Set the time of every point with edges into it to the greatest of source time + lag, in place.");
     module.def("latest", &latest, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),

@@ -1,0 +1,146 @@
+"""The dependency graph: order and schedule of a big one, HTA's critical path beside ours, and how it fits recordings.
+
+    python benchmarks/bench_graphs.py --sizes 1 10 --rounds 3
+
+Sizes are in millions of points here, with one and a half edges a point. The recordings are those of ETLOOM_DATA.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from _measure import PEERS, ROOT, Task, arguments, compare, machine, measure, peer_version, table
+
+import etloom
+from etloom import graphs
+from etloom.dependencies import depend
+
+DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
+NEGATIVE_QUEUE = "hta_misc/negative_queue_a100.json.gz"
+RECORDINGS = (
+    *("critical_path/alexnet.json.gz", "critical_path/simple_add.json.gz", "nccl_ddp/kineto_trace_0.json.gz"),
+    *("dlrm/kineto_trace_0.json.gz", "dlrm", "hta_multirank", "tracelens/b200_eager.json.gz"),
+    *("tracelens/h100_qwen.json.gz", "tracelens/mi300_qwen.json.gz"),
+    *("tracelens/mi300_vllm_graph_execution.json.gz", "linear/kineto_trace_0.json.gz"),
+    *("hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz", "cpu/pp_4", NEGATIVE_QUEUE),
+)
+
+# Eight chains, and half as many edges from anywhere to a little later in any chain.
+DRAFT = """
+import numpy as np
+from etloom.graphs import Graph, schedule
+n, lanes = {points}, 8
+k, random = n // lanes, np.random.default_rng(1)
+at = np.concatenate([np.cumsum(random.integers(0, 2000, k)) for _ in range(lanes)])
+n = len(at)
+number = np.arange(n, dtype=np.int32).reshape(lanes, k)
+a = random.integers(0, n, n // 2).astype(np.int32)
+b = (random.integers(0, lanes, n // 2) * k + np.minimum(a % k + random.integers(5, 50, n // 2), k - 1)).astype(np.int32)
+back = at[a] > at[b]
+source = np.concatenate([number[:, :-1].ravel(), np.where(back, b, a)])
+target = np.concatenate([number[:, 1:].ravel(), np.where(back, a, b)])
+m = len(source)
+draft = dict(
+    time=at, event=number.ravel(), role=np.zeros(n, np.uint8), rank=np.zeros(n, np.int32), source=source,
+    target=target, floor=random.integers(0, 2000, m), kind=np.zeros(m, np.uint8), owner=np.arange(m, dtype=np.int32),
+)
+del a, b, back, number
+"""
+
+HTA = """
+import logging
+logging.disable(logging.WARNING)
+from hta.trace_analysis import TraceAnalysis
+"""
+
+
+def speed(millions: float, rounds: int) -> None:
+    points = int(millions * 1e6)
+    task = Task(
+        "Graph.of and schedule",
+        DRAFT.format(points=points),
+        "graph = Graph.of(**draft); times = schedule(graph)",
+        "len(graph.source) if (times == graph.time).all() else None",
+    )
+    compare(
+        f"{millions:g} M points, median of {rounds}; the draft itself is not counted",
+        measure([task], rounds),
+        millions,
+        "M points",
+        "edges",
+    )
+
+
+def against_hta(rounds: int) -> None:
+    path = DATA / NEGATIVE_QUEUE
+    read = f"job = etloom.open({str(path)!r}, use_cache=False)"
+    load = f"hta = TraceAnalysis(trace_files={{0: {str(path)!r}}})"
+    ours = Task(
+        "etloom critical-path",
+        f"import etloom\n{read}",
+        "path = etloom.analyze(job, 'critical-path', by='edge')",
+        "path.height",
+    )
+    theirs = Task(
+        "HTA critical_path_analysis",
+        f"{HTA}\n{load}",
+        "path, _ = hta.critical_path_analysis(0, 'ProfilerStep', (0, 4))",
+        "len(path.critical_path_nodes)",
+        PEERS,
+    )
+    tasks = [ours, theirs] if peer_version("traceinsight") else [ours]
+    compare("negative_queue_a100, reading not counted", measure(tasks, rounds), 1, "runs", "pieces")
+
+
+def fits() -> None:
+    rows = []
+    for name in RECORDINGS:
+        if not (DATA / name).exists():
+            continue
+        job = etloom.open(DATA / name, use_cache=False)
+        begun = time.perf_counter()
+        graph = depend(job).graph
+        took = time.perf_counter() - begun
+        quality = etloom.analyze(job, "graph-quality")
+        whole, first = quality.row(-1, named=True), quality.row(0, named=True)
+        off = int(np.abs(graphs.schedule(graph) - graph.time).max())
+        shares = [
+            "" if first[share] is None else f"{first[share]:.2f}"
+            for share in ("explained_pct", "chance_pct", "chance_back_pct", "ambiguous_pct")
+        ]
+        rows.append(
+            [
+                name.removesuffix(".json.gz"),
+                f"{whole['points']:,}",
+                f"{1000 * took:.0f}",
+                off,
+                f"{whole['floor_only_pct']:.3f}",
+                f"{whole['latest_ns'] / 1000:.0f}",
+                f"{whole['residual_pct']:.2f}",
+                *shares,
+                "" if whole["explainable"] else "not explainable",
+            ]
+        )
+    header = ("", "points", "ms", "off ns", "floors %", "latest us", "residual %")
+    table(
+        "How the graph fits recordings (of several ranks, shares are of the first)",
+        (*header, "explained %", "chance %", "back %", "ambiguous %", ""),
+        rows,
+    )
+
+
+def main() -> None:
+    options = arguments(__doc__ or "", sizes=(1, 10))
+    machine()
+    for millions in options.sizes:
+        speed(min(millions, 10), options.rounds)
+    if DATA.is_dir():
+        against_hta(options.rounds)
+        fits()
+
+
+if __name__ == "__main__":
+    main()
