@@ -191,15 +191,15 @@ def _join(draft: Draft, meeting: list[Member]) -> None:
 
 def _on_device(trace: Trace, work: Devices, rank: int) -> list[Member]:
     events = trace.events
-    kind = kinds.with_kind(events[work.row.astype(np.int64)].select("cat", "name"))["kind"]
-    places = np.flatnonzero((kind == "communication").fill_null(False).to_numpy())
+    described = kinds.with_kind(events.select("id", "cat", "name")[work.row.astype(np.int64)])
+    is_communication = (described["kind"] == "communication").fill_null(False).to_numpy()
+    places = np.flatnonzero(is_communication)
+    own = described.filter(is_communication)
     facts = _facts(trace)
     found = []
-    for place in places.tolist():
-        row = int(work.row[place])
-        event = int(events["id"][row])
+    for place, event, called in zip(places.tolist(), own["id"], own["name"].cast(pl.String), strict=True):
         fact = facts.get(event, {})
-        name = fact.get("collective") or kinds.collective(events["name"][row])
+        name = fact.get("collective") or kinds.collective(called)
         found.append(
             Member(
                 rank,

@@ -114,7 +114,9 @@ def rows_of(events: pl.DataFrame, wanted: pl.Series) -> Ticks:
     """The rows of a table with these ids, which ascend in it; -1 for null and for an id it has not."""
     known = events["id"].to_numpy()
     asked = wanted.fill_null(0).to_numpy()
-    row = np.searchsorted(known, asked)
+    # Ids of a table from which no row was taken are its row numbers.
+    whole = known.size > 0 and known[0] == 0 and known[-1] == known.size - 1
+    row = asked.astype(np.int64) if whole else np.searchsorted(known, asked)
     found = wanted.is_not_null().to_numpy() & (row < known.size)
     found[found] = known[row[found]] == asked[found]
     return np.where(found, row, -1).astype(np.int64)
