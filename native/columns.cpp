@@ -161,6 +161,78 @@ std::string unescape(std::string_view quoted) {
     return out;
 }
 
+namespace {
+
+// Steps through a JSON text; every function returns false where the text is at fault.
+class Checker {
+  public:
+    explicit Checker(std::string_view text) : p_(text.data()), end_(text.data() + text.size()) {}
+
+    bool whole() {
+        if (!value(0)) return false;
+        space();
+        return p_ == end_;
+    }
+
+  private:
+    static constexpr int kDeepest = 200;
+
+    void space() {
+        while (p_ < end_ && (*p_ == ' ' || *p_ == '\n' || *p_ == '\r' || *p_ == '\t')) ++p_;
+    }
+    bool eat(char c) {
+        if (p_ == end_ || *p_ != c) return false;
+        ++p_;
+        return true;
+    }
+    bool value(int depth) {
+        space();
+        if (p_ == end_ || depth > kDeepest) return false;
+        if (*p_ == '"') return string();
+        if (*p_ != '{' && *p_ != '[') {
+            const char* from = p_;
+            while (p_ < end_ && std::strchr(" \n\r\t,]}", *p_) == nullptr) ++p_;
+            return is_scalar({from, static_cast<size_t>(p_ - from)});
+        }
+        const bool object = *p_ == '{';
+        const char close = object ? '}' : ']';
+        ++p_;
+        space();
+        if (eat(close)) return true;
+        do {
+            space();
+            if (object) {
+                if (!string()) return false;
+                space();
+                if (!eat(':')) return false;
+            }
+            if (!value(depth + 1)) return false;
+            space();
+        } while (eat(','));
+        return eat(close);
+    }
+    bool string() {
+        if (!eat('"')) return false;
+        while (p_ < end_ && *p_ != '"') {
+            if (static_cast<unsigned char>(*p_) < 0x20) return false;
+            if (*p_ == '\\') {
+                const std::string_view left(p_ + 1, static_cast<size_t>(end_ - p_ - 1));
+                if (left.empty() || std::string_view("\"\\/bfnrtu").find(left[0]) == std::string_view::npos) return false;
+                if (left[0] == 'u' && hex4(left, 1) < 0) return false;
+                ++p_;
+            }
+            ++p_;
+        }
+        return eat('"');
+    }
+
+    const char *p_, *end_;
+};
+
+}  // namespace
+
+bool is_json(std::string_view text) { return Checker(text).whole(); }
+
 std::string canonical(std::string_view json) {
     std::string out;
     out.reserve(json.size());

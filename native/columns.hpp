@@ -212,6 +212,9 @@ class Numbers : public Column {
     std::vector<T> values_;
 };
 
+// Whether the text is one JSON value, nested no deeper than any parser can follow.
+bool is_json(std::string_view text);
+
 // How the bytes of a text in the file become the text of the column, when the column leaves: once a distinct text.
 enum class Finish { kUnescape, kCanonical };
 
@@ -229,11 +232,21 @@ class Texts : public Numbers<uint32_t> {
         push(code_);
         return code_;
     }
+    // False, and null in its place, for what is no valid JSON. Checked once a distinct text.
+    bool push_json(std::string_view json) {
+        const uint32_t code = push_text(json);
+        while (sound_.size() <= code) sound_.push_back(is_json(dictionary_.texts()[sound_.size()]));
+        if (sound_[code]) return true;
+        truncate(size() - 1);
+        null();
+        return false;
+    }
     void leave(ArrowSchema* schema, ArrowArray* array) override;
 
   private:
     Finish finish_;
     Dictionary dictionary_;
+    std::vector<bool> sound_;  // by code, as far as it was asked for
     std::string_view last_;
     uint32_t code_ = 0;
 };

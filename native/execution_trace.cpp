@@ -19,8 +19,10 @@ struct Type {
     bool holds_tensor = false;
 };
 
-Type type_of(std::string_view text) {
+Type type_of(std::string_view text, int level = 0) {
+    constexpr int kDeepest = 64;  // what is nested deeper is no argument of an operator
     Type type;
+    if (level > kDeepest) return type;
     const auto named = [&](std::string_view name, char open, char close) {
         return text.size() > name.size() + 1 && text.substr(0, name.size()) == name && text[name.size()] == open && text.back() == close;
     };
@@ -39,7 +41,7 @@ Type type_of(std::string_view text) {
             const bool last = i + 1 == text.size();
             if (depth == 0 && (c == ',' || last)) {
                 if (i > start) {
-                    type.items.push_back(type_of(text.substr(start, i - start)));
+                    type.items.push_back(type_of(text.substr(start, i - start), level + 1));
                     type.holds_tensor |= type.items.back().holds_tensor;
                 }
                 start = i + 1;
@@ -285,19 +287,20 @@ class ExecutionTraceParser : public Parser {
         p = skip_space(p + 1, end);
         if (p < end && *p == ']') return p + 1;
         for (size_t place = 0;; ++place) {
+            bool known = false;
             if (place < learned_.size() && starts_with(p, end, learned_[place].front)) {
                 const Learned& learned = learned_[place];
                 const char* value = p + learned.front.size();
                 const char* after = value_end(value, end);
-                if (after == nullptr) return nullptr;
-                p = skip_space(after, end);
-                if (p == end || *p != '}') return nullptr;
-                attribute(learned.name, {value, static_cast<size_t>(after - value)});
-                ++p;
-            } else {
-                p = attribute_object(p, end, place);
-                if (p == nullptr) return nullptr;
+                const char* close = after == nullptr || after == value ? end : skip_space(after, end);
+                if (close < end && *close == '}') {
+                    attribute(learned.name, {value, static_cast<size_t>(after - value)});
+                    p = close + 1;
+                    known = true;
+                }
             }
+            if (!known) p = attribute_object(p, end, place);
+            if (p == nullptr) return nullptr;
             p = skip_space(p, end);
             if (p == end || (*p != ',' && *p != ']')) return nullptr;
             if (*p == ']') return p + 1;

@@ -1,6 +1,8 @@
 // Kineto / Chrome trace JSON to columns. The names of the tables and columns are those of etloom/schema.py.
 #include <charconv>
 #include <cstring>
+#include <locale>
+#include <sstream>
 
 #include "columns.hpp"
 #include "parser.hpp"
@@ -12,8 +14,14 @@ namespace etloom {
 std::optional<double> real(std::string_view token) {
     if (is_text(token)) token = inside(token);
     double value = 0;
+#ifdef __cpp_lib_to_chars
     const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), value);
     if (error != std::errc{} || end != token.data() + token.size() || value - value != 0) return {};
+#else  // the C++ library of macOS reads no doubles so
+    std::istringstream stream{std::string(token)};
+    stream.imbue(std::locale::classic());
+    if (!is_scalar(token) || !(stream >> value)) return {};
+#endif
     return value;
 }
 
@@ -21,6 +29,9 @@ namespace {
 
 // A process or thread that the file names by a text gets a number below all real ones.
 constexpr int64_t kTextLane = -(int64_t{1} << 40);
+
+// No time or length of a trace is larger (146 years), and two of them can be added.
+constexpr int64_t kLongest = int64_t{1} << 62;
 
 // What to do with the value of an argument.
 enum class Kind : uint8_t {
@@ -167,6 +178,7 @@ struct Event {
     std::string_view ts, dur, pid, tid, id;
     uint64_t present = 0;  // bit i: kFields[i] was there and had a value
     Value values[kFieldCount];
+    bool said = false;  // a counter had a sample, a metadata event its args
     std::string rest;  // members of args that no column holds, as `"key":value,`
 
     bool has(size_t field) const { return (present >> field) & 1; }
@@ -261,6 +273,7 @@ class KinetoParser : public Parser {
         event_row_.ph = 0;
         event_row_.ph_text = event_row_.cat = event_row_.name = event_row_.ts = event_row_.dur = event_row_.pid = event_row_.tid = event_row_.id = {};
         event_row_.present = 0;
+        event_row_.said = false;
         event_row_.rest.clear();
         bool late = false;
         if (!members(object, false, late)) return false;
@@ -268,7 +281,11 @@ class KinetoParser : public Parser {
             if (object.reset().error()) return false;
             if (!members(object, true, late)) return false;
         }
-        if (event_row_.ph != 'M' && event_row_.ph != 'C') emit(position);
+        if (event_row_.ph != 'M' && event_row_.ph != 'C') {
+            emit(position);
+        } else if (!event_row_.said) {
+            trouble(event_row_.ph == 'M' ? "no_metadata" : "odd_counter").add(event_row_.name);
+        }
         return true;
     }
 
@@ -353,7 +370,7 @@ class KinetoParser : public Parser {
                 case short_key("bp"): break;
                 case short_key("s"): break;
                 // A leading dot marks a member of the event itself among those of its args.
-                default: e.rest.append("\".").append(member.key).append("\":").append(token).push_back(',');
+                default: rest(member.key, token, ".");
             }
         }
         return true;
@@ -367,6 +384,7 @@ class KinetoParser : public Parser {
         if (e.ph == 'M') {
             std::string_view text;
             if (args.raw_json().get(text)) return false;
+            e.said = true;
             metadata(text);
             return true;
         }
@@ -374,6 +392,7 @@ class KinetoParser : public Parser {
             Member member;
             if (!member_of(result, member) || !whole_token(member)) return false;
             if (e.ph == 'C') {
+                e.said = true;
                 counter(member.key, member.token);
                 continue;
             }
@@ -385,8 +404,25 @@ class KinetoParser : public Parser {
         return true;
     }
 
-    void rest(std::string_view key, std::string_view token) {
-        event_row_.rest.append("\"").append(key).append("\":").append(token).push_back(',');
+    // What is no JSON (NaN, inf) is kept as text, so that one value does not cost the others.
+    void rest(std::string_view key, std::string_view token, std::string_view mark = "") {
+        std::string& rest = event_row_.rest;
+        rest.append("\"").append(mark).append(key).append("\":");
+        if (token.front() == '"' || token.front() == '{' || token.front() == '[' || is_scalar(token)) {
+            rest.append(token);
+        } else {
+            rest += '"';
+            for (const char c : token) {
+                if (c == '"' || c == '\\') rest += '\\';
+                rest += c;
+            }
+            rest += '"';
+        }
+        rest += ',';
+    }
+
+    void push_json(Texts* column, std::string_view json) {
+        if (!column->push_json(json)) trouble("odd_json").add(json);
     }
 
     // False where the value is not of the kind expected: it is then kept as it is, in `args`.
@@ -460,7 +496,7 @@ class KinetoParser : public Parser {
         meta_kind_->push_text(e.name);
         push_lane(meta_pid_, e.pid);
         push_lane(meta_tid_, e.tid);
-        meta_args_->push_text(args);
+        push_json(meta_args_, args);
     }
 
     void push_lane(Numbers<int64_t>* column, std::string_view token) {
@@ -489,7 +525,7 @@ class KinetoParser : public Parser {
     void emit(uint64_t position) {
         Event& e = event_row_;
         const auto at = decimal(e.ts, 3);
-        if (e.ph == 0 || !at) {
+        if (e.ph == 0 || !at || *at > kLongest || *at < -kLongest) {
             trouble(e.ph == 0 ? "no_phase" : "no_time").add(e.name);
             return;
         }
@@ -530,13 +566,13 @@ class KinetoParser : public Parser {
         push_lane(pid_, e.pid);
         push_lane(tid_, e.tid);
         push_fields(group_mask(Group::kEvent));
-        if (!e.id.empty()) e.rest.append("\".id\":").append(e.id).push_back(',');
+        if (!e.id.empty()) rest("id", e.id, ".");
         if (e.rest.empty()) {
             args_->null();
         } else {
             e.rest.insert(0, 1, '{');
             e.rest.back() = '}';
-            args_->push_text(e.rest);
+            push_json(args_, e.rest);
         }
         position_->push(static_cast<uint32_t>(position));
     }
@@ -548,8 +584,8 @@ class KinetoParser : public Parser {
             return dur_->null();
         }
         const auto length = decimal(e.dur, 3);
-        if (!length || *length < 0) {
-            trouble(length ? "negative_duration" : "odd_duration").add(std::string(e.name) + ": " + std::string(e.dur));
+        if (!length || *length < 0 || *length >= kLongest) {
+            trouble(length && *length < 0 ? "negative_duration" : "odd_duration").add(std::string(e.name) + ": " + std::string(e.dur));
             return dur_->null();
         }
         dur_->push(*length);
@@ -594,7 +630,7 @@ class KinetoParser : public Parser {
             }
             switch (kFields[i].kind) {
                 case Kind::kText: static_cast<Texts*>(columns_[i])->push_text(inside(value.token)); break;
-                case Kind::kJson: static_cast<Texts*>(columns_[i])->push_text(value.token); break;
+                case Kind::kJson: push_json(static_cast<Texts*>(columns_[i]), value.token); break;
                 case Kind::kReal: static_cast<Numbers<double>*>(columns_[i])->push(value.real); break;
                 case Kind::kUnsigned: static_cast<Numbers<uint64_t>*>(columns_[i])->push(value.natural); break;
                 default: static_cast<Numbers<int64_t>*>(columns_[i])->push(value.whole);

@@ -82,7 +82,7 @@ void RowStream::reserve(size_t size) {
 void RowStream::consume(size_t bytes) {
     std::memmove(begin(), begin() + bytes, size_ - bytes);
     size_ -= bytes;
-    searched_ = 0;
+    searched_ = retry_at_ = 0;
 }
 
 void RowStream::feed(const char* data, size_t size) {
@@ -92,19 +92,23 @@ void RowStream::feed(const char* data, size_t size) {
     size_ += size;
     while (step(false)) {
     }
-    if (state_ == State::kDone) {
-        // White space may follow the document, anything else is lost.
-        const char* p = skip_space(begin(), end());
-        trailing_ += static_cast<uint64_t>(end() - p);
-        size_ = 0;
-    }
+    count_trailing();
     make_room();
 }
 
+// White space may follow the document, anything else is lost.
+void RowStream::count_trailing() {
+    if (state_ != State::kDone) return;
+    trailing_ += static_cast<uint64_t>(end() - skip_space(begin(), end()));
+    size_ = 0;
+}
+
 void RowStream::finish() {
+    retry_at_ = 0;
     while (step(true)) {
     }
     if (state_ != State::kDone) truncated_ = true;
+    count_trailing();
 }
 
 // One unit of progress; false when more bytes are needed or the document is over.
@@ -136,6 +140,8 @@ bool RowStream::step(bool last) {
 }
 
 bool RowStream::step_top() {
+    // A member of many pieces is looked at when it has doubled: at each piece would be quadratic.
+    if (size_ < retry_at_) return false;
     const char* to = end();
     const char* p = begin();
     while (p < to && (is_space(*p) || *p == ',')) ++p;
@@ -166,7 +172,10 @@ bool RowStream::step_top() {
         return true;
     }
     const char* after = value_end(value, to);
-    if (after == nullptr) return false;
+    if (after == nullptr) {
+        retry_at_ = size_ * 2;
+        return false;
+    }
     header_.emplace_back(std::string(key), std::string(value, static_cast<size_t>(after - value)));
     consume(static_cast<size_t>(after - begin()));
     return true;
@@ -270,7 +279,12 @@ bool RowStream::parse(char* from, char* to) {
 char* RowStream::crawl(char* from, char* to, bool last) {
     // How long a row that has no end in sight is waited for, before it is taken for damaged.
     constexpr ptrdiff_t kPatience = 1 << 24;
-    char* p = from;
+    // Rows without an end, one after the other, would each be sought through the rest: when that has cost too much, an
+    // end is expected to be near.
+    constexpr uint64_t kVain = 1 << 28;
+    constexpr ptrdiff_t kNear = 1 << 13;
+    char *p = from, *next = nullptr;
+    bool sought = false;
     for (;;) {
         while (p < to && (is_space(*p) || *p == ',')) ++p;
         if (p == to) return to;
@@ -278,12 +292,14 @@ char* RowStream::crawl(char* from, char* to, bool last) {
             state_ = in_object_ ? State::kTop : State::kDone;
             return p + 1;
         }
-        auto* after = const_cast<char*>(value_end(p, to));
+        char* until = in_vain_ > kVain + 16 * bytes_ ? std::min(to, p + std::min(kNear, to - p)) : to;
+        auto* after = const_cast<char*>(value_end(p, until));
         if (after != nullptr && *p == '{' && parse(p, after)) {
             p = after;
             continue;
         }
-        char* next = next_boundary(p, to);
+        if (!sought || (next != nullptr && next <= p)) next = next_boundary(p, to);
+        sought = true;
         if (after == nullptr && !last && (next == nullptr || to - p < kPatience)) return p;
         char* resume = after == nullptr ? next : next == nullptr ? after : std::min(after, next);
         if (resume == nullptr) {
@@ -291,6 +307,7 @@ char* RowStream::crawl(char* from, char* to, bool last) {
             truncated_ = true;
             resume = to;
         }
+        if (after == nullptr) in_vain_ += static_cast<uint64_t>(until - p);
         damaged_.add(std::string_view(p, static_cast<size_t>(resume - p)));
         ++rows_seen_;
         p = resume;

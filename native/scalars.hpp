@@ -39,46 +39,84 @@ inline bool same(std::string_view a, std::string_view b) {
     return load(p + n - 8) == load(q + n - 8);
 }
 
+// Whether the text is a JSON number, true, false or null.
+inline bool is_scalar(std::string_view token) {
+    if (token == "true" || token == "false" || token == "null") return true;
+    size_t i = !token.empty() && token[0] == '-' ? 1 : 0;
+    const auto digits = [&] {
+        const size_t from = i;
+        while (i < token.size() && token[i] >= '0' && token[i] <= '9') ++i;
+        return i - from;
+    };
+    const bool zero = i < token.size() && token[i] == '0';
+    const size_t before = digits();
+    if (before == 0 || (zero && before > 1)) return false;
+    if (i < token.size() && token[i] == '.') {
+        ++i;
+        if (digits() == 0) return false;
+    }
+    if (i < token.size() && (token[i] == 'e' || token[i] == 'E')) {
+        ++i;
+        if (i < token.size() && (token[i] == '+' || token[i] == '-')) ++i;
+        if (digits() == 0) return false;
+    }
+    return i == token.size();
+}
+
 // The value times 10^scale as a whole number, halves away from zero; nothing for what is no number or does not fit.
 // Exact where a double is not: 1700000000000000.123 us has 19 digits in ns.
 inline std::optional<int64_t> decimal(std::string_view token, int scale) {
     if (token.size() <= 19 && scale <= 3) {
         // The common case: digits, perhaps a point and no more places than asked for.
-        int64_t value = 0;
+        uint64_t value = 0;
         const char *p = token.data(), *const end = p + token.size();
-        while (p < end && static_cast<unsigned char>(*p - '0') < 10) value = value * 10 + (*p++ - '0');
+        while (p < end && static_cast<unsigned char>(*p - '0') < 10) value = value * 10 + static_cast<uint64_t>(*p++ - '0');
         const auto before = p - token.data();
         const bool digits = before > 0 && before <= 15;  // with three places more they fit
         int left = scale;
         if (digits && p < end && *p == '.') {
             ++p;
             while (p < end && left > 0 && static_cast<unsigned char>(*p - '0') < 10) {
-                value = value * 10 + (*p++ - '0');
+                value = value * 10 + static_cast<uint64_t>(*p++ - '0');
                 --left;
             }
         }
         if (digits && p == end) {
-            constexpr int64_t kPowers[] = {1, 10, 100, 1000};
-            return value * kPowers[left];
+            constexpr uint64_t kPowers[] = {1, 10, 100, 1000};
+            return static_cast<int64_t>(value * kPowers[left]);
         }
     }
+    // The exponent first: it says how many places are wanted.
+    const size_t e = token.find_first_of("eE");
+    if (e != std::string_view::npos) {
+        std::string_view power = token.substr(e + 1);
+        token = token.substr(0, e);
+        const bool down = !power.empty() && power[0] == '-';
+        if (down || (!power.empty() && power[0] == '+')) power.remove_prefix(1);
+        int exponent = 0;
+        if (power.empty()) return {};
+        for (const char c : power) {
+            if (c < '0' || c > '9' || exponent > 100) return {};
+            exponent = exponent * 10 + (c - '0');
+        }
+        scale += down ? -exponent : exponent;
+    }
     size_t i = 0;
-    const bool negative = i < token.size() && token[i] == '-';
+    const bool negative = !token.empty() && token[0] == '-';
     if (negative) ++i;
     uint64_t value = 0;
-    int digits = 0, places = 0;
-    bool point = false, up = false, dropped = false;
+    int places = 0;
+    bool digits = false, point = false, up = false, dropped = false;
     for (; i < token.size(); ++i) {
         const char c = token[i];
-        if (c == '.') {
-            if (point) return {};
+        if (c == '.' && !point) {
             point = true;
             continue;
         }
-        if (c < '0' || c > '9') break;
-        ++digits;
-        if (point && places == scale) {
-            if (!dropped) up = c >= '5';
+        if (c < '0' || c > '9') return {};
+        digits = true;
+        if (point && places >= scale) {
+            if (!dropped && places == scale) up = c >= '5';
             dropped = true;
             continue;
         }
@@ -86,27 +124,12 @@ inline std::optional<int64_t> decimal(std::string_view token, int scale) {
         value = value * 10 + static_cast<uint64_t>(c - '0');
         if (point) ++places;
     }
-    if (digits == 0) return {};
-    int exponent = 0;
-    if (i < token.size()) {
-        if (token[i] != 'e' && token[i] != 'E') return {};
-        ++i;
-        bool down = false;
-        if (i < token.size() && (token[i] == '+' || token[i] == '-')) down = token[i++] == '-';
-        if (i == token.size()) return {};
-        for (; i < token.size(); ++i) {
-            if (token[i] < '0' || token[i] > '9' || exponent > 100) return {};
-            exponent = exponent * 10 + (token[i] - '0');
-        }
-        // A dropped digit would be wanted again: rare enough to be refused.
-        if (dropped && exponent != 0) return {};
-        if (down) exponent = -exponent;
-    }
-    for (int shift = scale - places + exponent; shift > 0; --shift) {
+    if (!digits) return {};
+    for (int shift = scale - places; shift > 0 && value != 0; --shift) {
         if (value > UINT64_MAX / 10) return {};
         value *= 10;
     }
-    for (int shift = scale - places + exponent; shift < 0; ++shift) {
+    for (int shift = scale - places; shift < 0; ++shift) {
         up = value % 10 >= 5;
         value /= 10;
     }

@@ -32,6 +32,8 @@ _MEANING = {
     "odd_duration": ("data_loss", "its duration is no number, set to null: "),
     "no_duration": ("info", "a complete event without duration: "),
     "odd_value": ("info", "not of the type expected, kept as text: "),
+    "odd_json": ("data_loss", "no JSON, or nested too deep, set to null: "),
+    "no_metadata": ("info", "a metadata event that says nothing: "),
     "odd_tensor": ("info", "a tensor that is not described as one, kept as text: "),
 }
 

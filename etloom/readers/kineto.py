@@ -104,7 +104,11 @@ def _meta(header: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _base_ns(header: dict[str, Any], first: int, stats: list[Stat]) -> int:
-    base = _whole(header.get("baseTimeNanoseconds")) or 0
+    stated = header.get("baseTimeNanoseconds")
+    base = _whole(stated) or 0
+    if stated is not None and _whole(stated) is None:
+        example = f"baseTimeNanoseconds is no time: {str(stated)[:60]}"
+        stats.append(("read.odd_base", "data_loss", 1, example))
     if base and first > _EPOCH_NS:
         stats.append(("read.base_ignored", "info", 1, "times are absolute although the file states a base"))
         return 0
@@ -113,9 +117,10 @@ def _base_ns(header: dict[str, Any], first: int, stats: list[Stat]) -> int:
 
 def _whole(value: Any) -> int | None:
     try:
-        return int(value)
+        number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    return number if abs(number) < 1 << 62 else None
 
 
 def _threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
@@ -126,10 +131,9 @@ def _threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
     ).iter_rows():
         of_thread = (kind or "").startswith("thread")
         row = rows.setdefault((pid, tid if of_thread else None), {})
-        try:
-            args = json.loads(text)
-        except ValueError:
-            continue
+        if text is None:
+            continue  # counted as odd_json
+        args = json.loads(text)
         for key in ("name", "labels", "sort_index"):
             if key in args:
                 row[key] = _whole(args[key]) if key == "sort_index" else str(args[key]).strip()
