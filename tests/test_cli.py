@@ -281,6 +281,14 @@ def test_table(run: Path, call: Callable[..., Outcome]) -> None:
     )
 
 
+def test_times_of_the_epoch_are_shown_since_the_first() -> None:
+    epoch = 1_795_240_669_000_000_000
+    frame = pl.DataFrame({"start_ns": [epoch, epoch + 69_330_000, None], "dur_ns": [5, 7, 9]})
+    assert _output.render(_output.as_table(frame)).split() == [
+        *("start", "(ms", "since", "the", "first)", "dur", "(ns)", "0", "5", "69.33", "7", "-", "9")
+    ]
+
+
 def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "40")

@@ -1,7 +1,7 @@
 """How numbers and columns are said to people: one rule for the page and the terminal.
 
 A column whose name ends in ``_ns`` or ``_bytes`` is shown in one unit, chosen by its largest value; ``_pct`` in
-percent.
+percent. Times of the epoch are shown since the first of the column.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import polars as pl
 
 TIMES = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+EPOCH_NS = 10**18
+"""A time after 2001: no duration, and no clock relative to a session, reaches it."""
 PLAIN = frozenset({"rank", "step", "stream", "correlation", "node", "event", "device"})
 """Columns of numbers that name something: never grouped by thousands."""
 
@@ -26,6 +28,7 @@ class Shown:
     factor: float
     number: bool
     grouped: bool
+    zero: int = 0  # what is taken off each value
 
     def text(self, value: Any) -> str:
         """The text of a value; an empty one for null and for what is no number."""
@@ -33,6 +36,7 @@ class Shown:
             return ""
         if isinstance(value, bool) or not self.number:
             return str(value)
+        value -= self.zero
         if self.factor == 1 and isinstance(value, int):
             return f"{value:,}" if self.grouped else str(value)
         return number(value / self.factor)
@@ -43,11 +47,13 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
     numeric = frame.schema[name].is_numeric()
     for suffix, units in (("_ns", TIMES), ("_bytes", SIZES)):
         if numeric and (name.endswith(suffix) or name == suffix[1:]):
-            top: Any = frame[name].abs().max() if frame.height else None
+            first: Any = frame[name].min()
+            zero = int(first) if suffix == "_ns" and first is not None and first > EPOCH_NS else 0
+            top: Any = (frame[name] - zero).abs().max() if frame.height else None
             # A step up only from 10 on, so that columns of like size have like units.
             unit, factor = scale(float(top or 0) / 10, units)
             words = name.removesuffix(suffix).replace("_", " ")
-            return Shown(f"{words} ({unit})", factor, True, True)
+            return Shown(f"{words} ({unit}{' since the first' if zero else ''})", factor, True, True, zero)
     if name.endswith("_pct"):
         return Shown(f"{name.removesuffix('_pct').replace('_', ' ')} (%)", 1, numeric, True)
     return Shown(name.replace("_", " "), 1, numeric, name not in PLAIN)
