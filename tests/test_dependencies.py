@@ -9,6 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import etloom
 from etloom import graphs
@@ -361,3 +363,62 @@ def test_quality_tells_chance_from_cause() -> None:
         graph = depend(trace).graph
         seen = quality.explained(graph, trace, 0)
         assert (seen.starts, seen.share, seen.by_chance[:2]) == (30, share, (0.0, 0.0))
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Events that may cross, have no length, repeat a correlation, wait for work that starts later, ..."""
+    host = st.builds(
+        lambda cat, start, dur, tid: event(*cat, start, start + dur, tid=tid),
+        st.sampled_from(
+            [
+                ("cpu_op", "aten::mm"),
+                ("cpu_op", "autograd::engine::evaluate_function: Mm"),
+                ("cpu_op", "c10d::allreduce_"),
+                ("user_annotation", "gloo:all_reduce"),
+                ("user_annotation", "backward"),
+                ("python_function", "run"),
+            ]
+        ),
+        st.integers(0, 300),
+        st.integers(0, 200),
+        st.integers(1, 3),
+    )
+    calls = st.builds(
+        lambda name, start, dur, tid, c: event(
+            "cuda_runtime", name, start, start + dur, tid=tid, correlation=c
+        ),
+        st.sampled_from(
+            ["cudaLaunchKernel", "cudaDeviceSynchronize", "cudaStreamWaitEvent", "cudaMemcpyAsync"]
+        ),
+        st.integers(0, 300),
+        st.integers(0, 60),
+        st.integers(1, 2),
+        st.integers(1, 6),
+    )
+    work = st.builds(
+        lambda name, start, dur, stream, c: kernel(name, start, start + dur, stream, c),
+        st.sampled_from(["gemm", "ncclDevKernel_AllReduce_Sum"]),
+        st.integers(0, 400),
+        st.integers(0, 80),
+        st.integers(7, 9),
+        st.integers(1, 7),
+    )
+    return draw(st.lists(st.one_of(host, calls, work), min_size=1, max_size=30))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(rows(), min_size=1, max_size=2))
+def test_any_trace_has_a_graph_that_gives_its_times(ranks: list[list[dict[str, Any]]]) -> None:
+    job = Job({rank: linked(*events, rank=rank) for rank, events in enumerate(ranks)})
+    graph = depend(job).graph
+    assert (graphs.schedule(graph) == graph.time).all()
+    assert (graph.source < graph.target).all()
+    assert pieces_tile(graph)
+    chains = [Kind.SEGMENT, Kind.IDLE, Kind.WAIT, Kind.KERNEL, Kind.STREAM, Kind.OVERLAP]
+    assert not graph.dropped[chains].any()
+    if len(graph):
+        table = etloom.analyze(job, "critical-path", by="edge")
+        assert table["time_ns"].sum() == graphs.makespan(graph)
+        etloom.analyze(job, "graph-quality")
+        etloom.analyze(job, "slack")

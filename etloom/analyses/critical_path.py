@@ -30,7 +30,8 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses._activity import answer, check_step, steps
-from etloom.dependencies import depend, paths
+from etloom.analyses._dependencies import dependencies
+from etloom.dependencies import paths
 from etloom.errors import AnalysisError, UnknownName
 from etloom.graphs import Graph
 from etloom.trace import Job
@@ -65,12 +66,12 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
         raise UnknownName("grouping", by, _BY)
     if rank is not None and rank not in job:
         raise AnalysisError(f"there is no rank {rank}", remedy=f"the run has ranks {job.ranks}")
-    graph = depend(job).graph
+    graph = dependencies(job).graph
     end, begin = _window(graph, job, rank, step)
     if end is None:
         raise AnalysisError(
-            "the trace holds no operators and no device work",
-            remedy="record it with torch.profiler and its CPU activity",
+            f"rank {rank} holds no timed event",
+            remedy="ask for another one, or for none",
         )
     path = paths.described(paths.critical_path(graph, end, begin), job)
     total = int(path["time_ns"].sum())

@@ -22,8 +22,8 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses._activity import answer
-from etloom.dependencies import depend, quality
-from etloom.errors import AnalysisError
+from etloom.analyses._dependencies import dependencies
+from etloom.dependencies import quality
 from etloom.graphs import Kind
 from etloom.trace import Job
 
@@ -64,13 +64,8 @@ _SUMS = (
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    found = depend(job)
+    found = dependencies(job)
     graph = found.graph
-    if not len(graph):
-        raise AnalysisError(
-            "the trace holds no operators and no device work",
-            remedy="record it with torch.profiler and its CPU activity",
-        )
     fits = quality.fits(graph, job.ranks)
     rows = []
     for rank in job.ranks:

@@ -16,8 +16,9 @@ import polars as pl
 
 from etloom import kinds
 from etloom.analyses._activity import answer
-from etloom.dependencies import depend, paths
-from etloom.errors import AnalysisError, UnknownName
+from etloom.analyses._dependencies import dependencies
+from etloom.dependencies import paths
+from etloom.errors import UnknownName
 from etloom.trace import Job
 
 SCOPE = "job"
@@ -36,12 +37,7 @@ COLUMNS = {
 
 
 def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
-    found = paths.slack(depend(job).graph)
-    if not found.height:
-        raise AnalysisError(
-            "the trace holds no operators and no device work",
-            remedy="record it with torch.profiler and its CPU activity",
-        )
+    found = paths.slack(dependencies(job).graph)
     named = found.join(
         job.table("events").select(
             "rank",

@@ -86,12 +86,10 @@ def slack(graph: Graph) -> pl.DataFrame:
 def described(path: pl.DataFrame, job: Job) -> pl.DataFrame:
     """The path with what each edge's event is: category, name, operator around it (of device work, around its
     launch), module around that."""
-    parts = [path.filter(pl.col("rank").is_null()).with_columns(**dict.fromkeys(_WHAT, pl.lit(None)))]
+    parts = [path.with_row_index("at").clear().with_columns(pl.lit("").alias(name) for name in _WHAT)]
     for (rank,), own in path.with_row_index("at").group_by("rank", maintain_order=True):
         parts.append(own.hstack(_what(job[int(rank)], own["event"])))  # type: ignore[call-overload]
-    parts[0] = parts[0].with_columns(at=pl.lit(0, dtype=pl.UInt32)).select(parts[-1].columns)
-    whole = pl.concat([part for part in parts if part.height], how="vertical_relaxed")
-    return whole.sort("at").drop("at")
+    return pl.concat(parts).sort("at").drop("at")
 
 
 _WHAT = ("category", "name", "operator", "module")

@@ -1,0 +1,18 @@
+"""The dependency graph of a job, or why there is none."""
+
+from __future__ import annotations
+
+from etloom.dependencies import Dependencies, depend
+from etloom.errors import AnalysisError
+from etloom.trace import Job
+
+
+def dependencies(job: Job) -> Dependencies:
+    """`depend`; raises AnalysisError for a job without any timed event."""
+    found = depend(job)
+    if not len(found.graph):
+        raise AnalysisError(
+            "the run holds no timed operators and no device work",
+            remedy="record it with torch.profiler and its CPU activity",
+        )
+    return found
