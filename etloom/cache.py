@@ -11,8 +11,9 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
+import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,16 @@ def load(key: str | None) -> Trace | None:
     if key is None:
         return None
     entry = folder() / key
+    before = _inode(entry)
     if not reader.holds(entry):
         return None
     try:
         trace = reader.read(entry)
     except EtloomError:
-        shutil.rmtree(entry, ignore_errors=True)
+        _remove(entry)
+        return None
+    # Another process may have removed or replaced the entry meanwhile: a table that was away would read as empty.
+    if before is None or _inode(entry) != before:
         return None
     with contextlib.suppress(OSError):
         os.utime(entry / "meta.json")  # the time of use, by which the oldest are removed
@@ -84,7 +89,7 @@ def clear() -> int:
     """Remove all entries; their bytes."""
     sizes = [size for _, size, _ in _entries()]
     for _, _, entry in _entries():
-        shutil.rmtree(entry, ignore_errors=True)
+        _remove(entry)
     return sum(sizes)
 
 
@@ -94,14 +99,29 @@ def _prune(limit: int) -> None:
     for _, size, entry in entries:
         if total <= limit:
             return
-        shutil.rmtree(entry, ignore_errors=True)
+        _remove(entry)
         total -= size
+
+
+def _inode(entry: Path) -> int | None:
+    try:
+        return (entry / "meta.json").stat().st_ino
+    except OSError:
+        return None
+
+
+def _remove(entry: Path) -> None:
+    """Remove an entry, out of sight first: whoever reads it at that moment can see that it went."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix=".gone-", dir=entry.parent) as gone:
+        entry.rename(Path(gone, entry.name))
 
 
 def _entries() -> list[tuple[float, int, Path]]:
     """(time of last use, bytes, path) of every entry of ours; nothing else in the folder is touched."""
     found = []
     for meta in folder().glob("*/meta.json"):
+        if not re.fullmatch("[0-9a-f]{32}", meta.parent.name) or meta.parent.is_symlink():
+            continue
         with contextlib.suppress(OSError):
             size = sum(file.stat().st_size for file in meta.parent.iterdir())
             found.append((meta.stat().st_mtime, size, meta.parent))

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from etloom import cache
-from etloom.trace import Trace
+from etloom.trace import Job, Trace
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +53,14 @@ def test_a_damaged_entry_is_none_and_removed(tmp_path: Path, own_folder: Path) -
 
 
 def test_the_entries_used_longest_ago_go_first(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, key in enumerate("abc"):
+    for number, key in enumerate(("a" * 32, "b" * 32, "c" * 32)):
         cache.keep(key, trace())
         os.utime(own_folder / key / "meta.json", (number, number))
-    cache.load("a")
-    size = sum(file.stat().st_size for file in (own_folder / "a").iterdir())
+    cache.load("a" * 32)
+    size = sum(file.stat().st_size for file in (own_folder / ("a" * 32)).iterdir())
     monkeypatch.setenv("ETLOOM_CACHE_BYTES", str(size * 3))
-    cache.keep("d", trace())
-    assert sorted(entry.name for entry in own_folder.iterdir()) == ["a", "c", "d"]
+    cache.keep("d" * 32, trace())
+    assert sorted(entry.name for entry in own_folder.iterdir()) == ["a" * 32, "c" * 32, "d" * 32]
     assert cache.clear() >= size * 3
     assert list(own_folder.iterdir()) == []
 
@@ -69,3 +69,32 @@ def test_a_folder_that_cannot_be_written_is_no_trouble(monkeypatch: pytest.Monke
     monkeypatch.setenv("ETLOOM_CACHE", "/proc/no-such-place")
     cache.keep("k", trace())
     assert cache.load("k") is None
+
+
+def test_what_is_no_entry_is_never_removed(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.keep("a" * 32, trace())
+    (own_folder / ("a" * 32)).rename(own_folder / "my run")
+    monkeypatch.setenv("ETLOOM_CACHE_BYTES", "0")
+    cache.keep("b" * 32, trace())
+    assert cache.clear() == 0
+    assert [entry.name for entry in own_folder.iterdir()] == ["my run"]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_entry_that_goes_while_it_is_read_is_none(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    key = "a" * 32
+    cache.keep(key, trace())
+    read = cache.reader.read
+
+    def slow(entry: Path) -> Trace | Job:
+        moved = entry.rename(own_folder / "moved")
+        (moved / "events.parquet").unlink()
+        found = read(moved)
+        if replaced:
+            cache.keep(key, trace())
+        return found
+
+    monkeypatch.setattr(cache.reader, "read", slow)
+    assert cache.load(key) is None
