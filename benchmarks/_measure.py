@@ -143,7 +143,7 @@ def compare(
     lines = []
     for outcome in outcomes:
         if isinstance(outcome, Failure):
-            lines.append([outcome.name, "failed", *[""] * 4, outcome.reason[:60]])
+            lines.append([outcome.name, "failed", *[""] * 6, outcome.reason[:60]])
             continue
         slower = busier = larger = ""
         if isinstance(ours, Figure) and outcome is not ours:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etloom.api import analyze, convert, export, link, open, query, read, report
+    from etloom.api import analyze, convert, export, graph, link, open, query, read, report
     from etloom.collector import record
     from etloom.errors import EtloomError
     from etloom.trace import Job, Trace
@@ -22,6 +22,7 @@ __all__ = [
     "analyze",
     "convert",
     "export",
+    "graph",
     "link",
     "open",
     "query",

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom import linker, opening, readers, registry
+from etloom import dependencies, linker, opening, readers, registry
 from etloom.errors import EtloomError
 from etloom.trace import Job, Trace, by_rank
 
@@ -84,6 +84,16 @@ def analyze(trace: Trace | Job, name: str, **options: Any) -> pl.DataFrame:
     else:
         answer = analysis.analyze(_linked(trace), **options)
     return answer
+
+
+def graph(trace: Trace | Job) -> dependencies.Dependencies:
+    """The dependency graph of a rank, or of all ranks of a job at once: what waits for what, and for how long.
+
+    ``.graph`` is an `etloom.graphs.Graph`: its schedule, longest path, slack and reach are functions of that module;
+    a what-if is its schedule with other lags. What is not linked yet is linked first.
+    """
+    linked = trace.map(_linked) if isinstance(trace, Job) else _linked(trace)
+    return dependencies.depend(linked)
 
 
 def query(trace: Trace | Job, sql: str) -> pl.DataFrame:
