@@ -22,6 +22,7 @@ class Dictionary {
     Dictionary() : slots_(1024, kEmpty) {}
 
     uint32_t code(std::string_view text) {
+        if (text.data() == nullptr) text = "";  // memcpy takes no null pointer, not even for nothing
         const uint64_t hash = hash_of(text);
         size_t slot = hash & (slots_.size() - 1);
         while (slots_[slot] != kEmpty) {

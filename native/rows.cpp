@@ -294,6 +294,7 @@ char* RowStream::crawl(char* from, char* to, bool last) {
         }
         char* until = in_vain_ > kVain + 16 * bytes_ ? std::min(to, p + std::min(kNear, to - p)) : to;
         auto* after = const_cast<char*>(value_end(p, until));
+        if (after == p) ++after;  // a closing brace too many is no value
         if (after != nullptr && *p == '{' && parse(p, after)) {
             p = after;
             continue;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,22 @@ def test_what_collect_wrote_of_the_run_is_in_meta(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     assert discover(tmp_path).run is None
     assert [row[0] for row in discover(tmp_path).stats] == ["job.run_json"]
+
+
+def test_a_rank_that_no_job_has_costs_nothing(tmp_path: Path) -> None:
+    kineto(tmp_path / "kineto_trace_1.json")
+    kineto(tmp_path / "kineto_trace_999999999999.json")
+    found = discover(tmp_path)
+    assert list(found.ranks) == [1, 999_999_999_999]
+    example = "no trace of rank 0, 2, 3, 4, 5, 6, 7, 8, ..."
+    assert found.stats == [("job.missing_ranks", "info", 999_999_999_998, example)]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_pipes_and_links_that_lead_nowhere_are_passed_over(tmp_path: Path) -> None:
+    kineto(tmp_path / "kineto_trace_0.json")
+    os.mkfifo(tmp_path / "kineto_trace_1.json")
+    (tmp_path / "kineto_trace_2.json").symlink_to(tmp_path / "none")
+    found = discover(tmp_path)
+    assert list(found.ranks) == [0]
+    assert [path.name for path in found.ignored] == ["kineto_trace_1.json", "kineto_trace_2.json"]

@@ -119,3 +119,10 @@ def test_damage_alone_takes_no_quadratic_time(tmp_path: Path, piece: str) -> Non
     assert counts(trace)["read.damaged"] == pieces
     assert trace.events.height == 1
     assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("stray", ["}", "}}}", ":", "}1", '}"', "}\x01"])
+def test_a_stray_brace_costs_no_event_and_ends(tmp_path: Path, stray: str) -> None:
+    trace = read(tmp_path, f'{{"traceEvents":[{EVENT}{stray},{EVENT},{EVENT}{stray}]}}')
+    assert trace.events.height == 3
+    assert counts(trace)["read.damaged"] >= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -77,10 +78,12 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     ranks[min(ranks)] += [path for path in metrics if path not in placed]
     for rank, paths in sorted(ranks.items()):
         ranks[rank] = _one_of_a_kind(rank, paths, formats, stats)
-    missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
+    # A name may claim any rank: the gaps are counted, not listed.
+    missing = max(ranks) + 1 - len(ranks)
     if missing:
-        some = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        stats.append(("job.missing_ranks", "info", len(missing), f"no trace of rank {some}"))
+        first = itertools.islice((rank for rank in itertools.count() if rank not in ranks), min(missing, 8))
+        some = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
+        stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some}"))
     return Found(
         dict(sorted(ranks.items())), formats, stats, ignored, _card(folder, stats), _run(folder, stats)
     )
@@ -122,6 +125,11 @@ def _formats(paths: Iterable[Path]) -> tuple[dict[Path, str], list[Path]]:
     formats: dict[Path, str] = {}
     ignored = []
     for path in paths:
+        if not (
+            path.is_file() or path.is_dir()
+        ):  # opening a pipe would wait for ever; a link may lead nowhere
+            ignored.append(path)
+            continue
         name = format_of(path)
         if name is not None and not (path.is_file() and name == "parquet"):
             formats[path] = name
