@@ -163,6 +163,9 @@ std::string unescape(std::string_view quoted) {
 
 namespace {
 
+// The value in front of the text, up to white space or the next mark.
+std::string_view bare(std::string_view text) { return text.substr(0, text.find_first_of(" \n\r\t,:]}[{\"")); }
+
 // Steps through a JSON text; every function returns false where the text is at fault.
 class Checker {
   public:
@@ -190,9 +193,9 @@ class Checker {
         if (p_ == end_ || depth > kDeepest) return false;
         if (*p_ == '"') return string();
         if (*p_ != '{' && *p_ != '[') {
-            const char* from = p_;
-            while (p_ < end_ && std::strchr(" \n\r\t,]}", *p_) == nullptr) ++p_;
-            return is_scalar({from, static_cast<size_t>(p_ - from)});
+            const std::string_view token = bare({p_, static_cast<size_t>(end_ - p_)});
+            p_ += token.size();
+            return is_scalar(token) || is_nonfinite(token);
         }
         const bool object = *p_ == '{';
         const char close = object ? '}' : ']';
@@ -243,6 +246,9 @@ std::string canonical(std::string_view json) {
             out += c;
             if (c == '\\' && i + 1 < json.size()) out += json[++i];
             in_string = c != '"';
+        } else if (const auto token = bare(json.substr(i)); !token.empty()) {
+            is_nonfinite(token) ? out.append("\"").append(token).append("\"") : out.append(token);
+            i += token.size() - 1;
         } else if (c != ' ' && c != '\n' && c != '\r' && c != '\t') {
             out += c;
             in_string = c == '"';

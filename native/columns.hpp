@@ -213,7 +213,7 @@ class Numbers : public Column {
     std::vector<T> values_;
 };
 
-// Whether the text is one JSON value, nested no deeper than any parser can follow.
+// Whether the text is one JSON value (inf and nan pass), nested no deeper than any parser can follow.
 bool is_json(std::string_view text);
 
 // How the bytes of a text in the file become the text of the column, when the column leaves: once a distinct text.
@@ -287,7 +287,8 @@ class Table {
 // Replaces the escapes of a JSON string's inside. Bad escapes are kept as they are.
 std::string unescape(std::string_view quoted);
 
-// The JSON value with ", " and ": " between its parts and no other white space, so that equal values are equal texts.
+// The JSON value with ", " and ": " between its parts and no other white space, so that equal values are equal texts;
+// inf and nan become strings.
 std::string canonical(std::string_view json);
 
 }  // namespace etloom

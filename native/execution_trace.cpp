@@ -70,6 +70,7 @@ class Items {
         if (p >= end) return false;
         const char* after = value_end(p, end);
         if (after == nullptr) after = end;
+        if (after == p) ++after;  // a closing brace too many is no value
         item = trim({p, static_cast<size_t>(after - p)});
         at_ = static_cast<size_t>(after - text_.data());
         return true;
@@ -363,7 +364,7 @@ class ExecutionTraceParser : public Parser {
         } else {
             rest_.insert(0, 1, '{');
             rest_.back() = '}';
-            attrs_->push_text(rest_);
+            push_json(attrs_, rest_);
         }
         const bool comm = (present_ & kComms) != 0;
         if (comm) comm_node_->push(node);
@@ -422,10 +423,10 @@ class ExecutionTraceParser : public Parser {
             types_[io]->null();
             return;
         }
-        side.types.empty() ? types_[io]->null() : static_cast<void>(types_[io]->push_text(side.types));
+        side.types.empty() ? types_[io]->null() : push_json(types_[io], side.types);
         const auto& types = types_of(side.types.empty() ? "[]" : side.types);
         if (!types.hold_tensor) {
-            values_[io]->push_text(side.values);
+            push_json(values_[io], side.values);
             return;
         }
         left_.clear();
@@ -444,7 +445,7 @@ class ExecutionTraceParser : public Parser {
             }
         }
         left_ += ']';
-        values_[io]->push_text(left_);
+        push_json(values_[io], left_);
     }
 
     void argument(uint32_t node, size_t io, size_t index, const Type& type, std::string_view value, std::string_view shape, std::string_view stride) {
@@ -498,8 +499,8 @@ class ExecutionTraceParser : public Parser {
         for (size_t i = 0; i < 5; ++i) tensor_numbers_[i]->push(*numbers[i]);
         is_text(part) && part.size() > 2 ? static_cast<void>(device_->push_text(inside(part))) : device_->null();
         dtype_->push_text(type.dtype);
-        shape.empty() ? shape_->null() : static_cast<void>(shape_->push_text(shape));
-        stride.empty() ? stride_->null() : static_cast<void>(stride_->push_text(stride));
+        shape.empty() ? shape_->null() : push_json(shape_, shape);
+        stride.empty() ? stride_->null() : push_json(stride_, stride);
         return true;
     }
 

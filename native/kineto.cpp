@@ -421,10 +421,6 @@ class KinetoParser : public Parser {
         rest += ',';
     }
 
-    void push_json(Texts* column, std::string_view json) {
-        if (!column->push_json(json)) trouble("odd_json").add(json);
-    }
-
     // False where the value is not of the kind expected: it is then kept as it is, in `args`.
     bool argument(size_t which, std::string_view token) {
         Event& e = event_row_;

@@ -30,6 +30,10 @@ class Parser : public RowStream {
     Table& table(const char* name) { return tables_[name]; }
     Trouble& trouble(const char* name) { return troubles_[name]; }
 
+    void push_json(Texts* column, std::string_view json) {
+        if (!column->push_json(json)) trouble("odd_json").add(json);
+    }
+
     void checkpoint() override {
         marks_.clear();
         for (auto& [name, table] : tables_) marks_.push_back(table.rows());

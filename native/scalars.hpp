@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 
@@ -61,6 +62,15 @@ inline bool is_scalar(std::string_view token) {
         if (digits() == 0) return false;
     }
     return i == token.size();
+}
+
+// inf and nan as C and Python print them, which PyTorch writes as they are though JSON has no word for them.
+inline bool is_nonfinite(std::string_view token) {
+    if (!token.empty() && (token[0] == '-' || token[0] == '+')) token.remove_prefix(1);
+    for (const std::string_view word : {"inf", "nan", "Infinity", "NaN", "Inf", "infinity"}) {
+        if (token == word) return true;
+    }
+    return false;
 }
 
 // The value times 10^scale as a whole number, halves away from zero; nothing for what is no number or does not fit.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ import etloom
 from etloom.trace import Trace
 
 EVENT = '{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":2,"ts":10,"dur":5}'
+LAUNCHED = EVENT.replace('"dur":5', '"dur":5,"args":{"Record function id":1}').join("[]")
 NODE = (
     '{"id":%d,"name":"a","ctrl_deps":1,"inputs":{"values":[],"shapes":[],"types":[]},'
     '"outputs":{"values":[],"shapes":[],"types":[]},"attrs":[{"name":"rf_id","type":"uint64","value":%s}]}'
@@ -126,3 +128,38 @@ def test_a_stray_brace_costs_no_event_and_ends(tmp_path: Path, stray: str) -> No
     trace = read(tmp_path, f'{{"traceEvents":[{EVENT}{stray},{EVENT},{EVENT}{stray}]}}')
     assert trace.events.height == 3
     assert counts(trace)["read.damaged"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("value", "read_as"),
+    [
+        ("-inf", ["-inf"]),
+        ("[nan, 1.5, true]", [["nan", 1.5, True]]),
+        ("bare", None),
+        (r'"\q"', None),
+        ("[" * 3000 + "]" * 3000, None),
+    ],
+)
+def test_values_of_operators_are_json(tmp_path: Path, value: str, read_as: Any) -> None:
+    """PyTorch writes -inf as it is, as in masked_fill of every attention layer."""
+    node = (NODE % (1, "1")).replace(
+        '"inputs":{"values":[],"shapes":[],"types":[]}',
+        f'"inputs":{{"values":[{value}],"shapes":[[]],"types":["Double"]}}',
+    )
+    trace = read(tmp_path, f'{{"schema":"1.1.1-chakra.0.0.4","pid":1,"nodes":[{node}]}}', "execution_trace")
+    text = trace.nodes["inputs"][0]
+    assert (None if text is None else json.loads(text)) == read_as
+    assert counts(trace).get("read.odd_json", 0) == (read_as is None)
+    etloom.export(etloom.link(trace, read(tmp_path, LAUNCHED)), tmp_path / "out.json", "etplus")
+
+
+@pytest.mark.parametrize("list_of", ["values", "types", "shapes"])
+def test_a_list_with_a_stray_bracket_ends(tmp_path: Path, list_of: str) -> None:
+    lists = {"values": "[[1,1,0,4,4,0]]", "types": '["Tensor(float)"]', "shapes": "[[2]]"}
+    lists[list_of] = lists[list_of][:-1] + ',x"]}"]'
+    inputs = ",".join(f'"{name}":{text}' for name, text in lists.items())
+    node = (NODE % (1, "1")).replace('"values":[],"shapes":[],"types":[]', inputs, 1)
+    trace = read(
+        tmp_path, f'{{"schema":"1.1.1-chakra.0.0.4","nodes":[{node},{NODE % (2, 2)}]}}', "execution_trace"
+    )
+    assert 2 in trace.nodes["et_id"].to_list()
