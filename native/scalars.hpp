@@ -155,6 +155,8 @@ inline std::optional<int64_t> whole(std::string_view token) {
         if (token.find_first_not_of('0', point + 1) != std::string_view::npos) return {};
         token = token.substr(0, point);
     }
+    // A negative power would be rounded.
+    if (token.find("e-") != std::string_view::npos || token.find("E-") != std::string_view::npos) return {};
     return decimal(token, 0);
 }
 

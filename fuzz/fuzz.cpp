@@ -1,0 +1,156 @@
+// Mutates small trace documents and feeds them to the native parsers in pieces of random size.
+//
+//   fuzz SECONDS [MAX_INPUTS] SEED_FILE...
+//
+// Built with AddressSanitizer and UndefinedBehaviorSanitizer (`make fuzz`): a report of theirs ends the run, as does an
+// input that takes more than 10 seconds. The input at fault is left in fuzz-input.bin.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "arrow_c.hpp"
+#include "parser.hpp"
+
+namespace {
+
+std::string input;  // the one being read, for the report
+
+void keep_input() {
+    if (std::FILE* out = std::fopen("fuzz-input.bin", "wb")) {
+        std::fwrite(input.data(), 1, input.size(), out);
+        std::fclose(out);
+    }
+}
+
+extern "C" void __sanitizer_set_death_callback(void (*callback)());
+
+void too_long(int) {
+    keep_input();
+    constexpr char kMessage[] = "an input took more than 10 seconds: fuzz-input.bin\n";
+    if (write(2, kMessage, sizeof kMessage - 1) < 0) _exit(4);
+    _exit(3);
+}
+
+using Random = std::mt19937_64;
+size_t below(Random& random, size_t limit) { return limit == 0 ? 0 : random() % limit; }
+
+const char* const kTokens[] = {
+    "{", "}", "[", "]", ",", ":", "\"", "\\", "\\\"", "\\u12", "\\ud800", "null", "NaN", "-1", "1e400", "[]", "{}",
+    "\"ph\":", "\"name\":", "\"args\":", "\"id\":", "},{\"ph\":\"X\",", "},{\"id\":", "]}", "\xff", "\xc3", "\n",
+    "\"traceEvents\":[", "\"nodes\":[", "18446744073709551616", "-9223372036854775808", "0.0000000001e30",
+    "GenericList[Tensor(float)]", "Tuple[", "\"ts\":", "\"dur\":-1", "\"attrs\":[", "{\"name\":\"rf_id\",\"value\":",
+    "\"inputs\":{\"values\":[[1,2,3,4,5,\"cpu\"]],\"types\":[\"Tensor(x)\"]}", "\"C\"", "\"M\"", "\"B\"", " ",
+};
+
+// One to eight changes: bytes, tokens, parts taken out, doubled, moved in from another seed, and repetition.
+std::string mutated(const std::vector<std::string>& seeds, Random& random) {
+    std::string text = seeds[below(random, seeds.size())];
+    for (size_t changes = 1 + below(random, 8); changes > 0; --changes) {
+        const size_t at = below(random, text.size() + 1);
+        const size_t length = below(random, std::min<size_t>(text.size() - at, 1 + below(random, 200)) + 1);
+        const std::string token = kTokens[below(random, std::size(kTokens))];
+        switch (below(random, 8)) {
+            case 0: if (at < text.size()) text[at] = static_cast<char>(random()); break;
+            case 1: if (at < text.size()) text[at] = static_cast<char>(text[at] ^ (1 << below(random, 8))); break;
+            case 2: text.insert(at, token); break;
+            case 3: text.replace(at, length, token); break;
+            case 4: text.erase(at, length); break;
+            case 5: text.insert(at, text.substr(at, length)); break;
+            case 6: {
+                const std::string& other = seeds[below(random, seeds.size())];
+                const size_t from = below(random, other.size() + 1);
+                text.insert(at, other.substr(from, below(random, 300)));
+                break;
+            }
+            default: {
+                // Depth and length: rarely, since each such input costs as much as hundreds of others.
+                std::string many;
+                for (size_t n = below(random, below(random, 64) == 0 ? 5000 : 20); n > 0; --n) many += token;
+                text.insert(at, many);
+            }
+        }
+    }
+    if (below(random, 16) == 0) text.resize(below(random, text.size() + 1));
+    return text;
+}
+
+void read(std::unique_ptr<etloom::Parser> parser, Random& random) {
+    const size_t largest = below(random, 3) == 0 ? input.size() + 1 : 1 + below(random, 200);
+    for (size_t at = 0; at < input.size();) {
+        const size_t size = std::min(input.size() - at, 1 + below(random, largest));
+        // A copy of its own, so that a read behind the piece is seen.
+        const std::vector<char> piece(input.begin() + static_cast<ptrdiff_t>(at), input.begin() + static_cast<ptrdiff_t>(at + size));
+        parser->feed(piece.data(), piece.size());
+        at += size;
+    }
+    parser->finish();
+    parser->sort();
+    const uint64_t rows = parser->rows_seen();
+    for (auto& [name, table] : parser->tables()) {
+        size_t length = table.rows();
+        for (auto& named : table.columns()) {
+            if (named.column->size() != length) std::abort();
+            ArrowSchema schema{};
+            ArrowArray array{};
+            named.column->leave(&schema, &array);
+            if (array.length != static_cast<int64_t>(length) || array.null_count > array.length) std::abort();
+            if (array.dictionary != nullptr) {
+                const auto* codes = static_cast<const uint32_t*>(array.buffers[1]);
+                const auto* valid = static_cast<const uint8_t*>(array.buffers[0]);
+                for (size_t row = 0; row < length; ++row) {
+                    const bool there = valid == nullptr || ((valid[row >> 3] >> (row & 7)) & 1);
+                    if (there && codes[row] >= array.dictionary->length) std::abort();
+                }
+            }
+            schema.release(&schema);
+            array.release(&array);
+        }
+        if ((name == "events" || name == "nodes") && length > rows) std::abort();
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc < 4) return 2;
+    const double seconds = std::atof(argv[1]);
+    const uint64_t most = std::strtoull(argv[2], nullptr, 10);
+    std::vector<std::string> seeds;
+    for (int i = 3; i < argc; ++i) {
+        std::ifstream file(argv[i], std::ios::binary);
+        seeds.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    }
+    __sanitizer_set_death_callback(keep_input);
+    signal(SIGALRM, too_long);
+    signal(SIGABRT, [](int) { keep_input(); _exit(5); });
+
+    const auto read_both = [](Random& random) {
+        alarm(10);
+        read(etloom::kineto_parser(), random);
+        read(etloom::execution_trace_parser(), random);
+    };
+    const uint64_t start = std::random_device{}();
+    Random random(start);
+    for (const auto& seed : seeds) {
+        input = seed;
+        read_both(random);
+    }
+    const auto begun = std::chrono::steady_clock::now();
+    const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(); };
+    uint64_t inputs = 0;
+    while (inputs < most && spent() < seconds) {
+        input = mutated(seeds, random);
+        read_both(random);
+        ++inputs;
+    }
+    std::printf("%llu inputs, each through both parsers, in %.0f s (start %llu): no fault\n",
+                static_cast<unsigned long long>(inputs), spent(), static_cast<unsigned long long>(start));
+}

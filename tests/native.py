@@ -1,0 +1,95 @@
+"""Drives the native parsers on bytes, and compares what they give with the reference."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import polars as pl
+import reference
+
+from etloom import _native
+from etloom.readers._native import frames
+
+PARSERS = {"kineto": _native.kineto_parser, "execution_trace": _native.execution_trace_parser}
+REFERENCES = {"kineto": reference.kineto, "execution_trace": reference.execution_trace}
+
+
+def in_chunks(document: bytes, size: int) -> Iterable[bytes]:
+    return (document[start : start + size] for start in range(0, len(document), size))
+
+
+def parse(kind: str, pieces: bytes | Iterable[bytes]) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
+    """The tables and the summary that the native parser of that kind gives for these bytes."""
+    parser = PARSERS[kind]()
+    for piece in [pieces] if isinstance(pieces, bytes) else pieces:
+        parser.feed(piece)
+    parser.finish()
+    tables = frames(parser)
+    return tables, parser.summary()
+
+
+def troubles(summary: dict[str, Any]) -> Counter[str]:
+    return Counter({name: count for name, (count, _) in summary["troubles"].items()})
+
+
+def assert_spaced(text: str) -> None:
+    """JSON text has one space behind each comma and colon, and no other."""
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "s", text)
+    assert bare == re.sub(r"([,:])", r"\1 ", re.sub(r"\s", "", bare)), text
+
+
+def values_of(table: str, name: str, column: pl.Series) -> list[Any]:
+    """The column as the reference gives it: JSON text as the value it stands for."""
+    if column.dtype == pl.Categorical:
+        column = column.cast(pl.String)
+    if name not in reference.JSON_COLUMNS.get(table, ()):
+        return column.to_list()
+    known: dict[str | None, Any] = {None: None}
+    for text in column.unique().drop_nulls():
+        assert_spaced(text)
+        known[text] = reference.plain(reference.load(text))
+    return [known[text] for text in column]
+
+
+def assert_equal(kind: str, document: bytes, pieces: Iterable[bytes] | None = None) -> None:
+    """The native parser gives what the reference gives: every column, every count."""
+    tables, summary = parse(kind, document if pieces is None else pieces)
+    expected = REFERENCES[kind](document)
+    assert summary["rows"] == expected.rows
+    assert not summary["truncated"]
+    assert summary["trailing"] == 0
+    assert {name: set(frame.columns) for name, frame in tables.items()} == {
+        name: set(columns) for name, columns in expected.tables.items()
+    }
+    for name, columns in expected.tables.items():
+        for column, values in columns.items():
+            found = values_of(name, column, tables[name][column])
+            assert len(found) == len(values), f"{name}: {len(found)} rows, not {len(values)}"
+            wrong = [row for row, (a, b) in enumerate(zip(found, values, strict=True)) if a != b]
+            assert not wrong, (
+                f"{name}.{column}[{wrong[0]}]: {found[wrong[0]]!r}, not {values[wrong[0]]!r}; {len(wrong)} differ"
+            )
+    assert troubles(summary) == expected.troubles
+    header = [(key.decode(), reference.plain(reference.load(value))) for key, value in summary["header"]]
+    assert header == [(key, reference.plain(value)) for key, value in expected.header]
+
+
+def assert_accounted(kind: str, tables: dict[str, pl.DataFrame], summary: dict[str, Any]) -> None:
+    """Every row of the file is in a table or counted as skipped."""
+    counts = troubles(summary)
+    if kind == "execution_trace":
+        assert tables["nodes"].height + counts["no_id"] + counts["damaged"] == summary["rows"]
+        return
+    read = sum(tables[name].height for name in ("events", "flows", "memory", "metadata"))
+    skipped = sum(counts[name] for name in ("damaged", "no_phase", "no_time", "no_metadata"))
+    # A counter event has any number of samples, each a row or counted.
+    if not tables["counters"].height and not counts["odd_counter"]:
+        assert read + skipped == summary["rows"]
+    assert (
+        read + skipped
+        <= summary["rows"]
+        <= read + skipped + tables["counters"].height + counts["odd_counter"]
+    )

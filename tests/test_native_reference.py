@@ -1,0 +1,195 @@
+"""The native parsers give what slow, obvious Python gives: column by column, whatever the chunks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from conftest import DATA, ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import native
+
+CORPUS = ROOT / "tests" / "corpus"
+REAL = sorted(DATA.rglob("*.json.gz")) if DATA.is_dir() else []
+VALID = {"kineto.json": "kineto", "execution_trace.json": "execution_trace", "flat.json": "execution_trace"}
+
+
+def kind_of(document: bytes) -> str:
+    return "kineto" if b'"traceEvents"' in document else "execution_trace"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", REAL, ids=lambda path: str(path.relative_to(DATA)))
+def test_every_real_file(path: Path) -> None:
+    document = gzip.decompress(path.read_bytes())
+    kind = kind_of(document)
+    native.assert_equal(kind, document)
+    native.assert_accounted(kind, *native.parse(kind, document))
+
+
+@pytest.mark.parametrize("name", VALID)
+@pytest.mark.parametrize("size", [1, 2, 7, 100, 1 << 16])
+def test_chunks_of_any_size(name: str, size: int) -> None:
+    document = (CORPUS / name).read_bytes()
+    native.assert_equal(VALID[name], document, native.in_chunks(document, size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["critical_path/alexnet.json.gz", "linear/torch_et_0.json.gz"])
+@pytest.mark.parametrize("size", [100, 4096, 1 << 20, 1 << 26])
+def test_chunks_of_real_files(data: Path, name: str, size: int) -> None:
+    document = gzip.decompress((data / name).read_bytes())
+    native.assert_equal(kind_of(document), document, native.in_chunks(document, size))
+
+
+NUMBERS = st.one_of(
+    st.integers(-2, 10),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1, 0.5, 1.0005, 1e16, 1.5e-7, -1]),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(
+    ["12", "-3.0", "[1, ..., 3]", '"', "\\", "\n"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+TIMES = (
+    st.integers(0, 10**6) | st.floats(0, 1e15, allow_nan=False) | st.decimals(0, 10**15, places=3).map(float)
+)
+ARGS = st.dictionaries(
+    st.sampled_from(sorted(native.reference.FIELD_OF)) | st.just("Ev Idx") | TEXTS,
+    VALUES | st.lists(st.integers(0, 99), min_size=3, max_size=3),
+    max_size=6,
+)
+EVENTS = st.fixed_dictionaries(
+    {"ph": st.sampled_from("XXXXBEiIMstfCbneNOD")},
+    optional={
+        "cat": st.sampled_from(["cpu_op", "kernel", "cuda_runtime", "hip_runtime", "python_function", ""])
+        | TEXTS,
+        "name": st.just("[memory]") | TEXTS,
+        "ts": TIMES,
+        "dur": TIMES | st.integers(-5, 5),
+        "pid": st.integers(-1, 9) | TEXTS,
+        "tid": st.integers(0, 2**40) | TEXTS,
+        "id": st.integers(0, 99),
+        "args": ARGS,
+        "s": st.just("t"),
+        "other": VALUES,
+    },
+)
+WRITERS: list[dict[str, Any]] = [
+    {"separators": (",", ":")},
+    {},
+    {"indent": 2},
+    {"ensure_ascii": False},
+    {"indent": 1, "separators": (" ,\r\n", "\t: ")},
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS | VALUES, max_size=8), st.randoms(use_true_random=False), st.data())
+def test_made_kineto(events: list[Any], shuffle: random.Random, draw: Any) -> None:
+    for at, event in enumerate(events):
+        if isinstance(event, dict):
+            members = list(event.items())
+            shuffle.shuffle(members)
+            events[at] = dict(members)
+    header = {"schemaVersion": 1, "distributedInfo": {"rank": 0}}
+    document: Any = draw.draw(
+        st.sampled_from([events, {"traceEvents": events, **header}, {**header, "traceEvents": events}])
+    )
+    text = json.dumps(document, **draw.draw(st.sampled_from(WRITERS))).encode()
+    size = draw.draw(st.integers(1, len(text)))
+    native.assert_equal("kineto", text, native.in_chunks(text, size))
+    native.assert_accounted("kineto", *native.parse("kineto", text))
+
+
+TENSOR = st.tuples(*[st.integers(0, 2**40)] * 5, st.sampled_from(["cpu", "cuda:0", ""])).map(list)
+PAIR = st.lists(TENSOR, min_size=2, max_size=2)
+ODD_TYPES = st.sampled_from(["Int", "None", "Tensor(x)", "Tuple[Int,Tensor(c)]"])
+ARGUMENTS = st.one_of(
+    st.tuples(TENSOR, st.just([2, 3]), st.just("Tensor(float)"), st.just([3, 1])),
+    st.tuples(PAIR, st.just([[2], [3]]), st.just("GenericList[Tensor(a),Tensor(b)]"), st.just([[1], [1]])),
+    st.tuples(VALUES, VALUES, ODD_TYPES, st.just([])),
+)
+
+
+@st.composite
+def nodes(draw: Any) -> dict[str, Any]:
+    def side() -> dict[str, Any]:
+        columns = list(zip(*draw(st.lists(ARGUMENTS, max_size=3)), strict=True)) or [(), (), (), ()]
+        return dict(zip(("values", "shapes", "types", "strides"), map(list, columns), strict=True))
+
+    fields = [key for key, _, _ in native.reference.NODE_FIELDS + native.reference.COMM_FIELDS] + ["more"]
+    names = draw(st.lists(st.sampled_from(fields), unique=True, max_size=6))
+    return {
+        "id": draw(st.integers(-5, 50)),
+        "name": draw(TEXTS),
+        "ctrl_deps": draw(st.integers(0, 50)),
+        "inputs": side(),
+        "outputs": side(),
+        "attrs": [{"name": name, "type": "x", "value": draw(NUMBERS | TEXTS)} for name in names],
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(nodes(), max_size=5), st.data())
+def test_made_execution_traces(made: list[Any], draw: Any) -> None:
+    document = {"schema": "1.1.1-chakra.0.0.4", "nodes": made, "finish_ts": 1}
+    text = json.dumps(document, **draw.draw(st.sampled_from(WRITERS))).encode()
+    size = draw.draw(st.integers(1, len(text)))
+    native.assert_equal("execution_trace", text, native.in_chunks(text, size))
+    native.assert_accounted("execution_trace", *native.parse("execution_trace", text))
+
+
+def cuts(document: bytes, count: int) -> Iterator[int]:
+    return iter(random.Random(1).sample(range(1, len(document)), count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["hta_misc/compare_base.json.gz", "simple_add/benchmark_simple_add_et.json.gz"]
+)
+def test_truncated_anywhere(data: Path, name: str) -> None:
+    """Every complete row before the cut is read, and the loss is told."""
+    document = gzip.decompress((data / name).read_bytes())
+    kind = kind_of(document)
+    table, order = ("events", "position") if kind == "kineto" else ("nodes", "file_order")
+    whole = native.parse(kind, document)[0][table].select(order, "name").sort(order)
+    ends = row_ends(document, b'"traceEvents"' if kind == "kineto" else b'"nodes"')
+    for cut in cuts(document, 2000):
+        tables, summary = native.parse(kind, document[:cut])
+        complete = sum(end <= cut for end in ends)
+        expected = whole.filter(pl.col(order) < complete)
+        found = tables[table].select(order, "name").sort(order)
+        assert found[order].to_list() == expected[order].to_list(), cut
+        assert found["name"].to_list() == expected["name"].to_list(), cut
+        assert summary["rows"] in (complete, complete + 1), cut
+        assert summary["truncated"] or not document[cut:].strip(), cut
+        native.assert_accounted(kind, tables, summary)
+
+
+def row_ends(document: bytes, key: bytes) -> list[int]:
+    """Where each row of the array behind that key ends, by counting brackets."""
+    decoder = json.JSONDecoder()
+    text = document.decode()
+    at = text.index("[", text.index(key.decode())) + 1
+    ends = []
+    while True:
+        while text[at] in ", \r\n\t":
+            at += 1
+        if text[at] == "]":
+            return ends
+        at = decoder.raw_decode(text, at)[1]
+        ends.append(len(text[:at].encode()))
