@@ -113,6 +113,17 @@ format: setup ## put the sources into the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+NATIVE := $(addprefix native/,rows.cpp columns.cpp kineto.cpp execution_trace.cpp)
+build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/*.hpp)
+	@$(call need,c++ -E -x c++ - <<< '#include <simdjson.h>',simdjson to fuzz its parsers,libsimdjson-dev)
+	@mkdir -p $(@D)
+	c++ -std=c++20 -O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative \
+		fuzz/fuzz.cpp $(NATIVE) -lsimdjson -o $@
+
+fuzz: build/fuzz/fuzz ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS
+	cd build/fuzz && ASAN_OPTIONS=quarantine_size_mb=16:malloc_context_size=8 \
+		./fuzz $(FUZZ_SECONDS) 1000000000 $(CURDIR)/tests/corpus/*.json
+
 clean: ## remove what was built; .venv stays
 	rm -rf build dist run etloom/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/.data
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
