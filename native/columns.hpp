@@ -71,12 +71,12 @@ class Dictionary {
 
     std::string_view keep(std::string_view text) {
         if (text.size() > kBlock / 4) {
-            blocks_.push_back(std::make_unique<char[]>(text.size()));
+            blocks_.emplace_back(new char[text.size()]);
             std::memcpy(blocks_.back().get(), text.data(), text.size());
             return {blocks_.back().get(), text.size()};
         }
         if (used_ + text.size() > kBlock || current_ == nullptr) {
-            blocks_.push_back(std::make_unique<char[]>(kBlock));
+            blocks_.emplace_back(new char[kBlock]);  // not zeroed: small files need little of it
             current_ = blocks_.back().get();
             used_ = 0;
         }
