@@ -440,11 +440,10 @@ def test_record_in_two_ranks_without_a_parent(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [*TORCHRUN, str(script), str(out), "'1:3'"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    # Word by word, since the ranks write into one pipe and may cut each other's lines apart.
-    assert (done.returncode, sorted(done.stdout.split())) == (
-        0,
-        ["()", "()", "True", "True", "refused", "refused"],
-    )
+    # Counted, since the ranks write into one pipe and may cut each other's lines apart.
+    counts = [done.stdout.count(word) for word in ("()", "refused", "True")]
+    assert (done.returncode, counts) == (0, [2, 2, 2])
+    assert not done.stdout.replace("()", "").replace("refused", "").replace("True", "").strip()
     run = json.loads((out / "run.json").read_text())
     assert [(rank["rank"], rank["steps"]) for rank in run["ranks"]] == [(0, [1, 2]), (1, [1, 2])]
     for rank in (0, 1):
