@@ -289,6 +289,16 @@ char* RowStream::crawl(char* from, char* to, bool last) {
         while (p < to && (is_space(*p) || *p == ',')) ++p;
         if (p == to) return to;
         if (*p == ']') {
+            // A bracket with rows behind it is no end of theirs: it is stray, or the rest of a row that is damaged.
+            char* behind = p + 1;
+            while (behind < to && (is_space(*behind) || *behind == ']' || *behind == '}')) ++behind;
+            const char* brace = behind < to && *behind == ',' ? skip_space(behind + 1, to) : to;
+            if ((behind == to && !last) || (brace < to && *brace == '{' && is_boundary(brace, to))) {
+                damaged_.add(std::string_view(p, static_cast<size_t>(behind - p)));
+                ++rows_seen_;
+                p = behind;
+                continue;
+            }
             state_ = in_object_ ? State::kTop : State::kDone;
             return p + 1;
         }

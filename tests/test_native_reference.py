@@ -193,3 +193,28 @@ def row_ends(document: bytes, key: bytes) -> list[int]:
             return ends
         at = decoder.raw_decode(text, at)[1]
         ends.append(len(text[:at].encode()))
+
+
+@pytest.mark.parametrize("size", [1 << 20, 100])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'{"ph": "X", "name": "d", "ts": 5, "dur": 1}]',
+        b'{"ph": "X" "name": "d", "ts": 5, "args": {"l": [{"a": 1}, {"name": "x"}]}}',
+        b'{"ph": "X", "name": "d"e", "ts": 5}',
+        b'{"ph": "X", "name": "d", "ts": 5',
+        b'{"ph": "X", "name": "\xff", "ts": 5}',
+        b'{"ph": "X", "name": "d", "ts": NaN}',
+    ],
+)
+def test_a_damaged_event_costs_no_other(damaged: bytes, size: int) -> None:
+    def event(at: int) -> bytes:
+        return b'{"ph": "X", "name": "n%d", "pid": 1, "tid": 2, "ts": %d, "dur": 1}' % (at, at)
+
+    rows = [*map(event, range(50)), damaged, *map(event, range(50, 100))]
+    document = b'{"traceEvents": [' + b",\n".join(rows) + b'], "after": 1}'
+    tables, summary = native.parse("kineto", native.in_chunks(document, size))
+    names = tables["events"]["name"].cast(pl.String).to_list()
+    assert [name for name in names if name[0] == "n"] == [f"n{at}" for at in range(100)]
+    assert summary["header"] == [(b"after", b"1")]
+    native.assert_accounted("kineto", tables, summary)
