@@ -20,6 +20,7 @@ FLOORS = {
     "errors": 0, "schema": 0, "kinds": 0, "_native": 0,
     "trace": 1, "registry": 1, "intervals": 1, "graphs": 1, "stacks": 1,
     "readers": 2, "linker": 2,
+    "collectives": 2,
     "dependencies": 3,
     "exports": 4, "analyses": 4, "simulator": 4, "replayer": 4,
     "reports": 5, "cache": 5,

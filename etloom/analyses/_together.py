@@ -1,0 +1,39 @@
+"""What the ranks of a job do together, or why nothing can be said of it."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.collectives import Together, together
+from etloom.errors import AnalysisError
+from etloom.trace import Job
+
+
+def communications(job: Job) -> Together:
+    """`together`; raises AnalysisError for a job that holds no communication."""
+    found = together(job)
+    if not found.parts.height:
+        raise AnalysisError(
+            "the run holds no communication on a device or by gloo",
+            remedy="trace a run of several ranks, with the profiler's CUDA activity where it uses NCCL",
+        )
+    return found
+
+
+def compared(job: Job) -> Together:
+    """`communications` of a job whose ranks can be compared.
+
+    Raises AnalysisError where ranks did nothing together, so that their clocks cannot be, and for one rank alone.
+    """
+    found = communications(job)
+    if len(job) < 2:
+        raise AnalysisError(
+            "one rank alone does not say who waited for whom", remedy="open the folder that holds all ranks"
+        )
+    lost = found.clocks.filter(pl.col("verdict").is_in(["unknown", "impossible"]))
+    if lost.height == found.clocks.height - 1:
+        raise AnalysisError(
+            "no communication of one rank could be matched with another's, so their clocks cannot be compared",
+            remedy=f"record ranks that share a process group; recorded: {', '.join(map(str, job))}",
+        )
+    return found

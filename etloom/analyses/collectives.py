@@ -1,0 +1,107 @@
+"""What ranks do together, one communication a row: who came when, who waited, how fast the data moved.
+
+A communication is matched across ranks by process group and sequence number, else by order and time (how: seq,
+order); one that no other rank recorded has neither (how null). Times of the ranks are put on one clock first: see
+clocks.
+
+- start_ns: when the first rank came. wait_ns: until the last one (last_rank) came, which the first waited at most.
+  mean_wait_ns: what the ranks waited on average.
+- transfer_ns: the shortest time that a rank spent in it. The one that comes last waits for nobody, so this is the time
+  of the data itself; where fewer ranks were recorded than met (recorded, group_size), it may hold a wait for one of
+  the others, and wait_ns is a lower bound. Null where only one rank recorded it: duration_ns is then all there is.
+- end_spread_ns: between the first and the last to leave.
+- bytes: message size as nccl-tests counts it: the whole result of an all-gather, the whole input of a reduce-scatter,
+  else what a rank puts in. algo_bandwidth is bytes / transfer_ns; bus_bandwidth is that times 2(n-1)/n (all-reduce),
+  (n-1)/n (all-gather, reduce-scatter, all-to-all, gather, scatter), 1 (others); of an uneven all-to-all the bytes that
+  leave or reach the busiest rank / transfer_ns.
+
+Units: ns, B, GB/s with GB = 1e9 B. Definition of bandwidths: nccl-tests (PERFORMANCE.md); of wait and transfer:
+TraceLens' NcclAnalyser, on one clock.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer
+from etloom.analyses._together import communications
+from etloom.collectives import factor
+from etloom.trace import Job
+
+SCOPE = "job"
+COLUMNS = {
+    "start_ns": pl.Int64,
+    "collective": pl.String,
+    "group": pl.String,
+    "seq": pl.Int64,
+    "source": pl.Int64,
+    "destination": pl.Int64,
+    "how": pl.String,
+    "recorded": pl.Int64,
+    "group_size": pl.Int64,
+    "bytes": pl.Int64,
+    "duration_ns": pl.Int64,
+    "wait_ns": pl.Int64,
+    "mean_wait_ns": pl.Float64,
+    "last_rank": pl.Int64,
+    "transfer_ns": pl.Int64,
+    "end_spread_ns": pl.Int64,
+    "algo_bandwidth": pl.Float64,
+    "bus_bandwidth": pl.Float64,
+}
+
+
+def analyze(job: Job) -> pl.DataFrame:
+    return answer(met(communications(job).parts), COLUMNS)
+
+
+def met(parts: pl.DataFrame) -> pl.DataFrame:
+    """A row a communication, in order of start, with COLUMNS and its meeting."""
+    alone = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
+    last = pl.col("start").max()
+    shared = pl.len() > 1
+    # A message may have left before its receiver came: what the sender did then was no transfer.
+    took = pl.col("end") - pl.max_horizontal("start", pl.col("start").filter(~pl.col("is_receiver")).max())
+    rows = (
+        parts.with_columns(
+            meeting=pl.coalesce("meeting", alone),
+            is_receiver=(pl.col("collective") == "message") & (pl.col("rank") == pl.col("destination")),
+        )
+        .group_by("meeting")
+        .agg(
+            pl.col("start").min().alias("start_ns"),
+            *(
+                pl.col(name).drop_nulls().first()
+                for name in ("collective", "group", "seq", "source", "destination", "how", "group_size")
+            ),
+            pl.len().alias("recorded"),
+            pl.col("bytes").max(),
+            pl.col("moved").max(),
+            (pl.col("end") - pl.col("start")).min().alias("duration_ns"),
+            pl.when(shared).then(last - pl.col("start").min()).alias("wait_ns"),
+            pl.when(shared).then((last - pl.col("start")).mean()).alias("mean_wait_ns"),
+            pl.when(shared).then(pl.col("rank").get(pl.col("start").arg_max())).alias("last_rank"),
+            pl.when(shared & pl.col("is_receiver").any())
+            .then(took.filter(pl.col("is_receiver")).max())
+            .when(shared)
+            .then((pl.col("end") - pl.col("start")).min())
+            .alias("transfer_ns"),
+            pl.when(shared).then(pl.col("end").max() - pl.col("end").min()).alias("end_spread_ns"),
+        )
+        .with_columns(group_size=pl.max_horizontal("group_size", _pair_or_recorded()))
+        .with_columns(
+            pl.struct("collective", "group_size")
+            .map_elements(lambda row: factor(row["collective"], row["group_size"]), pl.Float64)
+            .alias("factor")
+        )
+    )
+    took_any = pl.when(pl.col("transfer_ns") > 0).then("transfer_ns")
+    return rows.with_columns(
+        algo_bandwidth=pl.col("bytes") / took_any,
+        bus_bandwidth=pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / took_any,
+    ).sort("start_ns", "meeting")
+
+
+def _pair_or_recorded() -> pl.Expr:
+    """How many ranks a communication surely had."""
+    return pl.when(pl.col("collective") == "message").then(2).when(pl.col("recorded") > 1).then("recorded")

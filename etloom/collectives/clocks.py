@@ -1,0 +1,190 @@
+"""How far the clocks of ranks differ, told from what they did together.
+
+Of a communication in which every rank both brings and gets data, no rank can leave before the last has come: this
+bounds the offset of two clocks from both sides, whatever the network does. Its ranks also leave at nearly the same
+time: the median difference of their ends estimates the offset, and the spread of the differences says how well.
+A clock that may be right, since zero lies within its bounds and within the spread, is left as it is.
+
+Ranks are compared with the lowest rank of each group, and through it with each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+EVERYBODY = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives after which all ranks have heard of all."""
+
+DRIFTS = 16
+"""Communications, over a second or more, from which a drift is told."""
+
+TRUSTED_NS = 10_000
+"""Clocks of one host differ by less than this."""
+
+COLUMNS = {
+    "rank": pl.Int32,
+    "reference": pl.Int32,  # the rank whose clock this one is compared with
+    "communications": pl.Int64,
+    "offset_ns": pl.Int64,  # this clock minus the reference's, at since_ns; null where nothing tells
+    "lowest_ns": pl.Int64,  # bounds of it, by cause and effect
+    "highest_ns": pl.Int64,
+    "spread_ns": pl.Int64,  # of ends after the offset (and drift) was taken out: half of them lie within
+    "drift_ppm": pl.Float64,  # how much faster this clock runs; null where it is not told or none
+    "since_ns": pl.Int64,  # on the clock of the reference
+    "verdict": pl.String,  # reference | agrees | corrected | impossible | unknown
+}
+
+
+@dataclass(frozen=True)
+class _Pair:
+    rank: int
+    hub: int
+    count: int
+    offset: float
+    lowest: float
+    highest: float
+    spread: float
+    drift: float | None
+
+
+def clocks(met: pl.DataFrame) -> pl.DataFrame:
+    """A row a rank (COLUMNS) from parts with their meetings (`meetings.meet`).
+
+    verdict: "agrees", the clock may be right and is left; "corrected", it is off by offset_ns; "impossible", no offset
+    is in accord with what was recorded; "unknown", the rank did nothing together with the others.
+    """
+    ranks = sorted(met["rank"].unique().to_list())
+    reference = ranks[0] if ranks else 0
+    known: dict[int, _Pair] = {reference: _Pair(reference, reference, 0, 0, 0, 0, 0, None)}
+    since = met.select(pl.col("end").filter(pl.col("meeting").is_not_null()).min()).item()
+    pairs = _pairs(met, since)
+    while edge := _next(pairs, known):
+        pair, towards = edge
+        through = known[pair.hub if towards else pair.rank]
+        known[pair.rank if towards else pair.hub] = _joined(through, pair, towards)
+    return pl.DataFrame(
+        [_row(known.get(rank), rank, reference, since) for rank in ranks], schema=COLUMNS, orient="row"
+    )
+
+
+def on_one_clock(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """The parts with start and end on the reference's clock, where a rank's verdict is "corrected"."""
+    off = table.filter(pl.col("verdict") == "corrected").select("rank", "offset_ns", "drift_ppm", "since_ns")
+    drift = pl.col("drift_ppm").fill_null(0.0) / 1e6
+
+    def moved(time: str) -> pl.Expr:
+        ahead = pl.col("offset_ns") + drift * (pl.col(time) - pl.col("since_ns"))
+        return pl.col(time) - ahead.round().cast(pl.Int64).fill_null(0)
+
+    joined = parts.join(off, on="rank", how="left", maintain_order="left")
+    return joined.with_columns(start=moved("start"), end=moved("end")).select(parts.columns)
+
+
+def _pairs(met: pl.DataFrame, since: int | None) -> list[_Pair]:
+    """Each rank against the lowest rank of its meetings."""
+    of_all = pl.col("collective").is_in(EVERYBODY)
+    met = met.filter(pl.col("meeting").is_not_null() & (of_all | (pl.col("collective") == "message")))
+    hubs = met.sort("rank").unique("meeting", keep="first").select("meeting", "rank", "start", "end")
+    both = met.join(hubs, on="meeting", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
+    heard = of_all | (pl.col("destination") == pl.col("rank"))
+    was_heard = of_all | (pl.col("source") == pl.col("rank"))
+    told = both.select(
+        "rank",
+        "rank_hub",
+        at=pl.col("end_hub") - (since or 0),
+        apart=pl.when(of_all).then(pl.col("end") - pl.col("end_hub")).cast(pl.Float64),
+        lowest=pl.when(was_heard).then(pl.col("start") - pl.col("end_hub")),
+        highest=pl.when(heard).then(pl.col("end") - pl.col("start_hub")),
+    )
+    return [
+        _pair(rank, hub, own)  # type: ignore[arg-type]
+        for (rank, hub), own in told.group_by("rank", "rank_hub", maintain_order=True)
+    ]
+
+
+def _pair(rank: int, hub: int, own: pl.DataFrame) -> _Pair:
+    bounds = _bounds(own, 0.0)
+    ends = own.drop_nulls("apart")
+    if not ends.height:
+        # Messages bound the offset only: zero, where it may be, else the middle.
+        middle = 0.0 if bounds[0] <= 0 <= bounds[1] else sum(bounds) / 2
+        return _Pair(rank, hub, own.height, middle, *bounds, spread=(bounds[1] - bounds[0]) / 2, drift=None)
+    at, apart = ends["at"].to_numpy(), ends["apart"].to_numpy()
+    slope = _slope(at, apart) if len(apart) >= DRIFTS and np.ptp(at) >= 1e9 else 0.0
+    level = apart - slope * at
+    if _spread(level) >= 0.5 * _spread(apart):
+        return _Pair(rank, hub, own.height, float(np.median(apart)), *bounds, _spread(apart), None)
+    bounds = _bounds(own, slope)
+    return _Pair(rank, hub, own.height, float(np.median(level)), *bounds, _spread(level), 1e6 * slope)
+
+
+def _bounds(own: pl.DataFrame, slope: float) -> tuple[float, float]:
+    """The least and the most that the offset can be at time 0, for a drift of ``slope``."""
+    drifted = slope * pl.col("at")
+    lowest, highest = own.select((pl.col("lowest") - drifted).max(), (pl.col("highest") - drifted).min()).row(
+        0
+    )
+    return -math.inf if lowest is None else lowest, math.inf if highest is None else highest
+
+
+def _slope(at: np.ndarray, values: np.ndarray) -> float:
+    """Theil and Sen's slope, of points at some distance: the median of slopes, which outliers do not move."""
+    order = np.argsort(at)
+    half = len(at) // 2
+    near, far = order[: len(at) - half], order[half:]
+    run = (at[far] - at[near]).astype(np.float64)
+    return float(np.median((values[far] - values[near])[run > 0] / run[run > 0]))
+
+
+def _spread(apart: np.ndarray) -> float:
+    return float(np.median(np.abs(apart - np.median(apart))))
+
+
+def _next(pairs: list[_Pair], known: dict[int, _Pair]) -> tuple[_Pair, bool] | None:
+    """The pair of smallest spread that leads from a known rank to another, and whether that is its rank."""
+    leading = [pair for pair in pairs if (pair.rank in known) != (pair.hub in known)]
+    best = min(leading, key=lambda pair: (pair.spread, -pair.count), default=None)
+    return None if best is None else (best, best.hub in known)
+
+
+def _joined(through: _Pair, pair: _Pair, towards: bool) -> _Pair:
+    lowest, highest = (pair.lowest, pair.highest) if towards else (-pair.highest, -pair.lowest)
+    drifts = [drift for drift in (through.drift, pair.drift if towards else _minus(pair.drift)) if drift]
+    return _Pair(
+        pair.rank if towards else pair.hub,
+        through.hub,
+        pair.count,
+        through.offset + (pair.offset if towards else -pair.offset),
+        through.lowest + lowest,
+        through.highest + highest,
+        through.spread + pair.spread,
+        sum(drifts) if drifts else None,
+    )
+
+
+def _minus(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _row(pair: _Pair | None, rank: int, reference: int, since: int | None) -> list[object]:
+    if pair is None:
+        return [rank, reference, 0, None, None, None, None, None, None, "unknown"]
+    verdict = "corrected"
+    if rank == reference:
+        verdict = "reference"
+    elif pair.lowest > pair.highest:
+        verdict = "impossible"
+    elif pair.lowest <= 0 <= pair.highest and abs(pair.offset) <= max(3 * pair.spread, TRUSTED_NS):
+        verdict = "agrees"
+    elif math.isinf(pair.spread):
+        verdict = "unknown"
+    times = (pair.offset, pair.lowest, pair.highest, pair.spread)
+    return [rank, reference, pair.count, *map(_finite, times), pair.drift, since, verdict]
+
+
+def _finite(value: float) -> int | None:
+    return round(value) if math.isfinite(value) else None

@@ -1,0 +1,149 @@
+"""Which parts of different ranks are one communication.
+
+By number: parts with the same group, collective and sequence number; where a rank runs several kernels for one
+number, the first with the first, and so on. By order: where no number was recorded, each rank's parts of a collective
+in a group in their order, as far as they overlap in time. Where more than STRANGERS of such parts meet nobody, the
+ranks that were recorded are not those that met: none of them is believed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import polars as pl
+
+from etloom.collectives.parts import COLUMNS as PART
+
+STRANGERS = 0.1
+"""Where more of the parts of a name than this share meet nobody, the others met by chance."""
+
+COLUMNS = {
+    **PART,
+    "group": pl.String,  # the same text on all ranks of a group
+    "meeting": pl.Int64,  # parts of one communication share it; null for a part on its own
+    "how": pl.String,  # seq | order
+}
+_KEY = ("where", "collective", "group", "source", "destination")
+
+
+def meet(parts: pl.DataFrame) -> pl.DataFrame:
+    """The parts of all ranks (`parts.COLUMNS`) with group, meeting and how."""
+    named = with_group(parts).with_row_index("part")
+    by_number = _by_number(named.filter(pl.col("seq").is_not_null()))
+    by_order = _by_order(named.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null()))
+    by_order = by_order.with_columns(pl.col("meeting") + by_number["meeting"].n_unique())
+    known = pl.concat((by_number, by_order))
+    return named.join(known, on="part", how="left", maintain_order="left").select(
+        pl.col(name).cast(dtype) for name, dtype in COLUMNS.items()
+    )
+
+
+def with_group(parts: pl.DataFrame) -> pl.DataFrame:
+    """The parts with one name for each group on all ranks.
+
+    Some recorders name a group by an address, another on every rank: such names are taken in the order in which each
+    rank first uses them. Where nothing was recorded the group is null, and all ranks might be in it.
+    """
+    label = pl.concat_str(
+        pl.col("pg_name").fill_null(""), pl.col("ranks").str.replace_all(" ", "").fill_null(""), separator=" "
+    )
+    recorded = pl.any_horizontal(pl.col("pg_name", "ranks").is_not_null())
+    parts = parts.with_columns(pl.when(recorded).then(label.str.strip_chars()).alias("group"))
+    if parts["rank"].n_unique() < 2:
+        return _with_size(parts)
+    own = pl.col("rank").n_unique().over("group") == 1
+    # A group of ranks that are known needs no guess; nor does one of several.
+    private = pl.col("group").is_not_null() & own & pl.col("ranks").is_null()
+    turns = (
+        parts.filter(private.fill_null(False))
+        .sort("start", "event")
+        .unique(("rank", "group"), keep="first", maintain_order=True)
+        .with_columns(pl.int_range(pl.len()).over("rank").alias("turn"))
+        .select("rank", "group", "turn")
+    )
+    joined = parts.join(turns, on=("rank", "group"), how="left", maintain_order="left")
+    turn = pl.concat_str(pl.lit("#"), "turn")
+    return _with_size(joined.with_columns(pl.coalesce(turn, "group").alias("group")).drop("turn"))
+
+
+def _with_size(parts: pl.DataFrame) -> pl.DataFrame:
+    """group_size where only another part of the group states it."""
+    largest = pl.col("group_size").max().over("group")
+    known = pl.when(pl.col("group").is_not_null()).then(pl.coalesce("group_size", largest))
+    return parts.with_columns(known.otherwise("group_size").alias("group_size"))
+
+
+def _by_number(parts: pl.DataFrame) -> pl.DataFrame:
+    """part, meeting, how of numbered parts."""
+    key = (*_KEY, "seq", "turn")
+    numbered = parts.sort("start", "event").with_columns(
+        pl.int_range(pl.len()).over("rank", *_KEY, "seq").alias("turn")
+    )
+    met = numbered.with_columns(pl.col("rank").n_unique().over(key).alias("met")).filter(pl.col("met") > 1)
+    return met.select("part", meeting=pl.struct(key).rank("dense").cast(pl.Int64) - 1, how=pl.lit("seq"))
+
+
+def _by_order(parts: pl.DataFrame) -> pl.DataFrame:
+    """part, meeting, how of parts without a number."""
+    found: list[int] = []
+    meetings: list[int] = []
+    for _, own in parts.group_by(_KEY, maintain_order=True):
+        if own["rank"].n_unique() < 2:
+            continue
+        together = _overlapping(own)
+        if sum(len(one) == 1 for one in together) > STRANGERS * own.height:
+            continue
+        for one in together:
+            if len(one) > 1:
+                found += one
+                meetings += [len(meetings)] * len(one)
+    return pl.DataFrame(
+        {"part": found, "meeting": meetings, "how": ["order"] * len(found)},
+        schema={"part": parts.schema["part"], "meeting": pl.Int64, "how": pl.String},
+    )
+
+
+def _overlapping(own: pl.DataFrame) -> list[list[int]]:
+    """Of the next parts of all ranks, those meet that came before the first of them to leave left.
+
+    So ranks of several groups that go by one name meet with their own.
+    """
+    waiting: dict[int, list[int]] = defaultdict(list)
+    order = own.sort("start", "event", descending=True)
+    latest, earliest = order["start"].to_list(), order["end"].to_list()
+    for at, (part_rank, source, root, collective) in enumerate(
+        order.select("rank", "source", "root", "collective").iter_rows()
+    ):
+        sends, receives = roles(part_rank, source, root, collective)
+        latest[at] = latest[at] if sends else -np.inf
+        earliest[at] = earliest[at] if receives else np.inf
+        waiting[part_rank].append(at)
+    ids = order["part"].to_list()
+    meetings = []
+    while waiting:
+        left = min(earliest[queue[-1]] for queue in waiting.values())
+        heads = {rank: queue[-1] for rank, queue in waiting.items() if latest[queue[-1]] <= left}
+        if not heads:  # a sender that all others await, and that came after they left: a clock is off
+            first = min(waiting, key=lambda rank: earliest[waiting[rank][-1]])
+            heads = {first: waiting[first][-1]}
+        meetings.append([ids[at] for at in heads.values()])
+        for rank in heads:
+            waiting[rank].pop()
+            if not waiting[rank]:
+                del waiting[rank]
+    return meetings
+
+
+def roles(rank: int, source: int | None, root: int | None, collective: str | None) -> tuple[bool, bool]:
+    """Whether others wait for this rank to come, and whether it waits for others.
+
+    A message may be gone before there is a place for it: only its receiver surely waits.
+    """
+    if collective == "message":
+        return rank == source, rank != source
+    if root is not None and collective in ("broadcast", "scatter"):
+        return rank == root, rank != root
+    if root is not None and collective in ("reduce", "gather"):
+        return True, rank == root
+    return True, True

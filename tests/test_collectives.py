@@ -1,0 +1,195 @@
+"""Communications matched across ranks, and clocks: on made jobs of which the truth is known, and on real ones."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import etloom
+from etloom.collectives import clocks, factor, meet, message, together
+from etloom.collectives.clocks import on_one_clock
+from etloom.collectives.parts import COLUMNS
+from etloom.errors import AnalysisError
+
+RING = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
+
+
+def made(seed: int, offsets: list[int], drifts: list[float], *, numbered: bool, count: int) -> pl.DataFrame:
+    """The parts of a job of len(offsets) ranks with their true ``meeting`` in place of bytes; a rank's clock is
+    its offset ahead and runs its drift (ppm) fast."""
+    chance = random.Random(seed)
+    rows = []
+    now = 1_700_000_000_000_000_000
+    since = now
+    for at in range(count):
+        group = chance.choice(["world", "pair"]) if len(offsets) > 2 else "world"
+        ranks = range(len(offsets)) if group == "world" else range(2)
+        starts = {rank: now + chance.randrange(4_000_000) for rank in ranks}
+        end = max(starts.values()) + chance.randrange(100_000, 1_000_000)
+        name = chance.choice(RING)
+        for rank in ranks:
+            left = end + chance.randrange(2_000)
+
+            def on_clock(time: int, rank: int = rank) -> int:
+                return time + offsets[rank] + round(drifts[rank] * (time - since) / 1e6)
+
+            rows.append(
+                {
+                    "rank": rank,
+                    "event": at,
+                    "where": "device",
+                    "collective": name,
+                    "pg_name": group,
+                    "seq": at if numbered else None,
+                    "bytes": at,
+                    "start": on_clock(starts[rank]),
+                    "end": on_clock(left),
+                }
+            )
+        now = end + chance.randrange(200_000_000)
+    chance.shuffle(rows)
+    return pl.DataFrame(rows, schema={**COLUMNS})
+
+
+def pairs(met: pl.DataFrame, by: str) -> set[tuple[tuple[int, int], ...]]:
+    """The sets of (rank, event) that share a value of ``by``."""
+    groups = met.drop_nulls(by).group_by(by).agg(pl.struct("rank", "event"))
+    return {tuple(sorted((one["rank"], one["event"]) for one in row)) for row in groups.to_series(1)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    offsets=st.lists(st.integers(-(10**9), 10**9), min_size=2, max_size=4),
+    count=st.integers(1, 40),
+)
+def test_numbered_parts_meet_and_clocks_are_found(seed: int, offsets: list[int], count: int) -> None:
+    offsets[0] = 0
+    parts = made(seed, offsets, [0.0] * len(offsets), numbered=True, count=count)
+    met = meet(parts)
+    assert pairs(met, "meeting") == pairs(met, "bytes")
+    assert set(met["how"]) == {"seq"}
+    for row in clocks(met).iter_rows(named=True):
+        if row["rank"] == 0:
+            assert row["verdict"] == "reference"
+        elif row["verdict"] != "unknown":
+            assert row["lowest_ns"] <= offsets[row["rank"]] <= row["highest_ns"]
+            # Ends lie within 2 us of each other, so the median of their differences does.
+            assert abs(row["offset_ns"] - offsets[row["rank"]]) <= 4_000
+            assert row["verdict"] == ("corrected" if abs(row["offset_ns"]) > 10_000 else "agrees")
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), count=st.integers(1, 30))
+def test_parts_without_numbers_meet_in_their_order(seed: int, ranks: int, count: int) -> None:
+    met = meet(made(seed, [0] * ranks, [0.0] * ranks, numbered=False, count=count))
+    assert pairs(met, "meeting") == pairs(met, "bytes")
+    assert set(met["how"]) == {"order"}
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), drift=st.floats(-80, 80).filter(lambda ppm: abs(ppm) > 5))
+def test_a_drift_is_told_and_taken_out(seed: int, drift: float) -> None:
+    parts = made(seed, [0, 5_000_000], [0.0, drift], numbered=True, count=60)
+    met = meet(parts)
+    table = clocks(met)
+    row = table.row(1, named=True)
+    assert row["verdict"] == "corrected"
+    assert row["drift_ppm"] == pytest.approx(drift, abs=0.5)
+    ends = on_one_clock(met, table).group_by("meeting").agg(pl.col("end").max() - pl.col("end").min())
+    assert ends["end"].max() < 10_000
+
+
+def test_ranks_that_share_nothing_are_not_compared() -> None:
+    parts = pl.concat(
+        made(seed, [0], [0.0], numbered=False, count=30).with_columns(pl.lit(rank, pl.Int32).alias("rank"))
+        for rank, seed in enumerate((1, 2))
+    )
+    met = meet(parts)
+    assert met["meeting"].null_count() == met.height
+    assert clocks(met)["verdict"].to_list() == ["reference", "unknown"]
+
+
+def test_no_offset_accords_with_another_run() -> None:
+    ours = made(3, [0, 0], [0.0, 0.0], numbered=True, count=8)
+    moved = pl.when(pl.col("rank") == 1).then(pl.col("seq").hash(1) % 10**9).otherwise(0).cast(pl.Int64)
+    met = meet(ours.with_columns(pl.col("start", "end") + moved))
+    assert clocks(met)["verdict"].to_list() == ["reference", "impossible"]
+
+
+def test_two_kernels_of_one_number_meet_in_turn() -> None:
+    one = made(4, [0, 0], [0.0, 0.0], numbered=True, count=1)
+    later = one.with_columns(pl.col("start", "end") + 10**7, event=pl.lit(1, pl.UInt32))
+    met = meet(pl.concat((one, later)))
+    assert pairs(met, "meeting") == {((0, 0), (1, 0)), ((0, 1), (1, 1))}
+
+
+@pytest.mark.parametrize(
+    ("collective", "into", "out", "size"),
+    [
+        ("all_gather", 10, 40, 40),
+        ("reduce_scatter", 40, 10, 40),
+        ("all_reduce", 8, 8, 8),
+        ("message", 6, 0, 6),
+        ("barrier", None, None, None),
+    ],
+)
+def test_message_sizes(collective: str, into: int | None, out: int | None, size: int | None) -> None:
+    assert message(collective, into, out) == size
+
+
+def test_bus_factors() -> None:
+    names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "message", "barrier")
+    assert [factor(name, 4) for name in names] == [1.5, 0.75, 0.75, 0.75, 1.0, 1.0, None]
+
+
+def test_dlrm_is_on_one_clock(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    table = etloom.analyze(job, "clocks")
+    assert table["offset_ns"].abs().max() <= 10_000  # type: ignore[operator]
+    assert table["verdict"].to_list() == ["reference", "agrees", "agrees", "agrees"]
+    rows = etloom.analyze(job, "collectives")
+    first = rows.row(0, named=True)
+    assert (first["collective"], first["seq"], first["recorded"], first["group_size"]) == (
+        "all_to_all",
+        147,
+        4,
+        8,
+    )
+    # The longest kernel of the four takes 7.6 ms: all but 0.5 of it is a wait for rank 2.
+    assert (first["wait_ns"], first["transfer_ns"], first["last_rank"]) == (7_116_000, 518_000, 2)
+    assert rows["how"].to_list() == ["seq"] * 8
+    assert rows["end_spread_ns"].max() <= 7_000  # type: ignore[operator]
+
+
+def test_every_message_of_the_pipeline_meets(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "cpu/pp_4"), "collectives")
+    assert rows.height == 48
+    assert set(rows["recorded"]) == {2}
+    assert (rows["source"] - rows["destination"]).abs().to_list() == [1] * 48
+
+
+def test_collectives_of_subgroups_by_gloo_meet(data: Path) -> None:
+    parts = together(etloom.open(data / "cpu/coll_4")).parts
+    assert parts["meeting"].null_count() == 0
+    assert parts.filter(pl.col("collective") == "barrier").height == 4
+
+
+def test_ranks_of_other_groups_are_refused(data: Path) -> None:
+    job = etloom.open(data / "hta_multirank")
+    assert etloom.analyze(job, "collectives")["recorded"].to_list() == [1] * 20
+    with pytest.raises(AnalysisError, match="no communication of one rank could be matched"):
+        etloom.analyze(job, "clocks")
+
+
+def test_one_rank_does_not_say_who_waited(data: Path) -> None:
+    job = etloom.open(data / "tracelens/b200_eager.json.gz")
+    rows = etloom.analyze(job, "collectives")
+    assert rows["wait_ns"].null_count() == rows["transfer_ns"].null_count() == rows.height
+    with pytest.raises(AnalysisError, match="one rank alone"):
+        etloom.analyze(job, "clocks")
