@@ -1,18 +1,16 @@
-"""The nodes of an execution trace as JSON values again, from the tables that a reader made of them."""
+"""The nodes of an execution trace as JSON text again, from the tables that a reader made of them, by column."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator
-from functools import cache
+from itertools import count
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from etloom.exports._members import quoted
 from etloom.trace import Trace
-
-Tensor = tuple[list[Any], Any, Any]  # value [id, storage, offset, numel, itemsize, device], shape, stride
 
 _ATTRIBUTES = (
     ("rf_id", "uint64", 0),
@@ -39,124 +37,223 @@ _COMM_ATTRIBUTES = (
     ("pg_size", "uint64", "group_size"),
 )
 
+_NUMBERS = ("tensor_id", "storage_id", "offset", "numel", "itemsize")
+EMPTY_SIDE = '{"values": [], "shapes": [], "types": [], "strides": []}'
+BARE_ATTRIBUTES = ", ".join(
+    json.dumps({"name": name, "type": kind, "value": none}) for name, kind, none in _ATTRIBUTES[:7]
+)
+"""What converters look for in every node, with the values that stand for none."""
 
-def nodes(trace: Trace) -> Iterator[tuple[int, str]]:
-    """(row id, JSON text but for its closing brace) of every node, in order of node ids.
+_TEMPLATE = {"values": pl.String, "values_first": pl.String, "shapes_first": pl.String}
+_SLOT = {
+    "values": pl.String,
+    "index": pl.Int16,
+    "item": pl.Int32,
+    "after_value": pl.String,
+    "after_shape": pl.String,
+}
 
-    The layout is that of the schemas 1.0.2 to 1.1.1. What repeats from node to node is written once and kept.
-    """
-    tensors = _tensors(trace.tensors)
-    comms = {
-        row["node"]: row
-        for row in _plain(trace.comms.filter(pl.col("node").is_not_null())).iter_rows(named=True)
-    }
-    et_ids = dict(trace.nodes.select("id", "et_id").iter_rows())
-    quoted = cache(json.dumps)
 
-    @cache
-    def without_tensors(values: str | None, types: str | None) -> str:
-        return json.dumps(_side(values, types, {}))
+class Nodes:
+    """Nodes of a trace as JSON texts."""
 
-    def side(key: tuple[int, int], values: str | None, types: str | None) -> str:
-        known = tensors.get(key)
-        return without_tensors(values, types) if known is None else json.dumps(_side(values, types, known))
+    def __init__(self, trace: Trace) -> None:
+        self._tensors = trace.tensors.sort("node", maintain_order=True)
+        self._node_of_tensor = self._tensors["node"].to_numpy()
+        self._parents = trace.nodes.select("id", "et_id")
+        self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
 
-    front = [
-        f'{{"name": "{name}", "type": "{kind}", "value": {{}}}}'.replace("{}", "\0")
-        for name, kind, _ in _ATTRIBUTES
-    ]
-    columns = ("id", "et_id", "name", "parent", "recorded_parent", "inputs", "input_types", "outputs")
-    listed = _plain(trace.nodes).select(*columns, "output_types", "attrs", *(one[0] for one in _ATTRIBUTES))
-    for (
-        key,
-        et_id,
-        name,
-        parent,
-        recorded,
-        ins,
-        in_types,
-        outs,
-        out_types,
-        rest,
-        *values,
-    ) in listed.iter_rows():
-        attrs = [
-            text.replace("\0", quoted(none if value is None else value))
-            for text, value, (_, _, none) in zip(front, values, _ATTRIBUTES, strict=True)
-        ]
-        if key in comms or rest:
-            attrs += [json.dumps(one) for one in _more_attributes(rest, comms.get(key))]
-        yield (
-            key,
-            f'{{"id": {et_id}, "name": {quoted(name)}, "ctrl_deps": {quoted(et_ids.get(parent, recorded))}, '
-            f'"inputs": {side((key, 0), ins, in_types)}, "outputs": {side((key, 1), outs, out_types)}, '
-            f'"attrs": [{", ".join(attrs)}]',
+    def texts(self, nodes: pl.DataFrame) -> pl.Series:
+        """The JSON objects of rows of the nodes table, each but for its closing brace.
+
+        The layout is that of the schemas 1.0.2 to 1.1.1.
+        """
+        parent = nodes.select(id="parent").join(self._parents, on="id", how="left", maintain_order="left")
+        columns = {
+            name: quoted(nodes[name]).fill_null(json.dumps(none))
+            if isinstance(none, str)
+            else nodes[name].cast(pl.Int64).fill_null(none).cast(pl.String)
+            for name, _, none in _ATTRIBUTES
+        }
+        texts = pl.DataFrame(
+            {
+                "id": nodes["et_id"].cast(pl.String),
+                "label": quoted(nodes["name"]).fill_null("null"),
+                "parent": parent["et_id"]
+                .fill_null(nodes["recorded_parent"])
+                .cast(pl.String)
+                .fill_null("null"),
+                "inputs": self.side(nodes, 0),
+                "outputs": self.side(nodes, 1),
+                **columns,
+                "more": self._more_attributes(nodes),
+            }
+        )
+        attributes: list[pl.Expr] = []
+        for name, kind, _ in _ATTRIBUTES:
+            attributes += [
+                pl.lit(f'{{"name": "{name}", "type": "{kind}", "value": '),
+                pl.col(name),
+                pl.lit("}, "),
+            ]
+        attributes[-1] = pl.lit("}")
+        members = (("id", "id"), ("name", "label"), ("ctrl_deps", "parent"), ("inputs", "inputs"))
+        parts: list[pl.Expr] = [pl.lit("{")]
+        for name, column in (*members, ("outputs", "outputs")):
+            parts += [pl.lit(f'"{name}": '), pl.col(column), pl.lit(", ")]
+        parts += [pl.lit('"attrs": ['), *attributes, pl.col("more"), pl.lit("]")]
+        return texts.select(pl.concat_str(parts).alias("")).to_series()
+
+    def side(self, nodes: pl.DataFrame, io: int) -> pl.Series:
+        """The inputs (io 0) or outputs (1) of rows of the nodes table as JSON: values, shapes, types, strides.
+
+        What repeats from node to node, the values around the tensors, is parsed once a distinct text.
+        """
+        side = ("input", "output")[io]
+        asked = nodes.select(
+            node="id",
+            values=pl.col(f"{side}s").cast(pl.String).fill_null("[]"),
+            types=pl.col(f"{side}_types").cast(pl.String).fill_null("[]"),
+        )
+        templates, slots = _templates(asked["values"].unique())
+        rows = asked.join(templates, on="values", how="left", maintain_order="left")
+        filled = self._filled(asked.join(slots, on="values", maintain_order="left_right"), io)
+        rows = rows.join(filled, on="node", how="left", maintain_order="left")
+        rest = {name: pl.col(name).fill_null("") for name in ("value", "shape", "stride")}
+        parts = (
+            *(pl.lit('{"values": '), pl.col("values_first"), rest["value"]),
+            *(pl.lit(', "shapes": '), pl.col("shapes_first"), rest["shape"]),
+            *(pl.lit(', "types": '), pl.col("types")),
+            *(pl.lit(', "strides": '), pl.col("shapes_first"), rest["stride"], pl.lit("}")),
+        )
+        return rows.select(pl.concat_str(parts).alias("")).to_series()
+
+    def _filled(self, slots: pl.DataFrame, io: int) -> pl.DataFrame:
+        """What follows the first tensor slot of nodes, itself included: node, value, shape, stride."""
+        keys = ["node", "index", "item"]
+        tensors = self._between(slots["node"]).filter(pl.col("io") == io)
+        numbers = [pl.col(name).cast(pl.String).fill_null("null") for name in _NUMBERS]
+        tensors = tensors.with_columns(quoted(tensors["device"]).fill_null('""')).select(
+            *keys,
+            *(pl.col(name).cast(pl.String) for name in ("shape", "stride")),
+            value=pl.concat_str(
+                pl.lit("["), pl.concat_str([*numbers, "device"], separator=", "), pl.lit("]")
+            ),
+        )
+        found = slots.join(tensors, on=keys, how="left", nulls_equal=True, maintain_order="left")
+        texts = (("value", "value"), ("shape", "shape"), ("stride", "shape"))
+        return (
+            found.select(
+                "node",
+                **{
+                    name: pl.concat_str(pl.col(name).fill_null("[]"), f"after_{after}")
+                    for name, after in texts
+                },
+            )
+            .group_by("node", maintain_order=True)
+            .agg(pl.all().str.join(""))
         )
 
+    def _between(self, nodes: pl.Series) -> pl.DataFrame:
+        """The tensors of nodes from the first to the last of these."""
+        if not len(nodes):
+            return self._tensors.clear()
+        ids = nodes.to_numpy()
+        begin, end = np.searchsorted(self._node_of_tensor, [ids.min(), ids.max() + 1]).tolist()
+        return self._tensors.slice(begin, end - begin)
 
-def side_of(trace: Trace, node: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs and outputs of one node, by row id."""
-    row = _plain(trace.nodes.filter(pl.col("id") == node)).row(0, named=True)
-    tensors = _tensors(trace.tensors.filter(pl.col("node") == node))
-    return (
-        _side(row["inputs"], row["input_types"], tensors.get((node, 0), {})),
-        _side(row["outputs"], row["output_types"], tensors.get((node, 1), {})),
-    )
-
-
-def empty_side() -> dict[str, Any]:
-    return {"values": [], "shapes": [], "types": [], "strides": []}
+    def _more_attributes(self, nodes: pl.DataFrame) -> pl.Series:
+        """Attributes of a communication and those that no column holds, each with a comma before it."""
+        comms = self._comms.join(nodes.select(node="id"), on="node", how="semi")
+        by_node = {row["node"]: row for row in _plain(comms).iter_rows(named=True)}
+        rest = _plain(nodes.select("id", "attrs").drop_nulls())
+        own = dict(rest.iter_rows())
+        texts = {
+            node: "".join(f", {json.dumps(one)}" for one in _listed(own.get(node), by_node.get(node)))
+            for node in {*by_node, *own}
+        }
+        schema = {"id": pl.UInt32, "more": pl.String}
+        more = pl.DataFrame({"id": list(texts), "more": list(texts.values())}, schema=schema)
+        return nodes.select("id").join(more, on="id", how="left", maintain_order="left")["more"].fill_null("")
 
 
 def attribute(name: str, kind: str, value: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, "value": value}
 
 
-def _more_attributes(rest: str | None, comm: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    if comm is not None:
-        for name, kind, column in _COMM_ATTRIBUTES:
-            if comm[column] is not None:
-                yield attribute(name, kind, comm[column])
-    for name, value in json.loads(rest or "{}").items():
-        yield attribute(name, "string" if isinstance(value, str) else "int64", value)
+def _listed(rest: str | None, comm: dict[str, Any] | None) -> list[dict[str, Any]]:
+    known = (
+        []
+        if comm is None
+        else [
+            attribute(name, kind, comm[column])
+            for name, kind, column in _COMM_ATTRIBUTES
+            if comm[column] is not None
+        ]
+    )
+    return known + [
+        attribute(name, "string" if isinstance(value, str) else "int64", value)
+        for name, value in json.loads(rest or "{}").items()
+    ]
 
 
 def _plain(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
-def _tensors(frame: pl.DataFrame) -> dict[tuple[int, int], dict[tuple[int, int | None], Tensor]]:
-    """(node, io) -> (index, item) -> tensor. Shapes are parsed once a distinct text."""
-    texts: dict[str | None, Any] = {None: []}
-    for column in ("shape", "stride"):
-        texts |= {text: json.loads(text) for text in frame[column].unique().drop_nulls().cast(pl.String)}
-    found: dict[tuple[int, int], dict[tuple[int, int | None], Tensor]] = defaultdict(dict)
-    value = ("tensor_id", "storage_id", "offset", "numel", "itemsize", "device")
-    columns = _plain(frame).select("node", "io", "index", "item", "shape", "stride", *value)
-    for node, io, index, item, shape, stride, *numbers, device in columns.iter_rows():
-        tensor = ([*numbers, device or ""], texts[shape], texts[stride])
-        found[node, io][index, item] = tensor
-    return found
+def _templates(texts: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Of JSON lists of values the text up to the first null, in which tensors stand, and for each null what follows.
+
+    `_TEMPLATE` and `_SLOT`: the same of the values and of their shapes, which are [] where there is no tensor.
+    """
+    templates: list[tuple[str, str, str]] = []
+    slots: list[tuple[str, int, int | None, str, str]] = []
+    for text in texts:
+        values, shapes, where = _around(text)
+        templates.append((text, values[0], shapes[0]))
+        slots += [
+            (text, *place, value, shape)
+            for place, value, shape in zip(where, values[1:], shapes[1:], strict=True)
+        ]
+    return (
+        pl.DataFrame(templates, schema=_TEMPLATE, orient="row"),
+        pl.DataFrame(slots, schema=_SLOT, orient="row"),
+    )
 
 
-def _side(
-    values: str | None, types: str | None, tensors: dict[tuple[int, int | None], Tensor]
-) -> dict[str, Any]:
-    side = empty_side()
-    side["types"] = json.loads(types or "[]")
-    for index, value in enumerate(json.loads(values or "[]")):
-        count = iter(range(1 << 31))
+def _around(text: str) -> tuple[list[str], list[str], list[tuple[int, int | None]]]:
+    """The texts of values and shapes before, between and after the nulls of a JSON list, and where these stand.
 
-        def filled(value: Any, index: int = index, count: Iterator[int] = count, top: bool = True) -> Tensor:
-            if value is None:
-                known = tensors.get((index, None if top else next(count)))
-                return known if known is not None else ([], [], [])
-            if isinstance(value, list):
-                parts = [filled(part, index, count, False) for part in value]
-                return ([part[0] for part in parts], [part[1] for part in parts], [part[2] for part in parts])
-            return (value, [], [])
+    That is their index in the list and, in lists inside it, their number there.
+    """
+    values: list[list[str]] = [[]]
+    shapes: list[list[str]] = [[]]
+    where: list[tuple[int, int | None]] = []
 
-        whole = filled(value)
-        for name, part in zip(("values", "shapes", "strides"), whole, strict=True):
-            side[name].append(part)
-    return side
+    def write(value: str, shape: str) -> None:
+        values[-1].append(value)
+        shapes[-1].append(shape)
+
+    def walk(value: Any, index: int, numbers: count[int] | None) -> None:
+        if value is None:
+            where.append((index, None if numbers is None else next(numbers)))
+            values.append([])
+            shapes.append([])
+        elif isinstance(value, list):
+            numbers = count() if numbers is None else numbers
+            write("[", "[")
+            for place, part in enumerate(value):
+                if place:
+                    write(", ", ", ")
+                walk(part, index, numbers)
+            write("]", "]")
+        else:
+            write(json.dumps(value), "[]")
+
+    write("[", "[")
+    for index, value in enumerate(json.loads(text)):
+        if index:
+            write(", ", ", ")
+        walk(value, index, None)
+    write("]", "]")
+    return ["".join(parts) for parts in values], ["".join(parts) for parts in shapes], where

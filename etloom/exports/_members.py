@@ -83,7 +83,7 @@ def objects(frame: pl.DataFrame, base: int = 0) -> pl.Series:
     parts = [pl.concat_str(pl.lit('{"ph":'), "ph")]
     for column in ("cat", "name", "pid_text", "tid_text", "ts", "dur", "flow"):
         if column in frame.columns:
-            value = _microseconds(column) if column in ("ts", "dur") else pl.col(column).cast(pl.String)
+            value = microseconds(column) if column in ("ts", "dur") else pl.col(column).cast(pl.String)
             name = "id" if column == "flow" else column.removesuffix("_text")
             parts.append(pl.concat_str(pl.lit(f',"{name}":'), value))
     parts += [pl.col("extra")] if "extra" in frame.columns else []
@@ -131,7 +131,7 @@ def _split(text: str) -> tuple[str, str]:
     return args, beside
 
 
-def _microseconds(column: str) -> pl.Expr:
+def microseconds(column: str) -> pl.Expr:
     """Whole ns as decimal microseconds, exactly."""
     ns = pl.col(column)
     sign = pl.when(ns < 0).then(pl.lit("-")).when(ns >= 0).then(pl.lit(""))

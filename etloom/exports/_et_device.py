@@ -1,0 +1,97 @@
+"""Device work as nodes of an ET+: with its own facts, hung on the operator that launched it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.exports._et_nodes import BARE_ATTRIBUTES, EMPTY_SIDE, Nodes
+from etloom.exports._members import microseconds, quoted
+from etloom.linker.lanes import rows_of
+from etloom.trace import Trace
+
+
+def numbered(trace: Trace) -> pl.DataFrame:
+    """The device events in order of time, with ``number``, the id of their node, and ``node``, the one above.
+
+    The node above is that of the operator around the launch, or of the nearest linked event around that; null
+    where there is none.
+    """
+    work = trace.events.filter(stacks.among(trace.events["cat"], kinds.DEVICE))
+    cause = trace.launches.select(
+        pl.col("device_event").alias("id"), pl.coalesce("operator", "launch").alias("cause")
+    ).unique("id", keep="last")
+    cause = cause.with_columns(node_around(trace, cause["cause"]))
+    first = int(trace.nodes["et_id"].max() or 0) + 1  # type: ignore[arg-type]
+    return work.join(cause.drop("cause"), on="id", how="left", maintain_order="left").with_columns(
+        number=pl.int_range(first, first + pl.len())
+    )
+
+
+def node_around(trace: Trace, events: pl.Series) -> pl.Series:
+    """For ids of events (or null) the node of each, or of the nearest linked event around it."""
+    linked = rows_of(trace.events, trace.links["event"])
+    node = np.zeros(trace.events.height + 1, np.uint32)  # the last for -1
+    node[linked] = trace.links["node"].to_numpy()
+    has = np.zeros(trace.events.height, bool)
+    has[linked[linked >= 0]] = True
+    found = stacks.nearest(rows_of(trace.events, trace.events["parent"]), has, rows_of(trace.events, events))
+    return pl.Series("node", node[found]).set(pl.Series(found < 0), None)
+
+
+def texts(trace: Trace, nodes: Nodes, device: pl.DataFrame) -> pl.Series:
+    """The JSON objects of rows of `numbered`."""
+    base = int(trace.meta.get("base_ns") or 0)
+    above = trace.nodes.select(pl.col("id").alias("node"), pl.col("et_id").alias("above"))
+    comms = trace.comms.drop_nulls("event").unique("event", keep="last")
+    comms = comms.select(pl.col("event").alias("id"), quoted(comms["pg_name"]).alias("pg_name"), known=True)
+    kernels = trace.kernels.unique("event", keep="last").rename({"event": "id"})
+    rows = device
+    for frame, key in ((above, "node"), (comms, "id"), (kernels, "id")):
+        rows = rows.join(frame, on=key, how="left", maintain_order="left")
+    called = trace.nodes.join(rows.filter("known").select(id="node"), on="id", how="semi")
+    sides = called.select(pl.col("id").alias("node")).with_columns(
+        nodes.side(called, 0).alias("inputs"), nodes.side(called, 1).alias("outputs")
+    )
+    rows = rows.join(sides, on="node", how="left", maintain_order="left").with_columns(
+        pl.when("known").then(name) for name in ("inputs", "outputs")
+    )
+    told = rows.with_columns(
+        quoted(rows["name"]).fill_null("null"),
+        quoted(rows["cat"]),
+        quoted(rows["ph"]).fill_null("null"),
+        pl.col("ts") - base,
+        pl.col("dur").fill_null(0),
+        pl.col("inputs", "outputs").fill_null(EMPTY_SIDE),
+        pl.col("above").fill_null(trace.nodes["et_id"].min()),
+    )
+    members = (
+        *(("id", pl.col("number")), ("name", pl.col("name")), ("ctrl_deps", pl.col("above"))),
+        *(("inputs", pl.col("inputs")), ("outputs", pl.col("outputs"))),
+        ("attrs", pl.concat_str(pl.lit(f"[{BARE_ATTRIBUTES}"), _attributes(rows, kernels), pl.lit("]"))),
+        *(("cat", pl.col("cat")), ("ph", pl.col("ph"))),
+        ("stream", pl.col("stream").cast(pl.String).fill_null("null")),
+        ("ts", microseconds("ts")),
+        *((name, microseconds("dur")) for name in ("inclusive_dur", "exclusive_dur")),
+    )
+    parts = [part for name, value in members for part in (pl.lit(f', "{name}": '), value)]
+    group = pl.concat_str(pl.lit(', "pg_name": '), "pg_name")
+    line = pl.concat_str(pl.lit("{"), pl.concat_str(parts).str.slice(2), group.fill_null(""), pl.lit("}"))
+    return told.select(line.alias("")).to_series()
+
+
+def _attributes(rows: pl.DataFrame, kernels: pl.DataFrame) -> pl.Expr:
+    """What is known of each event, as items of a list, each with a comma before it."""
+    parts = []
+    for name in ("device", "correlation", *kernels.drop("id").columns):
+        dtype = rows.schema[name]
+        known = pl.col(name)
+        if dtype.is_float():
+            known = pl.when(known.is_finite()).then(known)
+        kind = "double" if dtype.is_float() else "int64"
+        start = json.dumps({"name": name, "type": kind})[:-1]
+        parts.append(pl.concat_str(pl.lit(f', {start}, "value": '), known.cast(pl.String), pl.lit("}")))
+    return pl.concat_str(parts, ignore_nulls=True)
