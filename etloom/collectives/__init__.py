@@ -22,7 +22,8 @@ __all__ = ["Together", "clocks", "factor", "meet", "message", "parts", "together
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """parts: `meetings.COLUMNS`, with start and end on the clock of the reference rank. clocks: `clocks.COLUMNS`."""
+    """parts: `meetings.COLUMNS`, start and end on the clock of the reference rank, own_start and own_end on the rank's
+    own. clocks: `clocks.COLUMNS`."""
 
     parts: pl.DataFrame
     clocks: pl.DataFrame
@@ -36,4 +37,6 @@ def together(job: Job) -> Together:
     found = pl.concat([parts(trace, rank) for rank, trace in job.items()])
     table = clocks(meet(found))
     # What is told from order and time is told again where a clock was off.
-    return Together(meet(on_one_clock(found, table)), table)
+    own = found.select("rank", "event", own_start="start", own_end="end")
+    met = meet(on_one_clock(found, table))
+    return Together(met.join(own, on=("rank", "event"), how="left", maintain_order="left"), table)

@@ -25,6 +25,9 @@ DRIFTS = 16
 TRUSTED_NS = 10_000
 """Clocks of one host differ by less than this."""
 
+GRAIN_NS = 2_000
+"""Times that are kept in whole us may contradict each other by this much."""
+
 COLUMNS = {
     "rank": pl.Int32,
     "reference": pl.Int32,  # the rank whose clock this one is compared with
@@ -176,7 +179,7 @@ def _row(pair: _Pair | None, rank: int, reference: int, since: int | None) -> li
     verdict = "corrected"
     if rank == reference:
         verdict = "reference"
-    elif pair.lowest > pair.highest:
+    elif pair.lowest > pair.highest + GRAIN_NS:
         verdict = "impossible"
     elif pair.lowest <= 0 <= pair.highest and abs(pair.offset) <= max(3 * pair.spread, TRUSTED_NS):
         verdict = "agrees"

@@ -1,0 +1,59 @@
+"""What ranks do together, summed up: a row a collective, group and message size.
+
+Sums and percentiles over the communications of `collectives`, which defines their columns: transfer is the time of
+the data itself, wait the time until the last rank has come. slowest_over_median is the longest transfer over the
+median: of one size in one group, far above 1 says that the link or the device was busy with something else.
+
+Units: ns, B, GB/s with GB = 1e9 B. Percentiles lie between two values in proportion (linear).
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer
+from etloom.analyses._together import communications
+from etloom.analyses.collectives import met
+from etloom.trace import Job
+
+SCOPE = "job"
+COLUMNS = {
+    "collective": pl.String,
+    "group": pl.String,
+    "group_size": pl.Int64,
+    "bytes": pl.Int64,
+    "count": pl.Int64,
+    "matched": pl.Int64,
+    "duration_ns": pl.Int64,
+    "wait_ns": pl.Int64,
+    "transfer_ns": pl.Int64,
+    "transfer_p50_ns": pl.Float64,
+    "transfer_p95_ns": pl.Float64,
+    "transfer_max_ns": pl.Int64,
+    "slowest_over_median": pl.Float64,
+    "algo_bandwidth_p50": pl.Float64,
+    "bus_bandwidth_p50": pl.Float64,
+}
+
+
+def analyze(job: Job) -> pl.DataFrame:
+    transfer = pl.col("transfer_ns")
+    table = (
+        met(communications(job).parts)
+        .group_by("collective", "group", "group_size", "bytes")
+        .agg(
+            pl.len().alias("count"),
+            (pl.col("recorded") > 1).sum().alias("matched"),
+            pl.col("duration_ns").sum(),
+            *(pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()) for name in ("wait_ns",)),
+            pl.when(transfer.count() > 0).then(transfer.sum()).alias("transfer_ns"),
+            transfer.quantile(0.5, "linear").alias("transfer_p50_ns"),
+            transfer.quantile(0.95, "linear").alias("transfer_p95_ns"),
+            transfer.max().alias("transfer_max_ns"),
+            (transfer.max() / transfer.median()).alias("slowest_over_median"),
+            pl.col("algo_bandwidth").median().alias("algo_bandwidth_p50"),
+            pl.col("bus_bandwidth").median().alias("bus_bandwidth_p50"),
+        )
+        .sort("duration_ns", "collective", "group", "bytes", descending=(True, False, False, False))
+    )
+    return answer(table, COLUMNS)

@@ -1,0 +1,147 @@
+"""What a job hangs on, from its Flight Recorder dumps: the first place at which the ranks of a group part ways.
+
+The records of each group are compared by sequence number, from the first that every dump still holds. A row is a
+finding, worst first; of each group the first divergence is where to look, what follows it is its consequence.
+
+- missing: these ranks never called it, others did. Also ranks of the group without any dump.
+- collective mismatch: ranks called different collectives under one number.
+- size mismatch, dtype mismatch: the same collective with other sizes or types. Sizes of an all-to-all, and of the root
+  of a gather or scatter, may differ and are not compared.
+- not finished: all called it, these ranks have not completed it (state: scheduled, started).
+
+others: the ranks on which it is as the row says of them. called_at: where the ranks named called it, else the others.
+
+Definition: the matching of torch.distributed.flight_recorder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses._activity import answer
+from etloom.errors import AnalysisError
+from etloom.trace import Job, Trace
+
+SCOPE = "job"
+COLUMNS: dict[str, Any] = {
+    "group": pl.String,
+    "seq": pl.Int64,
+    "finding": pl.String,
+    "collective": pl.String,
+    "ranks": pl.List(pl.Int64),
+    "others": pl.List(pl.Int64),
+    "detail": pl.String,
+    "called_at": pl.String,
+}
+_UNEVEN = frozenset({"all_to_all", "gather", "scatter", "send", "recv"})
+_ORDER = ("collective mismatch", "size mismatch", "dtype mismatch", "missing", "not finished")
+_Records = dict[int, dict[str, Any]]  # of one number, by rank
+
+
+def analyze(job: Job) -> pl.DataFrame:
+    dumps = {rank: trace for rank, trace in job.items() if "flight_recorder" in trace.meta.get("formats", ())}
+    if not dumps:
+        raise AnalysisError(
+            "the run holds no Flight Recorder dump",
+            remedy="set TORCH_NCCL_TRACE_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, and open the folder of the dumps",
+        )
+    records = pl.concat([_records(rank, trace) for rank, trace in dumps.items()])
+    rows = [
+        {"group": group, **finding}
+        for (group,), own in records.group_by("group", maintain_order=True)
+        for finding in _of_group(own, _members(own) or sorted(dumps), set(dumps))
+    ]
+    table = pl.DataFrame(rows, schema=COLUMNS, orient="row")
+    worst = pl.col("finding").replace_strict({name: at for at, name in enumerate(_ORDER)})
+    first = pl.col("seq").fill_null(-1)
+    return answer(table.sort(first.min().over("group"), "group", first, worst), COLUMNS)
+
+
+def _records(rank: int, trace: Trace) -> pl.DataFrame:
+    """The numbered collectives of a dump."""
+    text = ("collective", "pg_name", "pg_desc", "ranks", "dtype")
+    comms = trace.comms.filter(pl.col("seq").is_not_null() & ~pl.col("is_p2p").fill_null(False)).select(
+        *(pl.col(name).cast(pl.String) for name in text), "seq", "in_nelems", "out_nelems", "event"
+    )
+    args = trace.events.select("id", args=pl.col("args").cast(pl.String))
+    named = pl.concat_str("pg_name", pl.lit(" "), pl.col("pg_desc").fill_null("")).str.strip_chars()
+    return comms.join(args, left_on="event", right_on="id", how="left").with_columns(
+        pl.lit(rank).alias("rank"), group=pl.coalesce(named, pl.lit("?"))
+    )
+
+
+def _members(own: pl.DataFrame) -> list[int]:
+    known = own["ranks"].drop_nulls()
+    return sorted(json.loads(known[0])) if len(known) else []
+
+
+def _of_group(own: pl.DataFrame, members: list[int], dumped: set[int]) -> Iterator[dict[str, Any]]:
+    if absent := [rank for rank in members if rank not in dumped]:
+        detail = "no dump of these ranks: a crash, or another file name"
+        yield {"seq": None, "finding": "missing", "ranks": absent, "others": sorted(dumped), "detail": detail}
+    present = [rank for rank in members if rank in dumped]
+    held = own.group_by("rank").agg(pl.col("seq").min().alias("first"))
+    # A dump is a ring: what one rank has overwritten is compared on none.
+    since = held["first"].max()
+    for (seq,), at in own.filter(pl.col("seq") >= since).group_by("seq", maintain_order=True):
+        records: _Records = {row["rank"]: row for row in at.iter_rows(named=True)}
+        for finding in _of_number(records, present):
+            yield {"seq": seq, **finding}
+
+
+def _of_number(records: _Records, members: list[int]) -> Iterator[dict[str, Any]]:
+    if missing := [rank for rank in members if rank not in records]:
+        called = next(iter(records.values()))["collective"]
+        yield _finding("missing", missing, records, called, f"{called} was called by the others only")
+    for column, finding in (("collective", "collective mismatch"), ("dtype", "dtype mismatch")):
+        yield from _differing(records, finding, lambda row, column=column: row[column])
+    if not any(row["collective"] in _UNEVEN for row in records.values()):
+        yield from _differing(records, "size mismatch", lambda row: (row["in_nelems"], row["out_nelems"]))
+    states = {rank: _args(row).get("state") for rank, row in records.items()}
+    if waiting := [rank for rank, state in states.items() if state not in ("completed", None)]:
+        called = records[waiting[0]]["collective"]
+        detail = ", ".join(f"rank {rank}: {states[rank]}" for rank in waiting)
+        yield _finding("not finished", waiting, records, called, detail)
+
+
+def _differing(records: _Records, finding: str, of: Any) -> Iterator[dict[str, Any]]:
+    """A finding where the value is not the same on all ranks, of those where it is not the most common one."""
+    by_value: dict[Any, list[int]] = {}
+    for rank, row in records.items():
+        by_value.setdefault(of(row), []).append(rank)
+    if len(by_value) < 2:
+        return
+    usual = max(by_value, key=lambda value: len(by_value[value]))
+    odd = sorted(rank for value, ranks in by_value.items() if value != usual for rank in ranks)
+    detail = "; ".join(
+        f"{_words(value)} on {', '.join(map(str, ranks))}" for value, ranks in by_value.items()
+    )
+    yield _finding(finding, odd, records, records[odd[0]]["collective"], detail)
+
+
+def _words(value: Any) -> str:
+    return f"{value[0]} in, {value[1]} out" if isinstance(value, tuple) else str(value)
+
+
+def _finding(
+    finding: str, ranks: list[int], records: _Records, collective: str | None, detail: str
+) -> dict[str, Any]:
+    others = sorted(set(records) - set(ranks))
+    asked = [rank for rank in ranks if rank in records] or others
+    frames = _args(records[asked[0]]).get("frames") or [None]
+    return {
+        "finding": finding,
+        "collective": collective,
+        "ranks": sorted(ranks),
+        "others": others,
+        "detail": detail,
+        "called_at": frames[0],
+    }
+
+
+def _args(row: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(row["args"]) if row["args"] else {}

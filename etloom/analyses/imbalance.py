@@ -1,0 +1,60 @@
+"""How unevenly the ranks share the work: each part of the time breakdown over all ranks.
+
+A row is a part of temporal-breakdown: its least, median and most over the ranks, and which ranks those are.
+imbalance_pct is 100 (most / mean - 1): by how much the whole would be faster if the part were shared evenly and the
+slowest rank decided.
+
+step: of this step only (default: of the whole trace of each rank).
+
+Units: ns, percent. Definition: DeRose, Homer, Johnson (2007), percent imbalance before scaling.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses import temporal_breakdown
+from etloom.analyses._activity import answer
+from etloom.errors import AnalysisError
+from etloom.trace import Job, by_rank
+
+SCOPE = "job"
+COLUMNS = {
+    "part": pl.String,
+    "ranks": pl.Int64,
+    "min_ns": pl.Int64,
+    "min_rank": pl.Int64,
+    "median_ns": pl.Float64,
+    "mean_ns": pl.Float64,
+    "max_ns": pl.Int64,
+    "max_rank": pl.Int64,
+    "imbalance_pct": pl.Float64,
+}
+
+
+def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
+    if len(job) < 2:
+        raise AnalysisError(
+            "one rank alone has nothing to be compared with", remedy="open the folder that holds all ranks"
+        )
+    rows = by_rank(job, lambda trace: temporal_breakdown.analyze(trace, step=step))
+    rows = rows if step is not None else rows.filter(pl.col("step").is_null())
+    parts = [name for name in temporal_breakdown.COLUMNS if name.endswith("_ns") and name != "start_ns"]
+    long = rows.unpivot(parts, index="rank", variable_name="part", value_name="time")
+    table = (
+        long.with_columns(pl.col("part").str.strip_suffix("_ns"))
+        .group_by("part", maintain_order=True)
+        .agg(
+            pl.len().alias("ranks"),
+            pl.col("time").min().alias("min_ns"),
+            pl.col("rank").get(pl.col("time").arg_min()).alias("min_rank"),
+            pl.col("time").median().alias("median_ns"),
+            pl.col("time").mean().alias("mean_ns"),
+            pl.col("time").max().alias("max_ns"),
+            pl.col("rank").get(pl.col("time").arg_max()).alias("max_rank"),
+        )
+    )
+    over = 100 * (pl.col("max_ns") / pl.col("mean_ns") - 1)
+    return answer(
+        table.with_columns(pl.when(pl.col("mean_ns") > 0).then(over).alias("imbalance_pct")), COLUMNS
+    )

@@ -1,0 +1,173 @@
+"""Analyses over ranks: who waits for whom, what the ranks share unevenly, what a job hangs on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.errors import AnalysisError
+from tests.small import slice_
+
+CAUSES = ["longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns"]
+
+
+def rank_trace(rank: int, kernels: list[tuple[str, float, float]]) -> dict[str, Any]:
+    """A Kineto trace of kernels (name, start, duration in us); those called nccl are numbered all-reduces."""
+    events = [slice_("cpu_op", "aten::mm", 0, 1, 100 + rank, 100 + rank)]
+    seq = 0
+    for at, (name, start, took) in enumerate(kernels):
+        args: dict[str, Any] = {"device": 0, "stream": 7, "correlation": at + 1}
+        if name.startswith("nccl"):
+            args |= {
+                "Collective name": "allreduce",
+                "Process Group Name": "0",
+                "Group size": 2,
+                "dtype": "Float",
+                "In msg nelems": 1000,
+                "Out msg nelems": 1000,
+                "Seq": seq,
+            }
+            seq += 1
+        call = slice_("cuda_runtime", "cudaLaunchKernel", at + 2, 0.5, 100 + rank, 100 + rank)
+        call["args"] |= {"correlation": at + 1}
+        events += [call, slice_("kernel", name, start, took, 0, 7, **args)]
+    return {
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
+        "traceEvents": events,
+    }
+
+
+@pytest.fixture
+def late_pair(tmp_path: Path) -> Path:
+    """Rank 1 comes 300 us late to the second all-reduce: 200 of it in a longer GEMM, 100 in an idle device."""
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    ranks = (
+        [(nccl, 100, 100), ("gemm", 200, 300), (nccl, 500, 350)],
+        [(nccl, 100, 100), ("gemm", 300, 500), (nccl, 800, 50)],
+    )
+    for rank, kernels in enumerate(ranks):
+        (tmp_path / f"kineto_trace_{rank}.json").write_text(json.dumps(rank_trace(rank, kernels)))
+    return tmp_path
+
+
+def test_a_late_rank_and_why(late_pair: Path) -> None:
+    job = etloom.open(late_pair)
+    rows = etloom.analyze(job, "stragglers")
+    late = rows.row(0, named=True)
+    assert {name: late[name] for name in ("rank", "last", "delay_ns", *CAUSES, "cause", "waited_ns")} == {
+        "rank": 1,
+        "last": 2,  # the first time by nothing
+        "delay_ns": 300_000,
+        "longer_compute_ns": 200_000,
+        "other_work_ns": 0,
+        "late_launch_ns": 100_000,
+        "before_ns": 0,
+        "cause": "longer compute",
+        "waited_ns": 0,
+    }
+    assert rows["waited_ns"].to_list() == [0, 300_000]
+    second = etloom.analyze(job, "collectives").row(1, named=True)
+    assert (second["wait_ns"], second["transfer_ns"], second["last_rank"]) == (300_000, 50_000, 1)
+    assert second["algo_bandwidth"] == pytest.approx(4000 / 50_000)
+    assert second["bus_bandwidth"] == pytest.approx(4000 / 50_000)  # 2 (n - 1) / n is 1 of two ranks
+
+
+@pytest.mark.parametrize("name", ["dlrm", "cpu/pp_4", "cpu/coll_4", "cpu/ddp_2"])
+def test_the_causes_of_a_delay_sum_to_it(data: Path, name: str) -> None:
+    rows = etloom.analyze(etloom.open(data / name), "stragglers")
+    assert (rows.select(pl.sum_horizontal(CAUSES)).to_series() == rows["delay_ns"]).all()
+    assert rows["delay_ns"].sum() > 0
+
+
+def test_sums_of_communications_are_those_of_their_rows(data: Path) -> None:
+    job = etloom.open(data / "cpu/coll_4")
+    rows, sums = etloom.analyze(job, "collectives"), etloom.analyze(job, "collective-summary")
+    for name in ("wait_ns", "transfer_ns", "duration_ns"):
+        assert sums[name].sum() == rows[name].sum()
+    assert sums["count"].sum() == rows.height
+
+
+def test_imbalance(late_pair: Path) -> None:
+    rows = etloom.analyze(etloom.open(late_pair), "imbalance")
+    compute = rows.filter(pl.col("part") == "compute").row(0, named=True)
+    assert (compute["min_ns"], compute["min_rank"]) == (300_000, 0)
+    assert (compute["max_ns"], compute["max_rank"]) == (500_000, 1)
+    assert (compute["mean_ns"], compute["imbalance_pct"]) == (400_000, pytest.approx(25))
+    one = etloom.read(late_pair / "kineto_trace_0.json")
+    with pytest.raises(AnalysisError, match="one rank alone"):
+        etloom.analyze(one, "imbalance")
+
+
+def entry(seq: int, name: str = "all_reduce", state: str = "completed", sizes: Any = None) -> dict[str, Any]:
+    return {
+        "record_id": seq,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "profiling_name": f"nccl:{name}",
+        "time_created_ns": 1_700_000_000_000_000_000 + seq,
+        "input_sizes": sizes or [[10]],
+        "output_sizes": sizes or [[10]],
+        "input_dtypes": ["Float"],
+        "output_dtypes": ["Float"],
+        "state": state,
+        "retired": state == "completed",
+        "is_p2p": False,
+        "frames": [{"name": "step", "filename": "train.py", "line": seq}],
+    }
+
+
+def dumps(folder: Path, ranks: dict[int, list[dict[str, Any]]], world: int) -> Path:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": json.dumps(list(range(world)))}}
+    for rank, entries in ranks.items():
+        dump = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
+        (folder / f"nccl_trace_rank_{rank}.json").write_text(json.dumps(dump))
+    return folder
+
+
+def hung(folder: Path, ranks: dict[int, list[dict[str, Any]]], world: int = 2) -> list[tuple[Any, ...]]:
+    rows = etloom.analyze(etloom.open(dumps(folder, ranks, world)), "hangs")
+    return rows.select("seq", "finding", "collective", "ranks", "others", "called_at").rows()
+
+
+def test_a_rank_that_never_came(tmp_path: Path) -> None:
+    found = hung(tmp_path, {0: [entry(1), entry(2, state="started")], 1: [entry(1)]})
+    assert found == [
+        (2, "missing", "all_reduce", [1], [0], "step (train.py:2)"),
+        (2, "not finished", "all_reduce", [0], [], "step (train.py:2)"),
+    ]
+
+
+def test_ranks_that_call_different_things(tmp_path: Path) -> None:
+    found = hung(
+        tmp_path,
+        {
+            0: [entry(4), entry(5, state="started")],
+            1: [entry(4), entry(5, "all_gather", "started")],
+            2: [entry(4), entry(5, sizes=[[12]], state="started")],
+        },
+        world=4,
+    )
+    assert [row[:4] for row in found] == [
+        (None, "missing", None, [3]),
+        (5, "collective mismatch", "all_gather", [1]),
+        (5, "size mismatch", "all_reduce", [2]),
+        (5, "not finished", "all_reduce", [0, 1, 2]),
+    ]
+
+
+def test_what_a_ring_has_overwritten_is_no_divergence(tmp_path: Path) -> None:
+    assert hung(tmp_path, {0: [entry(1), entry(2), entry(3)], 1: [entry(3)]}) == []
+
+
+def test_no_dump_no_answer(late_pair: Path) -> None:
+    with pytest.raises(AnalysisError, match="no Flight Recorder dump"):
+        etloom.analyze(etloom.open(late_pair), "hangs")
