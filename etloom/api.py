@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from etloom import dependencies, linker, opening, readers, registry
+from etloom import linker, opening, readers, registry
 from etloom.errors import EtloomError
 from etloom.trace import Job, Trace, by_rank
+
+if TYPE_CHECKING:
+    from etloom import dependencies
 
 StrPath = str | os.PathLike[str]
 
@@ -92,8 +95,9 @@ def graph(trace: Trace | Job) -> dependencies.Dependencies:
     ``.graph`` is an `etloom.graphs.Graph`: its schedule, longest path, slack and reach are functions of that module;
     a what-if is its schedule with other lags. What is not linked yet is linked first.
     """
-    linked = trace.map(_linked) if isinstance(trace, Job) else _linked(trace)
-    return dependencies.depend(linked)
+    from etloom.dependencies import depend
+
+    return depend(trace.map(_linked) if isinstance(trace, Job) else _linked(trace))
 
 
 def query(trace: Trace | Job, sql: str) -> pl.DataFrame:

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
-from etloom import api
+from etloom import readers
 from etloom.errors import EtloomError
 from etloom.exports import etplus
+from etloom.linker import link
 from etloom.trace import Job
 
 _log = logging.getLogger("etloom.compat.chakra")
@@ -42,7 +43,7 @@ class TraceLinker:
 
         rank: which of several ranks of a device trace (Nsight); of one, it changes nothing.
         """
-        host, device = (api.read(path) for path in (chakra_host_trace, chakra_device_trace))
+        host, device = (readers.read(path) for path in (chakra_host_trace, chakra_device_trace))
         if isinstance(device, Job):
             if rank is None or rank not in device:
                 raise EtloomError(
@@ -51,7 +52,7 @@ class TraceLinker:
             device = device[rank]
         if isinstance(host, Job):
             raise EtloomError("is no execution trace of one rank", where=chakra_host_trace)
-        linked = api.link(host, device)
+        linked = link(host, device)
         _log.info("linked: %s", linked.meta.get("link"))
         etplus.write(linked, Path(output_file))
 

@@ -53,9 +53,8 @@ def texts(trace: Trace, nodes: Nodes, device: pl.DataFrame) -> pl.Series:
     for frame, key in ((above, "node"), (comms, "id"), (kernels, "id")):
         rows = rows.join(frame, on=key, how="left", maintain_order="left")
     called = trace.nodes.join(rows.filter("known").select(id="node"), on="id", how="semi")
-    sides = called.select(pl.col("id").alias("node")).with_columns(
-        nodes.side(called, 0).alias("inputs"), nodes.side(called, 1).alias("outputs")
-    )
+    inputs, outputs = nodes.sides(called)
+    sides = pl.DataFrame({"node": called["id"], "inputs": inputs, "outputs": outputs})
     rows = rows.join(sides, on="node", how="left", maintain_order="left").with_columns(
         pl.when("known").then(name) for name in ("inputs", "outputs")
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import count
+import re
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ BARE_ATTRIBUTES = ", ".join(
 )
 """What converters look for in every node, with the values that stand for none."""
 
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\],]|[^\[\],"\s]+')
 _TEMPLATE = {"values": pl.String, "values_first": pl.String, "shapes_first": pl.String}
 _SLOT = {
     "values": pl.String,
@@ -75,6 +76,7 @@ class Nodes:
             else nodes[name].cast(pl.Int64).fill_null(none).cast(pl.String)
             for name, _, none in _ATTRIBUTES
         }
+        inputs, outputs = self.sides(nodes)
         texts = pl.DataFrame(
             {
                 "id": nodes["et_id"].cast(pl.String),
@@ -83,8 +85,8 @@ class Nodes:
                 .fill_null(nodes["recorded_parent"])
                 .cast(pl.String)
                 .fill_null("null"),
-                "inputs": self.side(nodes, 0),
-                "outputs": self.side(nodes, 1),
+                "inputs": inputs,
+                "outputs": outputs,
                 **columns,
                 "more": self._more_attributes(nodes),
             }
@@ -104,21 +106,24 @@ class Nodes:
         parts += [pl.lit('"attrs": ['), *attributes, pl.col("more"), pl.lit("]")]
         return texts.select(pl.concat_str(parts).alias("")).to_series()
 
-    def side(self, nodes: pl.DataFrame, io: int) -> pl.Series:
-        """The inputs (io 0) or outputs (1) of rows of the nodes table as JSON: values, shapes, types, strides.
+    def sides(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+        """The inputs and outputs of rows of the nodes table as JSON: values, shapes, types, strides.
 
-        What repeats from node to node, the values around the tensors, is parsed once a distinct text.
+        What repeats from node to node, the values around the tensors, is taken apart once a distinct text.
         """
-        side = ("input", "output")[io]
-        asked = nodes.select(
-            node="id",
-            values=pl.col(f"{side}s").cast(pl.String).fill_null("[]"),
-            types=pl.col(f"{side}_types").cast(pl.String).fill_null("[]"),
-        )
+        asked = pl.concat(
+            nodes.select(
+                pl.lit(io, pl.Int8).alias("io"),
+                node="id",
+                values=pl.col(f"{side}s").cast(pl.String).fill_null("[]"),
+                types=pl.col(f"{side}_types").cast(pl.String).fill_null("[]"),
+            )
+            for io, side in enumerate(("input", "output"))
+        ).with_row_index("row")
         templates, slots = _templates(asked["values"].unique())
         rows = asked.join(templates, on="values", how="left", maintain_order="left")
-        filled = self._filled(asked.join(slots, on="values", maintain_order="left_right"), io)
-        rows = rows.join(filled, on="node", how="left", maintain_order="left")
+        filled = self._filled(asked.join(slots, on="values", maintain_order="left_right"))
+        rows = rows.join(filled, on="row", how="left", maintain_order="left")
         rest = {name: pl.col(name).fill_null("") for name in ("value", "shape", "stride")}
         parts = (
             *(pl.lit('{"values": '), pl.col("values_first"), rest["value"]),
@@ -126,12 +131,13 @@ class Nodes:
             *(pl.lit(', "types": '), pl.col("types")),
             *(pl.lit(', "strides": '), pl.col("shapes_first"), rest["stride"], pl.lit("}")),
         )
-        return rows.select(pl.concat_str(parts).alias("")).to_series()
+        texts = rows.select(pl.concat_str(parts).alias("")).to_series()
+        return texts[: nodes.height], texts[nodes.height :]
 
-    def _filled(self, slots: pl.DataFrame, io: int) -> pl.DataFrame:
-        """What follows the first tensor slot of nodes, itself included: node, value, shape, stride."""
-        keys = ["node", "index", "item"]
-        tensors = self._between(slots["node"]).filter(pl.col("io") == io)
+    def _filled(self, slots: pl.DataFrame) -> pl.DataFrame:
+        """What follows the first tensor slot of rows, itself included: row, value, shape, stride."""
+        keys = ["node", "io", "index", "item"]
+        tensors = self._between(slots["node"])
         numbers = [pl.col(name).cast(pl.String).fill_null("null") for name in _NUMBERS]
         tensors = tensors.with_columns(quoted(tensors["device"]).fill_null('""')).select(
             *keys,
@@ -144,13 +150,13 @@ class Nodes:
         texts = (("value", "value"), ("shape", "shape"), ("stride", "shape"))
         return (
             found.select(
-                "node",
+                "row",
                 **{
                     name: pl.concat_str(pl.col(name).fill_null("[]"), f"after_{after}")
                     for name, after in texts
                 },
             )
-            .group_by("node", maintain_order=True)
+            .group_by("row", maintain_order=True)
             .agg(pl.all().str.join(""))
         )
 
@@ -226,34 +232,25 @@ def _around(text: str) -> tuple[list[str], list[str], list[tuple[int, int | None
 
     That is their index in the list and, in lists inside it, their number there.
     """
-    values: list[list[str]] = [[]]
-    shapes: list[list[str]] = [[]]
+    values: list[str] = []
+    shapes: list[str] = []
     where: list[tuple[int, int | None]] = []
-
-    def write(value: str, shape: str) -> None:
-        values[-1].append(value)
-        shapes[-1].append(shape)
-
-    def walk(value: Any, index: int, numbers: count[int] | None) -> None:
-        if value is None:
-            where.append((index, None if numbers is None else next(numbers)))
-            values.append([])
-            shapes.append([])
-        elif isinstance(value, list):
-            numbers = count() if numbers is None else numbers
-            write("[", "[")
-            for place, part in enumerate(value):
-                if place:
-                    write(", ", ", ")
-                walk(part, index, numbers)
-            write("]", "]")
+    shape, begin, depth, index, number = "", 0, 0, 0, 0
+    for token in _TOKEN.finditer(text):
+        mark = token[0]
+        if mark == "null":
+            where.append((index, None if depth == 1 else number))
+            number += 1
+            values.append(text[begin : token.start()])
+            shapes.append(shape)
+            shape, begin = "", token.end()
+        elif mark == ",":
+            shape += ", "
+            if depth == 1:
+                index, number = index + 1, 0
+        elif mark in "[]":
+            shape += mark
+            depth += 1 if mark == "[" else -1
         else:
-            write(json.dumps(value), "[]")
-
-    write("[", "[")
-    for index, value in enumerate(json.loads(text)):
-        if index:
-            write(", ", ", ")
-        walk(value, index, None)
-    write("]", "]")
-    return ["".join(parts) for parts in values], ["".join(parts) for parts in shapes], where
+            shape += "[]"
+    return [*values, text[begin:]], [*shapes, shape], where

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from etloom import registry
 from etloom.errors import ReadError
 from etloom.readers._files import UNPACK_ERRORS, packing, unpacked
-from etloom.readers._folder import Found, discover
-from etloom.readers._spill import spill
 from etloom.trace import Job, Trace
+
+if TYPE_CHECKING:
+    from etloom.readers._folder import Found, discover
+    from etloom.readers._spill import spill
 
 __all__ = ["Found", "discover", "format_of", "is_packed", "read", "spill"]
 
 _HEAD = 1 << 16
+_HOME = {"Found": "_folder", "discover": "_folder", "spill": "_spill"}
+
+
+def __getattr__(name: str) -> Any:
+    # One file is read without what only folders and large files need (yaml, pyarrow).
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def read(
@@ -52,7 +64,7 @@ def format_of(path: Path) -> str | None:
 
     Raises ReadError for a file that cannot be opened.
     """
-    readers = [(name, registry.get("readers", name)) for name in registry.names("readers")]
+    readers = ((name, registry.get("readers", name)) for name in registry.names("readers"))
     if path.is_dir():
         holders = ((name, getattr(reader, "holds", None)) for name, reader in readers)
         return next((name for name, holds in holders if holds is not None and holds(path)), None)
