@@ -8,6 +8,8 @@ import polars as pl
 from etloom import kinds, stacks
 from etloom.trace import Trace
 
+_LONGEST = 80  # characters of a name in an example
+
 
 def ids(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UInt32) -> pl.Series:
     """The ids of these rows of a table; null for -1."""
@@ -41,18 +43,23 @@ def place(trace: Trace) -> Trace:
     events = events.with_columns(
         ids(events, at.parent).alias("parent"), depth.alias("depth"), _steps(events).alias("step")
     )
-
-    def name(rows: np.ndarray) -> str | None:
-        return None if not rows.size else f"{events['name'][int(rows[0])]} at {events['ts'][int(rows[0])]} ns"
-
     return trace.replace(events=events).with_stats(
         [
-            ("link.asynchronous", "info", len(at.detached), name(at.detached)),
-            ("link.crossed", "info", len(at.crossed), name(at.crossed)),
-            ("link.clamped", "info", len(at.clamped), name(at.clamped)),
-            ("link.never_closed", "info", len(at.unclosed), name(at.unclosed)),
+            ("link.asynchronous", "info", len(at.detached), example(events, at.detached)),
+            ("link.crossed", "info", len(at.crossed), example(events, at.crossed)),
+            ("link.clamped", "info", len(at.clamped), example(events, at.clamped)),
+            ("link.never_closed", "info", len(at.unclosed), example(events, at.unclosed)),
         ]
     )
+
+
+def example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
+    """The first of these rows of a table sorted by time, in words; None if there is none."""
+    if not rows.size:
+        return None
+    name, when = events["name"][int(rows[0])], events["ts"][int(rows[0])] - events["ts"][0]
+    short = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
+    return f"{short}, {when / 1e6:.3f} ms into the recording"
 
 
 def _steps(events: pl.DataFrame) -> pl.Series:

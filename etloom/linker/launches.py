@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.linker.lanes import ids, rows_of
+from etloom.linker.lanes import example, ids, rows_of
 from etloom.trace import Trace
 
 
@@ -31,12 +31,22 @@ def launch(trace: Trace) -> Trace:
     )
     missing = work[call < 0]
     alone = call[(call >= 0) & (around < 0)]
-    per_call = np.unique(call[call >= 0], return_counts=True)[1]
+    calls, works = np.unique(call[call >= 0], return_counts=True)
+    graphs = calls[works > 1]
+    idle = without_work(events, call)
+    late = idle[(events["correlation"][idle] > events["correlation"][work].max()).fill_null(False).to_numpy()]
+    other = np.setdiff1d(idle, late)
     return trace.replace(launches=launches, events=_device_steps(events, (work, call))).with_stats(
         [
-            ("link.launch_missing", "info", missing.size, _example(events, missing)),
-            ("link.launch_without_operator", "info", alone.size, _example(events, alone)),
-            ("link.graph_launches", "info", int((per_call > 1).sum()), "calls that launched several"),
+            ("link.launch_missing", "info", missing.size, example(events, missing)),
+            *(
+                (f"link.{reason}", "info", rows.size, example(events, rows))
+                for reason, rows in why_missing(events, missing).items()
+            ),
+            ("link.work_after_recording", "info", late.size, example(events, late)),
+            ("link.launches_without_work", "info", other.size, example(events, other)),
+            ("link.launch_without_operator", "info", alone.size, example(events, alone)),
+            ("link.graph_launches", "info", graphs.size, example(events, graphs)),
             ("link.repeated_correlations", "info", repeated, "of calls; the latest before the work is taken"),
         ]
     )
@@ -84,6 +94,38 @@ def called(events: pl.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, int]:
     return found, repeated
 
 
+def why_missing(events: pl.DataFrame, missing: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows of device work without a launch call, by the reason.
+
+    A process numbers its calls upwards. So what bears a lower number than all calls recorded was
+    launched_before_recording, its host running ahead of the device, and a higher one launched_after_recording;
+    within, the recorder lost the call: launch_not_recorded. without_correlation: nothing says which call it was.
+    no_calls_recorded: the recording holds the device side alone.
+    """
+    correlation = events["correlation"].fill_null(0).to_numpy()
+    calls = correlation[stacks.among(events["cat"], kinds.RUNTIME) & (correlation > 0)]
+    if not calls.size:
+        return {"no_calls_recorded": missing}
+    numbers = correlation[missing]
+    before, after = numbers < calls.min(), numbers > calls.max()
+    return {
+        "without_correlation": missing[numbers <= 0],
+        "launched_before_recording": missing[before & (numbers > 0)],
+        "launched_after_recording": missing[after],
+        "launch_not_recorded": missing[~before & ~after],
+    }
+
+
+def without_work(events: pl.DataFrame, call: np.ndarray) -> np.ndarray:
+    """Rows of calls that launched nothing in sight, of the kinds of calls that launch elsewhere."""
+    used = np.unique(call[call >= 0])
+    launching = events["name"].is_in(events["name"][used].unique().implode()).fill_null(False).to_numpy()
+    numbered = (events["correlation"] > 0).fill_null(False).to_numpy()
+    idle = launching & numbered & stacks.among(events["cat"], kinds.RUNTIME)
+    idle[used] = False
+    return np.flatnonzero(idle)
+
+
 def operator_around(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
     """For host events the row of the innermost operator around each, else of an annotation, else -1.
 
@@ -126,7 +168,3 @@ def _annotated(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
     )
     joined = events[ranges].select(keys).join(host, on=keys, how="left", maintain_order="left")
     return joined["cause"].fill_null(-1).to_numpy()
-
-
-def _example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
-    return None if not rows.size else f"{events['name'][int(rows[0])]} at {events['ts'][int(rows[0])]} ns"

@@ -161,11 +161,18 @@ def _unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Row]:
     lost = able & ~has
     elsewhere = lost & nodes["tid"].is_in(threads["tid"].implode()).fill_null(False).to_numpy()
     rest = np.flatnonzero(lost & ~elsewhere)
+    # Node ids count up as operators begin.
+    outside = (rest < linked.min()) | (rest > linked.max()) if linked.size else np.zeros(rest.size, bool)
+    outer, rest = rest[outside], rest[~outside]
     named = ", ".join(f"thread {tid} ({count})" for tid, count, _ in threads.rows())
-    groups = stacks.asked(nodes["name"], lambda name: name.str.contains("process_group:init"))
-    example = None if not rest.size else str(nodes["name"][int(rest[0])])
+    groups = np.flatnonzero(stacks.asked(nodes["name"], lambda name: name.str.contains("process_group:init")))
+
+    def example(rows: np.ndarray) -> str | None:
+        return f"{nodes['name'][int(rows[0])]}, node {nodes['et_id'][int(rows[0])]}" if rows.size else None
+
     return [
-        ("link.missing_threads", "info", int(elsewhere.sum()), f"operators of {named}: not in the profile"),
-        ("link.unlinked_operators", "info", rest.size, example),
-        ("link.process_group_records", "info", int(groups.sum()), "only the execution trace holds them"),
+        ("link.missing_threads", "info", int(elsewhere.sum()), f"operators of {named}"),
+        ("link.outside_recording", "info", outer.size, example(outer)),
+        ("link.unlinked_operators", "info", rest.size, example(rest)),
+        ("link.process_group_records", "info", groups.size, example(groups)),
     ]

@@ -24,26 +24,43 @@ COLUMNS = {
 """Of `summary`: what was to be linked, by which key, how many, and the reasons of the rest."""
 
 _REASONS = {
-    "host operators": (
-        "missing_threads",
-        "unlinked_operators",
-        "name_disagreements",
-        "repeated_ids",
-        "process_group_records",
-    ),
-    "device work": ("launch_missing", "repeated_correlations"),
-    "launches": ("launch_without_operator", "graph_launches"),
-    "collectives": ("comms_without_event",),
-    "steps": (),
+    "host operators": {
+        "link.missing_threads": "of threads that the profile lacks",
+        "link.outside_recording": "before or after what the profile holds",
+        "link.unlinked_operators": "not in the profile",
+        "link.name_disagreements": "under another name in the profile",
+        "link.repeated_ids": "ids that are not unique",
+        "link.process_group_records": "records of process groups, in no profile",
+        "read.repaired_parent": "recorded parents repaired",
+    },
+    "device work": {
+        "link.launched_before_recording": "launched before the recording began",
+        "link.launched_after_recording": "numbered after the last call recorded",
+        "link.launch_not_recorded": "of calls that were not recorded",
+        "link.without_correlation": "without a correlation",
+        "link.no_calls_recorded": "in a recording without runtime calls",
+        "link.repeated_correlations": "calls repeat a correlation",
+    },
+    "launches": {
+        "link.launch_without_operator": "outside any operator",
+        "link.graph_launches": "launched several at once (graphs)",
+        "link.work_after_recording": "more whose work ran after the recording ended",
+        "link.launches_without_work": "more without work in sight",
+    },
+    "collectives": {"link.comms_without_event": "calls that only the execution trace holds"},
 }
+"""Of each subject the stats that say why something is not linked, and what they say."""
+
+_CATEGORIES = {"kernels": frozenset({"kernel", "Kernel"}), "copies": kinds.COPIES, "sets": kinds.SETS}
 
 
 def summary(trace: Trace) -> pl.DataFrame:
     """One row a subject (`COLUMNS`) of a linked trace; share_pct is null where there is nothing to link.
 
     host operators: nodes of the execution trace with an event. device work: kernels, copies and sets with
-    their launch call. launches: calls with an operator around them. collectives: device work that is
-    communication by name, with a row in comms. steps: host and device events that belong to a ProfilerStep.
+    their launch call; each of these alone, where the trace holds several. launches: calls with an operator
+    around them. collectives: device work that is communication by name, with a row in comms. steps: host and
+    device events that belong to a ProfilerStep.
     """
     events, launches = trace.events, trace.launches
     link = trace.meta.get("link", {})
@@ -55,6 +72,7 @@ def summary(trace: Trace) -> pl.DataFrame:
     rows = [
         ("host operators", link.get("how"), int(operators.sum()), trace.links["node"].n_unique()),
         ("device work", "correlation", launches.height, launches.height - launches["launch"].null_count()),
+        *_by_category(events, launches),
         ("launches", "time", calls.height, calls.height - calls["operator"].null_count()),
         (
             "collectives",
@@ -70,9 +88,8 @@ def summary(trace: Trace) -> pl.DataFrame:
         ),
     ]
     counts = {
-        name.removeprefix("link."): (count, example)
+        name: (count, example)
         for name, count, example in trace.stats.select("name", "count", "example").rows()
-        if name.startswith("link.")
     }
     return pl.DataFrame(
         [
@@ -83,13 +100,27 @@ def summary(trace: Trace) -> pl.DataFrame:
                 linked,
                 total - linked,
                 100 * linked / total if total else None,
-                _note(subject, link, counts, steps),
+                _note(subject, link, counts, steps, total - linked),
             )
             for subject, how, total, linked in rows
         ],
         schema=COLUMNS,
         orient="row",
     )
+
+
+def _by_category(events: pl.DataFrame, launches: pl.DataFrame) -> list[tuple[str, str, int, int]]:
+    """Device work by category, as rows of `summary`; none where all is of one."""
+    cats = launches.join(
+        events.select("id", "cat"), left_on="device_event", right_on="id", maintain_order="left"
+    )["cat"]
+    launched = launches["launch"].is_not_null().to_numpy()
+    rows = []
+    for subject, names in _CATEGORIES.items():
+        own = stacks.among(cats, names)
+        if own.any():
+            rows.append((subject, "correlation", int(own.sum()), int((own & launched).sum())))
+    return rows if len(rows) > 1 else []
 
 
 def figures(trace: Trace) -> dict[str, Any]:
@@ -113,16 +144,21 @@ def figures(trace: Trace) -> dict[str, Any]:
 
 
 def _note(
-    subject: str, link: dict[str, Any], counts: dict[str, tuple[int, str | None]], steps: int
+    subject: str,
+    link: dict[str, Any],
+    counts: dict[str, tuple[int, str | None]],
+    steps: int,
+    unlinked: int,
 ) -> str | None:
     parts = [
-        f"{reason.replace('_', ' ')}: {counts[reason][0]}"
-        + (f" ({counts[reason][1]})" if counts[reason][1] else "")
-        for reason in _REASONS[subject]
-        if reason in counts
+        f"{counts[stat][0]:,} {words}" + (f" ({counts[stat][1]})" if counts[stat][1] else "")
+        for stat, words in _REASONS.get(subject, {}).items()
+        if stat in counts
     ]
     if subject == "host operators" and link.get("ties", 1) > 1:
         parts.insert(0, f"{link['ties']} equal iterations: one of them")
+    if subject == "collectives" and unlinked:
+        parts.insert(0, f"{unlinked:,} in no operator that describes a communication")
     if subject == "steps":
-        parts.append(f"{steps} steps" if steps else "no ProfilerStep")
+        parts.append(f"{steps} step{'s' * (steps > 1)}" if steps else "no ProfilerStep")
     return "; ".join(parts) or None
