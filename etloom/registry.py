@@ -27,9 +27,10 @@ CONTRACT = {
     "readers": ("sniff", "read"),
     "analyses": ("SCOPE", "COLUMNS", "analyze"),
     "exports": ("SUFFIX", "write"),
+    "patterns": ("SCOPE", "find"),
 }
-_ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write"}
-_SINGULAR = {"readers": "reader", "analyses": "analysis", "exports": "export"}
+_ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
+_SINGULAR = {"readers": "reader", "analyses": "analysis", "exports": "export", "patterns": "pattern"}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from etloom.schema import TABLES
 from etloom.trace import Job, Trace
 
 ALL = [(kind, name) for kind in registry.CONTRACT for name in registry.names(kind)]
-ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write"}
+ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 ANALYSES = registry.names("analyses")
 KEY_TYPES = {pl.Int64, pl.Int32, pl.UInt32, pl.String, pl.Boolean, pl.Float64, pl.UInt64, pl.Int8, pl.Int16}
 

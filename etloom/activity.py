@@ -1,0 +1,113 @@
+"""What ran when, by kind: on the device or, where a trace holds no device work, on the host.
+
+basis "device": the kernels, copies and sets of all streams. A synchronisation is no work, and collectives that
+the host itself carries out (gloo) are not seen.
+
+basis "host": the operators of all threads. Communication is the time in a communication call (c10d::,
+...) or in a backend's range of one (gloo:, ...) on any thread. Computation is the time in which some
+thread is in another operator but in no communication call. A backend's range does not stop its thread
+from computing: it belongs to an asynchronous operation, which Kineto draws where it was started. What is
+neither is idle, or Python between operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from etloom import kinds
+from etloom.errors import AnalysisError
+from etloom.intervals import EMPTY, Intervals, union
+from etloom.trace import Trace
+
+
+@dataclass(frozen=True)
+class Activity:
+    basis: str  # "device" | "host"
+    times: Mapping[str, Intervals]  # by kind, all of kinds.KINDS
+
+    @property
+    def busy(self) -> Intervals:
+        return union(self.times.values())
+
+
+def activity(trace: Trace) -> Activity:
+    """When each kind of work ran. Raises AnalysisError for a trace of neither device work nor operators."""
+    device = device_work(trace)
+    if device.height:
+        times = {kind: during(device.filter(pl.col("kind") == kind)) for kind in kinds.KINDS}
+        return Activity("device", times)
+    calls = host_work(trace)
+    computes = pl.col("kind") == "computation"
+    computation = union(
+        during(thread.filter(computes)) - during(thread.filter(~computes & ~pl.col("backend")))
+        for thread in calls.partition_by("pid", "tid")
+    )
+    communication = during(calls.filter(~computes))
+    times = {"computation": computation, "communication": communication}
+    return Activity("host", {kind: times.get(kind, EMPTY) for kind in kinds.KINDS})
+
+
+def device_work(trace: Trace) -> pl.DataFrame:
+    """The device events that have a duration, with their ``kind``."""
+    work = pl.col("cat").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null()
+    return kinds.with_kind(trace.events.filter(work))
+
+
+def host_work(trace: Trace) -> pl.DataFrame:
+    """Operators and backends' ranges with a duration, their ``kind`` and whether they are a ``backend``'s.
+
+    Raises AnalysisError where there are none; asked only of a trace without device work.
+    """
+    host = pl.col("cat").is_in(list(kinds.OPERATORS | kinds.ANNOTATIONS)) & pl.col("dur").is_not_null()
+    events = trace.events.filter(host)
+    known = (
+        events.select("name")
+        .unique()
+        .with_columns(
+            pl.when(kinds.is_communication())
+            .then(pl.lit("communication"))
+            .otherwise(pl.lit("computation"))
+            .cast(kinds.KIND)
+            .alias("kind"),
+            kinds.is_backend_range().alias("backend"),
+        )
+    )
+    calls = events.join(known, on="name", how="left", maintain_order="left").filter(
+        pl.col("cat").is_in(list(kinds.OPERATORS)) | pl.col("backend")
+    )
+    if not calls.height:
+        raise AnalysisError(
+            "the trace holds no device work and no operators",
+            where=of_rank(trace),
+            remedy="record it with torch.profiler and its CPU activity",
+        )
+    return calls
+
+
+def during(events: pl.DataFrame) -> Intervals:
+    """The time in any of the events (ts, dur)."""
+    starts = events["ts"].to_numpy()
+    return Intervals.of(starts, starts + events["dur"].to_numpy())
+
+
+def steps(trace: Trace) -> pl.DataFrame:
+    """step, start, end of each step that a ProfilerStep#N marks on the host, in order of N; maybe no rows."""
+    marks = trace.events.filter(pl.col("cat").is_in(list(kinds.ANNOTATIONS)) & pl.col("dur").is_not_null())
+    names = marks.select("name").unique()
+    names = names.with_columns(
+        pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64).alias("number")
+    ).drop_nulls()
+    return (
+        marks.join(names, on="name")
+        .group_by(pl.col("number").alias("step"))
+        .agg(pl.col("ts").min().alias("start"), (pl.col("ts") + pl.col("dur")).max().alias("end"))
+        .sort("step")
+    )
+
+
+def of_rank(trace: Trace) -> str | None:
+    """What an error says of where it is."""
+    return None if trace.rank is None else f"rank {trace.rank}"

@@ -1,0 +1,77 @@
+"""What costs time and what to do about it: every anti-pattern that is found, ranked by its cost.
+
+A row is a place where a pattern costs time: on the rank where it costs most, of the ``ranks`` on which it does. The
+costs of different patterns can be of the same time (a gap, and the communication behind it), so they do not add up.
+
+- cost_ns: what the rank would gain at most if it did not happen; pct: of the time from its first to its last event.
+- confidence: high (measured), medium (measured, but part of it would stay), low (estimated).
+- step: where it costs most, of the ``count`` times. operator, module: innermost around it. frame: line of Python,
+  where stacks were recorded. name: of the kernel or call.
+- title says what happens, advice what to do. pattern names the rule: its module in etloom.patterns says what it looks
+  for.
+
+pattern: only this one. min_pct: leave out what costs less.
+
+Units: ns, percent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import polars as pl
+
+from etloom import registry
+from etloom.analyses._activity import answer
+from etloom.patterns import Finding, View
+from etloom.trace import Job
+
+SCOPE = "job"
+COLUMNS = {
+    "pattern": pl.String,
+    "rank": pl.Int64,
+    "ranks": pl.Int64,
+    "cost_ns": pl.Int64,
+    "pct": pl.Float64,
+    "confidence": pl.String,
+    "title": pl.String,
+    "advice": pl.String,
+    "count": pl.Int64,
+    "step": pl.Int64,
+    "stream": pl.Int64,
+    "operator": pl.String,
+    "module": pl.String,
+    "frame": pl.String,
+    "name": pl.String,
+}
+
+
+def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl.DataFrame:
+    views = {rank: View(trace) for rank, trace in job.items()}
+    rows = [
+        {
+            "pattern": name,
+            "rank": rank,
+            "pct": 100 * finding.cost_ns / views[rank].span_ns if views[rank].span_ns else None,
+            **dataclasses.asdict(finding),
+        }
+        for name in ([pattern] if pattern else registry.names("patterns"))
+        for rank, finding in _found(name, views)
+    ]
+    table = pl.DataFrame(rows, schema={**COLUMNS, "place": pl.String}, infer_schema_length=None)
+    worst = table.filter(pl.col("pct") >= min_pct).sort("cost_ns", "rank", descending=(True, False))
+    everywhere = worst.group_by("pattern", "place", maintain_order=True).agg(
+        pl.exclude("ranks").first(), pl.col("rank").n_unique().alias("ranks")
+    )
+    return answer(everywhere, COLUMNS)
+
+
+def _found(name: str, views: Mapping[int, View]) -> Iterator[tuple[int, Finding]]:
+    module = registry.get("patterns", name)
+    if module.SCOPE == "job":
+        yield from module.find(views)
+    else:
+        for rank, view in views.items():
+            for finding in module.find(view):
+                yield rank, finding

@@ -1,0 +1,70 @@
+"""One place where time is lost, and how rows of a table become such places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from etloom.patterns._view import View
+
+MOST = 5
+"""A pattern names so many places; the others are smaller."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """title: what happens, in one sentence. cost_ns: what the run would gain at most if it did not. confidence: high
+    (measured) | medium (measured, but part of it would stay) | low (estimated). advice: what to do."""
+
+    title: str
+    cost_ns: int
+    confidence: str
+    advice: str
+    count: int = 1
+    step: int | None = None
+    stream: int | None = None
+    name: str | None = None
+    operator: str | None = None
+    module: str | None = None
+    frame: str | None = None
+    place: str | None = None
+    """What makes it the same finding on another rank."""
+
+
+def places(
+    view: View,
+    rows: pl.DataFrame,
+    title: Callable[[dict[str, Any]], str],
+    *,
+    confidence: str,
+    advice: str,
+    by: str = "operator",
+    most: int = MOST,
+) -> Iterator[Finding]:
+    """A Finding for each value of ``by`` among rows, costliest first. Its place is that of its costliest row.
+
+    rows: event (the host event to blame, or null), cost_ns, and of step, stream and name what is known. by: operator,
+    name, or block, which is the class of the module and else the operator.
+    """
+    rows = rows.filter(pl.col("cost_ns") > 0)
+    known = rows.hstack(view.where(rows["event"])).sort("cost_ns", descending=True)
+    # Layers of one class are one place.
+    known = known.with_columns(block=pl.coalesce(pl.col("module").str.replace(r"_\d+$", ""), "operator"))
+    sums = known.group_by(by, maintain_order=True).agg(
+        pl.col("cost_ns").sum(), pl.len().alias("count"), pl.exclude(by, "cost_ns").first()
+    )
+    for row in sums.sort("cost_ns", descending=True).head(most).iter_rows(named=True):
+        place = {name: row.get(name) for name in ("step", "stream", "name", "operator", "module", "frame")}
+        yield Finding(title(row), row["cost_ns"], confidence, advice, row["count"], **place, place=row[by])
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def at(row: dict[str, Any], name: str = "operator") -> str:
+    """ " in OPERATOR" (or in BLOCK), or nothing where it is not known."""
+    return f" in {row[name]}" if row.get(name) else ""

@@ -1,0 +1,27 @@
+"""Device memory is taken from the driver, or given back, in steady state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.patterns._finding import Finding, at, places, times
+from etloom.patterns._view import View
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    steady = view.allocations
+    if view.first_step is not None:
+        steady = steady.filter(pl.col("step") != view.first_step)
+    yield from places(
+        view,
+        steady.select("step", "name", cost_ns="dur", event="id"),
+        lambda row: f"{row['name']} is called {times(row['count'])}{at(row)}, and the host waits for it",
+        confidence="medium",
+        advice="warm up before the trace; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; do not call "
+        "empty_cache() in the loop; keep shapes stable",
+        by="name",
+    )

@@ -1,0 +1,45 @@
+"""Copies that only change the layout or the type of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom import kinds
+from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._view import View
+
+OPERATORS = r"^aten::(?:contiguous|clone|_to_copy|to|type_as|copy_|_reshape_copy)$"
+COPIES = r"direct_copy_kernel|(?:bfloat16|float16|half)_copy_kernel"
+KERNELS = rf"{COPIES}|nchwToNhwc|nhwcToNchw|(?i:transpose)|permute|convertTensor"
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    advice = (
+        "keep one layout and one type along the path: channels_last throughout for convolutions, autocast around whole "
+        "blocks, no .contiguous() or .to() inside the loop; let a fused kernel read the strided tensor"
+    )
+    if view.activity.basis == "device":
+        copies = view.work.filter(
+            pl.col("cat").is_in(["kernel", "Kernel"]) & pl.col("name").str.contains(KERNELS)
+        ).select("step", "stream", "name", cost_ns="dur", event="launch")
+    else:
+        calls = view.host.filter(
+            pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("name").str.contains(OPERATORS)
+        )
+        inner = calls.join(view.trace.events.select("id", "parent"), on="id")
+        # The copy itself, not the operators around it.
+        copies = inner.filter(~pl.col("id").is_in(inner["parent"].drop_nulls().implode())).select(
+            "step", "name", cost_ns="dur", event="id"
+        )
+    yield from places(
+        view,
+        copies,
+        lambda row: f"{row['count']:,} copies{at(row, 'block')} that change only layout or type",
+        confidence="medium",
+        advice=advice,
+        by="block",
+    )

@@ -1,0 +1,34 @@
+"""The device is idle while the host waits for the next batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.intervals import Intervals
+from etloom.patterns._finding import Finding
+from etloom.patterns._view import LOADS_DATA, View
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    loads = view.host.filter(pl.col("name").str.contains(LOADS_DATA))
+    span = view.activity.busy.span
+    if not loads.height or span is None:
+        return
+    idle = Intervals.of([span[0]], [span[1]]) - view.activity.busy
+    cost = (idle & view.loading).total
+    if cost:
+        longest = loads.sort("dur", descending=True).row(0, named=True)
+        yield Finding(
+            f"nothing runs while the host waits for the data loader, {loads.height:,} loads",
+            cost,
+            "high",
+            "raise num_workers and prefetch_factor, keep persistent_workers on, pin memory, or move the work of the "
+            "data set into the workers",
+            loads.height,
+            step=longest["step"],
+            name=longest["name"],
+        )

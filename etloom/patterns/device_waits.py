@@ -1,0 +1,25 @@
+"""The work was launched in time, and the device left it waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._view import View
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    kept = view.gaps.filter((pl.col("cause") == "device") & pl.col("event").is_not_null())
+    yield from places(
+        view,
+        kept.with_columns(cost_ns="gap_ns"),
+        lambda row: f"{row['count']:,} gaps between kernels that were already launched{at(row, 'block')}",
+        confidence="low",
+        advice="some 1 us between kernels is the device's own; longer ones are streams that wait for each other (see "
+        "critical-path) or very short kernels, which a CUDA graph or fusion helps",
+        by="block",
+    )

@@ -1,0 +1,45 @@
+"""Elementwise kernels one after another, each of which reads and writes what the one before wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._view import View
+
+ELEMENTWISE = r"elementwise_kernel|elementwise_kernel_manual_unroll|CUDAFunctor|multi_tensor_apply"
+FUSED = r"multi_tensor_apply|^triton_"
+LENGTH = 3
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    kernels = view.work.filter(pl.col("cat").is_in(["kernel", "Kernel"]))
+    is_one = pl.col("name").str.contains(ELEMENTWISE) & ~pl.col("name").str.contains(FUSED)
+    runs = (
+        kernels.with_columns(is_one=is_one)
+        .with_columns(run=pl.struct("is_one", "step").rle_id().over("device", "stream"))
+        .filter(pl.col("is_one"))
+        .group_by("device", "stream", "run", maintain_order=True)
+        .agg(
+            pl.len().alias("length"),
+            pl.col("dur").sum(),
+            pl.col("launch", "step", "name").first(),
+        )
+        .filter(pl.col("length") >= LENGTH)
+        # n passes over memory become one.
+        .with_columns(cost_ns=(pl.col("dur") * (1 - 1 / pl.col("length"))).round().cast(pl.Int64))
+    )
+    yield from places(
+        view,
+        runs.select("step", "stream", "name", "cost_ns", event="launch"),
+        lambda row: (
+            f"{row['count']:,} chains of {LENGTH}+ elementwise kernels{at(row, 'block')}, each a pass over memory"
+        ),
+        confidence="low",
+        advice="fuse them: torch.compile, a fused optimizer or norm, or foreach operators",
+        by="block",
+    )

@@ -1,0 +1,44 @@
+"""Copies to the device from pageable memory, or many small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._view import View
+
+SMALL_BYTES = 64 << 10
+MANY = 16
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    copies = view.work.filter(pl.col("name").str.contains(r"(?i)HtoD|HostToDevice")).join(
+        view.trace.kernels.select("event", "bytes"), left_on="id", right_on="event", how="left"
+    )
+    # The host stands in the call until the data has left pageable memory.
+    cost = pl.max_horizontal("dur", pl.col("launch_end") - pl.col("launch_ts"))
+    copies = copies.select("step", "stream", "name", "bytes", cost_ns=cost, event="launch")
+    pageable = copies.filter(pl.col("name").str.contains("(?i)pageable"))
+    yield from places(
+        view,
+        pageable.drop("bytes"),
+        lambda row: f"{row['count']:,} copies from pageable memory to the device{at(row)} block the host",
+        confidence="medium",
+        advice="pin the memory (pin_memory=True in the data loader, tensor.pin_memory()) and copy with "
+        "non_blocking=True; create constants on the device",
+    )
+    small = copies.filter(~pl.col("name").str.contains("(?i)pageable") & (pl.col("bytes") < SMALL_BYTES))
+    if small.height >= MANY:
+        yield from places(
+            view,
+            small.drop("bytes"),
+            lambda row: (
+                f"{row['count']:,} copies of less than {SMALL_BYTES >> 10} KiB to the device{at(row)}"
+            ),
+            confidence="medium",
+            advice="put them into one tensor and copy that, or compute them on the device",
+        )

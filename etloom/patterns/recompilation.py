@@ -1,0 +1,55 @@
+"""torch.compile works in steady state, or a graph breaks into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.patterns._finding import Finding, places, times
+from etloom.patterns._view import View
+
+COMPILES = (
+    r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
+    r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)"
+)
+REGION = r"^Torch-Compiled Region: (\d+)/(\d+)"
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    compiles = view.host.filter(pl.col("name").str.contains(COMPILES))
+    if view.first_step is not None:
+        compiles = compiles.filter(pl.col("step") != view.first_step)
+    outermost = compiles.filter(pl.col("end").cum_max().shift(1).over("tid").fill_null(0) <= pl.col("ts"))
+    yield from places(
+        view,
+        outermost.select("step", "name", cost_ns="dur", event="id"),
+        lambda row: f"torch.compile compiles again, {times(row['count'])} in the trace",
+        confidence="high",
+        advice="TORCH_LOGS=recompiles names the guard that failed: mark dynamic dimensions (mark_dynamic), keep shapes "
+        "and Python values stable, warm up before the trace",
+        by="name",
+    )
+    regions = view.host.with_columns(
+        region=pl.col("name").str.extract(REGION, 1), version=pl.col("name").str.extract(REGION, 2)
+    ).drop_nulls("region")
+    pieces = regions["region"].n_unique()
+    if pieces < 2:
+        return
+    ordered = regions.sort("tid", "ts").with_columns(
+        between=(pl.col("ts") - pl.col("end").shift(1)).over("tid", "step")
+    )
+    lost = ordered.filter((pl.col("between") > 0) & (pl.col("region") != pl.col("region").shift(1)))
+    if cost := lost["between"].sum():
+        worst = lost.sort("between", descending=True).row(0, named=True)
+        yield Finding(
+            f"the compiled step is in {pieces} pieces, with Python between them",
+            int(cost),
+            "low",
+            "TORCH_LOGS=graph_breaks names what broke it; fullgraph=True makes a break an error",
+            lost.height,
+            step=worst["step"],
+            name=worst["name"],
+        )

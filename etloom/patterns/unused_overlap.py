@@ -1,0 +1,41 @@
+"""Communication could run beside computation, but stands in its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.patterns._finding import Finding
+from etloom.patterns._view import View
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    if view.activity.basis != "device":
+        return
+    work = view.work
+    computes = (
+        work.filter(pl.col("kind") == "computation")
+        .group_by("device", "stream")
+        .agg(pl.col("dur").sum())
+        .filter(pl.col("dur") > 0.2 * pl.col("dur").sum())
+    )
+    shared = work.filter(pl.col("kind") == "communication").join(
+        computes, on=["device", "stream"], how="semi"
+    )
+    if not shared.height:
+        return
+    worst = shared.sort("dur", descending=True).row(0, named=True)
+    yield Finding(
+        f"{shared.height:,} communications run on stream {worst['stream']}, where the computation is, so neither hides "
+        "the other",
+        int(shared["dur"].sum()),
+        "medium",
+        "use asynchronous collectives (async_op=True, wait later), which PyTorch puts on a stream of their own",
+        shared.height,
+        step=worst["step"],
+        stream=worst["stream"],
+        name=worst["name"],
+    )

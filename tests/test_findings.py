@@ -1,0 +1,268 @@
+"""Every anti-pattern: a made trace that shows it, with its cost to the ns, and one that does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from small import slice_
+
+import etloom
+from etloom import registry
+from etloom.trace import Trace
+
+KERNEL = "void at::native::reduce_kernel<512, 1>()"
+ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()"
+H100 = [{"id": 0, "name": "H100", "computeMajor": 9, "computeMinor": 0}]
+
+
+class Run:
+    """A rank in us: operators on one host thread, each launching kernels."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.correlation = 0
+
+    def op(self, name: str, ts: float, dur: float, cat: str = "cpu_op", **args: Any) -> Run:
+        self.events.append(slice_(cat, name, ts, dur, 100, 100, **args))
+        return self
+
+    def kernel(
+        self, call: float, start: float, dur: float, name: str = KERNEL, cat: str = "kernel", **args: Any
+    ) -> Run:
+        """Launched by a call of 1 us (or ``call_us``) at ``call``."""
+        self.correlation += 1
+        stream, took = args.pop("stream", 7), args.pop("call_us", 1)
+        api = "cudaMemcpyAsync" if cat == "gpu_memcpy" else "cudaLaunchKernel"
+        self.op(api, call, took, "cuda_runtime", correlation=self.correlation)
+        self.events.append(
+            slice_(
+                cat,
+                name,
+                start,
+                dur,
+                0,
+                stream,
+                device=0,
+                stream=stream,
+                correlation=self.correlation,
+                **args,
+            )
+        )
+        return self
+
+    def trace(self, folder: Path, **header: Any) -> Trace:
+        file = folder / "kineto_trace_0.json"
+        file.write_text(
+            json.dumps(
+                {
+                    "schemaVersion": 1,
+                    "baseTimeNanoseconds": 0,
+                    "deviceProperties": H100,
+                    "traceEvents": self.events,
+                    **header,
+                }
+            )
+        )
+        return etloom.read(file)
+
+
+def found(trace: Trace, pattern: str) -> list[tuple[Any, ...]]:
+    rows = etloom.analyze(trace, "findings", pattern=pattern, min_pct=0)
+    return rows.select("cost_ns", "count", "operator").rows()
+
+
+def test_launch_bound(tmp_path: Path) -> None:
+    run = Run().op("aten::sum", 0, 20).kernel(1, 5, 10).kernel(3, 15, 10)
+    run.op("aten::mean", 30, 40).kernel(60, 65, 10)  # the device is dry from 25 on, the call comes at 60
+    trace = run.trace(tmp_path)
+    assert found(trace, "launch-bound") == [(40_000, 1, "aten::mean")]
+    assert found(trace, "host-sync") == found(trace, "data-loading") == []
+
+
+def test_work_that_was_launched_in_time(tmp_path: Path) -> None:
+    trace = Run().op("aten::sum", 0, 20).kernel(1, 5, 10).kernel(3, 18, 10).trace(tmp_path)
+    assert found(trace, "device-waits") == [(3_000, 1, "aten::sum")]
+    assert found(trace, "launch-bound") == []
+
+
+def test_host_sync(tmp_path: Path) -> None:
+    run = Run().op("aten::sum", 0, 5).kernel(1, 5, 20)
+    run.op("aten::item", 6, 22).op("cudaStreamSynchronize", 7, 20, "cuda_runtime", correlation=900)
+    run.op("aten::mean", 30, 10).kernel(32, 36, 10)
+    trace = run.trace(tmp_path)
+    assert found(trace, "host-sync") == [(11_000, 1, "aten::item")]
+    assert found(trace, "launch-bound") == []
+
+
+def test_data_loading(tmp_path: Path) -> None:
+    load = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    run = Run().op("aten::sum", 0, 5).kernel(1, 5, 20).op(load, 10, 70, "user_annotation")
+    run.op("aten::mean", 82, 10).kernel(84, 90, 10)
+    trace = run.trace(tmp_path)
+    # The device runs to 25, the load to 80.
+    assert [row[0] for row in found(trace, "data-loading")] == [55_000]
+    assert found(trace, "launch-bound") == []
+
+
+def test_allocator(tmp_path: Path) -> None:
+    def step(run: Run, at: float, number: int, allocates: bool) -> None:
+        run.op(f"ProfilerStep#{number}", at, 100, "user_annotation").op("aten::empty", at + 1, 50)
+        if allocates:
+            run.op("cudaMalloc", at + 2, 40, "cuda_runtime")
+        run.op("aten::sum", at + 60, 10).kernel(at + 61, at + 70, 20)
+
+    run = Run()
+    step(run, 0, 1, True)
+    step(run, 100, 2, True)
+    assert found(run.trace(tmp_path), "allocator") == [(40_000, 1, "aten::empty")]
+    warm = Run()
+    step(warm, 0, 1, True)
+    step(warm, 100, 2, False)
+    assert found(warm.trace(tmp_path), "allocator") == []
+
+
+def test_exposed_communication_and_unused_overlap(tmp_path: Path) -> None:
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    alone = Run().op("aten::mm", 0, 5).kernel(1, 5, 20).kernel(2, 25, 30, nccl).trace(tmp_path)
+    assert [row[0] for row in found(alone, "exposed-communication")] == [30_000]
+    assert [row[0] for row in found(alone, "unused-overlap")] == [30_000]
+    beside = Run().op("aten::mm", 0, 5).kernel(1, 5, 40).kernel(2, 10, 30, nccl, stream=20).trace(tmp_path)
+    assert found(beside, "exposed-communication") == found(beside, "unused-overlap") == []
+
+
+@pytest.mark.parametrize(
+    ("elements", "count", "cost"), [(1000, 10, 45_000), (10**6, 10, None), (1000, 4, None)]
+)
+def test_small_collectives(tmp_path: Path, elements: int, count: int, cost: int | None) -> None:
+    run = Run().op("aten::mm", 0, 5).kernel(1, 5, 20)
+    for at in range(count):
+        facts = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2, "dtype": "Float"}
+        sizes = {"In msg nelems": elements, "Out msg nelems": elements, "Seq": at}
+        run.kernel(10 + at, 30 + 10 * at, 5, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", **facts, **sizes)
+    rows = found(run.trace(tmp_path), "small-collectives")
+    assert rows == ([] if cost is None else [(cost, count, None)])
+
+
+def test_host_copies(tmp_path: Path) -> None:
+    run = (
+        Run()
+        .op("aten::copy_", 0, 30)
+        .kernel(1, 5, 10, "Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", call_us=20)
+    )
+    assert found(run.trace(tmp_path), "host-copies") == [(20_000, 1, "aten::copy_")]
+    pinned = "Memcpy HtoD (Pinned -> Device)"
+    one = Run().op("aten::copy_", 0, 30).kernel(1, 5, 10, pinned, "gpu_memcpy", bytes=1 << 20)
+    assert found(one.trace(tmp_path), "host-copies") == []
+    many = Run().op("aten::copy_", 0, 100)
+    for at in range(20):
+        many.kernel(1 + 2 * at, 10 + 3 * at, 2, pinned, "gpu_memcpy", bytes=256)
+    assert found(many.trace(tmp_path), "host-copies") == [(40_000, 20, "aten::copy_")]
+
+
+def test_elementwise_chains(tmp_path: Path) -> None:
+    run = Run().op("aten::add", 0, 30)
+    for at in range(4):
+        run.kernel(1 + at, 5 + 10 * at, 10, ELEMENTWISE)
+    assert found(run.trace(tmp_path), "elementwise-chains") == [(30_000, 1, "aten::add")]
+    broken = Run().op("aten::add", 0, 30)
+    for at, name in enumerate((ELEMENTWISE, ELEMENTWISE, KERNEL, ELEMENTWISE)):
+        broken.kernel(1 + at, 5 + 10 * at, 10, name)
+    assert found(broken.trace(tmp_path), "elementwise-chains") == []
+
+
+def test_conversions(tmp_path: Path) -> None:
+    copy = "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda()>()"
+    run = Run().op("aten::copy_", 0, 10).kernel(1, 5, 10, copy).op("aten::mm", 12, 5).kernel(13, 20, 10)
+    assert found(run.trace(tmp_path), "conversions") == [(10_000, 1, "aten::copy_")]
+    assert found(Run().op("aten::mm", 0, 10).kernel(1, 5, 10).trace(tmp_path), "conversions") == []
+    host = Run().op("aten::to", 0, 20).op("aten::_to_copy", 1, 18).op("aten::copy_", 2, 10)
+    assert found(host.trace(tmp_path), "conversions") == [(10_000, 1, "aten::copy_")]
+
+
+@pytest.mark.parametrize(
+    ("name", "major", "cost"),
+    [
+        ("ampere_sgemm_128x64_tn", 8, 5_000),
+        ("ampere_sgemm_128x64_tn", 6, None),
+        ("ampere_bf16_s16816gemm_bf16_128x64", 8, None),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n", 8, None),
+    ],
+)
+def test_fp32_gemm(tmp_path: Path, name: str, major: int, cost: int | None) -> None:
+    run = Run().op("aten::mm", 0, 10).kernel(1, 5, 10, name)
+    rows = found(run.trace(tmp_path, deviceProperties=[{"id": 0, "computeMajor": major}]), "fp32-gemm")
+    assert rows == ([] if cost is None else [(cost, 1, "aten::mm")])
+
+
+def test_recompilation_and_graph_breaks(tmp_path: Path) -> None:
+    def trace(steady: bool) -> Trace:
+        run = (
+            Run()
+            .op("ProfilerStep#1", 0, 100, "user_annotation")
+            .op("ProfilerStep#2", 100, 100, "user_annotation")
+        )
+        run.op("_compile.compile_inner (dynamo_timed)", 10 if steady else 110, 50, "user_annotation")
+        run.op("compile_fx.<locals>.x (dynamo_timed)", 20 if steady else 120, 10, "user_annotation")
+        run.op("Torch-Compiled Region: 0/0", 170, 5)
+        if not steady:
+            run.op("Torch-Compiled Region: 1/0", 180, 5)
+        return run.trace(tmp_path)
+
+    assert [row[:2] for row in found(trace(steady=False), "recompilation")] == [(50_000, 1), (5_000, 1)]
+    assert found(trace(steady=True), "recompilation") == []
+
+
+def test_zero_fill(tmp_path: Path) -> None:
+    fill = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >()"
+    run = (
+        Run()
+        .op("aten::zero_", 0, 10)
+        .kernel(1, 5, 10, fill)
+        .kernel(2, 15, 10, "Memset (Device)", "gpu_memset")
+    )
+    assert found(run.trace(tmp_path), "zero-fill") == [(20_000, 2, "aten::zero_")]
+    assert found(Run().op("aten::mm", 0, 10).kernel(1, 5, 10).trace(tmp_path), "zero-fill") == []
+    host = Run().op("aten::zero_", 0, 20).op("aten::fill_", 2, 10)
+    assert found(host.trace(tmp_path), "zero-fill") == [(20_000, 1, "aten::zero_")]
+
+
+@pytest.mark.parametrize(("slow", "cost"), [(500, 10 * 400_000), (110, None)])
+def test_oversubscription(tmp_path: Path, slow: int, cost: int | None) -> None:
+    run, at = Run(), 0
+    for call in range(40):
+        took = slow if call % 4 == 0 else 100
+        run.op("aten::mm", at, took, **{"Input Dims": [[64, 64], [64, 64]]})
+        at += took + 5
+    rows = found(run.trace(tmp_path), "oversubscription")
+    assert [row[0] for row in rows] == ([] if cost is None else [cost])
+
+
+def test_stragglers(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "dlrm"), "findings", pattern="stragglers")
+    delays = etloom.analyze(etloom.open(data / "dlrm"), "stragglers")
+    assert rows.select("rank", "cost_ns").row(0) == delays.select("rank", "delay_ns").row(0) == (2, 2_249_000)
+
+
+def test_where_a_finding_is(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "tracelens/h100_qwen.json.gz"), "findings")
+    norm = rows.filter(
+        pl.col("title").str.contains("Qwen2RMSNorm") & (pl.col("pattern") == "elementwise-chains")
+    )
+    assert norm["module"].str.starts_with("Qwen2RMSNorm").to_list() == [True]
+    assert norm["frame"].str.contains(r"modeling_qwen2\.py\(\d+\): forward").to_list() == [True]
+
+
+def test_costs_are_within_the_run_and_ranked(data: Path) -> None:
+    for name in ("dlrm", "cpu/ddp_2", "tracelens/mi300_qwen.json.gz", "hta_misc/negative_queue_a100.json.gz"):
+        rows = etloom.analyze(etloom.open(data / name), "findings", min_pct=0)
+        assert rows["cost_ns"].is_sorted(descending=True)
+        assert rows["pct"].is_between(0, 100).all()
+
+
+def test_every_pattern_is_tried_here() -> None:
+    text = Path(__file__).read_text()
+    assert [name for name in registry.names("patterns") if f'"{name}"' not in text] == []
