@@ -113,11 +113,11 @@ format: setup ## put the sources into the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-NATIVE := $(addprefix native/,rows.cpp columns.cpp kineto.cpp execution_trace.cpp)
-build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/*.hpp)
+NATIVE := $(wildcard native/parse/*.cpp)
+build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
 	@$(call need,c++ -E -x c++ - <<< '#include <simdjson.h>',simdjson to fuzz its parsers,libsimdjson-dev)
 	@mkdir -p $(@D)
-	c++ -std=c++20 -O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative \
+	c++ -std=c++20 -O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative/parse \
 		fuzz/fuzz.cpp $(NATIVE) -lsimdjson -o $@
 
 fuzz: build/fuzz/fuzz ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "arrow_c.hpp"
-#include "parser.hpp"
+#include "parsers.hpp"
 
 namespace {
 

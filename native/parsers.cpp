@@ -2,9 +2,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
-#include "arrow_c.hpp"
 #include "bindings.hpp"
-#include "parser.hpp"
+#include "parse/arrow_c.hpp"
+#include "parse/parsers.hpp"
 
 namespace nb = nanobind;
 
@@ -43,14 +43,25 @@ nb::tuple capsules(Outgoing& column, const nb::object&) {
         nb::steal(PyCapsule_New(array, "arrow_array", [](PyObject* c) { release_capsule<ArrowArray>(c, "arrow_array"); })));
 }
 
-void feed(Parser& parser, const nb::object& bytes) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(bytes.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
-    {
-        nb::gil_scoped_release release;
-        parser.feed(static_cast<const char*>(view.buf), static_cast<size_t>(view.len));
+// The bytes of an object, for as long as this lives.
+class Borrowed {
+  public:
+    explicit Borrowed(const nb::object& from) {
+        if (PyObject_GetBuffer(from.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
     }
-    PyBuffer_Release(&view);
+    Borrowed(const Borrowed&) = delete;
+    ~Borrowed() { PyBuffer_Release(&view_); }
+    const char* data() const { return static_cast<const char*>(view_.buf); }
+    size_t size() const { return static_cast<size_t>(view_.len); }
+
+  private:
+    Py_buffer view_;
+};
+
+void feed(Parser& parser, const nb::object& from) {
+    const Borrowed bytes(from);
+    nb::gil_scoped_release release;
+    parser.feed(bytes.data(), bytes.size());
 }
 
 nb::dict take(Parser& parser) {

@@ -77,19 +77,12 @@ def assert_equal(kind: str, document: bytes, pieces: Iterable[bytes] | None = No
     assert header == [(key, reference.plain(value)) for key, value in expected.header]
 
 
+SKIPPED = ("damaged", "no_phase", "no_time", "no_id", "no_metadata", "no_counter")
+
+
 def assert_accounted(kind: str, tables: dict[str, pl.DataFrame], summary: dict[str, Any]) -> None:
     """Every row of the file is in a table or counted as skipped."""
     counts = troubles(summary)
-    if kind == "execution_trace":
-        assert tables["nodes"].height + counts["no_id"] + counts["damaged"] == summary["rows"]
-        return
-    read = sum(tables[name].height for name in ("events", "flows", "memory", "metadata"))
-    skipped = sum(counts[name] for name in ("damaged", "no_phase", "no_time", "no_metadata"))
-    # A counter event has any number of samples, each a row or counted.
-    if not tables["counters"].height and not counts["odd_counter"]:
-        assert read + skipped == summary["rows"]
-    assert (
-        read + skipped
-        <= summary["rows"]
-        <= read + skipped + tables["counters"].height + counts["odd_counter"]
-    )
+    names = ("nodes",) if kind == "execution_trace" else ("events", "flows", "memory", "metadata")
+    read = sum(tables[name].height for name in names) + counts["counter_events"]
+    assert read + sum(counts[name] for name in SKIPPED) == summary["rows"]

@@ -16,7 +16,11 @@ from typing import Any
 
 I64 = range(-(2**63) + 1, 2**63)
 NS_LIMIT = 2**62
-TEXT_LANE = -(2**40)
+TEXT_NUMBER = -(2**40)
+
+
+def has(members: Object, wanted: str) -> bool:
+    return any(key == wanted for key, _ in members)
 
 
 class Number(str):
@@ -72,7 +76,7 @@ def whole(value: Any) -> int | None:
     """An integer that fits 64 bits, also one written as a string, with a fraction of zeros or a power of ten."""
     if (
         isinstance(value, str)
-        and re.fullmatch(r"-?\d+(\.0*|[eE]\+?\d{1,2})?", value)
+        and re.fullmatch(r"-?[0-9]+(\.0*|[eE]\+?[0-9]{1,2})?", value)
         and int(Decimal(value)) in I64
     ):
         return int(Decimal(value))
@@ -80,13 +84,13 @@ def whole(value: Any) -> int | None:
 
 
 def unsigned(value: Any) -> int | None:
-    if isinstance(value, str) and re.fullmatch(r"\d{1,20}", value) and int(value) < 2**64:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,20}", value) and int(value) < 2**64:
         return int(value)
     return None
 
 
 def real(value: Any) -> float | None:
-    if isinstance(value, str) and re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value):
+    if isinstance(value, str) and re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value):
         number = float(value)
         return number if abs(number) != float("inf") else None
     return None
@@ -255,6 +259,13 @@ def _as(kind: str, value: Any) -> Any:
     return None if number in none else number
 
 
+def text_number(known: list[str], value: Any) -> int:
+    """The number of what is named by a text; a text is known by its characters, a number by how it is written."""
+    if value not in known:
+        known.append(str(value))
+    return TEXT_NUMBER - known.index(value)
+
+
 class Kineto:
     def __init__(self) -> None:
         side = {
@@ -273,40 +284,49 @@ class Kineto:
         }
         self.troubles: Counter[str] = Counter()
         self.lanes: list[str] = []
+        self.flow_ids: list[str] = []
 
     def lane(self, value: Any) -> int | None:
         if value is None:
             return None
-        if isinstance(value, Number):
-            number = Decimal(value).to_integral_value(ROUND_HALF_UP)
-            if int(number) in I64:
-                return int(number)
-        elif text(value) is not None:
-            if value not in self.lanes:
-                self.lanes.append(value)
-            return TEXT_LANE - self.lanes.index(value)
-        self.troubles["odd_value"] += 1
-        return None
+        if whole(value) is not None:
+            return whole(value)
+        self.troubles["odd_value"] += text(value) is None
+        return text_number(self.lanes, value)
+
+    def flow(self, value: Any) -> int | None:
+        if value is None:
+            self.troubles["no_flow_id"] += 1
+            return None
+        if whole(value) is not None:
+            return whole(value)
+        self.troubles["text_flow_id"] += 1
+        return text_number(self.flow_ids, value)
 
     def event(self, event: Any, position: int) -> None:
         if not isinstance(event, Object):
             self.troubles["damaged"] += 1
             return
         member = {"ph": "", "cat": "", "name": ""}
-        for key in member:
-            texts = [text(value) for name, value in event if name == key and text(value) is not None]
-            member[key] = texts[-1] if texts else ""
+        left: list[tuple[str, Any]] = []
+        all_args: list[Object] = []
+        for key, value in event:
+            if key in member and text(value) is not None:
+                member[key] = value
+            elif key in member or (key == "args" and not isinstance(value, Object)):
+                self.troubles["odd_value"] += value is not None
+                left += [(f".{key}", plain(value))] if value is not None else []
+            elif key == "args":
+                all_args.append(value)
+            elif key not in ("ts", "dur", "pid", "tid", "id", "bp", "s"):
+                left.append((f".{key}", plain(value)))
+        member = {key: without_halves(value) for key, value in member.items()}
         ph = member["ph"]
-        all_args = [value for name, value in event if name == "args" and isinstance(value, Object)]
         if ph in ("M", "C"):
-            (self.metadata if ph == "M" else self.counter)(event, member["name"], all_args)
+            (self.metadata if ph == "M" else self.counter)(event, member["name"] or None, all_args)
+            self.troubles["dropped_args"] += bool(left) or has(event, "id") or has(event, "dur")
             return
         fields: dict[str, Any] = {}
-        left = [
-            (f".{key}", plain(value))
-            for key, value in event
-            if key not in ("ph", "cat", "name", "ts", "dur", "pid", "tid", "id", "args", "bp", "s")
-        ]
         for key, value in (pair for args in all_args for pair in args):
             if key == "Ev Idx":
                 continue
@@ -317,22 +337,25 @@ class Kineto:
             fields.pop(key, None)
             if found is NOT_SO:
                 left.append((key, plain(value)))
-                self.troubles["odd_value"] += FIELD_OF[key][2] not in ("text", "flag")
+                self.troubles["odd_value"] += 1
             elif found is not None:
                 fields[key] = (found, plain(value))
         ts = nanoseconds(event.get("ts"))
         if not ph or ts is None:
             self.troubles["no_time" if ph else "no_phase"] += 1
             return
-        if ph in ("s", "t", "f"):
+        is_memory = ph == "i" and member["name"] == "[memory]"
+        if is_memory or ph in ("s", "t", "f"):
             pid, tid = self.lane(event.get("pid")), self.lane(event.get("tid"))
-            flow = whole(event.get("id"))
-            names = {"cat": member["cat"] or None, "name": member["name"] or None}
-            self.tables["flows"].add(ph=ph, **names, ts=ts, pid=pid, tid=tid, flow=flow)
-            return
-        if ph == "i" and member["name"] == "[memory]":
-            pid, tid = self.lane(event.get("pid")), self.lane(event.get("tid"))
-            self.tables["memory"].add(ts=ts, pid=pid, tid=tid, **self.values("memory", fields))
+            if is_memory:
+                self.tables["memory"].add(ts=ts, pid=pid, tid=tid, **self.values("memory", fields))
+                fields = {key: found for key, found in fields.items() if FIELD_OF[key][0] != "memory"}
+            else:
+                names = {"cat": member["cat"] or None, "name": member["name"] or None}
+                flow = self.flow(event.get("id"))
+                self.tables["flows"].add(ph=ph, **names, ts=ts, pid=pid, tid=tid, flow=flow)
+            dropped = left or fields or has(event, "dur") or (is_memory and has(event, "id"))
+            self.troubles["dropped_args"] += bool(dropped)
             return
         cat = member["cat"]
         on_host = cat in HOST_CATEGORIES or cat.endswith(("_runtime", "_driver"))
@@ -353,7 +376,7 @@ class Kineto:
                 left += [(key, fields[key][1]) for key in mine]
         dur = self.duration(event, ph)
         pid, tid = self.lane(event.get("pid")), self.lane(event.get("tid"))
-        if event.get("id", ABSENT) is not ABSENT:
+        if has(event, "id"):
             left.append((".id", plain(event.get("id"))))
         self.tables["events"].add(
             ph=ph,
@@ -389,24 +412,25 @@ class Kineto:
                 values[column] = fields[key][0]
         return values
 
-    def metadata(self, event: Object, name: str, all_args: list[Object]) -> None:
-        self.troubles["no_metadata"] += not all_args
-        for args in all_args:
+    def metadata(self, event: Object, name: str | None, all_args: list[Object]) -> None:
+        self.troubles["metadata_events" if all_args else "no_metadata"] += 1
+        for args in all_args[-1:]:
             pid, tid = self.lane(event.get("pid")), self.lane(event.get("tid"))
             self.tables["metadata"].add(kind=name, pid=pid, tid=tid, args=plain(args))
 
-    def counter(self, event: Object, name: str, all_args: list[Object]) -> None:
+    def counter(self, event: Object, name: str | None, all_args: list[Object]) -> None:
         ts = nanoseconds(event.get("ts"))
-        samples = [pair for args in all_args for pair in args]
-        self.troubles["odd_counter"] += not samples
-        for series, value in samples:
+        read = False
+        for series, value in (pair for args in all_args for pair in args):
             if ts is None or real(value) is None:
                 self.troubles["odd_counter"] += 1
                 continue
+            read = True
             pid = self.lane(event.get("pid"))
             self.tables["counters"].add(
                 ts=ts, pid=pid, name=name, series=without_halves(series), value=real(value)
             )
+        self.troubles["counter_events" if read else "no_counter"] += 1
 
     def finish(self) -> dict[str, dict[str, list[Any]]]:
         place = self.tables["events"].sort(lambda row: (row["ts"], -(row["dur"] or 0)))
@@ -547,69 +571,90 @@ class ExecutionTrace:
         self.tensors = Rows("node", "io", "index", "item", *tensor)
         self.troubles: Counter[str] = Counter()
 
-    def number(self, value: Any, kind: str) -> int | None:
+    def odd(self, key: str, value: Any) -> None:
+        """Of another type than expected: kept among the attributes."""
+        self.troubles["odd_value"] += 1
+        self.left.append((key, plain(value)))
+
+    def number(self, key: str, value: Any, kind: str) -> int | None:
         found = _as("whole", value)
         if (found == -1 and kind != "whole") or (found == 0 and kind == "positive"):
             return None
         if found is NOT_SO:
             # -1 written by an unsigned means none
-            self.troubles["odd_value"] += value != "18446744073709551615" or not isinstance(value, Number)
+            if value != "18446744073709551615" or not isinstance(value, Number):
+                self.odd(key, value)
             return None
         return found
 
     def node(self, node: Any, position: int) -> None:
-        if not isinstance(node, Object) or not self.well_formed(node):
+        if not isinstance(node, Object):
             self.troubles["damaged"] += 1
             return
-        attributes: list[tuple[str, Any]] = []
+        self.left: list[tuple[str, Any]] = []
+        given: dict[str, Any] = {}
         sides: dict[str, dict[str, Any]] = {"input": {}, "output": {}}
-        parent = None
+        parent = name = None
         for key, value in node:
             side, _, what = key.partition("_")
-            if key in ("inputs", "outputs"):
-                given = value if isinstance(value, Object) else [("values", value)]
-                sides[key[:-1]].update((name, part) for name, part in given)
+            if key in ("inputs", "outputs") and isinstance(value, Object):
+                for part, content in value:
+                    if part in ("values", "shapes", "types", "strides"):
+                        self.part(sides[key[:-1]], part, part, content)
+                    else:
+                        self.left.append((part, plain(content)))
+            elif key in ("inputs", "outputs"):
+                self.part(sides[key[:-1]], "values", key, value)
             elif side in sides and what in ("shapes", "types"):
-                sides[side][what] = value
+                self.part(sides[side], what, key, value)
             elif key == "attrs":
-                named = [(text(attr.get("name")), attr.get("value")) for attr in value]
-                attributes += [(name, content) for name, content in named if name]
+                self.attributes(value, given)
             elif key in ("ctrl_deps", "parent"):
                 parent = value
-            elif key not in ("id", "name"):
-                attributes.append((key, value))
+            elif key == "name" and text(value) is None and value is not None:
+                self.odd(key, value)
+            elif key == "name":
+                name = text(value) or name
+            elif key != "id":
+                self.attribute(key, value, given)
         et_id = whole(node.get("id"))
         if et_id is None:
             self.troubles["no_id"] += 1
             return
         row = len(self.nodes.rows)
-        known = {key for key, _, _ in (*NODE_FIELDS, *COMM_FIELDS)}
-        others = [(key, plain(value)) for key, value in attributes if key not in known and value != ""]
-        # the last of a repeated key counts
-        given = dict(attributes)
         values: dict[str, Any] = {}
         for io, (side, parts) in enumerate(sides.items()):
             values |= self.side(row, io, side, parts)
-        self.nodes.add(
-            et_id=et_id,
-            name=text(node.get("name")) or "",
-            recorded_parent=self.number(parent, "whole"),
-            file_order=position,
-            attrs=("object", sorted(others, key=repr)) if others else None,
-            **values,
-            **self.fields(NODE_FIELDS, given),
-        )
+        values |= {"recorded_parent": self.number("ctrl_deps", parent, "whole")}
+        values |= self.fields(NODE_FIELDS, given)
         if any(key in given for key, _, _ in COMM_FIELDS):
             self.comms.add(node=row, **self.fields(COMM_FIELDS, given))
+        attrs = ("object", sorted(self.left, key=repr)) if self.left else None
+        self.nodes.add(et_id=et_id, name=name, file_order=position, attrs=attrs, **values)
 
-    @staticmethod
-    def well_formed(node: Object) -> bool:
-        return all(
-            isinstance(value, list) and all(isinstance(attr, Object) for attr in value)
-            and not isinstance(value, Object)
-            for key, value in node
-            if key == "attrs"
-        )  # fmt: skip
+    def part(self, parts: dict[str, Any], part: str, key: str, value: Any) -> None:
+        if isinstance(value, list) and not isinstance(value, Object):
+            parts[part] = value
+        elif value is not None:
+            self.odd(key, value)
+
+    def attributes(self, value: Any, given: dict[str, Any]) -> None:
+        if not isinstance(value, list) or isinstance(value, Object):
+            if value is not None:
+                self.odd("attrs", value)
+            return
+        for attr in value:
+            name = text(attr.get("name")) if isinstance(attr, Object) else None
+            if name and has(attr, "value"):
+                self.attribute(name, attr.get("value"), given)
+            else:
+                self.odd("attrs", attr)
+
+    def attribute(self, key: str, value: Any, given: dict[str, Any]) -> None:
+        if key in {known for known, _, _ in (*NODE_FIELDS, *COMM_FIELDS)}:
+            given[key] = value  # the last of a repeated key counts
+        elif value != "":
+            self.left.append((key, plain(value)))
 
     def fields(self, fields: list[tuple[str, str, str]], given: dict[str, Any]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -617,10 +662,15 @@ class ExecutionTrace:
             value = given.get(key)
             if kind == "text":
                 values[column] = text(value) or None
+                if value is not None and text(value) is None:
+                    self.odd(key, value)
             elif kind == "flag":
-                values[column] = int(value is True or (whole(value) or 0) != 0) if value is not None else None
+                found = _as("flag", value)
+                if found is NOT_SO:
+                    self.odd(key, value)
+                values[column] = None if found is NOT_SO else found
             else:
-                values[column] = self.number(value, kind)
+                values[column] = self.number(key, value, kind)
         return values
 
     def side(self, row: int, io: int, side: str, parts: dict[str, Any]) -> dict[str, Any]:
@@ -629,8 +679,7 @@ class ExecutionTrace:
         types = parts.get("types", ABSENT)
         reader = Node(self, row, io)
         left = []
-        values = parts["values"] if isinstance(parts["values"], list) else []
-        for index, value in enumerate([] if isinstance(values, Object) else values):
+        for index, value in enumerate(parts["values"]):
             reader.index, reader.item = index, None
             type_ = text(_at(types, index, "")) or ""
             shape, stride = (_at(parts.get(name), index, ABSENT) for name in ("shapes", "strides"))

@@ -19,6 +19,9 @@ from etloom.readers._files import UNPACK_ERRORS, chunks, packing
 Stat = tuple[str, str, int, str | None]
 Progress = Callable[[int], None]
 
+TEXT_NUMBER = -(1 << 40)
+"""What the file names by a text in place of a number (a process, a thread, an arrow) is numbered from here down."""
+
 _AHEAD = 4  # chunks the reading thread may be ahead of the parser
 
 # What the parsers count: severity, and what it means for the reader of the stats.
@@ -27,14 +30,23 @@ _MEANING = {
     "no_phase": ("data_loss", "skipped, it has no phase (ph): "),
     "no_time": ("data_loss", "skipped, its time (ts) is missing or no number: "),
     "no_id": ("data_loss", "skipped, it has no id: "),
+    "no_metadata": ("info", "skipped, a metadata event that says nothing: "),
+    "no_counter": ("data_loss", "skipped, a counter event without a sample that could be read: "),
     "odd_counter": ("data_loss", "skipped, a counter's value or time is no number: "),
     "negative_duration": ("data_loss", "its duration is set to null: "),
     "odd_duration": ("data_loss", "its duration is no number, set to null: "),
     "no_duration": ("info", "a complete event without duration: "),
     "odd_value": ("info", "not of the type expected, kept as text: "),
-    "odd_json": ("data_loss", "no JSON, or nested too deep, set to null: "),
-    "no_metadata": ("info", "a metadata event that says nothing: "),
     "odd_tensor": ("info", "a tensor that is not described as one, kept as text: "),
+    "odd_json": ("data_loss", "no JSON, or nested too deep, set to null: "),
+    "nonfinite": ("info", "NaN or infinity, which JSON has no word for, kept as text: "),
+    "bad_escape": ("info", "a backslash that JSON does not know, kept as it stands: "),
+    "long_text": ("info", "a text of more than a megabyte, kept whole: "),
+    "no_flow_id": ("data_loss", "an arrow's end without an id, set to null"),
+    "text_flow_id": ("info", f"an arrow's id that is no integer, numbered from {TEXT_NUMBER} down: "),
+    "dropped_args": ("data_loss", "what no column holds of a counter, flow, memory or metadata event: "),
+    "counter_events": ("info", "counter events, each one or some samples: "),
+    "metadata_events": ("info", "metadata events, which name processes and threads: "),
 }
 
 
@@ -76,7 +88,7 @@ def parsed(parser: Any, path: Path, stats: list[Stat]) -> Parsed:
         )
     for name, (count, example) in sorted(summary["troubles"].items()):
         severity, meaning = _MEANING[name]
-        stats.append((f"read.{name}", severity, count, meaning + _text(example)))
+        stats.append((f"read.{name}", severity, count, (meaning + _text(example)).rstrip(" :")))
     header = _header(summary["header"], stats)
     return Parsed(frames(parser), header, stats, summary["rows"])
 

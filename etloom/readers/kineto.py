@@ -20,13 +20,15 @@ import polars as pl
 
 from etloom import _native
 from etloom.readers import _comms
-from etloom.readers._native import Parsed, Progress, Stat, parse
+from etloom.readers._native import TEXT_NUMBER, Parsed, Progress, Stat, parse
 from etloom.trace import Trace
 
 _EPOCH_NS = 10**18
 """No relative time is that large (31 years), and every absolute one since 2001 is."""
 
-_EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:')
+_OF_LANES = ("name", "labels", "sort_index")
+_KEPT = 1000
+"""How many of the metadata events that no table holds a Trace keeps in its meta."""
 
 
 def sniff(head: bytes) -> bool:
@@ -62,11 +64,17 @@ def trace_of(parsed: Parsed, path: Path, first_ts: int | None = None) -> Trace:
     """
     stats = list(parsed.stats)
     tables = settled(parsed.tables, stats)
-    threads = _threads(tables.pop("metadata"), tables.pop("lanes"))
+    threads, others = _threads(tables.pop("metadata"), tables.pop("lanes"))
+    if others:
+        severity = "info" if len(others) <= _KEPT else "data_loss"
+        example = f"no table holds them; meta keeps the first {_KEPT}: {others[0]['name']}"
+        stats.append(("read.other_metadata", severity, len(others), example))
     first = tables["events"]["ts"].min() if first_ts is None else first_ts
     first = first if isinstance(first, int) else 0
     meta = _meta(parsed.header, path)
     base = _base_ns(parsed.header, first, stats)
+    if others:
+        meta["metadata_events"] = others[:_KEPT]
     meta["base_ns"] = base
     meta["clock"] = "epoch" if base or first > _EPOCH_NS else "relative"
     for name in ("events", "memory", "counters", "flows"):
@@ -123,28 +131,32 @@ def _whole(value: Any) -> int | None:
     return number if abs(number) < 1 << 62 else None
 
 
-def _threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
-    """The names of lanes: metadata events folded to one row a process and a row a thread."""
-    rows: dict[tuple[int | None, int | None], dict[str, Any]] = {}
+def _threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
+    """The names of lanes: metadata events folded to one row a process and a row a thread; and those that say more."""
+    rows: dict[tuple[int, int | None], dict[str, Any]] = {}
+    others: list[dict[str, Any]] = []
     for kind, pid, tid, text in metadata.select(
         pl.col("kind").cast(pl.String), "pid", "tid", pl.col("args").cast(pl.String)
     ).iter_rows():
-        of_thread = (kind or "").startswith("thread")
-        row = rows.setdefault((pid, tid if of_thread else None), {})
         if text is None:
             continue  # counted as odd_json
         args = json.loads(text)
-        for key in ("name", "labels", "sort_index"):
-            if key in args:
-                row[key] = _whole(args[key]) if key == "sort_index" else str(args[key]).strip()
+        of, _, key = (kind or "").partition("_")
+        value = args.get(key)
+        folded = _whole(value) if key == "sort_index" else str(value).strip()
+        if of in ("process", "thread") and key in _OF_LANES and pid is not None and key in args:
+            rows.setdefault((pid, tid if of == "thread" else None), {})[key] = folded
+            if len(args) == 1 and folded is not None:
+                continue
+        others.append({"name": kind, "pid": pid, "tid": tid, "args": args})
     # A lane that the file names by a text in place of a number is called by that text.
     for code, name in enumerate(lanes["name"].cast(pl.String)):
-        lane = TEXT_LANE - code
+        lane = TEXT_NUMBER - code
         found = [key for key in rows if lane in key and key[1] in (lane, None)]
         for process_and_thread in found or [(lane, None)]:
             rows.setdefault(process_and_thread, {}).setdefault("name", name)
-    return pl.DataFrame(
-        [{"pid": pid, "tid": tid, **row} for (pid, tid), row in rows.items() if pid is not None],
+    threads = pl.DataFrame(
+        [{"pid": pid, "tid": tid, **row} for (pid, tid), row in rows.items()],
         schema={
             "pid": pl.Int64,
             "tid": pl.Int64,
@@ -153,10 +165,7 @@ def _threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
             "sort_index": pl.Int64,
         },
     )
-
-
-TEXT_LANE = -(1 << 40)
-"""The number of the first lane that the file names by a text; the next ones go down from here."""
+    return threads, others
 
 
 def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
@@ -179,6 +188,8 @@ def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str
         else:
             lone += 1
     open_ranges = sum(map(len, stacks.values()))
+    joined = "begin and end events, joined to one event"
+    stats.append(("read.closed_ranges", "info", len(durations), joined))
     for name, count in (("read.end_without_begin", lone), ("read.begin_without_end", open_ranges)):
         if count:
             stats.append((name, "data_loss", count, "a range of which the file holds one end only"))

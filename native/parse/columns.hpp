@@ -9,99 +9,15 @@
 #include <tuple>
 #include <vector>
 
+#include "dictionary.hpp"
+#include "json_text.hpp"
 #include "scalars.hpp"
+#include "troubles.hpp"
 
 struct ArrowSchema;
 struct ArrowArray;
 
 namespace etloom {
-
-// Distinct texts, numbered in the order they came. The bytes are kept as the file had them; `finish` may rewrite them.
-class Dictionary {
-  public:
-    Dictionary() : slots_(1024, kEmpty) {}
-
-    uint32_t code(std::string_view text) {
-        if (text.data() == nullptr) text = "";  // memcpy takes no null pointer, not even for nothing
-        const uint64_t hash = hash_of(text);
-        size_t slot = hash & (slots_.size() - 1);
-        while (slots_[slot] != kEmpty) {
-            const uint32_t found = slots_[slot];
-            if (hashes_[found] == hash && texts_[found] == text) return found;
-            slot = (slot + 1) & (slots_.size() - 1);
-        }
-        const auto added = static_cast<uint32_t>(texts_.size());
-        texts_.emplace_back(keep(text));
-        hashes_.push_back(hash);
-        slots_[slot] = added;
-        if (texts_.size() * 2 > slots_.size()) grow();
-        return added;
-    }
-
-    const std::vector<std::string_view>& texts() const { return texts_; }
-
-  private:
-    static constexpr uint32_t kEmpty = UINT32_MAX;
-    static constexpr size_t kBlock = 1 << 18;
-
-    static uint64_t mix(uint64_t a, uint64_t b) {
-        const auto product = static_cast<unsigned __int128>(a) * b;
-        return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-    }
-
-    static uint64_t hash_of(std::string_view text) {
-        constexpr uint64_t k0 = 0x9E3779B97F4A7C15ULL, k1 = 0xD6E8FEB86659FD93ULL;
-        const char* p = text.data();
-        size_t left = text.size();
-        uint64_t h = mix(left ^ k0, k1), a = 0, b = 0;
-        for (; left >= 16; p += 16, left -= 16) {
-            std::memcpy(&a, p, 8);
-            std::memcpy(&b, p + 8, 8);
-            h = mix(h ^ a ^ k0, b ^ k1);
-        }
-        a = b = 0;
-        if (left >= 8) {
-            std::memcpy(&a, p, 8);
-            std::memcpy(&b, p + 8, left - 8);
-        } else {
-            std::memcpy(&a, p, left);
-        }
-        return mix(h ^ a ^ k1, b ^ k0);
-    }
-
-    std::string_view keep(std::string_view text) {
-        if (text.size() > kBlock / 4) {
-            blocks_.emplace_back(new char[text.size()]);
-            std::memcpy(blocks_.back().get(), text.data(), text.size());
-            return {blocks_.back().get(), text.size()};
-        }
-        if (used_ + text.size() > kBlock || current_ == nullptr) {
-            blocks_.emplace_back(new char[kBlock]);  // not zeroed: small files need little of it
-            current_ = blocks_.back().get();
-            used_ = 0;
-        }
-        char* at = current_ + used_;
-        std::memcpy(at, text.data(), text.size());
-        used_ += text.size();
-        return {at, text.size()};
-    }
-
-    void grow() {
-        slots_.assign(slots_.size() * 2, kEmpty);
-        for (uint32_t i = 0; i < texts_.size(); ++i) {
-            size_t slot = hashes_[i] & (slots_.size() - 1);
-            while (slots_[slot] != kEmpty) slot = (slot + 1) & (slots_.size() - 1);
-            slots_[slot] = i;
-        }
-    }
-
-    std::vector<uint32_t> slots_;
-    std::vector<uint64_t> hashes_;
-    std::vector<std::string_view> texts_;
-    std::vector<std::unique_ptr<char[]>> blocks_;
-    char* current_ = nullptr;
-    size_t used_ = 0;
-};
 
 // Room that the columns of a table share while they are put in order: the old place of one is the new one of the next.
 struct Scratch {
@@ -123,6 +39,8 @@ class Column {
     virtual void truncate(size_t rows) = 0;
     virtual void reserve(size_t rows) = 0;
     virtual void take(const std::vector<uint32_t>& order, Scratch& scratch) = 0;
+    // Counts what is wrong with the values; called before they leave.
+    virtual void settle(Troubles&) {}
     // Moves the column into Arrow structures; the column is empty afterwards.
     virtual void leave(ArrowSchema* schema, ArrowArray* array) = 0;
 
@@ -142,6 +60,15 @@ class Column {
         ++nulls_;
     }
     bool is_valid(size_t row) const { return valid_.empty() || ((valid_[row >> 3] >> (row & 7)) & 1); }
+    // Row `row`, which had a value, has none any more; there are `rows` in all.
+    void unmark(size_t row, size_t rows) {
+        if (valid_.empty()) {
+            valid_.assign((rows + 7) / 8, 0xFF);
+            if (rows & 7) valid_.back() = static_cast<uint8_t>((1U << (rows & 7)) - 1);
+        }
+        valid_[row >> 3] &= static_cast<uint8_t>(~(1U << (row & 7)));
+        ++nulls_;
+    }
     void truncate_bitmap(size_t from, size_t to) {
         if (valid_.empty()) return;
         for (size_t row = to; row < from; ++row) nulls_ -= is_valid(row) ? 0 : 1;
@@ -213,9 +140,6 @@ class Numbers : public Column {
     std::vector<T> values_;
 };
 
-// Whether the text is one JSON value (inf and nan pass), nested no deeper than any parser can follow.
-bool is_json(std::string_view text);
-
 // How the bytes of a text in the file become the text of the column, when the column leaves: once a distinct text.
 enum class Finish { kUnescape, kCanonical };
 
@@ -233,21 +157,21 @@ class Texts : public Numbers<uint32_t> {
         push(code_);
         return code_;
     }
-    // False, and null in its place, for what is no valid JSON. Checked once a distinct text.
-    bool push_json(std::string_view json) {
-        const uint32_t code = push_text(json);
-        while (sound_.size() <= code) sound_.push_back(is_json(dictionary_.texts()[sound_.size()]));
-        if (sound_[code]) return true;
-        truncate(size() - 1);
-        null();
-        return false;
-    }
+    // Null for no text.
+    void push_text_or_null(std::string_view text) { text.empty() ? null() : static_cast<void>(push_text(text)); }
+    // A code for `push`, and the text of a code.
+    uint32_t code(std::string_view text) { return dictionary_.code(text); }
+    std::string_view text(uint32_t code) const { return dictionary_.texts()[code]; }
+
+    // What is no JSON becomes null. Texts are looked at once a distinct one, faults counted once a row.
+    void settle(Troubles& troubles) override;
     void leave(ArrowSchema* schema, ArrowArray* array) override;
 
   private:
     Finish finish_;
     Dictionary dictionary_;
-    std::vector<bool> sound_;  // by code, as far as it was asked for
+    std::vector<Fault> faults_;  // by code, as far as they were looked at
+    bool faultless_ = true;
     std::string_view last_;
     uint32_t code_ = 0;
 };
@@ -263,6 +187,9 @@ class Table {
         return raw;
     }
     size_t rows() const { return columns_.empty() ? 0 : columns_.front().column->size(); }
+    void settle(Troubles& troubles) {
+        for (auto& named : columns_) named.column->settle(troubles);
+    }
     void truncate(size_t rows) {
         for (auto& named : columns_) named.column->truncate(rows);
     }
@@ -283,12 +210,5 @@ class Table {
   private:
     std::vector<Named> columns_;
 };
-
-// Replaces the escapes of a JSON string's inside. Bad escapes are kept as they are.
-std::string unescape(std::string_view quoted);
-
-// The JSON value with ", " and ": " between its parts and no other white space, so that equal values are equal texts;
-// inf and nan become strings.
-std::string canonical(std::string_view json);
 
 }  // namespace etloom

@@ -5,25 +5,15 @@
 // own. A piece that does not parse so is gone through row by row, and what does not parse then costs that row alone:
 // the search goes on at the next place that looks like the start of a row.
 #pragma once
-#include <simdjson.h>
-
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "troubles.hpp"
+
 namespace etloom {
-
-namespace od = simdjson::ondemand;
-
-struct Trouble {
-    uint64_t count = 0;
-    std::string example;  // the first one
-    void add(std::string_view what) {
-        if (count++ == 0) example = what.substr(0, 200);
-    }
-};
 
 class RowStream {
   public:
@@ -93,13 +83,5 @@ class RowStream {
     Trouble damaged_;
     std::vector<std::pair<std::string, std::string>> header_;
 };
-
-inline simdjson::padded_string_view padded(std::string_view json) {
-    return simdjson::padded_string_view(json.data(), json.size(), json.size() + simdjson::SIMDJSON_PADDING);
-}
-
-// The end of the JSON value at `from`, or nullptr when it goes on behind `to`. Brackets are counted, not matched.
-const char* value_end(const char* from, const char* to);
-const char* skip_space(const char* from, const char* to);
 
 }  // namespace etloom

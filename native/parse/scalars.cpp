@@ -1,71 +1,38 @@
-// Numbers from the text of a JSON token, exactly.
-#pragma once
-#include <cstdint>
-#include <cstring>
+// Numbers that are not written the common way; see scalars.hpp.
+#include "scalars.hpp"
+
+#include <charconv>
 #include <initializer_list>
-#include <optional>
-#include <string_view>
+#include <locale>
+#include <sstream>
+#include <string>
 
 namespace etloom {
 
-inline std::string_view trim(std::string_view token) {
-    const auto is_space = [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
-    while (!token.empty() && is_space(token.back())) token.remove_suffix(1);
-    while (!token.empty() && is_space(token.front())) token.remove_prefix(1);
-    return token;
-}
-
-inline bool is_text(std::string_view token) { return token.size() >= 2 && token.front() == '"' && token.back() == '"'; }
-inline std::string_view inside(std::string_view text) { return text.substr(1, text.size() - 2); }
-
-// memcmp costs a call, and these texts are short.
-inline bool same(std::string_view a, std::string_view b) {
-    const size_t n = a.size();
-    if (n != b.size()) return false;
-    const char *p = a.data(), *q = b.data();
-    const auto load = [](const char* from) {
-        uint64_t word;
-        std::memcpy(&word, from, 8);
-        return word;
-    };
-    if (n < 8) {
-        for (size_t i = 0; i < n; ++i) {
-            if (p[i] != q[i]) return false;
-        }
-        return true;
-    }
-    for (size_t i = 0; i + 8 < n; i += 8) {
-        if (load(p + i) != load(q + i)) return false;
-    }
-    return load(p + n - 8) == load(q + n - 8);
-}
-
-// Whether the text is a JSON number, true, false or null.
-inline bool is_scalar(std::string_view token) {
+bool is_scalar(std::string_view token) {
     if (token == "true" || token == "false" || token == "null") return true;
     size_t i = !token.empty() && token[0] == '-' ? 1 : 0;
-    const auto digits = [&] {
+    const auto skip_digits = [&] {
         const size_t from = i;
         while (i < token.size() && token[i] >= '0' && token[i] <= '9') ++i;
         return i - from;
     };
     const bool zero = i < token.size() && token[i] == '0';
-    const size_t before = digits();
+    const size_t before = skip_digits();
     if (before == 0 || (zero && before > 1)) return false;
     if (i < token.size() && token[i] == '.') {
         ++i;
-        if (digits() == 0) return false;
+        if (skip_digits() == 0) return false;
     }
     if (i < token.size() && (token[i] == 'e' || token[i] == 'E')) {
         ++i;
         if (i < token.size() && (token[i] == '+' || token[i] == '-')) ++i;
-        if (digits() == 0) return false;
+        if (skip_digits() == 0) return false;
     }
     return i == token.size();
 }
 
-// inf and nan as C and Python print them, which PyTorch writes as they are though JSON has no word for them.
-inline bool is_nonfinite(std::string_view token) {
+bool is_nonfinite(std::string_view token) {
     if (!token.empty() && (token[0] == '-' || token[0] == '+')) token.remove_prefix(1);
     for (const std::string_view word : {"inf", "nan", "Infinity", "NaN", "Inf", "infinity"}) {
         if (token == word) return true;
@@ -73,29 +40,8 @@ inline bool is_nonfinite(std::string_view token) {
     return false;
 }
 
-// The value times 10^scale as a whole number, halves away from zero; nothing for what is no number or does not fit.
-// Exact where a double is not: 1700000000000000.123 us has 19 digits in ns.
-inline std::optional<int64_t> decimal(std::string_view token, int scale) {
-    if (token.size() <= 19 && scale <= 3) {
-        // The common case: digits, perhaps a point and no more places than asked for.
-        uint64_t value = 0;
-        const char *p = token.data(), *const end = p + token.size();
-        while (p < end && static_cast<unsigned char>(*p - '0') < 10) value = value * 10 + static_cast<uint64_t>(*p++ - '0');
-        const auto before = p - token.data();
-        const bool digits = before > 0 && before <= 15;  // with three places more they fit
-        int left = scale;
-        if (digits && p < end && *p == '.') {
-            ++p;
-            while (p < end && left > 0 && static_cast<unsigned char>(*p - '0') < 10) {
-                value = value * 10 + static_cast<uint64_t>(*p++ - '0');
-                --left;
-            }
-        }
-        if (digits && p == end) {
-            constexpr uint64_t kPowers[] = {1, 10, 100, 1000};
-            return static_cast<int64_t>(value * kPowers[left]);
-        }
-    }
+// The value times 10^scale.
+std::optional<int64_t> any_decimal(std::string_view token, int scale) {
     // The exponent first: it says how many places are wanted.
     const size_t e = token.find_first_of("eE");
     if (e != std::string_view::npos) {
@@ -148,8 +94,7 @@ inline std::optional<int64_t> decimal(std::string_view token, int scale) {
     return negative ? -static_cast<int64_t>(value) : static_cast<int64_t>(value);
 }
 
-// A whole number, also one written as a string or with a fraction of zeros.
-inline std::optional<int64_t> whole(std::string_view token) {
+std::optional<int64_t> any_whole(std::string_view token) {
     if (is_text(token)) token = inside(token);
     if (const size_t point = token.find('.'); point != std::string_view::npos) {
         if (token.find_first_not_of('0', point + 1) != std::string_view::npos) return {};
@@ -157,10 +102,10 @@ inline std::optional<int64_t> whole(std::string_view token) {
     }
     // A negative power would be rounded.
     if (token.find("e-") != std::string_view::npos || token.find("E-") != std::string_view::npos) return {};
-    return decimal(token, 0);
+    return any_decimal(token, 0);
 }
 
-inline std::optional<uint64_t> unsigned_whole(std::string_view token) {
+std::optional<uint64_t> unsigned_whole(std::string_view token) {
     if (is_text(token)) token = inside(token);
     if (token.empty() || token.size() > 20) return {};
     unsigned __int128 value = 0;
@@ -172,6 +117,18 @@ inline std::optional<uint64_t> unsigned_whole(std::string_view token) {
     return static_cast<uint64_t>(value);
 }
 
-std::optional<double> real(std::string_view token);
+std::optional<double> real(std::string_view token) {
+    if (is_text(token)) token = inside(token);
+    double value = 0;
+#ifdef __cpp_lib_to_chars
+    const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), value);
+    if (error != std::errc{} || end != token.data() + token.size() || value - value != 0) return {};
+#else  // the C++ library of macOS reads no doubles so
+    std::istringstream stream{std::string(token)};
+    stream.imbue(std::locale::classic());
+    if (!is_scalar(token) || !(stream >> value)) return {};
+#endif
+    return value;
+}
 
 }  // namespace etloom

@@ -1,73 +1,14 @@
 // Cutting a document into pieces of whole rows; see rows.hpp.
 #include "rows.hpp"
 
+#include <simdjson.h>
+
 #include <algorithm>
-#include <array>
 #include <cstring>
 
+#include "json_text.hpp"
+
 namespace etloom {
-
-namespace {
-
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
-// Behind the closing quote of the string at `from`, or nullptr.
-const char* string_end(const char* from, const char* to) {
-    for (const char* p = from + 1; p < to;) {
-        const auto* quote = static_cast<const char*>(std::memchr(p, '"', static_cast<size_t>(to - p)));
-        if (quote == nullptr) return nullptr;
-        const char* back = quote;
-        while (back > from + 1 && back[-1] == '\\') --back;
-        if ((quote - back) % 2 == 0) return quote + 1;
-        p = quote + 1;
-    }
-    return nullptr;
-}
-
-enum class Mark : uint8_t { kNone, kOpen, kClose, kQuote };
-
-constexpr auto kMarks = [] {
-    std::array<Mark, 256> marks{};
-    marks['{'] = marks['['] = Mark::kOpen;
-    marks['}'] = marks[']'] = Mark::kClose;
-    marks['"'] = Mark::kQuote;
-    return marks;
-}();
-
-}  // namespace
-
-const char* skip_space(const char* from, const char* to) {
-    while (from < to && is_space(*from)) ++from;
-    return from;
-}
-
-const char* value_end(const char* from, const char* to) {
-    if (from == to) return nullptr;
-    if (*from == '"') return string_end(from, to);
-    if (*from != '{' && *from != '[') {
-        const char* p = from;
-        while (p < to && *p != ',' && *p != '}' && *p != ']' && !is_space(*p)) ++p;
-        return p == to ? nullptr : p;
-    }
-    size_t depth = 0;
-    for (const char* p = from; p < to;) {
-        switch (kMarks[static_cast<uint8_t>(*p)]) {
-            case Mark::kNone: ++p; break;
-            case Mark::kOpen:
-                ++depth;
-                ++p;
-                break;
-            case Mark::kClose:
-                ++p;
-                if (--depth == 0) return p;
-                break;
-            case Mark::kQuote:
-                p = string_end(p, to);
-                if (p == nullptr) return nullptr;
-        }
-    }
-    return nullptr;
-}
 
 RowStream::RowStream(std::string_view rows_key, bool bare_array, bool uniform, std::vector<std::string_view> row_keys)
     : rows_key_(rows_key), bare_array_(bare_array), uniform_(uniform), row_keys_(std::move(row_keys)) {

@@ -1,0 +1,34 @@
+// Kineto / Chrome trace JSON to columns.
+#include "kineto_event.hpp"
+#include "kineto_tables.hpp"
+#include "parser.hpp"
+#include "parsers.hpp"
+
+namespace etloom {
+
+namespace {
+
+class KinetoParser : public Parser {
+  public:
+    KinetoParser()
+        : Parser("traceEvents", true, false,
+                 {"ph\"", "name\"", "cat\"", "pid\"", "tid\"", "ts\"", "dur\"", "id\"", "args\"", "s\"", "bp\""}) {}
+
+  protected:
+    bool row(Cursor& at, uint64_t position) override {
+        kineto::Event* event = reader_.read(at);
+        if (event != nullptr) events_.add(*event, position);
+        return event != nullptr;
+    }
+    void order() override { events_.order(); }
+
+  private:
+    kineto::EventReader reader_{troubles_};
+    kineto::EventTables events_{tables_, troubles_};
+};
+
+}  // namespace
+
+std::unique_ptr<Parser> kineto_parser() { return std::make_unique<KinetoParser>(); }
+
+}  // namespace etloom

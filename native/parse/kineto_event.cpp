@@ -1,0 +1,200 @@
+// See kineto_event.hpp.
+#include "kineto_event.hpp"
+
+#include <optional>
+
+#include "json_text.hpp"
+
+namespace etloom::kineto {
+
+namespace {
+
+// A key of up to four letters as a number, to switch on; 0 for a longer one.
+constexpr uint32_t short_key(std::string_view key) {
+    if (key.size() > 4) return 0;
+    uint32_t word = 0;
+    for (const char c : key) word = word << 8 | static_cast<uint8_t>(c);
+    return word;
+}
+
+bool is_flag(std::string_view token) { return token == "true" || token == "false"; }
+
+// [x, y, z]; what follows them is not looked at.
+bool read_triple(std::string_view token, int32_t (&triple)[3]) {
+    if (token.front() != '[') return false;
+    size_t at = 1;
+    for (auto& axis : triple) {
+        const size_t to = token.find_first_of(",]", at);
+        if (to == std::string_view::npos) return false;
+        const auto number = whole(trim(token.substr(at, to - at)));
+        if (!number || *number < 0 || *number > INT32_MAX) return false;
+        axis = static_cast<int32_t>(*number);
+        at = to + 1;
+    }
+    return true;
+}
+
+template <typename T>
+bool put(const std::optional<T>& number, T& into) {
+    if (number) into = *number;
+    return number.has_value();
+}
+
+}  // namespace
+
+void Event::clear() {
+    ph = 0;
+    ph_text = cat = name = ts = dur = pid = tid = id = args = {};
+    present = 0;
+    samples.clear();
+    rest.clear();
+}
+
+// What is no JSON (NaN, inf) is kept as text, so that one value does not cost the others.
+void Event::keep(std::string_view key, std::string_view token, std::string_view mark, Troubles& troubles) {
+    rest.append("\"").append(mark).append(key).append("\":");
+    if (token.front() == '"' || token.front() == '{' || token.front() == '[' || is_scalar(token)) {
+        rest.append(token);
+    } else {
+        troubles[is_nonfinite(token) ? "nonfinite" : "odd_value"].add(token);
+        rest += '"';
+        for (const char c : token) {
+            if (c == '"' || c == '\\') rest += '\\';
+            rest += c;
+        }
+        rest += '"';
+    }
+    rest += ',';
+}
+
+void Event::give_back(uint64_t mask, Troubles& troubles) {
+    for (uint64_t left = present & mask; left != 0; left &= left - 1) {
+        const auto which = static_cast<size_t>(__builtin_ctzll(left));
+        keep(kFields[which].key, values[which].token, "", troubles);
+    }
+    present &= ~mask;
+}
+
+Event* EventReader::read(Cursor& at) {
+    event_.clear();
+    late_.clear();
+    if (!at.members([&](std::string_view key) { return member(key, at); })) return nullptr;
+    for (Cursor args : late_) {
+        if (!arguments(args)) return nullptr;
+    }
+    return &event_;
+}
+
+bool EventReader::member(std::string_view key, Cursor& at) {
+    Event& e = event_;
+    const uint32_t word = short_key(key);
+    if (word == short_key("args")) {
+        if (e.ph != 0 && late_.empty()) return arguments(at);
+        late_.push_back(at);
+    }
+    const std::string_view token = at.value();
+    if (token.empty()) return false;
+    switch (word) {
+        case short_key("ph"):
+            text(key, token, e.ph_text);
+            e.ph = e.ph_text.size() == 1 ? e.ph_text[0] : static_cast<char>(!e.ph_text.empty());
+            break;
+        case short_key("cat"): text(key, token, e.cat); break;
+        case short_key("name"): text(key, token, e.name); break;
+        case short_key("ts"): e.ts = token; break;
+        case short_key("dur"): e.dur = token; break;
+        case short_key("pid"): e.pid = token; break;
+        case short_key("tid"): e.tid = token; break;
+        case short_key("id"): e.id = token; break;
+        case short_key("args"):
+        case short_key("bp"):
+        case short_key("s"): break;
+        default: e.keep(key, token, ".", troubles_);
+    }
+    return true;
+}
+
+void EventReader::text(std::string_view key, std::string_view token, std::string_view& into) {
+    if (is_text(token)) {
+        into = inside(token);
+    } else if (token != "null") {
+        odd(key, token);
+        event_.keep(key, token, ".", troubles_);
+    }
+}
+
+bool EventReader::arguments(Cursor& at) {
+    Event& e = event_;
+    if (at.peek() != '{') {
+        const std::string_view token = at.value();
+        if (!token.empty() && token != "null") {
+            odd("args", token);
+            e.keep("args", token, ".", troubles_);
+        }
+        return !token.empty();
+    }
+    if (e.ph == 'M') {
+        e.args = at.value();
+        return !e.args.empty();
+    }
+    return at.members([&](std::string_view key) {
+        const std::string_view token = at.value();
+        if (token.empty()) return false;
+        if (e.ph == 'C') {
+            e.samples.emplace_back(key, token);
+        } else if (!argument(key, token)) {
+            e.keep(key, token, "", troubles_);
+        }
+        return true;
+    });
+}
+
+// False where no column takes the value: it is then kept as it is.
+bool EventReader::argument(std::string_view key, std::string_view token) {
+    const size_t which = index_.find(key);
+    if (which == kFieldCount) return false;
+    const Kind kind = kFields[which].kind;
+    if (kind == Kind::kIgnored) return true;
+    Event& e = event_;
+    const uint64_t bit = uint64_t{1} << which;
+    e.present &= ~bit;
+    if (token == "null") return true;
+    Value& value = e.values[which];
+    value.token = token;
+    bool none = false;
+    if (!convert(kind, token, value, none)) {
+        odd(key, token);
+        return false;
+    }
+    if (!none) e.present |= bit;
+    return true;
+}
+
+// False where the value is not of the kind. none: it says that there is none.
+bool EventReader::convert(Kind kind, std::string_view token, Value& value, bool& none) {
+    switch (kind) {
+        case Kind::kIgnored:
+        case Kind::kJson: return true;
+        case Kind::kText: return is_text(token);
+        case Kind::kFlag: {
+            const auto number = whole(token);
+            value.whole = token == "true" || number.value_or(0) != 0;
+            return number || is_flag(token);
+        }
+        case Kind::kReal: return put(real(token), value.real);
+        case Kind::kUnsigned: return put(unsigned_whole(token), value.natural);
+        case Kind::kTriple: return read_triple(token, value.triple);
+        case Kind::kWhole: return put(whole(token), value.whole);
+        case Kind::kPositive:
+        case Kind::kNatural: break;
+    }
+    if (!put(whole(token), value.whole)) return false;
+    none = value.whole == -1 || value.whole == (kind == Kind::kPositive ? 0 : UINT32_MAX);
+    return true;
+}
+
+void EventReader::odd(std::string_view key, std::string_view token) {
+    troubles_["odd_value"].add(std::string(key) + ": " + std::string(token.substr(0, 200)));
+}
+
+}  // namespace etloom::kineto

@@ -1,0 +1,310 @@
+// See kineto_tables.hpp.
+#include "kineto_tables.hpp"
+
+#include <string>
+
+#include "ordering.hpp"
+
+namespace etloom::kineto {
+
+namespace {
+
+// A process, thread or arrow that the file names by a text gets a number below all real ones.
+constexpr int64_t kTextNumber = -(int64_t{1} << 40);
+
+// No time or length of a trace is larger (146 years), and two of them can be added.
+constexpr int64_t kLongest = int64_t{1} << 62;
+
+constexpr uint32_t kNoCat = UINT32_MAX;
+
+constexpr auto kMasks = [] {
+    std::array<uint64_t, kGroupCount> masks{};
+    for (size_t group = 0; group < kGroupCount; ++group) masks[group] = group_mask(static_cast<Group>(group));
+    return masks;
+}();
+constexpr uint64_t mask_of(Group group) { return kMasks[static_cast<size_t>(group)]; }
+
+std::optional<int64_t> time_of(std::string_view token) {
+    const auto time = thousandths(token);
+    return time && *time <= kLongest && *time >= -kLongest ? time : std::nullopt;
+}
+
+int64_t text_number(Dictionary& texts, std::string_view token) {
+    if (!is_text(token)) return kTextNumber - static_cast<int64_t>(texts.code(token));
+    const std::string_view text = inside(token);
+    const bool plain = text.find('\\') == std::string_view::npos;
+    return kTextNumber - static_cast<int64_t>(texts.code(plain ? text : unescape(text)));
+}
+
+}  // namespace
+
+EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), troubles_(troubles) {
+    Table& events = tables["events"];
+    ph_ = events.add<Texts>("ph", Finish::kUnescape);
+    cat_ = events.add<Texts>("cat", Finish::kUnescape);
+    name_ = events.add<Texts>("name", Finish::kUnescape);
+    ts_ = events.add<Numbers<int64_t>>("ts");
+    dur_ = events.add<Numbers<int64_t>>("dur");
+    pid_ = events.add<Numbers<int64_t>>("pid");
+    tid_ = events.add<Numbers<int64_t>>("tid");
+    args_ = events.add<Texts>("args", Finish::kCanonical);
+    position_ = events.add<Numbers<uint32_t>>("position");
+
+    Table& memory = tables["memory"];
+    memory_ts_ = memory.add<Numbers<int64_t>>("ts");
+    memory_pid_ = memory.add<Numbers<int64_t>>("pid");
+    memory_tid_ = memory.add<Numbers<int64_t>>("tid");
+    for (size_t group = 0; group < kGroupCount; ++group) {
+        if (is_side(static_cast<Group>(group))) event_[group] = tables[kGroupTables[group]].add<Numbers<uint32_t>>("event");
+    }
+    for (size_t i = 0; i < kFieldCount; ++i) {
+        const Field& field = kFields[i];
+        if (field.kind == Kind::kIgnored) continue;
+        Table& in = tables[kGroupTables[static_cast<size_t>(field.group)]];
+        switch (field.kind) {
+            case Kind::kText: columns_[i] = in.add<Texts>(field.column, Finish::kUnescape); break;
+            case Kind::kJson: columns_[i] = in.add<Texts>(field.column, Finish::kCanonical); break;
+            case Kind::kReal: columns_[i] = in.add<Numbers<double>>(field.column); break;
+            case Kind::kUnsigned: columns_[i] = in.add<Numbers<uint64_t>>(field.column); break;
+            case Kind::kTriple: {
+                static constexpr const char* kAxes[2][3] = {{"grid_x", "grid_y", "grid_z"}, {"block_x", "block_y", "block_z"}};
+                const size_t which = i == kGrid ? 0 : 1;
+                for (size_t axis = 0; axis < 3; ++axis) triples_[which][axis] = in.add<Numbers<int32_t>>(kAxes[which][axis]);
+                break;
+            }
+            default: columns_[i] = in.add<Numbers<int64_t>>(field.column);
+        }
+    }
+
+    Table& counters = tables["counters"];
+    counter_ts_ = counters.add<Numbers<int64_t>>("ts");
+    counter_pid_ = counters.add<Numbers<int64_t>>("pid");
+    counter_name_ = counters.add<Texts>("name", Finish::kUnescape);
+    counter_series_ = counters.add<Texts>("series", Finish::kUnescape);
+    counter_value_ = counters.add<Numbers<double>>("value");
+
+    Table& flows = tables["flows"];
+    flow_ph_ = flows.add<Texts>("ph", Finish::kUnescape);
+    flow_cat_ = flows.add<Texts>("cat", Finish::kUnescape);
+    flow_name_ = flows.add<Texts>("name", Finish::kUnescape);
+    flow_ts_ = flows.add<Numbers<int64_t>>("ts");
+    flow_pid_ = flows.add<Numbers<int64_t>>("pid");
+    flow_tid_ = flows.add<Numbers<int64_t>>("tid");
+    flow_id_ = flows.add<Numbers<int64_t>>("flow");
+
+    // Metadata events (ph M): what a process or thread is called. The reader folds them into `threads`.
+    Table& metadata = tables["metadata"];
+    meta_kind_ = metadata.add<Texts>("kind", Finish::kUnescape);
+    meta_pid_ = metadata.add<Numbers<int64_t>>("pid");
+    meta_tid_ = metadata.add<Numbers<int64_t>>("tid");
+    meta_args_ = metadata.add<Texts>("args", Finish::kCanonical);
+
+    lane_names_ = tables["lanes"].add<Texts>("name", Finish::kUnescape);
+}
+
+void EventTables::add(Event& event, uint64_t position) {
+    if (event.ph == 'M' || event.ph == 'C') {
+        event.ph == 'M' ? add_metadata(event) : add_counter(event);
+        return lost(event);
+    }
+    const auto ts = time_of(event.ts);
+    if (event.ph == 0 || !ts) {
+        troubles_[event.ph == 0 ? "no_phase" : "no_time"].add(event.name);
+    } else if (event.ph == 's' || event.ph == 't' || event.ph == 'f') {
+        add_flow(event, *ts);
+        event.id = {};
+        lost(event);
+    } else if (event.ph == 'i' && event.name == "[memory]") {
+        add_memory(event, *ts);
+        event.present &= ~mask_of(Group::kMemory);
+        lost(event);
+    } else {
+        add_event(event, *ts, position);
+    }
+}
+
+void EventTables::lost(Event& event) {
+    event.give_back(event.present, troubles_);
+    if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
+    if (!event.dur.empty()) event.keep("dur", event.dur, ".", troubles_);
+    if (!event.rest.empty()) troubles_["dropped_args"].add(std::string(event.name) + ": " + event.rest);
+}
+
+void EventTables::add_event(Event& event, int64_t ts, uint64_t position) {
+    event.give_back(mask_of(Group::kMemory), troubles_);
+    const auto row = static_cast<uint32_t>(position_->size());
+    const uint32_t cat = event.cat.empty() ? (cat_->null(), kNoCat) : cat_->push_text(event.cat);
+    // Host calls carry some arguments of the work they launch (ROCm does): these are no facts of a device event.
+    if (event.present & ~mask_of(Group::kEvent)) {
+        side(Group::kArguments, event, row, true);
+        side(Group::kKernel, event, row, event.ph == 'X' && !event.has(kSyncKind) && role_of(cat) == Role::kOther);
+        side(Group::kSync, event, row, event.has(kSyncKind));
+        side(Group::kFrame, event, row, event.has(kPythonId));
+        side(Group::kComm, event, row, event.has(kCollective) || event.has(kGroupRanks));
+    }
+    ph_->push_text(event.ph_text);
+    name_->push_text_or_null(event.name);
+    ts_->push(ts);
+    push_duration(event);
+    push_lane(pid_, event.pid);
+    push_lane(tid_, event.tid);
+    push_fields(event, mask_of(Group::kEvent));
+    if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
+    if (event.rest.empty()) {
+        args_->null();
+    } else {
+        event.rest.insert(0, 1, '{');
+        event.rest.back() = '}';
+        args_->push_text(event.rest);
+    }
+    position_->push(static_cast<uint32_t>(position));
+}
+
+void EventTables::add_flow(const Event& event, int64_t ts) {
+    flow_ph_->push_text(event.ph_text);
+    flow_cat_->push_text_or_null(event.cat);
+    flow_name_->push_text_or_null(event.name);
+    flow_ts_->push(ts);
+    push_lane(flow_pid_, event.pid);
+    push_lane(flow_tid_, event.tid);
+    push_flow_id(event.id);
+}
+
+// Ends of an arrow share an id; one that is no number becomes one that does not occur, as lanes do.
+void EventTables::push_flow_id(std::string_view token) {
+    if (token.empty() || token == "null") {
+        troubles_["no_flow_id"].add("");
+        return flow_id_->null();
+    }
+    const auto number = whole(token);
+    if (!number) troubles_["text_flow_id"].add(token);
+    flow_id_->push(number ? *number : text_number(flow_ids_, token));
+}
+
+void EventTables::add_memory(Event& event, int64_t ts) {
+    memory_ts_->push(ts);
+    push_lane(memory_pid_, event.pid);
+    push_lane(memory_tid_, event.tid);
+    push_fields(event, mask_of(Group::kMemory));
+}
+
+void EventTables::add_counter(const Event& event) {
+    const auto ts = time_of(event.ts);
+    bool read = false;
+    for (const auto& [series, token] : event.samples) {
+        const auto value = real(token);
+        if (!ts || !value) {
+            troubles_["odd_counter"].add(token);
+            continue;
+        }
+        read = true;
+        counter_ts_->push(*ts);
+        push_lane(counter_pid_, event.pid);
+        counter_name_->push_text_or_null(event.name);
+        counter_series_->push_text(series);
+        counter_value_->push(*value);
+    }
+    troubles_[read ? "counter_events" : "no_counter"].add(event.name);
+}
+
+void EventTables::add_metadata(const Event& event) {
+    if (event.args.empty()) {
+        troubles_["no_metadata"].add(event.name);
+        return;
+    }
+    troubles_["metadata_events"].add(event.name);
+    meta_kind_->push_text_or_null(event.name);
+    push_lane(meta_pid_, event.pid);
+    push_lane(meta_tid_, event.tid);
+    meta_args_->push_text(event.args);
+}
+
+void EventTables::push_lane(Numbers<int64_t>* column, std::string_view token) {
+    if (token.empty() || token == "null") return column->null();
+    if (const auto number = whole(token)) return column->push(*number);
+    if (!is_text(token)) troubles_["odd_value"].add("pid or tid: " + std::string(token.substr(0, 200)));
+    column->push(text_number(lanes_, token));
+}
+
+void EventTables::push_duration(const Event& event) {
+    if (event.dur.empty() || event.dur == "null") {
+        if (event.ph == 'X') troubles_["no_duration"].add(event.name);
+        return dur_->null();
+    }
+    const auto length = thousandths(event.dur);
+    if (!length || *length < 0 || *length >= kLongest) {
+        const char* trouble = length && *length < 0 ? "negative_duration" : "odd_duration";
+        troubles_[trouble].add(std::string(event.name) + ": " + std::string(event.dur));
+        return dur_->null();
+    }
+    dur_->push(*length);
+}
+
+// A row of a side table, if the event has any of its fields and is of the sort the table describes; else the fields go
+// to `args`, as any that no table knows.
+void EventTables::side(Group group, Event& event, uint32_t row, bool wanted) {
+    const uint64_t mask = mask_of(group);
+    if ((event.present & mask) == 0) return;
+    if (!wanted) return event.give_back(mask, troubles_);
+    event_[static_cast<size_t>(group)]->push(row);
+    push_fields(event, mask);
+}
+
+void EventTables::push_fields(const Event& event, uint64_t mask) {
+    for (uint64_t left = mask; left != 0; left &= left - 1) {
+        const auto i = static_cast<size_t>(__builtin_ctzll(left));
+        const Value& value = event.values[i];
+        const bool there = event.has(i);
+        if (kFields[i].kind == Kind::kTriple) {
+            for (size_t axis = 0; axis < 3; ++axis) {
+                auto* column = triples_[i == kGrid ? 0 : 1][axis];
+                there ? column->push(value.triple[axis]) : column->null();
+            }
+            continue;
+        }
+        if (!there) {
+            columns_[i]->null();
+            continue;
+        }
+        switch (kFields[i].kind) {
+            case Kind::kText: static_cast<Texts*>(columns_[i])->push_text(inside(value.token)); break;
+            case Kind::kJson: static_cast<Texts*>(columns_[i])->push_text(value.token); break;
+            case Kind::kReal: static_cast<Numbers<double>*>(columns_[i])->push(value.real); break;
+            case Kind::kUnsigned: static_cast<Numbers<uint64_t>*>(columns_[i])->push(value.natural); break;
+            default: static_cast<Numbers<int64_t>*>(columns_[i])->push(value.whole);
+        }
+    }
+}
+
+EventTables::Role EventTables::role_of(uint32_t code) {
+    if (code == kNoCat) return Role::kOther;
+    while (roles_.size() <= code) {
+        const std::string_view cat = cat_->text(static_cast<uint32_t>(roles_.size()));
+        bool host = cat.ends_with("_runtime") || cat.ends_with("_driver");
+        for (const std::string_view name : {"cpu_op", "user_annotation", "python_function", "overhead", "Trace"}) host |= cat == name;
+        roles_.push_back(host ? Role::kHost : Role::kOther);
+    }
+    return roles_[code];
+}
+
+void EventTables::order() {
+    for (const auto& name : lanes_.texts()) lane_names_->push_text(name);
+    Table& events = tables_["events"];
+    const auto& ts = ts_->values();
+    const auto& dur = dur_->values();
+    const auto order = sorting_order(events.rows(), [&](uint32_t a, uint32_t b) {
+        return ts[a] != ts[b] ? ts[a] < ts[b] : dur[a] > dur[b];
+    });
+    if (!order.empty()) {
+        const auto place = places(order);
+        events.take(order);
+        for (size_t group = 0; group < kGroupCount; ++group) {
+            if (event_[group] != nullptr) follow(tables_[kGroupTables[group]], event_[group]->values(), order, place);
+        }
+    }
+    sort_by(tables_["memory"], memory_ts_->values());
+    sort_by(tables_["counters"], counter_ts_->values());
+    sort_by(tables_["flows"], flow_ts_->values());
+}
+
+}  // namespace etloom::kineto

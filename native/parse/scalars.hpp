@@ -1,0 +1,114 @@
+// Numbers from the text of a JSON token, exactly. A token stands in a buffer of which 8 bytes behind it can be read.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+namespace etloom {
+
+inline bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+
+inline std::string_view trim(std::string_view token) {
+    while (!token.empty() && is_space(token.back())) token.remove_suffix(1);
+    while (!token.empty() && is_space(token.front())) token.remove_prefix(1);
+    return token;
+}
+
+inline bool is_text(std::string_view token) { return token.size() >= 2 && token.front() == '"' && token.back() == '"'; }
+inline std::string_view inside(std::string_view text) { return text.substr(1, text.size() - 2); }
+
+inline uint64_t eight_bytes(const char* from) {
+    uint64_t word;
+    std::memcpy(&word, from, 8);
+    return word;
+}
+
+// memcmp costs a call, and these texts are short.
+inline bool same(std::string_view a, std::string_view b) {
+    const size_t n = a.size();
+    if (n != b.size()) return false;
+    const char *p = a.data(), *q = b.data();
+    if (n < 8) {
+        for (size_t i = 0; i < n; ++i) {
+            if (p[i] != q[i]) return false;
+        }
+        return true;
+    }
+    for (size_t i = 0; i + 8 < n; i += 8) {
+        if (eight_bytes(p + i) != eight_bytes(q + i)) return false;
+    }
+    return eight_bytes(p + n - 8) == eight_bytes(q + n - 8);
+}
+
+// Whether the text is a JSON number, true, false or null.
+bool is_scalar(std::string_view token);
+
+// inf and nan as C and Python print them, which PyTorch writes as they are though JSON has no word for them.
+bool is_nonfinite(std::string_view token);
+
+constexpr uint64_t kPowersOfTen[] = {1, 10, 100, 1000, 10'000, 100'000, 1'000'000, 10'000'000, 100'000'000};
+
+// A run of decimal digits. More than 19 do not fit the value.
+struct Digits {
+    uint64_t value = 0;
+    ptrdiff_t count = 0;
+};
+
+// The digits at `p`, which is moved behind them: eight at a time, as the lanes of one word.
+inline Digits digits(const char*& p, const char* end) {
+    constexpr uint64_t kZeros = 0x3030303030303030, kHigh = 0xF0F0F0F0F0F0F0F0, kSixes = 0x0606060606060606;
+    Digits found;
+    for (;;) {
+        const uint64_t word = eight_bytes(p) ^ kZeros;  // a digit becomes 0 to 9, and nothing else does
+        const uint64_t others = (word | (word + kSixes)) & kHigh;
+        const ptrdiff_t count = std::min<ptrdiff_t>(others == 0 ? 8 : __builtin_ctzll(others) / 8, end - p);
+        if (count == 0) return found;
+        uint64_t lanes = word << (8 * (8 - count));
+        lanes = lanes * 10 + (lanes >> 8);
+        lanes = ((lanes & 0x000000FF000000FF) * 0x000F424000000064 + ((lanes >> 16) & 0x000000FF000000FF) * 0x0000271000000001) >> 32;
+        found.value = found.value * kPowersOfTen[count] + lanes;
+        found.count += count;
+        p += count;
+        if (count < 8 || found.count > 19) return found;
+    }
+}
+
+std::optional<int64_t> any_decimal(std::string_view token, int scale);
+std::optional<int64_t> any_whole(std::string_view token);
+
+// The value times 1000 as a whole number, halves away from zero; nothing for what is no number or does not fit. Exact
+// where a double is not: 1700000000000000.123 us has 19 digits in ns.
+inline std::optional<int64_t> thousandths(std::string_view token) {
+    if (token.empty()) return {};
+    // The common case: digits, perhaps a point and at most three places.
+    const char *p = token.data(), *const end = p + token.size();
+    const Digits before = digits(p, end);
+    if (before.count > 0 && before.count <= 15) {  // with three places more they fit
+        Digits behind;
+        if (p < end && *p == '.') behind = digits(++p, end);
+        if (p == end && behind.count <= 3) {
+            return static_cast<int64_t>(before.value * 1000 + behind.value * kPowersOfTen[3 - behind.count]);
+        }
+    }
+    return any_decimal(token, 3);
+}
+
+// A whole number, also one written as a string or with a fraction of zeros.
+inline std::optional<int64_t> whole(std::string_view token) {
+    if (token.empty()) return {};
+    const char *p = token.data(), *const end = p + token.size();
+    const bool negative = p < end && *p == '-';
+    if (negative) ++p;
+    const Digits found = digits(p, end);
+    if (p == end && found.count > 0 && found.count <= 18) {
+        return negative ? -static_cast<int64_t>(found.value) : static_cast<int64_t>(found.value);
+    }
+    return any_whole(token);
+}
+
+std::optional<uint64_t> unsigned_whole(std::string_view token);
+std::optional<double> real(std::string_view token);
+
+}  // namespace etloom
