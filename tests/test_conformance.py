@@ -20,6 +20,13 @@ from etloom.trace import Job, Trace
 ALL = [(kind, name) for kind in registry.CONTRACT for name in registry.names(kind)]
 ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 ANALYSES = registry.names("analyses")
+ASK_MORE = {
+    "clocks": "two ranks that communicate",
+    "hangs": "Flight Recorder dumps",
+    "imbalance": "two ranks",
+    "stragglers": "two ranks that communicate",
+}
+"""What an analysis asks of a run beyond device work."""
 KEY_TYPES = {pl.Int64, pl.Int32, pl.UInt32, pl.String, pl.Boolean, pl.Float64, pl.UInt64, pl.Int8, pl.Int16}
 
 
@@ -139,7 +146,7 @@ def test_an_analysis_answers_with_its_columns_or_says_why_not(
     try:
         frame = answer(traces[what], name)
     except AnalysisError as error:
-        assert what != "device", f"a trace with device work has an answer, not: {error}"
+        assert what != "device" or name in ASK_MORE, f"a trace with device work has an answer, not: {error}"
         assert "\n" not in str(error)
     else:
         assert list(frame.schema.items()) == list(module.COLUMNS.items())
@@ -152,6 +159,8 @@ def test_an_analysis_answers_with_its_columns_or_says_why_not(
 @pytest.mark.parametrize("name", ANALYSES)
 def test_a_job_s_answer_has_the_rank_first(name: str, job: Job) -> None:
     module = registry.get("analyses", name)
+    if name == "hangs":
+        pytest.skip(f"it asks for {ASK_MORE[name]}")
     frame = etloom.analyze(job, name)
     if module.SCOPE == "rank":
         assert frame.columns == ["rank", *module.COLUMNS]
@@ -165,7 +174,11 @@ def test_an_analysis_answers_on_a_real_trace(name: str, data: Path) -> None:
     module = registry.get("analyses", name)
     for folder in ("cpu/ddp_2", "hta_multirank"):
         real = etloom.open(data / folder)
-        frame = etloom.analyze(real, name)
+        try:
+            frame = etloom.analyze(real, name)
+        except AnalysisError:
+            assert name in ASK_MORE
+            continue
         expected = dict(module.COLUMNS) if module.SCOPE == "job" else {"rank": pl.Int64, **module.COLUMNS}
         assert dict(frame.schema) == expected
         again = etloom.analyze(etloom.open(data / folder), name)
