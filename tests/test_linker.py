@@ -230,6 +230,23 @@ def test_cpu_recordings_are_linked_whole_but_for_the_process_groups(data: Path, 
     assert all("process_group:init" in one or one.startswith("[pytorch|") for one in alone)
 
 
+@pytest.mark.parametrize("name", ["coll_4/0", "coll_4/1", "coll_4/2", "coll_4/3", "pp_4/1", "ddp_2/0"])
+def test_cpu_recordings_are_linked_alike_without_ids(data: Path, name: str) -> None:
+    # A range of gloo lies on the caller's thread in one file and on a worker's in the other.
+    folder, rank = name.split("/")
+    host, device = read(
+        *(data / "cpu" / folder / f"{kind}_{rank}.json.gz" for kind in ("torch_et", "kineto_trace"))
+    )
+    none = pl.lit(None, pl.Int64)
+    nameless = device.replace(events=device.events.with_columns(rf_id=none, external_id=none))
+    by_id, by_order = link(host, device), link(host, nameless)
+    assert by_order.meta["link"]["how"] == "align" and by_order.meta["link"]["score"] == 1
+    assert by_order.meta["link"]["coverage"] == 1 and same_names(by_order)
+    right = by_order.links.join(by_id.links, on=["node", "event"])
+    # Two ranges of one name that begin between the same two operators cannot be told apart.
+    assert right.height >= by_id.links.height - 2
+
+
 def test_a_thread_that_the_profiler_missed_is_named(data: Path) -> None:
     trace = of_rank(data / "cpu" / "mt_bwd")
     assert trace.links.height == 32 and trace.meta["link"]["host_operators"] == 111
@@ -263,6 +280,44 @@ def test_graph_launches_and_work_without_launch_are_counted(data: Path) -> None:
     h100 = link(*read(data / "tracelens" / "h100_qwen.json.gz"))
     assert h100.launches["launch"].null_count() == stat(h100, "launch_missing") == 509
     assert h100.launches.filter(pl.col("launch").is_null())["operator"].null_count() == 509
+
+
+@pytest.mark.parametrize(
+    ("name", "work", "early", "late"),
+    [
+        # The host runs ahead of the device: what it had launched when the recording began has no call in it, and
+        # what it launched at the end has no device work.
+        ("nsys/h100_2gpu_1s.sqlite.gz", 2184, 1138, 1140),
+        ("tracelens/h100_qwen.json.gz", 1707, 509, 0),
+        ("tracelens/mi300_qwen.json.gz", 1517, 463, 0),
+        ("hta_misc/negative_queue_a100.json.gz", 7747, 872, 0),
+    ],
+)
+def test_device_work_without_a_launch_was_launched_before_the_recording(
+    data: Path, name: str, work: int, early: int, late: int
+) -> None:
+    whole = readers.read(data / name)
+    traces = [whole] if isinstance(whole, Trace) else list(whole.values())
+    for trace in map(link, traces):
+        assert trace.launches.height == work
+        assert stat(trace, "launch_missing") == stat(trace, "launched_before_recording") == early
+        assert stat(trace, "work_after_recording") == late
+        others = (
+            "launched_after_recording",
+            "launch_not_recorded",
+            "without_correlation",
+            "no_calls_recorded",
+        )
+        assert [stat(trace, other) for other in others] == [0, 0, 0, 0]
+        notes = dict(summary(trace).select("subject", "note").rows())
+        assert notes["device work"].startswith(f"{early:,} launched before the recording began (")
+
+
+def test_quality_tells_device_work_by_category(nccl: Trace) -> None:
+    counts = {row[0]: row[1:] for row in summary(nccl).select("subject", "total", "linked").rows()}
+    assert (
+        counts["kernels"] == (2700, 2700) and counts["copies"] == (960, 960) and counts["sets"] == (114, 114)
+    )
 
 
 def test_recorded_waits_point_to_the_work_they_waited_for(data: Path) -> None:

@@ -239,6 +239,34 @@ def test_correlations_are_numbers_of_a_process_where_device_work_names_it() -> N
     assert launched(trace) == {2: (0, None), 3: (1, None)}
 
 
+def test_device_work_without_a_launch_is_counted_by_reason() -> None:
+    rows = [{"ts": 0, "correlation": 5}, {"ts": 100, "correlation": 9}]
+    odd = [device(10, 3), device(20, 5), device(30, 7), device(40, 12), device(50, 12), device(60, 0)]
+    trace = link(profile_of([*rows, *odd]))
+    counts = dict(trace.stats.select("name", "count").rows())
+    assert {name: counts[f"link.{name}"] for name in COUNTS_OF_LAUNCHES} == COUNTS_OF_LAUNCHES
+    assert "link.no_calls_recorded" not in counts
+    # A call that launches here and there, but not now: what it launched came after the last device work.
+    late = link(profile_of([*rows, device(20, 5)]))
+    assert dict(late.stats.select("name", "count").rows()) == {
+        "link.work_after_recording": 1,
+        "link.launch_without_operator": 1,
+    }
+    alone = link(profile_of([device(20, 5)]))
+    assert dict(alone.stats.select("name", "count").rows())["link.no_calls_recorded"] == 1
+
+
+COUNTS_OF_LAUNCHES = {
+    "launch_missing": 5,
+    "launched_before_recording": 1,
+    "launch_not_recorded": 1,
+    "launched_after_recording": 2,
+    "without_correlation": 1,
+    "launches_without_work": 1,
+    "launch_without_operator": 1,
+}
+
+
 def test_an_nsight_trace_joins_on_op_id() -> None:
     made = Maker(random.Random(3)).made
     profile = made.host().replace(meta={"formats": ["nsys"]})

@@ -11,7 +11,8 @@ window
    is taken that starts where the order of the nodes says it should.
 
 score = pairs of one name and one depth / the longer of both sequences, over all threads. Right pairs of
-recordings reach 0.997, wrong ones at most 0.63 (docs/decisions/0012).
+recordings reach 0.997, wrong ones at most 0.63 (docs/decisions/0012). A backend's ranges (gloo:*) count on
+neither side: see `ranges`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from etloom import stacks
 from etloom._native import edit_path
 from etloom.linker.ids import linkable, name_codes
 from etloom.linker.lanes import rows_of
+from etloom.linker.ranges import backend_ranges
 
 ACCEPT = 0.9
 """Least score of an iteration that is linked."""
@@ -152,7 +154,7 @@ def resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
 
 
 def _node_threads(nodes: pl.DataFrame, codes: np.ndarray) -> list[Thread]:
-    able = linkable(nodes)
+    able = linkable(nodes) & ~backend_ranges(nodes)
     depths = _depths(rows_of(nodes, nodes["parent"]))
     tids = nodes["tid"].fill_null(-1).to_numpy()
     return [
@@ -166,6 +168,7 @@ def _event_threads(events: pl.DataFrame, codes: np.ndarray) -> list[Thread]:
     """Operators and annotations of each lane; their depth counts nothing else, as an execution trace does."""
     at = stacks.stack(events, stacks.RECORDED)
     rows = np.concatenate([at.entered, np.setdiff1d(at.detached, at.entered)])
+    rows = rows[~backend_ranges(events)[rows]]
     rows = rows[np.argsort(events["ts"].to_numpy()[rows], kind="stable")]
     lanes = stacks.lane_codes(events)[rows]
     order = np.argsort(lanes, kind="stable")

@@ -10,6 +10,7 @@ from etloom.errors import LinkError
 from etloom.linker.align import ACCEPT, Iteration, align, apart, resemblance
 from etloom.linker.ids import Join, joins, linkable
 from etloom.linker.lanes import ids
+from etloom.linker.ranges import pair_ranges
 from etloom.linker.shapes import agreeing
 from etloom.trace import Trace
 
@@ -71,7 +72,7 @@ def _by_order(trace: Trace, join: Join, iterations: str) -> Trace:
             where=_files(trace),
             remedy=f"the profile matches in {len(good)}: 0 to {len(good) - 1}",
         )
-    pairs = [(iteration.node, iteration.event, iteration.score) for iteration in chosen]
+    pairs = [(*_with_ranges(trace, iteration), iteration.score) for iteration in chosen]
     figures = {
         "ties": ties,
         "iterations": len(good),
@@ -95,6 +96,12 @@ def _by_order(trace: Trace, join: Join, iterations: str) -> Trace:
             *_unlinked(trace.nodes, np.concatenate([node for node, _, _ in pairs])),
         ]
     )
+
+
+def _with_ranges(trace: Trace, iteration: Iteration) -> tuple[np.ndarray, np.ndarray]:
+    node, event = iteration.node, iteration.event
+    ranges = pair_ranges(trace.nodes, trace.events, node, event)
+    return np.concatenate([node, ranges[0]]), np.concatenate([event, ranges[1]])
 
 
 def _best(trace: Trace, good: list[Iteration]) -> list[Iteration]:
