@@ -110,8 +110,8 @@ def write(target: Path, head: str, copies: Iterator[str], count: int, tail: str)
     part.rename(target)
 
 
-def make_kineto(text: str, target: Path, size: int) -> None:
-    """A Kineto trace of about ``size`` bytes."""
+def make_kineto(text: str, target: Path, size: int, copies: int | None = None) -> None:
+    """A Kineto trace of about ``size`` bytes, or of so many copies."""
     head, texts, events, tail = items(text, "traceEvents", r'\},\s*\{\s*"(?:ph|name)": ')
     moving = [event.get("ph") not in ("M", "i") and event.get("cat") != "Trace" for event in events]
     timed = [event for event, moves in zip(events, moving, strict=True) if moves and event["ph"] == "X"]
@@ -120,7 +120,7 @@ def make_kineto(text: str, target: Path, size: int) -> None:
         int(max(event["ts"] + event["dur"] for event in timed) - min(event["ts"] for event in timed)) + 1000
     )
     template = Template(",\n  ".join(compress(texts, moving)), KINETO_IDS, COUNTERS)
-    count = max(1, round(size / len(template.text)))
+    count = copies or max(1, round(size / len(template.text)))
 
     # What marks the end of the recording moves with the last copy, and the span of the recording grows.
     def stretch(match: re.Match[str]) -> str:
@@ -134,12 +134,12 @@ def make_kineto(text: str, target: Path, size: int) -> None:
             text = re.sub(r'(?<="dur": )\d+', stretch, text)
         if not moves:
             once.append(text)
-    copies = template.copies(template.strides(ts=span))
-    write(target, f"{head}\n  ", copies, count, "  " + ",\n  ".join(once) + "\n  " + tail)
+    texts = template.copies(template.strides(ts=span))
+    write(target, f"{head}\n  ", texts, count, "  " + ",\n  ".join(once) + "\n  " + tail)
 
 
-def make_et(text: str, target: Path, size: int) -> None:
-    """A PyTorch execution trace of about ``size`` bytes."""
+def make_et(text: str, target: Path, size: int, copies: int | None = None) -> None:
+    """A PyTorch execution trace of about ``size`` bytes, or of so many copies."""
     head, texts, nodes, tail = items(text, "nodes", r'\},\s*\{\s*"id": \d+, "name": ')
     moving = [
         not node["name"].startswith("[pytorch|") and "process_group" not in node["name"] for node in nodes
@@ -148,7 +148,7 @@ def make_et(text: str, target: Path, size: int) -> None:
     fixed = {node["id"] for node, moves in zip(nodes, moving, strict=True) if not moves}
     counters = dict.fromkeys(("id", "ctrl_deps", "fw_parent", "tensor", "storage"), "node")
     template = Template(",\n    ".join(compress(texts, moving)), NODE_IDS, counters, fixed)
-    count = max(1, round(size / len(template.text)))
+    count = copies or max(1, round(size / len(template.text)))
     tail = "    " + ",\n    ".join(once) + "\n  " + tail
     write(target, f"{head}\n    ", template.copies(template.strides()), count, tail)
 
@@ -161,8 +161,17 @@ def text_of(path: Path) -> str:
 
 def make(kind: str, megabytes: float, source: Path | None = None) -> Path:
     """The file of a kind ("kineto", "et") and size (1 MB = 10^6 bytes), made unless it is there."""
+    return _made(kind, f"{megabytes:g}MB", source, size=int(megabytes * 1e6))
+
+
+def make_copies(kind: str, copies: int, source: Path | None = None) -> Path:
+    """The file of a kind that holds the trace so many times, made unless it is there."""
+    return _made(kind, f"x{copies}", source, size=0, copies=copies)
+
+
+def _made(kind: str, name: str, source: Path | None, **extent: int) -> Path:
     source = source or SOURCES / FILES[kind]
-    target = CACHE / f"{kind}_{megabytes:g}MB.json"
+    target = CACHE / f"{kind}_{name}.json"
     if not target.exists():
         if not source.is_file():
             sys.exit(
@@ -171,7 +180,7 @@ def make(kind: str, megabytes: float, source: Path | None = None) -> Path:
         CACHE.mkdir(parents=True, exist_ok=True)
         print(f"making {target.relative_to(ROOT)} from {source.name}", file=sys.stderr)
         maker = {"kineto": make_kineto, "et": make_et}[kind]
-        maker(text_of(source), target, int(megabytes * 1e6))
+        maker(text_of(source), target, **extent)
     return target
 
 
