@@ -15,7 +15,8 @@ from etloom.trace import Trace
 
 
 def numbered(trace: Trace) -> pl.DataFrame:
-    """The device events in order of time, with ``number``, the id of their node, and ``node``, the one above.
+    """The device events in order of time, with ``number``, the id of their node, ``node`` and ``above``, the row and
+    the id of the one above, ``pg_name`` as JSON and ``known`` of a communication, and the facts of `kernels`.
 
     The node above is that of the operator around the launch, or of the nearest linked event around that; null
     where there is none.
@@ -24,11 +25,15 @@ def numbered(trace: Trace) -> pl.DataFrame:
     cause = trace.launches.select(
         pl.col("device_event").alias("id"), pl.coalesce("operator", "launch").alias("cause")
     ).unique("id", keep="last")
-    cause = cause.with_columns(node_around(trace, cause["cause"]))
+    cause = cause.with_columns(node_around(trace, cause["cause"])).drop("cause")
+    above = trace.nodes.select(pl.col("id").alias("node"), pl.col("et_id").alias("above"))
+    comms = trace.comms.drop_nulls("event").unique("event", keep="last")
+    comms = comms.select(pl.col("event").alias("id"), quoted(comms["pg_name"]).alias("pg_name"), known=True)
+    kernels = trace.kernels.unique("event", keep="last").rename({"event": "id"})
+    for frame, key in ((cause, "id"), (above, "node"), (comms, "id"), (kernels, "id")):
+        work = work.join(frame, on=key, how="left", maintain_order="left")
     first = int(trace.nodes["et_id"].max() or 0) + 1  # type: ignore[arg-type]
-    return work.join(cause.drop("cause"), on="id", how="left", maintain_order="left").with_columns(
-        number=pl.int_range(first, first + pl.len())
-    )
+    return work.with_columns(number=pl.int_range(first, first + pl.len()))
 
 
 def node_around(trace: Trace, events: pl.Series) -> pl.Series:
@@ -45,17 +50,10 @@ def node_around(trace: Trace, events: pl.Series) -> pl.Series:
 def texts(trace: Trace, nodes: Nodes, device: pl.DataFrame) -> pl.Series:
     """The JSON objects of rows of `numbered`."""
     base = int(trace.meta.get("base_ns") or 0)
-    above = trace.nodes.select(pl.col("id").alias("node"), pl.col("et_id").alias("above"))
-    comms = trace.comms.drop_nulls("event").unique("event", keep="last")
-    comms = comms.select(pl.col("event").alias("id"), quoted(comms["pg_name"]).alias("pg_name"), known=True)
-    kernels = trace.kernels.unique("event", keep="last").rename({"event": "id"})
-    rows = device
-    for frame, key in ((above, "node"), (comms, "id"), (kernels, "id")):
-        rows = rows.join(frame, on=key, how="left", maintain_order="left")
-    called = trace.nodes.join(rows.filter("known").select(id="node"), on="id", how="semi")
+    called = trace.nodes.join(device.filter("known").select(id="node"), on="id", how="semi")
     inputs, outputs = nodes.sides(called)
     sides = pl.DataFrame({"node": called["id"], "inputs": inputs, "outputs": outputs})
-    rows = rows.join(sides, on="node", how="left", maintain_order="left").with_columns(
+    rows = device.join(sides, on="node", how="left", maintain_order="left").with_columns(
         pl.when("known").then(name) for name in ("inputs", "outputs")
     )
     told = rows.with_columns(
@@ -70,7 +68,12 @@ def texts(trace: Trace, nodes: Nodes, device: pl.DataFrame) -> pl.Series:
     members = (
         *(("id", pl.col("number")), ("name", pl.col("name")), ("ctrl_deps", pl.col("above"))),
         *(("inputs", pl.col("inputs")), ("outputs", pl.col("outputs"))),
-        ("attrs", pl.concat_str(pl.lit(f"[{BARE_ATTRIBUTES}"), _attributes(rows, kernels), pl.lit("]"))),
+        (
+            "attrs",
+            pl.concat_str(
+                pl.lit(f"[{BARE_ATTRIBUTES}"), _attributes(rows, trace.kernels.columns[1:]), pl.lit("]")
+            ),
+        ),
         *(("cat", pl.col("cat")), ("ph", pl.col("ph"))),
         ("stream", pl.col("stream").cast(pl.String).fill_null("null")),
         ("ts", microseconds("ts")),
@@ -82,10 +85,10 @@ def texts(trace: Trace, nodes: Nodes, device: pl.DataFrame) -> pl.Series:
     return told.select(line.alias("")).to_series()
 
 
-def _attributes(rows: pl.DataFrame, kernels: pl.DataFrame) -> pl.Expr:
+def _attributes(rows: pl.DataFrame, facts: list[str]) -> pl.Expr:
     """What is known of each event, as items of a list, each with a comma before it."""
     parts = []
-    for name in ("device", "correlation", *kernels.drop("id").columns):
+    for name in ("device", "correlation", *facts):
         dtype = rows.schema[name]
         known = pl.col(name)
         if dtype.is_float():

@@ -61,15 +61,15 @@ class Nodes:
     def __init__(self, trace: Trace) -> None:
         self._tensors = trace.tensors.sort("node", maintain_order=True)
         self._node_of_tensor = self._tensors["node"].to_numpy()
-        self._parents = trace.nodes.select("id", "et_id")
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
 
     def texts(self, nodes: pl.DataFrame) -> pl.Series:
         """The JSON objects of rows of the nodes table, each but for its closing brace.
 
+        nodes: with a column ``above``, the id in the file of the node above.
+
         The layout is that of the schemas 1.0.2 to 1.1.1.
         """
-        parent = nodes.select(id="parent").join(self._parents, on="id", how="left", maintain_order="left")
         columns = {
             name: quoted(nodes[name]).fill_null(json.dumps(none))
             if isinstance(none, str)
@@ -81,10 +81,7 @@ class Nodes:
             {
                 "id": nodes["et_id"].cast(pl.String),
                 "label": quoted(nodes["name"]).fill_null("null"),
-                "parent": parent["et_id"]
-                .fill_null(nodes["recorded_parent"])
-                .cast(pl.String)
-                .fill_null("null"),
+                "above": nodes["above"].cast(pl.String).fill_null("null"),
                 "inputs": inputs,
                 "outputs": outputs,
                 **columns,
@@ -99,7 +96,7 @@ class Nodes:
                 pl.lit("}, "),
             ]
         attributes[-1] = pl.lit("}")
-        members = (("id", "id"), ("name", "label"), ("ctrl_deps", "parent"), ("inputs", "inputs"))
+        members = (("id", "id"), ("name", "label"), ("ctrl_deps", "above"), ("inputs", "inputs"))
         parts: list[pl.Expr] = [pl.lit("{")]
         for name, column in (*members, ("outputs", "outputs")):
             parts += [pl.lit(f'"{name}": '), pl.col(column), pl.lit(", ")]

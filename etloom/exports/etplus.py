@@ -71,12 +71,16 @@ def _texts(trace: Trace) -> Iterator[pl.Series]:
     nodes = Nodes(trace)
     device = _et_device.numbered(trace)
     said = _times(trace).join(_waited(trace, device), on="node", how="full", coalesce=True)
-    for start in range(0, trace.nodes.height, _CHUNK):
-        chunk = trace.nodes.slice(start, _CHUNK)
-        more = chunk.select(node="id").join(said, on="node", how="left", maintain_order="left")
-        yield more.select(
-            pl.concat_str(nodes.texts(chunk), "times", "waited", pl.lit("}"), ignore_nulls=True)
-        ).to_series()
+    above = trace.nodes.select(pl.col("id").alias("parent"), pl.col("et_id").alias("above"))
+    host = (
+        trace.nodes.join(above, on="parent", how="left", maintain_order="left")
+        .with_columns(pl.col("above").fill_null(pl.col("recorded_parent")))
+        .join(said, left_on="id", right_on="node", how="left", maintain_order="left")
+    )
+    for start in range(0, host.height, _CHUNK):
+        chunk = host.slice(start, _CHUNK)
+        text = nodes.texts(chunk)
+        yield chunk.select(pl.concat_str(text, "times", "waited", pl.lit("}"), ignore_nulls=True)).to_series()
     for start in range(0, device.height, _CHUNK):
         yield _et_device.texts(trace, nodes, device.slice(start, _CHUNK))
 
