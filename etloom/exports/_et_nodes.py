@@ -154,7 +154,9 @@ class Nodes:
                 },
             )
             .group_by("row", maintain_order=True)
-            .agg(pl.all().str.join(""))
+            .agg("value", "shape", "stride")
+            # A join of lists is six times as fast as an aggregation of texts.
+            .with_columns(pl.col("value", "shape", "stride").list.join(""))
         )
 
     def _between(self, nodes: pl.Series) -> pl.DataFrame:
