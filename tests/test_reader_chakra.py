@@ -18,16 +18,7 @@ from etloom.readers import _literals, chakra
 
 
 def framed(*messages: Any) -> bytes:
-    out = bytearray()
-    for message in messages:
-        body = message.SerializeToString()
-        length = len(body)
-        while length > 0x7F:
-            out.append(length & 0x7F | 0x80)
-            length >>= 7
-        out.append(length)
-        out += body
-    return bytes(out)
+    return b"".join(map(pb.delimited, messages))
 
 
 def node(et_id: int, name: str = "op", attrs: dict[str, tuple[str, Any]] | None = None, **fields: Any) -> Any:
@@ -201,7 +192,10 @@ def test_inputs_become_values_and_tensors(tmp_path: Path) -> None:
     made.inputs.values = f"[[4, 5, 0, 6, 4, 'cuda:0'], {halves}, True, None, 'it\\'s', 0.5]"
     made.inputs.shapes = "[[2, 3], [[2], []], [], [], [], []]"
     both = "GenericList[Tensor(c10::Half),Tensor(short int)]"
+    unset = "Tensor(nullptr (uninitialized))"
     made.inputs.types = f"['Tensor(float)', '{both}', 'Bool', 'None', 'String', 'Double']"
+    made.outputs.values, made.outputs.shapes = "[[0, 0, 0, 0, 0, '']]", "[[]]"
+    made.outputs.types = f"['{unset}']"
     (tmp_path / "x.et").write_bytes(framed(VERSION, made))
     trace = chakra.read(tmp_path / "x.et")
     assert texts(trace.nodes)["inputs"].to_list() == ['[null, [null, null], true, null, "it\'s", 0.5]']
@@ -222,6 +216,7 @@ def test_inputs_become_values_and_tensors(tmp_path: Path) -> None:
         (0, 0, None, 4, 5, 0, 6, 4, "cuda:0", "float", "[2, 3]"),
         (0, 1, 0, 7, 5, 6, 2, 2, "cpu", "c10::Half", "[2]"),
         (0, 1, 1, 8, 5, 0, 1, 2, "cpu", "short int", "[]"),
+        (1, 0, None, 0, 0, 0, 0, None, "", "nullptr (uninitialized)", "[]"),
     ]
 
 
@@ -259,6 +254,29 @@ def test_hostile_process_groups_cost_themselves(tmp_path: Path) -> None:
         "read.unreadable_values": 2,
         "read.wrong_type": 2,
     }
+
+
+def test_what_etloom_writes_is_read_to_the_nanosecond(tmp_path: Path) -> None:
+    path = tmp_path / "x.et"
+    metadata = pb.GlobalMetadata(version="0.0.4")
+    metadata.attr.add(name="clock").string_val = "epoch"
+    metadata.attr.add(name="rank").int64_val = 3
+    attrs: dict[str, tuple[str, Any]] = {
+        "start_ns": ("int64_val", 1_700_000_000_000_000_123),
+        "duration_ns": ("int64_val", 456),
+        "cat": ("string_val", "gpu_memcpy"),
+        "device": ("int64_val", 1),
+        "stream": ("int64_val", 7),
+        "is_cpu_op": ("bool_val", False),
+    }
+    seq: dict[str, tuple[str, Any]] = {"comm_seq": ("int64_val", 5), "in_msg_nelems": ("int64_val", 6)}
+    path.write_bytes(framed(metadata, node(1, "copy", attrs), node(2, "nccl", seq, type=7)))
+    trace = chakra.read(path)
+    assert (trace.rank, trace.meta["clock"]) == (3, "epoch")
+    assert texts(trace.events).select("ts", "dur", "cat", "device", "stream").rows() == [
+        (1_700_000_000_000_000_123, 456, "gpu_memcpy", 1, 7)
+    ]
+    assert trace.comms.select("seq", "in_nelems").rows() == [(5, 6)]
 
 
 def test_nodes_with_a_start_are_events_too(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """Chakra's protobuf messages (package ChakraProtoMsg, proto3), declared here so that no protoc is needed.
 
 Source: mlcommons/chakra schema/protobuf/et_def.proto. They live in a pool of their own, so that
-a program may import Chakra's generated module as well.
+a program may import Chakra's generated module as well. Files are such messages, each after its length.
 """
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from etloom.readers._tables import Stat
 
 NODE_TYPES = {
     0: "INVALID_NODE",
@@ -104,3 +108,85 @@ _MESSAGES = _build()
 GlobalMetadata: Any = _MESSAGES["GlobalMetadata"]
 Node: Any = _MESSAGES["Node"]
 AttributeProto: Any = _MESSAGES["AttributeProto"]
+
+_LONGEST_VARINT = 10
+
+
+def delimited(message: Any) -> bytes:
+    """A message after its length, as files hold it."""
+    body: bytes = message.SerializeToString()
+    length, rest = bytearray(), len(body)
+    while rest > 0x7F:
+        length.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    length.append(rest)
+    return bytes(length) + body
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Raises IndexError where data ends inside it, ValueError where it is too long."""
+    value = 0
+    for shift in range(_LONGEST_VARINT):
+        byte = data[at + shift]
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, at + shift + 1
+    raise ValueError("a varint of more than ten bytes")
+
+
+def messages(data: bytes, cut: str | None = None) -> tuple[list[memoryview], list[Stat]]:
+    """The messages of a file, each after its length; and that it ends early, which ``cut`` may tell why."""
+    view, at = memoryview(data), 0
+    found: list[memoryview] = []
+    while at < len(data):
+        try:
+            length, begin = varint(data, at)
+            if begin + length > len(data):
+                raise IndexError
+        except (IndexError, ValueError):
+            example = f"{len(data) - at:,} bytes after message {len(found):,} belong to no whole one"
+            return found, [("read.truncated", "data_loss", 1, f"{example}: {cut or 'the end is missing'}")]
+        found.append(view[begin : begin + length])
+        at = begin + length
+    return found, [("read.truncated", "data_loss", 1, cut)] if cut else []
+
+
+def metadata(message: bytes | memoryview) -> Any:
+    """The GlobalMetadata, or None where the message is something else: a Node is no valid one."""
+    try:
+        found = GlobalMetadata.FromString(bytes(message))
+    except DecodeError:
+        return None
+    size = found.ByteSize()
+    found.DiscardUnknownFields()
+    return found if found.ByteSize() == size else None
+
+
+def node(message: bytes | memoryview) -> Any:
+    """The Node, or None where the message is something else."""
+    try:
+        return Node.FromString(bytes(message))
+    except DecodeError:
+        return None
+
+
+def attributes(attrs: Any) -> dict[str, Any]:
+    """Name -> value of attributes; bytes as base64 text; ``NAME.doc_string`` where one is said."""
+    values: dict[str, Any] = {}
+    for attr in attrs:
+        kind = attr.WhichOneof("value")
+        if kind is None:
+            values[attr.name] = None
+        else:
+            value = getattr(attr, kind)
+            values[attr.name] = _plain(list(value.values)) if kind.endswith("_list") else _plain(value)
+        if attr.doc_string:
+            values[f"{attr.name}.doc_string"] = attr.doc_string
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Bytes as base64 text, which JSON can hold."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value

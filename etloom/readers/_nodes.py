@@ -15,7 +15,7 @@ from etloom.kinds import itemsize
 from etloom.readers._tables import Stat, frame_of, series, timeline
 from etloom.schema import TABLES
 
-_TENSOR_TYPE = re.compile(r"Tensor\(([^)]*)\)")
+_TENSOR_TYPE = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)")
 _TENSOR_LENGTH = 6  # tensor_id, storage_id, offset, numel, itemsize, device
 
 # The recorder writes 0, -1 or "" where there is none.

@@ -1,0 +1,116 @@
+"""Communications as Chakra nodes say them: kind, size, group, ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.dependencies.hosts import rows_of
+from etloom.exports._activities import Activities, Sort
+from etloom.exports._comm_groups import Groups
+from etloom.readers._chakra_pb import COLLECTIVES, NODE_TYPES
+from etloom.trace import Trace
+
+TYPES = {name: number for number, name in NODE_TYPES.items()}
+_COMM_TYPES = {name: number for number, name in COLLECTIVES.items()}
+_COMM = {
+    "type": pl.Int64, "comm_type": pl.Int64, "comm_size": pl.Int64, "comm_src": pl.Int64, "comm_dst": pl.Int64,
+    "comm_tag": pl.Int64, "pg_name": pl.String, "root": pl.Int64, "collective": pl.String, "dtype": pl.String,
+    "in_msg_nelems": pl.Int64, "out_msg_nelems": pl.Int64, "pg_size": pl.Int64, "comm_seq": pl.Int64,
+    "group": pl.String,
+}  # fmt: skip
+
+
+def communications(trace: Trace, found: Activities, groups: Groups) -> pl.DataFrame:
+    """type, and of communications what simulators ask for."""
+    lasting = np.flatnonzero(np.isin(found.sort, (Sort.DEVICE, Sort.RANGE)))
+    events = trace.events
+    told = kinds.with_kind(events.select("cat", "name")[found.owner[lasting]])
+    names = told["name"].cast(pl.String)
+    is_range = found.sort[lasting] == Sort.RANGE
+    comm = (told["kind"] == "communication").fill_null(False).to_numpy() | is_range
+    facts = {row["event"]: row for row in _facts(trace)}
+    ids = events["id"].to_numpy()
+    parent = rows_of(events, events["parent"])
+    known = np.zeros(events.height, bool)
+    known[rows_of(events, trace.comms["event"].drop_nulls())] = True
+    # Of a range, the call around the operator that issued it.
+    around = stacks.nearest(parent, known, found.issuer[lasting])
+    columns: dict[str, list[Any]] = {name: [None] * len(found) for name in _COMM}
+    columns["type"] = [TYPES["COMP_NODE"]] * len(found)
+    turns: dict[tuple[Any, ...], int] = {}
+    for at in np.flatnonzero(comm).tolist():
+        place = int(lasting[at])
+        fact = facts.get(int(ids[found.owner[place]]))
+        if fact is None and is_range[at] and around[at] >= 0:
+            fact = facts.get(int(ids[around[at]]))
+            if fact and events["name"][int(around[at])].startswith("c10d::"):
+                fact = _without_outputs(fact)
+        row = _communication(names[at], fact or {}, int(trace.rank or 0), groups, turns)
+        for name, value in row.items():
+            columns[name][place] = value
+    return pl.DataFrame(columns, schema=_COMM)
+
+
+def _communication(
+    name: str, fact: dict[str, Any], rank: int, groups: Groups, turns: dict[tuple[Any, ...], int]
+) -> dict[str, Any]:
+    """The columns of one communication.
+
+    Where its kind, size or ends are not known it stays work of the device that takes what it took: simulators would
+    read an unset type as an all-reduce.
+    """
+    collective = fact.get("collective") or kinds.collective(name)
+    if collective == "send_recv":  # the kernel of sends, receives and all-to-alls
+        collective = None
+    said = {
+        "collective": collective or kinds.collective(name),
+        "dtype": fact.get("dtype"),
+        "in_msg_nelems": fact.get("in_nelems"),
+        "out_msg_nelems": fact.get("out_nelems"),
+        "pg_size": fact.get("group_size"),
+        "comm_seq": fact.get("seq"),
+        "root": fact.get("root"),
+        "group": fact.get("pg_name"),
+    }
+    group = groups.number.get((fact.get("pg_name"), fact.get("ranks")))
+    said["pg_name"] = None if group is None else str(group)
+    size = 0 if collective == "barrier" else fact.get("bytes")
+    if collective in _COMM_TYPES and size is not None:
+        said |= {"type": TYPES["COMM_COLL_NODE"], "comm_type": _COMM_TYPES[collective], "comm_size": size}
+    elif collective in ("send", "recv") and fact.get("peer") is not None:
+        ends = (rank, fact["peer"]) if collective == "send" else (fact["peer"], rank)
+        turn = turns[(group, *ends)] = turns.get((group, *ends), -1) + 1
+        said |= {"type": TYPES[f"COMM_{collective.upper()}_NODE"], "comm_src": ends[0], "comm_dst": ends[1]}
+        said |= {"comm_tag": turn, "comm_size": _message_size(fact)}
+    return said
+
+
+_IN_PLACE = ("all_reduce", "broadcast", "reduce", "send", "recv", "barrier")
+
+
+def _without_outputs(fact: dict[str, Any]) -> dict[str, Any]:
+    """c10d's operators take their outputs as arguments too: only what a rank puts in is the size."""
+    into, out, size = fact["in_nelems"], fact["out_nelems"], fact["bytes"]
+    if not into or not size or fact["collective"] in _IN_PLACE:
+        return fact
+    if not out and fact["collective"] == "all_to_all":
+        out = into // 2  # _alltoall_base returns nothing
+    own = into - (out or 0) if into > (out or 0) else into
+    return {**fact, "in_nelems": own, "bytes": size * own // into}
+
+
+def _message_size(fact: dict[str, Any]) -> Any:
+    """Of a receive only what comes out may be known."""
+    size, out = fact.get("bytes"), fact.get("out_nelems")
+    if not size and out and (item := kinds.itemsize(fact.get("dtype"))):
+        return out * item
+    return size
+
+
+def _facts(trace: Trace) -> list[dict[str, Any]]:
+    table = trace.comms.drop_nulls("event")
+    return table.with_columns(pl.col(pl.Categorical).cast(pl.String)).to_dicts()

@@ -1,0 +1,69 @@
+"""Process groups by number, as ASTRA-sim knows them: 0 is all ranks, others have a number and a list of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import polars as pl
+
+from etloom.trace import Trace
+
+WORLD = 0
+_GREATEST = 2**31 - 1  # that simulators read; an address in place of a name is greater
+
+Key = tuple[str | None, str | None]
+"""What communications and groups bear: a name and a JSON list of ranks."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The ``number`` of each group, and the ``ranks`` of each number but 0."""
+
+    number: dict[Key, int]
+    ranks: dict[int, list[int]]
+
+
+def numbered(traces: Iterable[Trace]) -> Groups:
+    """The groups of all ranks whose members are known. A name that is a number stays; all ranks are 0; the rest get
+    the next free numbers.
+
+    The order of those is that of their ranks and names, so that files of one job that are written apart agree where
+    they know the same groups.
+    """
+    ranks: dict[Key, list[int]] = {}
+    world: set[Key] = set()
+    for trace in traces:
+        everyone = list(range(int(trace.meta.get("world_size") or 0)))
+        members: dict[str | None, str | None] = {}
+        declared = trace.groups.select("pg_name", "pg_desc", "ranks").cast(pl.String)
+        for name, description, text in declared.iter_rows():
+            members[name] = text
+            ranks[name, text] = _listed(text)
+            if description == "default_pg":
+                world.add((name, text))
+        for name, text in trace.comms.select("pg_name", "ranks").unique().cast(pl.String).iter_rows():
+            if (name, text) != (None, None):
+                ranks.setdefault((name, text), _listed(text or members.get(name)))
+        world |= {key for key, listed in ranks.items() if key[0] == "0" or (listed and listed == everyone)}
+    number = dict.fromkeys(world, WORLD)
+    known: dict[int, list[int]] = {}
+    later = []
+    for key, listed in ranks.items():
+        if key in world or not listed:
+            continue
+        own = int(key[0]) if key[0] is not None and key[0].isdecimal() else None
+        if own and own <= _GREATEST and known.get(own, listed) == listed:
+            number[key], known[own] = own, listed
+        else:
+            later.append(key)
+    for key in sorted(later, key=lambda one: (ranks[one], one[0] or "", one[1] or "")):
+        alike = [other for other in number if other[0] == key[0] and ranks[other] == ranks[key]]
+        number[key] = number[alike[0]] if alike else max(WORLD, *known, 0) + 1
+        known[number[key]] = ranks[key]
+    return Groups(number, dict(sorted(known.items())))
+
+
+def _listed(text: str | None) -> list[int]:
+    return [] if text is None else sorted(json.loads(text))

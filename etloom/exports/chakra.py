@@ -1,0 +1,144 @@
+"""Chakra execution trace (.et): what simulators such as ASTRA-sim take, a file a rank.
+
+Nodes are the activities of the dependency graph: parts of operators, device work, delays before it, ranges of
+communication backends. A node may begin when all of ``data_deps`` have ended: what came before it on its thread or
+stream, its launch, device work or another thread that it waited for. ``ctrl_deps`` names the operator around it, of
+device work the part of an operator that launched it. Ids count from 1 in an order in which all dependencies of a node
+have lower ones; nothing depends on a node that is not there.
+
+Durations are differences of times cut to whole microseconds, so they sum; ``start_ns`` and ``duration_ns`` have what
+was recorded. Types, sizes and groups of communications are as ASTRA-sim reads them: a size is what one rank puts in,
+groups are numbered, 0 is all ranks, and the others are in NAME.comm_groups.json beside the files (its
+--comm-group-configuration).
+
+Format: mlcommons/chakra schema/protobuf/et_def.proto.
+"""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import etloom
+from etloom.errors import EtloomError
+from etloom.exports import _wire as wire
+from etloom.exports._chakra_nodes import ChakraNodes, nodes
+from etloom.exports._comm_groups import Groups, numbered
+from etloom.exports._files import replacing
+from etloom.linker import link
+from etloom.readers import _chakra_pb as pb
+from etloom.trace import Job, Trace
+
+SUFFIX = (".et", ".et.gz")
+VERSION = "0.0.4"
+"""Of the schema, as ASTRA-sim's own files say it."""
+
+_CHUNK = 1 << 16
+# Fields of Node and of AttributeProto.
+_ID, _NAME, _TYPE, _CTRL, _DATA, _START, _DURATION, _INPUTS, _OUTPUTS, _ATTR = range(1, 11)
+_INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
+_ATTRIBUTES = {
+    "is_cpu_op": _BOOL, "comm_type": _INT64, "comm_size": _INT64, "comm_src": _INT32, "comm_dst": _INT32,
+    "comm_tag": _INT32, "pg_name": _STRING, "rf_id": _INT64, "fw_parent": _INT64, "seq_id": _INT64, "scope": _INT64,
+    "tid": _INT64, "fw_tid": _INT64, "op_schema": _STRING, "kernel_backend": _STRING, "kernel_file": _STRING,
+    "et_id": _INT64, "cat": _STRING, "part": _INT64, "stream": _INT64, "device": _INT64, "start_ns": _INT64,
+    "duration_ns": _INT64, "inclusive_ns": _INT64, "collective": _STRING, "dtype": _STRING, "root": _INT64,
+    "in_msg_nelems": _INT64, "out_msg_nelems": _INT64, "pg_size": _INT64, "comm_seq": _INT64,
+    "group": _STRING,
+}  # fmt: skip
+"""Attributes of nodes and the fields of their values: those of Chakra's feeder and converter, then ours."""
+
+
+def write(trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True) -> None:
+    """Write a Trace to NAME.et, or the ranks of a Job to NAME.RANK.et each; packed where the name ends in .gz.
+
+    delays: also write the times from launch to start of device work, and between works of a stream, as nodes of the
+    device; without them the nodes sum to less than the recording took. What is not linked is linked first. Raises
+    EtloomError for a rank without timed events.
+    """
+    path = Path(path)
+    ranks = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
+    groups = numbered(ranks.values())
+    for rank, one in ranks.items():
+        if "chakra" in one.meta.get("formats", ()):
+            raise EtloomError("is a Chakra trace already", where=path, remedy="copy it, or pack it with gzip")
+        if not one.events.height:
+            raise EtloomError(
+                f"rank {rank} holds no timed events",
+                where=path,
+                remedy="link its execution trace with a profiler trace",
+            )
+        with replacing(path if len(ranks) == 1 else of_rank(path, rank)) as file:
+            file.write(encoded(one if one.meta.get("linked") else link(one), groups, delays=delays))
+    if groups.ranks:
+        beside = path.with_name(f"{stem(path)}.comm_groups.json")
+        beside.write_text(json.dumps({str(number): ranks for number, ranks in groups.ranks.items()}) + "\n")
+
+
+def stem(path: Path) -> str:
+    """The name without .et or .et.gz."""
+    return path.name.removesuffix(".gz").removesuffix(".et")
+
+
+def of_rank(path: Path, rank: int) -> Path:
+    """NAME.et -> NAME.RANK.et."""
+    return path.with_name(f"{stem(path)}.{rank}{path.name.removeprefix(stem(path))}")
+
+
+def encoded(trace: Trace, groups: Groups, *, delays: bool = True) -> bytes:
+    """The file of a linked trace of one rank, unpacked."""
+    found = nodes(trace, groups, delays=delays)
+    parts = [_metadata(trace)]
+    for start in range(0, found.table.height, _CHUNK):
+        parts.append(wire.delimited(_messages(found, start, min(start + _CHUNK, found.table.height))))
+    return b"".join(parts)
+
+
+def _metadata(trace: Trace) -> bytes:
+    metadata = pb.GlobalMetadata(version=VERSION)
+    said: dict[str, Any] = {
+        "schema": trace.meta.get("schema_version"),
+        "producer": f"etloom {etloom.__version__}",
+        "clock": trace.meta.get("clock"),
+        "rank": trace.rank,
+        "world_size": trace.meta.get("world_size"),
+    }
+    for name, value in said.items():
+        if value is not None:
+            kind = "string_val" if isinstance(value, str) else "int64_val"
+            setattr(metadata.attr.add(name=name), kind, value)
+    content: bytes = metadata.SerializeToString()
+    return wire.one(len(content)) + content
+
+
+def _messages(found: ChakraNodes, start: int, end: int) -> Any:
+    """The messages of the rows from start to end, fields in the order of their numbers."""
+    table = found.table[start:end]
+    first = found.first[start : end + 1]
+    ctrl = table["ctrl"]
+    fields = [
+        *wire.integers(_ID, table["id"].to_numpy()),
+        *wire.texts(_NAME, table["name"]),
+        *wire.integers(_TYPE, table["type"].to_numpy()),
+        *wire.packed(_CTRL, _counted(ctrl), ctrl.drop_nulls().to_numpy()),
+        *wire.packed(_DATA, first - first[0], found.on[first[0] : first[-1]]),
+        *wire.integers(_START, table["start_time_micros"].to_numpy()),
+        *wire.integers(_DURATION, table["duration_micros"].to_numpy()),
+    ]
+    for number, side in ((_INPUTS, "in"), (_OUTPUTS, "out")):
+        names = [f"{part}_{side}" for part in ("values", "shapes", "types")]
+        parts = [part for at, name in enumerate(names, 1) for part in wire.texts(at, table[name])]
+        fields += wire.message(number, parts)
+    for name, of in _ATTRIBUTES.items():
+        attribute = wire.text_attribute if of == _STRING else wire.integer_attribute
+        fields += attribute(_ATTR, name, of, table[name])
+    return wire.joined(fields)
+
+
+def _counted(values: pl.Series) -> Any:
+    """Where the values of each row begin among those that are not null."""
+    return pl.Series([0]).append(values.is_not_null().cast(pl.Int64)).cum_sum().to_numpy()
