@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
-from etloom.errors import EtloomError
+from etloom.errors import EtloomError, UnknownName
+
+if TYPE_CHECKING:
+    from etloom.trace import Job, Trace
+
+_PAUSE_US = 1000.0
+_BEST = "best"
 
 
 @guarded()
@@ -19,25 +25,44 @@ def link(
     ] = None,
     host: Annotated[Path | None, typer.Option(help="The execution trace of one rank.")] = None,
     device: Annotated[Path | None, typer.Option(help="The Kineto or Nsight trace of that rank.")] = None,
-    rank: Annotated[int | None, typer.Option(help="The rank the two are of; by default they say.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Only this rank; of --host and --device the rank they are of.")
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Where to save: a folder, or a name of an export's kind."),
+        typer.Option("--out", "-o", help="Where to save; the end of the name chooses the format."),
     ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="The format: etplus, chrome, parquet.", show_default=False)
+    ] = None,
+    iterations: Annotated[
+        str,
+        typer.Option(
+            help="Which iteration of the profile the execution trace is joined to, where ids are missing: best, "
+            "all, or a number from 0."
+        ),
+    ] = _BEST,
+    inter_thread_threshold: Annotated[
+        float,
+        typer.Option(min=0, help="Pause of a thread in us after which it is taken to follow another one."),
+    ] = _PAUSE_US,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
     jobs: JobsOption = None,
     cache: CacheOption = True,
 ) -> None:
-    """Join operators, launches and device work, and save the linked traces (as Parquet unless --out says).
+    """Join operators, launches and device work, and save the linked traces (as Parquet unless told otherwise).
 
-    Prints how far the linking reached. Give either a folder, or --host and --device.
+    Prints how far the linking reached. Give either a folder, or --host and --device. Where --out is no name of a file,
+    each rank of a folder gets a file of its own in it.
 
     Examples:
 
     \b
       etloom link run/ --out linked/
-      etloom link --host torch_et_0.json --device kineto_trace_0.json.gz --out rank0.parquet
+      etloom link run/ --out et_plus/ --to etplus
+      etloom link --host torch_et_0.json --device kineto_trace_0.json.gz --out rank0.etplus.json
+      etloom link --host one_step.json --device forty_steps.json --iterations all --out steps.parquet
     """
     if (path is None) == (host is None and device is None):
         raise typer.BadParameter("give either a folder, or --host and --device")
@@ -46,26 +71,68 @@ def link(
     import etloom
     from etloom import registry
     from etloom.cli._output import Format, emit
-    from etloom.trace import Job, Trace
+    from etloom.trace import Job
 
-    what: Trace | Job
+    format = to or _by_name(out)
+    registry.get("exports", format)
     if path is not None:
-        what = open_job(path, rank_pattern, strict, jobs, cache)
-    else:
-        parts = [etloom.read(file) for file in (host, device) if file is not None]
-        if several := next((part for part in parts if isinstance(part, Job)), None):
-            raise EtloomError(
-                f"one of the two holds {len(several)} ranks", remedy="link it as a folder or alone"
+        whole = open_job(path, rank_pattern, False, jobs, cache)
+        given = whole if rank is None else Job({rank: _of_rank(whole, rank, path)}, whole.meta)
+        what: Trace | Job = given
+        if (iterations, inter_thread_threshold) != (_BEST, _PAUSE_US):
+            what = given.map(
+                lambda one: etloom.link(
+                    one, iterations=iterations, inter_thread_threshold_us=inter_thread_threshold
+                )
             )
-        what = etloom.link(*(part for part in parts if isinstance(part, Trace)))
+    else:
+        files = [file for file in (host, device) if file is not None]
+        if any(out.exists() and file.exists() and out.samefile(file) for file in files):
+            raise EtloomError("is one of the two to be linked", where=out, remedy="name another --out")
+        parts = [_one(etloom.read(file), rank, file) for file in files]
+        what = etloom.link(*parts, iterations=iterations, inter_thread_threshold_us=inter_thread_threshold)
         what = what if rank is None else what.replace(meta={"rank": rank})
-        if strict:
-            what.check_lossless()
+    if strict:
+        what.check_lossless()
     emit(etloom.analyze(what, "link-quality"), Format.table, None)
-    known = any(
-        out.name.endswith(end)
-        for name in registry.names("exports")
-        for end in registry.suffixes("exports", name)
-    )
-    etloom.export(what, out, format=None if known else "parquet")
+    if isinstance(what, Job) and format != "parquet" and not _is_file_name(out):
+        suffix = registry.suffixes("exports", format)[0]
+        out.mkdir(parents=True, exist_ok=True)
+        for number, trace in what.items():
+            etloom.export(trace, out / f"rank_{number}{suffix}", format)
+    else:
+        etloom.export(what, out, format)
     say(f"saved {out}")
+
+
+def _by_name(out: Path) -> str:
+    """The export whose suffix ends the name; Parquet where there is none."""
+    from etloom import registry
+
+    return registry.by_suffix("exports", out) if _is_file_name(out) else "parquet"
+
+
+def _is_file_name(out: Path) -> bool:
+    from etloom import registry
+
+    known = (end for name in registry.names("exports") for end in registry.suffixes("exports", name))
+    return out.name.endswith(tuple(known))
+
+
+def _one(read: Trace | Job, rank: int | None, file: Path) -> Trace:
+    """The Trace of one file, of several ranks the one asked for."""
+    from etloom.trace import Job
+
+    if not isinstance(read, Job):
+        return read
+    if rank is None:
+        raise EtloomError(
+            f"holds the ranks {', '.join(map(str, read))}", where=file, remedy="say which one: --rank"
+        )
+    return _of_rank(read, rank, file)
+
+
+def _of_rank(job: Job, rank: int, file: Path) -> Trace:
+    if rank not in job:
+        raise UnknownName("rank", str(rank), map(str, job))
+    return job[rank]

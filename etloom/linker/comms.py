@@ -30,8 +30,9 @@ def join_comms(trace: Trace) -> Trace:
     seen = _merge(seen).sort("event")
     whole = pl.concat([seen, alone], how="diagonal_relaxed").drop("id", strict=False)
     whole = whole.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"), pl.all())
+    example = alone["collective"][0] if alone.height else None
     return trace.replace(comms=whole).with_stats(
-        [("link.comms_without_event", "info", alone.height, "calls that only the execution trace holds")]
+        [("link.comms_without_event", "info", alone.height, example)]
     )
 
 

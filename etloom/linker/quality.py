@@ -156,9 +156,16 @@ def _note(
         if stat in counts
     ]
     if subject == "host operators" and link.get("ties", 1) > 1:
-        parts.insert(0, f"{link['ties']} equal iterations: one of them")
+        parts.insert(0, f"{link['ties']} equal iterations: {_which(link)}")
+    if subject == "host operators" and unlinked and not link:
+        parts.insert(0, "no profile of operators")
     if subject == "collectives" and unlinked:
         parts.insert(0, f"{unlinked:,} in no operator that describes a communication")
     if subject == "steps":
         parts.append(f"{steps} step{'s' * (steps > 1)}" if steps else "no ProfilerStep")
     return "; ".join(parts) or None
+
+
+def _which(link: dict[str, Any]) -> str:
+    iteration = link.get("iteration")
+    return "all are joined" if iteration is None else f"number {iteration}, counted from 0, is joined"
