@@ -1,0 +1,104 @@
+#include "encode.hpp"
+
+#include <ATen/core/jit_type.h>
+
+#ifdef USE_C10D
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#endif
+
+namespace etloom {
+
+#ifdef USE_C10D
+
+namespace {
+
+const char* name_of(const c10d::ReduceOp& operation) {
+  constexpr const char* names[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
+  const auto number = static_cast<size_t>(operation.op_);
+  return number < std::size(names) ? names[number] : "unused";
+}
+
+// How many operations the group has begun; not every backend counts, and the default one may be missing.
+uint64_t sequence_of(c10d::ProcessGroup& group) {
+  try {
+    return group.getSequenceNumberForGroup();
+  } catch (const std::exception&) {
+    return ~0ull;
+  }
+}
+
+std::string described(c10d::ProcessGroup& group) {
+  std::string text = "{\"pg_name\":";
+  append_json(text, group.getGroupName());
+  text += ",\"pg_desc\":";
+  append_json(text, group.getGroupDesc());
+  return text + ",\"group_size\":" + std::to_string(group.getSize()) + ",\"rank\":" + std::to_string(group.getRank()) + "}";
+}
+
+void append_member(std::string& out, const char* name, const std::string& value) {
+  out += out.empty() ? "{\"" : ",\"";
+  out += name;
+  out += "\":" + value;
+}
+
+std::string in_quotes(std::string_view text) {
+  std::string out;
+  append_json(out, text);
+  return out;
+}
+
+std::string as_list(const std::vector<int64_t>& numbers) {
+  std::string out = "[";
+  for (const int64_t number : numbers) out += (out.size() > 1 ? "," : "") + std::to_string(number);
+  return out + "]";
+}
+
+}  // namespace
+
+bool encode_communication(Stream& stream, const c10::IValue& value) {
+  if (!value.isCustomClass()) return false;
+  // The type is asked for by name: toCustomClass of another class throws.
+  const auto name = value.type()->repr_str();
+  if (name == "__torch__.torch.classes.c10d.ProcessGroup") {
+    const auto group = value.toCustomClass<c10d::ProcessGroup>();
+    append_tag(stream, 'G', stream.text(described(*group)));
+    stream.words.push_back(sequence_of(*group));
+    return true;
+  }
+  if (name == "__torch__.torch.classes.c10d.ReduceOp") {
+    append_tag(stream, 'R', stream.text(name_of(*value.toCustomClass<c10d::ReduceOp>())));
+    return true;
+  }
+  return false;
+}
+
+std::string communication_facts() {
+  const auto* info = dynamic_cast<const torch::ParamCommsDebugInfo*>(
+      c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PARAM_COMMS_INFO));
+  std::string out;
+  if (info == nullptr) return out;
+  append_member(out, "collective", in_quotes(info->getCollectiveName()));
+  append_member(out, "dtype", in_quotes(c10::toString(info->getDType())));
+  append_member(out, "in_nelems", std::to_string(info->getInMessageNelems()));
+  append_member(out, "out_nelems", std::to_string(info->getOutMessageNelems()));
+  append_member(out, "in_split", as_list(info->getInputSplitSizes()));
+  append_member(out, "out_split", as_list(info->getOutputSplitSizes()));
+  append_member(out, "rank_start", std::to_string(info->getGlobalRankStart()));
+  append_member(out, "rank_stride", std::to_string(info->getGlobalRankStride()));
+  append_member(out, "pg_name", in_quotes(info->getProcessGroupName()));
+  append_member(out, "pg_desc", in_quotes(info->getProcessGroupDesc()));
+  append_member(out, "group_size", std::to_string(info->getWorldSize()));
+  append_member(out, "is_async", info->isAsynchronizedOp() ? "true" : "false");
+  return out + "}";
+}
+
+#else
+
+bool encode_communication(Stream&, const c10::IValue&) { return false; }
+std::string communication_facts() { return {}; }
+
+#endif
+
+}  // namespace etloom

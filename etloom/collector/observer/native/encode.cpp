@@ -1,0 +1,179 @@
+#include "encode.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/jit_type.h>
+
+#include <sstream>
+
+namespace etloom {
+
+namespace {
+
+struct LayoutKey {  // what is looked up for every tensor; only a new one is put into words
+  int16_t dtype;
+  int8_t device_type, device_index;
+  uint8_t sized, strided;
+  uint16_t dimensions;
+};
+
+template <class Numbers>
+void append_list(std::string& out, const Numbers& numbers) {
+  out += '[';
+  for (const auto number : numbers) {
+    if (out.back() != '[') out += ',';
+    out += std::to_string(number);
+  }
+  out += ']';
+}
+
+uint32_t layout_of(Stream& stream, const c10::TensorImpl& tensor) {
+  const bool symbolic = tensor.has_symbolic_sizes_strides() || tensor.is_nested();
+  const c10::Device device = tensor.device();
+  const bool strided = !symbolic && tensor.layout() == c10::kStrided;
+  LayoutKey head{static_cast<int16_t>(c10::typeMetaToScalarType(tensor.dtype())),
+                 static_cast<int8_t>(device.type()),
+                 device.index(),
+                 !symbolic,
+                 strided,
+                 0};
+  c10::IntArrayRef sizes, strides;
+  if (symbolic) {
+    stream.file().count(kUnsized);
+  } else {
+    sizes = tensor.sizes();
+    if (strided) strides = tensor.strides();
+    head.dimensions = static_cast<uint16_t>(sizes.size());
+  }
+  char key[sizeof head + 16 * sizeof(int64_t)];
+  std::string long_key;
+  char* at = key;
+  const size_t bytes = sizeof head + (sizes.size() + strides.size()) * sizeof(int64_t);
+  if (bytes > sizeof key) {
+    long_key.resize(bytes);
+    at = long_key.data();
+  }
+  std::memcpy(at, &head, sizeof head);
+  if (!sizes.empty()) std::memcpy(at + sizeof head, sizes.data(), sizes.size() * 8);
+  if (!strides.empty()) std::memcpy(at + sizeof head + sizes.size() * 8, strides.data(), strides.size() * 8);
+  return stream.define(kLayout, {at, bytes}, [&] {
+    std::string text = "{\"dtype\":";
+    append_json(text, std::string(tensor.dtype().name()));
+    text += ",\"itemsize\":" + std::to_string(tensor.itemsize()) + ",\"device\":";
+    append_json(text, device.str());
+    text += ",\"shape\":";
+    symbolic ? void(text += "null") : append_list(text, sizes);
+    text += ",\"stride\":";
+    strided ? append_list(text, strides) : void(text += "null");
+    return text + "}";
+  });
+}
+
+void encode_tensor(Stream& stream, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    stream.form += 'U';
+    return;
+  }
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const uint32_t layout = layout_of(stream, impl);
+  const bool stored = impl.has_storage();
+  const int64_t offset = stored && !impl.has_symbolic_sizes_strides() ? impl.storage_offset() : 0;
+  append_tag(stream, offset == 0 ? 'T' : 'O', layout);
+  const auto storage = stored ? impl.unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  const auto& counter = const_cast<c10::TensorImpl&>(impl).version_counter();
+  stream.words.push_back(reinterpret_cast<uintptr_t>(&impl));
+  stream.words.push_back(reinterpret_cast<uintptr_t>(storage));
+  stream.words.push_back(counter.enabled() ? counter.current_version() : 0);
+  if (offset != 0) stream.words.push_back(static_cast<uint64_t>(offset));
+}
+
+void push_double(Stream& stream, double value) {
+  uint64_t word;
+  std::memcpy(&word, &value, sizeof word);
+  stream.words.push_back(word);
+}
+
+void encode_one(Stream& stream, const c10::IValue& value);
+
+// A list of plain numbers gives its length to the form, so that its form repeats; any other gives each item.
+void encode_list(Stream& stream, c10::ArrayRef<c10::IValue> items, char tag) {
+  if (items.size() > kLongestList) {
+    items = items.slice(0, kLongestList);
+    stream.file().count(kListsCut);
+  }
+  const bool numbers = tag == 'L' && !items.empty() && (items[0].isInt() || items[0].isDouble());
+  if (numbers && items[0].isInt() == items.back().isInt() && !items.back().isNone()) {
+    const bool integers = items[0].isInt();
+    bool alike = true;
+    for (const c10::IValue& item : items) alike = alike && (integers ? item.isInt() : item.isDouble());
+    if (alike) {
+      append_tag(stream, integers ? 'I' : 'D', static_cast<uint32_t>(items.size()));
+      for (const c10::IValue& item : items) {
+        integers ? stream.words.push_back(static_cast<uint64_t>(item.toInt())) : push_double(stream, item.toDouble());
+      }
+      return;
+    }
+  }
+  append_tag(stream, tag, static_cast<uint32_t>(items.size()));
+  for (const c10::IValue& item : items) encode_one(stream, item);
+}
+
+void encode_one(Stream& stream, const c10::IValue& value) {
+  if (value.isTensor()) {
+    encode_tensor(stream, value.toTensor());
+  } else if (value.isInt()) {
+    stream.form += 'i';
+    stream.words.push_back(static_cast<uint64_t>(value.toInt()));
+  } else if (value.isNone()) {
+    stream.form += 'N';
+  } else if (value.isBool()) {
+    stream.form += value.toBool() ? 't' : 'f';
+  } else if (value.isDouble()) {
+    stream.form += 'd';
+    push_double(stream, value.toDouble());
+  } else if (value.isList()) {
+    encode_list(stream, value.toListRef(), 'L');
+  } else if (value.isTuple()) {
+    encode_list(stream, value.toTupleRef().elements(), '(');
+  } else if (value.isString()) {
+    append_tag(stream, 's', stream.text(value.toStringRef()));
+  } else if (value.isDevice()) {
+    append_tag(stream, 'v', stream.text(value.toDevice().str()));
+  } else if (value.isComplexDouble()) {
+    stream.form += 'c';
+    push_double(stream, value.toComplexDouble().real());
+    push_double(stream, value.toComplexDouble().imag());
+  } else if (!encode_communication(stream, value)) {
+    append_tag(stream, 'o', stream.text(value.tagKind()));
+  }
+}
+
+}  // namespace
+
+void append_tag(Stream& stream, char tag, uint32_t number) {
+  stream.form += tag;
+  stream.form.append(reinterpret_cast<const char*>(&number), sizeof number);
+}
+
+void append_json(std::string& out, std::string_view text) {
+  out += '"';
+  for (const char letter : text) {
+    const auto code = static_cast<unsigned char>(letter);
+    if (letter == '"' || letter == '\\') {
+      out += '\\';
+      out += letter;
+    } else if (code < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", code);
+      out += escaped;
+    } else {
+      out += letter;
+    }
+  }
+  out += '"';
+}
+
+void encode(Stream& stream, c10::ArrayRef<c10::IValue> values) {
+  for (const c10::IValue& value : values) encode_one(stream, value);
+}
+
+}  // namespace etloom

@@ -1,0 +1,162 @@
+#include "file.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <stdexcept>
+#include <vector>
+
+namespace etloom {
+
+namespace {
+
+constexpr uint64_t kStep = 32ull * kChunkBytes;  // the file grows by this
+
+uint64_t next_serial() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+int64_t clock_ns(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+// A hole in a mapped file is a SIGBUS on a full disk: so every page has its block before it is touched.
+bool reserve(int descriptor, uint64_t from, uint64_t to) {
+#ifdef __linux__
+  int failed;
+  do {
+    failed = fallocate(descriptor, 0, static_cast<off_t>(from), static_cast<off_t>(to - from)) ? errno : 0;
+  } while (failed == EINTR);
+  if (failed == 0) return true;
+  if (failed != EOPNOTSUPP && failed != ENOSYS) return false;
+#endif
+  const std::vector<char> zeros(1 << 20);
+  for (uint64_t place = from; place < to;) {
+    const ssize_t wrote =
+        pwrite(descriptor, zeros.data(), std::min<uint64_t>(zeros.size(), to - place), static_cast<off_t>(place));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return false;
+    place += static_cast<uint64_t>(wrote);
+  }
+  return true;
+}
+
+}  // namespace
+
+int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
+int64_t wall_ns() { return clock_ns(CLOCK_REALTIME); }
+
+File::File(const std::string& path, uint64_t max_bytes, bool ring, bool detail) : serial(next_serial()) {
+  const auto fail = [&](const char* what) {
+    const std::string reason = std::string(what) + ": " + std::strerror(errno);
+    if (descriptor_ >= 0) close(descriptor_);
+    throw std::runtime_error(reason);
+  };
+  mapped_ = kHeaderBytes + std::max<uint64_t>(max_bytes / kChunkBytes, 8) * kChunkBytes;
+  descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) fail("cannot be opened");
+  if (!reserve(descriptor_, 0, kHeaderBytes)) fail("cannot be written");
+  size_ = kHeaderBytes;
+  void* map = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor_, 0);
+  if (map == MAP_FAILED) fail("cannot be mapped");
+  map_ = static_cast<char*>(map);
+  header_ = reinterpret_cast<FileHeader*>(map_);
+  header_->version = kVersion;
+  header_->header_bytes = kHeaderBytes;
+  header_->chunk_bytes = kChunkBytes;
+  header_->detail = detail;
+  header_->ring = ring;
+  header_->pid = static_cast<uint32_t>(getpid());
+  header_->max_bytes = mapped_;
+  header_->wall_ns = wall_ns();
+  header_->mono_ns = monotonic_ns();
+  gethostname(header_->host, sizeof header_->host - 1);
+  std::atomic_thread_fence(std::memory_order_release);
+  std::memcpy(header_->magic, kMagic, sizeof kMagic);
+}
+
+File::~File() {
+  if (map_ != nullptr) munmap(map_, mapped_);
+  close(descriptor_);
+}
+
+bool File::grow(uint64_t bytes) {
+  if (bytes <= size_) return true;
+  const uint64_t wanted = std::min(mapped_, std::max(bytes, size_ + kStep));
+  if (!reserve(descriptor_, size_, wanted)) {
+    if (wanted == bytes || !reserve(descriptor_, size_, bytes)) return false;
+    size_ = bytes;
+    return true;
+  }
+  size_ = wanted;
+  return true;
+}
+
+ChunkHeader* File::take(ChunkKind kind, uint32_t stream, uint64_t os_tid, uint64_t rf_tid, uint64_t window) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t index = header_->chunks.load(std::memory_order_relaxed);
+  const uint64_t all = (mapped_ - kHeaderBytes) / kChunkBytes;
+  // The dictionary is not overwritten, so a ring keeps a quarter of the file for it.
+  const bool spent = kind == kEvents && header_->ring && event_chunks_ >= all - all / 4;
+  ChunkHeader* chunk = nullptr;
+  if (!spent && !full_ && index < all && grow(kHeaderBytes + (index + 1) * kChunkBytes)) {
+    chunk = at(index);
+    event_chunks_ += kind == kEvents;
+#ifdef MADV_POPULATE_WRITE
+    madvise(map_ + (kHeaderBytes + index * kChunkBytes), kChunkBytes, MADV_POPULATE_WRITE);
+#endif
+  } else {
+    full_ = full_ || !spent;
+    if (kind != kEvents || !header_->ring || again_.empty()) return nullptr;
+    chunk = again_.front();
+    again_.pop_front();
+    chunk->used.store(0, std::memory_order_release);
+    count(kOverwritten);
+  }
+  chunk->closed = 0;
+  chunk->kind = kind;
+  chunk->order = order_++;
+  chunk->stream = stream;
+  chunk->os_tid = os_tid;
+  chunk->rf_tid = rf_tid;
+  chunk->window = window;
+  chunk->sum = chunk->weighted = 0;
+  chunk->magic = kChunkMagic;
+  chunk->used.store(0, std::memory_order_release);
+  if (chunk == at(index)) header_->chunks.store(index + 1, std::memory_order_release);
+  return chunk;
+}
+
+void File::close_chunk(ChunkHeader* chunk) {
+  const uint64_t* words = reinterpret_cast<const uint64_t*>(chunk + 1);
+  const uint64_t count = chunk->used.load(std::memory_order_relaxed) / 8;
+  uint64_t sum = 0, weighted = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    sum += words[i];
+    weighted += words[i] * (i + 1);
+  }
+  chunk->sum = sum;
+  chunk->weighted = weighted;
+  std::atomic_thread_fence(std::memory_order_release);
+  chunk->closed = 1;
+  if (header_->ring && chunk->kind == kEvents) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    again_.push_back(chunk);
+  }
+}
+
+void File::finish() {
+  const uint64_t end = kHeaderBytes + header_->chunks.load() * kChunkBytes;
+  header_->closed.store(1, std::memory_order_release);
+  if (end < size_ && ftruncate(descriptor_, static_cast<off_t>(end)) == 0) size_ = end;
+}
+
+}  // namespace etloom

@@ -1,0 +1,57 @@
+// A memory-mapped file that grows chunk by chunk. What is written survives the process, however that ends.
+#pragma once
+
+#include <deque>
+#include <mutex>
+#include <string>
+
+#include "format.hpp"
+
+namespace etloom {
+
+int64_t monotonic_ns();
+int64_t wall_ns();
+
+class File {
+ public:
+  // Throws std::runtime_error with the reason.
+  File(const std::string& path, uint64_t max_bytes, bool ring, bool detail);
+  ~File();
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  // A fresh chunk, or nullptr where the cap is reached or the disk is full.
+  ChunkHeader* take(ChunkKind kind, uint32_t stream, uint64_t os_tid, uint64_t rf_tid, uint64_t window);
+  // No more is written to it: sums are set, and the ring may use it again.
+  void close_chunk(ChunkHeader* chunk);
+  // Cut to what is used and marked whole. Nothing may write any more.
+  void finish();
+  // The mapping stays for ever: a thread may still write to it.
+  void abandon() { map_ = nullptr; }
+
+  const uint64_t serial;  // no two files of a process share it
+
+  void count(Counter counter, uint64_t by = 1) {
+    header_->counters[counter].fetch_add(by, std::memory_order_relaxed);
+  }
+  uint64_t counted(int counter) const { return header_->counters[counter].load(std::memory_order_relaxed); }
+
+ private:
+  bool grow(uint64_t bytes);
+  ChunkHeader* at(uint64_t index) {
+    return reinterpret_cast<ChunkHeader*>(map_ + kHeaderBytes + index * kChunkBytes);
+  }
+
+  std::mutex mutex_;
+  int descriptor_ = -1;
+  char* map_ = nullptr;
+  FileHeader* header_ = nullptr;
+  uint64_t mapped_ = 0;
+  uint64_t size_ = 0;  // of the file: all of it is on the disk
+  uint64_t order_ = 0;
+  uint64_t event_chunks_ = 0;
+  bool full_ = false;
+  std::deque<ChunkHeader*> again_;  // closed event chunks, oldest first
+};
+
+}  // namespace etloom

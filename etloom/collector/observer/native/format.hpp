@@ -1,0 +1,127 @@
+// The layout of an observer's file, version 1. docs/observer-format.md describes it; etloom/readers/observer.py reads it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace etloom {
+
+constexpr char kMagic[8] = {'E', 'T', 'L', 'O', 'B', 'S', '\r', '\n'};
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kHeaderBytes = 4096;
+constexpr uint32_t kChunkBytes = 128 << 10;
+constexpr uint32_t kChunkMagic = 0x4b4e4843;  // "CHNK"
+
+enum Counter {
+  kNoSpace,        // operators not written: the size cap or a full disk
+  kNoDictionary,   // names or argument lists that did not fit the dictionary's share
+  kArgumentsLeft,  // argument lists too long for a record
+  kListsCut,       // lists cut to kLongestList
+  kFailed,         // argument lists that raised while they were read
+  kReentrant,      // operators that ran inside the observer's own look at a tensor
+  kRaised,         // operators that ended by an exception
+  kEndedElsewhere, // scopes that ended on another thread
+  kEndedOutside,   // ends, in a window, of operators begun before it
+  kUnsized,        // tensors without plain sizes: nested, symbolic
+  kThreadGone,     // operators on a thread that was already being torn down
+  kOverwritten,    // chunks of the ring that were used again
+  kStuck,          // threads that were inside the observer when it stopped, and stayed there
+  kCounters = 24
+};
+
+struct FileHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t header_bytes;
+  uint32_t chunk_bytes;
+  uint32_t detail;  // 0 time only, 1 with inputs and outputs
+  uint32_t ring;    // 0 stops at max_bytes, 1 overwrites the oldest chunks
+  uint32_t pid;
+  uint64_t max_bytes;
+  int64_t wall_ns;  // CLOCK_REALTIME and CLOCK_MONOTONIC of one moment
+  int64_t mono_ns;
+  std::atomic<uint64_t> chunks;  // in the file
+  std::atomic<uint64_t> closed;  // 1 once the file was finished in order
+  std::atomic<uint64_t> counters[kCounters];
+  char torch[64];
+  char host[64];
+};
+static_assert(sizeof(FileHeader) <= kHeaderBytes);
+
+enum ChunkKind : uint8_t { kEvents = 1, kDictionary = 2 };
+
+struct ChunkHeader {
+  uint32_t magic;
+  uint8_t kind;
+  uint8_t closed;  // its sums are set
+  uint16_t reserved;
+  uint64_t order;   // of taking, from 0
+  uint32_t stream;  // the recording thread, from 0; ids of a dictionary hold within it
+  std::atomic<uint32_t> used;  // bytes of whole records behind this header
+  uint64_t os_tid;
+  uint64_t rf_tid;
+  uint64_t sum;       // of the payload's 64-bit words
+  uint64_t weighted;  // of each times its place, from 1
+  uint64_t window;    // from 1
+};
+static_assert(sizeof(ChunkHeader) == 64);
+
+enum RecordType : uint8_t { kBegin = 1, kEnd = 2, kDefine = 3, kWindow = 4, kNote = 5 };
+enum BeginFlag : uint8_t { kAsync = 1, kWithoutArguments = 2 };
+enum EndFlag : uint8_t { kEndRaised = 1, kEndWithoutArguments = 2 };
+
+struct Record {  // begins every record; all are whole 64-bit words
+  uint8_t type;
+  uint8_t flags;
+  uint16_t words;  // of the whole record
+  uint32_t id;     // kBegin, kEnd: form of the arguments; kDefine: what is defined; kNote: text
+};
+
+struct Begin {
+  Record record;
+  int64_t ns;
+  uint64_t handle;
+  uint64_t parent;  // handle of the enclosing operator of the thread, 0 for none
+  int64_t sequence;
+  uint32_t name;
+  uint16_t forward_tid;
+  uint8_t scope;
+  uint8_t reserved;
+};
+static_assert(sizeof(Begin) == 48);
+
+struct End {
+  Record record;
+  int64_t ns;
+  uint64_t handle;
+};
+
+enum Definition : uint8_t { kName = 1, kLayout = 2, kForm = 3, kText = 4 };
+
+struct Define {  // in dictionary chunks; flags is the Definition
+  Record record;
+  uint32_t bytes;
+  uint32_t more;  // 1: the next one of this kind and id goes on with it
+};
+
+struct Window {  // flags 1 a window opens, 0 it closes
+  Record record;
+  int64_t wall_ns;
+  int64_t mono_ns;
+};
+
+struct Note {  // what a record function is told beside its arguments: id is a text of JSON
+  Record record;
+  uint64_t handle;
+};
+
+// A form is a list of tags, each with what stands in brackets as little-endian u32; the words of the record give, in
+// turn, what stands behind it.
+//   T[layout] tensor storage version    O[layout] tensor storage version offset    U an undefined tensor
+//   i integer    d double    c real imaginary    t true    f false    N none    s[text] string    v[text] device
+//   o[text] another type, by name    G[text] process group: JSON; its sequence number    R[text] reduce operation
+//   I[n] n integers    D[n] n doubles    L[n] list of n items    ([n] tuple of n items
+constexpr uint32_t kLongestList = 4096;
+
+}  // namespace etloom

@@ -1,0 +1,146 @@
+#include "stream.hpp"
+
+#include <algorithm>
+
+namespace etloom {
+
+namespace {
+
+constexpr size_t kMostDefinitions = 1 << 17;  // of a kind and a thread: bounds the memory of the host
+constexpr size_t kPayload = kChunkBytes - sizeof(ChunkHeader);
+
+uint64_t hash_of(std::string_view key) {
+  uint64_t hash = 0x9e3779b97f4a7c15ull ^ key.size();
+  const char* at = key.data();
+  size_t left = key.size();
+  for (; left >= 8; at += 8, left -= 8) {
+    uint64_t word;
+    std::memcpy(&word, at, 8);
+    hash = (hash ^ word) * 0xff51afd7ed558ccdull;
+    hash ^= hash >> 32;
+  }
+  uint64_t word = 0;
+  std::memcpy(&word, at, left);
+  hash = (hash ^ word) * 0xc4ceb9fe1a85ec53ull;
+  return hash ^ (hash >> 29);
+}
+
+}  // namespace
+
+std::pair<uint32_t, bool> Interner::number(std::string_view key) {
+  if (slots_.empty()) slots_.resize(256);
+  const uint64_t hash = hash_of(key);
+  size_t place = hash & (slots_.size() - 1);
+  while (slots_[place].id != 0) {
+    if (slots_[place].hash == hash && slots_[place].key == key) return {slots_[place].id, false};
+    place = (place + 1) & (slots_.size() - 1);
+  }
+  if (size_ >= kMostDefinitions) return {0, true};
+  slots_[place] = {hash, static_cast<uint32_t>(++size_), std::string(key)};
+  const uint32_t id = slots_[place].id;
+  if (size_ * 2 > slots_.size()) rehash(slots_.size() * 2);
+  return {id, true};
+}
+
+void Interner::rehash(size_t slots) {
+  std::vector<Slot> before(slots);
+  before.swap(slots_);
+  for (Slot& slot : before) {
+    if (slot.id == 0) continue;
+    size_t place = slot.hash & (slots - 1);
+    while (slots_[place].id != 0) place = (place + 1) & (slots - 1);
+    slots_[place] = std::move(slot);
+  }
+}
+
+void Interner::clear() {
+  slots_.clear();
+  size_ = 0;
+}
+
+void Stream::join(File& file, uint64_t new_window, uint64_t os_tid, uint64_t rf_tid) {
+  if (file.serial != serial_) {
+    for (Interner& interner : dictionary_) interner.clear();
+    operators_.fill({});
+  }
+  file_ = &file;
+  serial_ = file.serial;
+  os_tid_ = os_tid;
+  rf_tid_ = rf_tid;
+  settle();
+  stack_.clear();
+  window.store(new_window, std::memory_order_relaxed);
+}
+
+void Stream::leave() {
+  for (ChunkHeader** chunk : {&events_, &definitions_}) {
+    if (*chunk != nullptr) file_->close_chunk(*chunk);
+    *chunk = nullptr;
+  }
+}
+
+uint64_t* Stream::room_in(ChunkHeader*& chunk, ChunkKind kind, size_t words) {
+  if (words * 8 > kPayload) return nullptr;
+  if (chunk == nullptr || chunk->used.load(std::memory_order_relaxed) + words * 8 > kPayload) {
+    if (chunk != nullptr) file_->close_chunk(chunk);
+    chunk = file_->take(kind, index, os_tid_, rf_tid_, window.load(std::memory_order_relaxed));
+    if (chunk == nullptr) return nullptr;
+  }
+  char* payload = reinterpret_cast<char*>(chunk + 1);
+  return reinterpret_cast<uint64_t*>(payload + chunk->used.load(std::memory_order_relaxed));
+}
+
+uint64_t* Stream::room(size_t words) { return room_in(events_, kEvents, words); }
+
+void Stream::commit(size_t words) {
+  const uint32_t used = events_->used.load(std::memory_order_relaxed) + static_cast<uint32_t>(words * 8);
+  events_->used.store(used, std::memory_order_release);
+}
+
+bool Stream::write_definition(Definition kind, uint32_t id, std::string_view text) {
+  constexpr size_t most = 32 << 10;  // a longer one is written in parts
+  do {
+    const std::string_view part = text.substr(0, most);
+    text.remove_prefix(part.size());
+    const size_t words = 2 + (part.size() + 7) / 8;
+    uint64_t* at = id == 0 ? nullptr : room_in(definitions_, kDictionary, words);
+    if (at == nullptr) {
+      file_->count(kNoDictionary);
+      return false;
+    }
+    at[words - 1] = 0;
+    const Define head{{kDefine, kind, static_cast<uint16_t>(words), id},
+                      static_cast<uint32_t>(part.size()),
+                      text.empty() ? 0u : 1u};
+    std::memcpy(at, &head, sizeof head);
+    std::memcpy(at + 2, part.data(), part.size());
+    definitions_->used.fetch_add(static_cast<uint32_t>(words * 8), std::memory_order_release);
+  } while (!text.empty());
+  return true;
+}
+
+void Stream::pop(uint64_t handle) {
+  settle();
+  if (!stack_.empty() && stack_.back() == handle) {
+    stack_.pop_back();
+    return;
+  }
+  const auto found = std::find(stack_.rbegin(), stack_.rend(), handle);
+  if (found != stack_.rend()) stack_.erase(std::next(found).base());
+}
+
+void Stream::pop_from_afar(uint64_t handle) {
+  const std::lock_guard<std::mutex> lock(afar_mutex_);
+  afar_.push_back(handle);
+  afar_count_.store(static_cast<uint32_t>(afar_.size()), std::memory_order_release);
+}
+
+void Stream::settle_slowly() {
+  const std::lock_guard<std::mutex> lock(afar_mutex_);
+  const auto closed = [&](uint64_t open) { return std::find(afar_.begin(), afar_.end(), open) != afar_.end(); };
+  stack_.erase(std::remove_if(stack_.begin(), stack_.end(), closed), stack_.end());
+  afar_.clear();
+  afar_count_.store(0, std::memory_order_release);
+}
+
+}  // namespace etloom

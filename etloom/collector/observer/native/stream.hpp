@@ -1,0 +1,110 @@
+// What one thread records: its chunks, its dictionary, its stack of open operators.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "file.hpp"
+
+namespace etloom {
+
+// Numbers distinct byte strings in the order they come.
+class Interner {
+ public:
+  // The number of `key`, and whether it is new. Numbers begin at 1.
+  std::pair<uint32_t, bool> number(std::string_view key);
+  void clear();
+  size_t size() const { return size_; }
+
+ private:
+  struct Slot {
+    uint64_t hash = 0;
+    uint32_t id = 0;
+    std::string key;
+  };
+  void rehash(size_t slots);
+  std::vector<Slot> slots_;
+  size_t size_ = 0;
+};
+
+struct Operator {  // what is known of a registered operator by the address of its name
+  const char* address = nullptr;
+  uint32_t id = 0;
+  bool communicates = false;
+  std::string name, overload;
+};
+
+class Stream {
+ public:
+  explicit Stream(uint32_t index) : index(index) {}
+
+  // Begin to record into `file`, with nothing left of an earlier window.
+  void join(File& file, uint64_t window, uint64_t os_tid, uint64_t rf_tid);
+  // No more is recorded into the file.
+  void leave();
+
+  // Room for a record of so many words, or nullptr; `commit` makes what was written there part of the file.
+  uint64_t* room(size_t words);
+  void commit(size_t words);
+
+  // The number of a definition; `text` gives what the file says of a new one. 0 where the dictionary is full.
+  template <class Text>
+  uint32_t define(Definition kind, std::string_view key, const Text& text) {
+    const auto [id, fresh] = dictionary_[kind].number(key);
+    if (fresh && !write_definition(kind, id, text())) return 0;
+    return id;
+  }
+  uint32_t text(std::string_view value) {
+    return define(kText, value, [&] { return value; });
+  }
+
+  void push(uint64_t handle) {
+    settle();
+    stack_.push_back(handle);
+  }
+  uint64_t top() {
+    settle();
+    return stack_.empty() ? 0 : stack_.back();
+  }
+  void pop(uint64_t handle);
+  // As pop, from another thread.
+  void pop_from_afar(uint64_t handle);
+
+  Operator& cached(const char* address) {
+    return operators_[(reinterpret_cast<uintptr_t>(address) >> 4) % operators_.size()];
+  }
+  File& file() { return *file_; }
+
+  const uint32_t index;
+  std::atomic<bool> busy{false};
+  std::atomic<bool> taken{true};  // by a living thread
+  std::atomic<uint64_t> window{0};
+  std::string form;  // scratch of the encoder
+  std::vector<uint64_t> words;
+
+ private:
+  bool write_definition(Definition kind, uint32_t id, std::string_view text);
+  void settle_slowly();
+  void settle() {
+    if (afar_count_.load(std::memory_order_acquire) != 0) settle_slowly();
+  }
+  uint64_t* room_in(ChunkHeader*& chunk, ChunkKind kind, size_t words);
+
+  File* file_ = nullptr;
+  uint64_t serial_ = 0;
+  ChunkHeader* events_ = nullptr;
+  ChunkHeader* definitions_ = nullptr;
+  uint64_t os_tid_ = 0, rf_tid_ = 0;
+  std::array<Interner, 5> dictionary_;
+  std::array<Operator, 1024> operators_;
+  std::vector<uint64_t> stack_;
+  std::mutex afar_mutex_;
+  std::vector<uint64_t> afar_;
+  std::atomic<uint32_t> afar_count_{0};
+};
+
+}  // namespace etloom
