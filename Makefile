@@ -9,6 +9,7 @@ PYTHON ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
+FUZZ_INPUTS ?= 1000000000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -113,6 +114,8 @@ format: setup ## put the sources into the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+# Of one input in MB, beside what the sanitizers and the other inputs leave behind; the fuzzer itself limits the time.
+FUZZ_LIMITS := quarantine_size_mb=16:malloc_context_size=8:hard_rss_limit_mb=1024:max_allocation_size_mb=1024
 NATIVE := $(wildcard native/parse/*.cpp)
 build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
 	@$(call need,c++ -E -x c++ - <<< '#include <simdjson.h>',simdjson to fuzz its parsers,libsimdjson-dev)
@@ -120,9 +123,9 @@ build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
 	c++ -std=c++20 -O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative/parse \
 		fuzz/fuzz.cpp $(NATIVE) -lsimdjson -o $@
 
-fuzz: build/fuzz/fuzz ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS
-	cd build/fuzz && ASAN_OPTIONS=quarantine_size_mb=16:malloc_context_size=8 \
-		./fuzz $(FUZZ_SECONDS) 1000000000 $(CURDIR)/tests/corpus/*.json
+fuzz: build/fuzz/fuzz ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS, at most FUZZ_INPUTS
+	cd build/fuzz && ASAN_OPTIONS=$(FUZZ_LIMITS) \
+		./fuzz $(FUZZ_SECONDS) $(FUZZ_INPUTS) $(CURDIR)/tests/corpus/*.json
 
 clean: ## remove what was built; .venv stays
 	rm -rf build dist run etloom/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/.data

@@ -6,6 +6,7 @@ not, so there the c10d operator itself is the record. Of an operator and a recor
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -45,25 +46,23 @@ def of_nodes(
 ) -> pl.DataFrame:
     """The comms of an execution trace; ``named`` holds the attributes that records carry since schema 1.1.0."""
     calls = stacks.asked(nodes["name"], lambda name: (name == RECORD) | name.str.contains(_C10D))
-    text = nodes.filter(calls).select(
-        "id", pl.col("name", "op_schema", "inputs", "input_types").cast(pl.String)
-    )
+    text = nodes.filter(calls).select("id", pl.col("name", "op_schema", "inputs").cast(pl.String))
     sizes = _sizes(tensors.join(text.select(node="id"), on="node", how="semi"))
+    described = functools.cache(_described)  # most calls are repeated
     rows = {
-        row["id"]: {**_described(row), **sizes.get(row["id"], {}), "node": row["id"]}
-        for row in text.iter_rows(named=True)
+        node: {**described(*call), **sizes.get(node, {}), "node": node} for node, *call in text.iter_rows()
     }
     for row in named.with_columns(pl.col(pl.Categorical).cast(pl.String)).iter_rows(named=True):
         _name(rows.setdefault(row["node"], {"node": row["node"]}), row)
     names = dict(text.select("id", "name").iter_rows())
-    parents = nodes["parent"].cast(pl.Int64).fill_null(-1).to_list() if names else []
+    parents = nodes["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
     for node in [node for node, name in names.items() if name == RECORD]:
-        above = parents[node]
+        above = int(parents[node])
         for _ in range(8):
             if above < 0:
                 break
             rows.pop(above, None)
-            above = parents[above]
+            above = int(parents[above])
     kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
     return normalise(pl.DataFrame(kept, schema=_COLUMNS), stats).with_row_index("id")
 
@@ -82,11 +81,11 @@ def group_config(nodes: pl.DataFrame) -> Any:
     return groups
 
 
-def _described(row: dict[str, Any]) -> dict[str, Any]:
-    values = _json(row["inputs"])
-    if row["name"] == RECORD:
+def _described(name: str, op_schema: str | None, inputs: str | None) -> dict[str, Any]:
+    values = _json(inputs)
+    if name == RECORD:
         return _positional(values)
-    return {"collective": row["name"], **_by_schema(values, row["op_schema"] or "")}
+    return {"collective": name, **_by_schema(values, op_schema or "")}
 
 
 def _positional(values: list[Any]) -> dict[str, Any]:

@@ -98,8 +98,7 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
     et_ids = nodes["et_id"].to_numpy()  # sorted
     wanted = nodes["recorded_parent"].fill_null(-1).to_numpy()
-    place = np.minimum(np.searchsorted(et_ids, wanted), max(len(et_ids) - 1, 0))
-    recorded = np.where(et_ids[place] == wanted, place, -1) if len(et_ids) else place
+    recorded = _rows_of(wanted, et_ids)
     parent = np.where(by_nesting >= 0, by_nesting, recorded)
     parent[parent == np.arange(nodes.height)] = -1
     repaired = np.flatnonzero((by_nesting >= 0) & (by_nesting != recorded))
@@ -112,3 +111,16 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
         stats.append(("read.missing_parent", "info", len(orphans), example))
     found = pl.Series("parent", parent).cast(pl.Int64)
     return nodes.with_columns(found.set(found < 0, None).cast(pl.UInt32))
+
+
+def _rows_of(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The row of each wanted id among ids that are sorted, -1 where it is none of them; the first of equal ones."""
+    if not len(ids):
+        return np.full(len(wanted), -1, np.int64)
+    if int(ids[-1]) - int(ids[0]) < 8 * len(ids):  # numbered without large gaps: look it up
+        rows = np.full(int(ids[-1]) - int(ids[0]) + 2, -1, np.int64)  # the last one: none
+        rows[ids[::-1] - ids[0]] = np.arange(len(ids) - 1, -1, -1)
+        inside = (wanted >= ids[0]) & (wanted <= ids[-1])
+        return rows[np.where(inside, wanted - ids[0], len(rows) - 1)]
+    place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[place] == wanted, place, -1)

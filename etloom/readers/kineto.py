@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom import _native
+from etloom import _native, stacks
 from etloom.readers import _comms
 from etloom.readers._native import TEXT_NUMBER, Parsed, Progress, Stat, parse
 from etloom.trace import Trace
@@ -78,7 +78,8 @@ def trace_of(parsed: Parsed, path: Path, first_ts: int | None = None) -> Trace:
     meta["base_ns"] = base
     meta["clock"] = "epoch" if base or first > _EPOCH_NS else "relative"
     for name in ("events", "memory", "counters", "flows"):
-        tables[name] = tables[name].with_columns(pl.col("ts") + base).with_row_index("id")
+        table = tables[name].with_columns(pl.col("ts") + base) if base else tables[name]
+        tables[name] = table.with_row_index("id")
     tables["comms"] = tables["comms"].with_row_index("id")
     tables["groups"] = _comms.groups(meta["distributed"].get("pg_config"))
     stats.append(("read.events", "info", parsed.rows, "rows of traceEvents in the file"))
@@ -170,16 +171,17 @@ def _threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> tuple[pl.DataFrame,
 
 def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
     """Begin and end events (B, E) joined to complete ones: an E closes the last open B of its thread."""
-    events = tables["events"].with_columns(pl.col("ph").cast(pl.String)).with_row_index("row")
-    ranges = events.filter(pl.col("ph").is_in(["B", "E"]))
-    if not ranges.height:
+    halves = stacks.asked(tables["events"]["ph"], lambda ph: ph.is_in(["B", "E"]))
+    if not halves.any():
         return tables
-    stacks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    events = tables["events"].with_columns(pl.col("ph").cast(pl.String)).with_row_index("row")
+    ranges = events.filter(halves)
+    begun: dict[tuple[int, int], list[tuple[int, int]]] = {}
     durations: dict[int, int] = {}
     lone = 0
     in_order = ranges.sort("ts", "position").select("row", "ph", "pid", "tid", "ts")
     for row, ph, pid, tid, ts in in_order.iter_rows():
-        stack = stacks.setdefault((pid, tid), [])
+        stack = begun.setdefault((pid, tid), [])
         if ph == "B":
             stack.append((row, ts))
         elif stack:
@@ -187,7 +189,7 @@ def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str
             durations[start_row] = ts - start
         else:
             lone += 1
-    open_ranges = sum(map(len, stacks.values()))
+    open_ranges = sum(map(len, begun.values()))
     joined = "begin and end events, joined to one event"
     stats.append(("read.closed_ranges", "info", len(durations), joined))
     for name, count in (("read.end_without_begin", lone), ("read.begin_without_end", open_ranges)):

@@ -30,12 +30,17 @@ struct Scratch {
     }
 };
 
-// One column of a table.
+// Asks for large pages, of which fewer have to be got from the system one by one.
+void in_large_pages(const void* from, size_t bytes);
+
+// One column of a table. It may be behind the others: rows that it has not got yet are null.
 class Column {
   public:
     virtual ~Column() = default;
     virtual size_t size() const = 0;
     virtual void null() = 0;
+    // Makes up for rows that it is behind.
+    virtual void pad(size_t rows) = 0;
     virtual void truncate(size_t rows) = 0;
     virtual void reserve(size_t rows) = 0;
     virtual void take(const std::vector<uint32_t>& order, Scratch& scratch) = 0;
@@ -51,21 +56,19 @@ class Column {
         if ((row & 7) == 0) valid_.push_back(0);
         valid_.back() |= static_cast<uint8_t>(1U << (row & 7));
     }
-    void mark_null(size_t row) {
-        if (valid_.empty()) {
-            valid_.assign((row + 7) / 8, 0xFF);
-            if (row & 7) valid_.back() = static_cast<uint8_t>((1U << (row & 7)) - 1);
-        }
-        if ((row & 7) == 0) valid_.push_back(0);
-        ++nulls_;
+    void mark_nulls(size_t from, size_t to) {
+        if (valid_.empty()) begin_bitmap(from);
+        valid_.resize((to + 7) / 8);
+        nulls_ += static_cast<int64_t>(to - from);
+    }
+    void begin_bitmap(size_t rows) {
+        valid_.assign((rows + 7) / 8, 0xFF);
+        if (rows & 7) valid_.back() = static_cast<uint8_t>((1U << (rows & 7)) - 1);
     }
     bool is_valid(size_t row) const { return valid_.empty() || ((valid_[row >> 3] >> (row & 7)) & 1); }
     // Row `row`, which had a value, has none any more; there are `rows` in all.
     void unmark(size_t row, size_t rows) {
-        if (valid_.empty()) {
-            valid_.assign((rows + 7) / 8, 0xFF);
-            if (rows & 7) valid_.back() = static_cast<uint8_t>((1U << (rows & 7)) - 1);
-        }
+        if (valid_.empty()) begin_bitmap(rows);
         valid_[row >> 3] &= static_cast<uint8_t>(~(1U << (row & 7)));
         ++nulls_;
     }
@@ -78,8 +81,10 @@ class Column {
     void take_bitmap(const std::vector<uint32_t>& order) {
         if (nulls_ == 0) return;
         std::vector<uint8_t> taken((order.size() + 7) / 8, 0);
+        const uint8_t* valid = valid_.data();
         for (size_t i = 0; i < order.size(); ++i) {
-            if (is_valid(order[i])) taken[i >> 3] |= static_cast<uint8_t>(1U << (i & 7));
+            const uint32_t row = order[i];
+            taken[i >> 3] |= static_cast<uint8_t>(((valid[row >> 3] >> (row & 7)) & 1) << (i & 7));
         }
         valid_ = std::move(taken);
     }
@@ -107,20 +112,32 @@ class Numbers : public Column {
         mark_valid(values_.size());
         values_.push_back(value);
     }
+    // The value of row `row`.
+    void push_at(size_t row, T value) {
+        pad(row);
+        push(value);
+    }
     void null() override {
-        mark_null(values_.size());
+        mark_nulls(values_.size(), values_.size() + 1);
         values_.push_back(T{});
+    }
+    void pad(size_t rows) override {
+        if (values_.size() >= rows) return;
+        mark_nulls(values_.size(), rows);
+        values_.resize(rows);
     }
     size_t size() const override { return values_.size(); }
     void truncate(size_t rows) override {
+        if (values_.size() <= rows) return;
         truncate_bitmap(values_.size(), rows);
         values_.resize(rows);
     }
     void reserve(size_t rows) override {
-        if (rows > values_.capacity()) values_.reserve(rows);
+        reserve(values_, rows);
     }
     void take(const std::vector<uint32_t>& order, Scratch& scratch) override {
         auto& taken = scratch.of<T>();
+        reserve(taken, order.size());
         taken.resize(order.size());
         for (size_t i = 0; i < order.size(); ++i) taken[i] = values_[order[i]];
         values_.swap(taken);
@@ -135,6 +152,12 @@ class Numbers : public Column {
         auto values = std::make_shared<std::vector<T>>(std::move(values_));
         values_ = {};
         leave_with(schema, array, format, values->size(), values, values->data(), texts);
+    }
+
+    static void reserve(std::vector<T>& values, size_t rows) {
+        if (rows <= values.capacity()) return;
+        values.reserve(rows);
+        in_large_pages(values.data(), rows * sizeof(T));
     }
 
     std::vector<T> values_;
@@ -156,6 +179,10 @@ class Texts : public Numbers<uint32_t> {
         }
         push(code_);
         return code_;
+    }
+    void push_text_at(size_t row, std::string_view text) {
+        pad(row);
+        push_text(text);
     }
     // Null for no text.
     void push_text_or_null(std::string_view text) { text.empty() ? null() : static_cast<void>(push_text(text)); }
@@ -186,9 +213,14 @@ class Table {
         columns_.push_back({name, std::move(column)});
         return raw;
     }
+    // Each row has a value in the first column.
     size_t rows() const { return columns_.empty() ? 0 : columns_.front().column->size(); }
+    // Nothing is added afterwards.
     void settle(Troubles& troubles) {
-        for (auto& named : columns_) named.column->settle(troubles);
+        for (auto& named : columns_) {
+            named.column->pad(rows());
+            named.column->settle(troubles);
+        }
     }
     void truncate(size_t rows) {
         for (auto& named : columns_) named.column->truncate(rows);

@@ -65,15 +65,16 @@ bool NodeTables::add(Node& node, uint64_t position) {
     const auto row = static_cast<uint32_t>(file_order_->size());
     et_id_->push(*id);
     name_->push_text_or_null(node.name);
-    push_whole(parent_, node, "ctrl_deps", node.parent, Kind::kWhole);
+    push_whole(parent_, row, node, "ctrl_deps", node.parent, Kind::kWhole);
     file_order_->push(static_cast<uint32_t>(position));
     for (size_t io = 0; io < 2; ++io) {
         if (!arguments(row, io, node.sides[io])) return false;
     }
-    const bool comm = (node.present & kCommMask) != 0;
-    if (comm) comm_node_->push(row);
-    for (size_t field = 0; field < kFieldCount; ++field) {
-        if (comm || kFields[field].group == Group::kNode) push_field(node, field);
+    const size_t comm = comm_node_->size();
+    if ((node.present & kCommMask) != 0) comm_node_->push(row);
+    for (uint32_t left = node.present; left != 0; left &= left - 1) {
+        const auto field = static_cast<size_t>(__builtin_ctz(left));
+        push_field(kFields[field].group == Group::kNode ? row : comm, node, field);
     }
     if (node.rest.empty()) {
         attrs_->null();
@@ -85,35 +86,35 @@ bool NodeTables::add(Node& node, uint64_t position) {
     return true;
 }
 
-void NodeTables::push_field(Node& node, size_t field) {
+void NodeTables::push_field(size_t row, Node& node, size_t field) {
     const auto& [key, name, group, kind] = kFields[field];
-    const bool there = (node.present >> field) & 1;
-    const std::string_view token = there ? node.tokens[field] : std::string_view("null");
+    const std::string_view token = node.tokens[field];
     if (kind == Kind::kText) {
-        auto* column = static_cast<Texts*>(columns_[field]);
-        column->push_text_or_null(is_text(token) ? inside(token) : std::string_view());
-        if (!is_text(token) && token != "null") node.odd(key, token, troubles_);
+        if (is_text(token)) {
+            if (token.size() > 2) static_cast<Texts*>(columns_[field])->push_text_at(row, inside(token));
+        } else if (token != "null") {
+            node.odd(key, token, troubles_);
+        }
         return;
     }
     auto* column = static_cast<Numbers<int64_t>*>(columns_[field]);
     if (kind == Kind::kFlag && (token == "true" || token == "false")) {
-        column->push(token == "true");
+        column->push_at(row, token == "true");
     } else if (const auto number = kind == Kind::kFlag ? whole(token) : std::nullopt) {
-        column->push(*number != 0);
+        column->push_at(row, *number != 0);
     } else {
-        push_whole(column, node, key, token, kind);
+        push_whole(column, row, node, key, token, kind);
     }
 }
 
 // 0 or -1 say "none" in some fields; 2^64-1 is -1 written by an unsigned.
-void NodeTables::push_whole(Numbers<int64_t>* column, Node& node, std::string_view key, std::string_view token, Kind kind) {
+void NodeTables::push_whole(Numbers<int64_t>* column, size_t row, Node& node, std::string_view key, std::string_view token, Kind kind) {
     const auto number = whole(token);
     if (!number) {
         if (!token.empty() && token != "null" && token != "18446744073709551615") node.odd(key, token, troubles_);
-        return column->null();
+    } else if (kind == Kind::kWhole || !(*number == -1 || (*number == 0 && kind == Kind::kPositive))) {
+        column->push_at(row, *number);
     }
-    if (kind != Kind::kWhole && (*number == -1 || (*number == 0 && kind == Kind::kPositive))) return column->null();
-    column->push(*number);
 }
 
 const NodeTables::Types& NodeTables::types_of(size_t io, uint32_t code) {

@@ -30,8 +30,8 @@ class NodeTables {
         size_t io, index;
     };
 
-    void push_field(Node& node, size_t field);
-    void push_whole(Numbers<int64_t>* column, Node& node, std::string_view key, std::string_view token, Kind kind);
+    void push_field(size_t row, Node& node, size_t field);
+    void push_whole(Numbers<int64_t>* column, size_t row, Node& node, std::string_view key, std::string_view token, Kind kind);
     bool arguments(uint32_t node, size_t io, const Side& side);
     bool argument(const Place& place, const Type& type, Cursor& value, List& shapes, List& strides);
     bool list(const Place& place, const Type& type, Cursor& value, List& shapes, List& strides);

@@ -13,8 +13,14 @@ namespace {
 constexpr uint32_t short_key(std::string_view key) {
     if (key.size() > 4) return 0;
     uint32_t word = 0;
-    for (const char c : key) word = word << 8 | static_cast<uint8_t>(c);
+    for (size_t i = 0; i < key.size(); ++i) word |= static_cast<uint32_t>(static_cast<uint8_t>(key[i])) << (8 * i);
     return word;
+}
+
+// The same of a key that stands in the file, so that bytes behind it can be read.
+uint32_t short_key_there(std::string_view key) {
+    if (key.size() > 4) return 0;
+    return static_cast<uint32_t>(eight_bytes(key.data()) & ((uint64_t{1} << (8 * key.size())) - 1));
 }
 
 bool is_flag(std::string_view token) { return token == "true" || token == "false"; }
@@ -87,7 +93,7 @@ Event* EventReader::read(Cursor& at) {
 
 bool EventReader::member(std::string_view key, Cursor& at) {
     Event& e = event_;
-    const uint32_t word = short_key(key);
+    const uint32_t word = short_key_there(key);
     if (word == short_key("args")) {
         if (e.ph != 0 && late_.empty()) return arguments(at);
         late_.push_back(at);

@@ -148,7 +148,7 @@ void EventTables::add_event(Event& event, int64_t ts, uint64_t position) {
     push_duration(event);
     push_lane(pid_, event.pid);
     push_lane(tid_, event.tid);
-    push_fields(event, mask_of(Group::kEvent));
+    push_fields(event, mask_of(Group::kEvent), row);
     if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
     if (event.rest.empty()) {
         args_->null();
@@ -182,10 +182,11 @@ void EventTables::push_flow_id(std::string_view token) {
 }
 
 void EventTables::add_memory(Event& event, int64_t ts) {
+    const size_t row = memory_ts_->size();
     memory_ts_->push(ts);
     push_lane(memory_pid_, event.pid);
     push_lane(memory_tid_, event.tid);
-    push_fields(event, mask_of(Group::kMemory));
+    push_fields(event, mask_of(Group::kMemory), row);
 }
 
 void EventTables::add_counter(const Event& event) {
@@ -246,32 +247,25 @@ void EventTables::side(Group group, Event& event, uint32_t row, bool wanted) {
     const uint64_t mask = mask_of(group);
     if ((event.present & mask) == 0) return;
     if (!wanted) return event.give_back(mask, troubles_);
-    event_[static_cast<size_t>(group)]->push(row);
-    push_fields(event, mask);
+    Numbers<uint32_t>* events = event_[static_cast<size_t>(group)];
+    events->push(row);
+    push_fields(event, mask, events->size() - 1);
 }
 
-void EventTables::push_fields(const Event& event, uint64_t mask) {
-    for (uint64_t left = mask; left != 0; left &= left - 1) {
+void EventTables::push_fields(const Event& event, uint64_t mask, size_t row) {
+    for (uint64_t left = event.present & mask; left != 0; left &= left - 1) {
         const auto i = static_cast<size_t>(__builtin_ctzll(left));
         const Value& value = event.values[i];
-        const bool there = event.has(i);
-        if (kFields[i].kind == Kind::kTriple) {
-            for (size_t axis = 0; axis < 3; ++axis) {
-                auto* column = triples_[i == kGrid ? 0 : 1][axis];
-                there ? column->push(value.triple[axis]) : column->null();
-            }
-            continue;
-        }
-        if (!there) {
-            columns_[i]->null();
-            continue;
-        }
+        Column* column = columns_[i];
         switch (kFields[i].kind) {
-            case Kind::kText: static_cast<Texts*>(columns_[i])->push_text(inside(value.token)); break;
-            case Kind::kJson: static_cast<Texts*>(columns_[i])->push_text(value.token); break;
-            case Kind::kReal: static_cast<Numbers<double>*>(columns_[i])->push(value.real); break;
-            case Kind::kUnsigned: static_cast<Numbers<uint64_t>*>(columns_[i])->push(value.natural); break;
-            default: static_cast<Numbers<int64_t>*>(columns_[i])->push(value.whole);
+            case Kind::kTriple:
+                for (size_t axis = 0; axis < 3; ++axis) triples_[i == kGrid ? 0 : 1][axis]->push_at(row, value.triple[axis]);
+                break;
+            case Kind::kText: static_cast<Texts*>(column)->push_text_at(row, inside(value.token)); break;
+            case Kind::kJson: static_cast<Texts*>(column)->push_text_at(row, value.token); break;
+            case Kind::kReal: static_cast<Numbers<double>*>(column)->push_at(row, value.real); break;
+            case Kind::kUnsigned: static_cast<Numbers<uint64_t>*>(column)->push_at(row, value.natural); break;
+            default: static_cast<Numbers<int64_t>*>(column)->push_at(row, value.whole);
         }
     }
 }

@@ -29,7 +29,7 @@ class EventTables {
     void lost(Event& event);
 
     void side(Group group, Event& event, uint32_t row, bool wanted);
-    void push_fields(const Event& event, uint64_t mask);
+    void push_fields(const Event& event, uint64_t mask, size_t row);
     void push_duration(const Event& event);
     void push_lane(Numbers<int64_t>* column, std::string_view token);
     void push_flow_id(std::string_view token);

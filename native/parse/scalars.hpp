@@ -57,7 +57,7 @@ struct Digits {
 };
 
 // The digits at `p`, which is moved behind them: eight at a time, as the lanes of one word.
-inline Digits digits(const char*& p, const char* end) {
+[[gnu::always_inline]] inline Digits digits(const char*& p, const char* end) {
     constexpr uint64_t kZeros = 0x3030303030303030, kHigh = 0xF0F0F0F0F0F0F0F0, kSixes = 0x0606060606060606;
     Digits found;
     for (;;) {
