@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,13 @@ def test_the_peers_class_and_command(data: Path, tmp_path: Path) -> None:
         [*command, *flags, "--output-file", "by_command.json"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    relative = [f"{part}.json.gz" for part in ("ddp_2/torch_et_1", "ddp_2/kineto_trace_1")]
+    assert os.path.relpath(host, data / "cpu") == relative[0]
+    flags_there = ["--chakra-host-trace", relative[0], "--chakra-device-trace", relative[1], "--rank", "1"]
+    there = [*command, *flags_there, "--log-level", "WARNING", "--output-file", str(tmp_path / "there.json")]
+    assert subprocess.run(there, cwd=data / "cpu", capture_output=True, text=True).stderr == ""
+    assert (tmp_path / "there.json").read_text() == (tmp_path / "by_class.json").read_text()
     assert (tmp_path / "by_command.json").read_text() == (tmp_path / "by_class.json").read_text()
     assert "linked" in done.stderr
     missing = subprocess.run(

@@ -64,17 +64,32 @@ def test_nccl_ddp_pairs_device_work_as_the_peer_and_the_memsets_it_drops(nccl: T
 
 
 def test_nccl_ddp_operators_have_the_times_of_the_peer(nccl: Trace, golden: Path) -> None:
+    """Equal but for rounding: the peer's fault with a parent that starts with its child has no occasion here."""
     own = exclusive_time(nccl.events, operators_only=True)
     ours = nccl.events.with_columns(own.alias("own")).filter(pl.col("rf_id") > 0)
     children = ours.group_by("parent").agg(pl.len().alias("children"))
     ours = ours.join(children, left_on="id", right_on="parent", how="left")
     both = pl.read_csv(golden / "chakra_link_host.csv.gz").join(ours, on="rf_id")
     assert both.height == 14_385
+    others = ours.join(both.select("rf_id"), on="rf_id", how="anti")["name"].cast(pl.String)
+    assert others.len() == 3 and others.str.starts_with("ProfilerStep#").all()  # no operators to the peer
+    starts = ours.select(pl.col("id").alias("parent"), pl.col("ts").alias("above"))
+    assert not (ours.join(starts, on="parent").select(pl.col("ts") == pl.col("above")).to_series()).any()
     inclusive = (both["dur"] - 1000 * both["inclusive_dur_us"]).abs()
     assert inclusive.max() < 0.001  # type: ignore[operator]
     # The peer adds in floating microseconds since 1970, whose last place is about 1 ns: one error a child.
     error = (both["own"] - 1000 * both["exclusive_dur_us"]).abs()
     assert (error <= 1 + both["children"].fill_null(0)).all()
+
+
+def test_a_parent_that_starts_with_its_child_has_not_the_childs_time() -> None:
+    rows = [(0, "aten::linear", 10), (0, "aten::addmm", 8), (1, "aten::t", 2)]
+    events = pl.DataFrame(
+        [{"id": at, "cat": "cpu_op", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
+         for at, (ts, name, dur) in enumerate(rows)]
+    )  # fmt: skip
+    trace = link(Trace({"events": events}))
+    assert exclusive_time(trace.events).to_list() == [2, 6, 2]  # the peer: 10, 6, 2
 
 
 def test_nccl_ddp_hands_over_between_threads_as_the_peer(nccl: Trace, golden: Path) -> None:

@@ -1,14 +1,12 @@
 """mlcommons/chakra's trace linker by its own names: `TraceLinker` and the command ``chakra_trace_link``.
 
-The output is ET+ as `etloom.exports.etplus` writes it. What differs from the peer, by intent:
+The output is ET+ as `etloom.exports.etplus` writes it: the peer's names of members, readable by chakra_converter. What
+differs, by intent, in flags, in what is linked and in the file, is listed in docs/coming-from-chakra.md. In short:
 
 - Traces of different programs are refused (LinkError) instead of paired by ids that agree by chance.
 - Traces without ProfilerStep, on the CPU alone, gzipped, from ROCm, under relative paths are linked.
-- Host nodes keep the ids of the execution trace; device nodes come after them, with their own facts instead of a copy
-  of their operator's. Memsets are there too.
-- ``inter_thread_dep`` names an operator that had ended, on the first operator of a group, not on all of them.
-- ``sync_dep`` is filled on every step from the trace itself, not on the first from a critical path.
-- An operator that has the same start as its child has its exclusive time without the child's.
+- Host nodes keep their ids; device nodes come after them, memsets too, with their own facts.
+- ``inter_thread_dep`` names an operator that had ended; ``sync_dep`` is filled on every step.
 """
 
 from __future__ import annotations
