@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -9,6 +10,7 @@ import pytest
 
 from etloom import readers
 from etloom.errors import LinkError
+from etloom.exports._et_nodes import Nodes
 from etloom.linker import link
 from etloom.linker.quality import COLUMNS, summary
 from etloom.stacks import exclusive_time
@@ -184,6 +186,29 @@ def test_old_traces_join_on_external_id(data: Path) -> None:
     )
     assert trace.links.height == 36 and trace.links["how"].unique().to_list() == ["external_id"]
     assert same_names(trace)
+
+
+def test_old_traces_get_the_columns_that_hta_gives_them(data: Path, golden: Path) -> None:
+    folder = data / "simple_add"
+    trace = link(
+        *read(folder / "benchmark_simple_add_et.json.gz", folder / "benchmark_simple_add_trace.json.gz")
+    )
+    sides = [[json.loads(text) for text in side] for side in Nodes(trace).sides(trace.nodes)]
+    events = trace.links.join(trace.events.select(pl.col("id").alias("event"), "external_id"), on="event")
+    of_node = dict(events.select("node", "external_id").rows())
+    ours = {}
+    for at, (key, et_id, name, schema) in enumerate(
+        trace.nodes.select("id", "et_id", "name", "op_schema").rows()
+    ):
+        if key in of_node:
+            shapes = [side[at][part] for side in sides for part in ("shapes", "types")]
+            ours[of_node[key]] = (et_id, name, schema or "", *shapes)
+    peer = pl.read_csv(golden / "hta" / "simple_add_et" / "et_simple_add.csv").drop_nulls("et_node")
+    columns = ("external_id", "et_node", "et_node_name", "op_schema", "input_shapes", "input_types")
+    theirs = {}
+    for key, node, name, schema, *lists in peer.select(*columns, "output_shapes", "output_types").rows():
+        theirs[key] = (int(node), name, schema or "", *map(json.loads, lists))
+    assert len(theirs) == 36 and ours == theirs
 
 
 @pytest.mark.parametrize("rank", range(4))
