@@ -53,16 +53,16 @@ def test_a_small_run_node_by_node(run: Job, tmp_path: Path) -> None:
         (1, "ProfilerStep#3", [], [], 100, 100, True),
         (2, "aten::linear", [1], [1], 200, 50, True),
         (3, "aten::mm", [2], [2], 250, 70, True),  # with the call in it, up to the launch
-        (4, "delay", [3], [3], 320, 80, False),
-        (5, "aten::mm", [3], [3], 320, 180, True),
-        (6, "aten::linear", [2], [5], 500, 100, True),
-        (7, "ProfilerStep#3", [1], [6], 600, 70, True),
-        (8, "delay", [7], [7], 670, 130, False),
-        (9, "gemm", [3], [4], 400, 600, False),
-        (10, "ncclDevKernel_AllReduce_Sum", [7], [8], 800, 250, False),
-        (11, "ProfilerStep#3", [1], [7], 670, 430, True),
+        (4, "aten::mm", [3], [3], 320, 180, True),
+        (5, "delay", [3], [3], 320, 80, False),
+        (6, "gemm", [3], [5], 400, 600, False),
+        (7, "aten::linear", [2], [4], 500, 100, True),
+        (8, "ProfilerStep#3", [1], [7], 600, 70, True),
+        (9, "ProfilerStep#3", [1], [8], 670, 430, True),
+        (10, "delay", [8], [8], 670, 130, False),
+        (11, "ncclDevKernel_AllReduce_Sum", [8], [10], 800, 250, False),
     ]
-    mm, gemm = load(tmp_path / "x.et").nodes[2], load(tmp_path / "x.et").nodes[8]
+    mm, gemm = load(tmp_path / "x.et").nodes[2], load(tmp_path / "x.et").nodes[5]
     assert mm.attributes == {
         "is_cpu_op": True, "rf_id": 3, "scope": 0, "tid": 11, "et_id": 4, "cat": "cpu_op",
         "start_ns": small.BASE_NS + 250_000, "duration_ns": 70_000, "inclusive_ns": 250_000,
@@ -365,7 +365,7 @@ def test_nccl_ddp_reads_back_equal_and_takes_what_it_took(data: Path, tmp_path: 
 ACCURACY = {
     "dlrm": (0.0001, 0.06),
     "critical_path/alexnet.json.gz": (0.0001, 0.0001),
-    "cpu/coll_4": (0.0001, 0.27),  # its collectives overlap, of which a simulator does one at a time
+    "cpu/coll_4": (0.0001, 0.3),  # its collectives overlap, of which a simulator does one at a time
     "cpu/pp_4": (0.0001, 0.0001),
     "tracelens/h100_qwen.json.gz": (0.002, 0.002),
     "tracelens/mi300_vllm_graph_execution.json.gz": (0.0001, 0.0001),
@@ -419,7 +419,7 @@ def test_protoc_decodes_it(run: Job, tmp_path: Path) -> None:
     etloom.export(run[0], tmp_path / "x.et")
     messages, _ = pb.messages((tmp_path / "x.et").read_bytes())
     decoded = []
-    for kind, message in zip(("GlobalMetadata", "Node"), (messages[0], messages[9]), strict=True):
+    for kind, message in zip(("GlobalMetadata", "Node"), (messages[0], messages[6]), strict=True):
         done = subprocess.run(
             [*map(str, command), f"--decode=ChakraProtoMsg.{kind}", f"-I{tmp_path}", "et.proto"],
             input=bytes(message), capture_output=True, check=True,
@@ -429,7 +429,7 @@ def test_protoc_decodes_it(run: Job, tmp_path: Path) -> None:
         'version: "0.0.4"\nattr {\n  name: "schema"\n  string_val: "1.1.1-chakra.0.0.4"\n}'
     )
     assert decoded[1].startswith(
-        'id: 9\nname: "gemm"\ntype: COMP_NODE\nctrl_deps: 3\ndata_deps: 4\n'
+        'id: 6\nname: "gemm"\ntype: COMP_NODE\nctrl_deps: 3\ndata_deps: 5\n'
         f"start_time_micros: {BASE_US + 400}\nduration_micros: 600\n"
         'attr {\n  name: "is_cpu_op"\n  bool_val: false\n}'
     )

@@ -74,6 +74,11 @@ def load(path: Path, limit: int = 4 << 30) -> File:
     return File(path, metadata, nodes, len(found) - len(nodes), lost[0][3] if lost else None)
 
 
+def stem(path: Path) -> str:
+    """The name without .et or .et.gz."""
+    return path.name.removesuffix(".gz").removesuffix(".et")
+
+
 def save(path: Path, metadata: Any, nodes: Iterable[Any]) -> None:
     """Write messages as a .et file."""
     with path.open("wb") as file:

@@ -39,7 +39,7 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Activities:
-    """In an order in which each comes after all that it depends on.
+    """In the order of their starts, or what waits of its end, so that each comes after all that it depends on.
 
     ``sort``; ``owner``: row of the event, IDLE for none; ``part`` of its owner, from 0; ``start`` and ``duration``
     in whole us; ``begun``, ``ended``: the same bounds in ns; ``thread``: of host activities the row of an event of
@@ -86,7 +86,7 @@ def activities(graph: Graph, row: Ticks, owner_of: Ticks, *, delays: bool) -> Ac
     ends_of[graph.source[device]] = target[device]
     # Work that seems to end after the return of the call that waited for it: two clocks.
     skewed = (graph.kind[cross] == Kind.SYNC) & (ends_of[out_of] >= 0)
-    after_skew, out_of[skewed] = into[skewed], ends_of[out_of[skewed]]
+    out_of[skewed] = ends_of[out_of[skewed]]
 
     latest = np.full(n, np.iinfo(np.int64).min)
     np.maximum.at(latest, into, us[out_of])
@@ -155,11 +155,13 @@ def activities(graph: Graph, row: Ticks, owner_of: Ticks, *, delays: bool) -> Ac
     owner = np.concatenate([host_owner[keep], row[late], row[ends]])
     parts = np.concatenate([part[keep], np.zeros(sum(counts[1:]), np.int64)])
 
-    key = 2 * point + 1
-    skew = np.full(n, np.iinfo(np.int64).max)
-    np.minimum.at(skew, out_of[skewed], 2 * after_skew.astype(np.int64))
-    key = np.minimum(key, skew[point])
-    order = np.lexsort((point, key))
+    # By start, of a range that of the operator that issued it: all that one depends on starts earlier. What waits
+    # is put where its wait ends.
+    issued = graph.source[lasting[is_range]].astype(np.int64)
+    at = np.arange(n)
+    at[begins[is_range]] = issued
+    waits = np.isin(sort, (Sort.WAIT, Sort.DELAY))
+    order = np.argsort(np.where(waits, 2 * at[point], 2 * at[begin_point] + 1), kind="stable")
     place = np.full(n + 1, -1, np.int64)  # so that place[-1] is -1
     place[point[order]] = np.arange(len(order))
 
@@ -173,7 +175,6 @@ def activities(graph: Graph, row: Ticks, owner_of: Ticks, *, delays: bool) -> Ac
     of_start = np.full(n, -1, np.int64)
     of_start[begins] = np.where(delayed, place[begins], place[ends])
     waiter = np.where(ends_of[into] >= 0, of_start[into], place[into])
-    issued = graph.source[lasting[is_range]]
     after = np.concatenate([place[host_end[keep]], waiter, place[ends[delayed]], of_start[begins[is_range]]])
     on = np.concatenate([ending[host_from[keep]], ending[out_of], place[late], ending[issued]])
     some = (on >= 0) & (after >= 0)

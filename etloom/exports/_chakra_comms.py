@@ -47,7 +47,9 @@ def communications(trace: Trace, found: Activities, groups: Groups) -> pl.DataFr
         fact = facts.get(int(ids[found.owner[place]]))
         if fact is None and is_range[at] and around[at] >= 0:
             fact = facts.get(int(ids[around[at]]))
-            if fact and events["name"][int(around[at])].startswith("c10d::"):
+            if fact and not _may_be(kinds.collective(names[at]), fact["collective"]):
+                fact = None
+            elif fact and events["name"][int(around[at])].startswith("c10d::"):
                 fact = _without_outputs(fact)
         row = _communication(names[at], fact or {}, int(trace.rank or 0), groups, turns)
         for name, value in row.items():
@@ -87,6 +89,12 @@ def _communication(
         said |= {"type": TYPES[f"COMM_{collective.upper()}_NODE"], "comm_src": ends[0], "comm_dst": ends[1]}
         said |= {"comm_tag": turn, "comm_size": _message_size(fact)}
     return said
+
+
+def _may_be(ran: str | None, called: str | None) -> bool:
+    """Whether a backend may run a call so: gloo runs a reduce-scatter as an all-reduce, but no message or barrier as
+    anything else."""
+    return ran == called or not {ran, called} & {"send", "recv", "barrier"}
 
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "send", "recv", "barrier")

@@ -3,8 +3,8 @@
 Nodes are the activities of the dependency graph: parts of operators, device work, delays before it, ranges of
 communication backends. A node may begin when all of ``data_deps`` have ended: what came before it on its thread or
 stream, its launch, device work or another thread that it waited for. ``ctrl_deps`` names the operator around it, of
-device work the part of an operator that launched it. Ids count from 1 in an order in which all dependencies of a node
-have lower ones; nothing depends on a node that is not there.
+device work the part of an operator that launched it. Ids count from 1 in order of start, so that all dependencies of a
+node have lower ones; nothing depends on a node that is not there.
 
 Durations are differences of times cut to whole microseconds, so they sum; ``start_ns`` and ``duration_ns`` have what
 was recorded. Types, sizes and groups of communications are as ASTRA-sim reads them: a size is what one rank puts in,
@@ -24,6 +24,7 @@ from typing import Any
 import polars as pl
 
 import etloom
+from etloom.chakra.files import stem
 from etloom.errors import EtloomError
 from etloom.exports import _wire as wire
 from etloom.exports._chakra_nodes import ChakraNodes, nodes
@@ -77,11 +78,6 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True)
     if groups.ranks:
         beside = path.with_name(f"{stem(path)}.comm_groups.json")
         beside.write_text(json.dumps({str(number): ranks for number, ranks in groups.ranks.items()}) + "\n")
-
-
-def stem(path: Path) -> str:
-    """The name without .et or .et.gz."""
-    return path.name.removesuffix(".gz").removesuffix(".et")
 
 
 def of_rank(path: Path, rank: int) -> Path:
