@@ -20,6 +20,7 @@ from etloom.cli.convert import convert
 from etloom.cli.export import export
 from etloom.cli.info import info
 from etloom.cli.link import link
+from etloom.cli.lint import lint
 from etloom.cli.query import query
 from etloom.cli.report import report
 
@@ -70,6 +71,7 @@ app.add_typer(_analyses, name="analyze", short_help="Answer a question about a r
 app.command(short_help="Answer an SQL SELECT over the tables.")(query)
 app.command(short_help="Say what a run came to, and write it as a page.")(report)
 app.command(short_help="Write traces in another format.")(export)
+app.command(short_help="Check Chakra traces before a simulator does.")(lint)
 app.command(short_help="Turn one trace file into another format.")(convert)
 
 
