@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from etloom import linker, opening, readers, registry
+from etloom import linker, readers, registry
 from etloom.errors import EtloomError
 from etloom.trace import Job, Trace, by_rank
 
 if TYPE_CHECKING:
-    from etloom import dependencies
+    from etloom import dependencies, opening
 
 StrPath = str | os.PathLike[str]
 
@@ -48,6 +48,8 @@ def open(
 
     Raises ReadError and LimitError for what cannot be read, LinkError for files that are not of one run.
     """
+    from etloom import opening
+
     options: dict[str, Any] = {"progress": progress, "jobs": jobs, "use_cache": use_cache}
     if isinstance(path, Mapping):
         return opening.open_ranks({rank: _as_files(given) for rank, given in path.items()}, **options)
@@ -129,6 +131,8 @@ def convert(
     A Kineto file that would take more than `opening.SPILL_BYTES` in memory goes to Parquet part by part, in
     bounded memory. Raises ReadError, LimitError, UnknownName, EtloomError.
     """
+    from etloom import opening
+
     target = Path(out)
     name = format or registry.by_suffix("exports", target)
     exporter = registry.get("exports", name)

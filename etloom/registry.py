@@ -97,6 +97,10 @@ def options(kind: str, name: str) -> list[Option]:
 
 def by_suffix(kind: str, path: str | PathLike[str]) -> str:
     """The name of the export whose SUFFIX ends the path; the longest wins. Raises UnknownName."""
+    # What bears its format's name (run.parquet) needs no look at the others, which takes longer.
+    for name in set(fspath(path).split(".")).intersection(names(kind)):
+        if fspath(path).endswith(suffixes(kind, name)):
+            return name
     known = {suffix: name for name in names(kind) for suffix in suffixes(kind, name)}
     fitting = [suffix for suffix in known if fspath(path).rstrip("/").endswith(suffix)]
     if not fitting:

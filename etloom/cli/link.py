@@ -109,10 +109,14 @@ def _by_name(out: Path) -> str:
     """The export whose suffix ends the name; Parquet where there is none."""
     from etloom import registry
 
-    return registry.by_suffix("exports", out) if _is_file_name(out) else "parquet"
+    try:
+        return registry.by_suffix("exports", out)
+    except EtloomError:
+        return "parquet"
 
 
 def _is_file_name(out: Path) -> bool:
+    """Whether the name ends as that of a file of some export."""
     from etloom import registry
 
     known = (end for name in registry.names("exports") for end in registry.suffixes("exports", name))

@@ -64,12 +64,15 @@ def format_of(path: Path) -> str | None:
 
     Raises ReadError for a file that cannot be opened.
     """
-    readers = ((name, registry.get("readers", name)) for name in registry.names("readers"))
+    names = registry.names("readers")
     if path.is_dir():
-        holders = ((name, getattr(reader, "holds", None)) for name, reader in readers)
+        holders = ((name, getattr(registry.get("readers", name), "holds", None)) for name in names)
         return next((name for name, holds in holders if holds is not None and holds(path)), None)
     head = _head(path)
-    return next((name for name, reader in readers if reader.sniff(head)), None) if head else None
+    if head.lstrip()[:1] in (b"{", b"["):
+        # Last the one that needs protobuf, which takes longer to import than the others to answer.
+        names.sort(key="chakra".__eq__)
+    return next((name for name in names if registry.get("readers", name).sniff(head)), None) if head else None
 
 
 def is_packed(path: Path) -> bool:
