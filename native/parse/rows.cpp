@@ -1,8 +1,6 @@
 // Cutting a document into pieces of whole rows; see rows.hpp.
 #include "rows.hpp"
 
-#include <simdjson.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -16,7 +14,7 @@ RowStream::RowStream(std::string_view rows_key, bool bare_array, bool uniform, s
 }
 
 void RowStream::reserve(size_t size) {
-    const size_t need = kFront + size + simdjson::SIMDJSON_PADDING + 1;
+    const size_t need = kFront + size + kPadding + 1;
     if (buffer_.size() < need) buffer_.resize(std::max(need, buffer_.size() + buffer_.size() / 2));
 }
 

@@ -1,4 +1,4 @@
-// Numbers from the text of a JSON token, exactly. A token stands in a buffer of which 8 bytes behind it can be read.
+// Numbers from the text of a JSON token, exactly. A token stands in a buffer with `kPadding` behind it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -7,6 +7,9 @@
 #include <string_view>
 
 namespace etloom {
+
+// Bytes behind a text that are read though they are not looked at, here and by simdjson.
+constexpr size_t kPadding = 64;
 
 inline bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 

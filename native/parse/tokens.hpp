@@ -3,8 +3,6 @@
 // The first stage also checks the text as text: UTF-8, strings closed, no control character in them. The structure is
 // checked by whoever steps along, as far as it is looked at: what is stepped over need only have its brackets closed.
 #pragma once
-#include <simdjson.h>
-
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -144,12 +142,14 @@ class List {
 
 class Tokens {
   public:
+    Tokens();
+    ~Tokens();
     // Nothing for a text that is damaged as such, or does not end with a closing bracket. There is padding behind it.
     bool find(std::string_view json, Cursor& start);
 
   private:
-    std::unique_ptr<simdjson::internal::dom_parser_implementation> stage_;
-    size_t capacity_ = 0;
+    struct Stage;
+    std::unique_ptr<Stage> stage_;
 };
 
 }  // namespace etloom

@@ -1,0 +1,39 @@
+"""A short run of the fuzzer (`make fuzz`): mutated traces through the native parsers, under sanitizers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PROBE = "#include <simdjson.h>\nint main() {}"
+
+
+@pytest.mark.slow
+def test_the_fuzzer_finds_no_fault(tmp_path: Path) -> None:
+    if not shutil.which("make") or not shutil.which("c++"):
+        pytest.skip("needs make and a C++ compiler")
+    probe = [
+        "c++",
+        "-x",
+        "c++",
+        "-fsanitize=address,undefined",
+        "-std=c++20",
+        "-",
+        "-lsimdjson",
+        "-o",
+        str(tmp_path / "probe"),
+    ]
+    if subprocess.run(probe, input=PROBE, text=True, capture_output=True).returncode:
+        pytest.skip("needs simdjson's headers and the compiler's sanitizers")
+    done = subprocess.run(
+        ["make", "-s", "fuzz", "FUZZ_SECONDS=30"], cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = re.search(r"(\d+) inputs, each through both parsers, .* no fault", done.stdout)
+    assert found, done.stdout
+    assert int(found[1]) > 1000
