@@ -1,8 +1,9 @@
 """Random traces of one rank whose links are known, for the tests of the linker.
 
 Threads run trees of operators. Operators launch work on streams, some start a range that ends on another
-thread, some backward operators follow forward ones, and calls wait for streams. What belongs together is
-remembered under the ``position`` of each event, which survives sorting, shuffling and shifting.
+thread and may be drawn there, some backward operators follow forward ones, and calls wait for streams. What
+belongs together is remembered under the ``position`` of each event, which survives sorting, shuffling and
+shifting.
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ class Maker:
             elif act < 0.85:
                 late = self.operator(tid, "gloo:send", at, None, cat="user_annotation")
                 made.rows[late]["dur"] = 5_000_000
+                if draw.random() < 0.5:  # drawn on the thread on which it ended
+                    made.rows[late]["tid"] = 900 + tid
                 at += 1
             elif self.sent:
                 at = self.synchronise(tid, at + 1, me)
