@@ -17,7 +17,12 @@ CAUSES = ("longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns")
 def delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
     """A row a meeting: meeting, rank (the last to come), delay_ns, CAUSES. parts: `Together.parts` that met."""
     if parts.is_empty():
-        schema = {"meeting": pl.Int64, "rank": pl.Int64, "delay_ns": pl.Int64, **dict.fromkeys(CAUSES, pl.Int64)}
+        schema = {
+            "meeting": pl.Int64,
+            "rank": pl.Int64,
+            "delay_ns": pl.Int64,
+            **dict.fromkeys(CAUSES, pl.Int64),
+        }
         return pl.DataFrame(schema=schema)
     return _late(_since(parts, job))
 

@@ -125,8 +125,13 @@ def _on_host(trace: Trace) -> pl.DataFrame:
     ranged = host & events["depth"].is_null().to_numpy() & events["dur"].is_not_null().to_numpy()
     ranged &= stacks.asked(events["name"], kinds.is_backend_range)
     calls = stacks.among(events["cat"], kinds.OPERATORS) & events["depth"].is_not_null().to_numpy()
-    calls &= stacks.asked(events["name"], kinds.is_communication)
-    calls &= ~stacks.asked(events["name"], lambda name: name.str.contains(WAITS))
+    described = trace.comms.filter(pl.col("collective") != "wait")["event"].drop_nulls()
+    if len(described):
+        # Not the wrappers around them, which begin in between.
+        calls &= events["id"].is_in(described.implode()).to_numpy()
+    else:
+        calls &= stacks.asked(events["name"], kinds.is_communication)
+        calls &= ~stacks.asked(events["name"], lambda name: name.str.contains(WAITS))
     watched = stacks.asked(events["name"], lambda name: name.str.contains("monitored_barrier"))
     ids, starts = events["id"].to_numpy(), events["ts"].to_numpy()
     pids = events["pid"].fill_null(0).to_numpy()

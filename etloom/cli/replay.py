@@ -1,0 +1,243 @@
+"""etloom replay: run the recorded communication again."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from etloom.cli._guard import guarded, say
+from etloom.cli._output import Format, emit
+
+if TYPE_CHECKING:
+    from etloom.replayer.plan import Plan
+    from etloom.trace import Job
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _replay() -> None:
+    """Run what a run recorded again, and measure it.
+
+    Examples:
+
+    \b
+      etloom replay comms run/ --dry-run
+      torchrun --nproc-per-node 2 -m etloom replay comms run/ --backend gloo
+    """
+
+
+@app.command(short_help="The recorded collectives and messages, on real processes.")
+@guarded()
+def comms(
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A folder of traces, or one file.", metavar="PATH", show_default=False),
+    ] = None,
+    trace_path: Annotated[
+        Path | None, typer.Option("--trace-path", help="The same as PATH.", show_default=False)
+    ] = None,
+    trace_type: Annotated[
+        str | None,
+        typer.Option(
+            "--trace-type",
+            help="et or kineto: read only such files; by default all that are there.",
+            show_default=False,
+        ),
+    ] = None,
+    use_one_trace: Annotated[
+        bool, typer.Option("--use-one-trace", help="Play the lowest recorded rank on all processes.")
+    ] = False,
+    backend: Annotated[
+        str, typer.Option(help="nccl, gloo, mpi, ucc, or another that torch has registered.")
+    ] = "gloo",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default what the backend is for.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
+    ranks: Annotated[
+        str | None, typer.Option(help="The recorded ranks to play, such as 0,8-15.", show_default=False)
+    ] = None,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Play the first recorded ranks on fewer processes.")
+    ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only these collectives, such as all_reduce,send,recv.", show_default=False),
+    ] = None,
+    first: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N calls of each rank.", show_default=False)
+    ] = None,
+    scale: Annotated[float, typer.Option(min=0.0, help="Multiply the sizes.")] = 1.0,
+    timing: Annotated[
+        str, typer.Option(help="fast, or recorded: keep the recorded gaps between calls.")
+    ] = "fast",
+    gap: Annotated[str, typer.Option(help="What fills a gap: spin, or load (matrix products).")] = "spin",
+    blocking: Annotated[bool, typer.Option("--blocking", help="Wait for each call before the next.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all calls are run and timed.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="How often they are run before that.")] = 1,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every result once, before the timed runs.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a call counts as hung.")] = 60.0,
+    master_addr: Annotated[str | None, typer.Option(help="Host of rank 0.", show_default=False)] = None,
+    master_port: Annotated[int | None, typer.Option(help="A free port there.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write the replay as a trace, by its end (.parquet, .json.gz).",
+            show_default=False,
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the table of sums as JSON.", show_default=False)
+    ] = None,
+    format: Annotated[
+        Format | None,
+        typer.Option("--format", help="Of what is printed; by default a table.", show_default=False),
+    ] = None,
+) -> None:
+    """Run the recorded communication again on as many processes, and measure it.
+
+    Every process runs this command; torchrun, mpirun or srun says which rank it is. Rank 0 makes the plan, prints the
+    result and writes the files. Sizes, types, groups, roots, peers, reduce operations and what is in flight together
+    are those of the recording; what cannot be replayed is listed with its reason.
+
+    Examples:
+
+    \b
+      etloom replay comms run/ --dry-run
+      torchrun --nproc-per-node 2 -m etloom replay comms run/ --backend gloo
+      mpirun -np 8 etloom replay comms --trace-path run/ --trace-type et
+      srun -n 16 etloom replay comms run/ --backend nccl --timing recorded --out replay.parquet
+      torchrun --nproc-per-node 4 -m etloom replay comms run/ --shrink --verify
+    """
+    from etloom.errors import EtloomError
+
+    given = path or trace_path
+    if given is None or (path and trace_path):
+        raise EtloomError("one run is needed", remedy="etloom replay comms PATH")
+    for value, known, option in (
+        (timing, ("fast", "recorded"), "--timing"),
+        (gap, ("spin", "load"), "--gap"),
+    ):
+        if value not in known:
+            raise EtloomError(f"{option} {value!r} is not known", remedy=f"one of {', '.join(known)}")
+    from etloom.replayer.world import Place
+
+    place = Place.here()
+    wanted = None if only is None else [one.strip() for one in only.split(",")]
+
+    def make(world: int) -> Plan:
+        return _plan(given, trace_type, use_one_trace, _ranks(ranks), shrink, wanted, first, scale, world)
+
+    if dry_run:
+        if place.rank == 0:
+            from etloom.replayer.plan import table
+
+            emit(table(make(place.world)), format, None)
+        return
+    # torch tells a lost connection in pages of its own; one line of ours says it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from etloom.replayer.comms import Options
+    from etloom.replayer.session import replay
+
+    on = device or ("cuda" if backend in ("nccl", "ucc") else "cpu")
+    options = Options(backend, on, timing, gap, blocking, repeats, warmup, verify, timeout)
+    done = replay(make, options, place=place, address=master_addr, port=master_port, end=_end)
+    if done is None:
+        return
+    for one in done.plan.skipped:
+        say(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}")
+    emit(done.sums, format, None)
+    if json_file:
+        json_file.write_text(done.sums.write_json())
+    if out:
+        import etloom
+        from etloom.replayer.results import job
+
+        etloom.export(job(done.plan, done.calls, backend), out)
+        say(f"wrote {out}")
+
+
+def _plan(
+    path: Path,
+    trace_type: str | None,
+    one_for_all: bool,
+    ranks: list[int] | None,
+    shrink: bool,
+    only: list[str] | None,
+    first: int | None,
+    scale: float,
+    world: int,
+) -> Plan:
+    import etloom
+    from etloom.errors import EtloomError
+    from etloom.replayer.plan import COLLECTIVES, MESSAGES, plan
+
+    if unknown := sorted(set(only or ()) - COLLECTIVES - MESSAGES):
+        raise EtloomError(
+            f"{unknown[0]!r} is no collective", remedy=f"one of {', '.join(sorted(COLLECTIVES | MESSAGES))}"
+        )
+    job: Job = etloom.open(path)
+    if trace_type:
+        job = _only_type(job, trace_type, path)
+    if one_for_all:
+        job = _one_for_all(job, world)
+    played = len(ranks) if ranks else len(job)
+    if world < played and not shrink and world > 1:
+        raise EtloomError(
+            f"{world} processes for {played} recorded ranks",
+            remedy=f"start {played}, or add --shrink to play the first {world} of them",
+        )
+    alone = world == 1 and played > 1
+    return plan(job, world=None if alone else world, ranks=ranks, only=only or (), first=first, scale=scale)
+
+
+def _only_type(job: Job, kind: str, path: Path) -> Job:
+    from etloom.errors import EtloomError
+
+    table = {"et": "nodes", "kineto": "events"}.get(kind)
+    if table is None:
+        raise EtloomError(f"--trace-type {kind!r} is not known", remedy="et or kineto, or leave it out")
+    if not any(trace.tables.get(table) is not None and trace.tables[table].height for trace in job.values()):
+        raise EtloomError(f"holds no trace of type {kind}", where=path, remedy="leave --trace-type out")
+    return job
+
+
+def _one_for_all(job: Job, world: int) -> Job:
+    """The lowest rank's trace on all ranks of the world."""
+    from etloom.trace import Job
+
+    first = job[min(job)]
+    return Job(
+        {rank: first.replace(meta={**first.meta, "rank": rank, "world_size": world}) for rank in range(world)}
+    )
+
+
+def _ranks(text: str | None) -> list[int] | None:
+    """0,8-15 as a list."""
+    from etloom.errors import EtloomError
+
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise EtloomError(f"--ranks {text!r} is no list of ranks", remedy="such as 0,8-15")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return found
+
+
+def _end(reason: Any) -> None:
+    """Another process is gone: say so and end, since torch would wait for it."""
+    print(f"etloom: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)

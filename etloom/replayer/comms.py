@@ -1,0 +1,283 @@
+"""Run a plan: the recorded calls on real processes, timed to their completion."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from etloom.errors import EtloomError
+from etloom.replayer.calls import Ready, dtype_of, expected, groups_of, shapes, value
+from etloom.replayer.plan import Call, Plan
+from etloom.replayer.world import Place
+
+TIMINGS = ("fast", "recorded")
+GAPS = ("spin", "load")
+
+
+@dataclass(frozen=True)
+class Options:
+    """timing: as fast as possible, or with the recorded gaps, spent (gap) spinning or multiplying matrices.
+    blocking: every collective is waited for at once. repeats are timed after ``warmup`` ones that are not."""
+
+    backend: str = "gloo"
+    device: str = "cpu"
+    timing: str = "fast"
+    gap: str = "spin"
+    blocking: bool = False
+    repeats: int = 5
+    warmup: int = 1
+    verify: bool = False
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one rank, [repeat, call] in ns on its monotonic clock: made, returned, done. zero: when all set out."""
+
+    made: np.ndarray
+    returned: np.ndarray
+    done: np.ndarray
+    zero: int
+
+
+class Runner:
+    """The calls of one rank, with their groups and buffers ready. ``at`` says which call it is at."""
+
+    def __init__(self, plan: Plan, place: Place, options: Options) -> None:
+        self.options = options
+        self.place = place
+        self.calls: Sequence[Call] = plan.calls[place.rank]
+        self.at = 0
+        self._device = (
+            torch.device(options.device, place.local)
+            if options.device == "cuda"
+            else torch.device(options.device)
+        )
+        groups = groups_of(plan.groups, plan.world, timedelta(seconds=options.timeout_s))
+        self._after = _one_by_one(self.calls) if options.blocking else [call.after for call in self.calls]
+        # Those that are not waited for at once: their end is asked of the backend.
+        self._flying = set(range(len(self.calls) - 1)) - {
+            one for at, after in enumerate(self._after) for one in after if one == at - 1
+        }
+        self._ready = [
+            Ready(call, groups[call.group], *tensors)
+            for call, tensors in zip(self.calls, self._buffers(), strict=True)
+        ]
+        self._clock = _Clock(self._device)
+        self._busy = _load(self._device) if options.gap == "load" else None
+
+    def where(self) -> str:
+        """The call it is at, in words."""
+        if self.at >= len(self.calls):
+            return "the end"
+        call = self.calls[self.at]
+        whom = f"rank {call.peer}" if call.peer is not None else f"ranks {', '.join(map(str, call.group))}"
+        return f"call {call.index} ({call.collective}, {call.bytes:,} B, with {whom})"
+
+    def run(self) -> Times:
+        """All repeats. Raises EtloomError for a result that is wrong (verify), RuntimeError as torch does."""
+        if self.options.verify:
+            self._pass(self._check)
+        for _ in range(self.options.warmup):
+            self._pass(None)
+        times = []
+        zero = 0
+        for repeat in range(self.options.repeats):
+            dist.barrier()
+            zero = zero if repeat else time.monotonic_ns()
+            times.append(self._pass(None))
+        made, returned, done = (np.array([one[at] for one in times], dtype=np.int64) for at in range(3))
+        return Times(made, returned, done, zero)
+
+    def _pass(self, check: Callable[[Ready], None] | None) -> tuple[list[int], list[int], list[int]]:
+        count = len(self.calls)
+        made, returned = [0] * count, [0] * count
+        waiting: dict[int, Any] = {}
+        clock = self._clock
+        clock.begin(count)
+        paced = self.options.timing == "recorded" and check is None
+        target = time.monotonic_ns()
+        for at, (ready, after) in enumerate(zip(self._ready, self._after, strict=True)):
+            self.at = at
+            for one in after:
+                if one in waiting:
+                    clock.wait(one, waiting.pop(one))
+                    if check:
+                        check(self._ready[one])
+            if paced:
+                target += ready.call.gap_ns or 0
+                self._pause(target)
+            if check:
+                for tensor in ready.tensors:
+                    tensor.fill_(value(self.place.rank))
+            made[at] = clock.mark(at)
+            waiting[at] = ready.start()
+            returned[at] = time.monotonic_ns()
+            if at in self._flying:
+                clock.watch(at, waiting[at])
+        for one, work in waiting.items():
+            self.at = one
+            clock.wait(one, work)
+            if check:
+                check(self._ready[one])
+        self.at = count
+        return made, returned, clock.finished()
+
+    def _pause(self, until: int) -> None:
+        while time.monotonic_ns() < until:
+            if self._busy is not None:
+                self._busy()
+
+    def _check(self, ready: Ready) -> None:
+        for tensor, right in expected(ready, self.place.rank):
+            if not torch.equal(tensor, right):
+                wrong = int((tensor != right).sum())
+                raise EtloomError(f"{self.where()} gave {wrong:,} wrong elements of {tensor.numel():,}")
+
+    def _buffers(self) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """Tensors of each call, out of buffers that calls in flight at one time do not share."""
+        pool: dict[torch.dtype, list[int]] = {}
+        free: dict[torch.dtype, list[int]] = {}
+        plans: list[tuple[torch.dtype, list[tuple[int, int]], int]] = []
+        held: dict[int, list[tuple[torch.dtype, int]]] = {}
+        for call, after in zip(self.calls, self._after, strict=True):
+            for one in after:
+                for dtype, slot in held.pop(one, []):
+                    free[dtype].append(slot)
+            dtype = dtype_of(call.dtype)
+            ins, outs = shapes(call, self.place.rank)
+            slots = []
+            for size in (*ins, *outs):
+                spare = free.setdefault(dtype, [])
+                sizes = pool.setdefault(dtype, [])
+                slot = spare.pop() if spare else len(sizes)
+                sizes[slot : slot + 1] = [max(size, sizes[slot] if slot < len(sizes) else 0)]
+                slots.append((slot, size))
+            held[call.index] = [(dtype, slot) for slot, _ in slots]
+            plans.append((dtype, slots, len(ins)))
+        made = {
+            dtype: [torch.ones(size, dtype=torch.float32).to(dtype).to(self._device) for size in sizes]
+            for dtype, sizes in pool.items()
+        }
+        for dtype, slots, inputs in plans:
+            tensors = [made[dtype][slot][:size] for slot, size in slots]
+            yield tensors[:inputs], tensors[inputs:]
+
+
+def _one_by_one(calls: Sequence[Call]) -> list[tuple[int, ...]]:
+    """Waits of a blocking replay: for each collective at once, for messages as recorded, since two ranks that send to
+    each other both wait."""
+    found = []
+    for call in calls:
+        before = {call.index - 1} if call.index and calls[call.index - 1].peer is None else set()
+        found.append(tuple(sorted(before.union(call.after))))
+    return found
+
+
+class _Clock:
+    """Times of calls: on the host of the call and of its completion, on a GPU of what the stream saw."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._side: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
+        self._done: list[int] = []
+        self._events: list[tuple[int, Any, Any]] = []
+
+    def begin(self, count: int) -> None:
+        self._done = [0] * count
+        self._events = []
+        if self._cuda:
+            torch.cuda.synchronize()
+            self._origin = _event()
+            self._origin.record()
+            self._zero = time.monotonic_ns()
+
+    def mark(self, at: int) -> int:
+        return time.monotonic_ns()
+
+    def watch(self, at: int, work: Any) -> None:
+        """Note when work completes, where the backend can tell; gloo cannot of messages."""
+        if self._cuda or work is None:
+            return
+        done = self._done
+
+        def note(_: Any) -> None:
+            done[at] = time.monotonic_ns()
+
+        with contextlib.suppress(RuntimeError):
+            work.get_future().add_done_callback(note)
+
+    def wait(self, at: int, work: Any) -> None:
+        if not self._cuda:
+            if work is not None:
+                work.wait()
+            self._done[at] = self._done[at] or time.monotonic_ns()
+            return
+        with torch.cuda.stream(self._side):
+            if work is not None:
+                work.wait()
+            end = _event()
+            end.record()
+        torch.cuda.current_stream().wait_event(end)
+        self._events.append((at, end, None))
+
+    def finished(self) -> list[int]:
+        if self._cuda:
+            torch.cuda.synchronize()
+            for at, end, _ in self._events:
+                self._done[at] = self._zero + round(self._origin.elapsed_time(end) * 1e6)
+        return self._done
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _load(device: torch.device) -> Callable[[], None]:
+    """Something like computation, some 10 us a call on a host core."""
+    left = torch.randn(64, 64, device=device)
+
+    def multiply() -> None:
+        torch.mm(left, left)
+
+    return multiply
+
+
+@contextmanager
+def process_group(place: Place, store: Any, options: Options) -> Iterator[None]:
+    """torch's default process group over a store. Raises EtloomError for a backend that this torch does not have."""
+    known = [name for name in dist.Backend.backend_list if name != "undefined"]
+    if options.backend not in known:
+        raise EtloomError(
+            f"this torch has no backend {options.backend!r}", remedy=f"it has {', '.join(known)}"
+        )
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            raise EtloomError("this torch sees no GPU", remedy="--backend gloo --device cpu")
+        torch.cuda.set_device(place.local)
+    try:
+        dist.init_process_group(
+            options.backend,
+            store=PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.world,
+            timeout=timedelta(seconds=options.timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise EtloomError(
+            f"the backend {options.backend!r} did not start: {str(error).splitlines()[0]}"
+        ) from error
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

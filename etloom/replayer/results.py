@@ -1,0 +1,218 @@
+"""What a replay measured: a table of calls, sums of them, and the replay as a Job like any recording."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom import linker
+from etloom.collectives import factor, message
+from etloom.kinds import itemsize
+from etloom.replayer.plan import Call, Plan
+from etloom.trace import Job, Trace
+
+CALLS = {
+    "rank": pl.Int64,
+    "repeat": pl.Int64,
+    "call": pl.Int64,
+    "collective": pl.String,
+    "group": pl.String,
+    "meeting": pl.Int64,  # calls of one repeat that are one communication share it
+    "bytes": pl.Int64,
+    "made_ns": pl.Int64,  # since all set out, on the clock of rank 0
+    "returned_ns": pl.Int64,
+    "done_ns": pl.Int64,
+    "latency_ns": pl.Int64,  # from the call to its completion
+    "recorded_ns": pl.Int64,
+}
+SUMS = {
+    "collective": pl.String,
+    "group": pl.String,
+    "group_size": pl.Int64,
+    "bytes": pl.Int64,
+    "count": pl.Int64,
+    "p50_us": pl.Float64,
+    "p95_us": pl.Float64,
+    "p99_us": pl.Float64,
+    "min_us": pl.Float64,
+    "max_us": pl.Float64,
+    "skew_p50_us": pl.Float64,
+    "algo_bandwidth": pl.Float64,
+    "bus_bandwidth": pl.Float64,
+    "total_ms": pl.Float64,
+    "share_pct": pl.Float64,
+    "recorded_p50_us": pl.Float64,
+    "replayed_over_recorded": pl.Float64,
+}
+
+
+def calls(plan: Plan, times: Mapping[int, Any]) -> pl.DataFrame:
+    """A row a call, rank and repeat (CALLS). times: rank -> `comms.Times`."""
+    frames = []
+    for rank, measured in sorted(times.items()):
+        own = plan.calls[rank]
+        repeats, count = measured.made.shape
+        met = _meetings(own, rank)
+        static: dict[str, Sequence[Any]] = {
+            "call": [call.index for call in own],
+            "collective": ["message" if call.peer is not None else call.collective for call in own],
+            "group": [
+                json.dumps(sorted((rank, call.peer)) if call.peer is not None else call.group) for call in own
+            ],
+            "met": met,
+            "bytes": [_size(call) for call in own],
+            "recorded_ns": [call.recorded_ns for call in own],
+        }
+        frames.append(
+            pl.DataFrame({name: list(values) * repeats for name, values in static.items()}).with_columns(
+                pl.Series("repeat", np.repeat(np.arange(repeats), count)),
+                pl.lit(rank, pl.Int64).alias("rank"),
+                *(
+                    pl.Series(f"{name}_ns", getattr(measured, name).ravel() - measured.zero)
+                    for name in ("made", "returned", "done")
+                ),
+            )
+        )
+    table = pl.concat(frames, how="vertical_relaxed")
+    key = ("repeat", "collective", "group", "met")
+    return table.with_columns(
+        latency_ns=pl.col("done_ns") - pl.col("made_ns"),
+        meeting=pl.struct(key).rank("dense").cast(pl.Int64) - 1,
+    ).select(pl.col(name).cast(dtype) for name, dtype in CALLS.items())
+
+
+def sums(table: pl.DataFrame) -> pl.DataFrame:
+    """A row a collective, group and size (SUMS), over all ranks and repeats, largest total first.
+
+    Latency is of completion on every rank. skew: between the first and the last rank to make a call. Bandwidths: bytes
+    over the median time from the last call to the last completion; factors of nccl-tests, GB = 1e9 B.
+    """
+    met = table.group_by("meeting", maintain_order=True).agg(
+        pl.col("collective", "group").first(),
+        pl.col("bytes").max(),
+        skew=pl.col("made_ns").max() - pl.col("made_ns").min(),
+        transfer=pl.col("done_ns").max() - pl.col("made_ns").max(),
+    )
+    key = ["collective", "group", "bytes"]
+    table = table.with_columns(pl.col("bytes").max().over("meeting"))
+    moved = met.group_by(key).agg(pl.col("skew").median(), pl.col("transfer").median())
+    latency = pl.col("latency_ns") / 1e3
+    rows = (
+        table.group_by(key)
+        .agg(
+            pl.len().alias("count"),
+            *(latency.quantile(q / 100, "linear").alias(f"p{q}_us") for q in (50, 95, 99)),
+            latency.min().alias("min_us"),
+            latency.max().alias("max_us"),
+            (latency.sum() / 1e3).alias("total_ms"),
+            (pl.col("recorded_ns") / 1e3).median().alias("recorded_p50_us"),
+        )
+        .join(moved, on=key, nulls_equal=True)
+        .with_columns(pl.col("group").str.json_decode(pl.List(pl.Int64)).list.len().alias("group_size"))
+        .with_columns(
+            pl.struct("collective", "group_size")
+            .map_elements(lambda row: factor(row["collective"], row["group_size"]), pl.Float64)
+            .alias("factor"),
+            skew_p50_us=pl.col("skew") / 1e3,
+            algo_bandwidth=pl.when((pl.col("transfer") > 0) & (pl.col("bytes") > 0)).then(
+                pl.col("bytes") / pl.col("transfer")
+            ),
+            share_pct=100 * pl.col("total_ms") / pl.col("total_ms").sum(),
+            replayed_over_recorded=pl.col("p50_us") / pl.col("recorded_p50_us"),
+        )
+        .with_columns(bus_bandwidth=pl.col("algo_bandwidth") * pl.col("factor"))
+        .sort("total_ms", "collective", "group", "bytes", descending=(True, False, False, False))
+    )
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in SUMS.items())
+
+
+def job(plan: Plan, table: pl.DataFrame, backend: str, *, repeat: int = -1) -> Job:
+    """One repeat (default: the last) as a linked Job: calls as operators, their way to completion as ranges."""
+    last = table["repeat"].max() if repeat < 0 else repeat
+    chosen = table.filter(pl.col("repeat") == last)
+    return Job(
+        {
+            rank: linker.link(_trace(own, chosen.filter(pl.col("rank") == rank), rank, plan.world, backend))
+            for rank, own in enumerate(plan.calls)
+        }
+    )
+
+
+def _size(call: Call) -> int | None:
+    item = itemsize(call.dtype) or 0
+    ins, outs = sum(call.inputs) * item, sum(call.outputs) * item
+    return message("message" if call.peer is not None else call.collective, ins or outs, outs or ins)
+
+
+def _turns(own: Sequence[Call], rank: int) -> list[int]:
+    """Which one a call is of its sort in its group, or of the messages from one rank to another."""
+    seen: dict[Any, int] = {}
+    found = []
+    for call in own:
+        key = _ends(call, rank) if call.peer is not None else (call.collective, call.group)
+        seen[key] = seen.get(key, -1) + 1
+        found.append(seen[key])
+    return found
+
+
+def _ends(call: Call, rank: int) -> tuple[int | None, int | None]:
+    """Source and destination of a message."""
+    return (rank, call.peer) if call.collective == "send" else (call.peer, rank)
+
+
+def _meetings(own: Sequence[Call], rank: int) -> list[str]:
+    """What a call has in common with its counterparts on other ranks."""
+    return [
+        f"{_ends(call, rank)} {turn}" if call.peer is not None else str(turn)
+        for call, turn in zip(own, _turns(own, rank), strict=True)
+    ]
+
+
+def _trace(own: Sequence[Call], table: pl.DataFrame, rank: int, world: int, backend: str) -> Trace:
+    named = [f"c10d::{call.collective}" for call in own]
+    ids = 2 * np.arange(len(own))
+    calls = pl.DataFrame(
+        {
+            "id": ids,
+            "cat": ["cpu_op"] * len(own),
+            "name": named,
+            "ts": table["made_ns"],
+            "dur": table["returned_ns"] - table["made_ns"],
+        }
+    )
+    ranges = pl.DataFrame(
+        {
+            "id": ids + 1,
+            "cat": ["user_annotation"] * len(own),
+            "name": [f"{backend}:{call.collective}" for call in own],
+            "ts": table["made_ns"],
+            "dur": table["latency_ns"],
+        }
+    )
+    events = pl.concat((calls, ranges)).with_columns(ph=pl.lit("X"), pid=pl.lit(rank), tid=pl.lit(1))
+    order = events.sort("ts", "dur", descending=(False, True)).with_row_index("new")
+    now = dict(zip(order["id"].to_list(), order["new"].to_list(), strict=True))
+    comms = pl.DataFrame(
+        {
+            "id": list(range(len(own))),
+            "event": [now[at] for at in ids.tolist()],
+            "collective": [call.collective for call in own],
+            "pg_name": [json.dumps(call.group) for call in own],
+            "ranks": [json.dumps(call.group) for call in own],
+            "group_size": [len(call.group) for call in own],
+            "seq": _turns(own, rank),
+            "dtype": [call.dtype for call in own],
+            "in_nelems": [sum(call.inputs) for call in own],
+            "out_nelems": [sum(call.outputs) for call in own],
+            "root": [call.root for call in own],
+            "peer": [call.peer for call in own],
+        },
+        schema_overrides={"root": pl.Int64, "peer": pl.Int64},
+    )
+    events = order.drop("id").rename({"new": "id"}).with_columns(position=pl.col("id"))
+    meta = {"rank": rank, "world_size": world, "clock": "relative", "formats": ["replay"], "files": []}
+    return Trace({"events": events, "comms": comms}, meta)

@@ -1,0 +1,123 @@
+"""A replay from start to end, on every process: plan on rank 0, run together, gather on rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.errors import EtloomError
+from etloom.replayer.plan import Call, Plan
+from etloom.replayer.results import calls, sums
+from etloom.replayer.world import Place, Watch, store_of
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """calls: `results.CALLS`; sums: `results.SUMS`."""
+
+    plan: Plan
+    calls: pl.DataFrame
+    sums: pl.DataFrame
+
+
+def replay(
+    make: Callable[[int], Plan],
+    options: Any,
+    *,
+    place: Place | None = None,
+    address: str | None = None,
+    port: int | None = None,
+    end: Callable[[str], None],
+) -> Replayed | None:
+    """Replay on all processes; the result on rank 0, None on the others.
+
+    make: world size -> plan, called on rank 0 alone. end: ends this process with a reason, when another one is gone.
+    Raises EtloomError on every rank where the plan or the run fails.
+    """
+    # torch announces new names of what it calls itself; they say nothing of the run.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    place = place or Place.here()
+    store = store_of(place, *_meeting_point(address, port), options.timeout_s)
+    with Watch(store, place, end) as watch:
+        try:
+            plan, gathered = _together(store, place, make, options, watch)
+        except RuntimeError as error:
+            # torch's words for a peer that is gone are many; the watch knows which one.
+            first = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0].splitlines()[0]
+            raise EtloomError(
+                f"stopped at {watch.at()}: {watch.reason()} ({first})", where=f"rank {place.rank}"
+            ) from error
+    if gathered is None:
+        return None
+    table = calls(plan, gathered)
+    return Replayed(plan, table, sums(table))
+
+
+def _together(
+    store: Any, place: Place, make: Callable[[int], Plan], options: Any, watch: Watch
+) -> tuple[Plan, dict[int, Any] | None]:
+    from etloom.replayer.comms import Runner, process_group
+
+    plan = _shared(store, place, make)
+    with process_group(place, store, options):
+        runner = Runner(plan, place, options)
+        watch.at = runner.where
+        times = runner.run()
+        watch.at = lambda: "gathering"
+        return plan, _gathered(store, times, place)
+
+
+def _meeting_point(address: str | None, port: int | None) -> tuple[str, int]:
+    """Where the store is: as told, else beside torchrun's own, else on this host."""
+    told = os.environ.get("MASTER_PORT", "")
+    beside = int(told) + 1 if told.isdecimal() else 29_501
+    return address or os.environ.get("MASTER_ADDR") or "127.0.0.1", port or beside
+
+
+def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> Plan:
+    """The plan that rank 0 made, as plain JSON through the store; its error on every rank."""
+    if place.rank == 0:
+        try:
+            plan = make(place.world)
+        except EtloomError as error:
+            store.set("plan", json.dumps({"error": str(error)}))
+            raise
+        store.set("plan", json.dumps({"calls": [[asdict(c) for c in own] for own in plan.calls]}))
+        return plan
+    store.wait(["plan"])
+    said = json.loads(store.get("plan"))
+    if "error" in said:
+        raise EtloomError(said["error"])
+    return Plan(tuple(tuple(Call(**_tuples(one)) for one in own) for own in said["calls"]))
+
+
+def _tuples(one: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
+
+
+def _gathered(store: Any, times: Any, place: Place) -> dict[int, Any] | None:
+    """The times of all ranks on rank 0, through the store, which every backend leaves alone."""
+    from etloom.replayer.comms import Times
+
+    shape = times.made.shape
+    if place.rank:
+        store.set(f"times/{place.rank}", np.stack((times.made, times.returned, times.done)).tobytes())
+        store.set(f"zero/{place.rank}", f"{times.zero} {shape[0]} {shape[1]}")
+        store.wait(["taken"])
+        return None
+    found = {0: times}
+    for rank in range(1, place.world):
+        store.wait([f"zero/{rank}"])
+        zero, repeats, count = map(int, store.get(f"zero/{rank}").split())
+        made, returned, done = np.frombuffer(store.get(f"times/{rank}"), np.int64).reshape(3, repeats, count)
+        found[rank] = Times(made, returned, done, zero)
+    store.set("taken", "1")
+    return found

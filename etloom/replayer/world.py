@@ -1,0 +1,148 @@
+"""The processes of a replay: who this one is, and the watch that ends all when one is gone.
+
+torchrun, Open MPI, MPICH's Hydra and Slurm say in the environment which process this is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from etloom.errors import EtloomError
+
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
+    ("PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+"""Variables of rank, world size and rank on the host, by launcher."""
+
+LOST = "rank 0, which keeps the store, is gone"
+BEAT_S = 1.0
+SILENT_S = 6.0
+"""A process that has not been heard of for so long is gone."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is. local: on its host."""
+
+    rank: int
+    world: int
+    local: int
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] = os.environ) -> Place:
+        """By the variables of the launcher; one process alone without any. Raises EtloomError for nonsense in them."""
+        for rank, world, local in LAUNCHERS:
+            if rank in environment and world in environment:
+                try:
+                    numbers = int(environment[rank]), int(environment[world])
+                    return cls(*numbers, int(environment.get(local, numbers[0])))
+                except ValueError:
+                    raise EtloomError(
+                        f"{rank}={environment[rank]!r}, {world}={environment[world]!r} say no rank",
+                        remedy="start with torchrun, mpirun or srun",
+                    ) from None
+        return cls(0, 1, 0)
+
+
+class Watch:
+    """A thread that tells the others that this process lives, and ends it when another one is gone or gave up.
+
+    ``at`` is told with the heart beat: what this process is doing. On the end of another process ``end`` is called with
+    the reason; it does not return.
+    """
+
+    def __init__(self, store: Any, place: Place, end: Callable[[str], None]) -> None:
+        self.at: Callable[[], str] = lambda: "starting"
+        self._store, self._place, self._end = store, place, end
+        self._done = threading.Event()
+        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._thread = threading.Thread(target=self._run, name="etloom-watch", daemon=True)
+
+    def reason(self) -> str:
+        """Why another process is not there any more."""
+        try:
+            return self._gone() or "another rank is gone"
+        except RuntimeError:
+            return LOST
+
+    def __enter__(self) -> Watch:
+        self._beat(0)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._done.set()
+        self._thread.join()
+        with contextlib.suppress(RuntimeError):  # the store is gone: nobody is left to tell
+            if error is not None:
+                self._store.set("gave_up", f"rank {self._place.rank}: {error or type(error).__name__}")
+            self._store.set(f"beat/{self._place.rank}", "done")
+            if error is not None and self._place.rank == 0:
+                # The store goes with this process: the others have two beats to read why.
+                time.sleep(2 * BEAT_S)
+
+    def _beat(self, number: int) -> None:
+        self._store.set(f"beat/{self._place.rank}", f"{number} {self.at()}")
+
+    def _run(self) -> None:
+        number = 0
+        while not self._done.wait(BEAT_S):
+            number += 1
+            try:
+                self._beat(number)
+                reason = self._gone()
+            except RuntimeError:
+                reason = LOST
+            if reason and not self._done.is_set():
+                self._end(f"{reason}; rank {self._place.rank} was at {self.at()}")
+
+    def _gone(self) -> str | None:
+        if self._store.check(["gave_up"]):
+            said = self._store.get("gave_up").decode()
+            return None if said.startswith(f"rank {self._place.rank}:") else said
+        now = time.monotonic()
+        for rank in range(self._place.world):
+            key = f"beat/{rank}"
+            if rank == self._place.rank or not self._store.check([key]):
+                continue
+            beat = self._store.get(key)
+            before, since = self._seen.get(rank, (b"", now))
+            self._seen[rank] = (beat, since if beat == before else now)
+            if beat != b"done" and now - self._seen[rank][1] > SILENT_S:
+                doing = beat.decode().partition(" ")[2]
+                return f"rank {rank} is gone; it was at {doing}"
+        return None
+
+
+def store_of(place: Place, address: str, port: int, timeout_s: float) -> Any:
+    """The key-value store of all processes, kept by rank 0. Raises EtloomError where it cannot be reached."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    try:
+        # torchrun keeps a store of its own on its port; the one here is the replay's.
+        return TCPStore(
+            address,
+            port,
+            place.world,
+            place.rank == 0,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=True,
+        )
+    except (RuntimeError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise EtloomError(
+            f"the {place.world} processes did not meet at {address}:{port}: {first}",
+            remedy="name a host that all reach and a free port (--master-addr, --master-port)",
+        ) from error

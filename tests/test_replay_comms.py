@@ -1,0 +1,321 @@
+"""Replay of communication: the plan by hand, and the run on real processes with every result checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.errors import EtloomError
+from etloom.replayer.plan import Plan, plan, table
+from etloom.replayer.world import Place
+from etloom.trace import Job
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def processes(
+    count: int, run: Path, *options: str, launcher: str = "torchrun"
+) -> list[subprocess.Popen[str]]:
+    """A replay on ``count`` processes, each told its rank as a launcher tells it."""
+    names = {
+        "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    }[launcher]
+    port = str(free_port())
+    command = [sys.executable, "-m", "etloom", "replay", "comms", str(run), "--master-port", port, *options]
+    plain = {
+        key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    }
+    return [
+        subprocess.Popen(
+            command,
+            env={
+                **plain,
+                "OMP_NUM_THREADS": "1",
+                **dict(zip(names, map(str, (rank, count, rank)), strict=True)),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def ended(running: list[subprocess.Popen[str]], timeout: float = 120) -> list[tuple[int, str, str]]:
+    """(exit status, stdout, stderr) of each."""
+    found = []
+    for one in running:
+        try:
+            out, err = one.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            for other in running:
+                other.kill()
+            raise
+        found.append((one.returncode, out, err))
+    return found
+
+
+def recorded(calls: list[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
+    """An execution trace (1.1.1) of record_param_comms nodes."""
+    nodes = [
+        {
+            "id": at + 2,
+            "name": "record_param_comms",
+            "ctrl_deps": 1,
+            "inputs": {"values": [], "shapes": [], "types": []},
+            "outputs": {"values": [], "shapes": [], "types": []},
+            "attrs": [
+                {"name": "rf_id", "type": "uint64", "value": at},
+                *(
+                    {"name": name, "type": "uint64" if isinstance(value, int) else "string", "value": value}
+                    for name, value in {
+                        "pg_name": "0",
+                        "pg_desc": "default_pg",
+                        "pg_size": world,
+                        **call,
+                    }.items()
+                ),
+            ],
+        }
+        for at, call in enumerate(calls)
+    ]
+    root = {
+        "id": 1,
+        "name": "[pytorch|profiler|execution_trace|process]",
+        "ctrl_deps": 1,
+        "inputs": {"values": [], "shapes": [], "types": []},
+        "outputs": {"values": [], "shapes": [], "types": []},
+        "attrs": [],
+    }
+    return {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [root, *nodes]}
+
+
+def write(folder: Path, calls: dict[int, list[dict[str, Any]]]) -> Path:
+    for rank, own in calls.items():
+        (folder / f"torch_et_{rank}.json").write_text(json.dumps(recorded(own, rank, len(calls))))
+    return folder
+
+
+def reduce_(elements: int) -> dict[str, Any]:
+    sizes = {"in_msg_nelems": elements, "out_msg_nelems": elements}
+    return {
+        "collective_name": "allreduce",
+        "dtype": "Float",
+        **sizes,
+        "global_rank_start": 0,
+        "global_rank_stride": 1,
+    }
+
+
+def steps(made: Plan, rank: int = 0) -> list[tuple[Any, ...]]:
+    return [(c.collective, c.group, sum(c.inputs), sum(c.outputs), c.after) for c in made.calls[rank]]
+
+
+def test_the_plan_of_every_recorded_call(data: Path) -> None:
+    made = plan(etloom.open(data / "cpu/coll_4"))
+    assert [len(own) for own in made.calls] == [35, 35, 32, 32]
+    assert made.skipped == ()
+    rows = table(made)
+    assert rows.filter(pl.col("rank") == 0)["collective"].to_list()[6:18] == [
+        *(
+            "all_gather",
+            "all_gather",
+            "reduce_scatter",
+            "reduce_scatter",
+            "all_to_all",
+            "all_to_all",
+            "all_to_all",
+        ),
+        *("broadcast", "reduce", "gather", "scatter", "send"),
+    ]
+    # An all-reduce of some ranks, whose group gloo does not record: told by who met.
+    assert "[0, 1]" in rows["group"].to_list()
+
+
+def test_what_was_in_flight_together_stays_so(data: Path) -> None:
+    made = plan(etloom.open(data / "cpu/pp_4"))
+    # The fifth call, a receive, was made while the fourth, a send, was under way.
+    assert [call.after for call in made.calls[0][:6]] == [(), (0,), (1,), (2,), (), (3, 4)]
+
+
+def test_sizes_follow_a_smaller_world(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    four, two = plan(job), plan(job, world=2)
+    # Recorded on 8 ranks with 768 elements for each.
+    assert steps(four)[0][:4] == ("all_to_all", (0, 1, 2, 3), 4 * 768, 4 * 768)
+    assert steps(two)[0][:4] == ("all_to_all", (0, 1), 2 * 768, 2 * 768)
+    assert steps(two)[4][:4] == ("all_reduce", (0, 1), 394_241, 394_241)
+    pipeline = plan(etloom.open(data / "cpu/pp_4"), world=2)
+    assert pipeline.groups == [(0, 1)]
+    assert {(one.rank, one.reason) for one in pipeline.skipped} == {(1, "its peer, rank 2, is not played")}
+
+
+def test_first_only_and_scale(tmp_path: Path) -> None:
+    barrier = {"collective_name": "barrier", "global_rank_start": 0, "global_rank_stride": 1}
+    job = etloom.open(write(tmp_path, {rank: [reduce_(100), barrier, reduce_(6)] for rank in range(2)}))
+    assert [step[0] for step in steps(plan(job))] == ["all_reduce", "barrier", "all_reduce"]
+    assert [step[2] for step in steps(plan(job, only=["all_reduce"], scale=0.5))] == [50, 4]
+    assert len(plan(job, first=2).calls[1]) == 2
+
+
+def test_nothing_to_replay_is_an_error(data: Path) -> None:
+    with pytest.raises(EtloomError, match="no communication that can be replayed"):
+        plan(etloom.open(data / "simple_add"))
+    job = etloom.open(data / "cpu/ddp_2")
+    with pytest.raises(EtloomError, match="3 processes, but 2 recorded ranks"):
+        plan(job, world=3)
+    with pytest.raises(EtloomError, match="rank 7 was not recorded"):
+        plan(job, ranks=[0, 7])
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, Place(0, 1, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, Place(3, 8, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Place(2, 4, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1"}, Place(5, 16, 1)),
+    ],
+)
+def test_the_launcher_says_which_process_this_is(environment: dict[str, str], place: Place) -> None:
+    assert Place.here(environment) == place
+
+
+def test_nonsense_from_a_launcher() -> None:
+    with pytest.raises(EtloomError, match="say no rank"):
+        Place.here({"RANK": "x", "WORLD_SIZE": "2"})
+
+
+def cli(*arguments: str) -> tuple[int, str, str]:
+    plain = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, "-m", "etloom", "replay", "comms", *arguments],
+        capture_output=True,
+        text=True,
+        env=plain,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_dry_run_needs_no_process_group(data: Path) -> None:
+    status, out, _ = cli(
+        "--trace-path", str(data / "dlrm"), "--trace-type", "et", "--dry-run", "--format", "json"
+    )
+    assert status == 0
+    assert len(json.loads(out)) == 32
+
+
+def test_what_is_mistyped_is_an_error(data: Path) -> None:
+    run = str(data / "cpu/ddp_2")
+    assert cli(run, "--drynrun")[0] == 2
+    for options, said in (
+        (("--only", "allreduce"), "'allreduce' is no collective"),
+        (("--timing", "slow"), "--timing 'slow' is not known"),
+        (("--ranks", "0-x"), "is no list of ranks"),
+        (("--trace-type", "basic"), "--trace-type 'basic' is not known"),
+    ):
+        status, _, err = cli(run, "--dry-run", *options)
+        assert (status, said in err, err.count("\n")) == (1, True, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "ranks", "options"),
+    [
+        ("cpu/ddp_2", 2, ["--timing", "recorded", "--gap", "load"]),
+        ("cpu/coll_4", 4, []),
+        ("cpu/pp_4", 4, ["--blocking"]),
+        ("dlrm", 2, ["--shrink"]),
+    ],
+)
+def test_recorded_calls_run_again(
+    data: Path, tmp_path: Path, name: str, ranks: int, options: list[str]
+) -> None:
+    out, sums = tmp_path / "replay.parquet", tmp_path / "sums.json"
+    found = ended(
+        processes(
+            ranks, data / name, "--verify", "--repeats", "2", "--out", str(out), "--json", str(sums), *options
+        )
+    )
+    assert [status for status, _, _ in found] == [0] * ranks, found
+    assert [bool(text) for _, text, _ in found] == [True] + [False] * (ranks - 1)
+    made = plan(etloom.open(data / name), world=ranks)
+    replayed = etloom.open(out)
+    for rank, own in enumerate(made.calls):
+        rows = replayed[rank].comms.sort("id")
+        assert rows["collective"].cast(pl.String).to_list() == [call.collective for call in own]
+        assert rows["in_nelems"].to_list() == [sum(call.inputs) for call in own]
+    counts = sum(row["count"] for row in json.loads(sums.read_text()))
+    assert counts == 2 * sum(map(len, made.calls))
+    # What was replayed is a run like any other.
+    together = etloom.analyze(replayed, "collectives")
+    assert set(together["recorded"] == together["group_size"]) == {True}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_under_another_launcher(data: Path) -> None:
+    found = ended(processes(2, data / "cpu/ddp_2", "--verify", "--repeats", "1", launcher="mpirun"))
+    assert [status for status, _, _ in found] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_all(tmp_path: Path, victim: int) -> None:
+    run = write(tmp_path, dict.fromkeys(range(2), [reduce_(1 << 20)] * 50))
+    running = processes(2, run, "--repeats", "100000")
+    time.sleep(12)
+    assert [one.poll() for one in running] == [None, None]
+    running[victim].send_signal(signal.SIGKILL)
+    since = time.monotonic()
+    found = ended(running, timeout=30)
+    assert time.monotonic() - since < 10
+    status, _, err = found[1 - victim]
+    assert status == 1
+    assert err.strip().count("\n") <= 1
+    assert "gone" in err
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_ranks_whose_plans_differ_hang_no_longer_than_told(tmp_path: Path) -> None:
+    run = write(tmp_path, {0: [reduce_(8)], 1: [reduce_(8), reduce_(16)]})
+    found = ended(processes(2, run, "--repeats", "1", "--warmup", "0", "--timeout", "5"), timeout=60)
+    assert 1 in [status for status, _, _ in found]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_plan_that_fails_fails_on_all(data: Path) -> None:
+    found = ended(processes(2, data / "simple_add"))
+    assert [status for status, _, _ in found] == [1, 1]
+    assert all("1 recorded ranks to play" in err and err.count("\n") == 1 for _, _, err in found)
+
+
+def test_one_trace_for_all(data: Path) -> None:
+    from etloom.cli.replay import _one_for_all
+
+    job = _one_for_all(Job({0: etloom.open(data / "nccl_ddp")[0]}), 2)
+    made = plan(job)
+    assert made.world == 2
+    assert made.groups == [(0, 1)]
+    assert {call.collective for call in made.calls[1]} == {"all_reduce", "broadcast"}
