@@ -20,6 +20,7 @@ def merge(traces: tuple[Trace, ...]) -> Trace:
     """
     if not traces:
         raise LinkError("no trace to link", remedy="give an execution trace, a profiler trace, or both")
+    traces = _one_clock(traces)
     for name, what in (("events", "profiler traces"), ("nodes", "execution traces")):
         holders = [trace for trace in traces if trace.table(name).height]
         if len(holders) > 1:
@@ -49,6 +50,16 @@ def merge(traces: tuple[Trace, ...]) -> Trace:
     if len(ranks) > 1:
         merged = merged.count("link.ranks_differ", 1, f"the files say ranks {ranks}", "error")
     return merged
+
+
+def _one_clock(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
+    """Our observer's times give way to those of a profiler trace beside it, which are on the device's clock."""
+    if not any(trace.events.height and trace.meta.get("formats") != ["observer"] for trace in traces):
+        return traces
+    return tuple(
+        trace.replace(events=TABLES["events"].empty()) if trace.meta.get("formats") == ["observer"] else trace
+        for trace in traces
+    )
 
 
 def _together(name: str, parts: list[pl.DataFrame]) -> pl.DataFrame:

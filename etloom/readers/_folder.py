@@ -19,14 +19,14 @@ Stat = tuple[str, str, int, str | None]
 
 # kineto_trace_3.json, torch_et_3.json.gz, kineto_rank3_x.json, rank3_trace.json, rank-3.Apr.1102.pt.trace.json, ...
 _NAMES = (
-    r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|trace|nsys|fr_trace|flight_recorder)_(\d+)(?:\.|$)",
+    r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|observer|trace|nsys|fr_trace|flight_recorder)_(\d+)(?:\.|$)",
     r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
     r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
     r"^\w+\.(\d+)\.et(?:\.gz)?$",
 )
 _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
 _MOST_RUN_BYTES = 1 << 26
-_SIDE_BY_SIDE = {"execution-trace": "host", "kineto": "device", "nsys": "device"}
+_SIDE_BY_SIDE = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
 """Formats of which a rank has one of each kind; any other stands alone."""
 
 
