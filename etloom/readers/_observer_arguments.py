@@ -33,17 +33,9 @@ _TENSORS = {
     "stride": pl.Categorical,
 }
 _NAMED = (
-    "collective",
-    "pg_name",
-    "pg_desc",
-    "dtype",
-    "in_nelems",
-    "out_nelems",
-    "in_split",
-    "out_split",
-    "is_async",
+    *("collective", "pg_name", "pg_desc", "dtype", "in_nelems", "out_nelems", "in_split", "out_split"),
+    *("is_async", "group_size", "rank_start", "rank_stride"),
 )
-_NAMED += ("group_size", "rank_start", "rank_stride")
 
 
 @dataclass

@@ -76,7 +76,7 @@ class _Parser:
         self.item: int | None = None
 
     def parse(self) -> Form:
-        types = []
+        types: list[str] = []
         while self.at < len(self.code):
             self.item = None
             self._put(", " if types else "[")

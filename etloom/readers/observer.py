@@ -126,10 +126,10 @@ def _operators(records: Records, known: Any, stats: list[Stat]) -> pl.DataFrame:
     backwards = int((joined["end"] < joined["start"]).sum())
     stats.append(("read.negative_duration", "error", backwards, "operators that end before they begin: 0 ns"))
     threads = joined["rf_tid"].n_unique()
-    end = pl.when(pl.col("end") < pl.col("start")).then("start").otherwise("end")
+    ended = pl.when(pl.col("end") < pl.col("start")).then("start").otherwise("end")
     return joined.with_columns(
         pl.col("start") + shift,
-        (end + shift).alias("end"),
+        (ended + shift).alias("end"),
         row=pl.int_range(pl.len(), dtype=pl.Int64) + 1 + threads,
     )
 
@@ -354,7 +354,7 @@ def _meta(path: Path, records: Records, rank: int | None) -> dict[str, Any]:
                 **told,
                 "detail": bool(header["detail"]),
                 "ring": bool(header["ring"]),
-                "windows": len(windows),
+                "windows": int((records.flags[records.of(WINDOW)] == 1).sum()),
             },
         },
     }

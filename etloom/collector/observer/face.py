@@ -122,23 +122,27 @@ class ExecutionTraceObserver:
 
     def _note_groups(self) -> None:
         """The process groups with all their ranks, as an operator of the name that torch's observer gives it."""
-        import torch
+        from torch._C import _autograd
 
         groups = _groups()
         if groups:
             arguments = ("## process_group:init ##", json.dumps(groups))
-            handle = torch.autograd._record_function_with_args_enter(*arguments)
-            torch.autograd._record_function_with_args_exit(handle)
+            handle = _autograd._record_function_with_args_enter(*arguments)
+            _autograd._record_function_with_args_exit(handle)
 
 
 class _Session:
     """What C++ holds of one file; ended when it is collected, but never in a child of fork."""
 
     def __init__(self, path: str, *, max_bytes: int, ring: bool, detail: bool) -> None:
+        import torch
+
         library = _loaded()
         self._pid = os.getpid()
         self._library = library
-        self._handle = library.etloom_open(os.fsencode(path), max_bytes, ring, detail)
+        self._handle = library.etloom_open(
+            os.fsencode(path), torch.__version__.encode(), max_bytes, ring, detail
+        )
         if not self._handle:
             raise OSError(f"{path} {library.etloom_error().decode()}")
         self._close = weakref.finalize(self, _end, library, self._handle, self._pid)
@@ -173,7 +177,13 @@ def _load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.etloom_error.restype = ctypes.c_char_p
     library.etloom_open.restype = ctypes.c_void_p
-    library.etloom_open.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_int)
+    library.etloom_open.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.c_int,
+        ctypes.c_int,
+    )
     library.etloom_counter.restype = ctypes.c_uint64
     library.etloom_counter.argtypes = (ctypes.c_void_p, ctypes.c_int)
     for name in ("etloom_start", "etloom_stop"):

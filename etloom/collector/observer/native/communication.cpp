@@ -58,16 +58,18 @@ std::string as_list(const std::vector<int64_t>& numbers) {
 }  // namespace
 
 bool encode_communication(Stream& stream, const c10::IValue& value) {
-  if (!value.isCustomClass()) return false;
-  // The type is asked for by name: toCustomClass of another class throws.
-  const auto name = value.type()->repr_str();
-  if (name == "__torch__.torch.classes.c10d.ProcessGroup") {
+  if (!value.isObject()) return false;
+  // Asked first: toCustomClass of another class throws.
+  const auto* type = value.toObjectRef().type().get();
+  static const auto* const group_type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ProcessGroup>>().get();
+  static const auto* const reduce_type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ReduceOp>>().get();
+  if (type == group_type) {
     const auto group = value.toCustomClass<c10d::ProcessGroup>();
     append_tag(stream, 'G', stream.text(described(*group)));
     stream.words.push_back(sequence_of(*group));
     return true;
   }
-  if (name == "__torch__.torch.classes.c10d.ReduceOp") {
+  if (type == reduce_type) {
     append_tag(stream, 'R', stream.text(name_of(*value.toCustomClass<c10d::ReduceOp>())));
     return true;
   }

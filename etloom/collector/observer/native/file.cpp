@@ -54,7 +54,8 @@ bool reserve(int descriptor, uint64_t from, uint64_t to) {
 int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 int64_t wall_ns() { return clock_ns(CLOCK_REALTIME); }
 
-File::File(const std::string& path, uint64_t max_bytes, bool ring, bool detail) : serial(next_serial()) {
+File::File(const std::string& path, const std::string& torch, uint64_t max_bytes, bool ring, bool detail)
+    : serial(next_serial()) {
   const auto fail = [&](const char* what) {
     const std::string reason = std::string(what) + ": " + std::strerror(errno);
     if (descriptor_ >= 0) close(descriptor_);
@@ -78,6 +79,7 @@ File::File(const std::string& path, uint64_t max_bytes, bool ring, bool detail) 
   header_->max_bytes = mapped_;
   header_->wall_ns = wall_ns();
   header_->mono_ns = monotonic_ns();
+  torch.copy(header_->torch, sizeof header_->torch - 1);
   gethostname(header_->host, sizeof header_->host - 1);
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(header_->magic, kMagic, sizeof kMagic);

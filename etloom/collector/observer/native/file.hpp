@@ -15,7 +15,7 @@ int64_t wall_ns();
 class File {
  public:
   // Throws std::runtime_error with the reason.
-  File(const std::string& path, uint64_t max_bytes, bool ring, bool detail);
+  File(const std::string& path, const std::string& torch, uint64_t max_bytes, bool ring, bool detail);
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;

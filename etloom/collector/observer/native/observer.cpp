@@ -288,11 +288,11 @@ extern "C" {
 const char* etloom_error() { return etloom::last_error.c_str(); }
 
 // A session that records to `path`, or null: see etloom_error.
-void* etloom_open(const char* path, uint64_t max_bytes, int ring, int detail) {
+void* etloom_open(const char* path, const char* torch, uint64_t max_bytes, int ring, int detail) {
   static const int atfork = pthread_atfork(etloom::before_fork, etloom::in_parent, etloom::in_child);
   (void)atfork;
   try {
-    return new Session{std::make_unique<etloom::File>(path, max_bytes, ring != 0, detail != 0), detail != 0};
+    return new Session{std::make_unique<etloom::File>(path, torch, max_bytes, ring != 0, detail != 0), detail != 0};
   } catch (const std::exception& error) {
     etloom::last_error = error.what();
     return nullptr;
