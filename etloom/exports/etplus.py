@@ -29,7 +29,7 @@ from etloom.trace import Job, Trace
 SUFFIX = (".etplus.json", ".etplus.json.gz")
 
 _HEADER = {"schema": "1.1.1-chakra.0.0.4", "pid": 0, "time": "", "start_ts": 0}
-_CHUNK = 1 << 14  # nodes; about 20 MB of text
+_CHUNK = 1 << 13  # nodes; about 10 MB of text
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
