@@ -75,12 +75,7 @@ def analyze(trace: Trace | Job, name: str, **options: Any) -> pl.DataFrame:
     for an option it does not have, AnalysisError for a question the trace cannot answer.
     """
     analysis = registry.get("analyses", name)
-    known = [option.name for option in registry.options("analyses", name)]
-    if unknown := sorted(set(options) - set(known)):
-        raise EtloomError(
-            f"the analysis {name!r} has no option {', '.join(map(repr, unknown))}",
-            remedy=f"its options: {', '.join(known)}" if known else "it has none",
-        )
+    _check_options("analyses", name, options)
     if analysis.SCOPE == "job":
         trace = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
         answer: pl.DataFrame = analysis.analyze(trace.map(_linked), **options)
@@ -110,16 +105,18 @@ def query(trace: Trace | Job, sql: str) -> pl.DataFrame:
     return trace.query(sql)
 
 
-def export(trace: Trace | Job, path: StrPath, format: str | None = None) -> Path:
+def export(trace: Trace | Job, path: StrPath, format: str | None = None, **options: Any) -> Path:
     """Write a trace in another format, told by the end of ``path`` unless ``format`` names an export.
 
-    Returns the path. Raises UnknownName and EtloomError for a format that is not there, and EtloomError where
-    it cannot be written.
+    ``options`` are those of the format. Returns the path. Raises UnknownName and EtloomError for a format or option
+    that is not there, and EtloomError where it cannot be written.
     """
     target = Path(path)
-    plugin = registry.get("exports", format or registry.by_suffix("exports", target))
+    name = format or registry.by_suffix("exports", target)
+    plugin = registry.get("exports", name)
+    _check_options("exports", name, options)
     with _writing(target):
-        plugin.write(trace, target)
+        plugin.write(trace, target, **options)
     return target
 
 
@@ -136,7 +133,9 @@ def convert(
     target = Path(out)
     name = format or registry.by_suffix("exports", target)
     exporter = registry.get("exports", name)
-    if name == "parquet" and opening.is_large(Path(path)):
+    if name == "chakra-json" and readers.format_of(Path(path)) == "chakra":
+        exporter.convert(Path(path), target)
+    elif name == "parquet" and opening.is_large(Path(path)):
         opening.spill(Path(path), target, progress)
     else:
         source = Path(path)
@@ -152,6 +151,16 @@ def report(job: Trace | Job, path: StrPath) -> Path:
     with _writing(target):
         html.write((job if isinstance(job, Job) else Job({job.rank or 0: job})).map(_linked), target)
     return target
+
+
+def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raise EtloomError for an option that a plugin does not have."""
+    known = [option.name for option in registry.options(kind, name)]
+    if unknown := sorted(set(options) - set(known)):
+        raise EtloomError(
+            f"{name!r} has no option {', '.join(map(repr, unknown))}",
+            remedy=f"its options: {', '.join(known)}" if known else "it has none",
+        )
 
 
 @contextmanager

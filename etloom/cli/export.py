@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -22,12 +22,17 @@ def export(
         typer.Option("--to", help="The format; by default the end of --out says.", show_default=False),
     ] = None,
     rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-O", help="An option of the format, NAME=VALUE; may be repeated."),
+    ] = None,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
     jobs: JobsOption = None,
     cache: CacheOption = True,
 ) -> None:
-    """Write the linked traces of a run in another format: chrome (for Perfetto), parquet.
+    """Write the linked traces of a run in another format: chrome (for Perfetto), parquet, chakra (for ASTRA-sim,
+    a file a rank), etplus; of the dependency graph a part as dot or graphml.
 
     Examples:
 
@@ -35,12 +40,40 @@ def export(
       etloom export run/ --out run.json.gz       # open it at https://ui.perfetto.dev
       etloom export run/ --out run.parquet       # read it with polars, DuckDB, Spark
       etloom export run/ --rank 0 --to chrome --out rank0.json
+      etloom export run/ --out sim/job.et        # check it with: etloom lint sim/
+      etloom export run/ --out mm.dot -O step=3 -O around=aten::mm -O depth=2
     """
     import etloom
+    from etloom import registry
     from etloom.errors import UnknownName
+
+    name = to or registry.by_suffix("exports", out)
+    chosen = _options(name, option or [])
 
     job = open_job(path, rank_pattern, strict, jobs, cache)
     if rank is not None and rank not in job:
         raise UnknownName("rank", str(rank), map(str, job))
-    etloom.export(job if rank is None else job[rank], out, to)
+    etloom.export(job if rank is None else job[rank], out, name, **chosen)
     say(f"wrote {out}")
+
+
+def _options(name: str, given: list[str]) -> dict[str, Any]:
+    """NAME=VALUE as the types of the format's options; what it does not have is left to `etloom.export`."""
+    from etloom import registry
+
+    types = {one.name: one.type for one in registry.options("exports", name)}
+    chosen: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+        kinds = get_args(types.get(key)) or (types.get(key),)
+        try:
+            chosen[key] = int(value) if int in kinds else _TRUTH[value] if bool in kinds else value
+        except (ValueError, KeyError):
+            wanted = "a number" if int in kinds else "true or false"
+            raise typer.BadParameter(f"{key} is {wanted}, not {value!r}") from None
+    return chosen
+
+
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -65,19 +65,24 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True)
     ranks = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
     groups = numbered(ranks.values())
     for rank, one in ranks.items():
-        if "chakra" in one.meta.get("formats", ()):
-            raise EtloomError("is a Chakra trace already", where=path, remedy="copy it, or pack it with gzip")
-        if not one.events.height:
-            raise EtloomError(
-                f"rank {rank} holds no timed events",
-                where=path,
-                remedy="link its execution trace with a profiler trace",
-            )
+        check(one, path)
         with replacing(path if len(ranks) == 1 else of_rank(path, rank)) as file:
             file.write(encoded(one if one.meta.get("linked") else link(one), groups, delays=delays))
     if groups.ranks:
         beside = path.with_name(f"{stem(path)}.comm_groups.json")
         beside.write_text(json.dumps({str(number): ranks for number, ranks in groups.ranks.items()}) + "\n")
+
+
+def check(trace: Trace, path: str | PathLike[str]) -> None:
+    """Raise EtloomError for what has no activities, or is of this format already."""
+    if "chakra" in trace.meta.get("formats", ()):
+        raise EtloomError("is a Chakra trace already", where=path, remedy="copy it, or pack it with gzip")
+    if not trace.events.height:
+        raise EtloomError(
+            f"rank {trace.rank or 0} holds no timed events",
+            where=path,
+            remedy="link its execution trace with a profiler trace",
+        )
 
 
 def of_rank(path: Path, rank: int) -> Path:
