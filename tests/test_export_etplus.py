@@ -100,6 +100,21 @@ def test_device_work_hangs_on_its_operator_with_its_own_facts(data: Path, tmp_pa
     assert all({"device", "correlation"} <= {attr["name"] for attr in node["attrs"]} for node in device)
 
 
+def test_device_work_of_other_iterations_is_left_out(data: Path, tmp_path: Path) -> None:
+    trace = etloom.open(data / "linear")[0]
+    document = exported(trace, tmp_path / "x.etplus.json")
+    device = [node for node in document["nodes"] if "cat" in node]
+    times = [node["ts"] for node in document["nodes"] if "inclusive_dur" in node and "cat" not in node]
+    root = min(node["id"] for node in document["nodes"])
+    # 40 iterations launched 10,356; this one its share, each under the operator that launched it.
+    assert len(device) == 261
+    assert not any(node["ctrl_deps"] == root for node in device)
+    assert min(node["ts"] for node in device) > min(times)
+    # Launched before the recording began, but run in it: no operator is known.
+    early = exported(etloom.open(data / "dlrm")[1], tmp_path / "y.etplus.json")["nodes"]
+    assert sum("cat" in node and node["ctrl_deps"] == 1 for node in early) == 64
+
+
 def test_it_reads_back(data: Path, tmp_path: Path) -> None:
     trace = etloom.open(data / "nccl_ddp")[0]
     etplus.write(trace, tmp_path / "x.etplus.json.gz")

@@ -18,6 +18,9 @@ def numbered(trace: Trace) -> pl.DataFrame:
     """The device events in order of time, with ``number``, the id of their node, ``node`` and ``above``, the row and
     the id of the one above, ``pg_name`` as JSON and ``known`` of a communication, and the facts of `kernels`.
 
+    Work that belongs to no node is left out where it was launched before the first linked operator or after the last
+    one: in other iterations than the execution trace shows.
+
     The node above is that of the operator around the launch, or of the nearest linked event around that; null
     where there is none.
     """
@@ -32,8 +35,23 @@ def numbered(trace: Trace) -> pl.DataFrame:
     kernels = trace.kernels.unique("event", keep="last").rename({"event": "id"})
     for frame, key in ((cause, "id"), (above, "node"), (comms, "id"), (kernels, "id")):
         work = work.join(frame, on=key, how="left", maintain_order="left")
+    work = work.filter(pl.col("node").is_not_null() | _within(trace, work))
     first = int(trace.nodes["et_id"].max() or 0) + 1  # type: ignore[arg-type]
     return work.with_columns(number=pl.int_range(first, first + pl.len()))
+
+
+def _within(trace: Trace, work: pl.DataFrame) -> pl.Series:
+    """Which device events were launched, or began where no launch is known, while linked operators ran."""
+    events = trace.events
+    linked = rows_of(events, trace.links["event"])
+    if not linked.size:
+        return pl.repeat(True, work.height, eager=True)
+    spans = events[linked].select(begin=pl.col("ts").min(), end=(pl.col("ts") + pl.col("dur")).max())
+    launched = trace.launches.join(events.select(launch="id", launched="ts"), on="launch")
+    when = work.join(
+        launched.select(id="device_event", when="launched"), on="id", how="left", maintain_order="left"
+    )
+    return when.select(pl.col("when").fill_null(pl.col("ts")).is_between(*spans.row(0))).to_series()
 
 
 def node_around(trace: Trace, events: pl.Series) -> pl.Series:
