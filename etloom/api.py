@@ -155,10 +155,11 @@ def report(job: Trace | Job, path: StrPath) -> Path:
 
 def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
     """Raise EtloomError for an option that a plugin does not have."""
+    called = {"analyses": "analysis", "exports": "format"}[kind]
     known = [option.name for option in registry.options(kind, name)]
     if unknown := sorted(set(options) - set(known)):
         raise EtloomError(
-            f"{name!r} has no option {', '.join(map(repr, unknown))}",
+            f"the {called} {name!r} has no option {', '.join(map(repr, unknown))}",
             remedy=f"its options: {', '.join(known)}" if known else "it has none",
         )
 

@@ -134,13 +134,13 @@ def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_linked_trace_as_chakra_json(run: Job, tmp_path: Path) -> None:
-    etloom.export(run[0], tmp_path / "x.et.json")
+    etloom.export(run[0], tmp_path / "x.chakra.json")
     etloom.export(run[0], tmp_path / "x.et")
-    found = json.loads((tmp_path / "x.et.json").read_text())
+    found = json.loads((tmp_path / "x.chakra.json").read_text())
     assert [node["name"] for node in found["nodes"]] == [node.name for node in load(tmp_path / "x.et").nodes]
     assert (found["metadata"]["version"], found["metadata"]["attr"]["rank"]) == ("0.0.4", 0)
     with pytest.raises(EtloomError, match="one rank, not 2"):
-        etloom.export(run, tmp_path / "y.et.json")
+        etloom.export(run, tmp_path / "y.chakra.json")
 
 
 def test_a_file_as_json_is_one_object_with_numbers_and_lists(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_a_file_as_json_is_one_object_with_numbers_and_lists(tmp_path: Path) -> 
         "oops",
     )
     save(tmp_path / "x.et", pb.GlobalMetadata(version="1"), [node, pb.Node(id=0, type=99)])
-    assert main(["convert", str(tmp_path / "x.et"), str(tmp_path / "x.et.json")]) == 0
+    assert main(["convert", str(tmp_path / "x.et"), str(tmp_path / "x.chakra.json")]) == 0
     nothing = {"ctrl_deps": [], "data_deps": [], "start_time_micros": 0, "duration_micros": 0, "attr": {}}
-    assert json.loads((tmp_path / "x.et.json").read_text()) == {
+    assert json.loads((tmp_path / "x.chakra.json").read_text()) == {
         "metadata": {"version": "1", "attr": {}},
         "nodes": [
             {

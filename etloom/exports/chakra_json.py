@@ -1,6 +1,6 @@
 """A Chakra execution trace as JSON: the same nodes as of a .et, to be looked at.
 
-One object, whatever the number of nodes; see `etloom.chakra.as_json` for the layout. ``etloom convert x.et x.et.json``
+One object, whatever the number of nodes; see `etloom.chakra.as_json` for the layout. ``etloom convert x.et x.chakra.json``
 turns an .et file into it as it is.
 """
 
@@ -19,7 +19,7 @@ from etloom.linker import link
 from etloom.readers import _chakra_pb as pb
 from etloom.trace import Job, Trace
 
-SUFFIX = (".et.json", ".et.json.gz")
+SUFFIX = (".chakra.json", ".chakra.json.gz")
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
