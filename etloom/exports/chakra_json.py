@@ -1,7 +1,7 @@
 """A Chakra execution trace as JSON: the same nodes as of a .et, to be looked at.
 
-One object, whatever the number of nodes; see `etloom.chakra.as_json` for the layout. ``etloom convert x.et x.chakra.json``
-turns an .et file into it as it is.
+One object, whatever the number of nodes; see `etloom.chakra.as_json` for the layout. An .et file becomes it as it is by
+``etloom convert x.et x.chakra.json``.
 """
 
 from __future__ import annotations
