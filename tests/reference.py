@@ -141,7 +141,7 @@ class Rows:
 # 2^32-1 mean none.
 KINETO_FIELDS = {
     "events": [
-        ("device", "device", "natural"),
+        ("device", "device", "natural32"),
         ("stream", "stream", "natural"),
         ("correlation", "correlation", "positive"),
         ("External id", "external_id", "positive"),
@@ -158,7 +158,7 @@ KINETO_FIELDS = {
     "kernels": [
         ("grid", "grid", "triple"),
         ("block", "block", "triple"),
-        ("registers per thread", "registers", "whole"),
+        ("registers per thread", "registers", "whole32"),
         ("shared memory", "shared_mem", "whole"),
         ("blocks per SM", "blocks_per_sm", "real"),
         ("warps per SM", "warps_per_sm", "real"),
@@ -203,8 +203,8 @@ KINETO_FIELDS = {
         ("Bytes", "bytes", "whole"),
         ("Total Allocated", "total_allocated", "whole"),
         ("Total Reserved", "total_reserved", "whole"),
-        ("Device Type", "device_type", "whole"),
-        ("Device Id", "device", "natural"),
+        ("Device Type", "device_type", "whole32"),
+        ("Device Id", "device", "natural32"),
     ],
 }
 FIELD_OF = {
@@ -255,8 +255,11 @@ def _as(kind: str, value: Any) -> Any:
     number = whole(value)
     if number is None:
         return NOT_SO
-    none = {"whole": (), "positive": (0, -1), "natural": (-1, 2**32 - 1)}[kind]
-    return None if number in none else number
+    sort, bits = kind.rstrip("0123456789"), kind.lstrip("abcdefghijklmnopqrstuvwxyz")
+    if number in {"whole": (), "positive": (0, -1), "natural": (-1, 2**32 - 1)}[sort]:
+        return None
+    half = 2 ** (int(bits or 64) - 1)
+    return number if -half <= number < half else NOT_SO
 
 
 def text_number(known: list[str], value: Any) -> int:
@@ -463,7 +466,7 @@ def kineto(document: str | bytes) -> Raw:
 # Execution trace --------------------------------------------------------------------------------------------------
 
 NODE_FIELDS = [
-    ("scope", "scope", "whole"),
+    ("scope", "scope", "whole8"),
     ("tid", "tid", "whole"),
     ("fw_tid", "fw_tid", "positive"),
     ("fw_parent", "fw_parent", "positive"),
@@ -530,7 +533,7 @@ class Node:
     def tensor(self, dtype: str, value: Any, shape: Any, stride: Any) -> bool:
         """[tensor_id, storage_id, offset, numel, itemsize, device]"""
         numbers = [whole(part) for part in value[:5]] if isinstance(value, list) else []
-        if len(numbers) < 5 or None in numbers:
+        if len(numbers) < 5 or None in numbers or not -(2**31) <= numbers[4] < 2**31:
             return False
         names = ("tensor_id", "storage_id", "offset", "numel", "itemsize")
         self.reader.tensors.add(
@@ -577,12 +580,12 @@ class ExecutionTrace:
         self.left.append((key, plain(value)))
 
     def number(self, key: str, value: Any, kind: str) -> int | None:
-        found = _as("whole", value)
-        if (found == -1 and kind != "whole") or (found == 0 and kind == "positive"):
+        found = _as("whole8" if kind == "whole8" else "whole", value)
+        if (found == -1 and kind not in ("whole", "whole8")) or (found == 0 and kind == "positive"):
             return None
         if found is NOT_SO:
             # -1 written by an unsigned means none
-            if value != "18446744073709551615" or not isinstance(value, Number):
+            if value != "18446744073709551615" or not isinstance(value, Number) or kind == "whole8":
                 self.odd(key, value)
             return None
         return found

@@ -115,7 +115,7 @@ WRITERS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(EVENTS | VALUES, max_size=8), st.randoms(use_true_random=False), st.data())
 def test_made_kineto(events: list[Any], shuffle: random.Random, draw: Any) -> None:
     for at, event in enumerate(events):

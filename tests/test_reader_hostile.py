@@ -396,3 +396,44 @@ except MemoryError:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "given back\n", done.stderr
+
+
+@pytest.mark.parametrize("key", ["device", "registers per thread", "grid"])
+def test_numbers_that_no_column_is_wide_enough_for_stay_text(tmp_path: Path, key: str) -> None:
+    value = f"[{2**40}, 1, 1]" if key == "grid" else str(2**40)
+    trace = read(tmp_path, f'[{{"ph":"X","name":"a","ts":1,"dur":1,"args":{{"{key}":{value}}}}}]')
+    assert trace.events["args"].to_list() == [f'{{"{key}": {value}}}']
+    assert counts(trace)["read.odd_value"] == 1
+
+
+def test_sizes_and_scopes_of_a_node_that_are_too_wide(tmp_path: Path) -> None:
+    tensor = f'{{"values":[[1,2,3,4,{2**40},"cpu"]],"types":["Tensor(float)"]}}'
+    scope = f'[{{"name":"scope","value":{2**40}}}]'
+    trace = read_nodes(tmp_path, node_with(inputs=tensor), node_with(id="2", attrs=scope))
+    assert trace.nodes["inputs"].to_list() == [f'[[1, 2, 3, 4, {2**40}, "cpu"]]', None]
+    assert trace.nodes["attrs"].to_list() == [None, f'{{"scope": {2**40}}}']
+    assert (counts(trace)["read.odd_tensor"], counts(trace)["read.odd_value"]) == (1, 1)
+
+
+def test_halves_of_characters_are_replaced_everywhere(tmp_path: Path) -> None:
+    half = r"\ud800"
+    group = f'{{"pg_name":"{half}","ranks":[0]}}'
+    lane = f'{{"ph":"M","name":"process_name","pid":1,"args":{{"name":"{half}"}}}}'
+    call = f'{{"ph":"X","name":"{half}","ts":1,"dur":1,"args":{{"Collective name":"{half}","x":"{half}"}}}}'
+    trace = read(
+        tmp_path, f'{{"distributedInfo":{{"rank":0,"pg_config":[{group}]}},"traceEvents":[{lane},{call}]}}'
+    )
+    texts = [trace.table("groups")["pg_name"][0], trace.table("threads")["name"][0]]
+    texts += [trace.events["name"][0], trace.comms["collective"][0], json.loads(trace.events["args"][0])["x"]]
+    assert texts == ["\ufffd"] * 5
+
+
+def test_numbers_and_halves_in_a_record_of_communication(tmp_path: Path) -> None:
+    half, huge = r"\ud800", 2**70
+    values = f'[[],{huge},["{half}","{half}"],0,"{half}",[],[],0,1,{huge}]'
+    record = node_with(name='"record_param_comms"', inputs=f'{{"values":{values},"types":["a"]}}')
+    config = json.dumps(f'[{{"pg_name":"{half}","pg_size":{huge}}}]')
+    groups = node_with(id="2", name='"## process_group:init ##"', inputs=f'{{"values":[{config}]}}')
+    trace = read_nodes(tmp_path, record, groups)
+    assert trace.comms.select("pg_name", "seq", "group_size").rows() == [("\ufffd", None, None)]
+    assert trace.table("groups").select("pg_name", "size").rows() == [("\ufffd", None)]

@@ -11,6 +11,9 @@ import polars as pl
 from etloom import kinds
 from etloom.readers._native import Stat
 
+_LARGEST = 1 << 20
+"""Ranks of a group that are listed one by one; none that exists has as many."""
+
 P2P = ("send", "recv", "send_recv")
 
 
@@ -55,10 +58,11 @@ def groups(config: Any) -> pl.DataFrame:
         if not isinstance(group, dict) or "pg_name" not in group:
             continue
         size = group.get("group_size", group.get("pg_size"))
+        size = size if isinstance(size, int) and 0 <= size < 1 << 63 else None
         ranks = group.get("ranks")
         if isinstance(ranks, str):
             ranks = whole_ranks(ranks, size)
-        if ranks == [] and isinstance(size, int):
+        if ranks == [] and size is not None and size <= _LARGEST:
             ranks = list(range(size))
         if not isinstance(ranks, list):
             ranks = None
@@ -68,7 +72,7 @@ def groups(config: Any) -> pl.DataFrame:
                 "pg_desc": _text(group.get("pg_desc")),
                 "backend": _text(group.get("backend_config")),
                 "ranks": None if ranks is None else json.dumps(ranks),
-                "size": size if isinstance(size, int) else None if ranks is None else len(ranks),
+                "size": len(ranks) if size is None and ranks is not None else size,
             }
         )
     names = ("pg_name", "pg_desc", "backend", "ranks")
@@ -95,7 +99,7 @@ def whole_ranks(text: str, size: int | None) -> list[int] | None:
     if len(head) < 2 or not tail:
         return None
     step = head[1] - head[0]
-    if step < 1 or (tail[-1] - head[0]) // step > 1 << 20:
+    if step < 1 or (tail[-1] - head[0]) // step > _LARGEST:
         return None
     filled = list(range(head[0], tail[-1] + 1, step))
     agrees = filled[: len(head)] == head and filled[-len(tail) :] == tail and size in (None, len(filled))

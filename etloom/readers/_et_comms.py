@@ -15,7 +15,7 @@ import polars as pl
 
 from etloom import stacks
 from etloom.readers._comms import normalise
-from etloom.readers._native import Stat
+from etloom.readers._native import Stat, load_json
 
 RECORD = "record_param_comms"
 _C10D = r"^c10d::"
@@ -73,9 +73,9 @@ def group_config(nodes: pl.DataFrame) -> Any:
     holders = stacks.asked(nodes["name"], lambda name: name.str.contains("process_group:init", literal=True))
     for text in nodes["inputs"].filter(holders).cast(pl.String):
         try:
-            (config, *_) = json.loads(text)
-            found = json.loads(config)
-        except (TypeError, ValueError):
+            (config, *_) = load_json(text)
+            found = load_json(config)
+        except (TypeError, ValueError, RecursionError):
             continue
         groups += found if isinstance(found, list) else []
     return groups
@@ -170,12 +170,13 @@ def _splits(value: Any) -> str | None:
 
 
 def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value != -1 else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and value != -1 and abs(value) < 1 << 63 else None
 
 
 def _json(text: str | None) -> list[Any]:
     try:
-        value = json.loads(text or "[]")
-    except ValueError:
+        value = load_json(text or "[]")
+    except (ValueError, RecursionError):
         return []
     return value if isinstance(value, list) else []

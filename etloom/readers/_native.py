@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -143,10 +144,31 @@ def _header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[str, 
     header: dict[str, Any] = {}
     for key, value in members:
         try:
-            header[_text(key)] = json.loads(value)
+            header[_text(key)] = load_json(value)
         except (ValueError, RecursionError):
             stats.append(("read.header", "data_loss", 1, f"the member {_text(key)!r} is damaged"))
     return header
+
+
+def load_json(text: str | bytes) -> Any:
+    """The value of a JSON text that a file holds; half of a surrogate pair, which is no character, becomes U+FFFD.
+
+    Raises ValueError, and RecursionError for what is nested too deep.
+    """
+    return _whole_characters(json.loads(text))
+
+
+def _whole_characters(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HALVES.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_whole_characters(item) for item in value]
+    if isinstance(value, dict):
+        return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
+    return value
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 def _text(example: bytes) -> str:

@@ -9,6 +9,7 @@ namespace etloom::et {
 
 enum class Kind : uint8_t {
     kWhole,     // int64
+    kScope,     // int8
     kNatural,   // int64; -1 says "none"
     kPositive,  // int64; 0 and -1 say "none"
     kText,      // the empty text says "none"
@@ -28,7 +29,7 @@ inline constexpr Field kFields[] = {
     {"rf_id", "rf_id", Group::kNode, Kind::kPositive},
     {"fw_parent", "fw_parent", Group::kNode, Kind::kPositive},
     {"seq_id", "seq_id", Group::kNode, Kind::kNatural},
-    {"scope", "scope", Group::kNode, Kind::kWhole},
+    {"scope", "scope", Group::kNode, Kind::kScope},
     {"tid", "tid", Group::kNode, Kind::kWhole},
     {"fw_tid", "fw_tid", Group::kNode, Kind::kPositive},
     {"op_schema", "op_schema", Group::kNode, Kind::kText},

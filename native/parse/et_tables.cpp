@@ -39,6 +39,8 @@ NodeTables::NodeTables(Tables& tables, Troubles& troubles) : tables_(tables), tr
         Table& in = kFields[i].group == Group::kNode ? nodes : comms;
         if (kFields[i].kind == Kind::kText) {
             columns_[i] = in.add<Texts>(kFields[i].column, Finish::kUnescape);
+        } else if (kFields[i].kind == Kind::kScope) {
+            columns_[i] = in.add<Numbers<int8_t>>(kFields[i].column);
         } else {
             columns_[i] = in.add<Numbers<int64_t>>(kFields[i].column);
         }
@@ -48,8 +50,9 @@ NodeTables::NodeTables(Tables& tables, Troubles& troubles) : tables_(tables), tr
     io_ = tensors.add<Numbers<int8_t>>("io");
     index_ = tensors.add<Numbers<int16_t>>("index");
     item_ = tensors.add<Numbers<int32_t>>("item");
-    const char* const numbers[] = {"tensor_id", "storage_id", "offset", "numel", "itemsize"};
-    for (size_t i = 0; i < 5; ++i) tensor_numbers_[i] = tensors.add<Numbers<int64_t>>(numbers[i]);
+    const char* const numbers[] = {"tensor_id", "storage_id", "offset", "numel"};
+    for (size_t i = 0; i < 4; ++i) tensor_numbers_[i] = tensors.add<Numbers<int64_t>>(numbers[i]);
+    itemsize_ = tensors.add<Numbers<int32_t>>("itemsize");
     device_ = tensors.add<Texts>("device", Finish::kUnescape);
     dtype_ = tensors.add<Texts>("dtype", Finish::kUnescape);
     shape_ = tensors.add<Texts>("shape", Finish::kCanonical);
@@ -92,6 +95,15 @@ void NodeTables::push_field(size_t row, Node& node, size_t field) {
     if (kind == Kind::kText) {
         if (is_text(token)) {
             if (token.size() > 2) static_cast<Texts*>(columns_[field])->push_text_at(row, inside(token));
+        } else if (token != "null") {
+            node.odd(key, token, troubles_);
+        }
+        return;
+    }
+    if (kind == Kind::kScope) {
+        const auto number = whole(token);
+        if (number && *number >= INT8_MIN && *number <= INT8_MAX) {
+            static_cast<Numbers<int8_t>*>(columns_[field])->push_at(row, static_cast<int8_t>(*number));
         } else if (token != "null") {
             node.odd(key, token, troubles_);
         }
@@ -198,12 +210,13 @@ bool NodeTables::list(const Place& place, const Type& type, Cursor& value, List&
 // [tensor_id, storage_id, offset, numel, itemsize, device]
 bool NodeTables::tensor(const Place& place, const Type& type, Cursor& value, List& shapes, List& strides) {
     const std::string_view shape = beside(shapes), stride = beside(strides);
-    std::array<int64_t, 5> numbers;
+    constexpr size_t kItemsize = 4;
+    std::array<int64_t, kItemsize + 1> numbers;
     size_t known = 0;
     List parts(value);
     while (known < numbers.size() && parts.next()) {
         const auto number = whole(parts.item().value());
-        if (!number) break;
+        if (!number || (known == kItemsize && (*number < INT32_MIN || *number > INT32_MAX))) break;
         numbers[known++] = *number;
     }
     if (known < numbers.size()) {
@@ -222,7 +235,8 @@ bool NodeTables::tensor(const Place& place, const Type& type, Cursor& value, Lis
     io_->push(static_cast<int8_t>(place.io));
     index_->push(static_cast<int16_t>(std::min<size_t>(place.index, INT16_MAX)));
     item_number_ < 0 ? item_->null() : item_->push(item_number_);
-    for (size_t i = 0; i < numbers.size(); ++i) tensor_numbers_[i]->push(numbers[i]);
+    for (size_t i = 0; i < kItemsize; ++i) tensor_numbers_[i]->push(numbers[i]);
+    itemsize_->push(static_cast<int32_t>(numbers[kItemsize]));
     device_->push_text_or_null(is_text(device) ? inside(device) : std::string_view());
     dtype_->push(type.dtype_code);
     shape.empty() ? shape_->null() : static_cast<void>(shape_->push_text(shape));

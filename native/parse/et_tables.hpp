@@ -54,7 +54,8 @@ class NodeTables {
     Numbers<int8_t>* io_;
     Numbers<int16_t>* index_;
     Numbers<int32_t>* item_;
-    Numbers<int64_t>* tensor_numbers_[5];
+    Numbers<int64_t>* tensor_numbers_[4];
+    Numbers<int32_t>* itemsize_;
     Texts *device_, *dtype_, *shape_, *stride_;
 };
 

@@ -189,6 +189,26 @@ void append_utf8(std::string& out, uint32_t point) {
 
 }  // namespace
 
+namespace {
+
+struct Character {
+    uint32_t point;
+    size_t length;  // of the escape
+};
+
+// The character of the \u escape at `at`, or of the two that are a pair. Half of a pair is none: U+FFFD in its place.
+Character character(std::string_view text, size_t at) {
+    const auto first = static_cast<uint32_t>(hex4(text, at + 2));
+    if (first < 0xD800 || first >= 0xE000) return {first, 6};
+    if (first < 0xDC00 && text.substr(at + 6, 2) == "\\u") {
+        const int32_t low = hex4(text, at + 8);
+        if (low >= 0xDC00 && low < 0xE000) return {0x10000 + ((first - 0xD800) << 10) + static_cast<uint32_t>(low - 0xDC00), 12};
+    }
+    return {0xFFFD, 6};
+}
+
+}  // namespace
+
 std::string unescape(std::string_view quoted) {
     std::string out;
     out.reserve(quoted.size());
@@ -203,17 +223,9 @@ std::string unescape(std::string_view quoted) {
             ++i;
             continue;
         }
-        int32_t point = hex4(quoted, i + 2);
-        i += 5;
-        if (point >= 0xD800 && point < 0xDC00 && i + 2 < quoted.size() && quoted[i + 1] == '\\' && quoted[i + 2] == 'u') {
-            const int32_t low = hex4(quoted, i + 3);
-            if (low >= 0xDC00 && low < 0xE000) {
-                point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00);
-                i += 6;
-            }
-        }
-        // Half of a surrogate pair is no character: U+FFFD in its place.
-        append_utf8(out, point >= 0xD800 && point < 0xE000 ? 0xFFFD : static_cast<uint32_t>(point));
+        const auto [point, length] = character(quoted, i);
+        append_utf8(out, point);
+        i += length - 1;
     }
     return out;
 }
@@ -225,9 +237,15 @@ std::string canonical(std::string_view json) {
     for (size_t i = 0; i < json.size(); ++i) {
         const char c = json[i];
         if (in_string) {
-            out += c;
-            if (c == '\\' && i + 1 < json.size()) out += json[++i];
-            in_string = c != '"';
+            if (c == '\\' && i + 1 < json.size()) {
+                const bool coded = json[i + 1] == 'u' && is_escape(json, i);
+                const auto [point, length] = coded ? character(json, i) : Character{0, 2};
+                out += point == 0xFFFD ? std::string_view("\\ufffd") : json.substr(i, length);
+                i += length - 1;
+            } else {
+                out += c;
+                in_string = c != '"';
+            }
         } else if (const auto token = bare(json.substr(i)); !token.empty()) {
             is_nonfinite(token) ? out.append("\"").append(token).append("\"") : out.append(token);
             i += token.size() - 1;

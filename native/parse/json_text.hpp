@@ -36,7 +36,7 @@ Fault fault_of_text(std::string_view quoted);
 std::string unescape(std::string_view quoted);
 
 // The JSON value with ", " and ": " between its parts and no other white space, so that equal values are equal texts;
-// inf and nan become strings.
+// inf and nan become strings, halves of surrogate pairs U+FFFD.
 std::string canonical(std::string_view json);
 
 }  // namespace etloom

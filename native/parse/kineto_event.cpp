@@ -159,8 +159,7 @@ bool EventReader::arguments(Cursor& at) {
 bool EventReader::argument(std::string_view key, std::string_view token) {
     const size_t which = index_.find(key);
     if (which == kFieldCount) return false;
-    const Kind kind = kFields[which].kind;
-    if (kind == Kind::kIgnored) return true;
+    if (kFields[which].kind == Kind::kIgnored) return true;
     Event& e = event_;
     const uint64_t bit = uint64_t{1} << which;
     e.present &= ~bit;
@@ -168,7 +167,7 @@ bool EventReader::argument(std::string_view key, std::string_view token) {
     Value& value = e.values[which];
     value.token = token;
     bool none = false;
-    if (!convert(kind, token, value, none)) {
+    if (!convert(kFields[which], token, value, none)) {
         odd(key, token);
         return false;
     }
@@ -177,8 +176,8 @@ bool EventReader::argument(std::string_view key, std::string_view token) {
 }
 
 // False where the value is not of the kind. none: it says that there is none.
-bool EventReader::convert(Kind kind, std::string_view token, Value& value, bool& none) {
-    switch (kind) {
+bool EventReader::convert(const Field& field, std::string_view token, Value& value, bool& none) {
+    switch (field.kind) {
         case Kind::kIgnored:
         case Kind::kJson: return true;
         case Kind::kText: return is_text(token);
@@ -190,13 +189,13 @@ bool EventReader::convert(Kind kind, std::string_view token, Value& value, bool&
         case Kind::kReal: return put(real(token), value.real);
         case Kind::kUnsigned: return put(unsigned_whole(token), value.natural);
         case Kind::kTriple: return read_triple(token, value.triple);
-        case Kind::kWhole: return put(whole(token), value.whole);
+        case Kind::kWhole:
         case Kind::kPositive:
         case Kind::kNatural: break;
     }
     if (!put(whole(token), value.whole)) return false;
-    none = value.whole == -1 || value.whole == (kind == Kind::kPositive ? 0 : UINT32_MAX);
-    return true;
+    if (field.kind != Kind::kWhole) none = value.whole == -1 || value.whole == (field.kind == Kind::kPositive ? 0 : UINT32_MAX);
+    return none || !field.narrow || (value.whole >= INT32_MIN && value.whole <= INT32_MAX);
 }
 
 void EventReader::odd(std::string_view key, std::string_view token) {

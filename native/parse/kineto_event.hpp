@@ -50,7 +50,7 @@ class EventReader {
     bool member(std::string_view key, Cursor& at);
     bool arguments(Cursor& at);
     bool argument(std::string_view key, std::string_view token);
-    bool convert(Kind kind, std::string_view token, Value& value, bool& none);
+    bool convert(const Field& field, std::string_view token, Value& value, bool& none);
     void odd(std::string_view key, std::string_view token);
     void text(std::string_view key, std::string_view token, std::string_view& into);
 

@@ -35,11 +35,12 @@ struct Field {
     const char* column;
     Group group;
     Kind kind;
+    bool narrow = false;  // a whole number of 32 bits
 };
 
 // "Ev Idx" numbers the file's own events: `position` says it.
 inline constexpr Field kFields[] = {
-    {"device", "device", Group::kEvent, Kind::kNatural},
+    {"device", "device", Group::kEvent, Kind::kNatural, true},
     {"stream", "stream", Group::kEvent, Kind::kNatural},
     {"correlation", "correlation", Group::kEvent, Kind::kPositive},
     {"External id", "external_id", Group::kEvent, Kind::kPositive},
@@ -52,7 +53,7 @@ inline constexpr Field kFields[] = {
     {"Concrete Inputs", "concrete_inputs", Group::kArguments, Kind::kJson},
     {"grid", "grid", Group::kKernel, Kind::kTriple},
     {"block", "block", Group::kKernel, Kind::kTriple},
-    {"registers per thread", "registers", Group::kKernel, Kind::kWhole},
+    {"registers per thread", "registers", Group::kKernel, Kind::kWhole, true},
     {"shared memory", "shared_mem", Group::kKernel, Kind::kWhole},
     {"blocks per SM", "blocks_per_sm", Group::kKernel, Kind::kReal},
     {"warps per SM", "warps_per_sm", Group::kKernel, Kind::kReal},
@@ -89,8 +90,8 @@ inline constexpr Field kFields[] = {
     {"Bytes", "bytes", Group::kMemory, Kind::kWhole},
     {"Total Allocated", "total_allocated", Group::kMemory, Kind::kWhole},
     {"Total Reserved", "total_reserved", Group::kMemory, Kind::kWhole},
-    {"Device Type", "device_type", Group::kMemory, Kind::kWhole},
-    {"Device Id", "device", Group::kMemory, Kind::kNatural},
+    {"Device Type", "device_type", Group::kMemory, Kind::kWhole, true},
+    {"Device Id", "device", Group::kMemory, Kind::kNatural, true},
     {"Ev Idx", nullptr, Group::kNone, Kind::kIgnored},
 };
 inline constexpr size_t kFieldCount = std::size(kFields);

@@ -72,7 +72,12 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
                 for (size_t axis = 0; axis < 3; ++axis) triples_[which][axis] = in.add<Numbers<int32_t>>(kAxes[which][axis]);
                 break;
             }
-            default: columns_[i] = in.add<Numbers<int64_t>>(field.column);
+            default:
+                if (field.narrow) {
+                    columns_[i] = in.add<Numbers<int32_t>>(field.column);
+                } else {
+                    columns_[i] = in.add<Numbers<int64_t>>(field.column);
+                }
         }
     }
 
@@ -265,7 +270,12 @@ void EventTables::push_fields(const Event& event, uint64_t mask, size_t row) {
             case Kind::kJson: static_cast<Texts*>(column)->push_text_at(row, value.token); break;
             case Kind::kReal: static_cast<Numbers<double>*>(column)->push_at(row, value.real); break;
             case Kind::kUnsigned: static_cast<Numbers<uint64_t>*>(column)->push_at(row, value.natural); break;
-            default: static_cast<Numbers<int64_t>*>(column)->push_at(row, value.whole);
+            default:
+                if (kFields[i].narrow) {
+                    static_cast<Numbers<int32_t>*>(column)->push_at(row, static_cast<int32_t>(value.whole));
+                } else {
+                    static_cast<Numbers<int64_t>*>(column)->push_at(row, value.whole);
+                }
         }
     }
 }
