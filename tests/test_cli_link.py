@@ -39,6 +39,20 @@ def test_a_file_for_each_rank_where_out_is_no_file(data: Path, tmp_path: Path, c
     assert sum("inclusive_dur" in node for node in nodes) == 7050
 
 
+def test_one_file_in_a_folder_where_the_format_holds_all_ranks(
+    data: Path, tmp_path: Path, call: Call
+) -> None:
+    out = tmp_path / "linked"
+    assert call(data / "cpu" / "coll_4", "--out", out, "--to", "chrome", "--no-cache")[0] == 0
+    assert [path.name for path in out.iterdir()] == ["run.json"]
+    (tmp_path / "taken").write_text("")
+    status, _, err = call(
+        data / "cpu" / "coll_4", "--out", tmp_path / "taken", "--to", "chrome", "--no-cache"
+    )
+    assert status == 1 and "taken: File exists" in err
+
+
+@pytest.mark.slow
 def test_one_rank_of_a_folder(data: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "one.etplus.json.gz"
     assert call(data / "cpu" / "ddp_2", "--rank", 1, "--out", out, "--no-cache")[0] == 0
@@ -50,6 +64,7 @@ def test_one_rank_of_a_folder(data: Path, tmp_path: Path, call: Call) -> None:
     assert status == 1 and "one file holds one rank, not 2" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [False, True])
 def test_iterations(data: Path, tmp_path: Path, call: Call, folder: bool) -> None:
     given = [data / "linear", "--no-cache"] if folder else pair(data, "linear")
@@ -67,6 +82,7 @@ def test_iterations(data: Path, tmp_path: Path, call: Call, folder: bool) -> Non
     assert (status, err) == (1, "etloom: no iterations are called 'some'; give best, all or a number\n")
 
 
+@pytest.mark.slow
 def test_the_pause_after_which_a_thread_follows_another(data: Path, tmp_path: Path, call: Call) -> None:
     def handoffs(*more: object) -> int:
         out = tmp_path / "x.parquet"

@@ -115,6 +115,7 @@ def test_device_work_of_other_iterations_is_left_out(data: Path, tmp_path: Path)
     assert sum("cat" in node and node["ctrl_deps"] == 1 for node in early) == 64
 
 
+@pytest.mark.slow
 def test_it_reads_back(data: Path, tmp_path: Path) -> None:
     trace = etloom.open(data / "nccl_ddp")[0]
     etplus.write(trace, tmp_path / "x.etplus.json.gz")
@@ -132,6 +133,7 @@ def test_what_cannot_be_written_is_said(data: Path, tmp_path: Path) -> None:
         etplus.write(etloom.open(data / "hta_multirank")[0], tmp_path / "x.etplus.json")
 
 
+@pytest.mark.slow
 def test_the_peers_class_and_command(data: Path, tmp_path: Path) -> None:
     host, device = data / "cpu/ddp_2/torch_et_1.json.gz", data / "cpu/ddp_2/kineto_trace_1.json.gz"
     chakra.TraceLinker().link(host, device, tmp_path / "by_class.json")

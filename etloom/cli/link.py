@@ -33,7 +33,8 @@ def link(
         typer.Option("--out", "-o", help="Where to save; the end of the name chooses the format."),
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", help="The format: etplus, chrome, parquet.", show_default=False)
+        str | None,
+        typer.Option("--to", help="The format: etplus, chakra, chrome, parquet.", show_default=False),
     ] = None,
     iterations: Annotated[
         str,
@@ -54,7 +55,7 @@ def link(
     """Join operators, launches and device work, and save the linked traces (as Parquet unless told otherwise).
 
     Prints how far the linking reached. Give either a folder, or --host and --device. Where --out is no name of a file,
-    each rank of a folder gets a file of its own in it.
+    it is a folder; each rank gets a file of its own in it, if the format holds one rank.
 
     Examples:
 
@@ -95,14 +96,26 @@ def link(
     if strict:
         what.check_lossless()
     emit(etloom.analyze(what, "link-quality"), Format.table, None)
-    if isinstance(what, Job) and format != "parquet" and not _is_file_name(out):
-        suffix = registry.suffixes("exports", format)[0]
-        out.mkdir(parents=True, exist_ok=True)
-        for number, trace in what.items():
-            etloom.export(trace, out / f"rank_{number}{suffix}", format)
-    else:
-        etloom.export(what, out, format)
+    _save(what, out, format)
     say(f"saved {out}")
+
+
+def _save(what: Trace | Job, out: Path, format: str) -> None:
+    """Write to ``out``, or of the ranks of a folder, where that is no name of a file, into it."""
+    import etloom
+    from etloom import registry
+    from etloom.trace import Job
+
+    if not isinstance(what, Job) or format == "parquet" or _is_file_name(out):
+        etloom.export(what, out, format)
+        return
+    suffix = registry.suffixes("exports", format)[0]
+    out.mkdir(parents=True, exist_ok=True)
+    if format != "etplus":
+        etloom.export(what, out / f"run{suffix}", format)
+        return
+    for number, trace in what.items():  # an ET+ holds one rank
+        etloom.export(trace, out / f"rank_{number}{suffix}", format)
 
 
 def _by_name(out: Path) -> str:
