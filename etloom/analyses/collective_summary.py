@@ -40,7 +40,7 @@ def analyze(job: Job) -> pl.DataFrame:
     transfer = pl.col("transfer_ns")
     table = (
         met(communications(job).parts)
-        .group_by("collective", "group", "group_size", "bytes")
+        .group_by("collective", "group", "group_size", "bytes", maintain_order=True)
         .agg(
             pl.len().alias("count"),
             (pl.col("recorded") > 1).sum().alias("matched"),
@@ -54,6 +54,13 @@ def analyze(job: Job) -> pl.DataFrame:
             pl.col("algo_bandwidth").median().alias("algo_bandwidth_p50"),
             pl.col("bus_bandwidth").median().alias("bus_bandwidth_p50"),
         )
-        .sort("duration_ns", "collective", "group", "bytes", descending=(True, False, False, False))
+        .sort(
+            "duration_ns",
+            "collective",
+            "group",
+            "bytes",
+            descending=(True, False, False, False),
+            maintain_order=True,
+        )
     )
     return answer(table, COLUMNS)

@@ -6,7 +6,8 @@ costs of different patterns can be of the same time (a gap, and the communicatio
 - cost_ns: what the rank would gain at most if it did not happen; pct: of the time from its first to its last event.
 - confidence: high (measured), medium (measured, but part of it would stay), low (estimated).
 - step: where it costs most, of the ``count`` times. operator, module: innermost around it. frame: line of Python,
-  where stacks were recorded. name: of the kernel or call.
+  where stacks were recorded. name: of the kernel or call. event: the host
+  event to look at, of the rank.
 - title says what happens, advice what to do. pattern names the rule: its module in etloom.patterns says what it looks
   for.
 
@@ -44,6 +45,7 @@ COLUMNS = {
     "module": pl.String,
     "frame": pl.String,
     "name": pl.String,
+    "event": pl.Int64,
 }
 
 
@@ -60,7 +62,9 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl
         for rank, finding in _found(name, views)
     ]
     table = pl.DataFrame(rows, schema={**COLUMNS, "place": pl.String}, infer_schema_length=None)
-    worst = table.filter(pl.col("pct") >= min_pct).sort("cost_ns", "rank", descending=(True, False))
+    worst = table.filter(pl.col("pct") >= min_pct).sort(
+        "cost_ns", "rank", descending=(True, False), maintain_order=True
+    )
     everywhere = worst.group_by("pattern", "place", maintain_order=True).agg(
         pl.exclude("ranks").first(), pl.col("rank").n_unique().alias("ranks")
     )

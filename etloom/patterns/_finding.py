@@ -10,6 +10,7 @@ import polars as pl
 
 from etloom.patterns._view import View
 
+_PLACE = ("step", "stream", "name", "operator", "module", "frame", "event")
 MOST = 5
 """A pattern names so many places; the others are smaller."""
 
@@ -30,6 +31,8 @@ class Finding:
     operator: str | None = None
     module: str | None = None
     frame: str | None = None
+    event: int | None = None
+    """The host event to look at: id."""
     place: str | None = None
     """What makes it the same finding on another rank."""
 
@@ -50,14 +53,14 @@ def places(
     name, or block, which is the class of the module and else the operator.
     """
     rows = rows.filter(pl.col("cost_ns") > 0)
-    known = rows.hstack(view.where(rows["event"])).sort("cost_ns", descending=True)
+    known = rows.hstack(view.where(rows["event"])).sort("cost_ns", descending=True, maintain_order=True)
     # Layers of one class are one place.
     known = known.with_columns(block=pl.coalesce(pl.col("module").str.replace(r"_\d+$", ""), "operator"))
     sums = known.group_by(by, maintain_order=True).agg(
         pl.col("cost_ns").sum(), pl.len().alias("count"), pl.exclude(by, "cost_ns").first()
     )
-    for row in sums.sort("cost_ns", descending=True).head(most).iter_rows(named=True):
-        place = {name: row.get(name) for name in ("step", "stream", "name", "operator", "module", "frame")}
+    for row in sums.sort("cost_ns", descending=True, maintain_order=True).head(most).iter_rows(named=True):
+        place = {name: row.get(name) for name in _PLACE}
         yield Finding(title(row), row["cost_ns"], confidence, advice, row["count"], **place, place=row[by])
 
 

@@ -21,7 +21,7 @@ def find(view: View) -> Iterator[Finding]:
     idle = Intervals.of([span[0]], [span[1]]) - view.activity.busy
     cost = (idle & view.loading).total
     if cost:
-        longest = loads.sort("dur", descending=True).row(0, named=True)
+        longest = loads.sort("dur", descending=True, maintain_order=True).row(0, named=True)
         yield Finding(
             f"nothing runs while the host waits for the data loader, {loads.height:,} loads",
             cost,

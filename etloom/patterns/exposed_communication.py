@@ -22,7 +22,9 @@ def find(view: View) -> Iterator[Finding]:
         work = view.work.filter(pl.col("kind") == "communication")
         cost = exposed.covered(work["ts"].to_numpy(), work["end"].to_numpy())
         worst = (
-            work.with_columns(pl.Series("cost_ns", cost)).sort("cost_ns", descending=True).row(0, named=True)
+            work.with_columns(pl.Series("cost_ns", cost))
+            .sort("cost_ns", descending=True, maintain_order=True)
+            .row(0, named=True)
         )
     else:
         worst = {}

@@ -43,7 +43,7 @@ def find(view: View) -> Iterator[Finding]:
     )
     lost = ordered.filter((pl.col("between") > 0) & (pl.col("region") != pl.col("region").shift(1)))
     if cost := lost["between"].sum():
-        worst = lost.sort("between", descending=True).row(0, named=True)
+        worst = lost.sort("between", descending=True, maintain_order=True).row(0, named=True)
         yield Finding(
             f"the compiled step is in {pieces} pieces, with Python between them",
             int(cost),

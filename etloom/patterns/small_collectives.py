@@ -35,7 +35,7 @@ def find(view: View) -> Iterator[Finding]:
     for row in (
         runs.group_by("collective", "pg_name")
         .agg(pl.col("count", "took").sum(), pl.col("bytes").median(), pl.len().alias("runs"))
-        .sort("took", descending=True)
+        .sort("took", "collective", "pg_name", descending=(True, False, False))
         .iter_rows(named=True)
     ):
         yield Finding(

@@ -33,7 +33,7 @@ def find(views: Mapping[int, View]) -> Iterator[tuple[int, Finding]]:
         .agg(pl.len().alias("count"), pl.col("delay_ns", *CAUSES).sum())
         .with_columns(cause=cause())
     )
-    for row in sums.sort("delay_ns", descending=True).iter_rows(named=True):
+    for row in sums.sort("delay_ns", "rank", descending=(True, False)).iter_rows(named=True):
         yield (
             row["rank"],
             Finding(

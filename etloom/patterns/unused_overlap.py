@@ -27,7 +27,7 @@ def find(view: View) -> Iterator[Finding]:
     )
     if not shared.height:
         return
-    worst = shared.sort("dur", descending=True).row(0, named=True)
+    worst = shared.sort("dur", descending=True, maintain_order=True).row(0, named=True)
     yield Finding(
         f"{shared.height:,} communications run on stream {worst['stream']}, where the computation is, so neither hides "
         "the other",

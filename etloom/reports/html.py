@@ -22,6 +22,7 @@ import polars as pl
 
 import etloom
 from etloom.reports.palette import COLOURS
+from etloom.reports.sections import findings, path, ranks
 from etloom.reports.tables import html_table, svg_bars
 from etloom.reports.text import count
 from etloom.reports.timeline import Packed, pack
@@ -30,8 +31,11 @@ from etloom.trace import Job, Trace
 
 MAX_EVENTS = 200_000
 """Events drawn of a rank; about 8 bytes each in the file."""
-MAX_RANKS = 8
+MAX_DRAWN = 1_200_000
+"""Events drawn of all ranks together: what a browser opens in a blink and a mail carries."""
+MAX_RANKS = 64
 """Ranks whose timelines are drawn; all ranks stand in the tables."""
+MAX_FINDINGS = 20
 MAX_BARS = 32
 """Ranks with a bar of their own."""
 SCRIPTS = ("data.js", "paint.js", "timeline.js", "hands.js", "page.js")
@@ -64,7 +68,7 @@ def write(
 def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS) -> str:
     """The page as text; see `write`."""
     found = verdict(job)
-    packed, notes = _timelines(job, max_events, max_ranks)
+    packed, notes = _timelines(job, max_events, max_ranks, found.tables["critical-path"])
     css, script = _asset("report.css"), "\n".join(map(_asset, SCRIPTS))
     name = str(job.meta.get("path") or "")
     return _fill(
@@ -75,6 +79,9 @@ def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
         subtitle=_subtitle(job),
         css=css,
         verdict=_sentences(found),
+        findings=findings(found.tables["findings"], len(job), MAX_FINDINGS),
+        path=path(found.tables["critical-path"]),
+        together=ranks(found.tables),
         timeline=_timeline(packed, notes),
         breakdown=_breakdown(found),
         links="".join(f'<a href="#{name}-section">{title}</a>' for name, (title, _) in _TABLES.items()),
@@ -141,7 +148,9 @@ def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def _timelines(job: Job, max_events: int, max_ranks: int) -> tuple[list[Packed], list[str]]:
+def _timelines(
+    job: Job, max_events: int, max_ranks: int, critical: pl.DataFrame
+) -> tuple[list[Packed], list[str]]:
     """The packed ranks, and what a reader of the page must be told about what they leave out."""
     drawn = {rank: trace for rank, trace in job.items() if trace.events.height}
     notes = []
@@ -156,8 +165,16 @@ def _timelines(job: Job, max_events: int, max_ranks: int) -> tuple[list[Packed],
     origins = _origins(drawn)
     if len(set(origins.values())) > 1:
         notes.append("The ranks share no clock: each timeline starts at its own zero.")
+    most = min(max_events, MAX_DRAWN // max(1, len(drawn)))
     packed = [
-        pack(trace, rank=rank, origin=origins[rank], max_events=max_events) for rank, trace in drawn.items()
+        pack(
+            trace,
+            rank=rank,
+            origin=origins[rank],
+            max_events=most,
+            critical=critical.filter(pl.col("rank") == rank)["event"].drop_nulls(),
+        )
+        for rank, trace in drawn.items()
     ]
     for one in packed:
         if one.left_out:

@@ -4,6 +4,8 @@ const FACTS = JSON.parse(document.getElementById("facts").textContent);
 const COLOURS = FACTS.colours.map(([name]) => name);
 const LABELS = FACTS.colours.map(([, label]) => label);
 
+const FIRST = 8; // ranks that are open when the page is
+
 function sortTable(table, column, direction) {
   const body = table.tBodies[0];
   const keyed = [...body.rows].map((row, i) => {
@@ -114,21 +116,42 @@ async function start() {
   if (!timeline) return;
   timeline.onselect = (rank, index) => panel(timeline, rank, index);
   searching(timeline);
-  const act = { fit: () => timeline.fit(), in: () => timeline.zoom(0.6), out: () => timeline.zoom(1 / 0.6) };
-  for (const button of document.querySelectorAll("button[data-act]")) {
-    button.addEventListener("click", () => act[button.dataset.act]());
-  }
+  buttons(timeline);
   const status = document.getElementById("status");
   const packed = [...document.querySelectorAll("script[data-rank]")];
   for (const [i, script] of packed.entries()) {
     status.textContent = `unpacking ${i + 1} of ${packed.length} ranks`;
-    timeline.add(await unpack(script.textContent));
+    timeline.add(await unpack(script.textContent), i < FIRST);
     script.remove();
+    if (i + 1 < Math.min(FIRST, packed.length)) continue;
+    // The page can be used from here on; the other ranks come, folded, while it is.
+    root.dataset.ready = "true";
+    window.etloom = { timeline };
+    await new Promise((go) => setTimeout(go));
   }
   const events = timeline.ranks.reduce((sum, rank) => sum + rank.events, 0);
   status.textContent = `${formatCount(events)} events`;
-  root.dataset.ready = "true";
-  window.etloom = { timeline };
+  root.dataset.whole = "true";
+}
+
+function buttons(timeline) {
+  const act = {
+    fit: () => timeline.fit(), in: () => timeline.zoom(0.6), out: () => timeline.zoom(1 / 0.6),
+    path: (button) => {
+      timeline.mark(!timeline.path);
+      button.setAttribute("aria-pressed", String(timeline.path));
+    },
+  };
+  for (const button of document.querySelectorAll("button[data-act]")) {
+    button.addEventListener("click", () => act[button.dataset.act](button));
+  }
+  for (const button of document.querySelectorAll("button[data-at-event]")) {
+    button.addEventListener("click", () => {
+      const found = timeline.go(Number(button.dataset.atRank), Number(button.dataset.atEvent));
+      if (found) document.getElementById("timeline").scrollIntoView();
+      else button.textContent = "not drawn";
+    });
+  }
 }
 
 start().catch((error) => {

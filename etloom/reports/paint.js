@@ -78,7 +78,8 @@ class Picture {
   drawRow(rank, from, to, y, height, labels) {
     const { context: c, scale, gutter, width, fills, inks } = this;
     const [t0, t1] = this.view;
-    const { start, dur, end, colour, name, match } = rank;
+    const { start, dur, end, colour, name, match, critical } = rank;
+    const path = this.path;
     const perPixel = 1 / scale;
     let last = null;
     for (let i = firstAbove(end, t0 - perPixel, from, to); i < to && start[i] <= t1; ) {
@@ -90,6 +91,7 @@ class Picture {
         const x = Math.floor(left);
         const next = Math.max(i + 1, firstAbove(end, t0 + (x + 1 - gutter) * perPixel, i + 1, to));
         if (match && !match.subarray(i, next).includes(1)) fill = this.colour.faded;
+        if (path && critical.subarray(i, next).includes(1)) fill = this.colour.bad;
         if (fill !== last) c.fillStyle = last = fill;
         c.fillRect(x, y, 1, height);
         i = next;
@@ -100,6 +102,10 @@ class Picture {
       if (fill !== last) c.fillStyle = last = fill;
       const wide = right - left;
       c.fillRect(left, y, wide > 3 ? wide - 0.7 : wide, height);
+      if (path && critical[i]) {
+        c.fillStyle = last = this.colour.bad;
+        c.fillRect(left, y + height - 3, Math.max(wide, 1), 3);
+      }
       if (labels && wide > 28) {
         c.fillStyle = off ? this.colour["ink-soft"] : inks[colour[i]][shade];
         last = null;

@@ -18,14 +18,15 @@ class Timeline extends Picture {
     this.hovered = null;
     this.measured = null;
     this.query = "";
+    this.path = false; // whether the critical path is marked
     this.frames = [];
     this.onselect = () => {};
     this.readColours();
     listen(this);
   }
 
-  add(rank) {
-    rank.open = true;
+  add(rank, fit = true) {
+    rank.open = fit;
     rank.match = null;
     for (const lane of rank.lanes) lane.open = true;
     this.ranks.push(rank);
@@ -35,7 +36,23 @@ class Timeline extends Picture {
     this.home = bounds(work.length ? work : lanes);
     this.search(this.query);
     this.layout();
-    this.fit();
+    if (fit) this.fit();
+  }
+
+  // The event with this id of a rank, shown and selected; false where it is not drawn.
+  go(number, id) {
+    const rank = this.ranks.find((rank) => rank.rank === number);
+    const index = rank ? rank.id.indexOf(id) : -1;
+    if (index < 0) return false;
+    this.select(rank, index);
+    this.show(rank, index);
+    return true;
+  }
+
+  mark(path) {
+    this.path = path;
+    this.overview = null;
+    this.schedule();
   }
 
   // ---- layout

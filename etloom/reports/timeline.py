@@ -48,10 +48,13 @@ class Packed:
         return self.total - self.kept
 
 
-def pack(trace: Trace, *, rank: int, origin: int, max_events: int) -> Packed:
+def pack(
+    trace: Trace, *, rank: int, origin: int, max_events: int, critical: pl.Series | None = None
+) -> Packed:
     """The timeline of a rank. ``origin`` is the time, in ns, that the page calls zero.
 
-    Of more than ``max_events`` events, those stay that are the longest in their lane and bucket of time.
+    critical: ids of the events on the critical path. Of more than ``max_events`` events, those stay that are on it,
+    then those that are the longest in their lane and bucket of time.
     """
     events = trace.events
     lanes = _lanes(trace)
@@ -65,7 +68,8 @@ def pack(trace: Trace, *, rank: int, origin: int, max_events: int) -> Packed:
             nulls_equal=True,
         )
     )
-    kept = _longest(placed, max_events)
+    on_path = pl.lit(False) if critical is None else pl.col("id").is_in(critical.cast(pl.UInt32).implode())
+    kept = _longest(placed.with_columns(on_path.alias("_critical")), max_events)
     rows, crowded = _rows(kept)
     kept = kept.with_columns(pl.Series("_row", rows, pl.UInt32)).sort("_lane", "_row", "ts", "id")
     lanes = lanes.join(kept.group_by("_lane").agg(pl.len().alias("_kept")), on="_lane", how="left")
@@ -84,6 +88,7 @@ def pack(trace: Trace, *, rank: int, origin: int, max_events: int) -> Packed:
         ("correlation", "wide", _wide(kept["correlation"])),
         ("id", "u32", _words(kept["id"])),
         ("colour", "u8", _bytes(colours)),
+        ("critical", "u8", _bytes(kept["_critical"].cast(pl.UInt8))),
         ("step", "u32", _words(step)),
         *((name, "u32", _words(values)) for name, values in {**texts, **edges}.items()),
     ]
@@ -167,7 +172,7 @@ def _longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
     return (
         events.with_columns(((pl.col("ts") - start) // width).alias("_bucket"))
         .with_columns(longest.rank("ordinal", descending=True).over("_lane", "_bucket").alias("_place"))
-        .sort("_place", longest * -1, "id")
+        .sort(~pl.col("_critical"), "_place", longest * -1, "id")
         .head(max_events)
         .sort("id")
         .drop("_bucket", "_place")

@@ -18,6 +18,18 @@ from etloom.reports.text import count, duration, number
 from etloom.trace import Job
 
 ANALYSES = ("steps", "temporal-breakdown", "comm-overlap", "top-ops", "kernel-breakdown", "link-quality")
+OF_THE_JOB = ("findings", "critical-path", "collective-summary", "stragglers", "clocks", "imbalance")
+"""Analyses of all ranks together."""
+WITH_OPTIONS: Mapping[str, Mapping[str, Any]] = {"critical-path": {"by": "edge"}}
+SAID = {
+    "segment": "host",
+    "stream": "delays on a stream",
+    "launch": "delays of launches",
+    "idle": "Python or nothing",
+}
+"""Kinds of the critical path in a sentence."""
+MOST_EVENTS = 4_000_000
+"""Of a larger run the critical path is left to `etloom analyze critical-path`: its graph takes minutes."""
 PARTS = {
     "compute": "compute",
     "exposed_communication": "exposed communication",
@@ -60,13 +72,19 @@ def verdict(job: Job) -> Verdict:
         tables[name], reason = _ask(job, name)
         if reason:
             unanswered[name] = reason
+    for name in OF_THE_JOB:
+        tables[name], reason = _ask_all(job, name)
+        if reason:
+            unanswered[name] = reason
     tables["overview"] = overview = _overview(job, tables)
     stats = job.stats
     bases = overview["basis"].drop_nulls().unique().to_list()
     basis = bases[0] if len(bases) == 1 else "mixed" if bases else "none"
     sentences = (
+        _costliest(tables["findings"]),
         _step_time(tables["steps"]),
         *_shares(tables["temporal-breakdown"], tables["comm-overlap"], basis),
+        _path(tables["critical-path"]),
         _top_operator(tables["top-ops"]),
         _links(tables["link-quality"]),
         _trouble(stats),
@@ -91,6 +109,45 @@ def _ask(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
         return table, None
     some = ", ".join(map(str, list(reasons)[:8])) + (", ..." if len(reasons) > 8 else "")
     return table, f"{next(iter(reasons.values()))} (rank {some})"
+
+
+def _ask_all(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
+    """The answer of the job; no reason is given where one rank alone was asked to be compared."""
+    analysis = registry.get("analyses", name)
+    nothing = pl.DataFrame(schema=analysis.COLUMNS)
+    if name == "critical-path" and sum(trace.events.height for trace in job.values()) > MOST_EVENTS:
+        return nothing, f"more than {MOST_EVENTS:,} events: ask `etloom analyze critical-path`"
+    try:
+        return analysis.analyze(job, **WITH_OPTIONS.get(name, {})), None
+    except AnalysisError as error:
+        return nothing, error.what if len(job) > 1 and name in ("stragglers", "clocks") else None
+
+
+def _costliest(findings: pl.DataFrame) -> Sentence:
+    if findings.is_empty():
+        return Sentence("To mend first", "nothing found", "no pattern that costs half a percent of the run")
+    first = findings.row(0, named=True)
+    text = (
+        f"{first['title']} ({first['pct']:.1f} % of rank {first['rank']}, {first['confidence']} confidence)"
+    )
+    return Sentence("To mend first", duration(first["cost_ns"]), text)
+
+
+def _path(path: pl.DataFrame) -> Sentence:
+    """What the longest chain of work and waits consists of."""
+    total = int(path["time_ns"].sum()) if path.height else 0
+    if not total:
+        return Sentence("Critical path", "not known", "no timed operators and no device work")
+    kinds = (
+        path.group_by("kind").agg(pl.col("time_ns").sum()).sort("time_ns", "kind", descending=(True, False))
+    )
+    shares = [
+        f"{100 * time / total:.1f} % {SAID.get(kind, kind)}" for kind, time in kinds.head(4).iter_rows()
+    ]
+    first, *rest = shares
+    return Sentence(
+        "Critical path", first, f"of {duration(total)}; then {', '.join(rest)}" if rest else "of all"
+    )
 
 
 def _overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:

@@ -72,6 +72,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Open]:
         page.on("request", lambda request: asked.append(request.url))
         page.goto(path.as_uri())
         page.wait_for_selector("#tracks[data-ready]", timeout=60_000)
+        page.evaluate("() => document.getElementById('timeline')?.scrollIntoView({ behavior: 'instant' })")
         settle(page)
         return page
 
@@ -366,3 +367,52 @@ def test_the_picture_of_the_readme(show: Open, ddp: Job) -> None:
     assert len(picture) > 50_000
     if target := os.environ.get("ETLOOM_PICTURE"):
         Path(target).write_bytes(picture)
+
+
+def test_a_finding_shows_where_it_is(show: Open, data: Path) -> None:
+    job = etloom.open(data / "tracelens/h100_qwen.json.gz")
+    page = show(job)
+    rows = etloom.analyze(job, "findings").drop_nulls("event")
+    first = page.locator("button.show").first
+    assert page.locator(".findings .what").first.inner_text() == etloom.analyze(job, "findings")["title"][0]
+    first.click()
+    settle(page)
+    selected = (
+        "() => etloom.timeline.selected && etloom.timeline.selected.rank.id[etloom.timeline.selected.index]"
+    )
+    assert page.evaluate(selected) == rows["event"][0]
+    assert page.locator("#details dd").first.inner_text() == "cudaLaunchKernel"
+
+
+def test_the_critical_path_is_marked_on_request(show: Open, data: Path) -> None:
+    page = show(etloom.open(data / "cpu/ddp_2"))
+    path = page.locator('button[data-act="path"]')
+    before = page.evaluate(COPY)
+    path.click()
+    settle(page)
+    assert path.get_attribute("aria-pressed") == "true"
+    marked = page.evaluate(
+        "() => etloom.timeline.ranks.map((rank) => rank.critical.reduce((a, b) => a + b, 0))"
+    )
+    # Rank 1 is the slower one: the path runs on it alone.
+    assert marked[0] == 0 < marked[1]
+    assert page.evaluate(COPY) != before
+    path.click()
+    settle(page)
+    assert path.get_attribute("aria-pressed") == "false"
+    assert page.evaluate(COPY) == before
+
+
+def test_ranks_and_collectives_stand_side_by_side(show: Open, data: Path) -> None:
+    page = show(etloom.open(data / "dlrm"))
+    for name in ("collective-summary", "stragglers", "imbalance", "clocks", "critical-path"):
+        assert page.locator(f"table#{name} tbody tr").count() > 0
+    assert page.locator("table#stragglers tbody tr").first.locator("td").first.inner_text() == "2"
+
+
+def test_many_ranks_open_folded_and_come_whole(show: Open, data: Path) -> None:
+    one = etloom.open(data / "dlrm")[0]
+    ranks = {rank: one.replace(meta={**one.meta, "rank": rank, "world_size": 12}) for rank in range(12)}
+    page = show(Job(ranks))
+    page.wait_for_selector("#tracks[data-whole]")
+    assert page.evaluate("() => etloom.timeline.ranks.map((rank) => rank.open)") == [True] * 8 + [False] * 4

@@ -1,0 +1,105 @@
+"""Sections of the page that say what to mend: findings, the critical path, what ranks do to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import polars as pl
+
+from etloom.reports.tables import html_table
+from etloom.reports.text import count, duration
+
+_WHERE = ("operator", "module", "frame", "step", "stream")
+
+
+def findings(table: pl.DataFrame, of_ranks: int, most: int) -> str:
+    """The costliest findings as a list, each with where it is and what to do."""
+    if table.is_empty():
+        return '<p class="soft">No pattern was found that costs half a percent of the run or more.</p>'
+    top = float(table["cost_ns"].max() or 1)  # type: ignore[arg-type]
+    items = "".join(_finding(row, top, of_ranks) for row in table.head(most).iter_rows(named=True))
+    more = table.height - most
+    rest = (
+        f'<p class="soft">{count(more, "smaller finding")} in `etloom analyze findings`.</p>'
+        if more > 0
+        else ""
+    )
+    note = (
+        '<p class="soft">Cost: what the rank would gain at most. Costs of different patterns can be of the same time, '
+        "so they do not add up.</p>"
+    )
+    return f'{note}<ol class="findings">{items}</ol>{rest}'
+
+
+def _finding(row: Mapping[str, Any], top: float, of_ranks: int) -> str:
+    place = [f"{name} {row[name]}" for name in _WHERE if row[name] is not None]
+    if of_ranks > 1:
+        place.insert(
+            0, f"rank {row['rank']}" + (f" and {row['ranks'] - 1:,} more" if row["ranks"] > 1 else "")
+        )
+    show = ""
+    if row["event"] is not None:
+        show = (
+            f'<button type="button" class="show" data-at-rank="{row["rank"]}" data-at-event="{row["event"]}">'
+            "show</button>"
+        )
+    share = f"{row['pct']:.1f} %" if row["pct"] is not None else ""
+    return (
+        f'<li><div class="cost"><b>{escape(duration(row["cost_ns"]))}</b><span>{share}</span>'
+        f'<svg viewBox="0 0 100 5" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="bar" width="{max(1, 100 * row["cost_ns"] / top):.1f}" height="5"/></svg></div>'
+        f'<div><p class="what">{escape(row["title"])}</p><p>{escape(row["advice"])}</p>'
+        f'<p class="soft">{escape(" · ".join(place))}{" · " if place else ""}{escape(row["confidence"])} confidence · '
+        f"<code>{escape(row['pattern'])}</code> {show}</p></div></li>"
+    )
+
+
+def path(table: pl.DataFrame) -> str:
+    """The critical path by what it consists of; nothing where there is none."""
+    if table.is_empty():
+        return ""
+    total = table["time_ns"].sum()
+    rows = (
+        table.group_by("kind", "category", "name", "operator", maintain_order=True)
+        .agg(pl.len().alias("count"), pl.col("time_ns", "unexplained_ns").sum())
+        .with_columns(pct=100 * pl.col("time_ns") / total)
+        .sort("time_ns", "name", descending=(True, False), maintain_order=True)
+    )
+    note = (
+        "The chain of work and waits on which the end of the run hangs; unexplained: beyond the least that such a step "
+        "takes. The button above the timeline marks it there."
+    )
+    shown = html_table(rows, "critical-path", "Critical path", note, limit=500)
+    return f'<section id="critical-path-section" aria-label="Critical path">{shown}</section>'
+
+
+def ranks(tables: Mapping[str, pl.DataFrame]) -> str:
+    """Collectives with arrival, wait and transfer, and the ranks side by side; nothing of a run without any."""
+    texts = {
+        "collective-summary": (
+            "Collectives",
+            "Wait: until the last rank came. Transfer: the shortest time that a rank spent. GB = 1e9 B.",
+        ),
+        "stragglers": (
+            "Who comes late",
+            "Delay: how much later than the last but one, and what the rank did meanwhile.",
+        ),
+        "imbalance": ("Ranks side by side", "Each part of the breakdown over the ranks."),
+        "clocks": ("Clocks", "Against the first rank, told from the ends of collectives."),
+    }
+    parts = [
+        html_table(_known(tables[name]), name, title, note)
+        for name, (title, note) in texts.items()
+        if tables[name].height
+    ]
+    if not parts:
+        return ""
+    inside = "".join(parts)
+    return f'<section id="ranks-section" aria-label="Ranks"><h2>Between ranks</h2>{inside}</section>'
+
+
+def _known(table: pl.DataFrame) -> pl.DataFrame:
+    """Without the columns of nulls."""
+    return table.drop(name for name in table.columns if table[name].null_count() == table.height)
