@@ -214,7 +214,8 @@ def _number(kind: str, place: int, integers: list[int], doubles: list[float]) ->
         return str(integers[place])
     if kind == "d":
         return _double(doubles[place])
-    return f"[{_double(doubles[place])}, {_double(doubles[place + 1])}]"
+    # As complex() takes it; PyTorch's observer says only that there is one.
+    return f'"{complex(doubles[place], doubles[place + 1])}"'
 
 
 def _double(value: float) -> str:

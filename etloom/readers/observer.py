@@ -25,6 +25,7 @@ from etloom.readers._tables import timeline, trace_of
 from etloom.trace import Stat, Trace
 
 _ROOTS = "[pytorch|profiler|execution_trace|%s]"
+_GROUP_RECORD = "## process_group:init ##"
 _LATE = np.iinfo(np.int64).max
 _COUNTERS = (
     ("no_space", "data_loss", "operators that the cap or a full disk left out"),
@@ -156,7 +157,9 @@ def _names(records: Records, known: Any, begin: npt.NDArray[np.int64], ids: Any)
     at = pl.Series(np.where(fine, place, len(keys)))
     return {
         "name": pl.Series([part[0] for part in parts] + ["unknown"]).cast(pl.Categorical).gather(at),
-        "op_schema": pl.Series([part[-1] if len(part) > 2 else "" for part in parts] + [""])
+        "op_schema": pl.Series(
+            [part[-1] if len(part) > 2 else None for part in parts] + [None], dtype=pl.String
+        )
         .cast(pl.Categorical)
         .gather(at),
     }
@@ -210,13 +213,13 @@ def _nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
             "fw_parent": [0] * count,
             "seq_id": [-1] * count,
             "rf_id": [0] * count,
-            "op_schema": [""] * count,
         }
     )
     text = pl.col("name", "op_schema").cast(pl.Categorical)
-    return pl.concat([roots.with_columns(text), own.with_columns(text)], how="diagonal_relaxed").with_columns(
-        _absent("seq_id", -1), _absent("fw_tid", 0), _absent("fw_parent", 0), _absent("rf_id", 0)
-    )
+    return pl.concat(
+        [roots.with_columns(op_schema=pl.lit(None, pl.String)).with_columns(text), own.with_columns(text)],
+        how="diagonal_relaxed",
+    ).with_columns(_absent("seq_id", -1), _absent("fw_tid", 0), _absent("fw_parent", 0), _absent("rf_id", 0))
 
 
 def _absent(column: str, mark: int) -> pl.Expr:
@@ -239,6 +242,8 @@ def _events(operators: pl.DataFrame, records: Records) -> pl.DataFrame:
         position=pl.int_range(pl.len(), dtype=pl.Int64),
         ph=pl.lit("X").cast(pl.Categorical),
     )
+    # The record of process groups is made by the observer, and no part of the job.
+    frame = frame.filter(pl.col("name").cast(pl.String) != _GROUP_RECORD)
     return timeline(frame).with_row_index("id")
 
 

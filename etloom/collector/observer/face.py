@@ -52,6 +52,7 @@ class ExecutionTraceObserver:
         self._path: str | None = None
         self._session: _Session | None = None
         self._running = False
+        self._groups: list[dict[str, Any]] = []
 
     def register_callback(self, output_file_path: str | os.PathLike[str]) -> ExecutionTraceObserver:
         """Open the file; a second call does nothing, as torch's.
@@ -83,7 +84,8 @@ class ExecutionTraceObserver:
         with _lock:
             if self._session is None or not self._running:
                 return
-        self._note_groups()
+        if _groups() != self._groups:
+            self._note_groups()
         with _lock:
             self._running = False
             self._session.stop()
@@ -124,9 +126,9 @@ class ExecutionTraceObserver:
         """The process groups with all their ranks, as an operator of the name that torch's observer gives it."""
         from torch._C import _autograd
 
-        groups = _groups()
-        if groups:
-            arguments = ("## process_group:init ##", json.dumps(groups))
+        self._groups = _groups()
+        if self._groups:
+            arguments = ("## process_group:init ##", json.dumps(self._groups))
             handle = _autograd._record_function_with_args_enter(*arguments)
             _autograd._record_function_with_args_exit(handle)
 
