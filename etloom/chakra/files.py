@@ -11,6 +11,7 @@ from typing import Any
 
 from etloom.errors import ReadError
 from etloom.readers import _chakra_pb as pb
+from etloom.readers import chakra
 from etloom.readers._files import content
 
 _RANKED = re.compile(r"^(?P<name>.+)\.(?P<rank>\d+)\.et(?:\.gz)?$")
@@ -67,16 +68,21 @@ def load(path: Path, limit: int = 4 << 30) -> File:
     data, cut = content(path, limit)
     messages, lost = pb.messages(data, cut)
     metadata = pb.metadata(messages[0]) if messages else None
+    if metadata is None and not chakra.sniff(data):
+        raise ReadError("is no Chakra execution trace", where=path)
     found = [pb.node(message) for message in messages[metadata is not None :]]
     nodes = [Node(message) for message in found if message is not None]
-    if not nodes and metadata is None:
-        raise ReadError("is no Chakra execution trace", where=path)
     return File(path, metadata, nodes, len(found) - len(nodes), lost[0][3] if lost else None)
 
 
 def stem(path: Path) -> str:
     """The name without .et or .et.gz."""
     return path.name.removesuffix(".gz").removesuffix(".et")
+
+
+def of_rank(path: Path, rank: int) -> Path:
+    """NAME.et -> NAME.RANK.et."""
+    return path.with_name(f"{stem(path)}.{rank}{path.name.removeprefix(stem(path))}")
 
 
 def save(path: Path, metadata: Any, nodes: Iterable[Any]) -> None:

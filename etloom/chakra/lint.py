@@ -79,7 +79,8 @@ def _check_file(found: Findings, rank: int, file: File) -> None:
         )
     device = {node.id for node in file.nodes if not node.on_cpu and node.type != TYPES["METADATA_NODE"]}
     leading = {on for node in file.nodes for on in node.message.data_deps}
-    if len(device) > 1 and len(device) < len(file.nodes) and not device & leading:
+    streams = {node.attributes.get("stream") for node in file.nodes if node.id in device}
+    if len(streams) < len(device) < len(file.nodes) and not device & leading:
         found.add(rank, "device-leads-nowhere", min(device), f"{len(device):,} nodes of the device")
 
 

@@ -37,7 +37,7 @@ def communications(trace: Trace, found: Activities, groups: Groups) -> pl.DataFr
     parent = rows_of(events, events["parent"])
     known = np.zeros(events.height, bool)
     known[rows_of(events, trace.comms["event"].drop_nulls())] = True
-    # Of a range, the call around the operator that issued it.
+    # What describes no event of its own is told by the call around the operator that issued it.
     around = stacks.nearest(parent, known, found.issuer[lasting])
     columns: dict[str, list[Any]] = {name: [None] * len(found) for name in _COMM}
     columns["type"] = [TYPES["COMP_NODE"]] * len(found)
@@ -45,7 +45,7 @@ def communications(trace: Trace, found: Activities, groups: Groups) -> pl.DataFr
     for at in np.flatnonzero(comm).tolist():
         place = int(lasting[at])
         fact = facts.get(int(ids[found.owner[place]]))
-        if fact is None and is_range[at] and around[at] >= 0:
+        if fact is None and around[at] >= 0:
             fact = facts.get(int(ids[around[at]]))
             if fact and not _may_be(kinds.collective(names[at]), fact["collective"]):
                 fact = None
@@ -80,7 +80,7 @@ def _communication(
     }
     group = groups.number.get((fact.get("pg_name"), fact.get("ranks")))
     said["pg_name"] = None if group is None else str(group)
-    size = 0 if collective == "barrier" else fact.get("bytes")
+    size = 0 if collective == "barrier" else _size(fact, "in_nelems")
     if collective in _COMM_TYPES and size is not None:
         said |= {"type": TYPES["COMM_COLL_NODE"], "comm_type": _COMM_TYPES[collective], "comm_size": size}
     elif collective in ("send", "recv") and fact.get("peer") is not None:
@@ -111,12 +111,15 @@ def _without_outputs(fact: dict[str, Any]) -> dict[str, Any]:
     return {**fact, "in_nelems": own, "bytes": size * own // into}
 
 
-def _message_size(fact: dict[str, Any]) -> Any:
+def _size(fact: dict[str, Any], elements: str) -> int | None:
+    """Bytes as recorded, else of these elements."""
+    size, count, item = fact.get("bytes"), fact.get(elements), kinds.itemsize(fact.get("dtype"))
+    return size if size is not None or count is None or item is None else count * item
+
+
+def _message_size(fact: dict[str, Any]) -> int | None:
     """Of a receive only what comes out may be known."""
-    size, out = fact.get("bytes"), fact.get("out_nelems")
-    if not size and out and (item := kinds.itemsize(fact.get("dtype"))):
-        return out * item
-    return size
+    return _size(fact, "in_nelems") or _size({**fact, "bytes": None}, "out_nelems")
 
 
 def _facts(trace: Trace) -> list[dict[str, Any]]:

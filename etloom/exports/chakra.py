@@ -24,7 +24,7 @@ from typing import Any
 import polars as pl
 
 import etloom
-from etloom.chakra.files import stem
+from etloom.chakra.files import of_rank, stem
 from etloom.errors import EtloomError
 from etloom.exports import _wire as wire
 from etloom.exports._chakra_nodes import ChakraNodes, nodes
@@ -83,11 +83,6 @@ def check(trace: Trace, path: str | PathLike[str]) -> None:
             where=path,
             remedy="link its execution trace with a profiler trace",
         )
-
-
-def of_rank(path: Path, rank: int) -> Path:
-    """NAME.et -> NAME.RANK.et."""
-    return path.with_name(f"{stem(path)}.{rank}{path.name.removeprefix(stem(path))}")
 
 
 def encoded(trace: Trace, groups: Groups, *, delays: bool = True) -> bytes:

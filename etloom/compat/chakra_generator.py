@@ -1,0 +1,101 @@
+"""mlcommons/chakra's generator of small traces by its own name: ``chakra_generator``.
+
+Fourteen traces, each for every NPU, NAME.NPU.et in the current folder. Unlike the peer's, ids begin at 1 on every NPU,
+every node says is_cpu_op, and messages have ends, a tag and a comm_size.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from etloom.chakra.files import of_rank, save
+from etloom.compat._command import told
+from etloom.readers import _chakra_pb as pb
+
+_TYPES = {name: number for number, name in pb.NODE_TYPES.items()}
+_NUMBERS = {name: number for number, name in pb.COLLECTIVES.items()}
+_SCALARS: dict[str, Any] = {
+    **dict.fromkeys(("double", "float"), 1.5),
+    **dict.fromkeys(("int32", "int64", "sint32", "sint64", "sfixed32", "sfixed64"), -5),
+    **dict.fromkeys(("uint32", "uint64", "fixed32", "fixed64"), 5),
+    "bool": True,
+    "string": "text",
+    "bytes": b"bytes",
+}
+
+Attributes = dict[str, tuple[str, Any]]
+"""Name -> type and value."""
+
+
+def generate(
+    folder: Path,
+    npus: int = 64,
+    runtime: int = 5,
+    tensor_size: int = 1024,
+    comm_size: int = 65536,
+) -> None:
+    """Write the traces. runtime: of computations, us; sizes in bytes."""
+    metadata = pb.GlobalMetadata(version="0.0.4")
+    for npu in range(npus):
+        for name, nodes in _traces(npu, npus, runtime, tensor_size, comm_size).items():
+            save(of_rank(folder / f"{name}.et", npu), metadata, nodes)
+
+
+def _traces(npu: int, npus: int, runtime: int, tensor_size: int, comm_size: int) -> dict[str, list[Any]]:
+    def comp(number: int, on: Sequence[int] = ()) -> Any:
+        return _node(number, "COMP", {}, on, runtime)
+
+    memory: Attributes = {"tensor_size": ("uint64", tensor_size)}
+    found = {
+        "one_metadata_node_all_types": [_all_types()],
+        "one_remote_mem_load_node": [_node(1, "MEM_LOAD", memory)],
+        "one_remote_mem_store_node": [_node(1, "MEM_STORE", memory)],
+        "one_comp_node": [comp(1)],
+        "two_comp_nodes_independent": [comp(1), comp(2)],
+        "two_comp_nodes_dependent": [comp(1), comp(2, [1])],
+    }
+    for name in ("all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "barrier"):
+        size = 0 if name == "barrier" else comm_size
+        said: Attributes = {"comm_type": ("int64", _NUMBERS[name]), "comm_size": ("int64", size)}
+        found[name.upper()] = [_node(1, "COMM_COLL", said)]
+    for kind, source, target in (("send", npu, (npu + 1) % npus), ("recv", (npu - 1) % npus, npu)):
+        ends: Attributes = {
+            "comm_src": ("int32", source),
+            "comm_dst": ("int32", target),
+            "comm_tag": ("int32", 0),
+        }
+        found[f"one_comm_{kind}_node"] = [
+            _node(1, f"COMM_{kind.upper()}", {"comm_size": ("int64", comm_size), **ends})
+        ]
+    return found
+
+
+def _node(number: int, kind: str, said: Attributes, on: Sequence[int] = (), duration: int = 0) -> Any:
+    made = pb.Node(id=number, name=f"{kind}_NODE_{number}", type=_TYPES[f"{kind}_NODE"], data_deps=on)
+    made.duration_micros = duration
+    for name, (scalar, value) in {"is_cpu_op": ("bool", False), **said}.items():
+        setattr(made.attr.add(name=name), f"{scalar}_val", value)
+    return made
+
+
+def _all_types() -> Any:
+    made = pb.Node(id=1, name="METADATA_NODE_1", type=_TYPES["METADATA_NODE"])
+    for scalar, value in _SCALARS.items():
+        setattr(made.attr.add(name=scalar), f"{scalar}_val", value)
+        getattr(made.attr.add(name=f"{scalar}_list"), f"{scalar}_list").values.extend([value, value])
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command ``chakra_generator``: exit status 0, 1 for an error told in one line, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(prog="chakra_generator", description="Write small Chakra traces.")
+    parser.add_argument("--num_npus", type=int, default=64)
+    parser.add_argument("--default_runtime", type=int, default=5, help="of computations, us")
+    parser.add_argument("--default_tensor_size", type=int, default=1024, help="bytes")
+    parser.add_argument("--default_comm_size", type=int, default=65536, help="bytes")
+    given = parser.parse_args(arguments)
+    sizes = (given.default_runtime, given.default_tensor_size, given.default_comm_size)
+    return told("chakra_generator", lambda: generate(Path(), given.num_npus, *sizes))

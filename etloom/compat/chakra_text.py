@@ -1,0 +1,179 @@
+"""ASTRA-sim 1.0's description of a network, layer by layer, as Chakra nodes.
+
+    DATA
+    2
+    conv1 -1 100 NONE 0 120 NONE 0 80 ALLREDUCE 65536 10
+    fc    -1  50 NONE 0  60 NONE 0 40 ALLREDUCE 4096 10
+
+A layer: name, unused, then time in us, collective and its bytes of the forward pass, of the gradient of the input and
+of that of the weights, and a last number that is not used. The first line says which of the collectives take place:
+
+    MICRO                                  that of the weights, layers on their own
+    DATA                                   that of the weights; the layer's next forward pass waits for it
+    MODEL                                  those of forward and input, on the way
+    HYBRID_DATA_MODEL, HYBRID_MODEL_DATA   all three, on the way and of the weights
+    HYBRID_DLRM N, HYBRID_DLRM_ENHANCED N  as those, but layer 0 (embeddings) goes beside the layers before N
+
+NONE is no node. Every pass goes forward through all layers and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etloom.chakra.files import of_rank, save
+from etloom.errors import ReadError
+from etloom.readers import _chakra_pb as pb
+
+_KINDS = (
+    "MICRO",
+    "DATA",
+    "MODEL",
+    "HYBRID_DATA_MODEL",
+    "HYBRID_MODEL_DATA",
+    "HYBRID_DLRM",
+    "HYBRID_DLRM_ENHANCED",
+)
+_COLLECTIVES = {name.replace("_", "").upper(): number for number, name in pb.COLLECTIVES.items()}
+_COMP, _COLL = 4, 7
+_COLUMNS = 12
+
+Step = tuple[int, str | None, int]
+"""Time in us, collective, its bytes."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    forward: Step
+    input: Step
+    weight: Step
+
+
+def convert_text(source: Path, target: Path, npus: int, passes: int) -> None:
+    """Write TARGET.NPU.et for each of ``npus``. Raises ReadError for a description that cannot be read."""
+    if npus < 1 or passes < 1:
+        raise ReadError("needs at least one NPU and one pass", where=source)
+    kind, last_bottom, layers = _read(source)
+    metadata = pb.GlobalMetadata(version="0.0.4")
+    metadata.attr.add(name="schema").string_val = "1.0.2-chakra.1.0.0"
+    metadata.attr.add(name="input_file").string_val = source.read_text()
+    nodes = _nodes(kind, last_bottom, layers, passes)
+    for npu in range(npus):
+        save(of_rank(target.with_name(f"{target.name}.et"), npu), metadata, nodes)
+
+
+def _read(source: Path) -> tuple[str, int, list[Layer]]:
+    try:
+        lines = [line.split() for line in source.read_text().splitlines() if line.strip()]
+        kind, *more = lines[0]
+        count = int(lines[1][0])
+        layers = [_layer(line) for line in lines[2:]]
+        last_bottom = int(more[0]) if "DLRM" in kind else 0
+    except (IndexError, ValueError, UnicodeDecodeError) as error:
+        raise ReadError(f"is no description of layers: {error}", where=source) from None
+    if kind not in _KINDS:
+        raise ReadError(f"is of no known kind: {kind}", where=source, remedy=f"known: {', '.join(_KINDS)}")
+    if count != len(layers) or not layers:
+        raise ReadError(f"says {count} layers and holds {len(layers)}", where=source)
+    if not 0 <= last_bottom < len(layers):
+        raise ReadError(f"has no layer {last_bottom}", where=source)
+    return kind, last_bottom, layers
+
+
+def _layer(line: list[str]) -> Layer:
+    if len(line) < _COLUMNS:
+        raise ValueError(f"a layer of {len(line)} columns, not {_COLUMNS}: {' '.join(line)[:60]}")
+    return Layer(line[0], _step(line[2:5]), _step(line[5:8]), _step(line[8:11]))
+
+
+def _step(columns: list[str]) -> Step:
+    time, collective, size = int(columns[0]), columns[1].upper(), int(columns[2])
+    # A suffix tells how to run it, as in ALLREDUCE_HIERARCHICAL.
+    begins = [name for name in _COLLECTIVES if collective.replace("_", "").startswith(name)]
+    known = max(begins, key=len, default=None)
+    if collective != "NONE" and known is None:
+        raise ValueError(f"no collective is called {collective}")
+    return time, known, size
+
+
+def _nodes(kind: str, last_bottom: int, layers: list[Layer], passes: int) -> list[Any]:
+    made: list[Any] = []
+
+    def node(name: str, on: set[int | None], **fields: Any) -> int:
+        made.append(
+            pb.Node(
+                id=len(made) + 1, name=name, data_deps=sorted(one for one in on if one is not None), **fields
+            )
+        )
+        made[-1].attr.add(name="is_cpu_op").bool_val = False
+        return len(made)
+
+    def compute(layer: Layer, what: str, step: Step, on: set[int | None]) -> int:
+        return node(f"{layer.name}_{what}", on, type=_COMP, duration_micros=step[0])
+
+    def communicate(layer: Layer, what: str, step: Step, on: set[int | None]) -> int | None:
+        """The node, or what it would come after where there is none."""
+        if step[1] is None:
+            return max((one for one in on if one is not None), default=None)
+        one = node(f"{layer.name}_{what}_{step[1]}", on, type=_COLL)
+        for name, value in (("comm_type", _COLLECTIVES[step[1]]), ("comm_size", step[2])):
+            made[-1].attr.add(name=name).int64_val = value
+        return one
+
+    if kind == "MICRO":
+        for _ in range(passes):
+            for layer in layers:
+                communicate(layer, "WG_COMM", layer.weight, set())
+        return made
+    run = _Pass(compute, communicate, on_the_way=kind != "DATA", of_weights=kind != "MODEL")
+    synced: list[int | None] = [None] * len(layers)
+    last: int | None = None
+    for _ in range(passes):
+        last = run.through(layers, last_bottom, last, synced)
+    return made
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Forward and back once. on_the_way, of_weights: which collectives take place."""
+
+    compute: Callable[[Layer, str, Step, set[int | None]], int]
+    communicate: Callable[[Layer, str, Step, set[int | None]], int | None]
+    on_the_way: bool
+    of_weights: bool
+
+    def through(
+        self, layers: list[Layer], bottom: int, last: int | None, synced: list[int | None]
+    ) -> int | None:
+        """Returns what the next pass begins after; ``synced`` are the collectives of weights, by layer.
+
+        bottom: the layer that waits for what layer 0, which goes beside those before it, has sent; 0 for none.
+        """
+        beside: int | None = None
+        for number, layer in enumerate(layers):
+            on = {last, synced[number], beside if number == bottom else None}
+            last = self.compute(layer, "FWD", layer.forward, on)
+            if self.on_the_way:
+                sent = self.communicate(layer, "FWD_COMM", layer.forward, {last})
+                if bottom and number == 0:
+                    beside = sent
+                else:
+                    last = sent
+        for number, layer in reversed(list(enumerate(layers))):
+            if bottom and number == 0:
+                last = beside  # layer 0 goes on when the gradient it was sent is there
+            last = gradient = self.compute(layer, "WG", layer.weight, {last})
+            synced[number] = (
+                self.communicate(layer, "WG_COMM", layer.weight, {gradient}) if self.of_weights else None
+            )
+            if number:
+                last = self.compute(layer, "IG", layer.input, {last})
+                if self.on_the_way:
+                    last = self.communicate(layer, "IG_COMM", layer.input, {last})
+            if bottom and number == bottom:
+                beside = self.communicate(layers[0], "IG_COMM", layers[0].input, {last})
+        return last

@@ -1,0 +1,69 @@
+"""mlcommons/chakra's ``chakra_timeline_visualizer``: a simulator's log of nodes as a Chrome trace.
+
+A line of the log: ``issue,npu=0,cycle=100,node_id=5,name=aten::mm``, and the same with ``callback`` when it is done.
+Any name will do, and times are microseconds, as Chrome and Perfetto take them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from etloom import kinds
+from etloom.compat._command import told
+from etloom.errors import EtloomError, ReadError
+
+_LINE = re.compile(r"(issue|callback),[^=,]*=(\d+),[^=,]*=(\d+),[^=,]*=(\d+),[^=,]*=(.*)$")
+_LANES = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communication"}
+
+
+def draw(log: Path, target: Path, npus: int, megahertz: int) -> None:
+    """Write the Chrome trace of the first ``npus`` NPUs, of a clock of ``megahertz``. Raises ReadError, EtloomError."""
+    if megahertz < 1:
+        raise EtloomError("the clock of an NPU has at least 1 MHz", where="--npu_frequency")
+    begun: dict[tuple[int, int], int] = {}
+    events: list[dict[str, object]] = []
+    for line in log.read_text(errors="replace").splitlines():
+        if (found := _LINE.search(line.strip())) is None:
+            continue
+        what, (npu, cycle, node), name = found[1], map(int, found.group(2, 3, 4)), found[5]
+        if npu >= npus:
+            continue
+        if what == "issue":
+            begun[npu, node] = cycle
+        elif (npu, node) in begun:
+            start = begun.pop((npu, node))
+            times = {"ts": start / megahertz, "dur": (cycle - start) / megahertz}
+            events.append(
+                {"ph": "X", "pid": npu, "tid": _lane(name), "name": name, **times, "args": {"node_id": node}}
+            )
+    if not events:
+        raise ReadError("holds no node that was issued and called back", where=log)
+    names: list[dict[str, object]] = [
+        {"ph": "M", "pid": npu, "tid": lane, "name": "thread_name", "args": {"name": called}}
+        for npu in sorted({int(str(event["pid"])) for event in events})
+        for lane, called in _LANES.items()
+    ]
+    target.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *events]}) + "\n")
+
+
+def _lane(name: str) -> int:
+    if "MEM_" in name:
+        return 2 if "REMOTE" in name.upper() else 1
+    return 4 if "COMM_" in name or kinds.collective(name) else 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command ``chakra_timeline_visualizer``: exit status 0, 1 for an error in one line, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(prog="chakra_timeline_visualizer", description="Draw a simulator's log.")
+    parser.add_argument("--input_filename", required=True, help="the log")
+    parser.add_argument("--output_filename", required=True, help="the Chrome trace to write")
+    parser.add_argument("--num_npus", type=int, required=True)
+    parser.add_argument("--npu_frequency", type=int, required=True, help="MHz")
+    parser.add_argument("--log_filename", help="taken and not used: what is to say is said on stderr")
+    given = parser.parse_args(arguments)
+    paths = Path(given.input_filename), Path(given.output_filename)
+    return told("chakra_timeline_visualizer", lambda: draw(*paths, given.num_npus, given.npu_frequency))

@@ -1,0 +1,72 @@
+"""mlcommons/chakra's ``chakra_visualizer``: the nodes of a .et as .dot, .graphml or, where Graphviz is there, .pdf."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from etloom.chakra.files import Node, load
+from etloom.compat._command import told
+from etloom.errors import EtloomError
+
+_ARROWS = {"data": "normal", "control": "tee"}
+
+
+def visualize(source: Path, target: Path) -> None:
+    """Write the graph in the format that the end of ``target`` says. Raises ReadError, EtloomError."""
+    nodes = load(source).nodes
+    if target.suffix == ".graphml":
+        target.write_text("".join(_graphml(nodes)), encoding="utf-8")
+    elif target.suffix == ".dot":
+        target.write_text("".join(_dot(nodes)), encoding="utf-8")
+    elif target.suffix == ".pdf":
+        program = shutil.which("dot")
+        if program is None:
+            raise EtloomError("a .pdf needs Graphviz, which is not there", where=target, remedy="name a .dot")
+        subprocess.run([program, "-Tpdf", "-o", str(target)], input="".join(_dot(nodes)).encode(), check=True)
+    else:
+        raise EtloomError("is no format", where=target, remedy="end it in .dot, .graphml or .pdf")
+
+
+def _edges(nodes: list[Node]) -> Iterator[tuple[int, int, str]]:
+    for node in nodes:
+        yield from ((on, node.id, "data") for on in node.message.data_deps)
+        yield from ((on, node.id, "control") for on in node.message.ctrl_deps)
+
+
+def _dot(nodes: list[Node]) -> Iterator[str]:
+    yield "digraph chakra {\n"
+    for node in nodes:
+        label = node.name.replace("\\", "\\\\").replace('"', '\\"')
+        yield f'  {node.id} [label="{label}"];\n'
+    yield from (f"  {on} -> {one} [arrowhead={_ARROWS[kind]}];\n" for on, one, kind in _edges(nodes))
+    yield "}\n"
+
+
+def _graphml(nodes: list[Node]) -> Iterator[str]:
+    yield '<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">\n'
+    yield '<key id="label" for="node" attr.name="label" attr.type="string"/>\n'
+    yield '<key id="dependency" for="edge" attr.name="dependency" attr.type="string"/>\n'
+    yield '<graph id="chakra" edgedefault="directed">\n'
+    for node in nodes:
+        name = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in node.name)
+        yield f'<node id="{node.id}"><data key="label">{escape(name)}</data></node>\n'
+    for on, one, kind in _edges(nodes):
+        yield f'<edge source="{on}" target="{one}"><data key="dependency">{kind}</data></edge>\n'
+    yield "</graph>\n</graphml>\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command ``chakra_visualizer``: exit status 0, 1 for an error told in one line, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(
+        prog="chakra_visualizer", description="Draw the nodes of a Chakra trace."
+    )
+    parser.add_argument("--input_filename", required=True, help="the .et")
+    parser.add_argument("--output_filename", required=True, help="what to write: .dot, .graphml or .pdf")
+    given = parser.parse_args(arguments)
+    paths = Path(given.input_filename), Path(given.output_filename)
+    return told("chakra_visualizer", lambda: visualize(*paths))
