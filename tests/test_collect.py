@@ -12,10 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import etloom
 from etloom.collector import files, packing
 from etloom.collector.launcher import launch
 from etloom.collector.options import VARIABLE, Options, parse_steps
@@ -532,3 +534,79 @@ def Quiet(options: Options) -> Any:
     recorder = Recorder(options)
     recorder.begin = lambda: None  # type: ignore[method-assign]
     return recorder
+
+
+@pytest.fixture(scope="module")
+def native() -> None:
+    from etloom.collector.observer import BuildError, build
+
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"the native observer cannot be built here: {error}")
+
+
+@pytest.mark.torch
+def test_the_native_observer_through_the_command_line(tmp_path: Path, native: None) -> None:
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "etloom",
+            "collect",
+            "--out",
+            str(out),
+            "--",
+            sys.executable,
+            str(TINY),
+            "plain",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    names = ["kineto_trace_0.json.gz", "observer_0.etob", "rank_0.json", "run.json", "torch_et_0.json.gz"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    trace = etloom.open(out)[0]
+    assert trace.meta["formats"] == ["kineto", "observer"] or trace.meta["formats"] == ["observer", "kineto"]
+    operators = trace.nodes.filter(pl.col("rf_id").is_not_null()).height
+    assert trace.links.height == operators > 20
+    assert trace.stats.filter(pl.col("severity") != "info").is_empty()
+    assert sorted(trace.events["step"].drop_nulls().unique()) == [3, 4]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_what_a_killed_window_held_is_kept_by_the_native_observer(tmp_path: Path, native: None) -> None:
+    out = tmp_path / "run"
+    collected = launch([sys.executable, str(TINY), "sigkill"], out, "2:5", observer="native")
+    assert collected.returncode == 137
+    assert any("rank 0 was killed in its window" in line for line in collected.warnings)
+    trace = etloom.read(out / "observer_0.etob")
+    assert "ProfilerStep#2" in set(trace.nodes["name"].cast(pl.String))
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_step_the_native_observer_saw_in_part_is_named_so(tmp_path: Path, native: None) -> None:
+    launch([sys.executable, str(TINY), "plain", "5"], tmp_path / "run", "3:99", observer="native")
+    steps = etloom.open(tmp_path / "run")[0].events["name"].cast(pl.String)
+    assert [name for name in steps if "ProfilerStep" in name or "unfinished" in name] == [
+        "ProfilerStep#3",
+        "ProfilerStep#4",
+        "etloom:unfinished step 5",
+    ]
+
+
+@pytest.mark.torch
+def test_without_a_compiler_torchs_observer_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
+    collected = launch([sys.executable, str(TINY), "plain"], tmp_path / "run", observer="native")
+    assert collected.ranks == (0,) and (tmp_path / "run" / "torch_et_0.json.gz").exists()
+    assert [line for line in collected.warnings if "no C++ compiler: no-such-compiler" in line] == list(
+        collected.warnings
+    )

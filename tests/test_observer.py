@@ -32,7 +32,7 @@ OWN = "from etloom.collector.observer import ExecutionTraceObserver as Observer\
 HEAD = """
 import os, sys, threading, torch
 from torch.profiler import record_function
-torch.set_num_threads(1)
+torch.set_num_threads(1); torch.manual_seed(0)
 path = sys.argv[1]
 x = torch.randn(4, 5, requires_grad=True)
 observer = Observer()

@@ -14,7 +14,9 @@ from typing import Any
 
 from .options import Options
 
-_SCHEME = re.compile(r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|rank_(\d+)\.json|run\.json")
+_SCHEME = re.compile(
+    r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|observer_(\d+)\.etob|rank_(\d+)\.json|run\.json"
+)
 
 
 def rank_hint() -> int | None:
@@ -122,7 +124,12 @@ def seal(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> l
     sealed = read_json(seal_path)
     if sealed is not None and sealed["restart"] >= facts["restart"]:
         return [f"rank {rank} is already recorded by process {sealed['pid']}: these traces are dropped"]
-    names = {"et.json.gz": f"torch_et_{rank}.json.gz", "kineto.json.gz": f"kineto_trace_{rank}.json.gz"}
+    known = {
+        "et.etob": f"observer_{rank}.etob",
+        "et.json.gz": f"torch_et_{rank}.json.gz",
+        "kineto.json.gz": f"kineto_trace_{rank}.json.gz",
+    }
+    names = {packed: name for packed, name in known.items() if (scratch / packed).exists()}
     facts = facts | {
         "start": iso(facts["start_ns"]),
         "end": iso(facts["end_ns"]),

@@ -41,6 +41,7 @@ def launch(
     memory: bool = False,
     all_threads: bool = True,
     overwrite: bool = False,
+    observer: str = "stock",
 ) -> Collected:
     """Run `command` and record a window of its training steps into the folder `out`, on every rank it starts.
 
@@ -48,7 +49,8 @@ def launch(
     records steps 3 and 4: the window opens when the third `.step()` has returned and closes when the fifth
     has. A window from step 0 opens when the first optimizer is made, so its step 0 also holds what follows
     that (wrapping in DDP, the first batch). A step that a GradScaler skips does not count, so the next one
-    spans both. The other options are those of `record`.
+    spans both. The other options are those of `record`; `observer` "native" is our own, built here if it was
+    not before, where it can be.
 
     It reaches every Python the command starts through PYTHONPATH (so not `python -I`, `-E` or `-S`, nor a
     process started with an environment of its own). stdin, stdout and stderr are the command's.
@@ -59,6 +61,7 @@ def launch(
     from etloom.errors import CollectError
 
     first, last = parse_steps(steps)
+    observer, unbuilt = _observer(observer)
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
     folder = Path(out).absolute()
@@ -73,6 +76,7 @@ def launch(
         stack,
         memory,
         all_threads,
+        observer,
         etloom=own_version(),
         command=tuple(command),
     )
@@ -88,7 +92,27 @@ def launch(
         ranks, warnings = _gather(options, returncode)
     except OSError as error:
         ranks, warnings = [], [f"{error.filename or folder}: {error.strerror}; run.json is not written"]
-    return Collected(folder, returncode, tuple(rank["rank"] for rank in ranks), tuple(warnings))
+    return Collected(folder, returncode, tuple(rank["rank"] for rank in ranks), (*unbuilt, *warnings))
+
+
+def _observer(wanted: str) -> tuple[str, list[str]]:
+    """The observer to use and, where it is not the one that is wanted, a line that says why."""
+    from etloom.errors import CollectError
+
+    if wanted not in ("native", "stock"):
+        raise CollectError(f"{wanted!r} is no observer", where="observer", remedy="choose native or stock")
+    if wanted == "stock":
+        return wanted, []
+    from .observer import BuildError, build
+
+    try:
+        build()
+    except ImportError:
+        # Whether the job's Python has one built for its torch, its processes will see.
+        return wanted, []
+    except BuildError as error:
+        return "stock", [f"torch's own observer is used, ours cannot be built: {error}"]
+    return wanted, []
 
 
 def _environment(options: Options) -> dict[str, str]:
@@ -148,6 +172,11 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
     for path in with_torch:
         path.unlink()
     left = sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir()))
+    kept = [rank for path in left if (rank := _keep_killed(path, out)) is not None]
+    if kept:
+        names = ", ".join(map(str, sorted(kept)))
+        warnings.append(f"{out}: rank {names} was killed in its window; its operators up to then are kept")
+    left = [path for path in left if path.exists()]
     warnings += [f"{path}: left by process {path.name}, which died in its window" for path in left]
     ranks = files.sealed_ranks(out)
     if ranks:
@@ -165,7 +194,7 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
             f"{out}: nothing recorded, no Python of the command imported torch.optim; was PYTHONPATH lost "
             "on the way (python -I, -E, -S, env -i, a container)?"
         )
-    elif not left:
+    elif not left and not kept:
         warnings.append(
             f"{out}: nothing recorded, no optimizer made the steps {options.steps} in a window that was kept; "
             "see the messages above, or record from the job's code with etloom.record"
@@ -173,3 +202,16 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
     if not left:
         shutil.rmtree(scratch, ignore_errors=True)
     return ranks, warnings
+
+
+def _keep_killed(scratch: Path, out: Path) -> int | None:
+    """The rank of a process that was killed in its window, after its observer's file was given its final name."""
+    facts = files.read_json(scratch / "killed.json")
+    if facts is None or not (scratch / "et.etob").is_file() or not isinstance(facts.get("rank"), int):
+        return None
+    target = out / f"observer_{facts['rank']}.etob"
+    if target.exists():
+        return None
+    (scratch / "et.etob").replace(target)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return int(facts["rank"])

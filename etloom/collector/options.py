@@ -24,6 +24,7 @@ class Options:
     stack: bool = False
     memory: bool = False
     all_threads: bool = True
+    observer: str = "stock"
     etloom: str | None = None
     command: tuple[str, ...] | None = None
 

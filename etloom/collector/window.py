@@ -7,6 +7,7 @@ in the execution trace alone.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -31,40 +32,60 @@ class Window:
         self._open_step: int | None = None
         self._observer: Any = None
         self._profile: Any = None
-        self._running = False
+        self._running = self._native = False
         self._rank = (0, 1)
         self._groups = 0
 
     def prepare(self) -> None:
         """What takes long (about a second, the first time), so that the window itself opens at once."""
-        from torch.profiler import ExecutionTraceObserver, profile
+        from torch.profiler import profile
 
         self._folder.mkdir(parents=True)
-        # A registration that fails breaks every later one of the process, the job's own too: try the folder
-        # first.
-        (self._folder / "et.json").write_text("")
-        (self._folder / "et.json").unlink()
+        observer = self._make_observer()
         options = self._options
         self._profile = profile(
             record_shapes=options.shapes,
             with_stack=options.stack,
             profile_memory=options.memory,
             experimental_config=self._all_threads() if options.all_threads else None,
-            execution_trace_observer=ExecutionTraceObserver(),
+            execution_trace_observer=observer,
         )
-        self._observer = self._profile.execution_trace_observer
-        self._observer.register_callback(str(self._folder / "et.json"))
+        self._observer = observer
+        self._profile.prepare_trace()
+
+    def _make_observer(self) -> Any:
+        """The observer that the options name, its file open; torch's where ours was not built for this torch."""
+        if self._options.observer == "native":
+            from .observer import BuildError, ExecutionTraceObserver, built
+
+            try:
+                if built() is not None:
+                    self._native = True
+                    return ExecutionTraceObserver().register_callback(self._folder / "et.etob")
+                self.warnings.append("the native observer was not built for this torch: torch's own records")
+            except BuildError as error:
+                self.warnings.append(f"{error}: torch's own observer records")
+        from torch.profiler import ExecutionTraceObserver as Stock
+
+        # A registration that fails breaks every later one of the process, the job's own too: try the folder
+        # first.
+        (self._folder / "et.json").write_text("")
+        (self._folder / "et.json").unlink()
+        stock = Stock()
+        stock.register_callback(str(self._folder / "et.json"))
         if not (self._folder / "et.json").exists():
             # True is answered even where another observer is registered; to unregister would then remove that
             # one.
-            self._observer._registered = False
+            stock._registered = False
             raise RuntimeError("another execution trace observer is registered in this process")
-        self._profile.prepare_trace()
+        return stock
 
     def start(self) -> None:
         self.started = self._running = True
         self._groups = _group_count()
         self._rank = files.current_rank()
+        if self._native:  # what the launcher needs where this process is killed
+            (self._folder / "killed.json").write_text(json.dumps({"rank": self._rank[0]}))
         self._profile.start_trace()
         self.start_ns = time.time_ns()
 
@@ -83,6 +104,8 @@ class Window:
 
     def stop(self) -> None:
         """Both observers off; the step that is open, if one is, stays unfinished."""
+        if self._native and self._open_step is not None:
+            self._observer.note(unfinished_step=self._open_step)
         self._leave_step()
         self.end_ns = time.time_ns()
         if _group_count() != self._groups:
@@ -98,14 +121,17 @@ class Window:
         try:
             self._profile.export_chrome_trace(str(self._folder / "kineto.json"))
             self._profile = self._observer = None
+            (self._folder / "killed.json").unlink(missing_ok=True)
             facts = files.rank_facts(self._options, *self._rank) | {
+                "observer": "native" if self._native else "stock",
                 "steps": self.steps,
                 "unfinished_step": self._open_step,
                 "start_ns": self.start_ns,
                 "end_ns": self.end_ns,
                 "warnings": warnings,
             }
-            packing.pack_execution_trace(self._folder / "et.json", self._open_step)
+            if not self._native:
+                packing.pack_execution_trace(self._folder / "et.json", self._open_step)
             packing.pack_kineto(self._folder / "kineto.json", self._open_step)
             return files.seal(self._folder, Path(self._options.out), facts, self._options)
         finally:
@@ -138,9 +164,9 @@ class Window:
         from torch._C._autograd import _enable_record_function
 
         _enable_record_function(False)
-        if self._observer is not None:
+        if self._observer is not None and not self._native:
             self._observer._registered = self._observer._execution_trace_running = False
-        forking.divert(self._folder / "et.json")
+            forking.divert(self._folder / "et.json")
 
     def device_is_done(self, timeout_s: float = 30.0) -> bool:
         """False where the device hangs, as in a collective that lost a rank: a stop would hang too."""
@@ -171,10 +197,9 @@ class Window:
 
     def _note_groups(self) -> None:
         """Process groups made inside the window: both observers noted groups only as they started."""
-        import json
-
         try:
-            self._observer._record_pg_config()
+            if not self._native:  # ours looks again as it stops
+                self._observer._record_pg_config()
             if not self._groups:
                 self._profile.add_metadata_json(
                     "distributedInfo", json.dumps(self._profile._get_distributed_info())

@@ -182,9 +182,13 @@ def _one_of_a_kind(rank: int, paths: list[Path], formats: dict[Path, str], stats
     wanted = {"host", "device"} & set(traces) or set(traces[:1])
     kept: dict[str, Path] = {}
     metrics = []
+    # Our observer's file holds more than the execution trace that is made of it.
+    doubled = "observer" in (formats[path] for path in paths)
     for path, kind in kinds.items():
         if kind == "metrics":
             metrics.append(path)
+        elif doubled and formats[path] == "execution-trace":
+            continue
         elif kind not in wanted:
             stats.append(("job.left_out", "info", 1, f"rank {rank}: {path.name}, open it on its own"))
         elif kind in kept:

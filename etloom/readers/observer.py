@@ -58,7 +58,7 @@ def read(source: str | PathLike[str]) -> Trace:
     records = _observer_file.load(path)
     stats = records.stats
     known = _observer_file.definitions(records)
-    operators = _operators(records, known, stats)
+    operators = _renamed(_operators(records, known, stats), _notes_of_file(records, known))
     sides = _observer_arguments.of_operators(records, known, operators, stats)
     notes = _notes(records, known, operators)
     nodes = _with_kernels(_with_sides(_nodes(operators, stats), operators["row"], sides), notes)
@@ -319,6 +319,30 @@ def _notes(records: Records, known: Any, operators: pl.DataFrame) -> dict[int, d
         if row is not None and isinstance(said, dict):
             found[row] = said
     return found
+
+
+def _notes_of_file(records: Records, known: Any) -> dict[str, Any]:
+    """What notes say that belong to no operator."""
+    found: dict[str, Any] = {}
+    for row in records.of(NOTE).tolist():
+        if records.words[records.at[row] + 1] == 0:
+            text = known.get((TEXT, int(records.stream[row])), {}).get(int(records.id[row]), b"null")
+            try:
+                said = json.loads(text)
+            except ValueError:
+                continue
+            found.update(said if isinstance(said, dict) else {})
+    return found
+
+
+def _renamed(operators: pl.DataFrame, notes: dict[str, Any]) -> pl.DataFrame:
+    """A step that was not whole when the window closed must not pass for one."""
+    step = notes.get("unfinished_step")
+    if not isinstance(step, int):
+        return operators
+    partial = pl.when(pl.col("name").cast(pl.String) == f"ProfilerStep#{step}")
+    renamed = partial.then(pl.lit(f"etloom:unfinished step {step}")).otherwise(pl.col("name").cast(pl.String))
+    return operators.with_columns(name=renamed.cast(pl.Categorical))
 
 
 def _with_kernels(nodes: pl.DataFrame, notes: dict[int, dict[str, Any]]) -> pl.DataFrame:

@@ -115,6 +115,12 @@ class ExecutionTraceObserver:
     def set_extra_resource_collection(self, value: bool) -> None:
         """For torch's face; there are no resources beside the file."""
 
+    def note(self, **facts: Any) -> None:
+        """Put facts of the recording into the file, while it records."""
+        with _lock:
+            if self._session is not None and self._running:
+                self._session.note(json.dumps(facts))
+
     def counters(self) -> dict[str, int]:
         """What was recorded, left out and cut so far, by the names of COUNTERS; empty without a file."""
         return {} if self._session is None else self._session.counters()
@@ -157,6 +163,10 @@ class _Session:
         if os.getpid() == self._pid:
             self._library.etloom_stop(self._handle)
 
+    def note(self, text: str) -> None:
+        if os.getpid() == self._pid:
+            self._library.etloom_note(self._handle, text.encode())
+
     def close(self) -> None:
         self._close()
 
@@ -190,6 +200,7 @@ def _load(path: Path) -> ctypes.CDLL:
     library.etloom_counter.argtypes = (ctypes.c_void_p, ctypes.c_int)
     for name in ("etloom_start", "etloom_stop"):
         getattr(library, name).argtypes = (ctypes.c_void_p,)
+    library.etloom_note.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
     library.etloom_close.argtypes = (ctypes.c_void_p, ctypes.c_int)
     return library
 

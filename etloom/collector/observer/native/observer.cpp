@@ -337,6 +337,18 @@ void etloom_stop(void* given) {
   if (stuck) session->file->abandon();
 }
 
+// What holds for the whole file: a JSON object. Only while the session records.
+void etloom_note(void* given, const char* text) {
+  auto* session = static_cast<Session*>(given);
+  etloom::Stream* stream = etloom::stream_of_thread();
+  if (stream == nullptr || etloom::running.load() != session) return;
+  const uint64_t window = etloom::current_window.load();
+  if (stream->window != window) {
+    stream->join(*session->file, window, etloom::os_thread(), at::RecordFunction::currentThreadId());
+  }
+  etloom::write_note(*stream, 0, stream->text(text));
+}
+
 uint64_t etloom_counter(void* given, int counter) { return static_cast<Session*>(given)->file->counted(counter); }
 
 // Ends the session; it must not run.
