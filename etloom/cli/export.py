@@ -54,7 +54,12 @@ def export(
     if rank is not None and rank not in job:
         raise UnknownName("rank", str(rank), map(str, job))
     etloom.export(job if rank is None else job[rank], out, name, **chosen)
-    say(f"wrote {out}")
+    if name == "chakra" and rank is None and len(job) > 1:
+        from etloom.chakra.files import of_rank
+
+        say(f"wrote {of_rank(out, job.ranks[0])} to {of_rank(out, job.ranks[-1]).name}, a file a rank")
+    else:
+        say(f"wrote {out}")
 
 
 def _options(name: str, given: list[str]) -> dict[str, Any]:
