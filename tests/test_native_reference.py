@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,12 @@ def test_a_damaged_event_costs_no_other(damaged: bytes, size: int) -> None:
     assert [name for name in names if name[0] == "n"] == [f"n{at}" for at in range(100)]
     assert summary["header"] == [(b"after", b"1")]
     native.assert_accounted("kineto", tables, summary)
+
+
+def test_a_row_without_an_end_fed_byte_by_byte_takes_no_quadratic_time() -> None:
+    start = time.monotonic()
+    rows = b'{"ph": "X", "name": "n", "ts": 1, "dur": 1},' + b'{"ph":"X","a":[{"ph":"X"},{"ph":"X"}},' * 3000
+    tables, summary = native.parse("kineto", native.in_chunks(b'{"traceEvents": [' + rows, 1))
+    assert tables["events"]["name"].drop_nulls().len() == 1
+    native.assert_accounted("kineto", tables, summary)
+    assert time.monotonic() - start < 5

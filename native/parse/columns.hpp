@@ -133,11 +133,12 @@ class Numbers : public Column {
         values_.resize(rows);
     }
     void reserve(size_t rows) override {
-        reserve(values_, rows);
+        if (rows <= values_.capacity()) return;
+        values_.reserve(rows);
+        in_large_pages(values_.data(), rows * sizeof(T));
     }
     void take(const std::vector<uint32_t>& order, Scratch& scratch) override {
         auto& taken = scratch.of<T>();
-        reserve(taken, order.size());
         taken.resize(order.size());
         for (size_t i = 0; i < order.size(); ++i) taken[i] = values_[order[i]];
         values_.swap(taken);
@@ -152,12 +153,6 @@ class Numbers : public Column {
         auto values = std::make_shared<std::vector<T>>(std::move(values_));
         values_ = {};
         leave_with(schema, array, format, values->size(), values, values->data(), texts);
-    }
-
-    static void reserve(std::vector<T>& values, size_t rows) {
-        if (rows <= values.capacity()) return;
-        values.reserve(rows);
-        in_large_pages(values.data(), rows * sizeof(T));
     }
 
     std::vector<T> values_;

@@ -126,7 +126,7 @@ bool RowStream::step_rows(bool last) {
         consume(static_cast<size_t>(stop - begin()));
         return state_ != State::kRows;
     }
-    if (uniform_ && !settle_row_key()) return false;
+    if (size_ < retry_at_ || (uniform_ && !settle_row_key())) return false;
     char* cut = last_boundary(begin() + searched_, end());
     // A boundary may begin in the last bytes; everything before them need not be looked at again.
     constexpr size_t kLongest = 64;
@@ -138,6 +138,8 @@ bool RowStream::step_rows(bool last) {
     const bool whole = stop == cut && state_ == State::kRows;
     consume(static_cast<size_t>(stop - begin()) + (whole ? 1 : 0));
     searched_ = whole || size_ < kLongest ? 0 : size_ - kLongest;
+    // A row without an end in sight is looked at again when it has doubled.
+    retry_at_ = whole ? 0 : size_ * 2;
     return state_ != State::kRows;
 }
 

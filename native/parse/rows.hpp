@@ -76,7 +76,7 @@ class RowStream {
     std::vector<char> buffer_;
     size_t size_ = 0;
     size_t searched_ = 0;  // bytes of the buffer known to hold no boundary
-    size_t retry_at_ = 0;  // how many bytes to wait for before an unfinished member is looked at again
+    size_t retry_at_ = 0;  // how many bytes to wait for before an unfinished member or row is looked at again
     uint64_t in_vain_ = 0;  // bytes looked through for the end of a row that has none
     bool found_rows_ = false, truncated_ = false, in_object_ = false;
     uint64_t rows_seen_ = 0, bytes_ = 0, trailing_ = 0;
