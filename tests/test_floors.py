@@ -23,7 +23,7 @@ FLOORS = {
     "activity": 2, "collectives": 2.5,
     "dependencies": 3, "chakra": 3, "patterns": 3.5,
     "exports": 4, "analyses": 4, "simulator": 4, "replayer": 4,
-    "reports": 5, "cache": 5,
+    "reports": 5, "cache": 5, "salvage": 5,
     "opening": 5.5,
     "api": 6,
     "compat": 7, "cli": 7,
