@@ -24,6 +24,7 @@ from etloom.cli.lint import lint
 from etloom.cli.query import query
 from etloom.cli.replay import app as replay
 from etloom.cli.report import report
+from etloom.cli.salvage import salvage
 
 __all__ = ["app", "main"]
 
@@ -75,6 +76,7 @@ app.add_typer(replay, name="replay", short_help="Run the recorded communication 
 app.command(short_help="Write traces in another format.")(export)
 app.command(short_help="Check Chakra traces before a simulator does.")(lint)
 app.command(short_help="Turn one trace file into another format.")(convert)
+app.command(short_help="Make a truncated or damaged trace valid.")(salvage)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
