@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etloom.api import analyze, convert, export, graph, link, open, query, read, report
+    from etloom.api import analyze, convert, export, graph, link, open, query, read, report, simulate
     from etloom.collector import record
     from etloom.errors import EtloomError
     from etloom.trace import Job, Trace
@@ -29,6 +29,7 @@ __all__ = [
     "read",
     "record",
     "report",
+    "simulate",
 ]
 __version__ = "0.1.0"
 

@@ -17,6 +17,8 @@ from etloom.trace import Job, Trace, by_rank
 
 if TYPE_CHECKING:
     from etloom import dependencies, opening
+    from etloom.simulator import Simulated
+    from etloom.simulator.changes import AnyChange
 
 StrPath = str | os.PathLike[str]
 
@@ -95,6 +97,20 @@ def graph(trace: Trace | Job) -> dependencies.Dependencies:
     from etloom.dependencies import depend
 
     return depend(trace.map(_linked) if isinstance(trace, Job) else _linked(trace))
+
+
+def simulate(trace: Trace | Job, *changes: str | AnyChange) -> Simulated:
+    """What a rank or a job would have taken with other times, by its dependency graph.
+
+    changes: lines such as "kernel:*gemm* x0.5", "comm x0" (`etloom.simulator.changes` holds the language), or
+    RemoveSync, Network, NoStraggler of `etloom.simulator`, whose `summary`, `reasons` and `retimed` are functions of
+    the answer. Raises EtloomError for a change that cannot be read or is about nothing.
+    """
+    from etloom import simulator
+
+    job = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
+    parsed = [simulator.parse(change) if isinstance(change, str) else change for change in changes]
+    return simulator.simulate(job.map(_linked), parsed)
 
 
 def query(trace: Trace | Job, sql: str) -> pl.DataFrame:

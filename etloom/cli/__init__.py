@@ -25,6 +25,7 @@ from etloom.cli.query import query
 from etloom.cli.replay import app as replay
 from etloom.cli.report import report
 from etloom.cli.salvage import salvage
+from etloom.cli.simulate import simulate
 
 __all__ = ["app", "main"]
 
@@ -72,6 +73,7 @@ _analyses.callback(invoke_without_command=True)(analyze)
 app.add_typer(_analyses, name="analyze", short_help="Answer a question about a run with a table.")
 app.command(short_help="Answer an SQL SELECT over the tables.")(query)
 app.command(short_help="Say what a run came to, and write it as a page.")(report)
+app.command(short_help="Say what a run would have taken, had something been different.")(simulate)
 app.add_typer(replay, name="replay", short_help="Run the recorded communication again.")
 app.command(short_help="Write traces in another format.")(export)
 app.command(short_help="Check Chakra traces before a simulator does.")(lint)

@@ -1,0 +1,259 @@
+"""What a job would have taken with other lags.
+
+A lag has a floor, which a change changes, and an excess, which nothing explains. What a change takes from a floor is
+sure, as far as the graph is right; an excess up to the 95 % quantile of its kind may go with its cause; what lies above
+stays in any case. So the answer is an interval, and the excess that it rests on is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from etloom import graphs
+from etloom.dependencies import Dependencies, depend
+from etloom.graphs import NEVER, Graph, Kind, Ticks
+from etloom.simulator.changes import AnyChange, Change, Network, NoStraggler, RemoveSync
+from etloom.simulator.edges import Edges
+from etloom.trace import Job, Trace
+
+QUANTILE = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """The times of all points: recorded, and with the changes if excess stays (``cautious``) or goes with its cause as
+    far as its kind usually has it (``hopeful``). ``kept_ns``: excess on changed edges that stays even so."""
+
+    found: Dependencies
+    job: Job
+    changes: tuple[AnyChange, ...]
+    cautious: Ticks
+    hopeful: Ticks
+    kept_ns: int
+
+    @property
+    def recorded(self) -> Ticks:
+        return self.found.graph.time
+
+
+def simulate(job: Job, changes: Sequence[AnyChange], found: Dependencies | None = None) -> Simulated:
+    """The job with these changes, in their order. Raises LinkError for a job that is not linked, EtloomError for a
+    change that is about nothing."""
+    found = found or depend(job)
+    graph = found.graph
+    edges = Edges(graph, job)
+    floor = graph.floor.copy()
+    excess = {"cautious": graph.excess.copy(), "hopeful": graph.excess.copy()}
+    usual = _usual(graph.kind, graph.excess)
+    kept = 0
+    for change in changes:
+        if isinstance(change, (RemoveSync, NoStraggler)):
+            gone = edges.waits_in(change.name) if isinstance(change, RemoveSync) else _late(edges)
+            floor[gone] = NEVER
+            for lags in excess.values():
+                lags[gone] = 0
+            continue
+        mask = edges.communication if isinstance(change, Network) else edges.chosen(change)
+        goes = np.minimum(excess["hopeful"][mask], usual[graph.kind[mask]])
+        stays = excess["hopeful"][mask] - goes
+        kept += int(stays.sum())
+        excess["hopeful"][mask] = _with_its_cause(change, goes) + stays
+        floor[mask] = _after(change, edges, mask, floor)
+    start = _starts(graph)
+    return Simulated(
+        found,
+        job,
+        tuple(changes),
+        graphs.schedule(graph, floor + excess["cautious"], start),
+        graphs.schedule(graph, floor + excess["hopeful"], start),
+        kept,
+    )
+
+
+def _with_its_cause(change: Change | Network, excess: Ticks) -> Ticks:
+    """What is left of an excess that shares the fate of its floor."""
+    if isinstance(change, Network) or change.plus_ns is not None:
+        return excess
+    return scaled(excess, change.times or 0.0)
+
+
+def _after(change: Change | Network, edges: Edges, mask: np.ndarray, floor: Ticks) -> Ticks:
+    """The floors of the chosen edges after the change."""
+    before = floor[mask]
+    if isinstance(change, Network):
+        latency = _latency(edges, mask, floor) if change.latency_ns is None else change.latency_ns
+        least = np.minimum(before, latency)
+        return np.asarray(least + scaled(before - least, 1 / change.bandwidth))
+    if change.times is not None:
+        return scaled(before, change.times)
+    if change.to_ns is not None:
+        return np.full(len(before), change.to_ns, np.int64)
+    return np.asarray(np.maximum(before + (change.plus_ns or 0), 0))
+
+
+def scaled(lag: Ticks, times: float) -> Ticks:
+    """Times, to the nanosecond."""
+    return np.asarray(np.round(lag * times), dtype=np.int64)
+
+
+def _latency(edges: Edges, mask: np.ndarray, floor: Ticks) -> Ticks:
+    """Of each chosen edge the least that one of its collective and group took: what no bandwidth shortens."""
+    codes = edges.groups()[mask]
+    before = floor[mask]
+    known = before > 0
+    least = np.zeros(int(codes.max()) + 2 if codes.size else 1, np.int64)
+    least[:] = np.iinfo(np.int64).max
+    np.minimum.at(least, codes[known], before[known])
+    return np.where(known, least[codes], 0)
+
+
+def _usual(kind: np.ndarray, excess: Ticks) -> Ticks:
+    """By kind, the excess that 95 % of its edges do not surpass, of those that have any."""
+    found = np.zeros(len(Kind), np.int64)
+    for one in Kind:
+        some = excess[(kind == one) & (excess > 0)]
+        if some.size:
+            found[one] = int(np.quantile(some, QUANTILE, method="lower"))
+    return found
+
+
+def _late(edges: Edges) -> np.ndarray:
+    """The edges by which later ranks hold up a communication: all but that of the first to come."""
+    graph = edges.graph
+    arrivals = np.flatnonzero(graph.kind == Kind.ARRIVAL)
+    late = np.zeros(len(graph.source), bool)
+    late[arrivals] = True
+    first: dict[int, int] = {}
+    for edge in arrivals[np.argsort(graph.time[graph.source[arrivals]], kind="stable")].tolist():
+        first.setdefault(int(edges.target[edge]), edge)
+    late[list(first.values())] = False
+    return late
+
+
+def _starts(graph: Graph) -> Ticks:
+    """Times of points: those of sources as recorded; of a point all of whose edges may go, its rank's first."""
+    start = np.full(len(graph), graph.time.min() if len(graph) else 0, np.int64)
+    start[graph.sources] = graph.time[graph.sources]
+    return start
+
+
+def summary(done: Simulated) -> pl.DataFrame:
+    """A row for the job, for each rank, and for each step of each rank (SUMMARY)."""
+    graph = done.found.graph
+    rows = [_row("job", None, None, done, np.ones(len(graph), bool))]
+    for rank in done.job:
+        own = graph.rank == rank
+        if own.any() and len(done.job) > 1:
+            rows.append(_row("rank", rank, None, done, own))
+    for rank, trace in done.job.items():
+        for step, points in _steps(trace, graph, rank):
+            rows.append(_row("step", rank, step, done, points))
+    return pl.DataFrame(rows, schema=SUMMARY, orient="row")
+
+
+SUMMARY = {
+    "of": pl.String,
+    "rank": pl.Int64,
+    "step": pl.Int64,
+    "before_ns": pl.Int64,
+    "after_ns": pl.Int64,
+    "after_at_best_ns": pl.Int64,
+    "change_pct": pl.Float64,
+    "change_at_best_pct": pl.Float64,
+}
+
+
+def _row(of: str, rank: int | None, step: int | None, done: Simulated, points: np.ndarray) -> list[object]:
+    before, after, best = (
+        graphs.makespan(done.found.graph, time[points])
+        for time in (done.recorded, done.cautious, done.hopeful)
+    )
+    shares = [100 * (one - before) / before if before else None for one in (after, best)]
+    return [of, rank, step, before, after, best, *shares]
+
+
+def _steps(trace: Trace, graph: Graph, rank: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(step, its points) of each ProfilerStep: all points of its events."""
+    events = trace.events.select("id", "step").drop_nulls("step")
+    own = np.flatnonzero((graph.rank == rank) & (graph.event >= 0))
+    found = np.full(trace.events.height, -(2**62), np.int64)
+    ids = trace.events["id"].to_numpy()
+    found[np.searchsorted(ids, events["id"].to_numpy())] = events["step"].to_numpy()
+    of_point = found[np.searchsorted(ids, graph.event[own])]
+    for step in events["step"].unique().sort().to_list():
+        points = np.zeros(len(graph), bool)
+        points[own[of_point == step]] = True
+        if points.sum() > 1:
+            yield step, points
+
+
+def reasons(done: Simulated) -> list[str]:
+    """What a reader must know of the answer: what bounds it, what it rests on, what it leaves out."""
+    graph = done.found.graph
+    said = [f"the critical path was {_path(graph)}"]
+    if done.kept_ns >= 0.001 * graphs.makespan(graph):
+        said.append(
+            f"{_said(done.kept_ns)} of delay on what was changed stays, since nothing recorded explains it"
+        )
+    return said + (_of_communication(done) if any(map(_is_of_communication, done.changes)) else [])
+
+
+def _is_of_communication(change: AnyChange) -> bool:
+    return isinstance(change, (Network, NoStraggler)) or (
+        isinstance(change, Change) and change.what == "comm"
+    )
+
+
+def _of_communication(done: Simulated) -> list[str]:
+    said = []
+    waits, moves = _waiting(done)
+    if waits > moves:
+        said.append(
+            f"in communication, ranks wait {_said(waits)} for others to come and move data for {_said(moves)}: "
+            "a faster network shortens the second only"
+        )
+    if local := sum(counts["local_communications"] for counts in done.found.counts.values()):
+        said.append(
+            f"{local:,} communications were not matched with other ranks: their time may hold waits for these, so that "
+            "the saving is an upper bound"
+        )
+    worlds = [size for trace in done.job.values() if isinstance(size := trace.meta.get("world_size"), int)]
+    if worlds and max(worlds) > len(done.job):
+        said.append(
+            f"{len(done.job)} of {max(worlds)} ranks were recorded: waits for the others count as moving data"
+        )
+    return said
+
+
+def _said(ns: int) -> str:
+    return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} us"
+
+
+def _path(graph: Graph) -> str:
+    """What the recorded critical path consists of, in words."""
+    path = graphs.longest_path(graph)
+    sums = np.bincount(graph.kind[path], weights=graph.lag[path].astype(np.float64), minlength=len(Kind))
+    total = sums.sum() or 1
+    words = {Kind.SEGMENT: "host", Kind.IDLE: "Python or nothing", Kind.STREAM: "delays on a stream"}
+    return ", ".join(
+        f"{100 * sums[at] / total:.0f} % {words.get(Kind(at), Kind(at).label)}"
+        for at in np.argsort(-sums)[:3]
+        if sums[at] > 0.005 * total
+    )
+
+
+def _waiting(done: Simulated) -> tuple[int, int]:
+    """Over all ranks and matched communications: ns from coming to the arrival of the last, and from there on."""
+    graph = done.found.graph
+    target = graph.target
+    arrive = graph.kind == Kind.ARRIVAL
+    move = np.isin(graph.kind, (Kind.TRANSFER, Kind.MESSAGE))
+    time = graph.time
+    return (
+        int((time[target] - time[graph.source])[arrive].sum()),
+        int((time[target] - time[graph.source])[move].sum()),
+    )

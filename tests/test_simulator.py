@@ -1,0 +1,228 @@
+"""What-if: the language, its answers against simulating anew, and the retimed job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import simulated_jobs as jobs
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_jobs import FLOORS, World
+from test_dependencies_laws import points, truth
+from typer.testing import CliRunner
+
+import etloom
+from etloom.cli import app
+from etloom.dependencies import depend
+from etloom.errors import EtloomError
+from etloom.graphs import Kind
+from etloom.simulator import Change, Network, NoStraggler, RemoveSync, parse, reasons, retimed, summary
+from etloom.simulator import simulate as simulate_with
+from etloom.simulator.changes import AnyChange, factor, time_ns
+
+LAWS: dict[str, tuple[World, AnyChange]] = {
+    "kernels": (World(kernel=0.5), parse("kernel x0.5")),
+    "communication": (World(transfer=0), parse("comm x0")),
+    "host": (World(host=0.5), parse("host x0.5")),
+    "launch": (World(launch=0), parse("launch =0ns")),
+    "no sync": (World(syncs=False), RemoveSync("*")),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("comm x0", Change("comm", times=0.0)),
+        ("kernel:*gemm* x0.5", Change("kernel", "*gemm*", times=0.5)),
+        (
+            "op:aten::item step=5 rank=0 =20us",
+            Change("op", "aten::item", {"step": "5", "rank": "0"}, to_ns=20_000),
+        ),
+        ("launch -1.5us", Change("launch", plus_ns=-1_500)),
+        ("stream + 3ns", Change("stream", plus_ns=3)),
+        (" sync   = 1ms ", Change("sync", to_ns=1_000_000)),
+    ],
+)
+def test_the_language(text: str, change: Change) -> None:
+    found = parse(text)
+    assert (found.what, found.name, found.where, found.times, found.to_ns, found.plus_ns) == (
+        *(change.what, change.name, change.where),
+        *(change.times, change.to_ns, change.plus_ns),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kernels x2", "character 1: 'kernels' is nothing that can be changed"),
+        ("kernel: x2", "character 8: a name is missing"),
+        ("kernel", "character 7: it does not say what becomes of it"),
+        ("comm fast", "character 6: 'fast' is no change"),
+        ("comm x2 x3", "character 9: 'x3' follows the change"),
+        ("comm rank=two x2", "character 6: rank=two is no number"),
+        ("", "character 1: '' is nothing that can be changed"),
+    ],
+)
+def test_what_is_not_understood_says_where(text: str, said: str) -> None:
+    with pytest.raises(EtloomError) as raised:
+        parse(text)
+    assert said in str(raised.value)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_change_or_an_error(text: str) -> None:
+    try:
+        assert isinstance(parse(text), Change)
+    except EtloomError as error:
+        assert error.remedy
+
+
+def test_factors_and_times() -> None:
+    assert (factor("2x"), factor("x0.5"), factor("3")) == (2.0, 0.5, 3.0)
+    assert (time_ns("20us"), time_ns("1.5 ms")) == (20_000, 1_500_000)
+    for parsed, bad in ((factor, "0"), (factor, "fast"), (time_ns, "20"), (time_ns, "-1us")):
+        with pytest.raises(EtloomError):
+            parsed(bad)
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_change_is_answered_to_the_nanosecond(seed: int, name: str) -> None:
+    world, change = LAWS[name]
+    programs = jobs.programs(seed)
+    ranks = jobs.simulate(programs)
+    job = jobs.job_of(ranks)
+    done = simulate_with(job, [change], depend(job, FLOORS))
+    expected = truth(ranks, job, world, programs)
+    for times in (done.cautious, done.hopeful):
+        assert points(done.found.graph, times) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_retimed_job_has_the_times_of_simulating_anew(seed: int) -> None:
+    world, change = LAWS["kernels"]
+    programs = jobs.programs(seed)
+    job = jobs.job_of(jobs.simulate(programs))
+    done = simulate_with(job, [change], depend(job, FLOORS))
+    again = retimed(job, done.found.graph, done.cautious)
+    for rank, trace in jobs.job_of(jobs.simulate(programs, world)).items():
+        timed = pl.col("cat") != "cuda_sync"
+        columns = pl.col("cat", "name").cast(pl.String), pl.col("ts", "dur", "correlation", "stream")
+        ours, true = (
+            one.events.filter(timed).select(*columns).sort("ts", "dur", "name", "correlation")
+            for one in (again[rank], trace)
+        )
+        assert ours.equals(true)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "cpu/pp_4", "nccl_ddp", "tracelens/mi300_qwen.json.gz"])
+def test_a_change_to_nothing_changes_nothing(data: Path, name: str) -> None:
+    job = etloom.open(data / name)
+    done = etloom.simulate(job, "kernel x1" if "pp_4" not in name else "host x1")
+    assert np.array_equal(done.cautious, done.recorded)
+    assert np.array_equal(done.hopeful, done.recorded)
+    assert summary(done)["change_pct"].to_list() == [0.0] * summary(done).height
+    same = retimed(job, done.found.graph, done.cautious)
+    for rank, trace in job.items():
+        assert (
+            same[rank]
+            .events.select("id", "ts", "dur", "name")
+            .equals(trace.events.select("id", "ts", "dur", "name"))
+        )
+        assert same[rank].launches.equals(trace.launches)
+        assert same[rank].flows.equals(trace.flows)
+
+
+def test_four_ranks_of_dlrm_gain_little_from_a_free_network(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    done = etloom.simulate(job, "comm x0")
+    assert summary(done).row(0, named=True)["change_pct"] == pytest.approx(-0.52, abs=0.05)
+    said = " ".join(reasons(done))
+    assert "ranks wait 16.564 ms for others to come" in said
+    assert "4 of 8 ranks were recorded" in said
+    alone = etloom.simulate(job[0], "comm x0")
+    assert summary(alone)["change_pct"][0] < -5
+    assert "upper bound" in " ".join(reasons(alone))
+
+
+def test_bandwidth_leaves_latency(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    twice, free = etloom.simulate(job, Network(2.0)), etloom.simulate(job, "comm x0")
+    same = etloom.simulate(job, Network(1.0))
+    assert np.array_equal(same.cautious, same.recorded)
+    assert free.cautious.max() <= twice.cautious.max() <= same.cautious.max()
+    assert summary(twice)["change_pct"][1] == pytest.approx(-1.34, abs=0.02)
+
+
+def test_without_stragglers_no_rank_waits_for_a_later_one(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    done = etloom.simulate(job, NoStraggler())
+    rows = summary(done).filter(pl.col("of") == "rank")
+    # Rank 2 was the late one: it gains nothing, the others do.
+    assert [round(pct) for pct in rows["change_pct"]] == [-7, -8, 0, -9]
+
+
+@pytest.mark.parametrize(
+    "change", ["kernel x0.5", "kernel:Cijk_* x2", "stream =0us", "host +1us", "launch -1us"]
+)
+def test_no_lag_raised_means_no_point_later_and_back(data: Path, change: str) -> None:
+    job = etloom.open(data / "tracelens/mi300_qwen.json.gz")
+    done = etloom.simulate(job, change)
+    slower = "x2" in change or "+" in change
+    moved = done.cautious - done.recorded
+    assert (moved >= 0).all() if slower else (moved <= 0).all()
+    assert (done.hopeful <= np.maximum(done.cautious, done.recorded)).all()
+
+
+def test_the_retimed_job_is_a_job(data: Path, tmp_path: Path) -> None:
+    job = etloom.open(data / "tracelens/h100_qwen.json.gz")
+    done = etloom.simulate(job, "kernel x0.5")
+    faster = retimed(job, done.found.graph, done.cautious)
+    (rank,) = faster
+    events = faster[rank].events
+    assert events["ts"].is_sorted()
+    assert events["id"].to_list() == list(range(events.height))
+    before, after = (
+        etloom.analyze(one, "kernel-breakdown").group_by("name").agg(pl.col("total_ns").sum()).sort("name")
+        for one in (job, faster)
+    )
+    assert before["name"].equals(after["name"])
+    kernels = [one[rank].events.filter(pl.col("cat") == "kernel")["dur"].sum() for one in (job, faster)]
+    assert kernels[1] == pytest.approx(kernels[0] / 2, rel=1e-3)
+    for table in ("launches", "kernels", "arguments", "waits"):
+        assert faster[rank].table(table).height == job[rank].table(table).height
+    names = (
+        job[rank]
+        .launches.join(job[rank].events, left_on="device_event", right_on="id")["name"]
+        .cast(str)
+        .sort()
+    )
+    kept = faster[rank].launches.join(events, left_on="device_event", right_on="id")["name"].cast(str).sort()
+    assert names.equals(kept)
+    etloom.export(faster, tmp_path / "faster.json.gz")
+    etloom.export(faster, tmp_path / "faster.parquet")
+    assert etloom.open(tmp_path / "faster.parquet")[rank].events.equals(events)
+
+
+def test_the_verb(data: Path, tmp_path: Path) -> None:
+    run, out = str(data / "dlrm"), tmp_path / "free.parquet"
+    done = CliRunner().invoke(
+        app, ["simulate", run, "--set", "comm x0", "--format", "json", "--out", str(out)]
+    )
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)[0]["change_pct"] == pytest.approx(-0.52, abs=0.05)
+    assert out.exists()
+
+
+def test_about_nothing_is_an_error(data: Path) -> None:
+    job = etloom.open(data / "cpu/ddp_2")
+    for change in ("kernel x0.5", "op:aten::no_such x2", "host rank=9 x2"):
+        with pytest.raises(EtloomError, match="is about nothing in this run"):
+            etloom.simulate(job, change)
+    with pytest.raises(EtloomError, match="waits for the device"):
+        etloom.simulate(job, RemoveSync("aten::item"))
+    assert Kind.SYNC not in etloom.graph(job).graph.kind
