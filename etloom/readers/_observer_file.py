@@ -97,7 +97,7 @@ def load(path: Path) -> Records:
         stats.append(("read.cut_file", "data_loss", 1, f"ends {missing} bytes before the end of a chunk"))
         body += bytes(missing)
     words = np.frombuffer(body, "<u8").reshape(-1, size // 8)
-    return _walk(header, words, _whole_chunks(words, int(header["chunks"]), stats), stats)
+    return _walk(header, words, _whole_chunks(words, min(int(header["chunks"]), 1 << 62), stats), stats)
 
 
 def _whole_chunks(words: Words, claimed: int, stats: list[Stat]) -> Places:

@@ -98,6 +98,7 @@ struct Visit {
 
 struct Named {
   uint32_t id;
+  bool registered;  // an operator of the dispatcher
   bool communicates;
 };
 
@@ -106,7 +107,8 @@ Named name_of(Stream& stream, const at::RecordFunction& function) {
   const char* name = function.name();
   const char* overload = function.overload_name();
   if (overload == without) {
-    return {stream.define(kName, name, [&] { return std::string_view(name); }), false};
+    return {stream.define(kName, name, [&] { return std::string_view(name); }), false,
+            std::string_view(name) == at::kParamCommsCallName};
   }
   Operator& known = stream.cached(name);
   if (known.address != name || known.name != name || known.overload != overload) {
@@ -123,7 +125,7 @@ Named name_of(Stream& stream, const at::RecordFunction& function) {
     });
     known.communicates = known.name == at::kParamCommsCallName;
   }
-  return {known.id, known.communicates};
+  return {known.id, true, known.communicates};
 }
 
 // A number of kernel_backend and kernel_file, which Triton's launcher gives as keywords; 0 for none.
@@ -215,7 +217,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
   }
   if (name.communicates) {
     write_note(*stream, handle, stream->text(communication_facts()));
-  } else if (visit.session->detail && name.id != 0 && function.num_inputs() == 0 && begin.scope == 0) {
+  } else if (visit.session->detail && !name.registered && function.scope() == at::RecordScope::FUNCTION) {
     write_note(*stream, handle, kernel_of(*stream, function));
   }
   if (!async) stream->push(handle);
