@@ -200,3 +200,38 @@ def test_any_events_read_back(rows: list[tuple[int, int, int]], base: int, name:
     kept = ["name", "ts", "dur", "ph"]
     assert content(trace, "events").select(kept).rows() == content(back, "events").select(kept).rows()
     assert back.meta["clock"] == ("epoch" if base else "relative")
+
+
+@pytest.mark.parametrize("name", ["dlrm", "tracelens/h100_qwen.json.gz", "cpu/ddp_2"])
+def test_the_critical_path_is_drawn_from_slice_to_slice(data: Path, tmp_path: Path, name: str) -> None:
+    job = etloom.open(data / name)
+    etloom.export(job, tmp_path / "path.json", overlay="critical-path")
+    etloom.export(job, tmp_path / "plain.json")
+    drawn, plain = (
+        json.loads((tmp_path / f"{one}.json").read_text())["traceEvents"] for one in ("path", "plain")
+    )
+    assert [event for event in drawn if event.get("cat") != "critical path"] == plain
+    ends = [event for event in drawn if event.get("cat") == "critical path"]
+    arrows: dict[int, dict[str, dict[str, Any]]] = {}
+    for end in ends:
+        arrows.setdefault(end["id"], {})[end["ph"]] = end
+    taken = {event["id"] for event in plain if event["ph"] in "sf"}
+    assert arrows and not taken & arrows.keys()
+    lanes: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
+    for event in plain:
+        if event["ph"] == "X":
+            lanes.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
+    for both in list(arrows.values())[:200]:
+        assert both.keys() == {"s", "f"}
+        assert both["f"]["bp"] == "e"
+        assert both["s"]["ts"] <= both["f"]["ts"] + 1e-3
+        for end in both.values():
+            around = lanes[end["pid"], end["tid"]]
+            assert any(start <= end["ts"] <= stop for start, stop in around)
+
+
+def test_another_overlay_is_an_error(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(EtloomError, match="the overlay 'slack' is not known"):
+        etloom.export(etloom.open(data / "cpu/ddp_2"), tmp_path / "x.json", overlay="slack")

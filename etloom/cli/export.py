@@ -26,6 +26,12 @@ def export(
         list[str] | None,
         typer.Option("--option", "-O", help="An option of the format, NAME=VALUE; may be repeated."),
     ] = None,
+    overlay: Annotated[
+        str | None,
+        typer.Option(
+            help="Of chrome: critical-path, drawn as arrows. The same as -O overlay=.", show_default=False
+        ),
+    ] = None,
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
     jobs: JobsOption = None,
@@ -38,6 +44,7 @@ def export(
 
     \b
       etloom export run/ --out run.json.gz       # open it at https://ui.perfetto.dev
+      etloom export run/ --out run.json.gz --overlay critical-path
       etloom export run/ --out run.parquet       # read it with polars, DuckDB, Spark
       etloom export run/ --rank 0 --to chrome --out rank0.json
       etloom export run/ --out sim/job.et        # check it with: etloom lint sim/
@@ -48,7 +55,7 @@ def export(
     from etloom.errors import UnknownName
 
     name = to or registry.by_suffix("exports", out)
-    chosen = _options(name, option or [])
+    chosen = _options(name, (option or []) + ([f"overlay={overlay}"] if overlay else []))
 
     job = open_job(path, rank_pattern, strict, jobs, cache)
     if rank is not None and rank not in job:

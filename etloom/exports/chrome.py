@@ -29,11 +29,15 @@ SUFFIX = (".json", ".json.gz")
 _CHUNK = 1 << 16
 
 
-def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
+def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None = None) -> None:
     """Write a Trace or a Job to one file, packed where its name ends in .gz.
+
+    overlay: critical-path draws what the run's duration hangs on, as arrows.
 
     Raises EtloomError for a trace without timed events.
     """
+    if overlay not in (None, "critical-path"):
+        raise EtloomError(f"the overlay {overlay!r} is not known", remedy="critical-path")
     traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
     if not any(one.events.height for one in traces.values()):
         raise EtloomError(
@@ -45,14 +49,29 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     with replacing(Path(path)) as file:
         file.write(_header(None if several else next(iter(traces.values())), base))
         separator = b""
+        pids = {}
         for rank, one in traces.items():
+            pids[rank] = pid
             for lines in _lines(one, rank if several else None, base, pid, flow):
                 if lines.len():
                     file.write(separator + ",\n".join(lines).encode())
                     separator = b",\n"
             pid += len(_lanes.processes(one))
             flow += one.launches.height + one.flows["flow"].n_unique()
+        for rank, ends in (_path(traces, flow) if overlay else {}).items():
+            one = traces[rank]
+            _, where = _places(one, rank if several else None, pids[rank])
+            placed = ends.join(where.drop("ts"), on="id", maintain_order="left")
+            lines = objects(_bound(placed), base if one.meta.get("clock") == "epoch" else 0)
+            if lines.len():
+                file.write(separator + ",\n".join(lines).encode())
         file.write(b"\n]}\n")
+
+
+def _path(traces: dict[int, Trace], first: int) -> dict[int, pl.DataFrame]:
+    from etloom.exports._overlay import arrows  # only an overlay needs the dependency graph
+
+    return arrows(traces, first)
 
 
 def _base(traces: Iterable[Trace]) -> int:
@@ -80,10 +99,7 @@ def _lines(trace: Trace, rank: int | None, base: int, pid: int, flow: int) -> It
     """The events of a rank as JSON texts, in pieces."""
     base = base if trace.meta.get("clock") == "epoch" else 0
     events = trace.events
-    placed = events.select("id", "pid", "tid", "ts", "dur").with_columns(_lanes.sub_lanes(events))
-    lanes = _lanes.table(trace, placed, rank, pid)
-    where = placed.select("id", "ts", *_lanes.KEY).join(lanes, on=_lanes.KEY, how="left", nulls_equal=True)
-    where = where.select("id", "ts", "pid_text", "tid_text")
+    lanes, where = _places(trace, rank, pid)
     first = lanes.filter(pl.col("lane") == 0).drop("lane", "name")
     yield _names(trace, lanes, rank)
     for start in range(0, events.height, _CHUNK):
@@ -92,6 +108,14 @@ def _lines(trace: Trace, rank: int | None, base: int, pid: int, flow: int) -> It
     yield _counters(trace.counters, first, base)
     yield _flows(trace, first, base, None if rank is None else flow)
     yield _arrows(trace, where, base, flow + trace.flows["flow"].n_unique())
+
+
+def _places(trace: Trace, rank: int | None, pid: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The lanes of a rank, and id, ts, pid_text, tid_text of its events."""
+    placed = trace.events.select("id", "pid", "tid", "ts", "dur").with_columns(_lanes.sub_lanes(trace.events))
+    lanes = _lanes.table(trace, placed, rank, pid)
+    where = placed.select("id", "ts", *_lanes.KEY).join(lanes, on=_lanes.KEY, how="left", nulls_equal=True)
+    return lanes, where.select("id", "ts", "pid_text", "tid_text")
 
 
 def _names(trace: Trace, lanes: pl.DataFrame, rank: int | None) -> pl.Series:
