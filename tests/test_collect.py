@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom.collector import files, packing
 from etloom.collector.launcher import launch
-from etloom.collector.options import VARIABLE, Options, parse_steps
+from etloom.collector.options import VARIABLE, Options, parse_ranks, parse_steps
 from etloom.errors import CollectError
 
 ROOT = Path(__file__).parent.parent
@@ -610,3 +610,57 @@ def test_without_a_compiler_torchs_observer_records(tmp_path: Path, monkeypatch:
     assert [line for line in collected.warnings if "no C++ compiler: no-such-compiler" in line] == list(
         collected.warnings
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"), [(None, None), ("0", (0,)), ("0,8-11", (0, 8, 9, 10, 11)), (" 3 , 1-2", (1, 2, 3))]
+)
+def test_ranks_are_numbers_and_ranges(text: str | None, ranks: tuple[int, ...] | None) -> None:
+    assert parse_ranks(text) == ranks
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "1,,2"])
+def test_what_names_no_ranks_is_refused(text: str) -> None:
+    with pytest.raises(CollectError, match="0,8-15"):
+        parse_ranks(text)
+
+
+ASKING = """
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from etloom.collector import demand
+net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(12):
+    if step == 2: demand.trigger(sys.argv[1])
+    net(torch.ones(1, 2)).sum().backward(); optimizer.step()
+"""
+
+
+@pytest.mark.torch
+def test_a_window_on_demand(tmp_path: Path) -> None:
+    out, home = tmp_path / "run", str(Path(etloom.__file__).parents[1])
+    collected = launch([sys.executable, "-c", ASKING, str(out), home], out, on_demand=2)
+    assert collected.returncode == 0 and collected.warnings == ()
+    # Seen as step 2 ended, when 3 steps were done; the window opens 3 steps later.
+    assert json.loads((out / "rank_0.json").read_text())["steps"] == [6, 7]
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_window_nobody_asked_for(tmp_path: Path) -> None:
+    collected = launch([sys.executable, TINY, "plain"], tmp_path / "run", on_demand=2)
+    assert collected.returncode == 0 and collected.ranks == ()
+    assert ["nobody asked for the window" in line for line in collected.warnings] == [True]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_only_some_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    collected = launch([sys.executable, TINY, "plain"], tmp_path / "one", ranks="0")
+    assert collected.returncode == 0 and collected.ranks == ()
+    collected = launch([sys.executable, TINY, "plain"], tmp_path / "two", ranks="1")
+    assert collected.ranks == (1,) and collected.warnings == ()

@@ -30,6 +30,23 @@ def collect(
     observer: Annotated[
         str, typer.Option(help="native (our own, with times, for a tenth of the cost) or stock (torch's).")
     ] = "native",
+    max_size: Annotated[
+        int | None, typer.Option(help="MiB that the native observer's file may take.", show_default=False)
+    ] = None,
+    ring: Annotated[
+        bool, typer.Option("--ring", help="At --max-size, overwrite the oldest operators, do not stop.")
+    ] = False,
+    ranks: Annotated[
+        str | None, typer.Option(help="Record on these ranks only: 0,8-15.", show_default=False)
+    ] = None,
+    on_demand: Annotated[
+        int | None,
+        typer.Option(help="Record so many steps when asked by --trigger, not --steps.", show_default=False),
+    ] = None,
+    trigger: Annotated[
+        Path | None,
+        typer.Option(help="Ask the --on-demand job of this folder to record now.", show_default=False),
+    ] = None,
     build: Annotated[
         bool, typer.Option("--build", help="Only build the native observer for this torch, ahead of time.")
     ] = False,
@@ -47,10 +64,18 @@ def collect(
       etloom collect --out run/ -- python train.py --epochs 1
       etloom collect --out run/ --steps 10:12 -- torchrun --nproc-per-node 8 train.py
       etloom collect --out run/ --stack --memory --report -- python train.py
+      etloom collect --out run/ --on-demand 2 --ranks 0,8-15 -- torchrun --nproc-per-node 16 train.py
+      etloom collect --trigger run/
       etloom collect --build
     """
     if build:
         _build()
+        return
+    if trigger is not None:
+        from etloom.collector import demand
+
+        demand.trigger(trigger)
+        say(f"asked: {trigger} records as soon as its ranks have agreed on a step")
         return
     if out is None:
         raise typer.BadParameter("needed: the folder for the traces", param_hint="--out")
@@ -65,6 +90,10 @@ def collect(
         memory=memory,
         overwrite=overwrite,
         observer=observer,
+        max_bytes=None if max_size is None else max_size << 20,
+        ring=ring,
+        ranks=ranks,
+        on_demand=on_demand,
     )
     for recorded in sorted(out.glob("observer_*.etob")):
         rank = recorded.stem.removeprefix("observer_")

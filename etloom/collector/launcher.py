@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import files
-from .options import VARIABLE, Options, new_scratch, own_version, parse_steps
+from . import demand, files
+from .options import VARIABLE, Options, new_scratch, own_version, parse_ranks, parse_steps
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ def launch(
     all_threads: bool = True,
     overwrite: bool = False,
     observer: str = "stock",
+    max_bytes: int | None = None,
+    ring: bool = False,
+    ranks: str | None = None,
+    on_demand: int | None = None,
 ) -> Collected:
     """Run `command` and record a window of its training steps into the folder `out`, on every rank it starts.
 
@@ -50,7 +54,9 @@ def launch(
     has. A window from step 0 opens when the first optimizer is made, so its step 0 also holds what follows
     that (wrapping in DDP, the first batch). A step that a GradScaler skips does not count, so the next one
     spans both. The other options are those of `record`; `observer` "native" is our own, built here if it was
-    not before, where it can be.
+    not before, where it can be; `max_bytes` bounds its file, and with `ring` the oldest operators make way.
+    `ranks` "0,8-15" records on those ranks only. `on_demand` records so many steps when `demand.trigger(out)` is
+    called, in place of `steps`; once a run.
 
     It reaches every Python the command starts through PYTHONPATH (so not `python -I`, `-E` or `-S`, nor a
     process started with an environment of its own). stdin, stdout and stderr are the command's.
@@ -61,6 +67,11 @@ def launch(
     from etloom.errors import CollectError
 
     first, last = parse_steps(steps)
+    chosen = parse_ranks(ranks)
+    if on_demand is not None and on_demand < 1:
+        raise CollectError(f"a window of {on_demand} steps", where="on_demand", remedy="ask for 1 or more")
+    if max_bytes is not None and max_bytes < 1 << 20:
+        raise CollectError(f"{max_bytes} bytes are too few", where="max_bytes", remedy="allow 1 MiB or more")
     observer, unbuilt = _observer(observer)
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
@@ -77,11 +88,16 @@ def launch(
         memory,
         all_threads,
         observer,
+        max_bytes,
+        ring,
+        chosen,
+        on_demand,
         etloom=own_version(),
         command=tuple(command),
     )
     try:
         scratch.mkdir()
+        demand.forget(folder)
         returncode = _run(command, _environment(options))
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -89,10 +105,10 @@ def launch(
             f"cannot run: {error.strerror}", where=str(error.filename or command[0])
         ) from error
     try:
-        ranks, warnings = _gather(options, returncode)
+        recorded, warnings = _gather(options, returncode)
     except OSError as error:
-        ranks, warnings = [], [f"{error.filename or folder}: {error.strerror}; run.json is not written"]
-    return Collected(folder, returncode, tuple(rank["rank"] for rank in ranks), (*unbuilt, *warnings))
+        recorded, warnings = [], [f"{error.filename or folder}: {error.strerror}; run.json is not written"]
+    return Collected(folder, returncode, tuple(rank["rank"] for rank in recorded), (*unbuilt, *warnings))
 
 
 def _observer(wanted: str) -> tuple[str, list[str]]:
@@ -167,6 +183,7 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
     """After the command: write run.json, say what is missing, remove the scratch folder if it is empty."""
     out, scratch = Path(options.out), Path(options.scratch)
     warnings: list[str] = []
+    demand.forget(out)
     scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
     with_torch = [path for path in scratch.iterdir() if path.name.startswith("torch-")]
     for path in with_torch:
@@ -186,7 +203,8 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
         except OSError as error:
             warnings.append(f"{out / 'run.json'}: cannot be written: {error.strerror}")
         world = max(rank["world_size"] for rank in ranks)
-        missing = sorted(set(range(world)) - {rank["rank"] for rank in ranks})
+        asked = set(range(world) if options.ranks is None else options.ranks)
+        missing = sorted(asked - {rank["rank"] for rank in ranks})
         if missing:
             warnings.append(f"{out}: no traces of rank {', '.join(map(str, missing))} of {world}")
     elif not with_torch:
@@ -194,6 +212,8 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
             f"{out}: nothing recorded, no Python of the command imported torch.optim; was PYTHONPATH lost "
             "on the way (python -I, -E, -S, env -i, a container)?"
         )
+    elif options.on_demand is not None and not left and not kept:
+        warnings.append(f"{out}: nothing recorded, nobody asked for the window or the job ended before it")
     elif not left and not kept:
         warnings.append(
             f"{out}: nothing recorded, no optimizer made the steps {options.steps} in a window that was kept; "

@@ -25,6 +25,10 @@ class Options:
     memory: bool = False
     all_threads: bool = True
     observer: str = "stock"
+    max_bytes: int | None = None
+    ring: bool = False
+    ranks: tuple[int, ...] | None = None
+    on_demand: int | None = None  # steps of a window that waits until `trigger` is called
     etloom: str | None = None
     command: tuple[str, ...] | None = None
 
@@ -38,8 +42,9 @@ class Options:
     @classmethod
     def from_environment(cls) -> Options:
         values = json.loads(os.environ[VARIABLE])
-        if values["command"] is not None:
-            values["command"] = tuple(values["command"])
+        for name in ("command", "ranks"):
+            if values[name] is not None:
+                values[name] = tuple(values[name])
         return cls(**values)
 
 
@@ -72,3 +77,22 @@ def parse_steps(steps: str | None) -> tuple[int, int | None]:
         where="steps",
         remedy="write FIRST:LAST as in a slice, for example 3:5 for steps 3 and 4",
     )
+
+
+def parse_ranks(ranks: str | None) -> tuple[int, ...] | None:
+    """`"0,8-15"` is rank 0 and ranks 8 to 15, None all. Raises CollectError for anything else."""
+    if ranks is None:
+        return None
+    found: set[int] = set()
+    for part in ranks.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            from etloom.errors import CollectError
+
+            raise CollectError(
+                f"{ranks!r} names no ranks",
+                where="ranks",
+                remedy="write numbers and ranges, for example 0,8-15",
+            )
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(found))

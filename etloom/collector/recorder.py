@@ -7,10 +7,11 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import files, forking
+from . import demand, files, forking
 from .options import Options, new_scratch, own_version, parse_steps
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Recorder:
         self.warnings: list[str] = []
         self._pid = os.getpid()
         self._profiled = False
+        self._waits = options.on_demand is not None
         self._window: Window | None = None
         self._guard: Guard | None = None
 
@@ -82,6 +84,8 @@ class Recorder:
     def step_done(self) -> None:
         """A step ended: the next one begins."""
         self.count += 1
+        if self._waits and not self._asked():
+            return
         options = self.options
         if self._window is not None or options.first - 1 <= self.count <= options.first:
             self._advance()
@@ -96,17 +100,36 @@ class Recorder:
             return
         self.finished = True
         self._dismiss()
-        if os.getpid() != self._pid and not self.count:
+        if self._waits or self._left_out() or (os.getpid() != self._pid and not self.count):
             return  # a forked helper of the job, which never trained
         self.warn(
             f"the job ended after {self.count} steps, before step {self.options.first} began (steps "
             f"{self.options.steps}): nothing recorded; ask for earlier steps"
         )
 
+    def _asked(self) -> bool:
+        """Whether somebody has asked for the window; from then on it is as one of given steps."""
+        window = demand.agreed(Path(self.options.out), self.count, self.options.on_demand or 1)
+        if window is None:
+            return False
+        self._waits = False
+        self.options = replace(self.options, first=window[0], last=window[1])
+        if self.count > window[0]:
+            raise RuntimeError(f"this rank saw too late that step {window[0]} was agreed on")
+        return True
+
+    def _left_out(self) -> bool:
+        ranks = self.options.ranks
+        return ranks is not None and files.current_rank()[0] not in ranks
+
     def _advance(self) -> None:
         first, last = self.options.first, self.options.last
         if self._window is None:
-            if self.count < first - 1:
+            if self._waits or self.count < first - 1:
+                return
+            if self._left_out():
+                self.finished = True
+                self._dismiss()
                 return
             if not self._prepare():
                 return

@@ -61,7 +61,10 @@ class Window:
             try:
                 if built() is not None:
                     self._native = True
-                    return ExecutionTraceObserver().register_callback(self._folder / "et.etob")
+                    bounds: dict[str, Any] = {"ring": self._options.ring}
+                    if self._options.max_bytes is not None:
+                        bounds["max_bytes"] = self._options.max_bytes
+                    return ExecutionTraceObserver(**bounds).register_callback(self._folder / "et.etob")
                 self.warnings.append("the native observer was not built for this torch: torch's own records")
             except BuildError as error:
                 self.warnings.append(f"{error}: torch's own observer records")
