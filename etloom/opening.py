@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from etloom import cache, linker, readers
-from etloom.errors import ReadError
+from etloom.errors import EtloomError, ReadError
 from etloom.exports import parquet
 from etloom.trace import Job, Trace
 
@@ -37,7 +40,8 @@ def is_large(path: Path) -> bool:
 def spill(path: Path, out: Path, progress: Progress | None = None) -> None:
     """Turn a Kineto file into a folder of Parquet, part by part. Raises ReadError, LimitError, EtloomError."""
     with parquet.appearing(out) as folder:
-        meta = readers.spill(path, folder, progress=partial(progress, path) if progress else None)
+        with _panics_of(path):
+            meta = readers.spill(path, folder, progress=partial(progress, path) if progress else None)
         parquet.write_meta(folder, "trace", meta)
 
 
@@ -49,7 +53,10 @@ def open_folder(
     jobs: int | None = None,
     use_cache: bool = True,
 ) -> Job:
-    """The linked Job of the traces in a folder. Raises ReadError, LimitError, LinkError."""
+    """The linked Job of the traces in a folder. A file that cannot be read is a row of stats, while others can.
+
+    Raises ReadError where nothing can be read, LinkError.
+    """
     found = readers.discover(folder, rank_pattern)
     files = [path for paths in found.ranks.values() for path in paths]
     if len(files) == 1:
@@ -59,7 +66,7 @@ def open_folder(
             (rank,), (trace,) = found.ranks, job.values()
             job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta)
     else:
-        job = open_ranks(found.ranks, progress=progress, jobs=jobs, use_cache=use_cache)
+        job = open_ranks(found.ranks, progress=progress, jobs=jobs, use_cache=use_cache, keep_going=True)
     meta: dict[str, Any] = {"path": str(folder)}
     meta |= {key: said for key, said in (("card", found.card), ("run", found.run)) if said is not None}
     return job.replace(meta=meta).with_stats(found.stats)
@@ -72,10 +79,11 @@ def open_file(path: Path, *, progress: Progress | None = None, use_cache: bool =
     if kept is not None:
         return Job({kept.rank or 0: kept}, {"path": str(path)})
     start = time.monotonic()
-    whole = readers.read(path, progress=partial(progress, path) if progress else None)
-    if isinstance(whole, Job):
-        return whole.map(_linked)
-    trace = _linked(whole)
+    with _panics_of(path):
+        whole = readers.read(path, progress=partial(progress, path) if progress else None)
+        if isinstance(whole, Job):
+            return whole.map(_linked)
+        trace = _linked(whole)
     if time.monotonic() - start > WORTH_KEEPING_S:
         cache.keep(key, trace)
     return Job({trace.rank or 0: trace}, {"path": str(path)})
@@ -87,38 +95,62 @@ def open_ranks(
     progress: Progress | None = None,
     jobs: int | None = None,
     use_cache: bool = True,
+    keep_going: bool = False,
 ) -> Job:
     """The linked Job of the given files of each rank, ``jobs`` ranks at a time (default: one a CPU).
 
     Reading and joining run outside the interpreter's lock, so threads are enough, and at most ``jobs`` ranks are
-    half-read at a time.
-    """
+    half-read at a time. keep_going: go on without the files that cannot be read, each a row of stats; a rank of which
+    none can be read is left out.
 
-    def open_rank(rank: int) -> Trace:
+    Raises ReadError, LimitError (with keep_going only where nothing at all can be read), LinkError.
+    """
+    unread: dict[Path, EtloomError] = {}
+
+    def open_rank(rank: int) -> Trace | None:
         paths = files[rank]
         key = cache.key_of(paths, rank=rank) if use_cache else None
         kept = cache.load(key)
         if kept is not None:
             return kept
         start = time.monotonic()
-        trace = linker.link(*(_one_rank(path, progress) for path in paths))
-        if time.monotonic() - start > WORTH_KEEPING_S:
+        parts = []
+        for path in paths:
+            try:
+                parts.append(_one_rank(path, progress))
+            except EtloomError as error:
+                if not keep_going:
+                    raise
+                unread[path] = error
+        if not parts:
+            return None
+        with _panics_of(paths[0]):
+            trace = linker.link(*parts)
+        if len(parts) == len(paths) and time.monotonic() - start > WORTH_KEEPING_S:
             cache.keep(key, trace)
         return trace
 
-    traces = _side_by_side(open_rank, list(files), jobs or os.cpu_count() or 1)
+    opened = _side_by_side(open_rank, list(files), jobs or os.cpu_count() or 1)
+    traces = {rank: trace for rank, trace in opened.items() if trace is not None}
+    failures = [unread[path] for paths in files.values() for path in paths if path in unread]
+    if failures and not traces:
+        also = f"; nor can {len(failures) - 1} more" if len(failures) > 1 else ""
+        raise ReadError(f"{failures[0].what}{also}", where=failures[0].where, remedy=failures[0].remedy)
     job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
-    return job.with_stats(_disagreements(traces))
+    stats: list[Stat] = [("job.unreadable_file", "error", 1, str(error)) for error in failures]
+    return job.with_stats(stats + _disagreements(traces))
 
 
-def _side_by_side(work: Callable[[int], Trace], ranks: Sequence[int], jobs: int) -> dict[int, Trace]:
+def _side_by_side(
+    work: Callable[[int], Trace | None], ranks: Sequence[int], jobs: int
+) -> dict[int, Trace | None]:
     """work(rank) of every rank in ``jobs`` threads, in the order of ranks. Raises what work raised first.
 
     The threads are daemons, so that Ctrl-C need not wait for a read that hangs, as an executor's would.
     """
     left = iter(ranks)
-    done: dict[int, Trace] = {}
-    raised: list[Exception] = []
+    done: dict[int, Trace | None] = {}
+    raised: list[BaseException] = []
 
     def run() -> None:
         for rank in left:  # an iterator over a sequence gives each item to one thread
@@ -126,7 +158,7 @@ def _side_by_side(work: Callable[[int], Trace], ranks: Sequence[int], jobs: int)
                 return
             try:
                 done[rank] = work(rank)
-            except Exception as error:  # raised again below
+            except BaseException as error:  # raised again below
                 raised.append(error)
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(jobs, len(ranks)))]
@@ -141,10 +173,21 @@ def _side_by_side(work: Callable[[int], Trace], ranks: Sequence[int], jobs: int)
 
 
 def _one_rank(path: Path, progress: Progress | None) -> Trace:
-    trace = readers.read(path, progress=partial(progress, path) if progress else None)
+    with _panics_of(path):
+        trace = readers.read(path, progress=partial(progress, path) if progress else None)
     if isinstance(trace, Job):
         raise ReadError("holds several ranks", where=path, remedy="open it on its own")
     return trace
+
+
+@contextlib.contextmanager
+def _panics_of(path: Path) -> Iterator[None]:
+    """Raise ReadError with the file's name where polars panics, which is no Exception and names nothing."""
+    try:
+        yield
+    except pl.exceptions.PanicException as error:
+        reason = str(error).partition("\n")[0]
+        raise ReadError(f"polars failed on it: {reason}", where=path, remedy="please report it") from error
 
 
 def _linked(trace: Trace) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -128,6 +129,12 @@ def test_a_write_that_fails_leaves_nothing_and_keeps_what_was_there(job: Job, tm
             "is not the meta.json of a saved trace",
         ),
         ("meta.json", b'{"etloom": 1, "layout": 1, "kind": "trace", "meta": 3}', "is not the meta.json"),
+        (
+            "meta.json",
+            b'{"etloom": 1, "layout": 1, "kind": "trace", "meta": {}, "tables": ["events"]}',
+            "is not the meta.json",
+        ),
+        ("meta.json", b"[]", "is not the meta.json"),
         ("meta.json", b"[" * 100_000, "is not the meta.json"),
         ("events.parquet", b"PAR1 and no more", "is no table 'events'"),
         ("events.parquet", b"", "is no table 'events'"),
@@ -160,8 +167,46 @@ def test_only_tables_of_the_schema_are_opened(job: Job, tmp_path: Path) -> None:
     export.write(job[0], target)
     (target / "secrets.parquet").write_bytes(b"no table")
     meta = json.loads((target / "meta.json").read_text())
-    meta["tables"] = ["/etc/passwd"]
+    meta["tables"] |= {"/etc/passwd": 1, "../secrets": 2}
     (target / "meta.json").write_text(json.dumps(meta))
     back = reader.read(target)
     assert isinstance(back, Trace)
     assert set(back.tables) <= set(TABLES)
+
+
+def test_a_table_that_is_missing_or_short_is_no_empty_table(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job[0], target)
+    job[0].events.head(6).write_parquet(target / "events.parquet")
+    with pytest.raises(ReadError) as raised:
+        reader.read(target)
+    assert (
+        str(raised.value) == f"{target / 'events.parquet'}: holds 6 rows, and 7 were saved; export it again"
+    )
+    (target / "events.parquet").unlink()
+    with pytest.raises(ReadError, match=r"events\.parquet: is missing: 7 rows were saved"):
+        reader.read(target)
+
+
+def test_a_rank_or_the_stats_of_a_job_that_are_missing_are_missed(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job, target)
+    (target / "stats.parquet").unlink()
+    with pytest.raises(ReadError, match=r"stats\.parquet: is missing"):
+        reader.read(target)
+    export.write(job, target)
+    shutil.rmtree(target / "rank=1")
+    with pytest.raises(ReadError, match=r"rank=1: is missing; export it again"):
+        reader.read(target)
+
+
+def test_a_folder_saved_before_rows_were_noted_is_read(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job[0], target)
+    old = json.loads((target / "meta.json").read_text())
+    del old["tables"]
+    (target / "meta.json").write_text(json.dumps(old))
+    (target / "threads.parquet").unlink()
+    back = reader.read(target)
+    assert isinstance(back, Trace)
+    assert back.events.equals(job[0].events)

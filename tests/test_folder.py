@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import etloom
-from etloom.errors import EtloomError, ReadError
+from etloom import cli, opening
+from etloom.errors import DataLoss, EtloomError, ReadError
 from etloom.readers import discover
 
 
@@ -160,3 +162,105 @@ def test_pipes_and_links_that_lead_nowhere_are_passed_over(tmp_path: Path) -> No
     found = discover(tmp_path)
     assert list(found.ranks) == [0]
     assert [path.name for path in found.ignored] == ["kineto_trace_1.json", "kineto_trace_2.json"]
+
+
+def broken(path: Path) -> None:
+    """A file that begins as a Kineto trace, and that no reader finds a row in."""
+    path.write_text('{"schemaVersion": 1, "deviceProperties": [')
+
+
+def unreadable(job: etloom.Job) -> list[tuple[str, int, str]]:
+    found = job.own_stats.filter(pl.col("name") == "job.unreadable_file")
+    return found.select("severity", "count", "example").rows()
+
+
+def test_one_unreadable_file_costs_itself_only(tmp_path: Path) -> None:
+    for rank in (0, 2):
+        kineto(tmp_path / f"kineto_trace_{rank}.json")
+    execution_trace(tmp_path / "torch_et_0.json")
+    broken(tmp_path / "kineto_trace_0.json")
+    broken(tmp_path / "kineto_trace_1.json")
+    (tmp_path / "kineto_trace_3.json").write_text("")
+    (tmp_path / "torch_et_2.json").write_text("no JSON")
+    job = etloom.open(tmp_path, use_cache=False)
+    assert job.ranks == [0, 2]
+    assert job[0].nodes.height == job[2].events.height == 1
+    remedy = "; expected Kineto JSON or an execution trace"
+    assert unreadable(job) == [
+        ("error", 1, f"{tmp_path / 'kineto_trace_0.json'}: no trace was found in it{remedy}"),
+        ("error", 1, f"{tmp_path / 'kineto_trace_1.json'}: no trace was found in it{remedy}"),
+        ("error", 1, f"{tmp_path / 'kineto_trace_3.json'}: the file is empty"),
+        ("error", 1, f"{tmp_path / 'torch_et_2.json'}: this is no trace of a known format"),
+    ]
+    with pytest.raises(DataLoss, match="unreadable_file"):
+        job.check_lossless()
+
+
+def test_where_nothing_can_be_read_and_what_was_asked_for_by_name_fail(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        broken(tmp_path / f"kineto_trace_{rank}.json")
+    with pytest.raises(ReadError, match=r"kineto_trace_0\.json: no trace was found in it; nor can 1 more"):
+        etloom.open(tmp_path, use_cache=False)
+    kineto(tmp_path / "kineto_trace_1.json")
+    for asked in (tmp_path / "kineto_trace_0.json", {n: tmp_path / f"kineto_trace_{n}.json" for n in (0, 1)}):
+        with pytest.raises(ReadError, match=r"kineto_trace_0\.json: no trace was found"):
+            etloom.open(asked, use_cache=False)
+    for rank in (0, 1):
+        (tmp_path / f"kineto_trace_{rank}.json").write_text("")
+    with pytest.raises(ReadError, match=r"kineto_trace_0\.json: the file is empty"):
+        etloom.open(tmp_path, use_cache=False)
+
+
+def test_what_was_read_without_a_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(opening, "WORTH_KEEPING_S", -1)
+    run = tmp_path / "run"
+    run.mkdir()
+    for rank in (0, 1):
+        kineto(run / f"kineto_trace_{rank}.json")
+        execution_trace(run / f"torch_et_{rank}.json")
+    broken(run / "kineto_trace_0.json")
+    assert unreadable(etloom.open(run)) == unreadable(etloom.open(run)) != []
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_panic_of_polars_is_one_line_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        kineto(tmp_path / f"kineto_trace_{rank}.json")
+    read = opening.readers.read
+
+    def panics(path: Path, **options: Any) -> Any:
+        if path.name == "kineto_trace_0.json":
+            raise pl.exceptions.PanicException("index out of bounds\nat some line")
+        return read(path, **options)
+
+    monkeypatch.setattr(opening.readers, "read", panics)
+    said = f"{tmp_path / 'kineto_trace_0.json'}: polars failed on it: index out of bounds; please report it"
+    assert unreadable(etloom.open(tmp_path, use_cache=False)) == [("error", 1, said)]
+    assert cli.main(["info", str(tmp_path / "kineto_trace_0.json"), "--no-cache"]) == 1
+    assert capsys.readouterr().err == f"etloom: {said}\n"
+
+    def dies(path: Path, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(opening.readers, "read", dies)
+    with pytest.raises(KeyboardInterrupt):
+        etloom.open(tmp_path, use_cache=False)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -> None:
+    execution_trace(tmp_path / "torch_et_0.salvaged.json")
+    (tmp_path / f"torch_et_0.json{suffix}").write_text('{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1,')
+    kineto(tmp_path / "kineto_trace_0.json")
+    assert by_rank(tmp_path) == {0: ["kineto_trace_0.json", "torch_et_0.salvaged.json"]}
+    job = etloom.open(tmp_path, use_cache=False)
+    example = (
+        f"torch_et_0.salvaged.json is read in place of torch_et_0.json{suffix}, from which it was salvaged"
+    )
+    assert job.own_stats.rows() == [("job.salvaged_taken", "data_loss", 1, example)]
+    assert job[0].nodes.height == 1
+    (tmp_path / f"torch_et_0.json{suffix}").unlink()
+    assert discover(tmp_path).stats == []

@@ -85,8 +85,9 @@ def test_any_name_in_raw_form_costs_no_node(
     if not salvage(file, out).whole:
         file = out
     told = [node["name"] for node in strict(file)["nodes"]]
-    assert [name for name in told if "\\" not in name] == [
-        name for name, said in zip(names, told, strict=True) if "\\" not in said
+    # A raw backslash may happen to begin an escape that JSON knows: then the name is what JSON says it is.
+    assert [said for name, said in zip(names, told, strict=True) if "\\" not in name] == [
+        name for name in names if "\\" not in name
     ]
 
 
@@ -98,7 +99,8 @@ def test_real_files_cut_anywhere(data: Path, tmp_path: Path, name: str) -> None:
     whole = json.loads(text)[key]
     file, out, rng = tmp_path / "t.json", tmp_path / "o.json", random.Random(name)
     start = text.index(f'"{key}"'.encode()) + 40
-    for cut in sorted(rng.randrange(start, len(text)) for _ in range(12)):
+    cuts = 12 if len(text) < 4_000_000 else 3
+    for cut in sorted(rng.randrange(start, len(text)) for _ in range(cuts)):
         file.write_bytes(text[:cut])
         found = salvage(file, out)
         kept = strict(out)[key]

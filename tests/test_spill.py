@@ -11,6 +11,7 @@ import pytest
 
 import etloom
 from etloom import opening
+from etloom.errors import ReadError
 from etloom.readers import kineto, spill
 from etloom.schema import TABLES
 from etloom.trace import Trace
@@ -65,6 +66,10 @@ def test_convert_spills_above_a_size(tmp_path: Path, data: Path, monkeypatch: py
     source = data / "critical_path/alexnet.json.gz"
     monkeypatch.setattr(opening, "SPILL_BYTES", 1)
     etloom.convert(source, tmp_path / "spilled.parquet")
+    (tmp_path / "spilled.parquet" / "kernels.parquet").rename(tmp_path / "kernels.parquet")
+    with pytest.raises(ReadError, match=r"kernels\.parquet: is missing: \d+ rows were saved"):
+        etloom.read(tmp_path / "spilled.parquet")
+    (tmp_path / "kernels.parquet").rename(tmp_path / "spilled.parquet" / "kernels.parquet")
     monkeypatch.setattr(opening, "SPILL_BYTES", 10**12)
     etloom.convert(source, tmp_path / "whole.parquet")
     one, other = etloom.read(tmp_path / "spilled.parquet"), etloom.read(tmp_path / "whole.parquet")

@@ -1,10 +1,11 @@
 """A folder of Parquet files, one a table, and meta.json: read back equal, and read by others without us.
 
-    run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "meta": {...}}
+    run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "tables": {name: rows}, "meta": {}}
     run.parquet/events.parquet     the table of that name in etloom.schema, zstd, text as dictionaries
 
-A Job has its own meta.json (``"kind": "job"``) and stats, and a folder ``rank=N/`` for each rank, which
-DuckDB, Spark and polars take as a column: ``read_parquet('run.parquet/*/events.parquet', hive_partitioning = true)``.
+A Job has its own meta.json (``"kind": "job"``, ``"ranks": [...]``) and stats, and a folder ``rank=N/`` for each rank,
+which DuckDB, Spark and polars take as a column:
+``read_parquet('run.parquet/*/events.parquet', hive_partitioning = true)``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
 
 import etloom
 from etloom.errors import EtloomError
@@ -33,8 +36,8 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     """
     with appearing(path) as new:
         if isinstance(trace, Job):
-            write_meta(new, "job", trace.meta)
             trace.own_stats.write_parquet(new / "stats.parquet")
+            write_meta(new, "job", trace.meta, trace.ranks)
             for rank, one in trace.items():
                 (new / f"rank={rank}").mkdir()
                 _write_trace(one, new / f"rank={rank}")
@@ -63,16 +66,26 @@ def appearing(path: str | PathLike[str]) -> Iterator[Path]:
         new.rename(target)
 
 
-def write_meta(folder: Path, kind: str, meta: Mapping[str, Any]) -> None:
-    """Write the meta.json of a folder that holds the tables of a ``trace`` or the ranks of a ``job``."""
-    content = {"etloom": etloom.__version__, "layout": LAYOUT, "kind": kind, "meta": dict(meta)}
+def write_meta(folder: Path, kind: str, meta: Mapping[str, Any], ranks: Sequence[int] = ()) -> None:
+    """Write the meta.json of a folder that holds the tables of a ``trace``, or stats and the ``ranks`` of a ``job``.
+
+    Called when the tables are there: it says how many rows each has, so that one that is lost later is missed.
+    """
+    content: dict[str, Any] = {"etloom": etloom.__version__, "layout": LAYOUT, "kind": kind}
+    content["tables"] = {
+        name: pq.read_metadata(file).num_rows
+        for name in TABLES
+        if (file := Path(folder, f"{name}.parquet")).exists()
+    }
+    content |= {"ranks": list(ranks)} if kind == "job" else {}
+    content["meta"] = dict(meta)
     Path(folder, "meta.json").write_text(json.dumps(content, indent=1), encoding="ascii")
 
 
 def _write_trace(trace: Trace, folder: Path) -> None:
-    write_meta(folder, "trace", trace.meta)
     for name, frame in trace.tables.items():
         frame.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
+    write_meta(folder, "trace", trace.meta)
 
 
 def _is_ours(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -25,6 +25,12 @@ _NAMES = (
     r"^\w+\.(\d+)\.et(?:\.gz)?$",
 )
 _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
+# The names that only traces have: "rank" alone may stand in any file's.
+_TRACE_NAME = re.compile(
+    r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|fr_trace)_(?:rank)?\d+[^/]*\.json(?:\.gz|\.zst)?$"
+    r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
+)
+_SALVAGED = ".salvaged"
 _MOST_RUN_BYTES = 1 << 26
 _SIDE_BY_SIDE = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
 """Formats of which a rank has one of each kind; any other stands alone."""
@@ -55,7 +61,11 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     folder = Path(folder)
     if not folder.is_dir():
         raise ReadError("no such folder", where=folder, remedy="check the path")
-    formats, ignored = _formats(_files(folder))
+    stats: list[Stat] = []
+    unreadable: list[EtloomError] = []
+    formats, ignored = _formats(_without_damaged(_files(folder), stats), unreadable)
+    if not formats and unreadable:
+        raise unreadable[0]
     if not formats:
         raise ReadError("no traces in this folder", where=folder, remedy=_where_else(folder))
     patterns = [_compiled(rank_pattern)] if rank_pattern else [re.compile(name) for name in _NAMES]
@@ -65,19 +75,25 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     for path in formats:
         rank = next((int(match[1]) for pattern in patterns if (match := pattern.search(path.name))), None)
         if rank is None and formats[path] == "kineto" and rank_pattern is None:
-            rank = _rank_inside(path)
+            try:
+                rank = _rank_inside(path)
+            except EtloomError as error:
+                unreadable.append(error)
+                continue
         if rank is None and path not in metrics:
             without.append(path)
         elif rank is not None:
             ranks.setdefault(rank, []).append(path)
-    stats: list[Stat] = []
     _place(without, ranks, formats, folder)
+    if not ranks and unreadable:
+        raise unreadable[0]
     if not ranks:
         raise ReadError("holds metrics, but no traces", where=folder, remedy=_where_else(folder))
     placed = {path for paths in ranks.values() for path in paths}
     ranks[min(ranks)] += [path for path in metrics if path not in placed]
     for rank, paths in sorted(ranks.items()):
         ranks[rank] = _one_of_a_kind(rank, paths, formats, stats)
+    stats += [("job.unreadable_file", "error", 1, str(error)) for error in unreadable]
     # A name may claim any rank: the gaps are counted, not listed.
     missing = max(ranks) + 1 - len(ranks)
     if missing:
@@ -119,7 +135,23 @@ def _files(folder: Path) -> list[Path]:
         raise ReadError(f"cannot be read: {error.strerror}", where=folder) from None
 
 
-def _formats(paths: Iterable[Path]) -> tuple[dict[Path, str], list[Path]]:
+def _without_damaged(paths: Sequence[Path], stats: list[Stat]) -> list[Path]:
+    """The paths without those that `etloom salvage` made whole in a file beside them."""
+    stems = {path: path.name.partition(".json")[0] for path in paths}
+    whole = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
+    kept = []
+    for path in paths:
+        taken = whole.get(stems[path] + _SALVAGED)
+        if taken is None:
+            kept.append(path)
+        else:
+            example = f"{taken.name} is read in place of {path.name}, from which it was salvaged"
+            stats.append(("job.salvaged_taken", "data_loss", 1, example))
+    return kept
+
+
+def _formats(paths: Iterable[Path], unreadable: list[EtloomError]) -> tuple[dict[Path, str], list[Path]]:
+    """The format of each trace, and what is none. A file that is called a trace and is none cannot be read."""
     from etloom.readers import format_of  # this module is imported by it
 
     formats: dict[Path, str] = {}
@@ -130,9 +162,16 @@ def _formats(paths: Iterable[Path]) -> tuple[dict[Path, str], list[Path]]:
         ):  # opening a pipe would wait for ever; a link may lead nowhere
             ignored.append(path)
             continue
-        name = format_of(path)
+        try:
+            name = format_of(path)
+        except EtloomError as error:
+            unreadable.append(error)
+            continue
         if name is not None and not (path.is_file() and name == "parquet"):
             formats[path] = name
+        elif path.is_file() and name is None and _TRACE_NAME.search(path.name):
+            what = "this is no trace of a known format" if path.stat().st_size else "the file is empty"
+            unreadable.append(ReadError(what, where=path))
         elif path.is_file():
             ignored.append(path)
     return formats, ignored
@@ -149,7 +188,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _rank_inside(path: Path) -> int | None:
-    """What distributedInfo says, wherever in the file it stands."""
+    """What distributedInfo says, wherever in the file it stands. Raises ReadError, LimitError."""
     tail = b""
     try:
         for piece in chunks(path):
@@ -158,6 +197,8 @@ def _rank_inside(path: Path) -> int | None:
             tail = piece[-8192:]
     except UNPACK_ERRORS:
         return None  # reading the trace itself says what is wrong with it
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
     return None
 
 

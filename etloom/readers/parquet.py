@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -38,48 +39,69 @@ def holds(path: Path) -> bool:
 def read(source: str | PathLike[str]) -> Trace | Job:
     """A Trace, or a Job, from its folder or the meta.json in it.
 
-    Raises ReadError for another layout, a missing or damaged file and a table that is not the schema's.
+    Raises ReadError for another layout, a missing, short or damaged file and a table that is not the schema's.
     """
     folder = Path(source)
     if folder.name == "meta.json" and not folder.is_dir():
         folder = folder.parent
-    kind, meta = _read_meta(folder)
-    if kind == "trace":
-        return _read_trace(folder, meta)
+    saved = _read_meta(folder)
+    if saved.kind == "trace":
+        return _read_trace(folder, saved)
     ranks = {
         int(match[1]): entry
         for entry in folder.iterdir()
         if (match := re.fullmatch(r"rank=(\d+)", entry.name)) and entry.is_dir()
     }
-    traces = {rank: _read_trace(entry, _read_meta(entry)[1]) for rank, entry in ranks.items()}
-    return Job(traces, meta, _read_trace(folder, {}).stats)
+    if lost := [rank for rank in saved.ranks if rank not in ranks]:
+        raise ReadError(
+            f"is missing, with {len(lost) - 1} more ranks" if len(lost) > 1 else "is missing",
+            where=folder / f"rank={lost[0]}",
+            remedy="export it again",
+        )
+    traces = {rank: _read_trace(entry, _read_meta(entry)) for rank, entry in ranks.items()}
+    return Job(traces, saved.meta, _read_trace(folder, saved).stats)
 
 
-def _read_meta(folder: Path) -> tuple[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class _Saved:
+    """What a meta.json says. Folders that were saved before it said rows have no ``tables`` and ``ranks``."""
+
+    kind: str
+    meta: dict[str, Any]
+    tables: dict[str, int]
+    ranks: list[int]
+
+
+def _read_meta(folder: Path) -> _Saved:
     file = folder / "meta.json"
     try:
         content = json.loads(file.read_bytes())
         layout, kind, meta = content["layout"], content["kind"], content["meta"]
+        tables, ranks = content.get("tables", {}), content.get("ranks", [])
     except OSError as error:
         raise ReadError(
             f"cannot be read: {error.strerror}", where=file, remedy="name a folder that etloom export wrote"
         ) from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ReadError(
             "is not the meta.json of a saved trace", where=file, remedy="export it again"
         ) from None
     if layout != LAYOUT:
         raise ReadError(f"has layout {layout}, not {LAYOUT}", where=file, remedy="update etloom")
-    if kind not in ("trace", "job") or not isinstance(meta, dict):
+    if kind not in ("trace", "job") or not (
+        isinstance(meta, dict) and isinstance(tables, dict) and isinstance(ranks, list)
+    ):
         raise ReadError("is not the meta.json of a saved trace", where=file, remedy="export it again")
-    return kind, meta
+    return _Saved(kind, meta, tables, ranks)
 
 
-def _read_trace(folder: Path, meta: dict[str, Any]) -> Trace:
+def _read_trace(folder: Path, saved: _Saved) -> Trace:
     tables: dict[str, pl.DataFrame] = {}
     for name, table in TABLES.items():
-        file = folder / f"{name}.parquet"
+        file, rows = folder / f"{name}.parquet", saved.tables.get(name)
         if not file.is_file():
+            if rows is not None:
+                raise ReadError(f"is missing: {rows} rows were saved", where=file, remedy="export it again")
             continue
         try:
             frame = pl.read_parquet(file, glob=False, hive_partitioning=False)
@@ -87,4 +109,8 @@ def _read_trace(folder: Path, meta: dict[str, Any]) -> Trace:
         except (OSError, ValueError, pl.exceptions.PolarsError) as error:
             reason = str(error).partition("\n")[0]
             raise ReadError(f"is no table {name!r}: {reason}", where=file, remedy="export it again") from None
-    return Trace(tables, meta)
+        if rows is not None and frame.height != rows:
+            raise ReadError(
+                f"holds {frame.height} rows, and {rows} were saved", where=file, remedy="export it again"
+            )
+    return Trace(tables, saved.meta)
