@@ -664,3 +664,32 @@ def test_only_some_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert collected.returncode == 0 and collected.ranks == ()
     collected = launch([sys.executable, TINY, "plain"], tmp_path / "two", ranks="1")
     assert collected.ranks == (1,) and collected.warnings == ()
+
+
+SERVING = """
+import torch
+from torch.profiler import record_function
+net = torch.nn.Linear(2, 2)
+with torch.inference_mode():
+    for request in range(8):
+        with record_function("prepare"): batch = torch.ones(1, 2)
+        with record_function(f"decode {request}"):
+            with record_function("decode inner"): net(batch)
+print("served")
+"""
+
+
+@pytest.mark.torch
+def test_steps_by_the_name_of_a_scope(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    collected = launch([sys.executable, "-c", SERVING], out, "3:5", step_name="^decode", observer="native")
+    assert collected.returncode == 0 and collected.warnings == ()
+    named = etloom.open(out)[0].events.select(pl.col("name").cast(pl.String), "step")
+    said = named.filter(pl.col("name").str.contains("^(decode|prepare)"))["name"].to_list()
+    assert said == ["prepare", "decode 3", "decode inner", "prepare", "decode 4", "decode inner"]
+    assert sorted(named["step"].drop_nulls().unique()) == [3, 4]
+
+
+def test_a_step_name_that_is_no_expression(tmp_path: Path) -> None:
+    with pytest.raises(CollectError, match="no regular expression"):
+        launch(["true"], tmp_path / "run", step_name="(")

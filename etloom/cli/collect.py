@@ -39,6 +39,13 @@ def collect(
     ranks: Annotated[
         str | None, typer.Option(help="Record on these ranks only: 0,8-15.", show_default=False)
     ] = None,
+    step_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Count record_functions whose name has this regular expression as steps, not the optimizer's.",
+            show_default=False,
+        ),
+    ] = None,
     on_demand: Annotated[
         int | None,
         typer.Option(help="Record so many steps when asked by --trigger, not --steps.", show_default=False),
@@ -66,6 +73,7 @@ def collect(
       etloom collect --out run/ --stack --memory --report -- python train.py
       etloom collect --out run/ --on-demand 2 --ranks 0,8-15 -- torchrun --nproc-per-node 16 train.py
       etloom collect --trigger run/
+      etloom collect --out run/ --step-name '^decode' -- python serve.py
       etloom collect --build
     """
     if build:
@@ -94,6 +102,7 @@ def collect(
         ring=ring,
         ranks=ranks,
         on_demand=on_demand,
+        step_name=step_name,
     )
     for recorded in sorted(out.glob("observer_*.etob")):
         rank = recorded.stem.removeprefix("observer_")

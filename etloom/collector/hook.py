@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
 import weakref
 from collections.abc import Callable
@@ -45,6 +46,11 @@ def attach(module: ModuleType) -> None:
     """`module` is torch.optim.optimizer, just imported. Nothing of the job has an optimizer yet."""
     options = Options.from_environment()
     recorder = Recorder(options)
+    # For the launcher to tell a job without torch from one whose optimizer never stepped.
+    (Path(options.scratch) / f"torch-{socket.gethostname()}-{os.getpid()}").touch()
+    if options.step_name is not None:
+        _count_scopes(recorder, re.compile(options.step_name))
+        return
     leader = _Leader(recorder)
     original = module.Optimizer.profile_hook_step
     begun = False
@@ -71,5 +77,34 @@ def attach(module: ModuleType) -> None:
         return wrapper
 
     module.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
-    # For the launcher to tell a job without torch from one whose optimizer never stepped.
-    (Path(options.scratch) / f"torch-{socket.gethostname()}-{os.getpid()}").touch()
+
+
+def _count_scopes(recorder: Recorder, name: re.Pattern[str]) -> None:
+    """A step is one record_function of the job whose name is found by `name`: for loops without an optimizer.
+
+    The next step begins where it is left, outside of it; one within another of them does not count.
+    """
+    from torch.autograd.profiler import record_function
+
+    enter: Any = record_function.__enter__
+    leave: Any = record_function.__exit__
+    state: dict[str, Any] = {"begun": False, "outer": None}
+
+    def __enter__(self: Any) -> Any:
+        ours = self.name.startswith(("ProfilerStep#", "etloom:"))
+        if not ours and state["outer"] is None and name.search(self.name):
+            if not state["begun"]:
+                state["begun"] = True
+                recorder.begin()
+            state["outer"] = self
+        return enter(self)
+
+    def __exit__(self: Any, *error: Any) -> Any:
+        result = leave(self, *error)
+        if state["outer"] is self:
+            state["outer"] = None
+            recorder.step_done()
+        return result
+
+    record_function.__enter__ = __enter__  # type: ignore[method-assign]
+    record_function.__exit__ = __exit__  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -46,6 +47,7 @@ def launch(
     ring: bool = False,
     ranks: str | None = None,
     on_demand: int | None = None,
+    step_name: str | None = None,
 ) -> Collected:
     """Run `command` and record a window of its training steps into the folder `out`, on every rank it starts.
 
@@ -56,7 +58,8 @@ def launch(
     spans both. The other options are those of `record`; `observer` "native" is our own, built here if it was
     not before, where it can be; `max_bytes` bounds its file, and with `ring` the oldest operators make way.
     `ranks` "0,8-15" records on those ranks only. `on_demand` records so many steps when `demand.trigger(out)` is
-    called, in place of `steps`; once a run.
+    called, in place of `steps`; once a run. With `step_name` a step is one record_function of the job in whose
+    name this regular expression is found, as in an inference server.
 
     It reaches every Python the command starts through PYTHONPATH (so not `python -I`, `-E` or `-S`, nor a
     process started with an environment of its own). stdin, stdout and stderr are the command's.
@@ -70,6 +73,11 @@ def launch(
     chosen = parse_ranks(ranks)
     if on_demand is not None and on_demand < 1:
         raise CollectError(f"a window of {on_demand} steps", where="on_demand", remedy="ask for 1 or more")
+    if step_name is not None:
+        try:
+            re.compile(step_name)
+        except re.error as error:
+            raise CollectError(f"no regular expression: {error}", where=step_name) from None
     if max_bytes is not None and max_bytes < 1 << 20:
         raise CollectError(f"{max_bytes} bytes are too few", where="max_bytes", remedy="allow 1 MiB or more")
     observer, unbuilt = _observer(observer)
@@ -91,6 +99,7 @@ def launch(
         max_bytes,
         ring,
         chosen,
+        step_name,
         on_demand,
         etloom=own_version(),
         command=tuple(command),
@@ -216,7 +225,7 @@ def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], li
         warnings.append(f"{out}: nothing recorded, nobody asked for the window or the job ended before it")
     elif not left and not kept:
         warnings.append(
-            f"{out}: nothing recorded, no optimizer made the steps {options.steps} in a window that was kept; "
+            f"{out}: nothing recorded, {_stepper(options)} made the steps {options.steps} in a window that was kept; "
             "see the messages above, or record from the job's code with etloom.record"
         )
     if not left:
@@ -235,3 +244,7 @@ def _keep_killed(scratch: Path, out: Path) -> int | None:
     (scratch / "et.etob").replace(target)
     shutil.rmtree(scratch, ignore_errors=True)
     return int(facts["rank"])
+
+
+def _stepper(options: Options) -> str:
+    return "no optimizer" if options.step_name is None else f"no record_function named {options.step_name!r}"

@@ -28,6 +28,7 @@ class Options:
     max_bytes: int | None = None
     ring: bool = False
     ranks: tuple[int, ...] | None = None
+    step_name: str | None = None
     on_demand: int | None = None  # steps of a window that waits until `trigger` is called
     etloom: str | None = None
     command: tuple[str, ...] | None = None
