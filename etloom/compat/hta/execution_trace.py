@@ -1,0 +1,84 @@
+"""HTA's ``hta.common.execution_trace``: execution-trace columns for a frame of events."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from etloom import api
+from etloom.compat.hta.frames import HtaTrace
+from etloom.errors import EtloomError, ReadError, UnknownName
+from etloom.exports._et_nodes import Nodes
+from etloom.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SIDES = {
+    "input_shapes": (0, "shapes"),
+    "input_types": (0, "types"),
+    "input_values": (0, "values"),
+    "input_strides": (0, "strides"),
+    "output_shapes": (1, "shapes"),
+    "output_types": (1, "types"),
+    "output_values": (1, "values"),
+    "output_strides": (1, "strides"),
+}
+
+
+def load_execution_trace(et_file: str | PathLike[str]) -> Trace:
+    """The Trace of an execution-trace file of any schema. Raises ReadError."""
+    trace = api.read(et_file)
+    if not isinstance(trace, Trace) or not trace.nodes.height:
+        raise ReadError(
+            "is no execution trace", where=et_file, remedy="name the file with the operators' nodes"
+        )
+    return trace
+
+
+def correlate_execution_trace(trace: HtaTrace, rank: int, et: Trace) -> None:
+    """Give the frame of a rank a column ``et_node``: the id of the node that is the same operator, NaN for none.
+
+    Raises LinkError where the two are not of one program; HTA says so in its log, or joins what does not belong
+    together.
+    """
+    frame = trace.get_trace(rank)
+    linked = api.link(et, _unlinked(trace.job[rank]))
+    nodes = linked.links.join(linked.nodes.select("id", "et_id"), left_on="node", right_on="id")
+    of_event = dict(nodes.select("event", "et_id").iter_rows())
+    frame["et_node"] = [float(of_event.get(event, float("nan"))) for event in frame["index"].tolist()]
+
+
+def add_et_column(trace_df: pd.DataFrame, et: Trace, column: str) -> None:
+    """Give a frame that has ``et_node`` one more column of its nodes: et_node_name, op_schema, input_shapes,
+    input_types, output_shapes, output_types, also input_values, input_strides, ..., and any column of the nodes table.
+
+    Raises EtloomError without ``et_node``, and UnknownName.
+    """
+    if "et_node" not in trace_df:
+        raise EtloomError("the frame has no column et_node", remedy="call correlate_execution_trace first")
+    wanted = {int(node) for node in trace_df["et_node"].dropna()}
+    nodes = et.nodes.filter(pl.col("et_id").is_in(sorted(wanted)))
+    values = dict(zip(nodes["et_id"].to_list(), _values(et, nodes, column), strict=True))
+    trace_df[column] = [values.get(int(node)) if node == node else None for node in trace_df["et_node"]]
+
+
+def _values(et: Trace, nodes: pl.DataFrame, column: str) -> list[Any]:
+    if column in _SIDES:
+        side, part = _SIDES[column]
+        return [json.loads(text)[part] for text in Nodes(et).sides(nodes)[side]]
+    name = {"et_node_name": "name"}.get(column, column)
+    if name not in nodes.columns:
+        known = ["et_node_name", *_SIDES, *nodes.columns]
+        raise UnknownName("column of execution-trace nodes", column, known)
+    return nodes[name].to_list()
+
+
+def _unlinked(trace: Trace) -> Trace:
+    """The profiler's part of a rank that may have been linked to another execution trace."""
+    rest = {name: trace.table(name).clear() for name in ("nodes", "tensors", "links")}
+    comms = trace.comms.with_columns(node=pl.lit(None, pl.UInt32))
+    return trace.replace({"linked": None}, **rest, comms=comms)
