@@ -44,8 +44,9 @@ def open(
 
     The ranks of a folder are told from the names of its files, or from what is inside, unless
     ``rank_pattern`` (a regular expression with one group, the rank) says how. A single file is a Job of one
-    rank. ``progress(file, bytes)`` is called with the number of bytes as they are read. ``jobs`` ranks are
-    read at a time (default: one a CPU). What takes long to read is kept as Parquet in the user's cache folder
+    rank. ``progress(file, bytes)`` is called with 0 for every file before any is read, then with the
+    number of bytes of the file as they are read. ``jobs`` ranks are read at a time (default: one a CPU), and fewer
+    where memory would not hold them. What takes long to read is kept as Parquet in the user's cache folder
     and taken from there while the files stay as they are, unless ``use_cache`` is off.
 
     Raises ReadError and LimitError for what cannot be read, LinkError for files that are not of one run.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +21,15 @@ from etloom.exports import parquet
 from etloom.trace import Job, Trace
 
 Progress = Callable[[Path, int], None]
+"""Called with a file and a number of bytes read of it, and first of all with 0 for every file that will be read."""
 Stat = tuple[str, str, int, str | None]
 
 WORTH_KEEPING_S = 0.5
 """What took less to read and link is not worth a cache entry."""
 
+
+MEMORY_FACTOR = 1.5
+"""What reading and linking a rank takes at most, in bytes for each byte of text (measured: 0.5 to 1.1)."""
 
 SPILL_BYTES = 10**9
 """A Kineto file of more than so many bytes unpacked is turned into Parquet part by part."""
@@ -32,9 +38,12 @@ _USUAL_PACKING = 12  # times that gzip and zstd shrink a trace
 
 def is_large(path: Path) -> bool:
     """Whether a file is a Kineto trace of which the tables should not all be in memory at once."""
-    if not path.is_file() or readers.format_of(path) != "kineto":
-        return False
-    return path.stat().st_size * (_USUAL_PACKING if readers.is_packed(path) else 1) > SPILL_BYTES
+    return path.is_file() and readers.format_of(path) == "kineto" and _text_bytes(path) > SPILL_BYTES
+
+
+def _text_bytes(path: Path) -> int:
+    """About how long a file is once unpacked."""
+    return path.stat().st_size * (_USUAL_PACKING if readers.is_packed(path) else 1)
 
 
 def spill(path: Path, out: Path, progress: Progress | None = None) -> None:
@@ -79,8 +88,8 @@ def open_file(path: Path, *, progress: Progress | None = None, use_cache: bool =
     if kept is not None:
         return Job({kept.rank or 0: kept}, {"path": str(path)})
     start = time.monotonic()
+    whole = _read(path, progress)
     with _panics_of(path):
-        whole = readers.read(path, progress=partial(progress, path) if progress else None)
         if isinstance(whole, Job):
             return whole.map(_linked)
         trace = _linked(whole)
@@ -99,9 +108,9 @@ def open_ranks(
 ) -> Job:
     """The linked Job of the given files of each rank, ``jobs`` ranks at a time (default: one a CPU).
 
-    Reading and joining run outside the interpreter's lock, so threads are enough, and at most ``jobs`` ranks are
-    half-read at a time. keep_going: go on without the files that cannot be read, each a row of stats; a rank of which
-    none can be read is left out.
+    Reading and joining run outside the interpreter's lock, so threads are enough. Fewer are read at a time where
+    ``jobs`` of them might take more memory than there is. keep_going: go on without the files that cannot be read, each
+    a row of stats; a rank of which none can be read is left out.
 
     Raises ReadError, LimitError (with keep_going only where nothing at all can be read), LinkError.
     """
@@ -112,6 +121,8 @@ def open_ranks(
         key = cache.key_of(paths, rank=rank) if use_cache else None
         kept = cache.load(key)
         if kept is not None:
+            for path in paths:
+                _tell(progress, path, path.stat().st_size)
             return kept
         start = time.monotonic()
         parts = []
@@ -130,7 +141,9 @@ def open_ranks(
             cache.keep(key, trace)
         return trace
 
-    opened = _side_by_side(open_rank, list(files), jobs or os.cpu_count() or 1)
+    for path in itertools.chain(*files.values()):
+        _tell(progress, path, 0)
+    opened = _side_by_side(open_rank, list(files), at_a_time(files, jobs or os.cpu_count() or 1))
     traces = {rank: trace for rank, trace in opened.items() if trace is not None}
     failures = [unread[path] for paths in files.values() for path in paths if path in unread]
     if failures and not traces:
@@ -139,6 +152,24 @@ def open_ranks(
     job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
     stats: list[Stat] = [("job.unreadable_file", "error", 1, str(error)) for error in failures]
     return job.with_stats(stats + _disagreements(traces))
+
+
+def at_a_time(files: Mapping[int, Sequence[Path]], jobs: int) -> int:
+    """How many ranks can be read at a time, at most ``jobs``, so that the largest of them together fit in memory."""
+    if jobs == 1:
+        return 1
+    sizes = (sum(_text_bytes(path) for path in paths if path.is_file()) for paths in files.values())
+    largest = sorted((size * MEMORY_FACTOR for size in sizes), reverse=True)[:jobs]
+    room = available_memory()
+    return max(1, sum(total <= room for total in itertools.accumulate(largest)))
+
+
+def available_memory() -> int:
+    """The bytes that may be used without swapping, as far as the system says."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
+            return int(match[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _side_by_side(
@@ -173,11 +204,30 @@ def _side_by_side(
 
 
 def _one_rank(path: Path, progress: Progress | None) -> Trace:
-    with _panics_of(path):
-        trace = readers.read(path, progress=partial(progress, path) if progress else None)
+    trace = _read(path, progress)
     if isinstance(trace, Job):
         raise ReadError("holds several ranks", where=path, remedy="open it on its own")
     return trace
+
+
+def _read(path: Path, progress: Progress | None) -> Trace | Job:
+    told = 0
+
+    def tell(count: int) -> None:
+        nonlocal told
+        told += count
+        _tell(progress, path, count)
+
+    with _panics_of(path):
+        trace = readers.read(path, progress=tell)
+    if path.is_file():
+        tell(path.stat().st_size - told)  # of all of it, by the readers that cannot tell
+    return trace
+
+
+def _tell(progress: Progress | None, path: Path, count: int) -> None:
+    if progress is not None:
+        progress(path, count)
 
 
 @contextlib.contextmanager

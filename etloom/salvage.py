@@ -102,8 +102,8 @@ class _Source:
     """The file as a growing buffer of what has not been used yet."""
 
     def __init__(self, path: Path, found: Salvaged, progress: Callable[[int], None] | None) -> None:
-        self.path, self.buffer, self._found, self._progress = path, bytearray(), found, progress
-        self._pieces: Iterator[bytes] = chunks(path)
+        self.path, self.buffer, self._found = path, bytearray(), found
+        self._pieces: Iterator[bytes] = chunks(path, progress=progress)
 
     def more(self) -> bool:
         """Append the next chunk; False at the end."""
@@ -119,8 +119,6 @@ class _Source:
         if piece is None:
             return False
         self.buffer += piece
-        if self._progress is not None:
-            self._progress(len(piece))
         return True
 
     def rows(self, pattern: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:

@@ -564,3 +564,32 @@ def test_nothing_is_drawn_of_progress_where_stderr_is_no_terminal(capsys: pytest
     with _output.progress("reading") as update:
         update(Path("a"), 10)
     assert capsys.readouterr() == ("", "")
+
+
+def test_progress_knows_how_much_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar's total is the size of all files told of, also before the first byte of them is read."""
+    import rich.progress
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    seen: list[tuple[float, float | None]] = []
+
+    class Bar(rich.progress.Progress):
+        def update(self, *arguments: Any, **options: Any) -> None:
+            super().update(*arguments, **options)
+            seen.append((self.tasks[0].completed, self.tasks[0].total))
+
+    files = [tmp_path / "a", tmp_path / "b"]
+    for size, file in zip((100, 50), files, strict=True):
+        file.write_bytes(bytes(size))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(rich.progress, "Progress", Bar)
+    with _output.progress("reading") as update:
+        for file in files:
+            update(file, 0)
+        update(files[1], 50)
+        update(files[0], 30)
+        update(tmp_path, 0)  # a folder, of which nothing is told
+    assert seen == [(0, 100), (0, 150), (50, 150), (80, 150), (80, 150)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+import small
 
 import etloom
 from etloom import cli, opening
@@ -264,3 +268,66 @@ def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -
     assert job[0].nodes.height == 1
     (tmp_path / f"torch_et_0.json{suffix}").unlink()
     assert discover(tmp_path).stats == []
+
+
+def test_progress_is_told_in_bytes_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(opening, "WORTH_KEEPING_S", -1)
+    run = small.write_run(tmp_path / "run")
+    plain = run / "kineto_trace_0.json"
+    (run / "kineto_trace_0.json.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    sizes = {file.name: file.stat().st_size for file in run.iterdir()}
+    for _ in ("read", "from the cache"):
+        told: list[tuple[str, int]] = []
+        etloom.open(run, progress=lambda file, count, told=told: told.append((file.name, count)))  # type: ignore[misc]
+        assert dict(told[: len(sizes)]) == dict.fromkeys(sizes, 0)
+        assert {name: sum(count for one, count in told if one == name) for name in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "jobs", "at_a_time"),
+    [(1000, 8, 4), (1000, 3, 3), (26, 8, 3), (23, 8, 2), (20, 8, 1), (1, 8, 1), (1, 1, 1)],
+)
+def test_no_more_ranks_are_read_at_a_time_than_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, jobs: int, at_a_time: int
+) -> None:
+    """Ranks of 12 MB once unpacked, 3, 2 and 1 MB, at 1.5 bytes a byte."""
+    files = {}
+    for rank, (size, packed) in enumerate(
+        [(1_000_000, False), (1_000_000, True), (2_000_000, False), (3_000_000, False)]
+    ):
+        files[rank] = [tmp_path / str(rank)]
+        files[rank][0].write_bytes((b"\x1f\x8b" if packed else b"{}") + bytes(size - 2))
+    monkeypatch.setattr(opening, "available_memory", lambda: free_mb * 10**6)
+    assert opening.at_a_time(files, jobs) == at_a_time
+
+
+@pytest.mark.parametrize(("room", "alone"), [(0, True), (10**12, False)])
+def test_a_job_that_memory_does_not_hold_is_read_rank_by_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, alone: bool
+) -> None:
+    for rank in range(4):
+        kineto(tmp_path / f"kineto_trace_{rank}.json")
+    lock, read = threading.Lock(), opening.readers.read
+    running: list[Path] = []
+    most = 0
+
+    def counted(path: Path, **options: Any) -> Any:
+        nonlocal most
+        with lock:
+            running.append(path)
+            most = max(most, len(running))
+        time.sleep(0.05)
+        with lock:
+            running.remove(path)
+        return read(path, **options)
+
+    monkeypatch.setattr(opening, "available_memory", lambda: room)
+    monkeypatch.setattr(opening.readers, "read", counted)
+    assert etloom.open(tmp_path, use_cache=False, jobs=4).ranks == [0, 1, 2, 3]
+    assert (most == 1) == alone
+
+
+def test_memory_that_is_available_is_less_than_there_is() -> None:
+    assert 1 << 24 < opening.available_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -151,27 +151,40 @@ def write_text(text: str, out: Path | None) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[Path, int], None]]:
-    """Bytes read, on stderr while the block runs: once it has run a second, and if that is a terminal."""
+    """Bytes read of those of all files that were told of, on stderr while the block runs.
+
+    Drawn once it has run a second, and if stderr is a terminal. To tell of a file first, call with 0 bytes.
+    """
     if not sys.stderr.isatty():
         yield lambda file, read: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, FileSizeColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        FileSizeColumn(),
+        DownloadColumn(),
         TransferSpeedColumn(),
         console=Console(stderr=True),
         transient=True,
     )
     task = bar.add_task(what, total=None)
+    sizes: dict[Path, int] = {}
+    lock = threading.Lock()  # the ranks of a job are read in threads
+
+    def update(file: Path, read: int) -> None:
+        with lock:
+            if file not in sizes:
+                sizes[file] = file.stat().st_size if file.is_file() else 0
+            total = sum(sizes.values()) or None
+        bar.update(task, description=printable(file.name), advance=read, total=total)
+
     later = threading.Timer(1.0, bar.start)
     later.daemon = True
     later.start()
     try:
-        yield lambda file, read: bar.update(task, description=printable(file.name), advance=read)
+        yield update
     finally:
         later.cancel()
         later.join()

@@ -36,8 +36,8 @@ def read(
 ) -> Trace | Job:
     """What one file (or one folder that is a trace, as our own Parquet) holds. Nothing in it is linked.
 
-    format: the name of a reader, where the content is not to tell. progress: called with bytes as they are read, by
-    the readers that can say.
+    format: the name of a reader, where the content is not to tell. progress: called with the number of bytes of
+    the file, packed or not, as they are read, by the readers that can say.
 
     Raises ReadError for a file that is missing, cannot be read or is no trace; UnknownName for an unknown format.
     """

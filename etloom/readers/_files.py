@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -108,8 +108,12 @@ def unpacked(path: Path) -> Iterator[_Unpacked]:
         yield _Unpacked(_pieces(path, raw))
 
 
-def chunks(path: Path, limit: int | None = None) -> Iterator[bytes]:
+def chunks(
+    path: Path, limit: int | None = None, progress: Callable[[int], None] | None = None
+) -> Iterator[bytes]:
     """The unpacked content in pieces of at most 1 MiB; all that is whole comes before one of `UNPACK_ERRORS`.
+
+    progress: called with the number of bytes of the file itself, packed or not, as they are read.
 
     Raises LimitError beyond ``limit`` bytes, or when a packed file grows by more than `BOMB_RATIO`.
     """
@@ -117,8 +121,11 @@ def chunks(path: Path, limit: int | None = None) -> Iterator[bytes]:
     with _opened(path) as raw:
         size = path.stat().st_size
         bound = max(size * BOMB_RATIO, BOMB_FLOOR)
-        total = 0
+        total = told = 0
         for piece in _pieces(path, raw):
+            if progress is not None:
+                told, before = raw.tell(), told
+                progress(told - before)
             total += len(piece)
             if packed and total > bound:
                 raise LimitError(

@@ -64,10 +64,8 @@ def parse(parser: Any, path: Path, progress: Progress | None = None) -> Parsed:
     stats: list[Stat] = []
     if packing(path) is None:
         parser.expect(path.stat().st_size)
-    for piece in read_ahead(path, stats):
+    for piece in read_ahead(path, stats, progress):
         parser.feed(piece)
-        if progress is not None:
-            progress(len(piece))
     parser.finish()
     return parsed(parser, path, stats)
 
@@ -102,8 +100,11 @@ def frames(parser: Any) -> dict[str, pl.DataFrame]:
     }
 
 
-def read_ahead(path: Path, stats: list[Stat]) -> Iterator[bytes]:
-    """The chunks of the file, read and unpacked by a second thread. A damaged packing ends them, counted."""
+def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) -> Iterator[bytes]:
+    """The chunks of the file, read and unpacked by a second thread, which tells of progress too.
+
+    A damaged packing ends them, counted.
+    """
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
     stop = threading.Event()
 
@@ -115,7 +116,7 @@ def read_ahead(path: Path, stats: list[Stat]) -> Iterator[bytes]:
 
     def work() -> None:
         try:
-            for piece in chunks(path):
+            for piece in chunks(path, progress=progress):
                 put(piece)
                 if stop.is_set():
                     return

@@ -86,10 +86,8 @@ def _write_parts(
                 events += frame.height
             _write(frame, parts / f"{name}-{number:05}.parquet")
 
-    for piece in read_ahead(path, stats):
+    for piece in read_ahead(path, stats, progress):
         parser.feed(piece)
-        if progress is not None:
-            progress(len(piece))
         if parser.rows - taken >= part_rows:
             taken = parser.rows
             parser.cut()

@@ -45,7 +45,7 @@ def sniff(head: bytes) -> bool:
 def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
     """The Trace of one file.
 
-    progress: called with the number of bytes as they are read.
+    progress: called with the number of bytes of the file as they are read.
 
     Raises ReadError for a file that cannot be read or holds no trace, LimitError for a gzip bomb.
     """
