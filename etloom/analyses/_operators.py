@@ -16,7 +16,7 @@ Rows = NDArray[np.int64]
 def with_self_time(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
     """events (of the trace's host) with ``self_ns``: dur without the host events directly inside, of any sort."""
     own = exclusive_time(trace.events)
-    return events.with_columns(own[_row_of(trace.events, events["id"])].alias("self_ns"))
+    return events.with_columns(own[row_of(trace.events, events["id"])].alias("self_ns"))
 
 
 def operators(trace: Trace) -> pl.DataFrame:
@@ -27,9 +27,9 @@ def operators(trace: Trace) -> pl.DataFrame:
     """
     events = trace.events
     is_operator = pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("dur").is_not_null()
-    parent = _row_of(events, events["parent"])
+    parent = row_of(events, events["parent"])
     names = events["name"].to_physical().to_numpy()
-    device = _device_time(trace, parent)
+    device = device_time(trace, parent)
     rows = np.flatnonzero(events.select(is_operator).to_series().to_numpy())
     chosen = events[rows].with_columns(
         pl.Series("device_ns", device[rows]),
@@ -40,7 +40,7 @@ def operators(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _row_of(events: pl.DataFrame, ids: pl.Series) -> Rows:
+def row_of(events: pl.DataFrame, ids: pl.Series) -> Rows:
     """The row of each id in events, -1 for null and for one that was filtered out. Ids ascend in events."""
     known = events["id"].to_numpy()
     wanted = ids.fill_null(0).to_numpy()
@@ -50,7 +50,7 @@ def _row_of(events: pl.DataFrame, ids: pl.Series) -> Rows:
     return np.where(found, row, -1)
 
 
-def _device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:
+def device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:
     """The device time launched under each event: what each launches, given to all that enclose it."""
     launched = (
         trace.launches.join(trace.events.select("id", "dur"), left_on="device_event", right_on="id")
@@ -58,7 +58,7 @@ def _device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:
         .agg(pl.col("dur").sum())
     )
     total = np.zeros(trace.events.height, dtype=np.int64)
-    above, time = _row_of(trace.events, launched["operator"]), launched["dur"].to_numpy()
+    above, time = row_of(trace.events, launched["operator"]), launched["dur"].to_numpy()
     while above.size:
         above, time = above[above >= 0], time[above >= 0]
         np.add.at(total, above, time)

@@ -1,0 +1,66 @@
+"""Device work with the annotation it belongs to: what each record_function range ran.
+
+annotation: the innermost record_function range around the call that launched the work; null where there is none, or
+the launch lies outside the trace. A row is an annotation and a kernel name; kernels of one name count together.
+
+annotation: only ranges of this name. by: kernel (a row a kernel name) or annotation (all its work together).
+
+Units: ns. Definition: HolisticTraceAnalysis get_gpu_kernels_with_user_annotations, by launch instead of by overlap in
+time with Kineto's device ranges, which neighbours on a stream share.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.analyses._activity import answer
+from etloom.analyses._launched import launched
+from etloom.analyses._operators import row_of
+from etloom.errors import UnknownName
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "annotation": pl.String,
+    "name": pl.String,
+    "kind": pl.String,
+    "count": pl.Int64,
+    "total_ns": pl.Int64,
+    "mean_ns": pl.Int64,
+    "max_ns": pl.Int64,
+}
+
+
+def analyze(trace: Trace, *, annotation: str | None = None, by: str = "kernel") -> pl.DataFrame:
+    if by not in ("kernel", "annotation"):
+        raise UnknownName("grouping", by, ("kernel", "annotation"))
+    work = with_annotation(trace)
+    work = work if annotation is None else work.filter(pl.col("annotation") == annotation)
+    dur = pl.col("dur")
+    if by == "annotation":
+        work = work.with_columns(pl.lit(None, pl.String).alias("name"), pl.lit(None, pl.String).alias("kind"))
+    table = (
+        work.group_by("annotation", "name", "kind")
+        .agg(
+            pl.len().alias("count"),
+            dur.sum().alias("total_ns"),
+            dur.mean().round().alias("mean_ns"),
+            dur.max().alias("max_ns"),
+        )
+        .sort("annotation", "total_ns", "name", descending=(False, True, False), nulls_last=True)
+    )
+    return answer(table, COLUMNS)
+
+
+def with_annotation(trace: Trace) -> pl.DataFrame:
+    """`launched` with the name of the innermost annotation around the launch."""
+    work = launched(trace)
+    events = trace.events
+    marks = stacks.among(events["cat"], kinds.ANNOTATIONS) & ~stacks.asked(
+        events["name"], lambda name: name.str.contains(kinds.STEP) | kinds.is_backend_range(name)
+    )
+    at = stacks.nearest(row_of(events, events["parent"]), marks, row_of(events, work["launch"]))
+    names = events["name"][np.maximum(at, 0)].cast(pl.String)
+    return work.with_columns(pl.Series("annotation", names.set(pl.Series(at < 0), None)))

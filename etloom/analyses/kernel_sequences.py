@@ -1,0 +1,84 @@
+"""Which kernels operators launch one after another, most time first: candidates for one fused kernel.
+
+Taken are the calls whose name contains ``operator``, the outermost where they lie within each other; what is launched
+anywhere below counts, also by the backward that autograd runs elsewhere only where it lies below. A row is a pattern:
+the operator's name and the names of its kernels in order of start. count: how many calls ran just this. kernel: the sum
+of its kernels' durations; host: the sum of the calls' durations.
+
+operator: part of a name of an operator, annotation or Python frame, such as "aten::linear", "forward" or
+"nn.Module: Attention"; by default every outermost operator.
+
+min_length: patterns of fewer kernels are left out. top: how many rows.
+
+Units: ns. Definition: HolisticTraceAnalysis get_frequent_cuda_kernel_sequences, which keeps the calls of the least
+depth instead of the outermost ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.analyses._activity import answer, of_rank
+from etloom.analyses._launched import launched
+from etloom.analyses._operators import row_of
+from etloom.errors import AnalysisError
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "pattern": pl.List(pl.String),
+    "kernel_count": pl.Int64,
+    "count": pl.Int64,
+    "kernel_ns": pl.Int64,
+    "host_ns": pl.Int64,
+}
+
+
+def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int = 20) -> pl.DataFrame:
+    work = launched(trace).drop_nulls("launch")
+    events = trace.events
+    sorts = kinds.OPERATORS | kinds.ANNOTATIONS | kinds.PYTHON if operator else kinds.OPERATORS
+    calls = stacks.among(events["cat"], sorts) & events["depth"].is_not_null().to_numpy()
+    calls &= ~stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP))
+    if operator:
+        calls &= stacks.asked(events["name"], lambda name: name.str.contains(operator, literal=True))
+    if not calls.any():
+        raise AnalysisError(
+            f"no operator's name contains {operator!r}" if operator else "the trace holds no operators",
+            where=of_rank(trace),
+            remedy="etloom analyze top-ops lists names",
+        )
+    parent = row_of(events, events["parent"])
+    outermost = calls & (stacks.nearest(parent, calls, np.where(parent >= 0, parent, -1)) < 0)
+    at = stacks.nearest(parent, outermost, row_of(events, work["launch"]))
+    below = work.with_columns(pl.Series("call", at), pl.col("name").cast(pl.Categorical)).filter(
+        pl.Series(at >= 0)
+    )
+    of_call = below.group_by("call", maintain_order=True).agg(
+        pl.col("name"), pl.col("dur").sum().alias("kernel_ns")
+    )
+    rows = of_call["call"].to_numpy()
+    of_call = of_call.with_columns(
+        operator=events["name"][rows].cast(pl.String),
+        host_ns=events["dur"][rows],
+        length=pl.col("name").list.len(),
+    ).filter(pl.col("length") >= min_length)
+    table = (
+        of_call.with_columns(sequence=pl.col("name").list.eval(pl.element().to_physical()))
+        .group_by("operator", "sequence", maintain_order=True)
+        .agg(
+            pl.col("name", "length").first(),
+            pl.len().alias("count"),
+            pl.col("kernel_ns").sum(),
+            pl.col("host_ns").sum(),
+        )
+        .sort("kernel_ns", "operator", descending=(True, False), maintain_order=True)
+        .head(top)
+        .with_columns(
+            pattern=pl.concat_list("operator", pl.col("name").list.eval(pl.element().cast(pl.String))),
+            kernel_count="length",
+        )
+    )
+    return answer(table, COLUMNS)

@@ -1,0 +1,50 @@
+"""Copies and sets by sort: how many, how many bytes, how long, how fast.
+
+mean_bandwidth is bytes over the time in which such a copy ran; the others are of single copies. short: copies of less
+than 64 KiB, of which the start costs more than the bytes.
+
+step: only copies launched in this step.
+
+Units: ns, B, GB/s with GB = 1e9 B. Definition: HolisticTraceAnalysis get_memory_bw_summary, which describes the points
+at which its series changes.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, check_step
+from etloom.analyses._bandwidth import copies
+from etloom.intervals import Intervals
+from etloom.trace import Trace
+
+SCOPE = "rank"
+SMALL = 64 << 10
+COLUMNS = {
+    "name": pl.String,
+    "count": pl.Int64,
+    "bytes": pl.Int64,
+    "time_ns": pl.Int64,
+    "busy_ns": pl.Int64,
+    "mean_bandwidth": pl.Float64,
+    "median_bandwidth": pl.Float64,
+    "min_bandwidth": pl.Float64,
+    "max_bandwidth": pl.Float64,
+    "short": pl.Int64,
+}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    check_step(trace, step)
+    work = copies(trace)
+    work = work if step is None else work.filter(pl.col("step") == step)
+    rows = []
+    for (name,), own in work.group_by("sort", maintain_order=True):
+        busy = Intervals.of(own["ts"], own["end"]).total
+        size = int(own["bytes"].sum()) if own["bytes"].null_count() < own.height else None
+        rate = own["gbps"]
+        small = (own["bytes"] < SMALL).sum()
+        figures = (size / busy if size is not None and busy else None, rate.median(), rate.min(), rate.max())
+        rows.append((name, own.height, size, own["dur"].sum(), busy, *figures, small))
+    table = pl.DataFrame(rows, schema=COLUMNS, orient="row").sort("time_ns", "name", descending=(True, False))
+    return answer(table, COLUMNS)

@@ -1,0 +1,103 @@
+"""nn.Modules: how often each runs, and the host and device time in it.
+
+A row is a class of modules at its place among the classes around it (path). Instances of one class at one place count
+together. self_device: of work launched in it and in no module below it. Backward runs outside the modules and is not in
+their time.
+
+depth: only modules so deep and less, 0 the outermost. step: only this step.
+
+Units: ns. Needs Python frames: profile with with_stack=True (or with_modules=True). Definition: TraceLens' module view.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom import stacks
+from etloom.analyses._activity import answer, in_step, of_rank, require_linked
+from etloom.analyses._operators import row_of
+from etloom.errors import AnalysisError
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "path": pl.String,
+    "module": pl.String,
+    "depth": pl.Int64,
+    "count": pl.Int64,
+    "instances": pl.Int64,
+    "host_ns": pl.Int64,
+    "device_ns": pl.Int64,
+    "self_device_ns": pl.Int64,
+    "kernels": pl.Int64,
+}
+_MODULE = r"^nn\.Module: (.*?)(?:_\d+)?$"
+
+
+def analyze(trace: Trace, *, depth: int | None = None, step: int | None = None) -> pl.DataFrame:
+    require_linked(trace)
+    events = trace.events
+    is_module = stacks.asked(events["name"], lambda name: name.str.contains(_MODULE))
+    is_module &= events["depth"].is_not_null().to_numpy()
+    rows = np.flatnonzero(is_module)
+    if not rows.size:
+        raise AnalysisError(
+            "the trace holds no modules",
+            where=of_rank(trace),
+            remedy="profile with with_stack=True or with_modules=True",
+        )
+    parent = row_of(events, events["parent"])
+    above = stacks.nearest(parent, is_module, np.where(parent[rows] >= 0, parent[rows], -1))
+    names = events["name"][rows].cast(pl.String).str.extract(_MODULE, 1).to_list()
+    full = events["name"][rows].cast(pl.String).to_list()
+    place = {int(row): at for at, row in enumerate(rows)}
+    paths: list[str] = []
+    depths: list[int] = []
+    # A module around another begins before it, so its path is known.
+    for at, over in enumerate(above.tolist()):
+        outer = place.get(over, -1)
+        paths.append(f"{paths[outer]}/{names[at]}" if outer >= 0 else names[at])
+        depths.append(depths[outer] + 1 if outer >= 0 else 0)
+    own = np.zeros(len(rows), np.int64)
+    kernels = np.zeros(len(rows), np.int64)
+    work = events.select("id", "dur")
+    launches = trace.launches.drop_nulls("launch").join(work, left_on="device_event", right_on="id")
+    around = stacks.nearest(parent, is_module, row_of(events, launches["launch"]))
+    within = np.searchsorted(rows, around[around >= 0])
+    np.add.at(own, within, launches["dur"].fill_null(0).to_numpy()[around >= 0])
+    np.add.at(kernels, within, 1)
+    total, counted = own.copy(), kernels.copy()
+    for at_row in range(len(rows) - 1, -1, -1):  # from the inside out
+        outer = place.get(int(above[at_row]), -1)
+        if outer >= 0:
+            total[outer] += total[at_row]
+            counted[outer] += counted[at_row]
+    table = pl.DataFrame(
+        {
+            "path": paths,
+            "module": names,
+            "instance": full,
+            "depth": depths,
+            "dur": events["dur"][rows],
+            "device": total,
+            "own": own,
+            "kernels": counted,
+            "step": events["step"][rows],
+        }
+    )
+    table = in_step(trace, table, step)
+    table = table if depth is None else table.filter(pl.col("depth") <= depth)
+    sums = (
+        table.group_by("path", "module", "depth", maintain_order=True)
+        .agg(
+            pl.len().alias("count"),
+            pl.col("instance").n_unique().alias("instances"),
+            pl.col("dur").sum().alias("host_ns"),
+            pl.col("device").sum().alias("device_ns"),
+            pl.col("own").sum().alias("self_device_ns"),
+            pl.col("kernels").sum(),
+        )
+        .sort("device_ns", "host_ns", "path", descending=(True, True, False))
+    )
+    return answer(sums, COLUMNS)

@@ -1,0 +1,72 @@
+"""What each operator launches, and the delays on the way: from the operator to its launch, from there to the kernel.
+
+A row is an operator and the sequence of kernels that its calls launched, in order of launch. count: its calls that
+launched just these. launch_delay: from the start of the operator to its first launch call. runtime_delay: from that
+call to the start of the first kernel. Means over the calls.
+
+The operator of a launch is the innermost around the call on its thread.
+
+operator: only operators of this name. step: only this step.
+
+Units: ns. Definition: HolisticTraceAnalysis get_aten_op_kernels_and_delay, which takes any operator that covers the
+launch in time, also of another thread, and aten operators only.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, in_step
+from etloom.analyses._launched import launched
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "operator": pl.String,
+    "kernels": pl.String,
+    "kernel_count": pl.Int64,
+    "count": pl.Int64,
+    "launch_delay_ns": pl.Float64,
+    "runtime_delay_ns": pl.Float64,
+    "device_ns": pl.Int64,
+}
+BETWEEN = " -> "
+
+
+def analyze(trace: Trace, *, operator: str | None = None, step: int | None = None) -> pl.DataFrame:
+    work = launched(trace).drop_nulls(["operator", "launch_ts"]).sort("launch_ts", "ts", "id")
+    operators = trace.events.select(
+        operator="id", operator_name=pl.col("name").cast(pl.String), operator_ts="ts"
+    )
+    calls = (
+        in_step(trace, work, step)
+        .with_columns(pl.col("name").cast(pl.Categorical).alias("name"))
+        .join(operators, on="operator")
+    )
+    if operator is not None:
+        calls = calls.filter(pl.col("operator_name") == operator)
+    calls = calls.group_by("operator", maintain_order=True).agg(
+        pl.col("operator_name").first(),
+        pl.col("name"),
+        launch_delay=pl.col("launch_ts").first() - pl.col("operator_ts").first(),
+        runtime_delay=pl.col("ts").first() - pl.col("launch_ts").first(),
+        device=pl.col("dur").sum(),
+    )
+    table = (
+        calls.with_columns(sequence=pl.col("name").list.eval(pl.element().to_physical()))
+        .group_by("operator_name", "sequence", maintain_order=True)
+        .agg(
+            pl.col("name").first(),
+            pl.len().alias("count"),
+            pl.col("launch_delay").mean().alias("launch_delay_ns"),
+            pl.col("runtime_delay").mean().alias("runtime_delay_ns"),
+            pl.col("device").sum().alias("device_ns"),
+        )
+        .with_columns(
+            kernel_count=pl.col("name").list.len(),
+            kernels=pl.col("name").list.eval(pl.element().cast(pl.String)).list.join(BETWEEN),
+            operator="operator_name",
+        )
+        .sort("count", "device_ns", "operator", "kernels", descending=(True, True, False, False))
+    )
+    return answer(table, COLUMNS)

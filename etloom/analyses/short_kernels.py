@@ -1,0 +1,51 @@
+"""Kernels so short that starting them costs as much as running them.
+
+A row is a kernel name: how many of its kernels are shorter than threshold_ns, and their time. operator: the one that
+launches most of them. gap_ns: the idle time of the stream before them, which a fused kernel or a device graph saves.
+
+threshold_ns: what counts as short. step: only this step.
+
+Units: ns, percent (of all kernels of the trace). Definition: TraceLens' short kernel study.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, in_step
+from etloom.analyses._launched import launched
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "name": pl.String,
+    "operator": pl.String,
+    "count": pl.Int64,
+    "count_pct": pl.Float64,
+    "total_ns": pl.Int64,
+    "mean_ns": pl.Float64,
+    "gap_ns": pl.Int64,
+}
+
+
+def analyze(trace: Trace, *, threshold_ns: int = 10_000, step: int | None = None) -> pl.DataFrame:
+    before = pl.col("end").cum_max().shift(1).over("device", "stream", order_by="ts")
+    kernels = launched(trace).with_columns(gap=(pl.col("ts") - before).clip(0).fill_null(0))
+    kernels = in_step(trace, kernels.filter(pl.col("kind") != "memory"), step)
+    names = trace.events.select("id", operator_name=pl.col("name").cast(pl.String))
+    short = kernels.filter(pl.col("dur") < threshold_ns).join(
+        names, left_on="operator", right_on="id", how="left"
+    )
+    table = (
+        short.group_by("name")
+        .agg(
+            pl.col("operator_name").drop_nulls().sort().mode(maintain_order=True).first().alias("operator"),
+            pl.len().alias("count"),
+            pl.col("dur").sum().alias("total_ns"),
+            pl.col("dur").mean().alias("mean_ns"),
+            pl.col("gap").sum().alias("gap_ns"),
+        )
+        .with_columns(count_pct=100 * pl.col("count") / max(1, kernels.height))
+        .sort("count", "name", descending=(True, False))
+    )
+    return answer(table, COLUMNS)

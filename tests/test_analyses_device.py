@@ -1,0 +1,165 @@
+"""Analyses of launches, queues, idle time, copies, annotations and sequences: HTA's figures, and slow references."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import polars as pl
+import pytest
+from test_findings import Run
+
+import etloom
+from etloom.errors import AnalysisError
+from etloom.trace import Trace
+
+US = 1000
+FOLDERS = {"sampled_all_steps": "hta_multirank", "simple_add_cp": "critical_path/simple_add.json.gz"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_bandwidths_are_htas_where_one_copy_is_one_point(data: Path, golden: Path, folder: str) -> None:
+    job = etloom.open(data / FOLDERS[folder])
+    ours = etloom.analyze(job, "memory-bandwidth-summary").sort("rank", "name")
+    lines = (golden / "hta" / folder / "get_memory_bw_summary.csv").read_text().splitlines()[3:]
+    theirs = sorted(
+        (int(rank), name, *map(float, rest)) for rank, name, *rest in (line.split(",") for line in lines)
+    )
+    assert ours.select("rank", "name", "count").rows() == [row[:3] for row in theirs]
+    for our, place in (("median_bandwidth", 7), ("min_bandwidth", 5), ("max_bandwidth", 9)):
+        assert ours[our].to_list() == pytest.approx([row[place] for row in theirs])
+    series = etloom.analyze(job, "memory-bandwidth")
+    for (rank, name), own in series.group_by("rank", "name"):
+        assert own.sort("ts_ns")["bandwidth"][-1] == 0.0, (rank, name)
+    assert series["bandwidth"].min() == 0.0
+
+
+def below(trace: Trace, operator: str) -> dict[tuple[str, ...], int]:
+    """Of each outermost call whose name contains ``operator`` the kernels launched below it: pattern -> calls."""
+    events = {row["id"]: row for row in trace.events.iter_rows(named=True)}
+
+    def outermost(event: int | None) -> int | None:
+        found = None
+        while event is not None:
+            row = events[event]
+            if operator in row["name"] and row["cat"] in ("cpu_op", "user_annotation", "python_function"):
+                found = event
+            event = row["parent"]
+        return found
+
+    kernels: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for launch, device in trace.launches.select("launch", "device_event").iter_rows():
+        if launch is not None and (call := outermost(launch)) is not None:
+            kernels[call].append((events[device]["ts"], device))
+    patterns: dict[tuple[str, ...], int] = defaultdict(int)
+    for call, work in kernels.items():
+        if len(work) >= 3:
+            patterns[(events[call]["name"], *(events[device]["name"] for _, device in sorted(work)))] += 1
+    return patterns
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [("nccl_ddp", "aten::cudnn_convolution"), ("nccl_ddp", "autograd::engine"), ("dlrm", "## forward")],
+)
+def test_sequences_against_a_walk(data: Path, name: str, operator: str) -> None:
+    trace = etloom.open(data / name)[0]
+    ours = etloom.analyze(trace, "kernel-sequences", operator=operator, top=10_000)
+    expected = below(trace, operator)
+    assert {tuple(pattern): count for pattern, count in ours.select("pattern", "count").rows()} == expected
+
+
+def test_delays_of_operators(tmp_path: Path) -> None:
+    run = Run()
+    for at in (0, 100):
+        run.op("aten::softmax", at, 30).kernel(at + 4, at + 10, 5, "max").kernel(at + 8, at + 15, 5, "sum")
+    run.op("aten::softmax", 200, 30).kernel(206, 210, 5, "max")
+    rows = etloom.analyze(run.trace(tmp_path), "operator-delays")
+    assert rows.select(
+        "operator", "kernels", "count", "launch_delay_ns", "runtime_delay_ns", "device_ns"
+    ).rows() == [
+        ("aten::softmax", "max -> sum", 2, 4_000.0, 6_000.0, 20_000),
+        ("aten::softmax", "max", 1, 6_000.0, 4_000.0, 5_000),
+    ]
+
+
+def test_annotations_and_what_ran_in_them(tmp_path: Path) -> None:
+    run = Run().op("forward", 0, 50, "user_annotation").op("block", 10, 20, "user_annotation")
+    run.op("aten::mm", 2, 6).kernel(3, 8, 4, "mm").op("aten::add", 12, 6).kernel(13, 20, 7, "add")
+    run.op("aten::mul", 60, 6).kernel(61, 65, 3, "mul").op("forward", 70, 10, "user_annotation")
+    trace = run.trace(tmp_path)
+    marks = etloom.analyze(trace, "annotations")
+    assert marks.select("where", "name", "count", "total_ns", "max_ns").rows() == [
+        ("host", "forward", 2, 60_000, 50_000),
+        ("host", "block", 1, 20_000, 20_000),
+    ]
+    rows = etloom.analyze(trace, "annotated-kernels")
+    assert rows.select("annotation", "name", "total_ns").rows() == [
+        ("block", "add", 7_000),
+        ("forward", "mm", 4_000),
+        (None, "mul", 3_000),
+    ]
+    assert etloom.analyze(trace, "annotated-kernels", by="annotation", annotation="block")[
+        "total_ns"
+    ].to_list() == [7_000]
+
+
+def test_short_kernels(tmp_path: Path) -> None:
+    run = (
+        Run()
+        .op("aten::add", 0, 50)
+        .kernel(1, 10, 2, "tiny")
+        .kernel(2, 15, 2, "tiny")
+        .kernel(3, 20, 50, "long")
+    )
+    (row,) = etloom.analyze(run.trace(tmp_path), "short-kernels").rows(named=True)
+    assert row == {
+        "name": "tiny",
+        "operator": "aten::add",
+        "count": 2,
+        "count_pct": pytest.approx(200 / 3),
+        "total_ns": 4_000,
+        "mean_ns": 2_000.0,
+        "gap_ns": 3_000,
+    }
+
+
+def test_modules_and_arguments_of_two_vendors(data: Path) -> None:
+    tables = {}
+    for vendor in ("h100", "mi300"):
+        job = etloom.open(data / f"tracelens/{vendor}_qwen.json.gz")
+        modules = etloom.analyze(job, "module-view")
+        arguments = etloom.analyze(job, "unique-args", top=10_000)
+        # The same model makes the same calls with the same shapes, whatever they cost.
+        tables[vendor] = (
+            modules.select("path", "depth", "count").sort("path").rows(),
+            set(
+                arguments.filter(
+                    pl.col("name").is_in(["aten::mm", "aten::linear", "aten::mul", "aten::embedding"])
+                )
+                .select("name", "shapes", "types", "count")
+                .rows()
+            ),
+        )
+        assert modules.filter(pl.col("depth") == 0)["kernels"].sum() > 1000
+        top = modules.filter(pl.col("path") == "Qwen2Model").row(0, named=True)
+        assert (
+            top["device_ns"]
+            == modules.filter(pl.col("path").str.starts_with("Qwen2Model"))["self_device_ns"].sum()
+        )
+    assert tables["h100"] == tables["mi300"]
+
+
+def test_nothing_to_say_is_said(data: Path) -> None:
+    job = etloom.open(data / "cpu/ddp_2")
+    for name in (
+        "idle-time",
+        "launch-stats",
+        "queue-length",
+        "memory-bandwidth",
+        "kernel-sequences",
+        "module-view",
+    ):
+        with pytest.raises(AnalysisError) as raised:
+            etloom.analyze(job, name)
+        assert raised.value.remedy
