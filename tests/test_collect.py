@@ -693,3 +693,37 @@ def test_steps_by_the_name_of_a_scope(tmp_path: Path) -> None:
 def test_a_step_name_that_is_no_expression(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match="no regular expression"):
         launch(["true"], tmp_path / "run", step_name="(")
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["plain", "compile", "serve", "fsdp", "tensor", "pipeline"])
+def test_examples_of_each_kind(
+    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out, world, step_name = tmp_path / "run", 1, None
+    if how in ("plain", "compile"):
+        command = [
+            sys.executable,
+            str(EXAMPLES / "train_plain.py"),
+            *(["--compile"] if how == "compile" else []),
+        ]
+    elif how == "serve":
+        command, step_name = [sys.executable, str(EXAMPLES / "serve.py")], "^decode"
+    else:
+        world = 2
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [*launcher, str(EXAMPLES / "train_parallel.py"), how]
+    collected = launch(command, out, observer="native", step_name=step_name)
+    assert (collected.returncode, collected.warnings) == (0, ())
+    assert collected.ranks == tuple(range(world))
+    for trace in etloom.open(out).values():
+        names = trace.nodes.filter(pl.col("rf_id").is_not_null())["name"].cast(pl.String)
+        assert trace.links.height == len(names) - names.str.contains("process_group:init").sum() > 20
+        assert trace.stats.filter(pl.col("severity") != "info").is_empty()
+        assert sorted(trace.events["step"].drop_nulls().unique()) == [3, 4]
+        assert world == 1 or set(trace.comms["pg_name"].cast(pl.String)) == {"0"}
