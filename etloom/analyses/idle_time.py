@@ -1,0 +1,107 @@
+"""Why each stream was idle: it waited for the host, for the work before it, or for something else; by step and in all.
+
+A gap is the time on a stream between the end of all earlier work and the start of the next; it belongs to the work
+that ends it, and with that to the step in which that was launched. Its cause:
+
+- host_wait: the call that launched the next work began after the stream had run dry
+- kernel_wait: the work was launched in time and the gap is shorter than consecutive_kernel_delay
+- other: a longer gap (a wait for another stream or for resources), or one whose launch the trace does not hold
+
+A row is a stream and a cause, in a step or (null step) in all. busy_ns is the time in
+which the stream ran, span_ns that from its first start to its last end: busy + the idle of all causes = span.
+idle_pct is of the stream's idle time,
+span_pct of its span; null where that is 0.
+
+consecutive_kernel_delay: gaps below this many ns are the usual ones between kernels launched in time.
+
+step: only the rows of this step.
+
+Units: ns (mean, median and std rounded to whole ones; std of a sample), percent. Definition: HolisticTraceAnalysis
+get_idle_time_breakdown, whose gaps turn negative where the work of one stream overlaps, and which documents its
+delay as ns where it takes us.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses._activity import answer, check_step, percent
+from etloom.analyses._launched import launched
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "step": pl.Int64,
+    "device": pl.Int64,
+    "stream": pl.Int64,
+    "cause": pl.String,
+    "gaps": pl.Int64,
+    "idle_ns": pl.Int64,
+    "idle_pct": pl.Float64,
+    "span_pct": pl.Float64,
+    "busy_ns": pl.Int64,
+    "span_ns": pl.Int64,
+    "mean_ns": pl.Int64,
+    "std_ns": pl.Int64,
+    "min_ns": pl.Int64,
+    "median_ns": pl.Int64,
+    "max_ns": pl.Int64,
+}
+_STREAM = ["step", "device", "stream"]
+_CAUSES = ("host_wait", "kernel_wait", "other")
+
+
+def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int | None = None) -> pl.DataFrame:
+    lane = pl.struct("device", "stream").rank("dense").alias("lane")
+    work = launched(trace).with_columns(lane).sort("lane", "ts", maintain_order=True)
+    check_step(trace, step)
+    gap, busy, before = _gaps(work)
+    late = work["launch_ts"].fill_null(np.iinfo(np.int64).min).to_numpy() > before
+    cause = np.array(_CAUSES)[np.where(late, 0, np.where(gap < consecutive_kernel_delay, 1, 2))]
+    work = work.select(*_STREAM, pl.Series("gap", gap), pl.Series("busy", busy), pl.Series("cause", cause))
+    whole = work.with_columns(pl.lit(None, dtype=pl.Int64).alias("step"))
+    work = work.filter(pl.col("step").is_not_null())
+    chosen = pl.concat((work, whole)) if step is None else work.filter(pl.col("step") == step)
+    dur = pl.col("gap")
+    rows = (
+        chosen.filter(dur > 0)
+        .group_by(*_STREAM, "cause")
+        .agg(
+            pl.len().alias("gaps"),
+            dur.sum().alias("idle_ns"),
+            dur.mean().round().alias("mean_ns"),
+            dur.std().round().alias("std_ns"),
+            dur.min().alias("min_ns"),
+            dur.median().round().alias("median_ns"),
+            dur.max().alias("max_ns"),
+        )
+    )
+    streams = chosen.group_by(_STREAM).agg(
+        dur.sum().alias("all"),
+        pl.col("busy").sum().alias("busy_ns"),
+        (dur + pl.col("busy")).sum().alias("span_ns"),
+    )
+    table = (
+        streams.join(pl.DataFrame({"cause": _CAUSES}), how="cross")
+        .join(rows, on=[*_STREAM, "cause"], how="left", nulls_equal=True)
+        .with_columns(pl.col("gaps", "idle_ns").fill_null(0))
+        .with_columns(
+            percent("idle_ns", "all"),
+            (100 * pl.col("idle_ns") / pl.col("span_ns")).fill_nan(None).alias("span_pct"),
+        )
+    )
+    return answer(table, COLUMNS).sort(*_STREAM, "cause", nulls_last=True)
+
+
+def _gaps(work: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each row of work (sorted by lane, ts): the gap before it, the time it adds to the stream's busy time, and
+    the end of all work before it on the stream (its own start for the first)."""
+    lane, start = work["lane"].to_numpy(), work["ts"].to_numpy()
+    end = start + work["dur"].to_numpy()
+    reach = work.select((pl.col("ts") + pl.col("dur")).cum_max().over("lane")).to_series().to_numpy()
+    first = np.append(True, lane[1:] != lane[:-1])
+    before = np.where(first, start, np.append(0, reach[:-1]))
+    gap = np.maximum(start - before, 0)
+    busy = np.maximum(end - np.maximum(before, start), 0)
+    return gap, busy, before

@@ -1,0 +1,58 @@
+"""Every piece of device work beside the call that launched it: how long each took, and what lay between them.
+
+A row is a kernel, copy or set whose launch the trace holds, in the order of the launches. launch_delay is the time
+from the end of the call to the start of the work, 0 where the work began before the call returned. All calls that
+launch count (cudaLaunchKernel and its variants, hip*, cuLaunchKernel*, copies, sets, graphs); the pieces of one
+graph launch each have a row.
+
+step: only what was launched in this step.
+
+Units: ns. Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which knows four calls of CUDA.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, in_step, of_rank
+from etloom.analyses._launched import launched
+from etloom.errors import AnalysisError
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "step": pl.Int64,
+    "call": pl.String,
+    "call_start_ns": pl.Int64,
+    "call_ns": pl.Int64,
+    "launch_delay_ns": pl.Int64,
+    "device_ns": pl.Int64,
+    "kind": pl.String,
+    "name": pl.String,
+    "device": pl.Int64,
+    "stream": pl.Int64,
+}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    return answer(calls_and_work(trace, step), COLUMNS)
+
+
+def calls_and_work(trace: Trace, step: int | None) -> pl.DataFrame:
+    """The columns of the answer and launch, the id of the call; raises AnalysisError where no launch is known."""
+    work = launched(trace).filter(pl.col("launch_ts").is_not_null())
+    if not work.height:
+        raise AnalysisError(
+            "the trace holds no launch of its device work",
+            where=of_rank(trace),
+            remedy="record the host's activity (CPU) together with the device's",
+        )
+    return (
+        in_step(trace, work, step)
+        .with_columns(
+            pl.max_horizontal(pl.col("ts") - pl.col("launch_end"), 0).alias("launch_delay_ns"),
+            (pl.col("launch_end") - pl.col("launch_ts")).alias("call_ns"),
+        )
+        .rename({"api": "call", "launch_ts": "call_start_ns", "dur": "device_ns"})
+        .sort("call_start_ns", "ts", maintain_order=True)
+    )

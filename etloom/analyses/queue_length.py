@@ -1,0 +1,31 @@
+"""How much work was launched on each stream and had not started yet, whenever that changed.
+
+A row is a change: from this time until the next one of the stream, queue_length pieces of work waited. Work joins
+when its launch call begins and leaves when it starts to run; what happens at one time is one change. A queue that
+stays empty means that the device waits for the host. `queue-summary` sums this up.
+
+step: only the time from the start to the end of this step.
+
+Units: ns. Definition: HolisticTraceAnalysis get_queue_length_time_series, which counts synchronisations as work and
+lists what happens at one time in any order.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, check_step, steps
+from etloom.analyses._queue import series
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {"device": pl.Int64, "stream": pl.Int64, "time_ns": pl.Int64, "queue_length": pl.Int64}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    changes = series(trace)
+    check_step(trace, step)
+    if step is not None:
+        _, start, end = steps(trace).row(by_predicate=pl.col("step") == step)
+        changes = changes.filter(pl.col("ts").is_between(start, end, closed="left"))
+    return answer(changes.with_columns(pl.col("ts").alias("time_ns")), COLUMNS)
