@@ -1,14 +1,19 @@
-"""Idle time, launches and queues against HolisticTraceAnalysis' tables."""
+"""Idle time, launches and queues against HolisticTraceAnalysis' tables, and against sets of ticks on random work."""
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import etloom
-from etloom.trace import Job
+from etloom.errors import AnalysisError
+from etloom.schema import TABLES
+from etloom.trace import Job, Trace
 
 US = 1000
 
@@ -90,3 +95,98 @@ def test_queues_pass_through_htas_lengths(job: Job, golden: Path) -> None:
     assert both.select((pl.col("count_hta") - pl.col("count")).is_between(0, 40).all()).item()
     assert both.select(((pl.col("max") - pl.col("max_hta")).abs() <= 1).all()).item()
     assert both.select(((pl.col("mean") - pl.col("mean_hta")).abs() < 0.05).all()).item()
+
+
+def made(works: list[tuple[int, int, int, int | None, int]]) -> Trace:
+    """Kernels of (stream, start, duration, start of the launch call or None, step)."""
+    kernels = [
+        {
+            "cat": "kernel",
+            "name": "k",
+            "ts": ts,
+            "dur": dur,
+            "device": 0,
+            "stream": stream,
+            "step": step,
+            "call": call,
+        }
+        for stream, ts, dur, call, step in works
+    ]
+    calls = [
+        {"cat": "cuda_runtime", "name": "launch", "ts": one["call"], "dur": 1, "for": at}
+        for at, one in enumerate(kernels)
+        if one["call"] is not None
+    ]
+    rows = pl.DataFrame([*kernels, *calls], infer_schema_length=None, strict=False).with_row_index("made")
+    events = rows.sort("ts", -pl.col("dur"), maintain_order=True).with_row_index("id")
+    id_of = dict(events.select("made", "id").rows())
+    launches = pl.DataFrame(
+        [(id_of[len(kernels) + at], id_of[call["for"]]) for at, call in enumerate(calls)],
+        schema={"launch": pl.UInt32, "device_event": pl.UInt32},
+        orient="row",
+    )
+    columns = [name for name in events.columns if name in TABLES["events"].schema]
+    return Trace({"events": events.select(columns), "launches": launches}, {"rank": 0, "linked": True})
+
+
+WORKS = st.lists(
+    st.tuples(
+        st.sampled_from([7, 20]),
+        st.integers(20, 60),
+        st.integers(0, 9),
+        st.none() | st.integers(0, 70),
+        st.just(1),
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(WORKS)
+def test_idle_time_is_that_of_ticks(works: list[tuple[int, int, int, int | None, int]]) -> None:
+    answer = etloom.analyze(made(works), "idle-time", consecutive_kernel_delay=5).filter(
+        pl.col("step").is_null()
+    )
+    for stream in {work[0] for work in works}:
+        mine = sorted((work[1:4] for work in works if work[0] == stream), key=lambda work: work[0])
+        busy = {tick for ts, dur, _ in mine for tick in range(ts, ts + dur)}
+        span = max(ts + dur for ts, dur, _ in mine) - mine[0][0]
+        rows = answer.filter(pl.col("stream") == stream)
+        assert rows["busy_ns"].to_list() == [len(busy)] * 3
+        assert rows["span_ns"].to_list() == [span] * 3
+        assert rows["idle_ns"].sum() + len(busy) == span
+        # Two pieces that start at one time leave it open which of them ended a gap.
+        if len({ts for ts, _, _ in mine}) == len(mine):
+            expected = dict.fromkeys(("host_wait", "kernel_wait", "other"), 0)
+            for ts, _, call in mine:
+                ended = max((begin + dur for begin, dur, _ in mine if begin < ts), default=ts)
+                late = call is not None and call > ended
+                cause = "host_wait" if late else "kernel_wait" if ts - ended < 5 else "other"
+                expected[cause] += max(ts - ended, 0)
+            assert dict(rows.select("cause", "idle_ns").rows()) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(WORKS)
+def test_queues_are_those_of_ticks(works: list[tuple[int, int, int, int | None, int]]) -> None:
+    known = [(stream, min(call, ts), ts) for stream, ts, _, call, _ in works if call is not None]
+    if not known:
+        with pytest.raises(AnalysisError, match="no launch"):
+            etloom.analyze(made(works), "queue-length")
+        return
+    summary = etloom.analyze(made(works), "queue-summary", limit=2)
+    for stream in {one for one, _, _ in known}:
+        waits = [(call, ts) for one, call, ts in known if one == stream]
+        first, last = min(call for call, _ in waits), max(ts for _, ts in waits)
+        lengths = sorted(sum(call <= tick < ts for call, ts in waits) for tick in range(first, last))
+        rows = summary.filter(pl.col("stream") == stream)
+        if not lengths:
+            assert rows.is_empty()
+            continue
+        row = rows.row(0, named=True)
+        assert (row["span_ns"], row["max"]) == (len(lengths), lengths[-1])
+        assert row["mean"] == pytest.approx(sum(lengths) / len(lengths))
+        assert row["empty_ns"] == lengths.count(0)
+        assert row["blocked_ns"] == sum(length >= 2 for length in lengths)
+        assert row["median"] == lengths[ceil(len(lengths) / 2) - 1]
