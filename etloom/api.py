@@ -39,6 +39,7 @@ def open(
     progress: opening.Progress | None = None,
     jobs: int | None = None,
     use_cache: bool = True,
+    lazy: bool = False,
 ) -> Job:
     """The Job that a folder, a file or a mapping ``{rank: file or files}`` holds, every rank linked.
 
@@ -47,19 +48,21 @@ def open(
     rank. ``progress(file, bytes)`` is called with 0 for every file before any is read, then with the
     number of bytes of the file as they are read. ``jobs`` ranks are read at a time (default: one a CPU), and fewer
     where memory would not hold them. What takes long to read is kept as Parquet in the user's cache folder
-    and taken from there while the files stay as they are, unless ``use_cache`` is off.
+    and taken from there while the files stay as they are, unless ``use_cache`` is off. ``lazy`` leaves tables that
+    are Parquet already on disk until they are asked for, and a Kineto file of more than `opening.SPILL_BYTES` as
+    well, in bounded memory: as Parquet in the cache or a temporary folder, and not linked.
 
     Raises ReadError and LimitError for what cannot be read, LinkError for files that are not of one run.
     """
     from etloom import opening
 
-    options: dict[str, Any] = {"progress": progress, "jobs": jobs, "use_cache": use_cache}
+    options: dict[str, Any] = {"progress": progress, "jobs": jobs, "use_cache": use_cache, "lazy": lazy}
     if isinstance(path, Mapping):
         return opening.open_ranks({rank: _as_files(given) for rank, given in path.items()}, **options)
     path = Path(path)
     if path.is_dir() and readers.format_of(path) is None:
         return opening.open_folder(path, rank_pattern, **options)
-    return opening.open_file(path, progress=progress, use_cache=use_cache)
+    return opening.open_file(path, progress=progress, use_cache=use_cache, lazy=lazy)
 
 
 def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: str = "best") -> Trace:

@@ -12,9 +12,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,53 @@ def load(key: str | None) -> Trace | None:
     return trace if isinstance(trace, Trace) else None
 
 
+def on_disk(keys: Sequence[str | None], make: Callable[[Path], None]) -> Trace:
+    """The first entry of these keys that there is, its tables left on disk; else that of the last one, made.
+
+    make: writes the Trace to a folder. Where the cache cannot be used (a key is None, a read-only home) this is a
+    temporary one, which goes with the Trace. Raises what ``make`` raises.
+    """
+    for key in keys:
+        if key is not None and (found := _left_there(folder() / key)) is not None:
+            return found
+    if (key := keys[-1]) is not None and _writable(folder()):
+        entry = folder() / key
+        make(entry)
+        _prune(_limit(), but=entry)
+        if (found := _left_there(entry)) is not None:
+            return found
+    owner, place = _Owner(), Path(tempfile.mkdtemp(prefix="etloom-"))
+    weakref.finalize(owner, shutil.rmtree, place, ignore_errors=True)  # also when the process ends
+    make(place / "trace.parquet")
+    made = reader.read(place / "trace.parquet", lazy=True, owner=owner)
+    assert isinstance(made, Trace)
+    return made
+
+
+class _Owner:
+    """What a temporary folder lives as long as."""
+
+
+def _left_there(entry: Path) -> Trace | None:
+    if not reader.holds(entry):
+        return None
+    try:
+        trace = reader.read(entry, lazy=True)
+        os.utime(entry / "meta.json")
+    except (OSError, EtloomError):
+        _remove(entry)
+        return None
+    return trace if isinstance(trace, Trace) else None
+
+
+def _writable(path: Path) -> bool:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK)
+
+
 def keep(key: str | None, trace: Trace) -> None:
     """Keep an entry. A cache that cannot be written (read-only home, full disk) is no trouble of the caller's."""
     if key is None:
@@ -80,8 +129,8 @@ def keep(key: str | None, trace: Trace) -> None:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         writer.write(trace, folder() / key)
-        _prune(int(os.environ.get("ETLOOM_CACHE_BYTES", LIMIT_BYTES)))
-    except (OSError, EtloomError, ValueError):
+        _prune(_limit())
+    except (OSError, EtloomError):
         return
 
 
@@ -93,12 +142,21 @@ def clear() -> int:
     return sum(sizes)
 
 
-def _prune(limit: int) -> None:
+def _limit() -> int:
+    try:
+        return int(os.environ.get("ETLOOM_CACHE_BYTES", LIMIT_BYTES))
+    except ValueError:
+        return LIMIT_BYTES
+
+
+def _prune(limit: int, but: Path | None = None) -> None:
     entries = sorted(_entries())
     total = sum(size for _, size, _ in entries)
     for _, size, entry in entries:
         if total <= limit:
             return
+        if entry == but:
+            continue  # it is in use
         _remove(entry)
         total -= size
 

@@ -18,6 +18,7 @@ import polars as pl
 from etloom import cache, linker, readers
 from etloom.errors import EtloomError, ReadError
 from etloom.exports import parquet
+from etloom.readers import parquet as parquet_reader
 from etloom.trace import Job, Trace
 
 Progress = Callable[[Path, int], None]
@@ -33,6 +34,7 @@ MEMORY_FACTOR = 1.5
 
 SPILL_BYTES = 10**9
 """A Kineto file of more than so many bytes unpacked is turned into Parquet part by part."""
+_EVENT_BYTES = 350  # text of a usual event
 _USUAL_PACKING = 12  # times that gzip and zstd shrink a trace
 
 
@@ -61,28 +63,46 @@ def open_folder(
     progress: Progress | None = None,
     jobs: int | None = None,
     use_cache: bool = True,
+    lazy: bool = False,
 ) -> Job:
     """The linked Job of the traces in a folder. A file that cannot be read is a row of stats, while others can.
 
-    Raises ReadError where nothing can be read, LinkError.
+    lazy: as for `open_file`. Raises ReadError where nothing can be read, LinkError.
     """
     found = readers.discover(folder, rank_pattern)
     files = [path for paths in found.ranks.values() for path in paths]
     if len(files) == 1:
-        job = open_file(files[0], progress=progress, use_cache=use_cache)
+        job = open_file(files[0], progress=progress, use_cache=use_cache, lazy=lazy)
         if len(job) == 1:
             # The rank is what discovery says: the file itself need not know it.
             (rank,), (trace,) = found.ranks, job.values()
-            job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta)
+            job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta, job.own_stats)
     else:
-        job = open_ranks(found.ranks, progress=progress, jobs=jobs, use_cache=use_cache, keep_going=True)
+        options: dict[str, Any] = {"progress": progress, "jobs": jobs, "use_cache": use_cache, "lazy": lazy}
+        job = open_ranks(found.ranks, keep_going=True, **options)
     meta: dict[str, Any] = {"path": str(folder)}
     meta |= {key: said for key, said in (("card", found.card), ("run", found.run)) if said is not None}
     return job.replace(meta=meta).with_stats(found.stats)
 
 
-def open_file(path: Path, *, progress: Progress | None = None, use_cache: bool = True) -> Job:
-    """The linked Job of one file, which may hold several ranks. A file that does not say its rank is of rank 0."""
+def open_file(
+    path: Path, *, progress: Progress | None = None, use_cache: bool = True, lazy: bool = False
+) -> Job:
+    """The linked Job of one file, which may hold several ranks. A file that does not say its rank is of rank 0.
+
+    lazy: leave the tables of our own Parquet where they are; turn a Kineto file that `is_large` into that, and leave it
+    unlinked, which takes all of it in memory. Raises ReadError, LimitError.
+    """
+    lazy = lazy and path.exists()
+    if lazy and readers.format_of(path) == "parquet":
+        saved = parquet_reader.read(path, lazy=True)
+        job = saved if isinstance(saved, Job) else Job({saved.rank or 0: saved}, {"path": str(path)})
+        job = job.map(lambda trace: trace if _too_many(trace) else _linked(trace))
+        return job.with_stats(_not_linked(job))
+    if lazy and is_large(path):
+        trace = _left_on_disk(path, progress, use_cache)
+        job = Job({trace.rank or 0: trace}, {"path": str(path)})
+        return job.with_stats(_not_linked(job))
     key = cache.key_of([path]) if use_cache else None
     kept = cache.load(key)
     if kept is not None:
@@ -105,12 +125,13 @@ def open_ranks(
     jobs: int | None = None,
     use_cache: bool = True,
     keep_going: bool = False,
+    lazy: bool = False,
 ) -> Job:
     """The linked Job of the given files of each rank, ``jobs`` ranks at a time (default: one a CPU).
 
     Reading and joining run outside the interpreter's lock, so threads are enough. Fewer are read at a time where
     ``jobs`` of them might take more memory than there is. keep_going: go on without the files that cannot be read, each
-    a row of stats; a rank of which none can be read is left out.
+    a row of stats; a rank of which none can be read is left out. lazy: as for `open_file`, where a rank has one file.
 
     Raises ReadError, LimitError (with keep_going only where nothing at all can be read), LinkError.
     """
@@ -118,6 +139,8 @@ def open_ranks(
 
     def open_rank(rank: int) -> Trace | None:
         paths = files[rank]
+        if lazy and len(paths) == 1 and is_large(paths[0]):
+            return _left_on_disk(paths[0], progress, use_cache)
         key = cache.key_of(paths, rank=rank) if use_cache else None
         kept = cache.load(key)
         if kept is not None:
@@ -151,7 +174,7 @@ def open_ranks(
         raise ReadError(f"{failures[0].what}{also}", where=failures[0].where, remedy=failures[0].remedy)
     job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
     stats: list[Stat] = [("job.unreadable_file", "error", 1, str(error)) for error in failures]
-    return job.with_stats(stats + _disagreements(traces))
+    return job.with_stats(stats + _disagreements(traces) + _not_linked(job))
 
 
 def at_a_time(files: Mapping[int, Sequence[Path]], jobs: int) -> int:
@@ -208,6 +231,28 @@ def _one_rank(path: Path, progress: Progress | None) -> Trace:
     if isinstance(trace, Job):
         raise ReadError("holds several ranks", where=path, remedy="open it on its own")
     return trace
+
+
+def _left_on_disk(path: Path, progress: Progress | None, use_cache: bool) -> Trace:
+    """A large Kineto file as Parquet: linked if another verb has kept it so, else as it is."""
+    linked, spilled = (
+        (cache.key_of([path]), cache.key_of([path], form="parts")) if use_cache else (None, None)
+    )
+    return cache.on_disk([linked, spilled], lambda folder: spill(path, folder, progress))
+
+
+def _too_many(trace: Trace) -> bool:
+    rows = trace.scan("events").select(pl.len()).collect().item()
+    return bool(rows * _EVENT_BYTES > SPILL_BYTES)
+
+
+def _not_linked(job: Job) -> list[Stat]:
+    ranks = [rank for rank, trace in job.items() if not trace.meta.get("linked")]
+    example = (
+        "too large to be joined while it is read: parent, depth and step of events, launches, handoffs and waits are "
+        "empty; etloom link PATH --out RUN.parquet joins it, in memory"
+    )
+    return [("job.not_linked", "info", len(ranks), example)]
 
 
 def _read(path: Path, progress: Progress | None) -> Trace | Job:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import polars as pl
 
@@ -29,6 +29,8 @@ class Trace:
     """
 
     __slots__ = ("_meta", "_tables")
+    engine: ClassVar[Literal["in-memory", "streaming"]] = "in-memory"
+    """By which of polars' engines a query of what `scan` gives is answered."""
 
     def __init__(
         self, tables: Mapping[str, pl.DataFrame] | None = None, meta: Mapping[str, Any] | None = None
@@ -81,6 +83,10 @@ class Trace:
         frame = self._tables.get(name)
         return TABLES[name].empty() if frame is None else frame.clone()
 
+    def scan(self, name: str) -> pl.LazyFrame:
+        """One table by name, to be read as far as it is asked for. Raises UnknownName."""
+        return self.table(name).lazy()
+
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
         """A Trace with these tables and meta entries put in; the rest is shared."""
         return Trace({**self._tables, **tables}, {**self.meta, **(meta or {})})
@@ -99,7 +105,7 @@ class Trace:
 
         Raises UnknownName for a table or column that is not there, EtloomError for SQL that polars refuses.
         """
-        return _query(lambda name: self.table(name).lazy(), sql)
+        return _query(self.scan, sql, self.engine)
 
     def check_lossless(self) -> None:
         """Raise DataLoss when something was lost or is in error; this is what --strict asks."""
@@ -179,7 +185,8 @@ class Job(Mapping[int, Trace]):
 
         Raises as `Trace.query`.
         """
-        return _query(self._scan, sql)
+        lazy = any(trace.engine == "streaming" for trace in self._traces.values())
+        return _query(self._scan, sql, "streaming" if lazy else "in-memory")
 
     def check_lossless(self) -> None:
         """Raise DataLoss when something was lost or is in error, in the run as a whole or in any rank."""
@@ -189,10 +196,9 @@ class Job(Mapping[int, Trace]):
 
     def _scan(self, name: str) -> pl.LazyFrame:
         whole = self._own_stats if name == "stats" else TABLES[name].empty()
-        tables = [(None, whole), *((rank, trace.table(name)) for rank, trace in self._traces.items())]
+        tables = [(None, whole.lazy()), *((rank, trace.scan(name)) for rank, trace in self._traces.items())]
         return pl.concat(
-            frame.lazy().select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
-            for rank, frame in tables
+            frame.select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()) for rank, frame in tables
         )
 
 
@@ -225,7 +231,9 @@ def by_rank(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame
     return pl.concat(frames) if frames else pl.DataFrame()
 
 
-def _query(scan: Callable[[str], pl.LazyFrame], sql: str) -> pl.DataFrame:
+def _query(
+    scan: Callable[[str], pl.LazyFrame], sql: str, engine: Literal["in-memory", "streaming"]
+) -> pl.DataFrame:
     # Only what the text may name is put together: a Job has tables times ranks frames.
     named = [name for name in TABLES if re.search(rf"\b{name}\b", sql)]
     # Text functions and LIKE do not take Categorical; as it is lazy, only what the query touches is cast.
@@ -233,7 +241,7 @@ def _query(scan: Callable[[str], pl.LazyFrame], sql: str) -> pl.DataFrame:
     if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
         raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
     try:
-        return pl.SQLContext(frames, eager=False).execute(sql).collect()
+        return pl.SQLContext(frames, eager=False).execute(sql).collect(engine=engine)
     except pl.exceptions.PolarsError as error:
         raise _refused(str(error)) from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,12 +35,17 @@ def open_job(
     strict: bool = False,
     jobs: int | None = None,
     cache: bool = True,
+    lazy: bool = False,
 ) -> Job:
-    """The linked Job at ``path``, with a progress bar; with ``strict``, DataLoss where something was lost."""
+    """The linked Job at ``path``, with a progress bar; with ``strict``, DataLoss where something was lost.
+
+    lazy: as for `etloom.open`, for verbs that do with `Trace.scan`.
+    """
     import etloom
 
     with progress(f"reading {path}") as update:
-        job = etloom.open(path, rank_pattern=rank_pattern, progress=update, jobs=jobs, use_cache=cache)
+        options: dict[str, Any] = {"jobs": jobs, "use_cache": cache, "lazy": lazy}
+        job = etloom.open(path, rank_pattern=rank_pattern, progress=update, **options)
     if strict:
         job.check_lossless()
     return job

@@ -38,7 +38,7 @@ def info(
       etloom info kineto_trace_0.json.gz --format json
       etloom info run/ --strict                   # exit 1 if anything was lost
     """
-    job = open_job(path, rank_pattern, strict, jobs, cache)
+    job = open_job(path, rank_pattern, strict, jobs, cache, lazy=True)
     if format is Format.json or (format is None and out is not None and out.suffix == ".json"):
         write_text(json.dumps(describe(job, str(path)), indent=1, ensure_ascii=False) + "\n", out)
     elif format in (Format.csv, Format.parquet):
@@ -50,6 +50,8 @@ def info(
 def describe(job: Job, path: str) -> dict[str, Any]:
     """All that `etloom info` says, under stable keys; times in ns, absent is None."""
     import polars as pl
+
+    from etloom.schema import TABLES
 
     traces = list(job.values())
     ranks = _ranks(job)
@@ -66,18 +68,17 @@ def describe(job: Job, path: str) -> dict[str, Any]:
         "clock": _one(trace.meta.get("clock") for trace in traces),
         "start_ns": first if whole else None,
         "span_ns": last - first if whole else None,  # type: ignore[operator]
-        "steps": sorted({step for trace in traces for step in trace.events["step"].drop_nulls().unique()}),
+        "steps": sorted({step for trace in traces for step in _steps(trace)["step"]}),
         "mean_step_ns": ranks["mean_step_ns"].mean(),
         "tables": {
             name: count
-            for name in dict.fromkeys(name for trace in traces for name in trace.tables)
-            if (count := sum(trace.table(name).height for trace in traces))
+            for name in TABLES
+            if (count := sum(_asked(trace, name, pl.len())[0] for trace in traces))
         },
         "categories": dict(
-            job.table("events")
-            .group_by(pl.col("cat").cast(pl.String).fill_null("(none)"))
-            .len()
-            .sort("len", "cat", descending=[True, False])
+            job.query("select cat, count(*) as n from events group by cat")
+            .with_columns(pl.col("cat").fill_null("(none)"))
+            .sort("n", "cat", descending=[True, False])
             .rows()
         ),
         "by_rank": ranks.to_dicts(),
@@ -89,21 +90,24 @@ def _ranks(job: Job) -> pl.DataFrame:
     """A row a rank."""
     import polars as pl
 
-    from etloom import registry
+    from etloom import kinds
 
     rows = []
     for rank, trace in job.items():
-        events, link = trace.events, trace.meta.get("link", {})
-        ends = events.select(pl.col("ts") + pl.col("dur").fill_null(0)).to_series()
-        steps = registry.get("analyses", "steps").analyze(trace)["dur_ns"]
+        link, steps = trace.meta.get("link", {}), _steps(trace)["dur"]
+        end = pl.col("ts") + pl.col("dur").fill_null(0)
+        device = pl.col("cat").is_in(list(kinds.DEVICE)).sum()
+        events, first, last, on_device = _asked(
+            trace, "events", pl.len(), pl.col("ts").min(), end.max(), device
+        )
         rows.append(
             {
                 "rank": rank,
-                "events": events.height,
-                "nodes": trace.nodes.height,
-                "device_events": trace.launches.height,
-                "start_ns": events["ts"].min(),
-                "end_ns": ends.max(),
+                "events": events,
+                "nodes": _asked(trace, "nodes", pl.len())[0],
+                "device_events": on_device,
+                "start_ns": first,
+                "end_ns": last,
                 "steps": steps.len(),
                 "mean_step_ns": steps.mean(),
                 "linked_by": link.get("how"),
@@ -120,20 +124,47 @@ def _ranks(job: Job) -> pl.DataFrame:
     return pl.DataFrame(rows, schema_overrides=schema)
 
 
+def _asked(trace: Trace, table: str, *what: pl.Expr) -> tuple[Any, ...]:
+    """One row of figures of a table, without reading more of it than they need."""
+    columns = [expression.alias(str(number)) for number, expression in enumerate(what)]
+    return trace.scan(table).select(columns).collect(engine=trace.engine).row(0)
+
+
+def _steps(trace: Trace) -> pl.DataFrame:
+    """Number and duration in ns of the steps that annotations mark, also where the trace is not linked."""
+    import polars as pl
+
+    from etloom import kinds
+
+    marks = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.ANNOTATIONS)))
+    name = pl.col("name").cast(pl.String)
+    return (
+        marks.select(name.str.extract(kinds.STEP).cast(pl.Int64).alias("step"), "ts", "dur")
+        .filter(pl.col("step").is_not_null())
+        .collect(engine=trace.engine)
+        .unique("step", keep="first", maintain_order=True)
+    )
+
+
 def _devices(trace: Trace) -> list[str]:
     """The devices that did something; the CPU where the trace holds no device work.
 
     An execution trace alone knows them as where its tensors were.
     """
-    if not trace.events.height:
+    import polars as pl
+
+    from etloom import kinds
+
+    if not _asked(trace, "events", pl.len())[0]:
         where = {str(name) for name in trace.tensors["device"].unique() if name}
         return sorted(where - {"cpu"}) or sorted(where)
-    if not trace.launches.height:
+    on_device = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.DEVICE)))
+    used = on_device.select(pl.col("device").unique()).collect(engine=trace.engine)["device"]
+    if not used.len():
         return ["cpu"]
     properties = [one for one in trace.meta.get("device_properties", ()) if isinstance(one, dict)]
     names = {one.get("id"): one.get("name") for one in properties}
-    used = trace.events.filter(trace.events["id"].is_in(trace.launches["device_event"].implode()))
-    return [str(names.get(device) or f"device {device}") for device in used["device"].drop_nulls().unique()]
+    return [str(names.get(device) or f"device {device}") for device in used.drop_nulls().sort()]
 
 
 def _versions(traces: Iterable[Trace]) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etloom.cli._guard import guarded
+from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import FormatOption, OutOption, emit
 
@@ -45,7 +45,11 @@ def query(
     elif path is None or sql is None:
         raise typer.BadParameter("say what to open and what to select: PATH SQL")
     else:
-        emit(open_job(path, rank_pattern, strict, jobs, cache).query(sql), format, out)
+        job = open_job(path, rank_pattern, strict, jobs, cache, lazy=True)
+        for name, _, _, example in job.own_stats.iter_rows():
+            if name == "job.not_linked":
+                say(f"{path}: {example}")
+        emit(job.query(sql), format, out)
 
 
 def _declared() -> pl.DataFrame:

@@ -211,7 +211,7 @@ def _place(without: list[Path], ranks: dict[int, list[Path]], formats: dict[Path
         raise ReadError(
             f"{len(without)} traces do not say which rank they are of, {without[0].name} for one",
             where=folder,
-            remedy=r"say how to tell, for example --rank-pattern 'host-(\d+)'",
+            remedy=r"say how to tell, for example --rank-pattern 'host-(\d+)', or open one of them on its own",
         )
     ranks.setdefault(next(iter(ranks), 0), []).extend(without)
 

@@ -23,7 +23,7 @@ from etloom.readers import kineto
 from etloom.readers._native import Parsed, Progress, Stat, frames, parsed, read_ahead
 from etloom.schema import TABLES
 
-PART_ROWS = 2_000_000
+PART_ROWS = 1_000_000
 
 _ON_EVENTS = ("arguments", "kernels", "syncs", "frames", "comms")
 _TIMED = ("memory", "counters", "flows")
@@ -45,21 +45,23 @@ def spill(
         trace = kineto.trace_of(whole, path, first if isinstance(first, int) else None)
         base = trace.meta["base_ns"]
         place = _merge_events(parts, folder, base, times, part_rows)
+        del times
         for name in (*_ON_EVENTS, *_TIMED):
-            pieces = [
+            pieces = (
                 pl.read_parquet(parts / f"{name}-{number:05}.parquet") for number in range(len(offsets))
-            ]
+            )
             if name in _ON_EVENTS:
-                pieces = [
+                moved = (
                     piece.with_columns(pl.Series("event", place[piece["event"].to_numpy() + offset]))
                     for piece, offset in zip(pieces, offsets, strict=True)
-                ]
-                table = pl.concat(pieces).sort("event", maintain_order=True)
+                )
+                table = pl.concat(moved).sort("event", maintain_order=True)
             else:
                 table = pl.concat(pieces).sort("ts", maintain_order=True).with_columns(pl.col("ts") + base)
             if "id" in TABLES[name].schema:
                 table = table.with_row_index("id")
             _write(TABLES[name].conform(table), folder / f"{name}.parquet")
+            del table
     for name in ("threads", "groups", "stats"):
         _write(trace.table(name), folder / f"{name}.parquet")
     return dict(trace.meta)

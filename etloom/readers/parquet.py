@@ -6,11 +6,14 @@ in the folder itself and its ``rank=N`` folders.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -36,8 +39,10 @@ def holds(path: Path) -> bool:
         return False
 
 
-def read(source: str | PathLike[str]) -> Trace | Job:
+def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = None) -> Trace | Job:
     """A Trace, or a Job, from its folder or the meta.json in it.
+
+    lazy: leave the tables in their files, see `OnDisk`. owner: lives as long as they are needed.
 
     Raises ReadError for another layout, a missing, short or damaged file and a table that is not the schema's.
     """
@@ -46,7 +51,7 @@ def read(source: str | PathLike[str]) -> Trace | Job:
         folder = folder.parent
     saved = _read_meta(folder)
     if saved.kind == "trace":
-        return _read_trace(folder, saved)
+        return _read_trace(folder, saved, lazy, owner)
     ranks = {
         int(match[1]): entry
         for entry in folder.iterdir()
@@ -58,7 +63,7 @@ def read(source: str | PathLike[str]) -> Trace | Job:
             where=folder / f"rank={lost[0]}",
             remedy="export it again",
         )
-    traces = {rank: _read_trace(entry, _read_meta(entry)) for rank, entry in ranks.items()}
+    traces = {rank: _read_trace(entry, _read_meta(entry), lazy, owner) for rank, entry in ranks.items()}
     return Job(traces, saved.meta, _read_trace(folder, saved).stats)
 
 
@@ -95,22 +100,94 @@ def _read_meta(folder: Path) -> _Saved:
     return _Saved(kind, meta, tables, ranks)
 
 
-def _read_trace(folder: Path, saved: _Saved) -> Trace:
+class OnDisk(Trace):
+    """A Trace whose tables stay in their files: each is read when it is asked for, `scan` reads what is needed."""
+
+    __slots__ = ("_files", "_owner")
+    engine = "streaming"
+
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        tables: Mapping[str, pl.DataFrame] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        owner: object = None,
+    ) -> None:
+        """files: those of the tables that are not in ``tables``. owner: lives as long as the files are needed."""
+        super().__init__(tables, meta)
+        self._files = {name: file for name, file in files.items() if name not in self._tables}
+        self._owner = owner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Trace, (dict(self.tables), dict(self.meta))  # whoever gets it may not see the files
+
+    def __repr__(self) -> str:
+        return f"<Trace rank {self.rank} on disk: {', '.join(self._files)}>"
+
+    @property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        return MappingProxyType({name: self.table(name) for name in (*self._files, *self._tables)})
+
+    def table(self, name: str) -> pl.DataFrame:
+        return _table(name, self._files[name]) if name in self._files else super().table(name)
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        if name not in self._files:
+            return super().scan(name)
+        return _scan(name, self._files[name])
+
+    def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
+        return OnDisk(self._files, {**self._tables, **tables}, {**self.meta, **(meta or {})}, self._owner)
+
+
+def _read_trace(folder: Path, saved: _Saved, lazy: bool = False, owner: object = None) -> Trace:
+    files: dict[str, Path] = {}
     tables: dict[str, pl.DataFrame] = {}
-    for name, table in TABLES.items():
+    for name in TABLES:
         file, rows = folder / f"{name}.parquet", saved.tables.get(name)
         if not file.is_file():
             if rows is not None:
                 raise ReadError(f"is missing: {rows} rows were saved", where=file, remedy="export it again")
             continue
-        try:
-            frame = pl.read_parquet(file, glob=False, hive_partitioning=False)
-            tables[name] = table.conform(frame)
-        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ReadError(f"is no table {name!r}: {reason}", where=file, remedy="export it again") from None
-        if rows is not None and frame.height != rows:
+        if lazy:
+            files[name] = file
+            found = _rows(name, file)
+        else:
+            tables[name] = _table(name, file)
+            found = tables[name].height
+        if rows is not None and found != rows:
             raise ReadError(
-                f"holds {frame.height} rows, and {rows} were saved", where=file, remedy="export it again"
+                f"holds {found} rows, and {rows} were saved", where=file, remedy="export it again"
             )
-    return Trace(tables, saved.meta)
+    return OnDisk(files, None, saved.meta, owner) if lazy else Trace(tables, saved.meta)
+
+
+def _table(name: str, file: Path) -> pl.DataFrame:
+    with _named(name, file):
+        return TABLES[name].conform(pl.read_parquet(file, glob=False, hive_partitioning=False))
+
+
+def _scan(name: str, file: Path) -> pl.LazyFrame:
+    with _named(name, file):
+        frame = pl.scan_parquet(file, glob=False, hive_partitioning=False)
+        TABLES[name].conform(frame.head(0).collect())  # what cannot be conformed is found out here
+        columns = frame.collect_schema()
+    return frame.select(
+        (pl.col(column).cast(dtype) if column in columns else pl.lit(None, dtype)).alias(column)
+        for column, dtype in TABLES[name].schema.items()
+    )
+
+
+def _rows(name: str, file: Path) -> int:
+    with _named(name, file):
+        return int(_scan(name, file).select(pl.len()).collect().item())
+
+
+@contextlib.contextmanager
+def _named(name: str, file: Path) -> Iterator[None]:
+    """Whatever is wrong with the file of a table as one ReadError."""
+    try:
+        yield
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ReadError(f"is no table {name!r}: {reason}", where=file, remedy="export it again") from None
