@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure: speed is what benchmarks are for.
+settings.register_profile("etloom", deadline=None)
+settings.load_profile("etloom")
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))

@@ -548,8 +548,10 @@ def test_collect_passes_on_options_command_and_status(
     assert (
         err == f"etloom: one thing\netloom: recorded 2 ranks in {tmp_path}; next: etloom report {tmp_path}\n"
     )
-    options = {"shapes": False, "stack": True, "memory": False, "overwrite": False}
-    assert calls == [(["python", "t.py", "--out", "x"], tmp_path, "4:6", options)]
+    options = {"shapes": False, "stack": True, "memory": False, "overwrite": False, "observer": "native"}
+    ((command, folder, steps, given),) = calls
+    assert (command, folder, steps) == (["python", "t.py", "--out", "x"], tmp_path, "4:6")
+    assert given == {**dict.fromkeys(given), "ring": False, **options}
     call("collect", "--out", tmp_path, "python", "-c", "pass", "--help")
     assert calls[1][0] == ["python", "-c", "pass", "--help"]
 

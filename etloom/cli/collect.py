@@ -87,6 +87,8 @@ def collect(
         return
     if out is None:
         raise typer.BadParameter("needed: the folder for the traces", param_hint="--out")
+    if not command:
+        raise typer.BadParameter("needed: the command to run, after --", param_hint="COMMAND")
     from etloom.collector import launch
 
     collected = launch(
