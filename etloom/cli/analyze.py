@@ -13,6 +13,30 @@ from etloom.cli._guard import guarded
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import Format, FormatOption, OutOption, emit
 
+FILTERS: dict[str, Any] = {
+    "rank": Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")],
+    "step": Annotated[int | None, typer.Option(help="Only this ProfilerStep.")],
+    "time": Annotated[
+        str | None,
+        typer.Option(
+            help="Only what begins in START:END after the first event, as 10ms:1.5s.", metavar="START:END"
+        ),
+    ],
+    "name": Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only events whose name fits this, and what they enclose and launch.", metavar="GLOB"
+        ),
+    ],
+    "category": Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this category (cpu_op, kernel, ...) or kind of device work (communication, ...)."
+        ),
+    ],
+}
+"""What every analysis can be asked of, unless it has an option of that name: see `etloom.selection`."""
+
 
 class Analyses(TyperGroup):
     """The group of all analyses, looked up when it is asked for one."""
@@ -44,6 +68,7 @@ def analyze(
       etloom analyze --list
       etloom analyze temporal-breakdown run/
       etloom analyze top-ops run/ --top 5 --format csv --out top.csv
+      etloom analyze kernel-breakdown run/ --rank 0 --step 3 --name 'aten::*attention*'
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -60,6 +85,7 @@ def _command(name: str) -> Any:
     from etloom import registry
 
     options = registry.options("analyses", name)
+    own = {option.name for option in options}
 
     @guarded()
     def run(
@@ -73,13 +99,25 @@ def _command(name: str) -> Any:
         **chosen: Any,
     ) -> None:
         import etloom
+        from etloom import selection
 
-        emit(etloom.analyze(open_job(path, rank_pattern, strict, jobs, cache), name, **chosen), format, out)
+        kept = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
+        time = kept.get("time")
+        part = selection.select(
+            open_job(path, rank_pattern, strict, jobs, cache),
+            ranks=kept.get("rank") or (),
+            step=kept.get("step"),
+            time=None if time is None else selection.stretch(time),
+            names=kept.get("name") or (),
+            categories=kept.get("category") or (),
+        )
+        emit(etloom.analyze(part, name, **chosen), format, out)
 
     flags = {option.name: (_flag(option.type, option.help), option.default) for option in options}
-    own = {
+    arguments = {
         "path": (PathArgument, inspect.Parameter.empty),
         **flags,
+        **{flag: (annotation, None) for flag, annotation in FILTERS.items() if flag not in own},
         "format": (FormatOption, None),
         "out": (OutOption, None),
         "rank_pattern": (RankPatternOption, None),
@@ -91,10 +129,10 @@ def _command(name: str) -> Any:
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-            for flag, (annotation, default) in own.items()
+            for flag, (annotation, default) in arguments.items()
         ]
     )
-    run.__annotations__ = {flag: annotation for flag, (annotation, _) in own.items()}
+    run.__annotations__ = {flag: annotation for flag, (annotation, _) in arguments.items()}
     example = f"Example:\n\n\b\n  etloom analyze {name} run/" + "".join(
         f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
     )

@@ -1,0 +1,214 @@
+"""A part of a run as a run of its own: some ranks, a step, a stretch of time, names, categories.
+
+What is asked for is kept and everything that is told of the rest goes with it, so that any question can be put to the
+part. Several filters keep what all of them keep:
+
+- ranks: only these.
+- step: the events of this ProfilerStep; device work is of the step that launched it.
+- time: what begins in [start, end), whole, counted from the first event of the run (of the rank, where clocks are not
+  the epoch's). So stretches that follow each other share out all events: what straddles a border belongs to the first.
+- names: the events whose name fits one of these globs (* ? [...], upper and lower case told apart), all that is nested
+  in them on their thread, all device work that was launched there, and the call that launched any device work kept.
+- categories: the events of these categories (cpu_op, kernel, gpu_memcpy, ...), the device work of these kinds
+  (computation, communication, memory, other), and the call that launched any device work kept.
+
+The marks of steps stay under names and categories, so that answers by step still are. An event whose parent is gone
+hangs on the nearest one around it that is left. A row of another table that describes a dropped event goes; one that
+merely mentions it (the call of a launch, the operator around it) loses the mention. Nodes of execution traces stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom import kinds
+from etloom.errors import AnalysisError
+from etloom.schema import TABLES
+from etloom.stacks import among, asked, nearest
+from etloom.trace import Job, Trace
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Stretch = tuple[int | None, int | None]
+
+_MENTIONS = {("events", "parent"), ("launches", "launch"), ("launches", "operator"), ("waits", "sync")}
+"""Columns that refer to an event their row can do without; any other reference makes the row about the event."""
+_UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+
+
+def select(
+    job: Job,
+    *,
+    ranks: Collection[int] = (),
+    step: int | None = None,
+    time: Stretch | None = None,
+    names: Collection[str] = (),
+    categories: Collection[str] = (),
+) -> Job:
+    """The part of a linked job that all these filters keep; without any, the job itself. time: ns.
+
+    Raises AnalysisError where a rank is not there, and where nothing is left.
+    """
+    if missing := sorted(set(ranks) - set(job)):
+        raise AnalysisError(
+            f"there is no rank {', '.join(map(str, missing))}",
+            remedy=f"the run holds {', '.join(map(str, job))}",
+        )
+    if ranks:
+        job = Job({rank: job[rank] for rank in job if rank in set(ranks)}, job.meta, job.own_stats)
+    if step is None and time is None and not names and not categories:
+        return job
+    firsts: dict[int, int] = {
+        rank: int(trace.events["ts"].to_numpy().min()) for rank, trace in job.items() if trace.events.height
+    }
+    one_clock = all(trace.meta.get("clock") == "epoch" for trace in job.values())
+    parts = {}
+    for rank, trace in job.items():
+        first = min(firsts.values(), default=0) if one_clock else firsts.get(rank, 0)
+        start, end = time or (None, None)
+        window = (None if start is None else first + start, None if end is None else first + end)
+        parts[rank] = _part(trace, step, window, names, categories)
+    if not any(trace.events.height for trace in parts.values()):
+        raise AnalysisError(
+            "nothing is left of the run", remedy="ask for a longer time, other names or categories"
+        )
+    return Job(parts, job.meta, job.own_stats)
+
+
+def stretch(text: str) -> Stretch:
+    """(start, end) in ns of "10ms:1.5s"; either may be left out. Raises AnalysisError."""
+    found = re.fullmatch(r"(?:([\d.]+)(ns|us|ms|s))?:(?:([\d.]+)(ns|us|ms|s))?", text.strip())
+    try:
+        if found is None:
+            raise ValueError(text)
+        start = None if found[1] is None else round(float(found[1]) * _UNITS[found[2]])
+        end = None if found[3] is None else round(float(found[3]) * _UNITS[found[4]])
+        if start is not None and end is not None and start >= end:
+            raise ValueError(text)
+    except ValueError:
+        raise AnalysisError(
+            f"{text!r} is no stretch of time",
+            remedy="write START:END with a unit each, as 10ms:1.5s, 250us: or :2s",
+        ) from None
+    return start, end
+
+
+def _part(
+    trace: Trace, step: int | None, window: Stretch, names: Collection[str], categories: Collection[str]
+) -> Trace:
+    """The part of one rank; window: ns on the rank's clock."""
+    events = trace.events
+    keep = np.ones(events.height, dtype=np.bool_)
+    if step is not None:
+        keep &= (events["step"] == step).fill_null(False).to_numpy()
+    if names:
+        keep &= _named(trace, names)
+    if categories:
+        keep &= _of_categories(trace, categories)
+    keep &= _within(events["ts"], window)
+    tables = {name: _reduced(trace, name, keep) for name in trace.tables if name != "events"}
+    for name in ("memory", "counters", "flows"):
+        if name in tables:
+            tables[name] = tables[name].filter(pl.Series(_within(tables[name]["ts"], window)))
+    return Trace({**tables, "events": _kept_events(events, keep)}, trace.meta)
+
+
+def _within(times: pl.Series, window: Stretch) -> Mask:
+    inside = np.ones(len(times), dtype=np.bool_)
+    start, end = window
+    if start is not None:
+        inside &= (times >= start).fill_null(False).to_numpy()
+    if end is not None:
+        inside &= (times < end).fill_null(False).to_numpy()
+    return inside
+
+
+def _named(trace: Trace, globs: Collection[str]) -> Mask:
+    events = trace.events
+    texts = events["name"].unique().drop_nulls().cast(pl.String)
+    keep = among(events["name"], {text for text in texts if any(fnmatchcase(text, glob) for glob in globs)})
+    keep = nearest(_row_of(events, events["parent"]), keep, np.arange(events.height)) >= 0
+    device = _row_of(events, trace.launches["device_event"])
+    for column in ("launch", "operator"):
+        above = _row_of(events, trace.launches[column])
+        below = device[(above >= 0) & keep[above] & (device >= 0)]
+        keep[below] = True
+    return _with_calls(trace, keep)
+
+
+def _of_categories(trace: Trace, categories: Collection[str]) -> Mask:
+    events = trace.events
+    known = set(events["cat"].unique().drop_nulls().cast(pl.String))
+    if unknown := sorted(set(categories) - known - set(kinds.KINDS)):
+        raise AnalysisError(
+            f"there is no category {unknown[0]!r}",
+            remedy=f"known: {', '.join(sorted(known | set(kinds.KINDS)))}",
+        )
+    keep = among(events["cat"], categories)
+    return _with_calls(
+        trace, keep | among(kinds.with_kind(events)["kind"], set(categories) & set(kinds.KINDS))
+    )
+
+
+def _with_calls(trace: Trace, keep: Mask) -> Mask:
+    """Also the calls that launched device work kept, and the marks of steps."""
+    events = trace.events
+    device, call = (_row_of(events, trace.launches[column]) for column in ("device_event", "launch"))
+    keep[call[(device >= 0) & keep[device] & (call >= 0)]] = True
+    marks = among(events["cat"], kinds.ANNOTATIONS) & asked(
+        events["name"], lambda name: name.str.contains(kinds.STEP)
+    )
+    keep |= marks
+    return keep
+
+
+def _kept_events(events: pl.DataFrame, keep: Mask) -> pl.DataFrame:
+    """The events kept, each under the nearest one around it that is kept too, at the depth it then has."""
+    if keep.all():
+        return events
+    parent = _row_of(events, events["parent"])
+    around = np.where(parent < 0, -1, nearest(parent, keep, np.maximum(parent, 0)))
+    depth = events["depth"].fill_null(-1).to_numpy().astype(np.int64)
+    level = np.where(depth < 0, -1, 0)
+    by_depth = np.argsort(depth, kind="stable")
+    for rows in np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1):
+        nested = rows[(around[rows] >= 0) & (depth[rows] >= 0)]
+        level[nested] = level[around[nested]] + 1
+    ids = events["id"][np.maximum(around, 0)].set(pl.Series(around < 0), None)
+    return events.with_columns(
+        ids.alias("parent"), pl.Series("depth", level.astype(np.int16)).set(pl.Series(level < 0), None)
+    ).filter(pl.Series(keep))
+
+
+def _reduced(trace: Trace, name: str, keep: Mask) -> pl.DataFrame:
+    """A table without what it tells of dropped events."""
+    frame, events = trace.table(name), trace.events
+    for column in TABLES[name].columns:
+        if column.refers != "events":
+            continue
+        row = _row_of(events, frame[column.name])
+        gone = (row < 0) | ~keep[row] if keep.size else np.ones(row.size, dtype=np.bool_)
+        gone &= frame[column.name].is_not_null().to_numpy()
+        if (name, column.name) in _MENTIONS:
+            frame = frame.with_columns(frame[column.name].set(pl.Series(gone), None))
+        else:
+            frame = frame.filter(pl.Series(~gone))
+    return frame
+
+
+def _row_of(events: pl.DataFrame, ids: pl.Series) -> Rows:
+    """The row of each id in events, -1 for null and for one that is not there. Ids need not ascend."""
+    known = events["id"].to_numpy()
+    if not known.size:
+        return np.full(len(ids), -1, dtype=np.int64)
+    at = np.full(int(known.max()) + 2, -1, dtype=np.int64)
+    at[known] = np.arange(known.size)
+    wanted = ids.fill_null(int(known.max()) + 1).to_numpy()
+    rows: Rows = at[np.minimum(wanted, at.size - 1)]
+    return rows

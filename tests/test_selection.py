@@ -1,0 +1,190 @@
+"""A part of a run: what is kept, what hangs on what afterwards, and parts that make up the whole."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import polars as pl
+import pytest
+import small
+from generated_traces import Maker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+from typer.testing import CliRunner
+
+import etloom
+from etloom import cli, linker, selection
+from etloom.errors import AnalysisError
+from etloom.schema import TABLES
+from etloom.trace import Job, Trace
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small.write_run(tmp_path_factory.mktemp("selection") / "run")
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path) -> Job:
+    """Step 3 from 0 to 1000 us; aten::linear 100-500, aten::mm in it 150-400, launches at 200 and 550 us."""
+    return etloom.open(folder, use_cache=False)
+
+
+def names(trace: Trace) -> list[str]:
+    return trace.events["name"].cast(pl.String).sort().to_list()
+
+
+def made(seed: int) -> Trace:
+    return linker.link(Maker(random.Random(seed)).made.host())
+
+
+def whole(trace: Trace) -> None:
+    """Every reference to an event reaches one, and depths are those of the parents."""
+    ids = set(trace.events["id"])
+    for name, table in trace.tables.items():
+        for column in TABLES[name].columns:
+            if column.refers == "events":
+                assert set(table[column.name].drop_nulls()) <= ids, (name, column.name)
+    depth = dict(trace.events.select("id", "depth").rows())
+    for parent, level in (
+        trace.events.filter(pl.col("depth").is_not_null()).select("parent", "depth").iter_rows()
+    ):
+        assert level == (0 if parent is None or depth[parent] is None else depth[parent] + 1)
+
+
+def test_nothing_asked_is_the_run_itself(job: Job) -> None:
+    assert selection.select(job) is job
+
+
+def test_ranks(job: Job) -> None:
+    assert selection.select(job, ranks=[1]).ranks == [1]
+    with pytest.raises(AnalysisError, match="no rank 7"):
+        selection.select(job, ranks=[1, 7])
+
+
+def test_a_name_keeps_what_it_encloses_and_launches(job: Job) -> None:
+    part = selection.select(job, names=["aten::linear"])[0]
+    assert names(part) == ["ProfilerStep#3", "aten::linear", "aten::mm", "cudaLaunchKernel", "gemm"]
+    whole(part)
+    top = etloom.analyze(part, "top-ops").filter(pl.col("name") == "aten::linear").row(0, named=True)
+    same = etloom.analyze(job[0], "top-ops").filter(pl.col("name") == "aten::linear").row(0, named=True)
+    assert (top["self_ns"], top["device_ns"]) == (same["self_ns"], same["device_ns"]) == (150_000, 600_000)
+
+
+def test_a_kernel_s_name_keeps_its_call_alone(job: Job) -> None:
+    part = selection.select(job, names=["nccl*"])[0]
+    assert names(part) == ["ProfilerStep#3", "cudaLaunchKernel", "ncclDevKernel_AllReduce_Sum"]
+    whole(part)
+    assert etloom.analyze(part, "launches")["call_ns"].to_list() == [20_000]
+
+
+def test_what_loses_its_parent_hangs_on_the_next_one_around_it(job: Job) -> None:
+    part = selection.select(job, names=["gemm"])[0]
+    step, call, _ = part.events.sort("ts").iter_rows(named=True)
+    assert (step["name"], call["name"]) == ("ProfilerStep#3", "cudaLaunchKernel")
+    assert (call["parent"], call["depth"]) == (step["id"], 1)
+    assert part.launches["operator"].to_list() == [None]
+
+
+def test_categories_and_kinds(job: Job) -> None:
+    assert names(selection.select(job, categories=["cpu_op"])[0]) == [
+        "ProfilerStep#3",
+        "aten::linear",
+        "aten::mm",
+    ]
+    part = selection.select(job, categories=["communication"])[0]
+    assert names(part) == ["ProfilerStep#3", "cudaLaunchKernel", "ncclDevKernel_AllReduce_Sum"]
+    with pytest.raises(AnalysisError, match=r"no category 'kernels'.*known: .*kernel"):
+        selection.select(job, categories=["kernels"])
+
+
+def test_time_counts_from_the_first_event_and_keeps_what_begins_in_it(job: Job) -> None:
+    part = selection.select(job, time=(100_000, 300_000))[0]
+    assert names(part) == ["aten::linear", "aten::mm", "cudaLaunchKernel"]
+    whole(part)
+    assert names(selection.select(job, time=(None, 1))[0]) == ["ProfilerStep#3"]
+    with pytest.raises(AnalysisError, match="nothing is left"):
+        selection.select(job, time=(2_000_000, None))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10ms:1.5s", (10_000_000, 1_500_000_000)),
+        ("250us:", (250_000, None)),
+        (":7ns", (None, 7)),
+        (":", (None, None)),
+    ],
+)
+def test_a_stretch_of_time(text: str, expected: selection.Stretch) -> None:
+    assert selection.stretch(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "10:20", "2ms:1ms", "1ms", "a:b", "1.2.3ms:", "1ms:1ms"])
+def test_no_stretch_of_time(text: str) -> None:
+    with pytest.raises(AnalysisError, match="START:END"):
+        selection.stretch(text)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.lists(st.floats(0, 1), min_size=1, max_size=4))
+def test_stretches_share_out_the_events(seed: int, cuts: list[float]) -> None:
+    trace = made(seed)
+    length = trace.events["ts"].max() - trace.events["ts"].min() + 1
+    borders = [None, *sorted({round(cut * length) for cut in cuts} - {0}), None]
+    seen: list[int] = []
+    for window in pairwise(borders):
+        try:
+            part = selection.select(Job({0: trace}), time=window)[0]
+        except AnalysisError:
+            continue
+        whole(part)
+        seen += part.events["id"].to_list()
+    assert sorted(seen) == sorted(trace.events["id"])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from(["aten::a*", "*", "work", "anyLaunch", "aten::[bc]1"]))
+def test_a_name_asked_twice_is_asked_once_and_all_is_whole(seed: int, glob: str) -> None:
+    trace = made(seed)
+    try:
+        part = selection.select(Job({0: trace}), names=[glob])
+    except AnalysisError:
+        return
+    whole(part[0])
+    again = selection.select(part, names=[glob])
+    assert_frame_equal(again[0].events, part[0].events)
+    if glob == "*":
+        assert_frame_equal(part[0].events, trace.events)
+
+
+def test_from_the_command_line(folder: Path) -> None:
+    asked = ["analyze", "launches", str(folder), "--rank", "1", "--name", "aten::linear", "--format", "csv"]
+    run = CliRunner().invoke(cli.app, [*asked, "--time", "100us:400us"])
+    assert run.exit_code == 0, run.output
+    assert len(run.stdout.splitlines()) == 2
+    assert "gemm" in run.stdout
+    assert "START:END" in CliRunner().invoke(cli.app, [*asked, "--time", "5"]).output
+
+
+@pytest.mark.slow
+def test_every_analysis_takes_every_filter(data: Path) -> None:
+    run = etloom.open(data / "hta_multirank")
+    for filters in (
+        {"ranks": [1]},
+        {"step": 551},
+        {"time": (0, 300_000_000)},
+        {"names": ["*All2All*", "## backward ##"]},
+        {"categories": ["kernel"]},
+    ):
+        part = selection.select(run, **filters)
+        for trace in part.values():
+            whole(trace)
+        for name in etloom.registry.names("analyses"):
+            try:
+                etloom.analyze(part, name)
+            except AnalysisError as error:
+                assert error.remedy
