@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import etloom
 from etloom import readers
 from etloom.errors import LinkError
 from etloom.exports._et_nodes import Nodes
@@ -418,3 +419,11 @@ def test_ranks_that_differ_are_an_error_in_the_stats(data: Path) -> None:
     )
     trace = link(host.replace(meta={"rank": 3}), device.replace(meta={"rank": 1}))
     assert trace.stats.filter(pl.col("name") == "link.ranks_differ")["severity"].to_list() == ["error"]
+
+
+def test_a_file_without_correlations_is_linked_again(data: Path, tmp_path: Path) -> None:
+    folder = data / "simple_add"
+    paths = (folder / "benchmark_simple_add_et.json.gz", folder / "benchmark_simple_add_trace.json.gz")
+    etloom.export(link(*read(*paths)), tmp_path / "both.etplus.json")
+    again = link(etloom.read(tmp_path / "both.etplus.json"))
+    assert again.links.height == 36

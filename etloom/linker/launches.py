@@ -34,7 +34,8 @@ def launch(trace: Trace) -> Trace:
     calls, works = np.unique(call[call >= 0], return_counts=True)
     graphs = calls[works > 1]
     idle = without_work(events, call)
-    late = idle[(events["correlation"][idle] > events["correlation"][work].max()).fill_null(False).to_numpy()]
+    numbers = events["correlation"].fill_null(0).to_numpy()
+    late = idle[numbers[idle] > numbers[work].max()]
     other = np.setdiff1d(idle, late)
     return trace.replace(launches=launches, events=_device_steps(events, (work, call))).with_stats(
         [
