@@ -1,0 +1,77 @@
+"""A trace reads the same whatever it is called and whatever it is packed in."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import small
+import zstandard
+
+import etloom
+from etloom.readers import format_of
+from etloom.schema import TABLES
+from etloom.trace import Job, Trace
+
+Source = Callable[[Path, Path, Path], Path]
+"""A file of that format, of the shared data, our own data or made in a folder."""
+
+
+def exported(name: str) -> Source:
+    def make(data: Path, own: Path, folder: Path) -> Path:
+        job = etloom.open(small.write_run(folder / "run", ranks=(0,)), use_cache=False)
+        return etloom.export(job[0], folder / name)
+
+    return make
+
+
+SOURCES: dict[str, Source] = {
+    "kineto": lambda data, own, folder: data / "linear/kineto_trace_0.json.gz",
+    "execution-trace": lambda data, own, folder: data / "linear/torch_et_0.json.gz",
+    "chakra": lambda data, own, folder: data / "chakra/chakra.0.et.gz",
+    "nsys": lambda data, own, folder: next(iter(sorted((data / "nsys").glob("*.sqlite*")))),
+    "etplus": exported("rank0.etplus.json"),
+    "flight-recorder": lambda data, own, folder: sorted((own / "flight_recorder").glob("nccl*"))[0],
+}
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "gzip": gzip.compress,
+    "zstd": zstandard.ZstdCompressor(level=1).compress,
+}
+
+
+def assert_same(one: Trace | Job, other: Trace | Job) -> None:
+    if isinstance(one, Job):
+        assert isinstance(other, Job)
+        assert one.ranks == other.ranks
+        for rank in one:
+            assert_same(one[rank], other[rank])
+        return
+    assert isinstance(other, Trace)
+    assert {**one.meta, "files": None} == {**other.meta, "files": None}
+    for name in TABLES:
+        assert one.table(name).equals(other.table(name)), name
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("format", SOURCES)
+def test_a_file_without_a_name_that_says_anything(
+    data: Path, own: Path, tmp_path: Path, format: str, packing: str
+) -> None:
+    source = SOURCES[format](data, own, tmp_path)
+    content = source.read_bytes()
+    plain = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    unknown = tmp_path / "unknown"
+    unknown.write_bytes(PACKINGS[packing](plain))
+    assert format_of(unknown) == format_of(source) == format
+    assert_same(etloom.read(source), etloom.read(unknown))
+
+
+def test_a_folder_without_a_name_that_says_anything(data: Path, own: Path, tmp_path: Path) -> None:
+    saved = exported("rank0.parquet")(data, own, tmp_path)
+    before = etloom.read(saved)
+    unknown = saved.rename(tmp_path / "unknown")
+    assert format_of(unknown) == "parquet"
+    assert_same(before, etloom.read(unknown))
