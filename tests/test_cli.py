@@ -595,3 +595,21 @@ def test_progress_knows_how_much_there_is(tmp_path: Path, monkeypatch: pytest.Mo
         update(files[0], 30)
         update(tmp_path, 0)  # a folder, of which nothing is told
     assert seen == [(0, 100), (0, 150), (50, 150), (80, 150), (80, 150)]
+
+
+def test_info_says_what_it_does_not_know(tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    document = small.kineto()
+    del document["distributedInfo"]
+    document["traceEvents"] = [event for event in document["traceEvents"] if event.get("cat") != "kernel"]
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(document))
+    lines = [line.split(maxsplit=1) for line in call("info", file)[1].splitlines() if line]
+    facts = {line[0]: line[1] for line in reversed(lines) if len(line) == 2}  # of two "rank" the first
+    assert facts["ranks"] == "0, which no file says"
+    assert facts["devices"] == "1 x cpu (calls to a device, but none of its work was recorded)"
+    assert facts["time"] == "1.000 ms"
+    assert facts["rank"].split()[:2] == ["events", "steps"]  # no column that is 0 throughout
+    (tmp_path / "et.json").write_text(json.dumps(small.execution_trace()))
+    told = call("info", tmp_path / "et.json")[1]
+    assert "\ntime" not in told
+    assert json.loads(call("info", tmp_path / "et.json", "--format", "json")[1])["by_rank"][0]["events"] == 0

@@ -161,7 +161,9 @@ def _devices(trace: Trace) -> list[str]:
     on_device = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.DEVICE)))
     used = on_device.select(pl.col("device").unique()).collect(engine=trace.engine)["device"]
     if not used.len():
-        return ["cpu"]
+        calls = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.RUNTIME))).head(1)
+        called = calls.select(pl.len()).collect(engine=trace.engine).item()
+        return ["cpu (calls to a device, but none of its work was recorded)" if called else "cpu"]
     properties = [one for one in trace.meta.get("device_properties", ()) if isinstance(one, dict)]
     names = {one.get("id"): one.get("name") for one in properties}
     return [str(names.get(device) or f"device {device}") for device in used.drop_nulls().sort()]
@@ -192,14 +194,16 @@ def _show(job: Job, about: dict[str, Any]) -> None:
     from etloom.reports.text import count, duration
 
     facts = {
-        "ranks": f"{_some(about['ranks'])}" + (f" of {about['world_size']}" if about["world_size"] else ""),
+        "ranks": _some(about["ranks"])
+        + (f" of {about['world_size']}" if about["world_size"] else "")
+        + (", which no file says" if not any(trace.rank is not None for trace in job.values()) else ""),
         "formats": ", ".join(
             f"{format} {' '.join(about['schema_versions'].get(format, []))}".strip()
             for format in about["formats"]
         ),
         "devices": ", ".join(f"{number} x {name}" for name, number in about["devices"].items()),
         "hosts": _some(about["hosts"]),
-        "time": duration(about["span_ns"]) if about["span_ns"] is not None else "-",
+        "time": duration(about["span_ns"]) if about["span_ns"] is not None else "",
         "steps": f"{_some(about['steps'])}, {duration(about['mean_step_ns'])} in the mean"
         if about["mean_step_ns"] is not None
         else "none marked",
@@ -224,8 +228,15 @@ def _show(job: Job, about: dict[str, Any]) -> None:
 
 
 def _known(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame without columns that say nothing."""
-    return frame.select(column for column in frame if column.null_count() < frame.height)
+    """The frame without columns that say nothing: absent, or 0, in every row."""
+    told = [column for column in frame if column.null_count() < frame.height]
+    return frame.select(
+        column
+        for column in told
+        if column.name in ("rank", "lost")
+        or not column.dtype.is_integer()
+        or (column.fill_null(0) != 0).any()
+    )
 
 
 def _some(values: list[Any]) -> str:
