@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etloom.api import analyze, convert, export, graph, link, open, query, read, report, simulate
+    from etloom.api import analyze, convert, diff, export, graph, link, open, query, read, report, simulate
     from etloom.collector import record
     from etloom.errors import EtloomError
     from etloom.trace import Job, Trace
@@ -21,6 +21,7 @@ __all__ = [
     "Trace",
     "analyze",
     "convert",
+    "diff",
     "export",
     "graph",
     "link",

@@ -17,6 +17,7 @@ from etloom.trace import Job, Trace, by_rank
 
 if TYPE_CHECKING:
     from etloom import dependencies, opening
+    from etloom.comparing import Difference
     from etloom.simulator import Simulated
     from etloom.simulator.changes import AnyChange
 
@@ -115,6 +116,17 @@ def simulate(trace: Trace | Job, *changes: str | AnyChange) -> Simulated:
     job = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
     parsed = [simulator.parse(change) if isinstance(change, str) else change for change in changes]
     return simulator.simulate(job.map(_linked), parsed)
+
+
+def diff(before: Trace | Job, after: Trace | Job) -> Difference:
+    """From one run to another: ``.verdict`` says whether it is slower beyond noise, ``.table(by)`` what changed.
+
+    by: category, operator, kernel, collective or step. What is not linked yet is linked first.
+    """
+    from etloom.comparing import Difference
+
+    jobs = (run if isinstance(run, Job) else Job({run.rank or 0: run}) for run in (before, after))
+    return Difference(*(job.map(_linked) for job in jobs))
 
 
 def query(trace: Trace | Job, sql: str) -> pl.DataFrame:

@@ -23,7 +23,7 @@ FLOORS = {
     "readers": 2, "linker": 2,
     "activity": 2, "collectives": 2.5,
     "dependencies": 3, "chakra": 3, "patterns": 3.5,
-    "exports": 4, "analyses": 4, "simulator": 4, "replayer": 4,
+    "exports": 4, "analyses": 4, "simulator": 4, "replayer": 4, "comparing": 4.5,
     "reports": 5, "cache": 5, "salvage": 5,
     "opening": 5.5,
     "api": 6,

@@ -15,8 +15,10 @@ import typer
 import etloom
 from etloom.cli._guard import guarded
 from etloom.cli.analyze import Analyses, analyze
+from etloom.cli.check import check
 from etloom.cli.collect import collect
 from etloom.cli.convert import convert
+from etloom.cli.diff import diff
 from etloom.cli.export import export
 from etloom.cli.info import info
 from etloom.cli.link import link
@@ -74,6 +76,8 @@ app.add_typer(_analyses, name="analyze", short_help="Answer a question about a r
 app.command(short_help="Answer an SQL SELECT over the tables.")(query)
 app.command(short_help="Say what a run came to, and write it as a page.")(report)
 app.command(short_help="Say what a run would have taken, had something been different.")(simulate)
+app.command(short_help="Compare two runs.")(diff)
+app.command(short_help="Fail where a run is slower than a baseline.")(check)
 app.add_typer(replay, name="replay", short_help="Run the recorded communication again.")
 app.command(short_help="Write traces in another format.")(export)
 app.command(short_help="Check Chakra traces before a simulator does.")(lint)

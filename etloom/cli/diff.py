@@ -1,0 +1,67 @@
+"""etloom diff: whether one run is slower than another, and what the difference is made of."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etloom.cli._guard import guarded, say
+from etloom.cli._input import CacheOption, JobsOption, StrictOption, open_job
+from etloom.cli._output import Format, FormatOption, OutOption, emit
+
+
+class By(str, enum.Enum):
+    category = "category"
+    operator = "operator"
+    kernel = "kernel"
+    collective = "collective"
+    step = "step"
+
+
+BeforeArgument = Annotated[
+    Path, typer.Argument(help="The run before: a folder or a file.", show_default=False, metavar="BEFORE")
+]
+AfterArgument = Annotated[Path, typer.Argument(help="The run after.", show_default=False, metavar="AFTER")]
+
+
+@guarded()
+def diff(
+    before: BeforeArgument,
+    after: AfterArgument,
+    by: Annotated[By, typer.Option(help="What a row of the table is.")] = By.category,
+    top: Annotated[int, typer.Option(min=1, help="How many rows, the greatest change first.")] = 20,
+    format: FormatOption = None,
+    out: OutOption = None,
+    strict: StrictOption = False,
+    jobs: JobsOption = None,
+    cache: CacheOption = True,
+) -> None:
+    """Say whether a run is slower than another beyond noise, and what the difference is made of.
+
+    Figures are per step and mean over ranks. share is the part of the change of the step time; it is left out where no
+    change can be told from noise. The interval is Hodges and Lehmann's, over steps.
+
+    Examples:
+
+    \b
+      etloom diff old/ new/
+      etloom diff old/ new/ --by kernel --top 10
+      etloom diff mi300.json.gz h100.json.gz --by operator --format csv
+    """
+    import etloom
+
+    found = etloom.diff(*(open_job(path, None, strict, jobs, cache) for path in (before, after)))
+    table = found.table(by.value, top)
+    if out is None and format in (None, Format.table):
+        typer.echo(found.verdict)
+    else:
+        say(found.verdict)
+    for note in found.notes:
+        say(note)
+    if table.height:
+        emit(table, format, out)
+    else:
+        say(f"neither run holds a {by.value}")

@@ -1,0 +1,69 @@
+"""What runs are compared by: one value a step, the mean over its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import polars as pl
+
+from etloom.activity import device_work, steps
+from etloom.analyses import temporal_breakdown
+from etloom.errors import UnknownName
+from etloom.trace import Job, Trace
+
+
+def _of_breakdown(column: str) -> Callable[[Trace], pl.DataFrame | None]:
+    return lambda trace: _steps_or_whole(temporal_breakdown.analyze(trace)).select("step", value=column)
+
+
+def _device_busy(trace: Trace) -> pl.DataFrame | None:
+    return _of_breakdown("busy_ns")(trace) if device_work(trace).height else None
+
+
+def _peak_memory(trace: Trace) -> pl.DataFrame | None:
+    """The most that was allocated in a step, on devices if the trace tells of any, else on the host."""
+    known = trace.memory.drop_nulls("total_allocated").sort("ts")
+    on_devices = known.filter(pl.col("device_type") != 0)
+    known = on_devices if on_devices.height else known
+    if not known.height:
+        return None
+    marks = steps(trace)
+    rows = [
+        (step, known.filter(pl.col("ts").is_between(start, end))["total_allocated"].max())
+        for step, start, end in (marks.iter_rows() if marks.height else [(None, 0, 2**63 - 1)])
+    ]
+    schema = {"step": pl.Int64, "value": pl.Int64}
+    return pl.DataFrame(rows, schema=schema, orient="row").drop_nulls("value")
+
+
+MEASURES: Mapping[str, tuple[str, str, Callable[[Trace], pl.DataFrame | None]]] = {
+    "step-time": ("step time", "ns", _of_breakdown("span_ns")),
+    "device-busy": ("device busy", "ns", _device_busy),
+    "exposed-communication": (
+        "exposed communication",
+        "ns",
+        _of_breakdown("exposed_communication_ns"),
+    ),
+    "peak-memory": ("peak memory", "B", _peak_memory),
+}
+"""Name -> what it is called, unit, and (step, value) of a rank, or None where the rank does not tell."""
+
+
+def values(job: Job, measure: str) -> list[float]:
+    """One value a step in order of steps, the mean over the ranks; of a run without steps, one of all of it.
+
+    Empty where no rank tells. Raises UnknownName.
+    """
+    if measure not in MEASURES:
+        raise UnknownName("measure", measure, MEASURES)
+    found = [table for trace in job.values() if (table := MEASURES[measure][2](trace)) is not None]
+    if not found:
+        return []
+    means = pl.concat(found).group_by("step").agg(pl.col("value").mean().cast(pl.Float64)).sort("step")
+    return means["value"].to_list()
+
+
+def _steps_or_whole(table: pl.DataFrame) -> pl.DataFrame:
+    """Of rows by step and one of the whole, those of steps where there are any."""
+    of_steps = table.filter(pl.col("step").is_not_null())
+    return of_steps if of_steps.height else table

@@ -1,0 +1,135 @@
+"""Two runs side by side: by category, operator, kernel and collective, per step and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from etloom.activity import device_work, steps
+from etloom.analyses import collective_summary, temporal_breakdown
+from etloom.analyses._operators import operators
+from etloom.collectives import together
+from etloom.trace import Job, Trace
+
+BY = ("category", "operator", "kernel", "collective", "step")
+_PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
+
+
+def has_steps(job: Job) -> bool:
+    """Whether every rank marks steps; if not, the run is taken as one."""
+    return all(steps(trace).height for trace in job.values())
+
+
+def by_category(job: Job, stepped: bool) -> pl.DataFrame:
+    """category, ns: the parts of temporal-breakdown."""
+    parts = []
+    for trace in job.values():
+        table = temporal_breakdown.analyze(trace)
+        parts.append(table.filter(pl.col("step").is_not_null() == stepped).select(f"{p}_ns" for p in _PARTS))
+    means = pl.concat(part.mean() for part in parts).mean().row(0)
+    return pl.DataFrame({"category": _PARTS, "ns": means}, schema={"category": pl.String, "ns": pl.Float64})
+
+
+def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
+    """operator, count, ns (self time on the host), device_ns (launched by it or below it)."""
+    outermost = pl.col("device_ns").filter("outermost")
+    found = [
+        _per_step(
+            trace,
+            operators(trace),
+            stepped,
+            ["name"],
+            pl.len().alias("count"),
+            pl.col("self_ns").sum().alias("ns"),
+            outermost.sum().alias("device_ns"),
+        )
+        for trace in job.values()
+    ]
+    return _mean(found, ["name"]).rename({"name": "operator"})
+
+
+def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
+    """kernel, kind, count, ns (sum of durations)."""
+    keys = ["name", "kind"]
+    sums = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
+    found = [_per_step(trace, device_work(trace), stepped, keys, *sums) for trace in job.values()]
+    return _mean(found, keys).rename({"name": "kernel"})
+
+
+def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
+    """collective, group_size, bytes, count, ns (the shortest time of a rank in each, summed), wait_ns, transfer_ns."""
+    keys = ["collective", "group_size", "bytes"]
+    schema = {"collective": pl.String, "group_size": pl.Int64, "bytes": pl.Int64}
+    sums = ("count", "ns", "wait_ns", "transfer_ns")
+    if not together(job).parts.height:
+        return pl.DataFrame(schema={**schema, **dict.fromkeys(sums, pl.Float64)})
+    number = max(steps(trace).height for trace in job.values()) if stepped else 1
+    return (
+        collective_summary.analyze(job)
+        .rename({"duration_ns": "ns"})
+        .group_by(keys)
+        .agg((pl.col(name).sum() / number).cast(pl.Float64) for name in sums)
+    )
+
+
+def _per_step(
+    trace: Trace, events: pl.DataFrame, stepped: bool, keys: list[str], *sums: pl.Expr
+) -> pl.DataFrame:
+    """The sums of the events of a rank's steps, over the number of steps."""
+    number = steps(trace).height if stepped else 1
+    chosen = events.filter(pl.col("step").is_not_null()) if stepped else events
+    grouped = chosen.group_by(pl.col(key).cast(pl.String) for key in keys).agg(sums)
+    return grouped.with_columns(pl.exclude(keys).cast(pl.Float64) / number)
+
+
+def _mean(found: Sequence[pl.DataFrame], keys: list[str]) -> pl.DataFrame:
+    """The mean over ranks, of which one that lacks a row counts as 0."""
+    return pl.concat(found).group_by(keys).agg(pl.exclude(keys).sum() / len(found))
+
+
+TABLES = {
+    "category": by_category,
+    "operator": by_operator,
+    "kernel": by_kernel,
+    "collective": by_collective,
+}
+
+
+def beside(before: pl.DataFrame, after: pl.DataFrame, step_change: float | None) -> pl.DataFrame:
+    """Both tables in one, greatest change first: each sum before and after, the change, and ``in``: both, or "added",
+    "removed". share_pct is the change in percent of step_change (ns), the change of the step time; null without one.
+    """
+    sums = [name for name in before.columns if name == "count" or name.endswith("ns")]
+    keys = [name for name in before.columns if name not in sums]
+    main = (
+        "device_ns"
+        if "device_ns" in sums and before["device_ns"].sum() and after["device_ns"].sum()
+        else "ns"
+    )
+    joined = before.with_columns(was=True).join(
+        after.with_columns(will=True), on=keys, how="full", coalesce=True, nulls_equal=True, suffix="_after"
+    )
+    mark = (
+        pl.when(pl.col("was").is_null())
+        .then(pl.lit("added"))
+        .when(pl.col("will").is_null())
+        .then(pl.lit("removed"))
+        .otherwise(pl.lit("both"))
+    )
+
+    def pair(name: str) -> list[pl.Expr]:
+        stem, unit = (name.removesuffix("ns"), "_ns") if name.endswith("ns") else ("count_", "")
+        first, second = pl.col(name).fill_null(0), pl.col(f"{name}_after").fill_null(0)
+        if unit:
+            first, second = first.round().cast(pl.Int64), second.round().cast(pl.Int64)
+        columns = [first.alias(f"{stem}before{unit}"), second.alias(f"{stem}after{unit}")]
+        return [*columns, (second - first).alias(f"{stem}change{unit}")] if unit else columns
+
+    change = "device_change_ns" if main == "device_ns" else "change_ns"
+    share = pl.lit(None, dtype=pl.Float64) if not step_change else 100 * pl.col(change) / step_change
+    table = joined.select(*keys, mark.alias("in"), *(column for name in sums for column in pair(name)))
+    base = pl.col(change.replace("change", "before"))
+    return table.with_columns(
+        pl.when(base > 0).then(100 * pl.col(change) / base).alias("change_pct"), share.alias("share_pct")
+    ).sort(pl.col(change).abs(), *keys, descending=[True, *(False for _ in keys)])

@@ -1,0 +1,160 @@
+"""Two runs compared: intervals that hold, tables that add up, a gate that fails what is slow and passes noise."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as tree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small
+
+import etloom
+from etloom.cli import main
+from etloom.cli.check import escaped
+from etloom.comparing.shift import _counts, shift
+
+BASE = 100.0
+
+
+def test_the_null_distribution_is_mann_whitneys() -> None:
+    """3 of 3: 1 1 2 3 3 3 3 2 1 1 of 20 orders."""
+    assert _counts(3, 3) == (1, 1, 2, 3, 3, 3, 3, 2, 1, 1)
+
+
+def test_a_shift_by_hand() -> None:
+    found = shift([100, 101, 102, 103], [200, 202, 204, 206])
+    assert found is not None and found.is_clear
+    assert found.percent == pytest.approx(100.0, abs=1e-9)
+    assert (found.low, found.high) == pytest.approx((100 * (200 / 103 - 1), 106.0))
+    assert found.confidence == pytest.approx(1 - 2 / 70)
+
+
+def test_too_few_values_tell_nothing() -> None:
+    found = shift([100, 100.1, 100.2], [200, 201, 202])
+    assert found is not None and not found.is_known and not found.is_clear
+    assert found.confidence == pytest.approx(0.9)
+    assert shift([], [1]) is None
+
+
+def test_an_outlier_does_not_move_it() -> None:
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(BASE, 1, 20), rng.normal(BASE, 1, 20)
+    second[3] = 100 * BASE
+    found = shift(first, second)
+    assert found is not None and abs(found.percent) < 1.5 and not found.is_clear
+
+
+@pytest.mark.parametrize("n", [5, 12, 30])
+def test_the_interval_holds_the_truth_as_often_as_it_says(n: int) -> None:
+    rng = np.random.default_rng(n)
+    draws = 600
+    held = 0
+    for _ in range(draws):
+        found = shift(BASE * rng.lognormal(0, 0.05, n), 1.1 * BASE * rng.lognormal(0, 0.05, n))
+        assert found is not None
+        held += found.low <= 10 <= found.high
+    assert held / draws > 0.925
+
+
+def rate_of_failures(slowdown: float, noise: float, autocorrelation: float = 0.0, steps: int = 30) -> float:
+    """How often the gate of 3 % fails, with steps of this noise (log-normal, one slow step of thirty)."""
+    rng = np.random.default_rng(7)
+
+    def run(factor: float) -> np.ndarray:
+        drift = rng.normal(0, noise, steps)
+        for at in range(1, steps):
+            drift[at] = autocorrelation * drift[at - 1] + np.sqrt(1 - autocorrelation**2) * drift[at]
+        times = factor * BASE * np.exp(drift)
+        times[rng.random(steps) < 1 / 30] *= 3
+        return times
+
+    draws = 1000
+    found = (shift(run(1), run(1 + slowdown)) for _ in range(draws))
+    return sum(one is not None and one.is_known and one.low > 3 for one in found) / draws
+
+
+def test_five_percent_slower_fails_and_none_slower_passes() -> None:
+    assert rate_of_failures(0.05, 0.015) > 0.97
+    assert rate_of_failures(0.0, 0.02) == 0
+    assert rate_of_failures(0.0, 0.05) < 0.01
+    assert rate_of_failures(0.0, 0.05, autocorrelation=0.6) < 0.08
+
+
+def stepped(folder: Path, times: list[float]) -> Path:
+    """A run of one rank whose steps take these times (us), half of each in one operator."""
+    events, at = [], 0.0
+    for number, time in enumerate(times):
+        host = (10, 11)
+        events.append(small.slice_("user_annotation", f"ProfilerStep#{number}", at, time, *host))
+        events.append(small.slice_("cpu_op", "aten::mm", at + 1, time / 2, *host))
+        at += time
+    trace = {**small.kineto(world=1), "traceEvents": events}
+    folder.mkdir()
+    (folder / "kineto_trace_0.json").write_text(json.dumps(trace))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path, Path]:
+    times = [1000.0, 1004, 1002, 1008, 1006, 1001]
+    slow = [1.05 * time for time in times]
+    return (
+        stepped(tmp_path / "a", times),
+        stepped(tmp_path / "b", times[::-1]),
+        stepped(tmp_path / "slow", slow),
+    )
+
+
+def test_categories_add_up_to_the_change(runs: tuple[Path, Path, Path]) -> None:
+    found = etloom.diff(*(etloom.open(runs[at]) for at in (0, 2)))
+    assert found.verdict.startswith("slower by 5.0 % a step")
+    rows = {row["category"]: row for row in found.table().iter_rows(named=True)}
+    assert rows["compute"]["share_pct"] == pytest.approx(50, abs=0.1)
+    assert rows["compute"]["share_pct"] + rows["idle"]["share_pct"] == pytest.approx(100, abs=0.1)
+    assert found.table("operator").row(0, named=True)["change_pct"] == pytest.approx(5, abs=0.01)
+
+
+def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    a, b, slow = map(str, runs)
+    junit = tmp_path / "out.xml"
+    assert main(["check", b, "--baseline", a, "--junit", str(junit)]) == 0
+    assert tree.parse(junit).getroot().get("failures") == "0"
+    assert main(["check", slow, "--baseline", a, "--baseline", b, "--junit", str(junit), "--github"]) == 1
+    suite = tree.parse(junit).getroot()
+    assert suite.get("failures") == "1" and suite.find("testcase/failure") is not None
+    assert "::error title=etloom check::step time: +5.0 %25 (" in capfd.readouterr().err
+    assert main(["check", slow, "--baseline", a, "--max-regression", "8%"]) == 0
+    assert main(["check", slow, "--baseline", a, "--max-regression", "x"]) == 1
+    assert main(["check", slow, "--baseline", a, "--metric", "peak-memory"]) == 1
+
+
+def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path) -> None:
+    few = [str(stepped(tmp_path / name, [1000.0, 1001])) for name in "ab"]
+    assert main(["check", few[0], "--baseline", few[1]]) == 1
+
+
+def test_a_message_for_github_is_one_line() -> None:
+    assert escaped("5 %\nnext") == "5 %25%0Anext"
+
+
+def test_a_run_against_itself_has_not_changed(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = str(own / "ddp_2")
+    assert main(["diff", run, run, "--by", "operator"]) == 0
+    assert capfd.readouterr().out.startswith("no change: the steps take the same time\n")
+    job = etloom.open(own / "ddp_2")
+    for by in ("category", "operator", "collective"):
+        table = etloom.diff(job, job).table(by)
+        assert table.height and table["change_ns"].unique().to_list() == [0]
+
+
+def test_two_devices_share_operators_and_no_gemm(data: Path) -> None:
+    jobs = [etloom.open(data / "tracelens" / f"{name}_qwen.json.gz") for name in ("mi300", "h100")]
+    found = etloom.diff(*jobs)
+    marks = dict(found.table("operator").select("operator", "in").iter_rows())
+    assert marks["aten::mm"] == marks["aten::linear"] == "both"
+    kernels = dict(found.table("kernel").select("kernel", "in").iter_rows())
+    assert kernels["attn_fwd"] == "removed"
+    assert "too few steps" in found.verdict
+    assert found.table("category")["share_pct"].sum() == pytest.approx(100, abs=0.01)
