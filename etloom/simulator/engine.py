@@ -26,7 +26,8 @@ QUANTILE = 0.95
 @dataclass(frozen=True, eq=False)
 class Simulated:
     """The times of all points: recorded, and with the changes if excess stays (``cautious``) or goes with its cause as
-    far as its kind usually has it (``hopeful``). ``kept_ns``: excess on changed edges that stays even so."""
+    far as its kind usually has it (``hopeful``). ``kept_ns``: excess on changed edges that stays even so.
+    ``removed_ns``: excess that went with edges that were removed. ``lag``: of each edge, where excess stays."""
 
     found: Dependencies
     job: Job
@@ -34,6 +35,8 @@ class Simulated:
     cautious: Ticks
     hopeful: Ticks
     kept_ns: int
+    removed_ns: int
+    lag: Ticks
 
     @property
     def recorded(self) -> Ticks:
@@ -49,11 +52,12 @@ def simulate(job: Job, changes: Sequence[AnyChange], found: Dependencies | None 
     floor = graph.floor.copy()
     excess = {"cautious": graph.excess.copy(), "hopeful": graph.excess.copy()}
     usual = _usual(graph.kind, graph.excess)
-    kept = 0
+    kept = removed = 0
     for change in changes:
         if isinstance(change, (RemoveSync, NoStraggler)):
             gone = edges.waits_in(change.name) if isinstance(change, RemoveSync) else _late(edges)
             floor[gone] = NEVER
+            removed += int(excess["cautious"][gone].sum())
             for lags in excess.values():
                 lags[gone] = 0
             continue
@@ -71,6 +75,8 @@ def simulate(job: Job, changes: Sequence[AnyChange], found: Dependencies | None 
         graphs.schedule(graph, floor + excess["cautious"], start),
         graphs.schedule(graph, floor + excess["hopeful"], start),
         kept,
+        removed,
+        floor + excess["cautious"],
     )
 
 
@@ -194,7 +200,14 @@ def _steps(trace: Trace, graph: Graph, rank: int) -> Iterator[tuple[int, np.ndar
 def reasons(done: Simulated) -> list[str]:
     """What a reader must know of the answer: what bounds it, what it rests on, what it leaves out."""
     graph = done.found.graph
-    said = [f"the critical path was {_path(graph)}"]
+    was, becomes = _path(graph, graph.time, graph.lag), _path(graph, done.cautious, done.lag)
+    said = [f"the critical path was {was}", f"it becomes {becomes}"]
+    if rests := graphs.makespan(graph, done.cautious) - graphs.makespan(graph, done.hopeful):
+        said.append(
+            f"{_said(abs(rests))}, what lies between after and at best, rests on delays that nothing recorded explains"
+        )
+    if done.removed_ns >= 0.001 * graphs.makespan(graph):
+        said.append(f"the waits that were removed hold {_said(done.removed_ns)} of such delays")
     if done.kept_ns >= 0.001 * graphs.makespan(graph):
         said.append(
             f"{_said(done.kept_ns)} of delay on what was changed stays, since nothing recorded explains it"
@@ -233,10 +246,10 @@ def _said(ns: int) -> str:
     return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} us"
 
 
-def _path(graph: Graph) -> str:
-    """What the recorded critical path consists of, in words."""
-    path = graphs.longest_path(graph)
-    sums = np.bincount(graph.kind[path], weights=graph.lag[path].astype(np.float64), minlength=len(Kind))
+def _path(graph: Graph, time: Ticks, lag: Ticks) -> str:
+    """What the critical path at these times consists of, in words."""
+    path = graphs.longest_path(graph, time=time, lag=lag)
+    sums = np.bincount(graph.kind[path], weights=lag[path].astype(np.float64), minlength=len(Kind))
     total = sums.sum() or 1
     words = {Kind.SEGMENT: "host", Kind.IDLE: "Python or nothing", Kind.STREAM: "delays on a stream"}
     return ", ".join(
