@@ -144,7 +144,7 @@ def test_four_ranks_of_dlrm_gain_little_from_a_free_network(data: Path) -> None:
     said = " ".join(reasons(done))
     assert "ranks wait 16.564 ms for others to come" in said
     assert "4 of 8 ranks were recorded" in said
-    assert "it becomes 97 % host" in said
+    assert "it becomes 96 % host" in said
     alone = etloom.simulate(job[0], "comm x0")
     assert summary(alone)["change_pct"][0] < -5
     assert "upper bound" in " ".join(reasons(alone))
