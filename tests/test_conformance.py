@@ -26,6 +26,7 @@ ASK_MORE = {
     "imbalance": "two ranks",
     "memory-bandwidth": "copies",
     "memory-bandwidth-summary": "copies",
+    "memory-timeline": "allocations",
     "module-view": "Python frames",
     "stragglers": "two ranks that communicate",
 }

@@ -80,10 +80,10 @@ class Difference:
         if not self.stepped:
             lines.append("a run marks no steps, so both are taken whole")
         elif counts[0] != counts[1]:
-            lines.append(f"{counts[0]} steps before, {counts[1]} after: figures are per step")
+            lines.append(f"steps: {counts[0]} before, {counts[1]} after; figures are per step")
         if len(self.before) != len(self.after):
-            ranks = f"{len(self.before)} ranks before, {len(self.after)} after"
-            lines.append(f"{ranks}: figures are means over ranks")
+            ranks = f"ranks: {len(self.before)} before, {len(self.after)} after"
+            lines.append(f"{ranks}; figures are means over ranks")
         bases = [activity(next(iter(job.values()))).basis for job in (self.before, self.after)]
         if bases[0] != bases[1]:
             lines.append(

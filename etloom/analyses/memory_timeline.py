@@ -1,0 +1,98 @@
+"""How much memory was allocated: peaks by device and step, and the operator that held most of it.
+
+A row is a step of a device, or with a null step the whole recording. peak is the most that was allocated at one time
+(at peak_at), peak_reserved the most that the allocator had taken from the device. operator is the innermost operator
+whose allocations of the recording held most (operator_bytes) at the peak; of what was allocated before the recording
+began nothing is known, and unknown_bytes says how much of the peak that is.
+
+step: only the rows of this step.
+
+Units: B, ns. Of the host, device_type is 0 and device null (c10::DeviceType).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds
+from etloom.analyses._activity import answer, check_step, of_rank, require_linked, steps
+from etloom.analyses._operators import row_of
+from etloom.errors import AnalysisError
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "device_type": pl.Int64,
+    "device": pl.Int64,
+    "step": pl.Int64,
+    "peak_bytes": pl.Int64,
+    "peak_at_ns": pl.Int64,
+    "peak_reserved_bytes": pl.Int64,
+    "allocations": pl.Int64,
+    "operator": pl.String,
+    "operator_bytes": pl.Int64,
+    "unknown_bytes": pl.Int64,
+}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    require_linked(trace)
+    known = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
+    if not known.height:
+        raise AnalysisError(
+            "the trace holds no allocations",
+            where=of_rank(trace),
+            remedy="record it with profile_memory=True",
+        )
+    check_step(trace, step)
+    windows: list[tuple[int | None, int | None, int | None]] = list(steps(trace).iter_rows())
+    windows = [row for row in windows if step in (None, row[0])] + (
+        [(None, None, None)] if step is None else []
+    )
+    rows = []
+    named = known.with_columns(operator=_operator_names(trace, known))
+    for _, own in named.group_by("device_type", "device", maintain_order=True):
+        for number, start, end in windows:
+            part = own if start is None else own.filter(pl.col("ts").is_between(start, end, closed="left"))
+            if part.height:
+                rows.append(_row(own, part, number))
+    return answer(pl.DataFrame(rows, schema=COLUMNS, orient="row"), COLUMNS).sort(
+        "device_type", "device", "step", nulls_last=True, maintain_order=True
+    )
+
+
+def _row(own: pl.DataFrame, part: pl.DataFrame, number: int | None) -> tuple[object, ...]:
+    """Of the events of a device and those in the step."""
+    at = part["total_allocated"].arg_max() or 0
+    peak, when, last = part.row(at, named=True)["total_allocated"], part["ts"][at], part["id"][at]
+    until = own.head(own["id"].index_of(last) + 1)  # type: ignore[operator]
+    # What is live: an address whose last event until then is an allocation.
+    live = until.group_by("addr").last().filter(pl.col("bytes") > 0)
+    held = live.group_by("operator").agg(pl.col("bytes").sum()).drop_nulls().sort("bytes", "operator")
+    name, most = (held["operator"][-1], held["bytes"][-1]) if held.height else (None, None)
+    unknown = max(0, peak - int(live["bytes"].sum()))
+    first = part.row(0, named=True)
+    return (
+        first["device_type"], first["device"], number, peak, when, part["total_reserved"].max(),
+        part.filter(pl.col("bytes") > 0).height, name, most, unknown,
+    )  # fmt: skip
+
+
+def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
+    """The innermost operator around each allocation on its thread, null where there is none."""
+    events = trace.events
+    chosen = pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("dur").is_not_null()
+    calls = events.filter(chosen).select("pid", "tid", "ts", "id").sort("ts", maintain_order=True)
+    begun = memory.select("pid", "tid", "ts").join_asof(
+        calls, on="ts", by=["pid", "tid"], strategy="backward", check_sortedness=False
+    )
+    row = row_of(events, begun["id"])
+    parent = row_of(events, events["parent"])
+    end = (events["ts"] + events["dur"].fill_null(0)).to_numpy()
+    operator = events.select(chosen).to_series().to_numpy()
+    times = memory["ts"].to_numpy()
+    while (over := (row >= 0) & ((end[row] < times) | ~operator[row])).any():
+        row = np.where(over, parent[row], row)
+    names = events["name"].cast(pl.String)
+    return names[np.maximum(row, 0)].set(pl.Series(row < 0), None)
