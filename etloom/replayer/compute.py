@@ -21,6 +21,9 @@ _DTYPES = {
     "c10::complex<double>": "complex128",
 }  # fmt: skip
 
+_VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
+"""Operators that give a number and no tensor: on meta nothing follows from leaving them out."""
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -62,7 +65,9 @@ def replay(
             mine = by_node.get(one["id"], [])
             operator, schema, reason = resolve(one["op_schema"], namespaces)
             begin = end = time.perf_counter_ns()
-            if reason is None:
+            if reason is None and device == "meta" and one["name"] in _VALUES:
+                result, reason = "substituted", "gives a value, which meta tensors have none of"
+            elif reason is None:
                 try:
                     arguments, keywords = _arguments(one, schema, mine, memory, device)
                     begin = time.perf_counter_ns()
@@ -113,6 +118,9 @@ class _Memory:
         import torch
 
         kind = _DTYPES.get(row["dtype"])
+        if row["dtype"].startswith("nullptr"):
+            # An undefined tensor: torch makes it, empty, where the operator wants one.
+            return torch.empty(0, device=self.device)
         if kind is None:
             raise ValueError(f"dtype {row['dtype']} is not known")
         dtype = getattr(torch, kind)
@@ -134,7 +142,9 @@ class _Memory:
             made = (torch.rand if real else torch.zeros)(count, dtype=dtype, device=self.device)
             self.held += need - (storage.nbytes() if storage is not None else 0)
             storage = self.storages[row["storage_id"]] = made.untyped_storage()
-        return torch.empty(0, dtype=dtype, device=self.device).set_(storage, row["offset"] or 0, shape, stride)
+        return torch.empty(0, dtype=dtype, device=self.device).set_(
+            storage, row["offset"] or 0, shape, stride
+        )
 
     def keep(self, given: Any, rows: list[dict[str, Any]]) -> str | None:
         """Hold what an operator gave for its consumers; how it differs from the recording, or null."""
@@ -185,7 +195,7 @@ def _arguments(
         elif isinstance(value, str) and value.startswith("<"):
             raise ValueError(f"the value of {wanted.name} is not recorded")
         if wanted.name == "dtype" and isinstance(value, int):
-            value = _CODES(value)
+            value = _dtype(value)
         elif wanted.name == "layout" and value is not None:
             value = torch.strided
         elif wanted.name == "memory_format" and isinstance(value, int):
@@ -199,22 +209,41 @@ def _arguments(
     return positional, named
 
 
-def _CODES(code: int) -> Any:
+def _dtype(code: int) -> Any:
     import torch
 
-    names = "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool".split()
+    names = [
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+        "complex32",
+        "complex64",
+        "complex128",
+        "bool",
+    ]
     return torch.bfloat16 if code == 15 else getattr(torch, names[code])
 
 
 def _coverage(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
-    names = {"name": pl.String, "result": pl.String, "reason": pl.String, "recorded": pl.Int64, "replayed": pl.Int64}
+    names = {
+        "name": pl.String,
+        "result": pl.String,
+        "reason": pl.String,
+        "recorded": pl.Int64,
+        "replayed": pl.Int64,
+    }
     frame = pl.DataFrame(rows, schema=names, orient="row")
     return (
         frame.group_by("name", "result", "reason", maintain_order=True)
-        .agg(pl.len().alias("count"), pl.col("recorded", "replayed").sum())
+        .agg(pl.len().alias("count"), pl.col("recorded").sum(), pl.col("replayed").sum())
         .with_columns(
             (pl.col("count") / pl.col("count").sum()).alias("share_of_count"),
-            (pl.col("recorded") / pl.col("recorded").sum()).alias("share_of_time"),
+            (pl.col("recorded") / pl.col("recorded").sum()).fill_nan(None).alias("share_of_time"),
         )
         .sort("count", descending=True)
     )
@@ -222,4 +251,6 @@ def _coverage(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
 
 def _trace(events: list[dict[str, Any]], rank: int | None) -> Trace:
     rows = [{"id": at, "position": at, **one} for at, one in enumerate(events)]
-    return Trace({"events": pl.DataFrame(rows)} if rows else {}, {"rank": rank or 0, "clock": "relative", "base_ns": 0})
+    return Trace(
+        {"events": pl.DataFrame(rows)} if rows else {}, {"rank": rank or 0, "clock": "relative", "base_ns": 0}
+    )

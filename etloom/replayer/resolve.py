@@ -5,10 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 DENIED = frozenset(
-    "from_file save load set_ set_data _set_data resize_ record_stream pin_memory _pin_memory "
-    "set_source_Tensor_storage_offset fill_out _fw_primal _make_dual sparse_resize_ backward requires_grad_ "
-    "retain_grad warn wait_stream manual_seed seed set_grad_enabled _resize_output_ resize_as_ "
-    "cudnn_init_dropout_state _cudnn_init_dropout_state data_ptr put_ _copy_from _test_ambiguous_defaults".split()
+    [
+        "from_file",
+        "save",
+        "load",
+        "set_",
+        "set_data",
+        "_set_data",
+        "resize_",
+        "record_stream",
+        "pin_memory",
+        "_pin_memory",
+        "set_source_Tensor_storage_offset",
+        "fill_out",
+        "_fw_primal",
+        "_make_dual",
+        "sparse_resize_",
+        "backward",
+        "requires_grad_",
+        "retain_grad",
+        "warn",
+        "wait_stream",
+        "manual_seed",
+        "seed",
+        "set_grad_enabled",
+        "_resize_output_",
+        "resize_as_",
+        "cudnn_init_dropout_state",
+        "_cudnn_init_dropout_state",
+        "data_ptr",
+        "put_",
+        "_copy_from",
+        "_test_ambiguous_defaults",
+    ]
 )
 """Operators of aten that touch files or global state, or give a tensor memory that is not its own."""
 
