@@ -9,15 +9,19 @@ default.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike, fspath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -114,8 +118,24 @@ def by_suffix(kind: str, path: str | PathLike[str]) -> str:
 
 def suffixes(kind: str, name: str) -> tuple[str, ...]:
     """What names of files of this plugin end in."""
-    suffix = get(kind, name).SUFFIX
+    found = _found(kind)
+    suffix = _literal(found[name], "SUFFIX") if name in found else None
+    suffix = get(kind, name).SUFFIX if suffix is None else suffix
     return (suffix,) if isinstance(suffix, str) else tuple(suffix)
+
+
+def _literal(module: str, name: str) -> Any:
+    """A constant of a module as its source says it in one line, without importing what the module needs; else None."""
+    if module in sys.modules:
+        return getattr(sys.modules[module], name, None)
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    said = re.search(rf"^{name} = (.+)$", Path(spec.origin).read_text(encoding="utf-8"), re.MULTILINE)
+    try:
+        return ast.literal_eval(said[1]) if said else None
+    except (ValueError, SyntaxError):
+        return None
 
 
 def _option_help(text: str, options: Collection[str]) -> dict[str, str]:
