@@ -1,7 +1,7 @@
 """Analyses of one rank, HTA's beside ours in the same run; and each of ours on a big trace.
 
     python benchmarks/bench_analyses.py            # without HTA's slowest (138 s of sequences): --quick
-    python benchmarks/bench_analyses.py --big 10   # and ours on 10 million events
+    python benchmarks/bench_analyses.py --big 1200 # and ours on a file of 1,200 MB, some 5 million events
 
 Reading is not counted. Each question is asked three times of ours and once of HTA, the least time stands.
 """
@@ -107,8 +107,8 @@ def beside(path: Path, quick: bool, folder: Path) -> None:
     table(f"{path.name}: seconds", ("", "etloom", "HTA", "ratio", "asked"), rows)
 
 
-def big(millions: float) -> None:
-    path = make("kineto", millions)
+def big(megabytes: float) -> None:
+    path = make("kineto", megabytes)
     job = etloom.open(path, use_cache=False)
     events = sum(trace.events.height for trace in job.values())
     rows = [[name, _said(ours(job, name, rounds=1))] for name in registry.names("analyses")]

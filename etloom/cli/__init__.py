@@ -24,7 +24,7 @@ from etloom.cli.info import info
 from etloom.cli.link import link
 from etloom.cli.lint import lint
 from etloom.cli.query import query
-from etloom.cli.replay_compute import app as replay
+from etloom.cli.replay import app as replay
 from etloom.cli.report import report
 from etloom.cli.salvage import salvage
 from etloom.cli.simulate import simulate
@@ -78,7 +78,7 @@ app.command(short_help="Say what a run came to, and write it as a page.")(report
 app.command(short_help="Say what a run would have taken, had something been different.")(simulate)
 app.command(short_help="Compare two runs.")(diff)
 app.command(short_help="Fail where a run is slower than a baseline.")(check)
-app.add_typer(replay, name="replay", short_help="Run the recorded communication or computation again.")
+app.add_typer(replay, name="replay", short_help="Run the recorded communication again.")
 app.command(short_help="Write traces in another format.")(export)
 app.command(short_help="Check Chakra traces before a simulator does.")(lint)
 app.command(short_help="Turn one trace file into another format.")(convert)
