@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.activity import device_work, of_rank
+from etloom.analyses._operators import row_of
 from etloom.errors import AnalysisError
 from etloom.trace import Trace
 
@@ -26,17 +27,17 @@ def launched(trace: Trace) -> pl.DataFrame:
             where=of_rank(trace),
             remedy="record it with the profiler's CUDA activity",
         )
-    calls = trace.launches.unique("device_event", keep="first", maintain_order=True).join(
-        trace.events.select(
-            "id",
+    calls = trace.launches.unique("device_event", keep="first", maintain_order=True).drop_nulls("launch")
+    rows = row_of(trace.events, calls["launch"])
+    calls = calls.filter(pl.Series(rows >= 0))
+    # Only the calls are looked at: an event table is ten times as long, and its names are texts.
+    said = trace.events.select("name", "ts", "dur")[rows[rows >= 0]]
+    calls = calls.hstack(
+        said.select(
             api=pl.col("name").cast(pl.String),
             launch_ts="ts",
             launch_end=pl.col("ts") + pl.col("dur").fill_null(0),
-        ),
-        left_on="launch",
-        right_on="id",
-        how="left",
-        maintain_order="left",
+        )
     )
     return (
         work.join(calls, left_on="id", right_on="device_event", how="left", maintain_order="left")
