@@ -12,8 +12,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+import small
 
 import etloom
+from etloom import linker
 from etloom.compat import chakra
 from etloom.errors import EtloomError, LinkError
 from etloom.exports import etplus
@@ -171,3 +173,17 @@ def test_traces_of_different_programs_are_refused(data: Path, tmp_path: Path) ->
             tmp_path / "x.json",
         )
     assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(1.5, "double"), (True, "bool"), (2**64 - 1, "uint64"), ([1, 2], "array")]
+)
+def test_attributes_keep_their_types_and_the_end_is_json(tmp_path: Path, value: Any, kind: str) -> None:
+    et = small.execution_trace()
+    et["finish_ts"] = None
+    et["nodes"][-1]["attrs"].append({"name": "odd", "type": kind, "value": value})
+    source = tmp_path / "torch_et_0.json"
+    source.write_text(json.dumps(et))
+    etloom.export(linker.link(etloom.read(source)), tmp_path / "out.etplus.json")
+    nodes = json.loads((tmp_path / "out.etplus.json").read_text())["nodes"]
+    assert {"name": "odd", "type": kind, "value": value} in [one for node in nodes for one in node["attrs"]]

@@ -150,6 +150,15 @@ def test_four_ranks_of_dlrm_gain_little_from_a_free_network(data: Path) -> None:
     assert "upper bound" in " ".join(reasons(alone))
 
 
+def test_a_recording_that_is_not_explained_is_not_to_be_relied_on(data: Path) -> None:
+    sampled = etloom.simulate(etloom.open(data / "hta_multirank"), "kernel x0.5")
+    assert reasons(sampled)[0].startswith(
+        "do not rely on this: the graph does not explain the recording (rank 0, "
+    )
+    whole = etloom.simulate(etloom.open(data / "dlrm"), "comm x0")
+    assert "do not rely" not in " ".join(reasons(whole))
+
+
 def test_bandwidth_leaves_latency(data: Path) -> None:
     job = etloom.open(data / "dlrm")
     twice, free = etloom.simulate(job, Network(2.0)), etloom.simulate(job, "comm x0")

@@ -46,8 +46,12 @@ def _within(trace: Trace, work: pl.DataFrame) -> pl.Series:
     linked = rows_of(events, trace.links["event"])
     if not linked.size:
         return pl.repeat(True, work.height, eager=True)
-    spans = events[linked].select(begin=pl.col("ts").min(), end=(pl.col("ts") + pl.col("dur")).max())
+    # What was never closed may last to the end.
+    ended = (pl.col("ts") + pl.col("dur")).max()
+    end = pl.when(pl.col("dur").null_count() > 0).then(pl.lit(events["ts"].max())).otherwise(ended)
+    spans = events[linked].select(begin=pl.col("ts").min(), end=end)
     launched = trace.launches.join(events.select(launch="id", launched="ts"), on="launch")
+    launched = launched.unique("device_event", keep="last", maintain_order=True)
     when = work.join(
         launched.select(id="device_event", when="launched"), on="id", how="left", maintain_order="left"
     )

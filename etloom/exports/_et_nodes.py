@@ -196,10 +196,18 @@ def _listed(rest: str | None, comm: dict[str, Any] | None) -> list[dict[str, Any
             if comm[column] is not None
         ]
     )
-    return known + [
-        attribute(name, "string" if isinstance(value, str) else "int64", value)
-        for name, value in json.loads(rest or "{}").items()
-    ]
+    return known + [attribute(name, _kind(value), value) for name, value in json.loads(rest or "{}").items()]
+
+
+def _kind(value: Any) -> str:
+    """The type that an attribute without one of its own is written with."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int64" if value < 1 << 63 else "uint64"
+    if isinstance(value, float):
+        return "double"
+    return "string" if value is None or isinstance(value, str) else "array"
 
 
 def _plain(frame: pl.DataFrame) -> pl.DataFrame:

@@ -61,7 +61,9 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
             separator = ",\n"
         file.write(
             (
-                "\n]" + "".join(f", {json.dumps(key)}: {value}" for key, value in finish.items()) + "}\n"
+                "\n]"
+                + "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in finish.items())
+                + "}\n"
             ).encode()
         )
 
@@ -123,6 +125,7 @@ def _waited(trace: Trace, device: pl.DataFrame) -> pl.DataFrame:
     waits = trace.waits.select("event", "on").join(device.select(event="id"), on="event", how="anti")
     waits = waits.join(device.select(on="id", number="number"), on="on", maintain_order="left")
     waits = waits.with_columns(node=_et_device.node_around(trace, waits["event"])).drop_nulls("node")
+    waits = waits.unique(["node", "number"], keep="first", maintain_order=True)
     return waits.group_by("node", maintain_order=True).agg(
         waited=pl.concat_str(
             pl.lit(', "sync_dep": ['), pl.col("number").cast(pl.String).str.join(", "), pl.lit("]")

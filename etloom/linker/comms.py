@@ -23,7 +23,14 @@ def join_comms(trace: Trace) -> Trace:
         return trace
     links = trace.links.select("node", "event")
     calls = comms.filter(pl.col("event").is_not_null()).drop("node").join(links, on="event", how="left")
-    recorded = comms.filter(pl.col("event").is_null()).drop("event").join(links, on="node", how="left")
+    # Of a trace that was linked before, a node's row may be that of another iteration: what it says is the node's.
+    recorded = (
+        comms.drop_nulls("node")
+        .sort(pl.col("event").is_not_null(), maintain_order=True)
+        .unique("node", keep="first", maintain_order=True)
+        .drop("event")
+        .join(links, on="node", how="left")
+    )
     alone = recorded.filter(pl.col("event").is_null())
     seen = _merge(pl.concat([calls, recorded.drop_nulls("event")], how="diagonal_relaxed"))
     seen = pl.concat([seen, _device_rows(trace, seen)], how="diagonal_relaxed")

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from etloom import graphs
-from etloom.dependencies import Dependencies, depend
+from etloom.dependencies import Dependencies, depend, quality
 from etloom.graphs import NEVER, Graph, Kind, Ticks
 from etloom.simulator.changes import AnyChange, Change, Network, NoStraggler, RemoveSync
 from etloom.simulator.edges import Edges
@@ -201,7 +201,7 @@ def reasons(done: Simulated) -> list[str]:
     """What a reader must know of the answer: what bounds it, what it rests on, what it leaves out."""
     graph = done.found.graph
     was, becomes = _path(graph, graph.time, graph.lag), _path(graph, done.cautious, done.lag)
-    said = [f"the critical path was {was}", f"it becomes {becomes}"]
+    said = [*_doubts(done), f"the critical path was {was}", f"it becomes {becomes}"]
     if rests := graphs.makespan(graph, done.cautious) - graphs.makespan(graph, done.hopeful):
         said.append(
             f"{_said(abs(rests))}, what lies between after and at best, rests on delays that nothing recorded explains"
@@ -213,6 +213,21 @@ def reasons(done: Simulated) -> list[str]:
             f"{_said(done.kept_ns)} of delay on what was changed stays, since nothing recorded explains it"
         )
     return said + (_of_communication(done) if any(map(_is_of_communication, done.changes)) else [])
+
+
+def _doubts(done: Simulated) -> list[str]:
+    """Why the answer is not to be believed: of the ranks whose recording the graph does not explain."""
+    graph = done.found.graph
+    fits = quality.fits(graph, done.job.ranks)
+    verdicts = {
+        rank: quality.verdict(quality.explained(graph, trace, rank), fits[rank])
+        for rank, trace in done.job.items()
+    }
+    whys = [f"rank {rank}, {why}" for rank, why in verdicts.items() if why is not None]
+    if not whys:
+        return []
+    more = f"; {len(whys) - 1} more" if len(whys) > 1 else ""
+    return [f"do not rely on this: the graph does not explain the recording ({whys[0]}{more})"]
 
 
 def _is_of_communication(change: AnyChange) -> bool:
