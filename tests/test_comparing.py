@@ -158,3 +158,12 @@ def test_two_devices_share_operators_and_no_gemm(data: Path) -> None:
     assert kernels["attn_fwd"] == "removed"
     assert "too few steps" in found.verdict
     assert found.table("category")["share_pct"].sum() == pytest.approx(100, abs=0.01)
+
+
+def test_work_that_no_call_launched_counts_in_the_step_it_runs_in(data: Path) -> None:
+    job = etloom.open(data / "tracelens/h100_qwen.json.gz")
+    kernels = etloom.diff(job, job).table("kernel")["before_ns"].sum()
+    category = etloom.diff(job, job).table("category")
+    busy = sum(ns for name, ns in category.select("category", "before_ns").rows() if name != "idle")
+    # What was launched in the step and runs on after it counts here, and not there.
+    assert kernels == pytest.approx(busy, rel=0.06)

@@ -53,8 +53,17 @@ def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
     """kernel, kind, count, ns (sum of durations)."""
     keys = ["name", "kind"]
     sums = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
-    found = [_per_step(trace, device_work(trace), stepped, keys, *sums) for trace in job.values()]
+    found = [_per_step(trace, _in_steps(trace), stepped, keys, *sums) for trace in job.values()]
     return _mean(found, keys).rename({"name": "kernel"})
+
+
+def _in_steps(trace: Trace) -> pl.DataFrame:
+    """Device work by start; what no recorded call launched has the step in whose time it starts."""
+    work = device_work(trace).sort("ts")
+    marks = steps(trace).sort("start").select(pl.col("start", "end"), during="step")
+    joined = work.join_asof(marks, left_on="ts", right_on="start")
+    during = pl.when(pl.col("ts") < pl.col("end")).then("during")
+    return joined.with_columns(step=pl.coalesce("step", during)).drop("during", "start", "end")
 
 
 def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
