@@ -41,6 +41,7 @@ def open(
     jobs: int | None = None,
     use_cache: bool = True,
     lazy: bool = False,
+    **linking: Any,
 ) -> Job:
     """The Job that a folder, a file or a mapping ``{rank: file or files}`` holds, every rank linked.
 
@@ -50,20 +51,21 @@ def open(
     number of bytes of the file as they are read. ``jobs`` ranks are read at a time (default: one a CPU), and fewer
     where memory would not hold them. What takes long to read is kept as Parquet in the user's cache folder
     and taken from there while the files stay as they are, unless ``use_cache`` is off. ``lazy`` leaves tables that
-    are Parquet already on disk until they are asked for, and a Kineto file of more than `opening.SPILL_BYTES` as
-    well, in bounded memory: as Parquet in the cache or a temporary folder, and not linked.
+    are Parquet already on disk until they are asked for, and a Kineto file of more than `opening.large.SPILL_BYTES` as
+    well, in bounded memory: as Parquet in the cache or a temporary folder, and not linked. ``linking`` are the
+    options of `link`.
 
     Raises ReadError and LimitError for what cannot be read, LinkError for files that are not of one run.
     """
     from etloom import opening
 
-    options: dict[str, Any] = {"progress": progress, "jobs": jobs, "use_cache": use_cache, "lazy": lazy}
+    how = opening.Opening(progress, jobs, use_cache, lazy, linking)
     if isinstance(path, Mapping):
-        return opening.open_ranks({rank: _as_files(given) for rank, given in path.items()}, **options)
+        return how.ranks({rank: _as_files(given) for rank, given in path.items()})
     path = Path(path)
     if path.is_dir() and readers.format_of(path) is None:
-        return opening.open_folder(path, rank_pattern, **options)
-    return opening.open_file(path, progress=progress, use_cache=use_cache, lazy=lazy)
+        return how.folder(path, rank_pattern)
+    return how.file(path)
 
 
 def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: str = "best") -> Trace:
@@ -157,18 +159,18 @@ def convert(
 ) -> Path:
     """Write one trace file as another format without linking it; returns ``out``.
 
-    A Kineto file that would take more than `opening.SPILL_BYTES` in memory goes to Parquet part by part, in
+    A Kineto file that would take more than `opening.large.SPILL_BYTES` in memory goes to Parquet part by part, in
     bounded memory. Raises ReadError, LimitError, UnknownName, EtloomError.
     """
-    from etloom import opening
+    from etloom.opening import large
 
     target = Path(out)
     name = format or registry.by_suffix("exports", target)
     exporter = registry.get("exports", name)
     if name == "chakra-json" and readers.format_of(Path(path)) == "chakra":
         exporter.convert(Path(path), target)
-    elif name == "parquet" and opening.is_large(Path(path)):
-        opening.spill(Path(path), target, progress)
+    elif name == "parquet" and large.is_large(Path(path)):
+        large.spill(Path(path), target, progress)
     else:
         source = Path(path)
         exporter.write(readers.read(source, progress=partial(progress, source) if progress else None), target)

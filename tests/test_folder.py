@@ -299,8 +299,8 @@ def test_no_more_ranks_are_read_at_a_time_than_memory_holds(
     ):
         files[rank] = [tmp_path / str(rank)]
         files[rank][0].write_bytes((b"\x1f\x8b" if packed else b"{}") + bytes(size - 2))
-    monkeypatch.setattr(opening, "available_memory", lambda: free_mb * 10**6)
-    assert opening.at_a_time(files, jobs) == at_a_time
+    monkeypatch.setattr(opening.parallel, "available_memory", lambda: free_mb * 10**6)
+    assert opening.parallel.at_a_time(files, jobs) == at_a_time
 
 
 @pytest.mark.parametrize(("room", "alone"), [(0, True), (10**12, False)])
@@ -323,11 +323,41 @@ def test_a_job_that_memory_does_not_hold_is_read_rank_by_rank(
             running.remove(path)
         return read(path, **options)
 
-    monkeypatch.setattr(opening, "available_memory", lambda: room)
+    monkeypatch.setattr(opening.parallel, "available_memory", lambda: room)
     monkeypatch.setattr(opening.readers, "read", counted)
     assert etloom.open(tmp_path, use_cache=False, jobs=4).ranks == [0, 1, 2, 3]
     assert (most == 1) == alone
 
 
 def test_memory_that_is_available_is_less_than_there_is() -> None:
-    assert 1 << 24 < opening.available_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert (
+        1 << 24
+        < opening.parallel.available_memory()
+        < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+
+
+def test_a_run_is_linked_once_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(opening, "WORTH_KEEPING_S", -1)
+    run = tmp_path / "run"
+    run.mkdir()
+    for rank in (0, 1):
+        kineto(run / f"kineto_trace_{rank}.json")
+    asked: list[dict[str, Any]] = []
+    link = opening.linker.link
+
+    def counted(*traces: etloom.Trace, **options: Any) -> etloom.Trace:
+        asked.append(options)
+        return link(*traces, **options)
+
+    monkeypatch.setattr(opening.linker, "link", counted)
+    for _ in range(2):  # the second time from the cache, where each way of linking has an entry of its own
+        etloom.open(run)
+        etloom.open(run, iterations="all")
+    assert asked == [{}, {}, {"iterations": "all"}, {"iterations": "all"}]
+    saved = etloom.export(etloom.open(run), tmp_path / "saved.parquet")
+    etloom.open(saved)
+    assert len(asked) == 4
+    etloom.open(saved, iterations="all")
+    assert len(asked) == 6

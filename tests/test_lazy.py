@@ -25,7 +25,7 @@ SQL = "select cat, name, ts, dur from events where dur > 20000 order by ts, name
 @pytest.fixture(autouse=True)
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(opening, "SPILL_BYTES", 1)
+    monkeypatch.setattr(opening.large, "SPILL_BYTES", 1)
     return tmp_path / "cache"
 
 
@@ -70,8 +70,8 @@ def test_what_needs_a_linked_trace_links_it(run: Path) -> None:
 
 def test_it_is_turned_into_parquet_once(run: Path, cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
-    spill = opening.spill
-    monkeypatch.setattr(opening, "spill", lambda path, *rest: (made.append(path), spill(path, *rest)))
+    spill = opening.large.spill
+    monkeypatch.setattr(opening.large, "spill", lambda path, *rest: (made.append(path), spill(path, *rest)))
     file = run / "kineto_trace_0.json"
     for _ in range(2):
         assert etloom.open(file, lazy=True)[0].events.height == 7

@@ -64,13 +64,13 @@ def test_a_truncated_file_is_read_up_to_the_cut(tmp_path: Path, data: Path) -> N
 
 def test_convert_spills_above_a_size(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = data / "critical_path/alexnet.json.gz"
-    monkeypatch.setattr(opening, "SPILL_BYTES", 1)
+    monkeypatch.setattr(opening.large, "SPILL_BYTES", 1)
     etloom.convert(source, tmp_path / "spilled.parquet")
     (tmp_path / "spilled.parquet" / "kernels.parquet").rename(tmp_path / "kernels.parquet")
     with pytest.raises(ReadError, match=r"kernels\.parquet: is missing: \d+ rows were saved"):
         etloom.read(tmp_path / "spilled.parquet")
     (tmp_path / "kernels.parquet").rename(tmp_path / "spilled.parquet" / "kernels.parquet")
-    monkeypatch.setattr(opening, "SPILL_BYTES", 10**12)
+    monkeypatch.setattr(opening.large, "SPILL_BYTES", 10**12)
     etloom.convert(source, tmp_path / "whole.parquet")
     one, other = etloom.read(tmp_path / "spilled.parquet"), etloom.read(tmp_path / "whole.parquet")
     assert isinstance(one, Trace)

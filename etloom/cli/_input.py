@@ -36,16 +36,17 @@ def open_job(
     jobs: int | None = None,
     cache: bool = True,
     lazy: bool = False,
+    **linking: Any,
 ) -> Job:
     """The linked Job at ``path``, with a progress bar; with ``strict``, DataLoss where something was lost.
 
-    lazy: as for `etloom.open`, for verbs that do with `Trace.scan`.
+    lazy: as for `etloom.open`, for verbs that do with `Trace.scan`. linking: options of `etloom.link`.
     """
     import etloom
 
     with progress(f"reading {path}") as update:
         options: dict[str, Any] = {"jobs": jobs, "use_cache": cache, "lazy": lazy}
-        job = etloom.open(path, rank_pattern=rank_pattern, progress=update, **options)
+        job = etloom.open(path, rank_pattern=rank_pattern, progress=update, **options, **linking)
     if strict:
         job.check_lossless()
     return job

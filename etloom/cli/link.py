@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,8 +14,7 @@ from etloom.errors import EtloomError, UnknownName
 if TYPE_CHECKING:
     from etloom.trace import Job, Trace
 
-_PAUSE_US = 1000.0
-_BEST = "best"
+_DEFAULTS: dict[str, Any] = {"iterations": "best", "inter_thread_threshold_us": 1000.0}
 
 
 @guarded()
@@ -42,11 +41,11 @@ def link(
             help="Which iteration of the profile the execution trace is joined to, where ids are missing: best, "
             "all, or a number from 0."
         ),
-    ] = _BEST,
+    ] = _DEFAULTS["iterations"],
     inter_thread_threshold: Annotated[
         float,
         typer.Option(min=0, help="Pause of a thread in us after which it is taken to follow another one."),
-    ] = _PAUSE_US,
+    ] = _DEFAULTS["inter_thread_threshold_us"],
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
     jobs: JobsOption = None,
@@ -76,22 +75,19 @@ def link(
 
     format = to or _by_name(out)
     registry.get("exports", format)
+    # Only what differs from the defaults: what was linked with those is in the cache, or saved so.
+    chosen: dict[str, Any] = {"iterations": iterations, "inter_thread_threshold_us": inter_thread_threshold}
+    linking = {name: value for name, value in chosen.items() if value != _DEFAULTS[name]}
+    what: Trace | Job
     if path is not None:
-        whole = open_job(path, rank_pattern, False, jobs, cache)
-        given = whole if rank is None else Job({rank: _of_rank(whole, rank, path)}, whole.meta)
-        what: Trace | Job = given
-        if (iterations, inter_thread_threshold) != (_BEST, _PAUSE_US):
-            what = given.map(
-                lambda one: etloom.link(
-                    one, iterations=iterations, inter_thread_threshold_us=inter_thread_threshold
-                )
-            )
+        what = open_job(path, rank_pattern, False, jobs, cache, **linking)
+        what = what if rank is None else Job({rank: _of_rank(what, rank, path)}, what.meta)
     else:
         files = [file for file in (host, device) if file is not None]
         if any(out.exists() and file.exists() and out.samefile(file) for file in files):
             raise EtloomError("is one of the two to be linked", where=out, remedy="name another --out")
         parts = [_one(etloom.read(file), rank, file) for file in files]
-        what = etloom.link(*parts, iterations=iterations, inter_thread_threshold_us=inter_thread_threshold)
+        what = etloom.link(*parts, **linking)
         what = what if rank is None else what.replace(meta={"rank": rank})
     if strict:
         what.check_lossless()

@@ -1,0 +1,170 @@
+"""Opening a run: find the traces of each rank, read them side by side, link them, keep the outcome in the cache."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from etloom import cache, linker, readers
+from etloom.errors import EtloomError, ReadError
+from etloom.opening import files, large, parallel
+from etloom.opening.files import Progress
+from etloom.readers import parquet as parquet_reader
+from etloom.trace import Job, Trace
+
+__all__ = ["Opening", "Progress"]
+
+WORTH_KEEPING_S = 0.5
+"""What took less to read and link is not worth a cache entry."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How runs are opened.
+
+    jobs: ranks read at a time (default: one a CPU), fewer where memory would not hold them; reading and linking run
+    outside the interpreter's lock, so threads are enough. lazy: leave the tables of our own Parquet where they are;
+    turn a large Kineto file into that, and leave it unlinked, which takes all of it in memory. linking: options of
+    `linker.link` other than its defaults.
+    """
+
+    progress: Progress | None = None
+    jobs: int | None = None
+    use_cache: bool = True
+    lazy: bool = False
+    linking: Mapping[str, Any] = field(default_factory=dict)
+
+    def folder(self, folder: Path, rank_pattern: str | None = None) -> Job:
+        """The linked Job of the traces in a folder. A file that cannot be read is a row of stats, while others can.
+
+        Raises ReadError where nothing can be read, LinkError.
+        """
+        found = readers.discover(folder, rank_pattern)
+        paths = [path for of_rank in found.ranks.values() for path in of_rank]
+        if len(paths) == 1:
+            job = self.file(paths[0])
+            if len(job) == 1:
+                # The rank is what discovery says: the file itself need not know it.
+                (rank,), (trace,) = found.ranks, job.values()
+                job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta, job.own_stats)
+        else:
+            job = self.ranks(found.ranks, keep_going=True)
+        meta: dict[str, Any] = {"path": str(folder)}
+        meta |= {key: said for key, said in (("card", found.card), ("run", found.run)) if said is not None}
+        return job.replace(meta=meta).with_stats(found.stats)
+
+    def file(self, path: Path) -> Job:
+        """The linked Job of one file, which may hold several ranks. A file that does not say its rank is of rank 0.
+
+        Raises ReadError, LimitError, LinkError.
+        """
+        if self.lazy and path.exists() and readers.format_of(path) == "parquet":
+            saved = parquet_reader.read(path, lazy=True)
+            job = _as_job(saved, path)
+            job = job.map(lambda trace: trace if large.has_too_many_events(trace) else self._linked(trace))
+            return job.with_stats(large.not_linked(job))
+        if self.lazy and large.is_large(path):
+            job = _as_job(self._left_on_disk(path), path)
+            return job.with_stats(large.not_linked(job))
+        key = self._key([path])
+        if (kept := cache.load(key)) is not None:
+            return _as_job(kept, path)
+        start = time.monotonic()
+        whole = files.read(path, self.progress)
+        with files.panics_of(path):
+            if isinstance(whole, Job):
+                return whole.map(self._linked)
+            trace = self._linked(whole)
+        _keep(key, trace, start)
+        return _as_job(trace, path)
+
+    def ranks(self, of_rank: Mapping[int, Sequence[Path]], *, keep_going: bool = False) -> Job:
+        """The linked Job of the given files of each rank.
+
+        keep_going: go on without the files that cannot be read, each a row of stats; a rank of which none can be read
+        is left out. Raises ReadError, LimitError (with keep_going only where nothing at all can be read), LinkError.
+        """
+        for path in itertools.chain(*of_rank.values()):
+            files.tell(self.progress, path, 0)
+        unread: dict[Path, EtloomError] | None = {} if keep_going else None
+        opened = parallel.side_by_side(
+            lambda rank: self._rank(rank, of_rank[rank], unread),
+            list(of_rank),
+            parallel.at_a_time(of_rank, self.jobs or os.cpu_count() or 1),
+        )
+        traces = {rank: trace for rank, trace in opened.items() if trace is not None}
+        failures = [unread[path] for path in itertools.chain(*of_rank.values()) if unread and path in unread]
+        if failures and not traces:
+            also = f"; nor can {len(failures) - 1} more" if len(failures) > 1 else ""
+            raise ReadError(f"{failures[0].what}{also}", where=failures[0].where, remedy=failures[0].remedy)
+        job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
+        stats = [("job.unreadable_file", "error", 1, str(error)) for error in failures]
+        return job.with_stats([*stats, *_disagreements(traces), *large.not_linked(job)])
+
+    def _rank(self, rank: int, paths: Sequence[Path], unread: dict[Path, EtloomError] | None) -> Trace | None:
+        """The linked Trace of the files of one rank. What cannot be read goes into ``unread``, if it is there."""
+        if self.lazy and len(paths) == 1 and large.is_large(paths[0]):
+            return self._left_on_disk(paths[0])
+        key = self._key(paths, rank=rank)
+        if (kept := cache.load(key)) is not None:
+            for path in paths:
+                files.tell(self.progress, path, path.stat().st_size)
+            return kept
+        start = time.monotonic()
+        parts = []
+        for path in paths:
+            try:
+                parts.append(files.read_one_rank(path, self.progress))
+            except EtloomError as error:
+                if unread is None:
+                    raise
+                unread[path] = error
+        if not parts:
+            return None
+        with files.panics_of(paths[0]):
+            trace = linker.link(*parts, **self.linking)
+        if len(parts) == len(paths):
+            _keep(key, trace, start)
+        return trace
+
+    def _linked(self, trace: Trace) -> Trace:
+        """A Trace that was saved linked stays as it is, unless it is to be linked otherwise."""
+        asis = trace.meta.get("linked") and not self.linking
+        return trace if asis else linker.link(trace, **self.linking)
+
+    def _left_on_disk(self, path: Path) -> Trace:
+        return large.left_on_disk(path, self.progress, self.use_cache, self.linking)
+
+    def _key(self, paths: Sequence[Path], **options: Any) -> str | None:
+        return cache.key_of(paths, **options, **self.linking) if self.use_cache else None
+
+
+def _as_job(whole: Trace | Job, path: Path) -> Job:
+    return whole if isinstance(whole, Job) else Job({whole.rank or 0: whole}, {"path": str(path)})
+
+
+def _keep(key: str | None, trace: Trace, start: float) -> None:
+    if time.monotonic() - start > WORTH_KEEPING_S:
+        cache.keep(key, trace)
+
+
+def _disagreements(traces: Mapping[int, Trace]) -> list[tuple[str, str, int, str | None]]:
+    """What the files say of their rank and world against where they stand."""
+    stats: list[tuple[str, str, int, str | None]] = []
+    wrong = [(rank, trace.rank) for rank, trace in traces.items() if trace.rank not in (None, rank)]
+    if wrong:
+        example = f"a file in the place of rank {wrong[0][0]} says it is rank {wrong[0][1]}"
+        stats.append(("job.rank_disagrees", "error", len(wrong), example))
+    worlds = {world for trace in traces.values() if (world := trace.meta.get("world_size")) is not None}
+    if len(worlds) > 1:
+        stats.append(("job.world_size_disagrees", "error", len(worlds), f"world sizes {sorted(worlds)}"))
+    elif worlds and max(worlds) > len(traces):
+        stats.append(
+            ("job.missing_ranks", "info", max(worlds) - len(traces), f"of a world of {max(worlds)} ranks")
+        )
+    return stats
