@@ -21,7 +21,7 @@ FLOORS = {
     "trace": 1, "registry": 1, "intervals": 1, "graphs": 1, "stacks": 1,
     "selection": 2,
     "readers": 2, "linker": 2,
-    "activity": 2, "collectives": 2.5,
+    "activity": 2, "calls": 2, "collectives": 2.5,
     "dependencies": 3, "chakra": 3, "patterns": 3.5,
     "exports": 4, "analyses": 4, "simulator": 4, "replayer": 4, "comparing": 4.5,
     "reports": 5, "cache": 5, "salvage": 5,

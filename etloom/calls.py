@@ -1,0 +1,213 @@
+"""The calls of each thread as one tree: who called whom, how often, and the host and device time of it.
+
+Calls of one name at one place count together and are a node; the steps are one, ``ProfilerStep#*``. Device work belongs
+to the call that launched it; what no call of the recording launched is a node of its own, UNLAUNCHED, of no thread.
+Records that end on another thread than they began on (gloo's) are in no call and are left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom import kinds, stacks
+from etloom.trace import Trace
+
+Rows = NDArray[np.int64]
+
+UNLAUNCHED = "(no launch recorded)"
+SCHEMA = {
+    "pid": pl.Int64,
+    "tid": pl.Int64,
+    "node": pl.Int64,
+    "parent": pl.Int64,
+    "depth": pl.Int64,
+    "category": pl.String,
+    "name": pl.String,
+    "count": pl.Int64,
+    "total_ns": pl.Int64,
+    "self_ns": pl.Int64,
+    "device_ns": pl.Int64,
+    "self_device_ns": pl.Int64,
+    "kernels": pl.Int64,
+}
+
+
+def call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False) -> pl.DataFrame:
+    """SCHEMA, a row a node: a caller before what it calls, siblings and threads by their time, longest first.
+
+    total_ns and device_ns are the self times of a node and of all below it, so that parts sum to the whole; kernels
+    counts the kernels, copies and sets. The trace must be linked.
+
+    joined: a backward operator is called by its forward one, wherever it ran. kernels: device work is nodes too.
+    """
+    calls, work = _calls(trace, joined)
+    if kernels:
+        leaves = work.select("parent", name="name", category="category", count=1, self_ns=0)
+        work = work.with_columns(row=calls.height + pl.int_range(pl.len()))
+        calls = pl.concat(
+            [calls, leaves.with_columns(_nothing("pid"), _nothing("tid"))], how="diagonal_relaxed"
+        )
+    else:
+        work = work.with_columns(row="parent")
+    parent = calls["parent"].to_numpy()
+    level = _levels(parent)
+    node, first = _nodes(calls, parent, level)
+    many = len(first)
+    sums = np.zeros((3, many), np.int64)
+    of_work = node[work["row"].to_numpy()]
+    np.add.at(sums[0], node, calls["self_ns"].to_numpy())
+    np.add.at(sums[1], of_work, work["dur"].to_numpy())
+    np.add.at(sums[2], of_work, 1)
+    count = np.zeros(many, np.int64)
+    np.add.at(count, node, calls["count"].to_numpy())
+
+    above = np.where(parent[first] >= 0, node[parent[first]], -1)
+    depth = level[first]
+    by_level = [np.flatnonzero(depth == at) for at in range(int(depth.max(initial=-1)) + 1)]
+    within, size = sums.copy(), np.ones(many, np.int64)
+    for nodes in reversed(by_level[1:]):
+        for one in within:
+            np.add.at(one, above[nodes], one[nodes])
+        np.add.at(size, above[nodes], size[nodes])
+    lanes = calls.select("pid", "tid")[first]
+    root = stacks.nearest(above, above < 0, np.arange(many))
+    place = _preorder(by_level, above, size, within, stacks.lane_codes(lanes[root]))
+    table = calls.select("category", "name")[first].with_columns(
+        *lanes[root],
+        pl.Series("node", place),
+        pl.Series("parent", place[above]).set(pl.Series(above < 0), None),
+        pl.Series("depth", depth),
+        pl.Series("count", count),
+        pl.Series("total_ns", within[0]),
+        pl.Series("self_ns", sums[0]),
+        pl.Series("device_ns", within[1]),
+        pl.Series("self_device_ns", sums[1]),
+        pl.Series("kernels", within[2]),
+    )
+    return table.sort("node").select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+
+
+def _nothing(name: str) -> pl.Expr:
+    return pl.lit(None, pl.Int64).alias(name)
+
+
+def _calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """A row a call (pid, tid, category, name, count, self_ns, parent: a row of this table, -1 for none), and a row of
+    device work (category, name, dur, parent)."""
+    events = trace.events
+    on_lane = events["depth"].is_not_null().to_numpy()
+    rows = np.flatnonzero(on_lane)
+    row_of = np.full(events.height + 1, -1, np.int64)  # the last one answers for -1
+    row_of[rows] = np.arange(len(rows))
+    parent = row_of[_rows(events, events["parent"])[rows]]
+    if joined:
+        parent = _under_forward(trace, rows, row_of, parent)
+    own = stacks.exclusive_time(events)[rows].fill_null(0)
+    calls = events[rows].select(
+        "pid", "tid", category="cat", name=_one_step(events["name"][rows]), count=pl.lit(1, pl.Int64)
+    )
+    calls = calls.with_columns(pl.Series("self_ns", own), pl.Series("parent", parent))
+    launches = trace.launches.unique("device_event", keep="first", maintain_order=True)
+    done = events.filter(pl.col("cat").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null())
+    work = done.select("id", "name", "dur", category="cat").join(
+        launches.select("device_event", "launch"),
+        left_on="id",
+        right_on="device_event",
+        how="left",
+        maintain_order="left",
+    )
+    called = row_of[_rows(events, work["launch"])]
+    if (called < 0).any():
+        nowhere = {"category": None, "name": UNLAUNCHED, "count": 0, "self_ns": 0, "parent": -1}
+        stray = pl.DataFrame([nowhere]).cast({"category": pl.Categorical, "name": pl.Categorical})
+        called = np.where(called < 0, calls.height, called)
+        calls = pl.concat([calls, stray], how="diagonal_relaxed")
+    return calls, work.select("name", "category", "dur", pl.Series("parent", called))
+
+
+def _one_step(names: pl.Series) -> pl.Series:
+    """The names, the marks of all steps under one."""
+    steps = stacks.asked(names, lambda name: name.str.contains(kinds.STEP))
+    return names.set(pl.Series(steps), "ProfilerStep#*") if steps.any() else names
+
+
+def _rows(events: pl.DataFrame, ids: pl.Series) -> Rows:
+    """The row of each id, -1 for null and for one that is not there. Ids ascend."""
+    known, wanted = events["id"].to_numpy(), ids.fill_null(0).to_numpy()
+    row = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
+    there = ids.is_not_null().to_numpy()
+    if len(known):
+        there = there & (known[row] == wanted)
+    return np.where(there, row, -1)
+
+
+def _under_forward(trace: Trace, rows: Rows, row_of: Rows, parent: Rows) -> Rows:
+    """The parents with the outermost backward record of each forward operator under that operator.
+
+    The forward operator begins before, so that no circle comes of it.
+    """
+    joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+    backward, forward = (row_of[_rows(trace.events, joins[name])] for name in ("event", "after"))
+    starts = trace.events["ts"].to_numpy()[rows]
+    good = (backward >= 0) & (forward >= 0)
+    good[good] = starts[forward[good]] < starts[backward[good]]
+    backward, forward = backward[good], forward[good]
+    of = np.full(len(parent) + 1, -1, np.int64)
+    of[backward] = forward
+    outermost = of[parent[backward]] != forward
+    joined = parent.copy()
+    joined[backward[outermost]] = forward[outermost]
+    return joined
+
+
+def _levels(parent: Rows) -> Rows:
+    """How many calls are around each, by pointer doubling."""
+    jump, level = parent.copy(), (parent >= 0).astype(np.int64)
+    while (jump >= 0).any():
+        level = level + np.where(jump >= 0, level[jump], 0)
+        jump = np.where(jump >= 0, jump[jump], -1)
+    return level
+
+
+def _nodes(calls: pl.DataFrame, parent: Rows, level: Rows) -> tuple[Rows, Rows]:
+    """The node of each call, and the first call of each node; a node is numbered after the one above it."""
+    lanes = stacks.lane_codes(calls.select("pid", "tid"))
+    said = calls.select(pl.struct("name", "category").rank("dense").cast(pl.Int64)).to_series().to_numpy()
+    names = int(said.max(initial=0)) + 1
+    node = np.full(len(parent), -1, np.int64)
+    first: list[Rows] = [np.zeros(0, np.int64)]
+    count = 0
+    for at in range(int(level.max(initial=-1)) + 1):
+        own = np.flatnonzero(level == at)
+        above = lanes[own] if at == 0 else node[parent[own]]
+        _, index, inverse = np.unique(above * names + said[own], return_index=True, return_inverse=True)
+        node[own] = count + inverse
+        first.append(own[index])
+        count += len(index)
+    return node, np.concatenate(first)
+
+
+def _preorder(by_level: list[Rows], above: Rows, size: Rows, within: Rows, lanes: Rows) -> Rows:
+    """The place of each node: threads by their time, then a node before what is below it, siblings by their time."""
+    place = np.zeros(len(above), np.int64)
+    if not by_level:
+        return place
+    of_lane = np.zeros((2, int(lanes.max(initial=0)) + 1), np.int64)
+    for one, sums in zip(of_lane, within, strict=False):
+        np.add.at(one, lanes[by_level[0]], sums[by_level[0]])
+    for at, nodes in enumerate(by_level):
+        keys = [np.arange(len(nodes)), -within[1, nodes], -within[0, nodes]]
+        if at:
+            keys.append(above[nodes])
+        else:
+            keys += [lanes[nodes], -of_lane[1, lanes[nodes]], -of_lane[0, lanes[nodes]]]
+        order = nodes[np.lexsort(keys)]
+        before = np.cumsum(size[order]) - size[order]
+        if at:
+            starts = np.flatnonzero(np.diff(above[order], prepend=-1))
+            lengths = np.diff(np.append(starts, len(order)))
+            before = before - np.repeat(before[starts], lengths) + place[above[order]] + 1
+        place[order] = before
+    return place
