@@ -133,7 +133,7 @@ def _on_host(trace: Trace) -> pl.DataFrame:
         calls &= stacks.asked(events["name"], kinds.is_communication)
         calls &= ~stacks.asked(events["name"], lambda name: name.str.contains(WAITS))
     watched = stacks.asked(events["name"], lambda name: name.str.contains("monitored_barrier"))
-    ids, starts = events["id"].to_numpy(), events["ts"].to_numpy()
+    ids, starts = events["id"].to_numpy().astype(np.int64), events["ts"].to_numpy()
     pids = events["pid"].fill_null(0).to_numpy()
     issuers = np.full(len(ids), -1, np.int64)
     for pid in np.unique(pids[ranged]):

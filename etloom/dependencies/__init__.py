@@ -1,5 +1,6 @@
 """From a linked Trace or Job to the graph of what waits for what.
 
+    events       the recorded events as arrays
     hosts        threads as chains of points, each piece the time of the innermost open event
     devices      device work, launch, order on a stream
     waits        blocking calls, streams that wait for streams
@@ -14,19 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
+import polars as pl
 
+from etloom.dependencies import collectives as together
 from etloom.dependencies import devices as device
-from etloom.dependencies.collectives import Member, Ranges, await_ranges, meet, members, ranges
+from etloom.dependencies.collectives import Ranges
 from etloom.dependencies.devices import Devices
 from etloom.dependencies.draft import Draft
+from etloom.dependencies.events import Events
 from etloom.dependencies.floors import Floors
 from etloom.dependencies.hosts import Hosts, hosts, quiet
 from etloom.dependencies.threads import hand_over
 from etloom.dependencies.waits import Waits
 from etloom.errors import LinkError
-from etloom.graphs import Graph
+from etloom.graphs import Graph, Ticks
 from etloom.trace import Job, Trace
 
 __all__ = ["Dependencies", "Floors", "depend"]
@@ -58,43 +62,61 @@ def depend(job: Job | Trace, floors: Floors | Mapping[int, Floors] | None = None
     draft = Draft()
     used: dict[int, Floors] = {}
     counts: dict[int, dict[str, int]] = {}
-    drawn: dict[int, tuple[Hosts, Devices, Ranges]] = {}
-    groups: list[Member] = []
+    drawn: dict[int, _Rank] = {}
     for rank, trace in traces.items():
         if not trace.meta.get("linked"):
             raise LinkError("the trace is not linked", where=f"rank {rank}", remedy="etloom.link(trace)")
         given = floors if isinstance(floors, Floors) else (floors or {}).get(rank)
-        drawn[rank], used[rank], counts[rank] = _of_rank(draft, trace, rank, given)
-        _, work, off = drawn[rank]
-        groups += members(trace, work, off, rank)
-    meet(draft, groups, counts)
-    for rank, (built, work, off) in drawn.items():
-        ids = traces[rank].events["id"].to_numpy().astype(np.int64)
-        built.edges(draft, ids)
-        work.edges(draft, ids)
-        off.edges(draft)
+        drawn[rank], used[rank], counts[rank] = _of_rank(draft, trace, rank, given, len(traces) > 1)
+    if len(traces) > 1:
+        parts = pl.concat(one.parts for one in drawn.values() if one.parts is not None)
+        places = {
+            key: floor
+            for rank, one in drawn.items()
+            for key, floor in (((rank, "device"), one.work.floor), ((rank, "host"), one.off.floor))
+        }
+        for row in together.meet(draft, parts, places).iter_rows(named=True):
+            counts[row["rank"]]["matched_communications"] = row["matched"]
+            counts[row["rank"]]["local_communications"] = row["local"]
+    for one in drawn.values():
+        one.built.edges(draft, one.ids)
+        one.work.edges(draft, one.ids)
+        one.off.edges(draft)
     return Dependencies(draft.graph(), used, counts)
 
 
+class _Rank(NamedTuple):
+    """What is drawn of a rank, but the pieces of time, which others may still change."""
+
+    ids: Ticks
+    built: Hosts
+    work: Devices
+    off: Ranges
+    parts: pl.DataFrame | None
+
+
 def _of_rank(
-    draft: Draft, trace: Trace, rank: int, given: Floors | None
-) -> tuple[tuple[Hosts, Devices, Ranges], Floors, dict[str, int]]:
-    """The points of a rank and all its edges but the pieces, which others may still change."""
-    work = device.devices(trace)
-    submission, delay = device.submissions(trace, work, given)
-    built, aside = hosts(draft, trace, submission, rank)
-    device.draw(draft, trace, work, rank)
-    waits = Waits(trace, built, work)
-    waits.tell(trace, work, submission)
+    draft: Draft, trace: Trace, rank: int, given: Floors | None, others: bool
+) -> tuple[_Rank, Floors, dict[str, int]]:
+    events = Events(trace.events)
+    work = device.devices(trace, events)
+    submission, delay = device.submissions(events, work, given)
+    built, aside = hosts(draft, events, submission, rank)
+    device.draw(draft, events, work, rank)
+    waits = Waits(trace, events, built, work)
+    waits.tell(events, work, submission)
     if given is None:
         launch, stream = device.measured(work, submission)
-        given = Floors(delay, launch, stream, waits.tail(built), waits.entries(trace, built))
-    pointless = device.order(draft, trace, work, built, given)
-    still = quiet(trace, built)
-    handoffs = hand_over(draft, trace, built, still)
-    off = ranges(draft, trace, built, rank)
-    awaited = await_ranges(draft, built, still, off)
-    waits.edges(draft, trace, built, work, given)
+        given = Floors(delay, launch, stream, waits.tail(built), waits.entries(events, built))
+    pointless = device.order(draft, events, work, built, given)
+    still = quiet(events, built)
+    handoffs = hand_over(draft, events, built, still)
+    parts = together.parts(trace, events, rank, others)
+    off = together.ranges(draft, events, built, parts, rank)
+    awaited = together.await_ranges(draft, built, still, off)
+    waits.edges(draft, events, built, work, given)
+    if parts is not None:
+        parts = together.placed(parts, events, work, off)
     counts = {
         "threads_aside": aside,
         "launches_without_point": pointless,
@@ -103,5 +125,7 @@ def _of_rank(
         "skewed_waits": int(waits.skewed.sum()),
         "handoffs": handoffs,
         "completion_waits": awaited,
+        "matched_communications": 0,
+        "local_communications": together.communications(events, work) if parts is None else parts.height,
     }
-    return (built, work, off), given, counts
+    return _Rank(events.id, built, work, off, parts), given, counts

@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 
 from etloom.dependencies.draft import Draft
+from etloom.dependencies.events import Events
 from etloom.dependencies.floors import Floors, low, typical
-from etloom.dependencies.hosts import NO_SUBMISSION, Hosts, rows_of
+from etloom.dependencies.hosts import NO_SUBMISSION, Hosts
 from etloom.graphs import Kind, Numbers, Role, Ticks
 from etloom.trace import Trace
 
@@ -27,7 +28,7 @@ class Devices:
     ``begin``, ``finish``: numbers of the points, once they are drawn.
     """
 
-    row: Numbers
+    row: Ticks
     launch: Ticks
     start: Ticks
     end: Ticks
@@ -48,61 +49,63 @@ class Devices:
         draft.edges(Kind.KERNEL, self.begin, self.finish, self.floor, ids[self.row])
 
 
-def devices(trace: Trace) -> Devices:
+def devices(trace: Trace, events: Events) -> Devices:
     """The device work of a linked trace, not yet drawn."""
-    events, launches = trace.events, trace.launches
-    rows = rows_of(events, launches["device_event"])
-    known = rows >= 0
-    known[known] = events["dur"].is_not_null().to_numpy()[rows[known]]
-    rows, call = rows[known], rows_of(events, launches["launch"])[known]
-    lane = events[rows].select(
-        pl.struct("pid", pl.col("device"), pl.col("stream").fill_null(pl.col("tid"))).rank("dense").alias("x")
-    )["x"]
-    stream = lane.to_numpy().astype(np.int64)
-    start = events["ts"].to_numpy()[rows]
-    end = start + np.maximum(events["dur"].fill_null(0).to_numpy()[rows], 0)
+    rows = events.rows(trace.launches["device_event"])
+    known = (rows >= 0) & events.timed[rows] if len(events) else rows >= 0
+    rows, call = rows[known], events.rows(trace.launches["launch"])[known]
+    stream = _streams(events.table[rows])
+    start, end = events.start[rows], events.end[rows]
     order = np.lexsort((rows, end, start, stream))
     rows, call, stream, start, end = (part[order] for part in (rows, call, stream, start, end))
-    place = np.full(events.height, -1, np.int32)
+    place = np.full(len(events), -1, np.int32)
     place[rows] = np.arange(len(rows))
     before = np.append(NO_SUBMISSION, end[:-1])[: len(end)]
     before[np.append(True, np.diff(stream) != 0)[: len(end)]] = NO_SUBMISSION
     nothing = np.zeros(0, np.int32)
-    return Devices(
-        rows.astype(np.int32), call, start, end, stream, before, end - start, place, nothing, nothing
-    )
+    return Devices(rows, call, start, end, stream, before, end - start, place, nothing, nothing)
 
 
-def submissions(trace: Trace, work: Devices, given: Floors | None) -> tuple[Ticks, int]:
+def _streams(work: pl.DataFrame) -> Ticks:
+    """A number for each process, device and stream (where it is not known, thread) of device work."""
+    lanes = work.select("pid", "device", pl.col("stream").fill_null(pl.col("tid")))
+    distinct = lanes.unique().sort(pl.all()).with_row_index("number")
+    numbered = lanes.join(distinct, on=lanes.columns, how="left", nulls_equal=True, maintain_order="left")
+    return numbered["number"].cast(pl.Int64).to_numpy()
+
+
+def submissions(events: Events, work: Devices, given: Floors | None) -> tuple[Ticks, int]:
     """By row of `events` the time at which a launch call has handed over its work, and the delay this assumes.
 
     A call hands over its first work so long before it starts as work typically takes to start on an idle stream,
     but neither before the call nor after it.
     """
-    events = trace.events
     launched = np.flatnonzero(work.launch >= 0)
     call = work.launch[launched]
-    starts = events["ts"].to_numpy()
-    ends = starts + np.maximum(events["dur"].fill_null(0).to_numpy(), 0)
-    first = np.full(events.height, np.iinfo(np.int64).max)
-    np.minimum.at(first, call, work.start[launched])
+    first = first_starts(work, len(events))
     if given is not None:
         delay = given.submission
     else:
-        idle = launched[work.before[launched] <= ends[call]]
-        delay = typical(work.start[idle] - ends[work.launch[idle]])
-    time = np.full(events.height, NO_SUBMISSION)
-    calls = np.unique(call)
-    time[calls] = np.clip(first[calls] - delay, starts[calls], ends[calls])
+        idle = launched[work.before[launched] <= events.end[call]]
+        delay = typical(work.start[idle] - events.end[work.launch[idle]])
+    time = np.full(len(events), NO_SUBMISSION)
+    time[call] = np.clip(first[call] - delay, events.start[call], events.end[call])
     return time, delay
 
 
-def draw(draft: Draft, trace: Trace, work: Devices, rank: int) -> None:
+def first_starts(work: Devices, count: int) -> Ticks:
+    """By row of `events` the start of the first work that a call launched, the greatest integer for none."""
+    first = np.full(count, np.iinfo(np.int64).max)
+    launched = np.flatnonzero(work.launch >= 0)
+    np.minimum.at(first, work.launch[launched], work.start[launched])
+    return first
+
+
+def draw(draft: Draft, events: Events, work: Devices, rank: int) -> None:
     """Add the points of the device work to the draft, each start before its end, in the order of the stream."""
-    ids = trace.events["id"].to_numpy()[work.row]
     times = np.stack([work.start, work.end], axis=1).ravel()
     roles = np.tile([Role.START, Role.END], len(work.row))
-    points = draft.points(times, np.repeat(ids, 2), roles, rank)
+    points = draft.points(times, np.repeat(events.id[work.row], 2), roles, rank)
     work.begin, work.finish = points[::2], points[1::2]
 
 
@@ -116,9 +119,9 @@ def measured(work: Devices, submission: Ticks) -> tuple[int, int]:
     return low((work.start - submitted)[free]), low((work.start - np.where(early, work.before, 0))[early])
 
 
-def order(draft: Draft, trace: Trace, work: Devices, built: Hosts, floors: Floors) -> int:
+def order(draft: Draft, events: Events, work: Devices, built: Hosts, floors: Floors) -> int:
     """Add launch, stream and overlap edges; returns how many launches have no point to leave from."""
-    ids = trace.events["id"].to_numpy()
+    ids = events.id
     later = np.flatnonzero(~work.first)
     apart = later[work.start[later] >= work.end[later - 1]]
     draft.edges(Kind.STREAM, work.finish[apart - 1], work.begin[apart], floors.stream, ids[work.row[apart]])
@@ -139,9 +142,7 @@ def order(draft: Draft, trace: Trace, work: Devices, built: Hosts, floors: Floor
 def leaving(built: Hosts, call: Ticks, work: Devices) -> Numbers:
     """The place of the point from which the work of each call leaves: its submission, else its end or start."""
     at: Numbers = built.submit[call]
-    first = np.full(len(built.start), np.iinfo(np.int64).max)
-    launched = np.flatnonzero(work.launch >= 0)
-    np.minimum.at(first, work.launch[launched], work.start[launched])
+    first = first_starts(work, len(built.start))
     end, start = built.end[call], built.start[call]
     returned = (end >= 0) & (built.time[np.maximum(end, 0)] <= first[call]) if len(built.time) else end >= 0
     return np.where(at >= 0, at, np.where(returned, end, start)).astype(np.int32)

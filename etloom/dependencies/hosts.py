@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
 from etloom import kinds, stacks
 from etloom._native import tour
 from etloom.dependencies.draft import Draft
+from etloom.dependencies.events import WAITS, Events, Mask
 from etloom.graphs import Codes, Kind, Numbers, Role, Ticks
-from etloom.trace import Trace
 
 NO_SUBMISSION = np.iinfo(np.int64).min
 _POLLS = r"EventQuery"
-WAITS = r"(?i)::_?wait|^wait|::barrier|monitored_barrier"
 
 
 @dataclass(eq=False)
@@ -58,42 +56,34 @@ class Hosts:
         )
 
 
-def hosts(draft: Draft, trace: Trace, submission: Ticks, rank: int) -> tuple[Hosts, int]:
-    """The threads of a linked trace, and how many were left out: those that only poll, or wait, in Python.
+def hosts(draft: Draft, events: Events, submission: Ticks, rank: int) -> tuple[Hosts, int]:
+    """The threads of a rank, and how many were left out: those that only poll, or wait, in Python.
 
     submission: of each event the time within it at which the device has its work, NO_SUBMISSION for none.
     """
-    events = trace.events
-    starts = events["ts"].to_numpy()
-    ends = starts + np.maximum(events["dur"].fill_null(0).to_numpy(), 0)
-    lanes = stacks.lane_codes(events)
-    standing = stacks.among(events["cat"], kinds.HOST) & events["depth"].is_not_null().to_numpy()
-    standing &= events["dur"].is_not_null().to_numpy()
-    asks = stacks.asked(events["name"], lambda name: name.str.contains(_POLLS))
-    working = np.unique(lanes[standing & ~asks & ~stacks.among(events["cat"], kinds.PYTHON)])
-    aside = standing & ~np.isin(lanes, working)
-    standing &= ~aside
+    lanes = stacks.lane_codes(events.table)
+    standing = events.host & (events.depth >= 0)
+    works = standing & ~events.names.like(_POLLS) & ~events.cats.among(kinds.PYTHON)
+    working, seen = np.zeros((2, int(lanes.max(initial=0)) + 1), bool)
+    working[lanes[works]] = True
+    seen[lanes[standing]] = True
+    standing &= working[lanes]
 
-    rows = np.flatnonzero(standing)
-    depth = events["depth"].fill_null(0).to_numpy()
-    rows = rows[np.lexsort((depth[rows], starts[rows], lanes[rows]))]
-    place_of = np.full(events.height + 1, -1, np.int64)  # so that place_of[-1] is -1
+    rows = _in_order(events, np.flatnonzero(standing), lanes)
+    place_of = np.full(len(events) + 1, -1, np.int64)  # so that place_of[-1] is -1
     place_of[rows] = np.arange(len(rows))
-    parent = place_of[rows_of(events, events["parent"])[rows]]
-    inside = (submission > starts) & (submission < ends)
-    submit = np.where(inside, submission, NO_SUBMISSION)[rows]
-    place, role, time, owner = tour(lanes[rows], starts[rows], ends[rows], parent, submit)
+    submit = submission[rows]
+    submit[(submit <= events.start[rows]) | (submit >= events.end[rows])] = NO_SUBMISSION
+    place, role, time, owner = tour(
+        lanes[rows], events.start[rows], events.end[rows], place_of[events.parent[rows]], submit
+    )
 
-    row = rows[place].astype(np.int32)
-    own = np.where(owner >= 0, rows[np.maximum(owner, 0)] if rows.size else owner, owner).astype(np.int32)
-    point = draft.points(time, events["id"].to_numpy()[row], role, rank)
-    floor = np.diff(time, prepend=time[:1])
-    kind = np.where(own >= 0, Kind.SEGMENT, Kind.IDLE).astype(np.uint8)
-    found = {}
-    for what in (Role.START, Role.END, Role.SUBMIT):
-        found[what] = np.full(events.height, -1, np.int32)
-        at = np.flatnonzero(role == what)
-        found[what][row[at]] = at
+    row = rows[place]
+    own = owner.copy()
+    own[owner >= 0] = rows[owner[owner >= 0]]
+    point = draft.points(time, events.id[row], role, rank)
+    at = np.full((3, len(events)), -1, np.int32)
+    at[role, row] = np.arange(len(row))
     built = Hosts(
         point,
         time,
@@ -101,31 +91,30 @@ def hosts(draft: Draft, trace: Trace, submission: Ticks, rank: int) -> tuple[Hos
         lanes[row],
         role,
         own,
-        kind,
-        floor,
-        start=found[Role.START],
-        end=found[Role.END],
-        submit=found[Role.SUBMIT],
+        kind=np.where(own >= 0, Kind.SEGMENT, Kind.IDLE).astype(np.uint8),
+        floor=np.diff(time, prepend=time[:1]),
+        start=at[Role.START],
+        end=at[Role.END],
+        submit=at[Role.SUBMIT],
     )
-    return built, len(np.unique(lanes[aside]))
+    return built, int((seen & ~working).sum())
 
 
-def rows_of(events: pl.DataFrame, wanted: pl.Series) -> Ticks:
-    """The rows of a table with these ids, which ascend in it; -1 for null and for an id it has not."""
-    known = events["id"].to_numpy()
-    asked = wanted.fill_null(0).to_numpy()
-    # Ids of a table from which no row was taken are its row numbers.
-    whole = known.size > 0 and known[0] == 0 and known[-1] == known.size - 1
-    row = asked.astype(np.int64) if whole else np.searchsorted(known, asked)
-    found = wanted.is_not_null().to_numpy() & (row < known.size)
-    found[found] = known[row[found]] == asked[found]
-    return np.where(found, row, -1).astype(np.int64)
+def _in_order(events: Events, rows: Ticks, lanes: Ticks) -> Ticks:
+    """The rows thread after thread, each by start, what is around first."""
+    lane = lanes[rows]
+    # Few threads: numpy sorts small numbers by their digits. The table is in the order of start.
+    rows = rows[np.argsort(lane.astype(np.uint16) if lane.max(initial=0) < 1 << 16 else lane, kind="stable")]
+    start, depth, lane = events.start[rows], events.depth[rows], lanes[rows]
+    before = (start[1:] < start[:-1]) | ((start[1:] == start[:-1]) & (depth[1:] < depth[:-1]))
+    if (before & (lane[1:] == lane[:-1])).any():
+        rows = rows[np.lexsort((depth, start, lane))]
+    return rows
 
 
-def quiet(trace: Trace, built: Hosts) -> np.ndarray:
+def quiet(events: Events, built: Hosts) -> Mask:
     """Which pieces may be rest: nothing is open, or what runs no code of its own, or what is there to wait."""
-    events = trace.events
-    rests = stacks.among(events["cat"], kinds.ANNOTATIONS | kinds.PYTHON)
-    rests |= stacks.asked(events["name"], lambda name: name.str.contains(WAITS))
-    still: np.ndarray = (built.owner == -1) | ((built.owner >= 0) & rests[np.maximum(built.owner, 0)])
+    rests = events.cats.among(kinds.ANNOTATIONS | kinds.PYTHON) | events.names.like(WAITS)
+    owner = np.maximum(built.owner, 0)
+    still: Mask = (built.owner == -1) | ((built.owner >= 0) & rests[owner])
     return still

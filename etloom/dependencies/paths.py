@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from etloom import graphs, kinds, stacks
-from etloom.dependencies.hosts import rows_of
+from etloom.dependencies.events import rows_of
 from etloom.graphs import Graph, Kind, Role
 from etloom.trace import Job, Trace
 

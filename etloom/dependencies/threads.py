@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from etloom import stacks
 from etloom.dependencies.draft import Draft
+from etloom.dependencies.events import Events, Mask
 from etloom.dependencies.hosts import Hosts
 from etloom.graphs import Kind, Ticks
-from etloom.trace import Trace
 
 REST_NS = 50_000
 """A shorter rest is not taken for a wait."""
@@ -16,13 +15,13 @@ REST_NS = 50_000
 _BACKWARD = r"^autograd::engine::evaluate_function"
 
 
-def rests(built: Hosts, still: np.ndarray) -> Ticks:
+def rests(built: Hosts, still: Mask) -> Ticks:
     """The places at which a rest of more than REST_NS ends."""
     took = np.diff(built.time, prepend=built.time[:1])
     return np.flatnonzero(still & (took > REST_NS))
 
 
-def hand_over(draft: Draft, trace: Trace, built: Hosts, still: np.ndarray) -> int:
+def hand_over(draft: Draft, events: Events, built: Hosts, still: Mask) -> int:
     """Add the edges between threads that work in turns, and turn their rests into waits; returns how many.
 
     Thread M rests from a to b. Thread B has points in that time and was at rest before the first of them, f; so
@@ -32,8 +31,8 @@ def hand_over(draft: Draft, trace: Trace, built: Hosts, still: np.ndarray) -> in
     n = len(built.time)
     first = np.flatnonzero(built.owner == -2)
     bounds = np.append(first, n)
-    pids = trace.events["pid"].fill_null(0).to_numpy()[built.row[first]]
-    backward = stacks.asked(trace.events["name"], lambda name: name.str.contains(_BACKWARD))[built.row]
+    pids = events.pid[built.row[first]]
+    backward = events.names.like(_BACKWARD)[built.row]
     # After the last point of a thread it is at rest.
     after = np.append(still[1:] | (built.owner[1:] == -2), True)
     before = still | (built.owner == -2)

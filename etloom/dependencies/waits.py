@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom import kinds, stacks
+from etloom import kinds
 from etloom.dependencies.devices import Devices
 from etloom.dependencies.draft import Draft
+from etloom.dependencies.events import Events
 from etloom.dependencies.floors import Floors, low
-from etloom.dependencies.hosts import Hosts, rows_of
+from etloom.dependencies.hosts import Hosts
 from etloom.graphs import Kind, Ticks
 from etloom.trace import Trace
 
@@ -36,13 +37,13 @@ class Waits:
     ``lost``: waits that fit no points, or not even with skew.
     """
 
-    def __init__(self, trace: Trace, built: Hosts, work: Devices) -> None:
+    def __init__(self, trace: Trace, events: Events, built: Hosts, work: Devices) -> None:
         table = trace.waits
-        event, on = rows_of(trace.events, table["event"]), rows_of(trace.events, table["on"])
+        event, on = events.rows(table["event"]), events.rows(table["on"])
         source = np.where(on >= 0, work.place[on], -1) if on.size else on
         end = np.where(event >= 0, built.end[event], -1) if event.size else event
         waiter = np.where(event >= 0, work.place[event], -1) if event.size else event
-        self.inferred = int(stacks.among(table["how"], ("inferred",)).sum())
+        self.inferred = int((table["how"] == "inferred").sum())
         host = np.flatnonzero((source >= 0) & (end >= 0))
         device = np.flatnonzero((source >= 0) & (waiter >= 0))
         returned = built.time[end[host]] if host.size else np.zeros(0, np.int64)
@@ -56,14 +57,13 @@ class Waits:
         self.waiter, self.source = waiter[device], source[device]
         self.lost = len(table) - host.size - device.size
 
-    def tell(self, trace: Trace, work: Devices, submission: Ticks) -> None:
+    def tell(self, events: Events, work: Devices, submission: Ticks) -> None:
         """Add what streams waited for where no one recorded it.
 
         Work starts late, just after work of another stream ended, and between the launches of both the host
         made a stream wait for an event.
         """
-        asks = stacks.asked(trace.events["name"], lambda name: name.str.contains(_STREAM_WAIT))
-        asked = trace.events["ts"].to_numpy()[asks & stacks.among(trace.events["cat"], kinds.RUNTIME)]
+        asked = events.start[events.names.like(_STREAM_WAIT) & events.cats.among(kinds.RUNTIME)]
         launched = work.launch >= 0
         submitted = np.where(launched, submission[work.launch], work.start.min(initial=0))
         waited = launched & (work.start - np.maximum(submitted, work.before) > LATE_NS)
@@ -83,7 +83,7 @@ class Waits:
         self.source = np.append(self.source, source[told])
         self.inferred += int(told.sum())
 
-    def entries(self, trace: Trace, built: Hosts) -> dict[str, int]:
+    def entries(self, events: Events, built: Hosts) -> dict[str, int]:
         """By name of call the least time of one that found its work done already."""
         if not self.end.size:
             return {}
@@ -91,7 +91,7 @@ class Waits:
         late = np.zeros(len(built.time), bool)
         late[self.end[self.ended > entered]] = True
         places = np.unique(self.end)
-        names = trace.events["name"][built.row[places].astype(np.int64)].cast(pl.String)
+        names = events.table["name"][built.row[places]].cast(pl.String)
         least: dict[str, int] = {}
         for place, name in zip(places, names, strict=True):
             if not late[place]:
@@ -104,11 +104,11 @@ class Waits:
         waited = (self.ended > built.time[self.end - 1]) & ~self.skewed
         return low((self.returned - self.ended)[waited])
 
-    def edges(self, draft: Draft, trace: Trace, built: Hosts, work: Devices, floors: Floors) -> None:
+    def edges(self, draft: Draft, events: Events, built: Hosts, work: Devices, floors: Floors) -> None:
         """Turn the last piece of each blocking call into a wait, and add the edges that end it."""
-        ids = trace.events["id"].to_numpy()
+        ids = events.id
         place = np.unique(self.end)
-        names = trace.events["name"][built.row[place].astype(np.int64)].cast(pl.String)
+        names = events.table["name"][built.row[place]].cast(pl.String)
         built.waits(place, np.array([floors.entry_of(name) for name in names], np.int64))
         draft.edges(
             Kind.SYNC,

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.dependencies.hosts import rows_of
+from etloom.dependencies.events import rows_of
 from etloom.exports._activities import Activities, Sort
 from etloom.exports._comm_groups import Groups
 from etloom.readers._chakra_pb import COLLECTIVES, NODE_TYPES

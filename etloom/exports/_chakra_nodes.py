@@ -11,7 +11,7 @@ import polars as pl
 
 from etloom import kinds, stacks
 from etloom.dependencies import depend
-from etloom.dependencies.hosts import rows_of
+from etloom.dependencies.events import rows_of
 from etloom.exports._activities import IDLE, Activities, Sort, activities
 from etloom.exports._chakra_comms import TYPES, communications
 from etloom.exports._comm_groups import Groups

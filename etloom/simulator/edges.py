@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import kinds, stacks
-from etloom.dependencies.hosts import rows_of
+from etloom.dependencies.events import rows_of
 from etloom.errors import EtloomError
 from etloom.graphs import Graph, Kind
 from etloom.simulator.changes import TARGETS, Change

@@ -1,0 +1,113 @@
+"""The events of a rank as arrays, each made once; what is asked of their texts, asked once a distinct one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom import kinds
+from etloom.graphs import Ticks
+
+Mask = NDArray[np.bool_]
+
+WAITS = r"(?i)::_?wait|^wait|::barrier|monitored_barrier"
+"""Host events that are there to wait."""
+
+
+class Texts:
+    """A text column, by codes: a question about it costs one look at each distinct text."""
+
+    def __init__(self, column: pl.Series) -> None:
+        codes = column.to_physical()
+        self.none = int(codes.max() or 0) + 1  # type: ignore[arg-type]
+        self.codes = codes.fill_null(self.none).to_numpy()
+        # A row that holds each code.
+        row = np.full(self.none + 1, -1, np.int64)
+        row[self.codes] = np.arange(len(self.codes))
+        row[self.none] = -1
+        self._used = np.flatnonzero(row >= 0)
+        self._texts = column[row[self._used]].cast(pl.String).to_frame("text")
+
+    def asked(self, question: Callable[[pl.Expr], pl.Expr]) -> Mask:
+        """Of which rows a question is true; false of null."""
+        true = np.zeros(self.none + 1, bool)
+        true[self._used] = (
+            self._texts.select(question(pl.col("text")).fill_null(False)).to_series().to_numpy()
+        )
+        found: Mask = true[self.codes]
+        return found
+
+    def like(self, expression: str) -> Mask:
+        """Which rows match a regular expression somewhere."""
+        return self.asked(lambda text: text.str.contains(expression))
+
+    def among(self, values: Collection[str]) -> Mask:
+        """Which rows hold one of these values."""
+        return self.asked(lambda text: text.is_in(list(values)))
+
+
+class Events:
+    """The events of a linked trace, by row.
+
+    ``table``: all of them. ``id``, ``start``, ``end`` (not before the start; the start, where the duration is not
+    known), ``timed`` (both are known), ``depth`` (-1 off the threads), ``pid`` (0 for none).
+    """
+
+    def __init__(self, table: pl.DataFrame) -> None:
+        self.table = table
+        columns = table.select(
+            pl.col("id").cast(pl.Int64),
+            pl.col("ts").fill_null(0),
+            end=pl.col("ts").fill_null(0) + pl.col("dur").fill_null(0).clip(0),
+            timed=pl.all_horizontal(pl.col("ts", "dur").is_not_null()),
+            depth=pl.col("depth").fill_null(-1),
+            pid=pl.col("pid").fill_null(0),
+        )
+        self.id: Ticks = columns["id"].to_numpy()
+        self.start: Ticks = columns["ts"].to_numpy()
+        self.end: Ticks = columns["end"].to_numpy()
+        self.timed: Mask = columns["timed"].to_numpy()
+        self.depth = columns["depth"].to_numpy()
+        self.pid: Ticks = columns["pid"].to_numpy()
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @cached_property
+    def cats(self) -> Texts:
+        return Texts(self.table["cat"])
+
+    @cached_property
+    def names(self) -> Texts:
+        return Texts(self.table["name"])
+
+    @cached_property
+    def parent(self) -> Ticks:
+        """The row of the event around each, -1 for none."""
+        return self.rows(self.table["parent"])
+
+    @cached_property
+    def host(self) -> Mask:
+        """Timed events of the host."""
+        return self.cats.among(kinds.HOST) & self.timed
+
+    def rows(self, wanted: pl.Series) -> Ticks:
+        """The rows of the events with these ids; -1 for null and for an id there is not."""
+        return rows_of(self.table, wanted)
+
+
+def rows_of(events: pl.DataFrame, wanted: pl.Series) -> Ticks:
+    """The rows of a table with these ids, which ascend in it; -1 for null and for an id it has not."""
+    known = events["id"].to_numpy()
+    asked = wanted.cast(pl.Int64).fill_null(-1).to_numpy()
+    # Ids of a table from which no row was taken are its row numbers.
+    if known.size and known[0] == 0 and known[-1] == known.size - 1:
+        return np.where(asked < known.size, asked, -1)
+    row = np.searchsorted(known, asked)
+    found = (row < known.size) & (asked >= 0)
+    found[found] = known[row[found]] == asked[found]
+    return np.where(found, row, -1)
