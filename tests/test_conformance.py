@@ -22,6 +22,7 @@ ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns
 ANALYSES = registry.names("analyses")
 ASK_MORE = {
     "clocks": "two ranks that communicate",
+    "cupti-counters": "counters of kernels",
     "hangs": "Flight Recorder dumps",
     "imbalance": "two ranks",
     "memory-bandwidth": "copies",

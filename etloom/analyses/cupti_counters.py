@@ -1,0 +1,124 @@
+"""Hardware counters of kernels by the operator that launched them.
+
+A row is a counter, a kernel name and the operator around its launch: operator, the innermost one, and top_operator,
+the outermost of the thread; null where no operator is around it. launches: how many kernels were measured. total,
+mean, least and most: of the values of the single kernels, in whatever the counter counts.
+
+Kineto measures kernels one at a time and writes a cuda_profiler_range for each, without a correlation and with made-up
+times; what joins it to its launch is the order alone. So there must be as many ranges as calls that launch kernels.
+
+counter: only counters whose name fits this glob. by: operator, or kernel (leaves the operators out, and needs no
+launches).
+
+Definition: HolisticTraceAnalysis get_cupti_counter_data_with_operators, which lists the single kernels.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.analyses._activity import answer, of_rank, require_linked
+from etloom.analyses._operators import row_of
+from etloom.errors import AnalysisError, UnknownName
+from etloom.schema import parse_distinct
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "counter": pl.String,
+    "operator": pl.String,
+    "top_operator": pl.String,
+    "kernel": pl.String,
+    "launches": pl.Int64,
+    "total": pl.Float64,
+    "mean": pl.Float64,
+    "least": pl.Float64,
+    "most": pl.Float64,
+}
+_RANGE = "cuda_profiler_range"
+_LAUNCHES_KERNEL = r"^(?:cuda|cu|hip)\w*Launch\w*Kernel"
+_VALUE = pl.List(pl.Struct({"counter": pl.String, "value": pl.Float64}))
+
+
+def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -> pl.DataFrame:
+    require_linked(trace)
+    if by not in ("operator", "kernel"):
+        raise UnknownName("grouping", by, ("operator", "kernel"))
+    ranges = trace.events.filter(pl.col("cat") == _RANGE).sort("ts", "id")
+    ranges = parse_distinct(ranges, "args", _values, _VALUE, alias="values")
+    nobody = pl.lit(None, pl.String)
+    if by == "operator" and ranges.height:
+        ranges = ranges.hstack(_operators(trace, ranges))
+    else:
+        ranges = ranges.with_columns(operator=nobody, top_operator=nobody)
+    found = (
+        ranges.select("operator", "top_operator", pl.col("name").cast(pl.String).alias("kernel"), "values")
+        .explode("values")
+        .unnest("values")
+        .drop_nulls("value")
+    )
+    if not found.height:
+        raise AnalysisError(
+            "the trace holds no counters of kernels",
+            where=of_rank(trace),
+            remedy="profile with experimental_config=torch._C._profiler._ExperimentalConfig(profiler_metrics=[...])",
+        )
+    if counter is not None:
+        named = [name for name in found["counter"].unique() if fnmatchcase(name, counter)]
+        if not named:
+            raise UnknownName("counter", counter, found["counter"].unique().sort())
+        found = found.filter(pl.col("counter").is_in(named))
+    value = pl.col("value")
+    table = found.group_by("counter", "operator", "top_operator", "kernel").agg(
+        pl.len().alias("launches"),
+        value.sum().alias("total"),
+        value.mean().alias("mean"),
+        value.min().alias("least"),
+        value.max().alias("most"),
+    )
+    order = ("counter", "total", "operator", "top_operator", "kernel")
+    return answer(table.sort(order, descending=[False, True, False, False, False]), COLUMNS)
+
+
+def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"counter": name, "value": float(value)}
+        for name, value in args.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
+
+
+def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
+    """operator and top_operator of each range, in order of time. Raises AnalysisError where order cannot tell."""
+    events = trace.events
+    calls = stacks.among(events["cat"], kinds.RUNTIME) & stacks.asked(
+        events["name"], lambda name: name.str.contains(_LAUNCHES_KERNEL)
+    )
+    launches = events.filter(pl.Series(calls)).sort("ts", "id")
+    devices = ranges["pid"].n_unique()
+    if launches.height != ranges.height or devices > 1:
+        raise AnalysisError(
+            f"{ranges.height} measured kernels of {devices} device(s) and {launches.height} launches cannot be "
+            "joined by their order",
+            where=of_rank(trace),
+            remedy="by=kernel leaves the operators out",
+        )
+    is_operator = stacks.among(events["cat"], kinds.OPERATORS)
+    parent = row_of(events, events["parent"])
+    inner = stacks.nearest(parent, is_operator, row_of(events, launches["id"]))
+    # The outermost operator has none around it.
+    around = stacks.nearest(parent, is_operator, parent)
+    outermost = is_operator & (around < 0)
+    outer = stacks.nearest(parent, outermost, inner)
+    names = events["name"].cast(pl.String)
+    return pl.DataFrame(
+        {
+            name: names[np.maximum(rows, 0)].set(pl.Series(rows < 0), None)
+            for name, rows in (("operator", inner), ("top_operator", outer))
+        }
+    )
