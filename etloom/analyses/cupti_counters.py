@@ -82,7 +82,7 @@ def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -
         value.max().alias("most"),
     )
     order = ("counter", "total", "operator", "top_operator", "kernel")
-    return answer(table.sort(order, descending=[False, True, False, False, False]), COLUMNS)
+    return answer(table.sort(order, descending=[False, True, False, False, False], nulls_last=True), COLUMNS)
 
 
 def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
