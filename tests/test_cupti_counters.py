@@ -32,9 +32,9 @@ EVENTS = [
     host("cuda_runtime", "cudaMemsetAsync", 130, 5),
     host("cuda_runtime", "cudaLaunchKernelExC", 140, 5),
     host("cuda_driver", "cuLaunchKernel", 300, 5),
-    measured("gemm", 1, inst=10, bytes=1.5),
-    measured("gemm", 11, inst=30, bytes=0.5),
-    measured("alone", 21, inst=7, bytes=2, note="text"),
+    measured("gemm", 1, inst=10, dram__bytes=1.5),
+    measured("gemm", 11, inst=30, dram__bytes=0.5),
+    measured("alone", 21, inst=7, dram__bytes=2, note="text"),
 ]
 
 
@@ -47,8 +47,8 @@ def opened(tmp_path: Path, events: list[dict[str, Any]]) -> Trace:
 def test_ranges_are_joined_to_launches_in_their_order(tmp_path: Path) -> None:
     found = etloom.analyze(opened(tmp_path, EVENTS), "cupti-counters")
     assert found.rows() == [
-        ("bytes", "aten::addmm", "aten::linear", "gemm", 2, 2.0, 1.0, 0.5, 1.5),
-        ("bytes", None, None, "alone", 1, 2.0, 2.0, 2.0, 2.0),
+        ("dram__bytes", "aten::addmm", "aten::linear", "gemm", 2, 2.0, 1.0, 0.5, 1.5),
+        ("dram__bytes", None, None, "alone", 1, 2.0, 2.0, 2.0, 2.0),
         ("inst", "aten::addmm", "aten::linear", "gemm", 2, 40.0, 20.0, 10.0, 30.0),
         ("inst", None, None, "alone", 1, 7.0, 7.0, 7.0, 7.0),
     ]
