@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.exports._et_nodes import BARE_ATTRIBUTES, EMPTY_SIDE, Nodes
+from etloom.exports._et_nodes import BARE_ATTRIBUTES, EMPTY_SIDE, Nodes, next_ids
 from etloom.exports._members import microseconds, quoted
 from etloom.linker.lanes import rows_of
 from etloom.trace import Trace
@@ -36,8 +36,7 @@ def numbered(trace: Trace) -> pl.DataFrame:
     for frame, key in ((cause, "id"), (above, "node"), (comms, "id"), (kernels, "id")):
         work = work.join(frame, on=key, how="left", maintain_order="left")
     work = work.filter(pl.col("node").is_not_null() | _within(trace, work))
-    first = int(trace.nodes["et_id"].max() or 0) + 1  # type: ignore[arg-type]
-    return work.with_columns(number=pl.int_range(first, first + pl.len()))
+    return work.with_columns(number=next_ids(trace, work.height))
 
 
 def _within(trace: Trace, work: pl.DataFrame) -> pl.Series:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from etloom.errors import EtloomError
 from etloom.exports._members import quoted
 from etloom.trace import Trace
 
@@ -38,13 +39,15 @@ _COMM_ATTRIBUTES = (
 )
 
 _NUMBERS = ("tensor_id", "storage_id", "offset", "numel", "itemsize")
+_SIDES = ("input", "output")
 EMPTY_SIDE = '{"values": [], "shapes": [], "types": [], "strides": []}'
 BARE_ATTRIBUTES = ", ".join(
     json.dumps({"name": name, "type": kind, "value": none}) for name, kind, none in _ATTRIBUTES[:7]
 )
 """What converters look for in every node, with the values that stand for none."""
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\],]|[^\[\],"\s]+')
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\[\]{},"\s]+')
+_LAST = 2**15 - 1  # index that tensors.index holds
 _TEMPLATE = {"values": pl.String, "values_first": pl.String, "shapes_first": pl.String}
 _SLOT = {
     "values": pl.String,
@@ -59,6 +62,8 @@ class Nodes:
     """Nodes of a trace as JSON texts."""
 
     def __init__(self, trace: Trace) -> None:
+        texts = pl.concat(trace.nodes[f"{side}s"].unique().cast(pl.String) for side in _SIDES)
+        self._templates, self._slots = _templates(texts.fill_null("[]").unique())
         self._tensors = trace.tensors.sort("node", maintain_order=True)
         self._node_of_tensor = self._tensors["node"].to_numpy()
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
@@ -115,11 +120,10 @@ class Nodes:
                 values=pl.col(f"{side}s").cast(pl.String).fill_null("[]"),
                 types=pl.col(f"{side}_types").cast(pl.String).fill_null("[]"),
             )
-            for io, side in enumerate(("input", "output"))
+            for io, side in enumerate(_SIDES)
         ).with_row_index("row")
-        templates, slots = _templates(asked["values"].unique())
-        rows = asked.join(templates, on="values", how="left", maintain_order="left")
-        filled = self._filled(asked.join(slots, on="values", maintain_order="left_right"))
+        rows = asked.join(self._templates, on="values", how="left", maintain_order="left")
+        filled = self._filled(asked.join(self._slots, on="values", maintain_order="left_right"))
         rows = rows.join(filled, on="row", how="left", maintain_order="left")
         rest = {name: pl.col(name).fill_null("") for name in ("value", "shape", "stride")}
         parts = (
@@ -143,14 +147,18 @@ class Nodes:
                 pl.lit("["), pl.concat_str([*numbers, "device"], separator=", "), pl.lit("]")
             ),
         )
+        slots = slots.with_row_index("slot")
         found = slots.join(tensors, on=keys, how="left", nulls_equal=True, maintain_order="left")
-        texts = (("value", "value"), ("shape", "shape"), ("stride", "shape"))
+        if found.height > slots.height:  # two tensors are said to be in one place
+            found = found.unique("slot", keep="first", maintain_order=True)
+        # A null without a tensor is one that the file holds.
+        texts = (("value", "value", "null"), ("shape", "shape", "[]"), ("stride", "shape", "[]"))
         return (
             found.select(
                 "row",
                 **{
-                    name: pl.concat_str(pl.col(name).fill_null("[]"), f"after_{after}")
-                    for name, after in texts
+                    name: pl.concat_str(pl.col(name).fill_null(none), f"after_{after}")
+                    for name, after, none in texts
                 },
             )
             .group_by("row", maintain_order=True)
@@ -180,6 +188,24 @@ class Nodes:
         schema = {"id": pl.UInt32, "more": pl.String}
         more = pl.DataFrame({"id": list(texts), "more": list(texts.values())}, schema=schema)
         return nodes.select("id").join(more, on="id", how="left", maintain_order="left")["more"].fill_null("")
+
+
+def with_ids(trace: Trace) -> Trace:
+    """The Trace with an et_id for each node: those that have none get the next ones. Raises EtloomError."""
+    lacking = trace.nodes["et_id"].is_null()
+    if not lacking.any():
+        return trace
+    given = next_ids(trace, int(lacking.sum()))
+    ids = trace.nodes["et_id"].scatter(lacking.arg_true(), given)
+    return trace.replace(nodes=trace.nodes.with_columns(ids))
+
+
+def next_ids(trace: Trace, count: int) -> pl.Series:
+    """So many ids after those of the nodes. Raises EtloomError where these leave no room."""
+    last: Any = trace.nodes["et_id"].max() or 0
+    if last >= 2**63 - 1 - count:
+        raise EtloomError(f"the node id {last} leaves no room for ids after it", remedy="number the nodes anew")
+    return pl.int_range(last + 1, last + 1 + count, eager=True)
 
 
 def attribute(name: str, kind: str, value: Any) -> dict[str, Any]:
@@ -242,11 +268,16 @@ def _around(text: str) -> tuple[list[str], list[str], list[tuple[int, int | None
     values: list[str] = []
     shapes: list[str] = []
     where: list[tuple[int, int | None]] = []
-    shape, begin, depth, index, number = "", 0, 0, 0, 0
+    shape, begin, depth, index, number, objects = "", 0, 0, 0, 0, 0
     for token in _TOKEN.finditer(text):
         mark = token[0]
-        if mark == "null":
-            where.append((index, None if depth == 1 else number))
+        if mark in "{}":
+            objects += 1 if mark == "{" else -1
+            shape += "" if objects else "[]"
+        elif objects:
+            continue  # there are no tensors in an object
+        elif mark == "null":
+            where.append((min(index, _LAST), None if depth == 1 else number))
             number += 1
             values.append(text[begin : token.start()])
             shapes.append(shape)

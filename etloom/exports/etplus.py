@@ -21,7 +21,7 @@ import polars as pl
 from etloom import stacks
 from etloom.errors import EtloomError
 from etloom.exports import _et_device
-from etloom.exports._et_nodes import Nodes
+from etloom.exports._et_nodes import Nodes, with_ids
 from etloom.exports._files import replacing
 from etloom.exports._members import microseconds
 from etloom.trace import Job, Trace
@@ -29,13 +29,14 @@ from etloom.trace import Job, Trace
 SUFFIX = (".etplus.json", ".etplus.json.gz")
 
 _HEADER = {"schema": "1.1.1-chakra.0.0.4", "pid": 0, "time": "", "start_ts": 0}
-_CHUNK = 1 << 13  # nodes; about 10 MB of text
+_CHUNK = 1 << 12  # nodes; about 5 MB of text, which the next ones take the place of
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     """Write the linked Trace of one rank, packed where the name ends in .gz.
 
-    Raises EtloomError for several ranks in one file and for a trace without an execution trace.
+    Raises EtloomError for several ranks in one file, for a trace without an execution trace and for one
+    of which the ids leave none for the device nodes.
     """
     if isinstance(trace, Job):
         if len(trace) != 1:
@@ -49,16 +50,18 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         raise EtloomError(
             "there is no execution trace to add times to", where=path, remedy="link it with one"
         )
+    trace = with_ids(trace)
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {})}
     # 1.0.1 is flat: its nodes are written in the layout that came next.
     header["schema"] = "1.0.2-chakra.0.0.4" if header["schema"] == "1.0.1" else header["schema"]
     finish = {key: header.pop(key) for key in ("finish_ts",) if key in header}
     with replacing(Path(path)) as file:
         file.write((json.dumps(header)[:-1] + ', "nodes": [\n').encode())
-        separator = ""
+        separator = b""
         for texts in _texts(trace):
-            file.write((separator + texts.str.join(",\n").item()).encode())
-            separator = ",\n"
+            file.write(separator)
+            file.write(texts.str.join(",\n").cast(pl.Binary).item())
+            separator = b",\n"
         file.write(
             (
                 "\n]"
