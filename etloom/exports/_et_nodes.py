@@ -204,7 +204,9 @@ def next_ids(trace: Trace, count: int) -> pl.Series:
     """So many ids after those of the nodes. Raises EtloomError where these leave no room."""
     last: Any = trace.nodes["et_id"].max() or 0
     if last >= 2**63 - 1 - count:
-        raise EtloomError(f"the node id {last} leaves no room for ids after it", remedy="number the nodes anew")
+        raise EtloomError(
+            f"the node id {last} leaves no room for ids after it", remedy="number the nodes anew"
+        )
     return pl.int_range(last + 1, last + 1 + count, eager=True)
 
 

@@ -94,6 +94,12 @@ def objects(frame: pl.DataFrame, base: int = 0) -> pl.Series:
     return frame.select(pl.concat_str(parts, ignore_nulls=True).alias("")).to_series()
 
 
+def joined(texts: pl.Series) -> bytes:
+    """Texts of objects under each other, with commas between them, in UTF-8."""
+    lines: bytes = texts.str.join(",\n").cast(pl.Binary).item()
+    return lines
+
+
 def split_rest(rest: pl.Series) -> tuple[pl.Series, pl.Series]:
     """events.args as what goes into args and what goes beside it, each as `arguments` gives it.
 

@@ -22,7 +22,7 @@ import polars as pl
 from etloom.errors import EtloomError
 from etloom.exports import _lanes
 from etloom.exports._files import replacing
-from etloom.exports._members import ARGS, MEMORY_ARGS, arguments, objects, quoted, split_rest
+from etloom.exports._members import ARGS, MEMORY_ARGS, arguments, joined, objects, quoted, split_rest
 from etloom.trace import Job, Trace
 
 SUFFIX = (".json", ".json.gz")
@@ -49,22 +49,21 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None 
     with replacing(Path(path)) as file:
         file.write(_header(None if several else next(iter(traces.values())), base))
         separator = b""
-        pids = {}
+        places = {}
         for rank, one in traces.items():
-            pids[rank] = pid
-            for lines in _lines(one, rank if several else None, base, pid, flow):
+            lanes, where = _places(one, rank if several else None, pid)
+            places[rank] = where if overlay else where.clear()
+            for lines in _lines(one, lanes, where, rank if several else None, base, flow):
                 if lines.len():
-                    file.write(separator + ",\n".join(lines).encode())
+                    file.write(separator + joined(lines))
                     separator = b",\n"
             pid += len(_lanes.processes(one))
             flow += one.launches.height + one.flows["flow"].n_unique()
         for rank, ends in (_path(traces, flow) if overlay else {}).items():
-            one = traces[rank]
-            _, where = _places(one, rank if several else None, pids[rank])
-            placed = ends.join(where.drop("ts"), on="id", maintain_order="left")
-            lines = objects(_bound(placed), base if one.meta.get("clock") == "epoch" else 0)
+            placed = ends.join(places[rank].drop("ts"), on="id", maintain_order="left")
+            lines = objects(_bound(placed), base if traces[rank].meta.get("clock") == "epoch" else 0)
             if lines.len():
-                file.write(separator + ",\n".join(lines).encode())
+                file.write(separator + joined(lines))
         file.write(b"\n]}\n")
 
 
@@ -95,11 +94,12 @@ def _header(trace: Trace | None, base: int) -> bytes:
     return json.dumps(said).removesuffix("}").encode() + b',\n"traceEvents": [\n'
 
 
-def _lines(trace: Trace, rank: int | None, base: int, pid: int, flow: int) -> Iterator[pl.Series]:
-    """The events of a rank as JSON texts, in pieces."""
+def _lines(
+    trace: Trace, lanes: pl.DataFrame, where: pl.DataFrame, rank: int | None, base: int, flow: int
+) -> Iterator[pl.Series]:
+    """The events of a rank as JSON texts, in pieces. lanes, where: as of `_places`."""
     base = base if trace.meta.get("clock") == "epoch" else 0
     events = trace.events
-    lanes, where = _places(trace, rank, pid)
     first = lanes.filter(pl.col("lane") == 0).drop("lane", "name")
     yield _names(trace, lanes, rank)
     for start in range(0, events.height, _CHUNK):

@@ -23,7 +23,8 @@ from etloom.errors import EtloomError
 from etloom.exports import _et_device
 from etloom.exports._et_nodes import Nodes, with_ids
 from etloom.exports._files import replacing
-from etloom.exports._members import microseconds
+from etloom.exports._members import joined, microseconds
+from etloom.linker.scope import node_around
 from etloom.trace import Job, Trace
 
 SUFFIX = (".etplus.json", ".etplus.json.gz")
@@ -60,7 +61,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         separator = b""
         for texts in _texts(trace):
             file.write(separator)
-            file.write(texts.str.join(",\n").cast(pl.Binary).item())
+            file.write(joined(texts))
             separator = b",\n"
         file.write(
             (
@@ -127,7 +128,7 @@ def _waited(trace: Trace, device: pl.DataFrame) -> pl.DataFrame:
     """node, and the member that lists the device nodes that a call in it waited for."""
     waits = trace.waits.select("event", "on").join(device.select(event="id"), on="event", how="anti")
     waits = waits.join(device.select(on="id", number="number"), on="on", maintain_order="left")
-    waits = waits.with_columns(node=_et_device.node_around(trace, waits["event"])).drop_nulls("node")
+    waits = waits.with_columns(node=node_around(trace, waits["event"])).drop_nulls("node")
     waits = waits.unique(["node", "number"], keep="first", maintain_order=True)
     return waits.group_by("node", maintain_order=True).agg(
         waited=pl.concat_str(

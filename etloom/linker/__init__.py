@@ -6,6 +6,7 @@ A chain of functions that take a Trace and return one, each adding what it found
     lanes     enclosing event, depth, step of host events
     launches  device work to launch call and operator
     pairs     nodes to events: by ids, else by aligning their order
+    scope     device work of other iterations than the execution trace
     comms     a communication's record, node, event and kernels
     threads   backward to forward operators, work after a pause to what another thread finished
     syncs     calls and streams to the device work they waited for
@@ -20,6 +21,7 @@ from etloom.linker.launches import launch
 from etloom.linker.merge import merge
 from etloom.linker.pairs import pair
 from etloom.linker.quality import figures
+from etloom.linker.scope import count_beyond
 from etloom.linker.syncs import wait
 from etloom.linker.threads import hand_off
 from etloom.trace import Trace
@@ -39,6 +41,6 @@ def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: st
     Raises LinkError where the traces are not of one program.
     """
     trace = merge(traces)
-    trace = pair(launch(place(trace)), iterations=iterations)
+    trace = count_beyond(pair(launch(place(trace)), iterations=iterations))
     trace = wait(hand_off(join_comms(trace), threshold_us=inter_thread_threshold_us))
     return trace.replace(meta={"linked": True, "link": figures(trace)})

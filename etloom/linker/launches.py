@@ -34,15 +34,16 @@ def launch(trace: Trace) -> Trace:
     calls, works = np.unique(call[call >= 0], return_counts=True)
     graphs = calls[works > 1]
     idle = without_work(events, call)
-    numbers = events["correlation"].fill_null(0).to_numpy()
-    late = idle[numbers[idle] > numbers[work].max()]
+    numbers, process = events["correlation"].fill_null(0).to_numpy(), processes(events, work)
+    _, highest = _range_of(numbers, process, work)
+    late = idle[numbers[idle] > highest[process[idle]]]
     other = np.setdiff1d(idle, late)
     return trace.replace(launches=launches, events=_device_steps(events, (work, call))).with_stats(
         [
             ("link.launch_missing", "info", missing.size, example(events, missing)),
             *(
                 (f"link.{reason}", "info", rows.size, example(events, rows))
-                for reason, rows in why_missing(events, missing).items()
+                for reason, rows in why_missing(events, work, missing).items()
             ),
             ("link.work_after_recording", "info", late.size, example(events, late)),
             ("link.launches_without_work", "info", other.size, example(events, other)),
@@ -62,11 +63,7 @@ def called(events: pl.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, int]:
     """
     correlation = events["correlation"].fill_null(0).to_numpy()
     hosts = np.flatnonzero(stacks.among(events["cat"], kinds.HOST) & (correlation > 0))
-    pids = events["pid"].fill_null(0).to_numpy()
-    processes = np.unique(pids[hosts])
-    keys = ["correlation"]
-    if len(processes) > 1 and np.isin(pids[rows], processes).all():
-        keys.append("pid")
+    keys = ["correlation"] if not processes(events, rows).any() else ["correlation", "pid"]
     calls = events[hosts].select(*keys, "ts", pl.Series("call", hosts))
     wanted = events[rows].select(
         *keys,
@@ -95,26 +92,52 @@ def called(events: pl.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, int]:
     return found, repeated
 
 
-def why_missing(events: pl.DataFrame, missing: np.ndarray) -> dict[str, np.ndarray]:
-    """Rows of device work without a launch call, by the reason.
+def processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
+    """For each event the number of its process, as far as correlations are numbers of one: else all are 0.
 
-    A process numbers its calls upwards. So what bears a lower number than all calls recorded was
+    That is where several processes launch and these rows, device events, bear their pids.
+    """
+    hosts = stacks.among(events["cat"], kinds.HOST) & (events["correlation"] > 0).fill_null(False).to_numpy()
+    pids = events["pid"].fill_null(0)
+    launching = pids.filter(pl.Series(hosts)).unique()
+    if len(launching) < 2 or not pids[work].is_in(launching.implode()).all():
+        return np.zeros(events.height, np.int64)
+    return pids.rank("dense").cast(pl.Int64).to_numpy()
+
+
+def why_missing(events: pl.DataFrame, work: np.ndarray, missing: np.ndarray) -> dict[str, np.ndarray]:
+    """Of rows of device work those without a launch call, by the reason.
+
+    A process numbers its calls upwards. So what bears a lower number than all calls recorded of it was
     launched_before_recording, its host running ahead of the device, and a higher one launched_after_recording;
     within, the recorder lost the call: launch_not_recorded. without_correlation: nothing says which call it was.
     no_calls_recorded: the recording holds the device side alone.
     """
     correlation = events["correlation"].fill_null(0).to_numpy()
-    calls = correlation[stacks.among(events["cat"], kinds.RUNTIME) & (correlation > 0)]
+    calls = np.flatnonzero(stacks.among(events["cat"], kinds.RUNTIME) & (correlation > 0))
     if not calls.size:
         return {"no_calls_recorded": missing}
-    numbers = correlation[missing]
-    before, after = numbers < calls.min(), numbers > calls.max()
+    process = processes(events, work)
+    lowest, highest = _range_of(correlation, process, calls)
+    numbers, own = correlation[missing], process[missing]
+    before, after = numbers < lowest[own], numbers > highest[own]
     return {
         "without_correlation": missing[numbers <= 0],
         "launched_before_recording": missing[before & (numbers > 0)],
         "launched_after_recording": missing[after],
         "launch_not_recorded": missing[~before & ~after],
     }
+
+
+def _range_of(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By group the lowest and the highest number of these rows; of a group without any, what none goes beyond."""
+    size = int(group.max(initial=0)) + 1
+    lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
+    np.minimum.at(lowest, group[rows], numbers[rows])
+    np.maximum.at(highest, group[rows], numbers[rows])
+    none = highest < 0
+    lowest[none], highest[none] = 0, np.iinfo(np.int64).max
+    return lowest, highest
 
 
 def without_work(events: pl.DataFrame, call: np.ndarray) -> np.ndarray:

@@ -163,15 +163,17 @@ def _unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Row]:
         .group_by("tid")
         .agg(pl.col("able").sum(), pl.col("has").sum())
         .filter((pl.col("able") > 0) & (pl.col("has") == 0))
-        .sort("tid")
+        .sort("tid", nulls_last=True)
     )
     lost = able & ~has
-    elsewhere = lost & nodes["tid"].is_in(threads["tid"].implode()).fill_null(False).to_numpy()
+    elsewhere = lost & nodes["tid"].is_in(threads["tid"].implode(), nulls_equal=True).to_numpy()
     rest = np.flatnonzero(lost & ~elsewhere)
     # Node ids count up as operators begin.
     outside = (rest < linked.min()) | (rest > linked.max()) if linked.size else np.zeros(rest.size, bool)
     outer, rest = rest[outside], rest[~outside]
-    named = ", ".join(f"thread {tid} ({count})" for tid, count, _ in threads.rows())
+    named = ", ".join(
+        f"{'no thread' if tid is None else f'thread {tid}'} ({count})" for tid, count, _ in threads.rows()
+    )
     groups = np.flatnonzero(stacks.asked(nodes["name"], lambda name: name.str.contains("process_group:init")))
 
     def example(rows: np.ndarray) -> str | None:

@@ -40,6 +40,7 @@ _REASONS = {
         "link.without_correlation": "without a correlation",
         "link.no_calls_recorded": "in a recording without runtime calls",
         "link.repeated_correlations": "calls repeat a correlation",
+        "link.work_beyond_nodes": "launched before the first linked operator or after the last (an ET+ leaves them out)",
     },
     "launches": {
         "link.launch_without_operator": "outside any operator",
@@ -87,10 +88,9 @@ def summary(trace: Trace) -> pl.DataFrame:
             len(staged) - staged.null_count() if steps else 0,
         ),
     ]
-    counts = {
-        name: (count, example)
-        for name, count, example in trace.stats.select("name", "count", "example").rows()
-    }
+    # Two files may count the same.
+    told = trace.stats.group_by("name").agg(pl.col("count").sum(), pl.col("example").drop_nulls().first())
+    counts = {name: (count, example) for name, count, example in told.rows()}
     return pl.DataFrame(
         [
             (
