@@ -312,7 +312,7 @@ def test_a_plan_that_fails_fails_on_all(data: Path) -> None:
 
 
 def test_one_trace_for_all(data: Path) -> None:
-    from etloom.cli.replay import _one_for_all
+    from etloom.cli.replay.comms import _one_for_all
 
     job = _one_for_all(Job({0: etloom.open(data / "nccl_ddp")[0]}), 2)
     made = plan(job)

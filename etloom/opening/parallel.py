@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from etloom.opening.files import text_bytes
+from etloom.system import available_memory
 from etloom.trace import Trace
 
 MEMORY_FACTOR = 1.5
@@ -25,14 +23,6 @@ def at_a_time(files: Mapping[int, Sequence[Path]], jobs: int) -> int:
     largest = sorted((size * MEMORY_FACTOR for size in sizes), reverse=True)[:jobs]
     room = available_memory()
     return max(1, sum(total <= room for total in itertools.accumulate(largest)))
-
-
-def available_memory() -> int:
-    """The bytes that may be used without swapping, as far as the system says."""
-    with contextlib.suppress(OSError):
-        if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
-            return int(match[1]) << 10
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def side_by_side(

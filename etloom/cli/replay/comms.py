@@ -1,4 +1,4 @@
-"""etloom replay: run the recorded communication again."""
+"""etloom replay comms: run the recorded communication again."""
 
 from __future__ import annotations
 
@@ -17,22 +17,7 @@ if TYPE_CHECKING:
     from etloom.replayer.plan import Plan
     from etloom.trace import Job
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-
-@app.callback()
-def _replay() -> None:
-    """Run what a run recorded again, and measure it.
-
-    Examples:
-
-    \b
-      etloom replay comms run/ --dry-run
-      torchrun --nproc-per-node 2 -m etloom replay comms run/ --backend gloo
-    """
-
-
-@app.command(short_help="The recorded collectives and messages, on real processes.")
 @guarded()
 def comms(
     path: Annotated[

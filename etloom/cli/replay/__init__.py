@@ -1,0 +1,29 @@
+"""etloom replay: run what a run recorded again, one file a part."""
+
+from __future__ import annotations
+
+import typer
+
+from etloom.cli.replay.comms import comms
+from etloom.cli.replay.compute import compute
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _replay() -> None:
+    """Run what a run recorded again, and measure it.
+
+    Examples:
+
+    \b
+      etloom replay comms run/ --dry-run
+      torchrun --nproc-per-node 2 -m etloom replay comms run/ --backend gloo
+      etloom replay compute run/ --device cpu
+    """
+
+
+app.command(short_help="The recorded collectives and messages, on real processes.")(comms)
+app.command(short_help="The recorded operators of a rank, on this machine.")(compute)

@@ -1,0 +1,250 @@
+"""The recorded computation on a device: a rehearsal finds out what can run, then it is repeated without a question."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from etloom.errors import EtloomError
+from etloom.replayer import materials, operators
+from etloom.replayer.program import Program, Step, View
+from etloom.replayer.values import DTYPES, value
+
+_GIVES_A_NUMBER = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
+_PLAIN_NUMBERS = {"double": 0.5, "long int": 1, "long": 1}
+"""A number that Python gave an operator is recorded as a tensor on the host; as such it would raise result types."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one step. result: replayed, skipped, or substituted: another operator did it, or its readers get tensors made
+    as recorded."""
+
+    result: str
+    reason: str | None = None
+
+
+Place = int | str  # of an argument: its position, or its name
+
+
+@dataclass
+class _Ready:
+    """A step with its arguments laid out, but for tensors, which come from and go to numbered slots.
+
+    slots: (place, slot). lists: (place, of the list's items (index, slot)). views: (slot, what, slot of another tensor
+    on that storage), to be made first. takes: (leaf of the result, slot). frees: slots.
+    """
+
+    call: Callable[..., Any]
+    positional: list[Any] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+    slots: list[tuple[Place, int]] = field(default_factory=list)
+    lists: list[tuple[Place, list[tuple[int, int]]]] = field(default_factory=list)
+    views: list[tuple[int, View, int]] = field(default_factory=list)
+    takes: list[tuple[int, int]] = field(default_factory=list)
+    frees: list[int] = field(default_factory=list)
+
+    def __call__(self, slots: list[Any]) -> Any:
+        for slot, view, base in self.views:
+            slots[slot] = _view(slots[base], view)
+        positional, named = self.positional, self.named
+        for place, slot in self.slots:
+            (named if isinstance(place, str) else positional)[place] = slots[slot]  # type: ignore[index,call-overload]
+        for place, items in self.lists:
+            into = (named if isinstance(place, str) else positional)[place]  # type: ignore[index,call-overload]
+            for at, slot in items:
+                into[at] = slots[slot]
+        return self.call(*positional, **named)
+
+
+class Machine:
+    """The program on a device. `rehearse` it once; then `run` repeats what could be run, with the same tensors.
+
+    outcomes: of each step. peak_bytes: the most that storages held at a time.
+    """
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self.program = program
+        self.device = device
+        self.outcomes: list[Outcome] = []
+        self.peak_bytes = 0
+        self._reach, self._offsets = materials.reaches(program)
+        self._numbers = _GIVES_A_NUMBER if device.type == "meta" else frozenset[str]()
+        self._slots: list[torch.Tensor | None] = []
+        self._slot_of: dict[View, int] = {}
+        self._on: dict[int, list[int]] = {}  # storage -> the slots with tensors on it; the first is whole
+        self._kept: set[int] = set()  # storages that stay: no step makes them, or none could
+        self._held: dict[int, int] = {}
+        self._ready: list[_Ready] = []
+
+    @torch.no_grad()
+    def rehearse(self, tell: Callable[[str], None] = lambda name: None) -> None:
+        """Run every step once. What an operator raises is the outcome of its step; the others still run.
+
+        Raises EtloomError where the device itself fails.
+        """
+        for step in self.program.steps:
+            tell(step.name)
+            ready = _Ready(step.operator.call)
+            outcome = self._attempt(step, ready)
+            self.outcomes.append(outcome)
+            if outcome.result != "skipped" and step.name not in self._numbers:
+                self._ready.append(ready)
+            for storage in step.frees:
+                self._held.pop(storage, None)
+                if storage not in self._kept:
+                    ready.frees = self._on.pop(storage, [])
+                    for slot in ready.frees:
+                        self._slots[slot] = None
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """All that can run, once more, to its end."""
+        slots = self._slots
+        for ready in self._ready:
+            given = ready(slots)
+            if ready.takes:
+                leaves = (given,) if isinstance(given, torch.Tensor) else tree_leaves(given)
+                for at, slot in ready.takes:
+                    slots[slot] = leaves[at]
+            for slot in ready.frees:
+                slots[slot] = None
+        self._synchronize()
+
+    def _attempt(self, step: Step, ready: _Ready) -> Outcome:
+        if step.name in self._numbers:
+            return Outcome("substituted", "gives a number, and meta tensors hold none")
+        reason = None
+        try:
+            self._lay_out(step, ready)
+            try:
+                given = ready(self._slots)
+            except NotImplementedError:
+                if (stand_in := operators.other(step.name)) is None:
+                    raise
+                name, ready.call = stand_in
+                given = ready(self._slots)
+                reason = f"by {name}"
+            self._synchronize()
+        except Exception as error:  # whatever an operator raises is its step's reason
+            self._check_device(step)
+            return Outcome("skipped", _first_line(error))
+        outcome = self._take(step, ready, given)
+        return Outcome("substituted", reason) if reason and outcome.result == "replayed" else outcome
+
+    def _lay_out(self, step: Step, ready: _Ready) -> None:
+        """Put the recorded values where this torch wants them, and name the slots of tensors."""
+        recorded = dict(zip((one.name for one in step.operator.arguments), step.values, strict=False))
+        for argument in step.operator.order:
+            given = recorded.get(argument.name, argument.default)
+            laid: Any
+            place: Place = argument.name if argument.keyword else len(ready.positional)
+            if isinstance(given, View):
+                laid = self._number(given)
+                if laid is None:
+                    ready.slots.append((place, self._slot(given, ready)))
+            elif isinstance(given, list) and "Tensor" in argument.kind:
+                items = [
+                    (at, self._slot(one, ready)) for at, one in enumerate(given) if isinstance(one, View)
+                ]
+                ready.lists.append((place, items))
+                laid = [None] * len(given)
+            elif argument.name in recorded:
+                laid = value(given, argument, self.device)
+            else:
+                laid = given
+            if argument.keyword:
+                ready.named[argument.name] = laid
+            else:
+                ready.positional.append(laid)
+
+    def _number(self, view: View) -> float | int | None:
+        plain = not view.shape and view.on_host and view.storage in self.program.constant
+        return _PLAIN_NUMBERS.get(view.dtype) if plain else None
+
+    def _slot(self, view: View, ready: _Ready) -> int:
+        """The slot with that tensor, filled."""
+        slot = self._slot_of.get(view)
+        if slot is not None and self._slots[slot] is not None:
+            return slot
+        slot = self._new_slot(view)
+        base = self._on.get(view.storage)
+        if base is not None and _holds(self._slots[base[0]], view):
+            self._slots[slot] = _view(self._slots[base[0]], view)
+            if view.storage not in self._kept:
+                ready.views.append((slot, view, base[0]))
+            self._on[view.storage].append(slot)
+            return slot
+        self._kept.add(view.storage)
+        whole = self._make(view)
+        self._held[view.storage] = whole.untyped_storage().nbytes()
+        self._slots[slot] = _view(whole, view)
+        self._on.setdefault(view.storage, []).insert(0, slot)
+        return slot
+
+    def _new_slot(self, view: View) -> int:
+        slot = self._slot_of.setdefault(view, len(self._slots))
+        if slot == len(self._slots):
+            self._slots.append(None)
+        return slot
+
+    def _make(self, view: View) -> torch.Tensor:
+        count = math.ceil(self.program.bytes[view.storage] / DTYPES[view.dtype].itemsize)
+        device = torch.device("cpu") if view.on_host and self.device.type == "cuda" else self.device
+        reach = self._reach.get(view.storage, 0)
+        return materials.made(view, count, device, reach, view.storage in self._offsets)
+
+    def _take(self, step: Step, ready: _Ready, given: Any) -> Outcome:
+        """Give the results their slots, if they are as recorded; else their readers get tensors made so."""
+        leaves = tree_leaves(given)
+        found = [(at, one) for at, one in enumerate(leaves) if isinstance(one, torch.Tensor)]
+        if len(found) != len(step.results):
+            return Outcome("substituted", f"gave {len(found)} tensors, recorded {len(step.results)}")
+        for (_, tensor), view in zip(found, step.results, strict=True):
+            if tuple(tensor.shape) != view.shape:
+                return Outcome("substituted", f"gave shape {list(tensor.shape)}, recorded {list(view.shape)}")
+            if tensor.dtype != DTYPES[view.dtype]:
+                return Outcome("substituted", f"gave {tensor.dtype}, recorded {DTYPES[view.dtype]}")
+        for (at, tensor), view in zip(found, step.results, strict=True):
+            slot = self._new_slot(view)
+            self._slots[slot] = tensor
+            ready.takes.append((at, slot))
+            slots = self._on.setdefault(view.storage, [])
+            if slot not in slots:
+                slots.append(slot)
+            if view.storage not in self._kept:
+                self._held[view.storage] = tensor.untyped_storage().nbytes()
+        self._measure()
+        return Outcome("replayed")
+
+    def _measure(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, sum(self._held.values()))
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _check_device(self, step: Step) -> None:
+        """A GPU that one operator has broken raises at all that follow."""
+        try:
+            self._synchronize()
+        except RuntimeError as error:
+            raise EtloomError(f"{step.name} left the GPU unusable: {_first_line(error)}") from error
+
+
+def _view(base: Any, view: View) -> torch.Tensor:
+    made = torch.empty(0, dtype=DTYPES[view.dtype], device=base.device)
+    return made.set_(base.untyped_storage(), view.offset, view.shape, view.stride)  # type: ignore[call-overload,no-any-return]
+
+
+def _holds(base: torch.Tensor | None, view: View) -> bool:
+    return base is not None and base.untyped_storage().nbytes() >= view.bytes
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:160] or type(error).__name__

@@ -1,0 +1,105 @@
+"""What tensors of no recorded origin hold, and how much memory all of them may take.
+
+Floating point is random, scaled so that products stay near one. Integers are zero, a valid index everywhere, unless an
+operator that reads them says how far they may reach; offsets of bags are evenly spread; masks are true.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from etloom.replayer.program import Program, View, views_of
+from etloom.replayer.values import DTYPES
+
+_ALIKE = frozenset({
+    "aten::to", "aten::_to_copy", "aten::view", "aten::reshape", "aten::contiguous", "aten::clone", "aten::slice",
+    "aten::select", "aten::flatten", "aten::squeeze", "aten::unsqueeze", "aten::t", "aten::transpose", "aten::permute",
+    "aten::expand", "aten::detach", "aten::alias", "aten::copy_", "aten::cat", "aten::stack",
+})  # fmt: skip
+"""Operators whose results hold what their inputs hold."""
+
+_REACH: dict[str, tuple[str, Callable[[dict[str, Any]], int]]] = {
+    "aten::embedding": ("indices", lambda had: had["weight"].shape[0]),
+    "aten::embedding_bag": ("indices", lambda had: had["weight"].shape[0]),
+    "aten::_embedding_bag": ("indices", lambda had: had["weight"].shape[0]),
+    "aten::index_select": ("index", lambda had: had["self"].shape[had["dim"]]),
+    "aten::gather": ("index", lambda had: had["self"].shape[had["dim"]]),
+    "aten::nll_loss": ("target", lambda had: had["self"].shape[1]),
+    "aten::nll_loss_nd": ("target", lambda had: had["self"].shape[1]),
+    "aten::cross_entropy_loss": ("target", lambda had: had["self"].shape[1]),
+    "aten::embedding_dense_backward": ("indices", lambda had: had["num_weights"]),
+}
+"""Operator -> the argument that holds places, and below what they must lie."""
+
+
+def reaches(program: Program) -> tuple[dict[int, int], set[int]]:
+    """Storage of integers -> below what they must lie, by what their readers say; and storages with offsets of bags.
+
+    Readers of copies and views count too: the program is walked from its end.
+    """
+    reach: dict[int, int] = {}
+    offsets: set[int] = set()
+    for step in reversed(program.steps):
+        had = {one.name: value for one, value in zip(step.operator.arguments, step.values, strict=False)}
+        name = step.operator.name
+        if name in _REACH:
+            argument, bound = _REACH[name]
+            if isinstance(places := had.get(argument), View):
+                with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):
+                    reach[places.storage] = min(bound(had), reach.get(places.storage, 1 << 31))
+        if name.endswith("embedding_bag") and isinstance(starts := had.get("offsets"), View):
+            offsets.add(starts.storage)
+        if name in _ALIKE and step.results:
+            for view in views_of(step.values):
+                for result in step.results:
+                    if result.storage in reach:
+                        reach[view.storage] = min(reach[result.storage], reach.get(view.storage, 1 << 31))
+                    if result.storage in offsets:
+                        offsets.add(view.storage)
+    return reach, offsets
+
+
+def made(view: View, count: int, device: torch.device, reach: int, offsets: bool) -> torch.Tensor:
+    """A flat tensor of ``count`` elements for the storage of a view."""
+    dtype = DTYPES[view.dtype]
+    if dtype == torch.bool:
+        return torch.ones(count, dtype=dtype, device=device)
+    if dtype.is_floating_point or dtype.is_complex:
+        width = math.prod(view.shape[1:]) if len(view.shape) > 1 else 1
+        small = torch.rand(count, dtype=dtype if dtype.itemsize > 1 else torch.float32, device=device)
+        return (small * (2 / width if width > 1 else 1)).to(dtype)
+    if offsets:
+        return torch.arange(count, device=device).to(dtype)
+    if reach > 1 and dtype.is_signed:
+        return torch.randint(min(reach, torch.iinfo(dtype).max), (count,), dtype=dtype, device=device)
+    return torch.zeros(count, dtype=dtype, device=device)
+
+
+@contextlib.contextmanager
+def bounded(more: int) -> Iterator[None]:
+    """This process may take only so many bytes more, since a stranger's trace asks for any size.
+
+    Where the system does not tell how much it has taken (other than Linux), there is no bound.
+    """
+    try:
+        import resource
+
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = taken + more
+    resource.setrlimit(
+        resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,373 @@
+"""Computation replay: what was recorded runs again, with the shapes, types and data flow that were recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom import cli
+from etloom.errors import EtloomError
+
+torch = pytest.importorskip("torch")
+from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
+
+from etloom.replayer.compute import Replayed, replay  # noqa: E402
+from etloom.replayer.machine import Machine  # noqa: E402
+from etloom.replayer.operators import Operator, resolve  # noqa: E402
+from etloom.replayer.program import View, program  # noqa: E402
+from etloom.replayer.values import value  # noqa: E402
+
+pytestmark = pytest.mark.torch
+ATEN = frozenset({"aten"})
+
+
+def record(folder: Path, step: Callable[[], Any]) -> etloom.Trace:
+    """The linked trace of two calls, the second recorded."""
+    step()
+    observer = ExecutionTraceObserver().register_callback(str(folder / "torch_et_0.json"))
+    with profile(execution_trace_observer=observer, record_shapes=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(folder / "kineto_trace_0.json"))
+    return etloom.open(folder, use_cache=False)[0]
+
+
+def training(
+    model: Any, *inputs: Any, loss: Callable[[Any], Any] = lambda out: out.sum()
+) -> Callable[[], None]:
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model(*inputs)).backward()
+        optimizer.step()
+
+    return step
+
+
+def mlp() -> Callable[[], None]:
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(), nn.Linear(64, 8))
+    labels = torch.randint(8, (16,))
+    return training(model, torch.rand(16, 32), loss=lambda out: nn.functional.cross_entropy(out, labels))
+
+
+def transformer() -> Callable[[], None]:
+    nn = torch.nn
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.Sequential(nn.Embedding(50, 32), nn.TransformerEncoder(layer, 2), nn.Linear(32, 50))
+    return training(model, torch.randint(50, (4, 12)))
+
+
+def resnet() -> Callable[[], None]:
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(
+                nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
+            )
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(x + self.inner(x))
+
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), Block(), nn.MaxPool2d(2), Block(), nn.AdaptiveAvgPool2d(1)
+    )
+    return training(model, torch.rand(2, 3, 33, 33))
+
+
+def bags() -> Callable[[], None]:
+    model = torch.nn.EmbeddingBag(100, 8, mode="sum")
+    return training(model, torch.randint(100, (30,)), torch.tensor([0, 4, 9, 21]))
+
+
+@pytest.mark.parametrize("step", [mlp, transformer, resnet, bags])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_recorded_steps_replay_whole(tmp_path: Path, step: Callable[[], Any], device: str) -> None:
+    trace = record(tmp_path, step())
+    done = replay(trace, device, repeats=1)
+    rest = done.coverage.filter(pl.col("result") != "replayed")
+    # On meta, torch gives no numbers and other shapes of what embedding bags keep for their backward.
+    allowed = {"aten::item", "aten::embedding_bag"} if device == "meta" else set()
+    assert set(rest["name"]) <= allowed and set(rest["result"]) <= {"substituted"}, rest
+    assert done.covered() == done.covered("recorded_ns") == 1.0
+    assert done.coverage["share_of_time"].sum() == pytest.approx(1.0)
+    assert done.peak_bytes > 0 and done.recorded_ns
+    assert (done.trace is None) == (device == "meta")
+
+
+def test_the_replay_is_a_trace_that_compares_with_the_recording(tmp_path: Path) -> None:
+    trace = record(tmp_path, transformer())
+    done = replay(trace, repeats=2)
+    assert done.trace is not None and len(done.repeats_ns) == 2
+    table = etloom.diff(trace, done.trace).table("operator")
+    both = table.filter(pl.col("operator").cast(pl.String) == "aten::addmm")
+    counts = [
+        one.events.filter(pl.col("name").cast(pl.String) == "aten::addmm").height
+        for one in (trace, done.trace)
+    ]
+    assert both.height == 1 and counts[0] == counts[1] > 0
+
+
+def test_a_consumer_gets_what_its_producer_gave(tmp_path: Path) -> None:
+    """Values flow: of what is made up only the first input is, and the rest follows from it."""
+    x = torch.rand(4, 4)
+
+    def step() -> None:
+        with torch.no_grad():
+            y = torch.zeros_like(x)  # whatever x holds
+            z = y.view(2, 8).t()  # a view of a view
+            z.fill_(3.0)  # in place, through the view
+            y.sum(0)  # so 12 everywhere
+
+    made = program(record(tmp_path, step))
+    machine = Machine(made, torch.device("cpu"))
+    seen: dict[str, Any] = {}
+    take = machine._take
+    machine._take = lambda step, ready, given: (seen.update({step.name: given}), take(step, ready, given))[1]  # type: ignore[assignment,func-returns-value]
+    machine.rehearse()
+    assert [one.result for one in machine.outcomes] == ["replayed"] * len(made.steps)
+    assert seen["aten::sum"].tolist() == [12.0] * 4
+    seen.clear()
+    run = machine._ready[-1].call
+    machine._ready[-1].call = lambda *args, **named: seen.setdefault("sum", run(*args, **named))
+    machine.run()
+    assert seen["sum"].tolist() == [12.0] * 4
+
+
+def test_a_reused_storage_id_is_a_new_tensor_and_what_is_read_last_is_freed(tmp_path: Path) -> None:
+    x = torch.rand(1 << 18)
+
+    def step() -> None:
+        y = x
+        for _ in range(20):  # each result dies as the next is made: torch gives its place to a later one
+            y = y.cos()
+
+    trace = record(tmp_path, step)
+    assert trace.tensors.filter(pl.col("io") == 1)["storage_id"].n_unique() < 20
+    made = program(trace)
+    outs = [one.results[0].storage for one in made.steps if one.name == "aten::cos"]
+    assert len(set(outs)) == 20
+    assert sorted(storage for one in made.steps for storage in one.frees) == sorted(outs)
+    machine = Machine(made, torch.device("cpu"))
+    machine.rehearse()
+    assert machine.peak_bytes == 3 * 4 << 18  # x, and one result while the next is made
+
+
+def test_gives_other_shapes_where_they_depend_on_values(tmp_path: Path) -> None:
+    x = torch.tensor([0.0, 1.0, 0.0, 2.0])
+
+    def step() -> None:
+        x.nonzero().add(1)
+
+    coverage = replay(record(tmp_path, step), repeats=1).coverage
+    by_name = {
+        name: (result, reason) for name, result, reason in coverage.select("name", "result", "reason").rows()
+    }
+    assert by_name["aten::nonzero"] == ("substituted", "gave shape [4, 1], recorded [2, 1]")
+    assert by_name["aten::add"] == ("replayed", None)  # on a tensor made as it was recorded
+
+
+def test_steps_are_chosen_by_number(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+    observer = ExecutionTraceObserver().register_callback(str(tmp_path / "torch_et_0.json"))
+    with profile(
+        execution_trace_observer=observer, schedule=torch.profiler.schedule(wait=0, warmup=1, active=3)
+    ) as prof:
+        for _ in range(4):
+            model(torch.ones(2, 4)).sum().backward()
+            prof.step()
+    trace = etloom.open(tmp_path, use_cache=False)[0]
+    whole, one = program(trace), program(trace, step=2)
+    assert sum(step.name == "aten::linear" for step in whole.steps) == 3
+    assert sum(step.name == "aten::linear" for step in one.steps) == 1
+    assert any(step.name == "aten::mm" for step in one.steps)  # of the backward thread
+    with pytest.raises(EtloomError, match="the execution trace has no step 9; it has 1, 2, 3"):
+        program(trace, step=9)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("aten::from_file(str filename) -> Tensor", "not run for a trace of unknown origin"),
+        ("mine::add(Tensor a) -> Tensor", "namespace mine is not allowed; --allow-namespace adds one"),
+        ("aten::no_such(Tensor a) -> Tensor", "not in this torch"),
+        (
+            "aten::add.Tensor(Tensor self, Tensor other, *, Scalar beta=1) -> Tensor",
+            "this torch's operator has no argument beta",
+        ),
+        ("aten::relu(Tensor self -> Tensor", "not in this torch"),
+        ("os::system(str command) -> ()", "namespace os is not allowed; --allow-namespace adds one"),
+        (
+            "aten::_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor",
+            "not run for a trace of unknown origin",
+        ),
+    ],
+)
+def test_what_a_strangers_trace_may_not_run_has_a_reason(schema: str, reason: str) -> None:
+    assert resolve(schema, ATEN) == reason
+
+
+def test_no_operator_of_aten_that_opens_files_or_loads_code_is_allowed() -> None:
+    names = {
+        one.name.partition("::")[2]
+        for one in torch._C._jit_get_all_schemas()
+        if one.name.startswith("aten::")
+    }
+    files = {name for name in names if re.search(r"file|save|load|path|url|open$", name)}
+    for one in torch._C._jit_get_all_schemas():
+        if one.name.partition("::")[2] in files and one.name.startswith("aten::"):
+            assert isinstance(resolve(str(one), ATEN), str), one
+    takes_path = [
+        one
+        for one in torch._C._jit_get_all_schemas()
+        if one.name.startswith("aten::") and any("file" in str(argument.name) for argument in one.arguments)
+    ]
+    assert takes_path and all(isinstance(resolve(str(one), ATEN), str) for one in takes_path)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "kind", "name", "expected"),
+    [
+        (6, "Optional[ScalarType]", "dtype", torch.float32),
+        (15, "ScalarType", "dtype", torch.bfloat16),
+        (24, "ScalarType", "dtype", torch.float8_e4m3fn),
+        (2, "Optional[MemoryFormat]", "memory_format", torch.channels_last),
+        ("<None>", "Optional[int]", "dim", None),
+        ("cuda:3", "Optional[Device]", "device", torch.device("cpu")),
+        ("-inf", "number", "value", float("-inf")),
+        ([1, 2], "List[int]", "size", [1, 2]),
+        ("trunc", "Optional[str]", "rounding_mode", "trunc"),
+        (True, "bool", "train", True),
+    ],
+)
+def test_values_as_torch_takes_them(recorded: Any, kind: str, name: str, expected: Any) -> None:
+    from etloom.replayer.operators import Argument
+
+    assert value(recorded, Argument(name, kind, False, None), torch.device("cpu")) == expected
+
+
+def stranger(
+    folder: Path, schema: str, name: str, inputs: list[Any], types: list[str], shapes: list[Any]
+) -> etloom.Trace:
+    """A trace of one operator that nobody recorded."""
+    attrs = [
+        {"name": key, "type": kind, "value": given}
+        for key, kind, given in (
+            ("rf_id", "uint64", 1), ("fw_parent", "uint64", 0), ("seq_id", "int64", -1), ("scope", "uint64", 0),
+            ("tid", "uint64", 1), ("fw_tid", "uint64", 0), ("op_schema", "string", schema),
+            ("kernel_backend", "string", ""), ("kernel_file", "string", ""),
+        )
+    ]  # fmt: skip
+    node = {
+        "id": 2, "name": name, "ctrl_deps": 1, "inputs": {"values": inputs, "shapes": shapes, "types": types},
+        "outputs": {"values": [], "shapes": [], "types": []}, "attrs": attrs,
+    }  # fmt: skip
+    file = folder / "torch_et_0.json"
+    file.write_text(
+        json.dumps({"schema": "1.1.0-chakra.0.0.4", "pid": 1, "time": "", "start_ts": 0, "nodes": [node]})
+    )
+    read = etloom.read(file)
+    assert isinstance(read, etloom.Trace)
+    return read
+
+
+HUGE = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("schema", "inputs", "types", "shapes"),
+    [
+        ("aten::zeros(SymInt[] size) -> Tensor", [[HUGE]], ["GenericList[Int]"], [[[]]]),
+        ("aten::relu(Tensor self) -> Tensor", [[1, 2, 0, HUGE, 4, "cpu"]], ["Tensor(float)"], [[HUGE]]),
+        ("aten::relu(Tensor self) -> Tensor", [[1, 2, -4, 1, 4, "cpu"]], ["Tensor(float)"], [[-1]]),
+        ("aten::relu(Tensor self) -> Tensor", [[1, 2, 0, 1, 4, "cpu"]], ["Tensor(what)"], [[1]]),
+        ("aten::relu(Tensor self) -> Tensor", [1, 2, 3], ["Int", "Int", "Int"], [[], [], []]),
+    ],
+)
+def test_what_a_stranger_asks_for_is_bounded_and_told(
+    tmp_path: Path, schema: str, inputs: list[Any], types: list[str], shapes: list[Any]
+) -> None:
+    trace = stranger(tmp_path, schema, schema.partition("(")[0], inputs, types, shapes)
+    done = replay(trace, repeats=1, max_bytes=1 << 30)
+    assert done.coverage["result"].to_list() == ["skipped"]
+    assert done.coverage["reason"][0]
+
+
+def test_the_command(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = str(data / "cpu" / "ddp_2")
+    out = tmp_path / "replay.parquet"
+    assert (
+        cli.main(
+            [
+                "replay",
+                "compute",
+                given,
+                "--rank",
+                "1",
+                "--repeats",
+                "1",
+                "--format",
+                "json",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
+    said = capsys.readouterr()
+    rows = json.loads(said.out)
+    assert {row["name"] for row in rows if row["result"] != "replayed"} == {"c10d::allreduce_"}
+    assert "covered: 100.00% of operators, 100.00% of their recorded time" in said.err
+    assert etloom.open(out)[1].events.height > 1000
+    assert (
+        cli.main(["replay", "compute", given, "--device", "meta", "--min-coverage", "100", "--out", str(out)])
+        == 1
+    )
+    assert "on meta nothing takes time" in capsys.readouterr().err
+    assert cli.main(["replay", "compute", given, "--rank", "7"]) == 1
+    assert cli.main(["replay", "compute", given, "--device", "tpu"]) == 1
+    assert "no device is called 'tpu'; one of cpu, cuda, meta" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("dlrm", 0.97),
+        ("linear", 1.0),
+        ("et_schemas/hf_gpt2.json.gz", 1.0),
+        ("nccl_ddp", 1.0),
+        ("simple_add", 1.0),
+    ],
+)
+def test_shapes_of_recorded_gpu_traces(data: Path, name: str, least: float) -> None:
+    job = etloom.open(data / name)
+    done: Replayed = replay(job[min(job)], "meta")
+    assert (done.covered() or 0) >= least, done.coverage.filter(pl.col("result") == "skipped")
+    wrong = done.coverage.filter(pl.col("reason").str.contains("gave (shape|torch)"))
+    assert not wrong.height, wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["dlrm", "simple_add", "cpu/coll_4", "cpu/pp_4", "cpu/compile", "cpu/mt_bwd"]
+)
+def test_recorded_traces_run_on_a_cpu(data: Path, name: str) -> None:
+    job = etloom.open(data / name)
+    done = replay(job[min(job)], "cpu", repeats=1, warmup=0)
+    assert (done.covered() or 0) >= 0.97, done.coverage.filter(pl.col("result") == "skipped")
+
+
+def test_views_know_what_their_storage_must_hold() -> None:
+    assert View(0, "float", 2, (3, 4), (8, 1), True).bytes == 4 * (2 + 2 * 8 + 3 + 1)
+    assert View(0, "double", 5, (3, 0), (1, 1), True).bytes == 0
+    assert isinstance(resolve("aten::relu(Tensor self) -> Tensor", ATEN), Operator)
