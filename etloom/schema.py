@@ -163,6 +163,9 @@ _DECLARED = (
         Column("total_reserved", I64, "bytes reserved on the device after it", unit="B"),
         Column("device_type", I32, "c10::DeviceType: 0 cpu, 1 cuda, 20 privateuse1"),
         Column("device", I32, "device index"),
+        Column("args", TEXT, "JSON object of the args that no column holds"),
+        Column("stream", I64, "stream it was allocated for, as the allocator calls it"),
+        Column("stack", TEXT, "JSON list of frames, innermost first, of a snapshot with stacks"),
     ),
     _table(
         "counters",

@@ -217,6 +217,7 @@ JSON_COLUMNS = {
     "events": {"args"},
     "arguments": {"dims", "types", "strides", "concrete_inputs"},
     "metadata": {"args"},
+    "memory": {"args"},
     "nodes": {"inputs", "input_types", "outputs", "output_types", "attrs"},
     "tensors": {"shape", "stride"},
 }
@@ -280,7 +281,7 @@ class Kineto:
         self.tables = {
             "events": Rows(*basics, *_columns("events")),
             **side,
-            "memory": Rows("ts", "pid", "tid", *_columns("memory")),
+            "memory": Rows("ts", "pid", "tid", "args", *_columns("memory")),
             "counters": Rows("ts", "pid", "name", "series", "value"),
             "flows": Rows("ph", "cat", "name", "ts", "pid", "tid", "flow"),
             "metadata": Rows("kind", "pid", "tid", "args"),
@@ -351,14 +352,16 @@ class Kineto:
         if is_memory or ph in ("s", "t", "f"):
             pid, tid = self.lane(event.get("pid")), self.lane(event.get("tid"))
             if is_memory:
-                self.tables["memory"].add(ts=ts, pid=pid, tid=tid, **self.values("memory", fields))
-                fields = {key: found for key, found in fields.items() if FIELD_OF[key][0] != "memory"}
+                left += [(key, found[1]) for key, found in fields.items() if FIELD_OF[key][0] != "memory"]
+                left += [(f".{key}", plain(event.get(key))) for key in ("id", "dur") if has(event, key)]
+                args = ("object", sorted(left, key=repr)) if left else None
+                values = self.values("memory", fields)
+                self.tables["memory"].add(ts=ts, pid=pid, tid=tid, args=args, **values)
             else:
                 names = {"cat": member["cat"] or None, "name": member["name"] or None}
                 flow = self.flow(event.get("id"))
                 self.tables["flows"].add(ph=ph, **names, ts=ts, pid=pid, tid=tid, flow=flow)
-            dropped = left or fields or has(event, "dur") or (is_memory and has(event, "id"))
-            self.troubles["dropped_args"] += bool(dropped)
+                self.troubles["dropped_args"] += bool(left or fields or has(event, "dur"))
             return
         cat = member["cat"]
         on_host = cat in HOST_CATEGORIES or cat.endswith(("_runtime", "_driver"))

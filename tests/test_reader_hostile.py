@@ -266,18 +266,24 @@ def test_flows_are_joined_by_text_too(tmp_path: Path) -> None:
     assert (counts(trace)["read.text_flow_id"], counts(trace)["read.no_flow_id"]) == (4, 1)
 
 
-def test_what_no_column_of_an_instant_or_arrow_holds_is_counted(tmp_path: Path) -> None:
+def test_what_no_column_of_an_instant_or_arrow_holds_is_kept_or_counted(tmp_path: Path) -> None:
     rows = [
+        EVENT,
         '{"ph":"i","name":"[memory]","ts":1,"args":{"Bytes":5}}',
         '{"ph":"i","name":"[memory]","ts":1,"args":{"Bytes":5,"Owner":"x"}}',
-        '{"ph":"i","name":"[memory]","ts":1,"args":{"Bytes":5,"stream":7}}',
+        '{"ph":"i","name":"[memory]","ts":1,"id":3,"dur":0,"args":{"Bytes":5,"stream":7,"finished":true}}',
         '{"ph":"s","name":"a","ts":1,"id":1,"args":{"x":1}}',
         '{"ph":"s","name":"a","ts":1,"id":1,"bp":"e"}',
         '{"ph":"C","name":"a","ts":1,"id":1,"args":{"x":1}}',
     ]
     trace = read(tmp_path, f"[{','.join(rows)}]")
-    assert counts(trace)["read.dropped_args"] == 4
-    assert trace.table("memory")["bytes"].to_list() == [5, 5, 5]
+    assert counts(trace)["read.dropped_args"] == 2
+    memory = trace.table("memory")
+    assert memory["bytes"].to_list() == [5, 5, 5]
+    kept = [json.loads(args) if args else None for args in memory["args"]]
+    assert kept == [None, {"Owner": "x"}, {"finished": True, "stream": 7, ".id": 3, ".dur": 0}]
+    written = etloom.export(trace, tmp_path / "again.json")
+    assert etloom.read(written).table("memory")["args"].to_list() == memory["args"].to_list()
 
 
 def test_numbers_and_escapes_that_are_no_json_are_counted(tmp_path: Path) -> None:

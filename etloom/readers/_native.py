@@ -45,7 +45,7 @@ _MEANING = {
     "long_text": ("info", "a text of more than a megabyte, kept whole: "),
     "no_flow_id": ("data_loss", "an arrow's end without an id, set to null"),
     "text_flow_id": ("info", f"an arrow's id that is no integer, numbered from {TEXT_NUMBER} down: "),
-    "dropped_args": ("data_loss", "what no column holds of a counter, flow, memory or metadata event: "),
+    "dropped_args": ("data_loss", "what no column holds of a counter, flow or metadata event: "),
     "counter_events": ("info", "counter events, each one or some samples: "),
     "metadata_events": ("info", "metadata events, which name processes and threads: "),
 }

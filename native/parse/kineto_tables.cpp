@@ -54,6 +54,7 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
     memory_ts_ = memory.add<Numbers<int64_t>>("ts");
     memory_pid_ = memory.add<Numbers<int64_t>>("pid");
     memory_tid_ = memory.add<Numbers<int64_t>>("tid");
+    memory_args_ = memory.add<Texts>("args", Finish::kCanonical);
     for (size_t group = 0; group < kGroupCount; ++group) {
         if (is_side(static_cast<Group>(group))) event_[group] = tables[kGroupTables[group]].add<Numbers<uint32_t>>("event");
     }
@@ -121,8 +122,6 @@ void EventTables::add(Event& event, uint64_t position) {
         lost(event);
     } else if (event.ph == 'i' && event.name == "[memory]") {
         add_memory(event, *ts);
-        event.present &= ~mask_of(Group::kMemory);
-        lost(event);
     } else {
         add_event(event, *ts, position);
     }
@@ -155,14 +154,16 @@ void EventTables::add_event(Event& event, int64_t ts, uint64_t position) {
     push_lane(tid_, event.tid);
     push_fields(event, mask_of(Group::kEvent), row);
     if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
-    if (event.rest.empty()) {
-        args_->null();
-    } else {
-        event.rest.insert(0, 1, '{');
-        event.rest.back() = '}';
-        args_->push_text(event.rest);
-    }
+    push_rest(args_, event);
     position_->push(static_cast<uint32_t>(position));
+}
+
+// The members that no column holds, as the text of an object.
+void EventTables::push_rest(Texts* column, Event& event) {
+    if (event.rest.empty()) return column->null();
+    event.rest.insert(0, 1, '{');
+    event.rest.back() = '}';
+    column->push_text(event.rest);
 }
 
 void EventTables::add_flow(const Event& event, int64_t ts) {
@@ -192,6 +193,10 @@ void EventTables::add_memory(Event& event, int64_t ts) {
     push_lane(memory_pid_, event.pid);
     push_lane(memory_tid_, event.tid);
     push_fields(event, mask_of(Group::kMemory), row);
+    event.give_back(event.present & ~mask_of(Group::kMemory), troubles_);
+    if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
+    if (!event.dur.empty()) event.keep("dur", event.dur, ".", troubles_);
+    push_rest(memory_args_, event);
 }
 
 void EventTables::add_counter(const Event& event) {

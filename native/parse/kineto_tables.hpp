@@ -31,6 +31,7 @@ class EventTables {
     void side(Group group, Event& event, uint32_t row, bool wanted);
     void push_fields(const Event& event, uint64_t mask, size_t row);
     void push_duration(const Event& event);
+    void push_rest(Texts* column, Event& event);
     void push_lane(Numbers<int64_t>* column, std::string_view token);
     void push_flow_id(std::string_view token);
     Role role_of(uint32_t cat);
@@ -39,7 +40,7 @@ class EventTables {
     Troubles& troubles_;
     std::vector<Role> roles_;  // by code of cat
     Dictionary lanes_, flow_ids_;
-    Texts *ph_, *cat_, *name_, *args_, *lane_names_;
+    Texts *ph_, *cat_, *name_, *args_, *memory_args_, *lane_names_;
     Numbers<int64_t> *ts_, *dur_, *pid_, *tid_;
     Numbers<uint32_t>* position_;
     Numbers<uint32_t>* event_[kGroupCount] = {};  // of the tables that hang on events
