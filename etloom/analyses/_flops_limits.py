@@ -1,0 +1,61 @@
+"""The time that calls need at the least, by the peaks of the device."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import device_work
+from etloom.analyses._flops_registry import MATRIX
+from etloom.analyses._peaks import Peaks, peaks, precision
+from etloom.trace import Trace
+
+
+def used_devices(trace: Trace) -> list[int]:
+    """The indices of the devices that did work; 0 where the trace does not say which."""
+    return device_work(trace)["device"].fill_null(0).unique().sort().to_list()
+
+
+def device_peaks_of(
+    trace: Trace, device_peaks: str | None, peak_tflops: float | None, bandwidth_gbs: float | None
+) -> Peaks:
+    """The peaks of the device the trace ran on; see `etloom.analyses._peaks.peaks`."""
+    return peaks(
+        trace,
+        used_devices(trace),
+        device_peaks=device_peaks,
+        peak_tflops=peak_tflops,
+        bandwidth_gbs=bandwidth_gbs,
+    )
+
+
+def with_limits(calls: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
+    """calls (see `counted`) with precision, peak (TFLOP/s), compute_ns, memory_ns, ideal_ns (the greater of these).
+
+    Null: a limit whose flops, bytes or peak are not known, and those of a copy over a bus.
+    """
+    kinds = calls.select("family", "dtype", "tf32").unique()
+    spoken = [
+        None if family == "copy" else precision(dtype, family in MATRIX, tf32)
+        for family, dtype, tf32 in kinds.iter_rows()
+    ]
+    rates = [None if name is None else peaks.tflops(name) for name in spoken]
+    kinds = kinds.with_columns(
+        pl.Series("precision", spoken, dtype=pl.String), pl.Series("peak", rates, dtype=pl.Float64)
+    )
+    calls = calls.join(
+        kinds, on=["family", "dtype", "tf32"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    plain = ~pl.col("bus")
+    compute = (
+        pl.when(plain & (pl.col("flops") == 0))
+        .then(0.0)
+        .when(plain)
+        .then(pl.col("flops") / pl.col("peak") / 1e3)
+    )
+    if peaks.bandwidth_gbs is None:
+        memory = pl.lit(None, dtype=pl.Float64)
+    else:
+        memory = pl.when(plain).then(pl.col("bytes") / peaks.bandwidth_gbs)
+    return calls.with_columns(compute_ns=compute, memory_ns=memory).with_columns(
+        ideal_ns=pl.max_horizontal("compute_ns", "memory_ns")
+    )

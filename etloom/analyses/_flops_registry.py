@@ -1,0 +1,83 @@
+"""Which operators have a formula: operator -> family and formula, and by what a kernel's own name tells its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from etloom.analyses import _flops_attention, _flops_convolution, _flops_gemm, _flops_memory
+from etloom.analyses._flops_call import Formula
+
+MATRIX = ("gemm", "attention", "convolution")
+"""Families whose arithmetic is a model's; MFU counts only these."""
+FAMILIES = (
+    *MATRIX,
+    *("normalisation", "softmax", "elementwise", "reduction", "embedding", "copy", "communication", "other"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """composite: it mostly calls an operator that has an entry, and counts only where it calls none."""
+
+    family: str
+    formula: Formula
+    composite: bool = False
+
+
+_TABLES = {
+    "gemm": _flops_gemm.FORMULAS,
+    "attention": _flops_attention.FORMULAS,
+    "convolution": _flops_convolution.FORMULAS,
+    "normalisation": _flops_memory.NORMALISATION,
+    "softmax": _flops_memory.SOFTMAX,
+    "elementwise": _flops_memory.ELEMENTWISE,
+    "reduction": _flops_memory.REDUCTION,
+    "embedding": _flops_memory.EMBEDDING,
+    "copy": _flops_memory.COPY,
+}
+REGISTRY: dict[str, Entry] = {
+    **{name: Entry(family, formula) for family, table in _TABLES.items() for name, formula in table.items()},
+    **{name: Entry("gemm", formula, composite=True) for name, formula in _flops_gemm.COMPOSITE.items()},
+}
+
+
+def entry(operator: str) -> Entry | None:
+    """What is known of an operator by its name."""
+    if operator.startswith(_flops_memory.FUSED):
+        return Entry("elementwise", _flops_memory.FUSED_FORMULA)
+    return REGISTRY.get(operator)
+
+
+_NOT_FBGEMM = r"(?:^|[^b]|[^f]b)gemm"
+_KERNELS = (
+    ("embedding", r"(?i)embedding_(?:codegen|backward|bag|dense)|index_?select|gather_kernel"),
+    ("attention", r"(?i)flash|fmha|attention|attn_|_attn|sdpa"),
+    (
+        "convolution",
+        r"(?i)conv(?:olution|\dd|_)|fprop|dgrad|wgrad|winograd|implicit_gemm|igemm_(?:fwd|bwd|wrw)|scudnn|fft2d"
+        r"|nchwToNhwc|nhwcToNchw",
+    ),
+    ("gemm", rf"(?i){_NOT_FBGEMM}|gemv|nvjet|^Cijk_|^bmm_|splitKreduce|_matmul|dot_kernel"),
+    ("normalisation", r"(?i)(?:layer|batch|group|rms|instance)_?norm|bn_fw|bn_bw"),
+    ("softmax", r"(?i)softmax"),
+    ("reduction", r"(?i)reduce_kernel|_reduce_|reduction"),
+    ("copy", r"(?i)^mem(?:cpy|set)|copybuffer|fillbuffer|copy_kernel|direct_copy|CatArray|FillFunctor"),
+    ("elementwise", r"(?i)elementwise|multi_tensor_apply|triton_poi|rotary"),
+)
+_PARAMETERS = r"\(.*$"
+
+
+def kernel_family(kind: pl.Expr, name: pl.Expr) -> pl.Expr:
+    """The family that a device event's own kind and name tell, for one whose operator tells none.
+
+    What a kernel is given as parameters says nothing of it; what its template is filled with does.
+    """
+    own = name.str.replace_all("(anonymous namespace)::", "", literal=True).str.replace(_PARAMETERS, "")
+    told = [
+        pl.when(kind == "communication").then(pl.lit("communication")),
+        *(pl.when(own.str.contains(pattern)).then(pl.lit(family)) for family, pattern in _KERNELS),
+        pl.when(kind == "memory").then(pl.lit("copy")),
+    ]
+    return pl.coalesce(*told, pl.lit("other"))

@@ -1,0 +1,70 @@
+"""Floating-point operations and bytes of the operators, from their shapes, and the time they took.
+
+A row is an operator. flops: multiplications and additions; bytes: the least that memory must move. counted: of its
+calls, those whose shapes are known and that have a formula; covered_pct: their share of the row's time. What is not
+counted is null, never guessed. time: in which some device work of a call ran; basis host: its duration. Of operators
+inside each other the outermost with a formula counts; communication is left out. The definitions are in docs/flops.md.
+
+by: operator, family (gemm, attention, ...; of kernels without a formula, by their names) or all (one row). step: only
+this step. top: how many rows, the longest first.
+
+Units: FLOP, B, ns, percent. Needs shapes: record_shapes=True, or the run's execution trace. Convention:
+torch.utils.flop_counter's, but for the mask of causal attention and the groups of a convolution, which it ignores.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, in_step
+from etloom.analyses._flops_counted import counted
+from etloom.errors import AnalysisError, UnknownName
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "family": pl.String,
+    "name": pl.String,
+    "basis": pl.String,
+    "calls": pl.Int64,
+    "counted": pl.Int64,
+    "kernels": pl.Int64,
+    "flops": pl.Int64,
+    "bytes": pl.Int64,
+    "time_ns": pl.Int64,
+    "time_pct": pl.Float64,
+    "covered_pct": pl.Float64,
+}
+_KEYS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["family"], "all": []}
+
+
+def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top: int = 50) -> pl.DataFrame:
+    if by not in _KEYS:
+        raise UnknownName("grouping", by, _KEYS)
+    if top < 1:
+        raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
+    calls = in_step(trace, counted(trace), step)
+    time, known = pl.col("time_ns"), pl.col("known")
+    table = (
+        calls.with_columns(family=pl.col("family").fill_null("other"))
+        .group_by([*_KEYS[by], "basis"])
+        .agg(
+            pl.len().alias("calls"),
+            known.sum().alias("counted"),
+            pl.col("kernels").sum(),
+            # A sum of nothing is unknown, not 0.
+            *(
+                pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
+                for name in ("flops", "bytes")
+            ),
+            time.sum(),
+            time.filter(known).sum().alias("known_ns"),
+        )
+        .with_columns(
+            (100 * time / time.sum()).alias("time_pct"),
+            pl.when(time > 0).then(100 * pl.col("known_ns") / time).alias("covered_pct"),
+            *(pl.lit(None, dtype=pl.String).alias(key) for key in ("family", "name") if key not in _KEYS[by]),
+        )
+        .sort("time_ns", "family", "name", descending=(True, False, False), nulls_last=True)
+    )
+    return answer(table.head(top), COLUMNS)

@@ -1,0 +1,60 @@
+"""Device time by family of work: matrix products, attention, convolution, elementwise, communication, ...
+
+A row is a family. The operator that launched a kernel tells its family where it is one whose cost is known (aten::mm is
+gemm), else the kernel's name does; other: neither does. total is the sum of durations, so what runs at one time counts
+each time.
+
+step: only what was launched in this step.
+
+Units: ns, percent (of the sum of all rows). Needs no shapes; flops says what the families computed.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses._activity import answer, in_step
+from etloom.analyses._flops_counted import kernels
+from etloom.analyses._flops_registry import entry
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "family": pl.String,
+    "kernels": pl.Int64,
+    "total_ns": pl.Int64,
+    "mean_ns": pl.Float64,
+    "total_pct": pl.Float64,
+    "longest": pl.String,
+}
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    work = kernels(trace)
+    names = trace.events.select(owner="id", operator_name=pl.col("name").cast(pl.String))
+    work = in_step(trace, work.join(names, on="owner", how="left", maintain_order="left"), step)
+    told = {
+        name: found.family for name in work["operator_name"].unique().drop_nulls() if (found := entry(name))
+    }
+    by_operator = pl.col("operator_name").replace_strict(told, default=None, return_dtype=pl.String)
+    dur = pl.col("dur")
+    sums = work.with_columns(
+        family=pl.when(pl.col("kind") == "communication")
+        .then("kernel_family")
+        .otherwise(pl.coalesce(by_operator, "kernel_family"))
+    )
+    longest = (
+        sums.group_by("family", "name")
+        .agg(dur.sum())
+        .sort("dur", "name", descending=(True, False))
+        .unique("family", keep="first", maintain_order=True)
+        .select("family", longest="name")
+    )
+    table = (
+        sums.group_by("family")
+        .agg(pl.len().alias("kernels"), dur.sum().alias("total_ns"), dur.mean().alias("mean_ns"))
+        .with_columns(total_pct=100 * pl.col("total_ns") / pl.col("total_ns").sum())
+        .join(longest, on="family", how="left")
+        .sort("total_ns", "family", descending=(True, False))
+    )
+    return answer(table, COLUMNS)

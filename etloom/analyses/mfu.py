@@ -1,0 +1,82 @@
+"""Model and hardware FLOP utilisation: of what the device could have computed, how much the model did.
+
+A row is a step, then (step null) the whole: from the first device work to the last. mfu_pct: 100 model_flops / (dur
+peak); hfu_pct: the same of all flops done. model_flops leaves out what was computed a second time: forward operators
+that activation checkpointing ran again inside backward, and the scores that fused attention works out again. Matrix
+products, attention and convolutions count, nothing else. peak: of the precisions that were used, weighted so that a
+step of nothing but full speed is 100 percent; precision: the one most flops were in. A step's flops are those that were
+launched in it, its dur is the annotation's. covered_pct: of the device time of matrix work (told by the kernels' names
+where the operator is unknown), the part whose flops are known; below 100 both utilisations are too low.
+
+step: only this step. device_peaks: a file of devices, as docs/flops.md shows. peak_tflops: use this peak, of any
+precision.
+
+Units: FLOP, ns, TFLOP/s (10^12), percent. Several devices of one rank count together. Needs shapes, and a device whose
+peaks are known. Definitions: MFU, Chowdhery et al. 2022 (PaLM); HFU, Korthikanti et al. 2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses._activity import activity, answer, windows
+from etloom.analyses._flops_counted import counted
+from etloom.analyses._flops_limits import device_peaks_of, used_devices, with_limits
+from etloom.analyses._flops_registry import MATRIX
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "step": pl.Int64,
+    "dur_ns": pl.Int64,
+    "device": pl.String,
+    "precision": pl.String,
+    "peak_tflops_per_s": pl.Float64,
+    "model_flops": pl.Int64,
+    "flops": pl.Int64,
+    "tflops_per_s": pl.Float64,
+    "mfu_pct": pl.Float64,
+    "hfu_pct": pl.Float64,
+    "covered_pct": pl.Float64,
+}
+
+
+def analyze(
+    trace: Trace,
+    *,
+    step: int | None = None,
+    device_peaks: str | None = None,
+    peak_tflops: float | None = None,
+) -> pl.DataFrame:
+    calls = counted(trace).filter(pl.col("family").is_in(MATRIX))
+    # The bandwidth does not matter here: any number stands for it where the peak is given.
+    peaks = device_peaks_of(trace, device_peaks, peak_tflops, None if peak_tflops is None else 1.0)
+    devices = max(1, len(used_devices(trace)))
+    calls = with_limits(calls, peaks)
+    rows = []
+    for number, start, end in windows(trace, activity(trace).busy, step).iter_rows():
+        mine = calls if number is None else calls.filter(pl.col("step") == number)
+        rows.append((number, end - start, *_of(mine, end - start, devices)))
+    names = ("step", "dur_ns", *list(COLUMNS)[3:])
+    table = pl.DataFrame(rows, schema={name: COLUMNS[name] for name in names}, orient="row")
+    return answer(table.with_columns(device=pl.lit(peaks.name)), COLUMNS)
+
+
+def _of(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:
+    """The columns from precision on, of the calls of one stretch of time."""
+    total = int(calls["time_ns"].sum())
+    known = calls.filter(pl.col("compute_ns").is_not_null())
+    covered = 100 * int(known["time_ns"].sum()) / total if total else None
+    flops, model = int(known["flops"].sum()), int(known["model_flops"].sum())
+    if not flops or not dur:
+        return (*[None] * 7, covered)
+    # With several precisions each call is held against its own peak.
+    needed, wanted = (
+        float(known.select((pl.col(name) / pl.col("peak") / 1e3).sum()).item()) / devices
+        for name in ("flops", "model_flops")
+    )
+    most = known.group_by("precision").agg(pl.col("flops").sum()).sort("flops", "precision")["precision"][-1]
+    peak = flops / needed / 1e3
+    return (most, peak, model, flops, flops / dur / 1e3, 100 * wanted / dur, 100 * needed / dur, covered)
