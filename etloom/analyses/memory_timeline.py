@@ -2,8 +2,9 @@
 
 A row is a step of a device, or with a null step the whole recording. peak is the most that was allocated at one time
 (at peak_at), peak_reserved the most that the allocator had taken from the device. operator is the innermost operator
-whose allocations of the recording held most (operator_bytes) at the peak; of what was allocated before the recording
-began nothing is known, and unknown_bytes says how much of the peak that is.
+whose allocations of the recording held most (operator_bytes) at the peak, and of a memory snapshot the innermost line
+of Python outside torch; of what was allocated before the recording began nothing is known, and unknown_bytes says how
+much of the peak that is.
 
 step: only the rows of this step.
 
@@ -12,6 +13,8 @@ Units: B, ns. Of the host, device_type is 0 and device null (c10::DeviceType).
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import polars as pl
 
@@ -19,6 +22,7 @@ from etloom import kinds
 from etloom.analyses._activity import answer, check_step, of_rank, require_linked, steps
 from etloom.analyses._operators import row_of
 from etloom.errors import AnalysisError
+from etloom.schema import parse_distinct
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -34,6 +38,8 @@ COLUMNS = {
     "operator_bytes": pl.Int64,
     "unknown_bytes": pl.Int64,
 }
+_PYTHON = re.compile(r"\.py:\d+\)$|<(?:string|stdin|ipython[^>]*)>:\d+\)$")
+_TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
@@ -43,7 +49,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         raise AnalysisError(
             "the trace holds no allocations",
             where=of_rank(trace),
-            remedy="record it with profile_memory=True",
+            remedy="record it with profile_memory=True, or open a torch.cuda.memory._dump_snapshot()",
         )
     check_step(trace, step)
     windows: list[tuple[int | None, int | None, int | None]] = list(steps(trace).iter_rows())
@@ -51,7 +57,8 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         [(None, None, None)] if step is None else []
     )
     rows = []
-    named = known.with_columns(operator=_operator_names(trace, known))
+    known = parse_distinct(known, "stack", _own_line, pl.String, alias="line")
+    named = known.with_columns(operator=_operator_names(trace, known).fill_null(known["line"]))
     for _, own in named.group_by("device_type", "device", maintain_order=True):
         for number, start, end in windows:
             part = own if start is None else own.filter(pl.col("ts").is_between(start, end, closed="left"))
@@ -79,6 +86,13 @@ def _row(own: pl.DataFrame, part: pl.DataFrame, number: int | None) -> tuple[obj
     )  # fmt: skip
 
 
+def _own_line(stack: list[str]) -> str | None:
+    """The innermost frame of Python that is not torch's own, else the innermost of Python, else the innermost."""
+    python = [frame for frame in stack if _PYTHON.search(frame)]
+    own = [frame for frame in python if not _TORCH.search(frame)]
+    return next(iter([*own, *python, *stack]), None)
+
+
 def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
     """The innermost operator around each allocation on its thread, null where there is none."""
     events = trace.events
@@ -87,6 +101,8 @@ def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
     begun = memory.select("pid", "tid", "ts").join_asof(
         calls, on="ts", by=["pid", "tid"], strategy="backward", check_sortedness=False
     )
+    if not calls.height:
+        return pl.Series([None] * memory.height, dtype=pl.String)
     row = row_of(events, begun["id"])
     parent = row_of(events, events["parent"])
     end = (events["ts"] + events["dur"].fill_null(0)).to_numpy()

@@ -27,6 +27,7 @@ _ALLOWED = frozenset(
     )
 )
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
+FLIGHT_RECORDER = "dump as JSON: torch._C._distributed_c10d._dump_fr_trace_json()"
 _MOST_DIGITS = 4000
 _TEXT_UNIT = 64
 
@@ -39,8 +40,12 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("a persistent id is refused")
 
 
-def loads(data: bytes, where: object, most_values: int = 10_000_000) -> Any:
+def loads(
+    data: bytes, where: object, most_values: int | None = 10_000_000, remedy: str = FLIGHT_RECORDER
+) -> Any:
     """The value of a pickle that holds plain values only.
+
+    most_values: None for a caller that walks no further than the file is long. remedy: of what does more.
 
     Raises ReadError for any other opcode and for a damaged pickle, LimitError where the value, written out in
     full, would have more than ``most_values`` parts (shared parts count as often as they occur).
@@ -51,7 +56,7 @@ def loads(data: bytes, where: object, most_values: int = 10_000_000) -> Any:
                 raise ReadError(
                     f"is a pickle that does more than hold plain values: {opcode.name} at byte {position}",
                     where=str(where),
-                    remedy="dump as JSON: torch._C._distributed_c10d._dump_fr_trace_json()",
+                    remedy=remedy,
                 )
             # The memo is an array of the highest index: a few bytes could ask for all memory.
             if opcode.name in _MEMO and isinstance(argument, int) and argument > len(data):
@@ -66,7 +71,8 @@ def loads(data: bytes, where: object, most_values: int = 10_000_000) -> Any:
         raise ReadError(f"is a damaged pickle: {error}", where=str(where)) from None
     except (AttributeError, UnicodeError, OverflowError, MemoryError, RecursionError) as error:
         raise ReadError(f"is a damaged pickle: {error}", where=str(where)) from None
-    _bound(value, where, most_values)
+    if most_values is not None:
+        _bound(value, where, most_values)
     return value
 
 

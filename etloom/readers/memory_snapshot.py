@@ -1,0 +1,248 @@
+"""PyTorch's memory snapshots: what the caching allocator of each device did, with the Python stack of each allocation.
+
+Read: the pickle of torch.cuda.memory._dump_snapshot, without running anything that it says, and the same dictionary
+as JSON. An allocation and its release (when it was asked for) are rows of memory; what else the allocator did, such as
+taking a segment from the driver or running out of memory, is an event. Sizes are what was asked for, before the
+allocator rounds them up to 512 B. Totals are counted backwards from the segments and blocks that the snapshot found, so
+what was allocated before the history begins is in them. The file does not say its rank: that is in its name.
+
+Format: torch/cuda/memory.py (_snapshot), with time_us as PyTorch 2.2 and later write it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.errors import LimitError, ReadError
+from etloom.readers import _plain_pickle
+from etloom.readers._files import content
+from etloom.readers._tables import Stat, frame_of, timeline, trace_of
+from etloom.trace import Trace
+
+_KEYS = re.compile(rb'\s*\{\s*"(?:segments|device_traces|allocator_settings|external_annotations)"\s*:')
+_MOST_FRAMES = 256
+_CUDA = 1
+_ALLOCATED = {"alloc": 1, "free_requested": -1}
+_RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+_OTHER = {"free_completed", "oom", "snapshot", "workspace_snapshot"}
+
+
+def sniff(head: bytes) -> bool:
+    """Whether the file begins like a snapshot. A pickle is looked at, not read."""
+    if head[:1] == b"\x80":
+        return b"segments" in head[:256] and (b"total_size" in head or b"device_traces" in head)
+    found = _KEYS.match(head)
+    return found is not None and (b'"total_size"' in head or b'"device_traces"' in head)
+
+
+def read(path: Path, *, limit: int = 1 << 30) -> Trace:
+    """The Trace of one rank: memory, and events of what the allocator did beside.
+
+    limit: the most bytes that the unpacked file may have. Raises ReadError, LimitError.
+    """
+    data, cut = content(path, limit)
+    snapshot = _loaded(data, cut, path)
+    stats: list[Stat] = []
+    history = _lists(snapshot.get("device_traces"))
+    segments = snapshot.get("segments")
+    segments = [one for one in segments if isinstance(one, dict)] if isinstance(segments, list) else []
+    # Lists may be shared, so that a short file is long to walk.
+    walked = sum(map(len, history)) + sum(
+        len(blocks) for blocks in _lists([one.get("blocks") for one in segments])
+    )
+    if walked > len(data):
+        raise LimitError("holds the same entries again and again", where=path)
+    held = _held(segments)
+    stacks = _Stacks()
+    memory: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    counts = dict.fromkeys(("damaged_entry", "unknown_action", "without_time", "totals_unknown"), 0)
+    for device, entries in enumerate(history):
+        own, beside = _entries(device, entries, stacks, counts)
+        _with_totals(own, *held.get(device, (0, 0)), counts)
+        memory += [row for row in own if row.pop("action") in _ALLOCATED]
+        events += beside
+    stats += [
+        (
+            "read.damaged_entry",
+            "data_loss",
+            counts["damaged_entry"],
+            "an entry without action, address or size",
+        ),
+        (
+            "read.unknown_action",
+            "data_loss",
+            counts["unknown_action"],
+            "what the allocator did there is not known",
+        ),
+        (
+            "read.without_time",
+            "data_loss",
+            counts["without_time"],
+            "entries without time_us; PyTorch 2.2 writes it",
+        ),
+        (
+            "read.totals_unknown",
+            "data_loss",
+            counts["totals_unknown"],
+            "the history does not fit the segments",
+        ),
+    ]
+    settings = snapshot.get("allocator_settings")
+    meta = {
+        "formats": ["memory_snapshot"],
+        "files": [str(path)],
+        "clock": "epoch",
+        "base_ns": 0,
+        "header": {"allocator_settings": settings} if isinstance(settings, dict) else {},
+    }
+    return trace_of(_tables(memory, events, stats), meta, stats)
+
+
+def _loaded(data: bytes, cut: str | None, path: Path) -> dict[str, Any]:
+    if data[:1] == b"\x80":
+        remedy = "write it as JSON: json.dump(torch.cuda.memory._snapshot(), file)"
+        snapshot = _plain_pickle.loads(data, path, most_values=None, remedy=remedy)
+    else:
+        try:
+            snapshot = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ReadError(f"is no whole JSON: {cut or error}", where=path) from None
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
+        raise ReadError(
+            "is no memory snapshot with a history: it has no device_traces",
+            where=path,
+            remedy="call torch.cuda.memory._record_memory_history() before what is to be seen",
+        )
+    return snapshot
+
+
+def _lists(value: Any) -> list[list[Any]]:
+    return [one if isinstance(one, list) else [] for one in value] if isinstance(value, list) else []
+
+
+def _whole(value: Any) -> int | None:
+    """A number of bytes, microseconds or an address; None for what is none."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+    return value if fits else None
+
+
+def _held(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:
+    """By device, the bytes allocated (as asked for) and reserved when the snapshot was taken."""
+    found: dict[int, tuple[int, int]] = {}
+    for segment in segments:
+        device = _whole(segment.get("device")) or 0
+        blocks = segment.get("blocks")
+        sizes = (
+            block.get("requested_size", block.get("size"))
+            for block in (blocks if isinstance(blocks, list) else [])
+            if isinstance(block, dict) and block.get("state") == "active_allocated"
+        )
+        live = sum(_whole(size) or 0 for size in sizes)
+        allocated, reserved = found.get(device, (0, 0))
+        found[device] = allocated + live, reserved + (_whole(segment.get("total_size")) or 0)
+    return found
+
+
+def _entries(
+    device: int, entries: list[Any], stacks: _Stacks, counts: dict[str, int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What changes a total (rows of memory, and ``action``), and events of all that is no row of memory."""
+    rows, events = [], []
+    for position, entry in enumerate(entries):
+        action = entry.get("action") if isinstance(entry, dict) else None
+        size = _whole(entry.get("size")) if isinstance(entry, dict) else None
+        if not isinstance(action, str) or size is None:
+            counts["damaged_entry"] += 1
+            continue
+        changes = action in _ALLOCATED or action in _RESERVED
+        if not changes and action not in _OTHER:
+            counts["unknown_action"] += 1
+            continue
+        time, address = _whole(entry.get("time_us")), _whole(entry.get("addr"))
+        counts["without_time"] += time is None
+        row = {
+            "action": action,
+            "ts": None if time is None else time * 1000,
+            "addr": address,
+            "bytes": size * _ALLOCATED.get(action, 0),
+            "reserved": size * _RESERVED.get(action, 0),
+            "device_type": _CUDA,
+            "device": device,
+            "stream": _whole(entry.get("stream")),
+            "stack": stacks.text(entry.get("frames")),
+        }
+        if changes:
+            rows.append(row)
+        if action not in _ALLOCATED and time is not None:
+            said = {"bytes": size, "address": address, "device_free": _whole(entry.get("device_free"))}
+            args = {key: value for key, value in said.items() if value is not None}
+            events.append(
+                {
+                    "ph": "i", "cat": "memory_snapshot", "name": action, "ts": row["ts"], "device": device,
+                    "stream": row["stream"], "args": json.dumps(args), "position": position,
+                }
+            )  # fmt: skip
+    return rows, events
+
+
+def _with_totals(rows: list[dict[str, Any]], allocated: int, reserved: int, counts: dict[str, int]) -> None:
+    """Put what was allocated and reserved after each entry into it, from what was in the end."""
+    for column, total, end in (
+        ("bytes", "total_allocated", allocated),
+        ("reserved", "total_reserved", reserved),
+    ):
+        after = [end]
+        for row in reversed(rows):
+            after.append(after[-1] - row[column])
+        known = min(after) >= 0
+        counts["totals_unknown"] += 0 if known else len(rows)
+        for row, now in zip(reversed(rows), after, strict=False):
+            row[total] = now if known else None
+    for row in rows:
+        del row["reserved"]
+
+
+class _Stacks:
+    """Frames as the JSON text of "name (file:line)", innermost first; each frame and each stack put together once.
+
+    Known by their identity, which lasts as long as the snapshot that holds them.
+    """
+
+    def __init__(self) -> None:
+        self._frames: dict[int, str] = {}
+        self._known: dict[tuple[int, ...], str] = {}
+        self._texts: dict[str, str] = {}
+
+    def text(self, frames: Any) -> str | None:
+        if not isinstance(frames, list) or not frames:
+            return None
+        frames = frames[:_MOST_FRAMES]
+        key = tuple(map(id, frames))
+        if key not in self._known:
+            text = json.dumps([self._frame(frame) for frame in frames if isinstance(frame, dict)])
+            self._known[key] = self._texts.setdefault(text, text)
+        return self._known[key]
+
+    def _frame(self, frame: dict[str, Any]) -> str:
+        if id(frame) not in self._frames:
+            self._frames[id(frame)] = f"{frame.get('name')} ({frame.get('filename')}:{frame.get('line')})"
+        return self._frames[id(frame)]
+
+
+def _tables(
+    memory: list[dict[str, Any]], events: list[dict[str, Any]], stats: list[Stat]
+) -> dict[str, pl.DataFrame]:
+    tables = {}
+    if memory:
+        table = frame_of("memory", memory, stats)
+        tables["memory"] = table.drop("id").sort("ts", maintain_order=True).with_row_index("id")
+    if events:
+        table = frame_of("events", events, stats).drop("id")
+        tables["events"] = timeline(table).with_row_index("id")
+    return tables
