@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from etloom import kinds
 from etloom.errors import AnalysisError
 from etloom.intervals import EMPTY, Intervals, union
+from etloom.stacks import asked
 from etloom.trace import Trace
 
 
@@ -35,10 +38,10 @@ class Activity:
 
 def activity(trace: Trace) -> Activity:
     """When each kind of work ran. Raises AnalysisError for a trace of neither device work nor operators."""
-    device = device_work(trace)
+    device = device_work(trace, "kind", "ts", "dur")
     if device.height:
-        times = {kind: during(device.filter(pl.col("kind") == kind)) for kind in kinds.KINDS}
-        return Activity("device", times)
+        times = {kind: during(own) for (kind,), own in device.group_by("kind")}
+        return Activity("device", {kind: times.get(kind, EMPTY) for kind in kinds.KINDS})
     calls = host_work(trace)
     computes = pl.col("kind") == "computation"
     computation = union(
@@ -50,19 +53,37 @@ def activity(trace: Trace) -> Activity:
     return Activity("host", {kind: times.get(kind, EMPTY) for kind in kinds.KINDS})
 
 
-def device_work(trace: Trace) -> pl.DataFrame:
-    """The device events that have a duration, with their ``kind``."""
-    work = pl.col("cat").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null()
-    return kinds.with_kind(trace.events.filter(work))
+def device_work(trace: Trace, *columns: str) -> pl.DataFrame:
+    """The device events that have a duration, with their ``kind``; of their columns those asked for, by default all."""
+    events = trace.events
+    columns = columns or (*events.columns, "kind")
+    work = events.select(name for name in columns if name != "kind")[trace.once(_device_rows)]
+    return work.with_columns(trace.once(_device_kinds)).select(columns) if "kind" in columns else work
+
+
+def has_device_work(trace: Trace) -> bool:
+    """Whether the trace holds any device event that has a duration."""
+    return trace.once(_device_rows).size > 0
+
+
+def _device_rows(trace: Trace) -> NDArray[np.int64]:
+    is_work = pl.col("cat").is_in(list(kinds.DEVICE)).fill_null(False) & pl.col("dur").is_not_null()
+    return np.flatnonzero(trace.events.select(is_work).to_series().to_numpy())
+
+
+def _device_kinds(trace: Trace) -> pl.Series:
+    return kinds.with_kind(device_work(trace, "cat", "name"))["kind"]
 
 
 def host_work(trace: Trace) -> pl.DataFrame:
-    """Operators and backends' ranges with a duration, their ``kind`` and whether they are a ``backend``'s.
+    """Operators and backends' ranges with a duration: id, cat, name, ts, dur, pid, tid, step, their ``kind`` and
+    whether they are a ``backend``'s.
 
     Raises AnalysisError where there are none; asked only of a trace without device work.
     """
     host = pl.col("cat").is_in(list(kinds.OPERATORS | kinds.ANNOTATIONS)) & pl.col("dur").is_not_null()
-    events = trace.events.filter(host)
+    columns = ("id", "cat", "name", "ts", "dur", "pid", "tid", "step")
+    events = trace.events.lazy().filter(host).select(columns).collect()
     known = (
         events.select("name")
         .unique()
@@ -95,15 +116,19 @@ def during(events: pl.DataFrame) -> Intervals:
 
 def steps(trace: Trace) -> pl.DataFrame:
     """step, start, end of each step that a ProfilerStep#N marks on the host, in order of N; maybe no rows."""
-    marks = trace.events.filter(pl.col("cat").is_in(list(kinds.ANNOTATIONS)) & pl.col("dur").is_not_null())
-    names = marks.select("name").unique()
-    names = names.with_columns(
-        pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64).alias("number")
-    ).drop_nulls()
+    return trace.once(_steps).clone()
+
+
+def _steps(trace: Trace) -> pl.DataFrame:
+    is_mark = pl.col("cat").is_in(list(kinds.ANNOTATIONS)) & pl.col("dur").is_not_null()
+    marks = (
+        trace.events.lazy().filter(is_mark).select("name", "ts", end=pl.col("ts") + pl.col("dur")).collect()
+    )
+    marks = marks.filter(pl.Series(asked(marks["name"], lambda name: name.str.contains(kinds.STEP))))
+    number = pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64)
     return (
-        marks.join(names, on="name")
-        .group_by(pl.col("number").alias("step"))
-        .agg(pl.col("ts").min().alias("start"), (pl.col("ts") + pl.col("dur")).max().alias("end"))
+        marks.group_by(number.alias("step"))
+        .agg(pl.col("ts").min().alias("start"), pl.col("end").max())
         .sort("step")
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
@@ -18,6 +19,8 @@ from etloom._native import stack_lanes
 
 TOLERANCE_NS = 1000
 """A child may outlast its parent by this much: files with whole microseconds cut start and duration apart."""
+
+_LAST = np.iinfo(np.int64).max
 
 RECORDED = kinds.OPERATORS | kinds.ANNOTATIONS
 """Categories of what PyTorch records as a RecordFunction, which is what an execution trace holds too."""
@@ -33,6 +36,35 @@ def asked(column: pl.Series, question: Callable[[pl.Expr], pl.Expr]) -> np.ndarr
     texts = column.unique().drop_nulls()
     true = texts.filter(texts.to_frame("text").select(question(pl.col("text").cast(pl.String))).to_series())
     return column.is_in(true.implode()).fill_null(False).to_numpy()
+
+
+def numbers(column: pl.Series, absent: int) -> np.ndarray:
+    """A column of integers as an array, ``absent`` in place of null."""
+    if not column.null_count():
+        return column.to_numpy()
+    return column.cast(pl.Int64).fill_null(absent).to_numpy()
+
+
+def row_of(table: pl.DataFrame, ids: pl.Series) -> np.ndarray:
+    """The row of each id in a table (int64), -1 for null and for one that is not there; the first of several."""
+    known = table["id"].to_numpy()
+    size = int(known.max()) + 1 if known.size else 0
+    rows: np.ndarray = numbers(ids, -1).astype(np.int64)
+    rows[rows >= size] = -1
+    # Of a table that was read whole the ids are the rows.
+    if not np.array_equal(known, np.arange(known.size)):
+        at = np.full(size + 1, -1, dtype=np.int64)  # one more, for what is not there
+        at[known[::-1]] = np.arange(known.size)[::-1]
+        rows = at[rows]
+    return rows
+
+
+_Table = TypeVar("_Table", pl.Series, pl.DataFrame)
+
+
+def taken(table: _Table, rows: np.ndarray) -> _Table:
+    """These rows of a column or a table, null at -1."""
+    return table[pl.Series(np.maximum(rows, 0).astype(np.uint32)).set(pl.Series(rows < 0), None)]
 
 
 @dataclass(frozen=True)
@@ -55,14 +87,26 @@ class Stacks:
     entered: np.ndarray
 
 
-def lane_codes(events: pl.DataFrame) -> np.ndarray:
-    """A number for each event's (pid, tid), int64; the same number for the same thread."""
+def lane_codes(events: pl.DataFrame, columns: Collection[str] = ("pid", "tid")) -> np.ndarray:
+    """A number for each event's (pid, tid), int64, in their order; the same number for the same thread."""
     code = np.zeros(events.height, np.int64)
-    for column in ("pid", "tid"):
-        distinct = events[column].unique().sort()
-        numbers = distinct.search_sorted(events[column], side="left").to_numpy()
-        code = code * (len(distinct) + 1) + np.where(events[column].is_null(), len(distinct), numbers)
+    for column in columns:
+        distinct = np.sort(events[column].unique().drop_nulls().to_numpy())
+        code *= distinct.size + 1
+        code += np.searchsorted(distinct, numbers(events[column], _LAST))
     return code
+
+
+def by_lane(lanes: np.ndarray) -> np.ndarray:
+    """The rows in order of these numbers from 0 (`lane_codes`), those of one lane in their own order."""
+    # Lanes are few, and to sort small numbers takes linear time.
+    return np.argsort(lanes.astype(np.min_scalar_type(int(lanes.max(initial=0)))), kind="stable")
+
+
+def grouped(lanes: np.ndarray) -> list[np.ndarray]:
+    """The rows of each lane, in their order."""
+    rows = by_lane(lanes)
+    return np.split(rows, np.flatnonzero(np.diff(lanes[rows])) + 1) if rows.size else []
 
 
 def stack(events: pl.DataFrame, categories: Collection[str] = kinds.HOST) -> Stacks:

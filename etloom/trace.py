@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import polars as pl
 
@@ -17,6 +17,7 @@ from etloom.schema import SEVERITIES, TABLES
 
 Stat = tuple[str, str, int, str | None]
 """A row of stats: name, severity, count, example."""
+_Answer = TypeVar("_Answer")
 
 
 class Trace:
@@ -28,7 +29,7 @@ class Trace:
     header under ``header``.
     """
 
-    __slots__ = ("_meta", "_tables")
+    __slots__ = ("_answers", "_meta", "_tables")
     engine: ClassVar[Literal["in-memory", "streaming"]] = "in-memory"
     """By which of polars' engines a query of what `scan` gives is answered."""
 
@@ -43,6 +44,7 @@ class Trace:
             # afterwards, here or in `table`, reaches the one that is held.
             checked[name] = TABLES[name].conform(frame).clone()
         self._tables = checked
+        self._answers: dict[Callable[[Trace], Any], Any] = {}
         self._meta = MappingProxyType(dict(meta or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,6 +88,16 @@ class Trace:
     def scan(self, name: str) -> pl.LazyFrame:
         """One table by name, to be read as far as it is asked for. Raises UnknownName."""
         return self.table(name).lazy()
+
+    def once(self, question: Callable[[Trace], _Answer]) -> _Answer:
+        """question(trace), worked out when it is first asked for and kept as long as the trace is.
+
+        For what many questions need and is small beside the tables. Nobody changes an answer.
+        """
+        if question not in self._answers:
+            self._answers[question] = question(self)
+        answer: _Answer = self._answers[question]
+        return answer
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
         """A Trace with these tables and meta entries put in; the rest is shared."""

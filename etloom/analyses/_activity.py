@@ -11,6 +11,7 @@ from etloom.activity import Activity as Activity
 from etloom.activity import activity as activity
 from etloom.activity import device_work as device_work
 from etloom.activity import during as during
+from etloom.activity import has_device_work as has_device_work
 from etloom.activity import host_work as host_work
 from etloom.activity import of_rank as of_rank
 from etloom.activity import steps as steps
@@ -35,8 +36,10 @@ def windows(trace: Trace, whole: Intervals, step: int | None) -> pl.DataFrame:
 
 def check_step(trace: Trace, step: int | None) -> None:
     """Raise AnalysisError for a step that the trace does not hold."""
+    if step is None:
+        return
     known = steps(trace)["step"].to_list()
-    if step is not None and step not in known:
+    if step not in known:
         span = f"the trace holds {known[0]} to {known[-1]}" if known else "no ProfilerStep marks a step"
         raise AnalysisError(f"there is no step {step}", where=of_rank(trace), remedy=span)
 

@@ -7,19 +7,18 @@ import polars as pl
 from etloom.activity import of_rank
 from etloom.analyses._launched import launched
 from etloom.errors import AnalysisError
+from etloom.stacks import row_of, taken
 from etloom.trace import Trace
 
 
 def copies(trace: Trace) -> pl.DataFrame:
-    """ts, end, dur, step, sort ("Memcpy HtoD", "Memset"), bytes, gbps (bytes / dur where the trace states none).
+    """ts, end, dur, step, sort ("Memcpy HtoD", "Memset"), its number (lane), bytes, gbps (bytes / dur where the trace
+    states none).
 
     Raises AnalysisError for a trace without copies.
     """
-    facts = trace.kernels.select("event", "bytes", "bandwidth").unique("event", keep="first")
-    work = (
-        launched(trace)
-        .filter(pl.col("kind") == "memory")
-        .join(facts, left_on="id", right_on="event", how="left")
+    work = launched(trace, "id", "name", "kind", "step", "ts", "end", "dur").filter(
+        pl.col("kind") == "memory"
     )
     if not work.height:
         raise AnalysisError(
@@ -27,6 +26,12 @@ def copies(trace: Trace) -> pl.DataFrame:
             where=of_rank(trace),
             remedy="kernel-breakdown tells of its kernels",
         )
-    sort = pl.col("name").str.replace(r"\s*\(.*$", "").str.strip_chars()
+    facts = trace.kernels.select("bytes", "bandwidth")
+    work = work.hstack(taken(facts, row_of(trace.kernels.rename({"event": "id"}), work["id"])))
+    sort = pl.col("name").cast(pl.String).str.replace(r"\s*\(.*$", "").str.strip_chars()
+    sorts = work.select("name").unique().with_columns(sort=sort)
+    sorts = sorts.with_columns(lane=pl.col("sort").rank("dense").cast(pl.Int64) - 1)
     measured = pl.when(pl.col("dur") > 0).then(pl.col("bytes") / pl.col("dur"))
-    return work.with_columns(sort=sort, gbps=pl.coalesce("bandwidth", measured))
+    return work.join(sorts, on="name", how="left", maintain_order="left").with_columns(
+        gbps=pl.coalesce("bandwidth", measured)
+    )

@@ -7,7 +7,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import kinds
-from etloom.stacks import exclusive_time
+from etloom.stacks import exclusive_time, numbers, taken
+from etloom.stacks import row_of as row_of
 from etloom.trace import Trace
 
 Rows = NDArray[np.int64]
@@ -28,37 +29,21 @@ def operators(trace: Trace) -> pl.DataFrame:
     events = trace.events
     is_operator = pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("dur").is_not_null()
     parent = row_of(events, events["parent"])
-    names = events["name"].to_physical().to_numpy()
-    device = device_time(trace, parent)
-    rows = np.flatnonzero(events.select(is_operator).to_series().to_numpy())
-    chosen = events[rows].with_columns(
-        pl.Series("device_ns", device[rows]),
+    names = numbers(events["name"].to_physical(), -1)
+    rows = np.flatnonzero(events.select(is_operator.fill_null(False)).to_series().to_numpy())
+    return events.select("id", "name", "step", "dur")[rows].with_columns(
+        exclusive_time(events)[rows].alias("self_ns"),
+        pl.Series("device_ns", device_time(trace, parent)[rows]),
         pl.Series("outermost", ~_enclosed_by_namesake(rows, parent, names)),
     )
-    return with_self_time(trace, chosen).select(
-        "id", "name", "step", "dur", "self_ns", "device_ns", "outermost"
-    )
-
-
-def row_of(events: pl.DataFrame, ids: pl.Series) -> Rows:
-    """The row of each id in events, -1 for null and for one that was filtered out. Ids ascend in events."""
-    known = events["id"].to_numpy()
-    wanted = ids.fill_null(0).to_numpy()
-    row = np.searchsorted(known, wanted)
-    found = ids.is_not_null().to_numpy() & (row < known.size)
-    found[found] = known[row[found]] == wanted[found]
-    return np.where(found, row, -1)
 
 
 def device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:
     """The device time launched under each event: what each launches, given to all that enclose it."""
-    launched = (
-        trace.launches.join(trace.events.select("id", "dur"), left_on="device_event", right_on="id")
-        .group_by("operator")
-        .agg(pl.col("dur").sum())
-    )
-    total = np.zeros(trace.events.height, dtype=np.int64)
-    above, time = row_of(trace.events, launched["operator"]), launched["dur"].to_numpy()
+    events, launches = trace.events, trace.launches
+    above = row_of(events, launches["operator"])
+    time = numbers(taken(events["dur"], row_of(events, launches["device_event"])), 0)
+    total = np.zeros(events.height, dtype=np.int64)
     while above.size:
         above, time = above[above >= 0], time[above >= 0]
         np.add.at(total, above, time)
@@ -66,7 +51,7 @@ def device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:
     return total
 
 
-def _enclosed_by_namesake(rows: Rows, parent: Rows, names: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def _enclosed_by_namesake(rows: Rows, parent: Rows, names: Rows) -> NDArray[np.bool_]:
     """Whether an event further out has the same name, by climbing all nests at once, one level a turn."""
     found = np.zeros(rows.size, dtype=np.bool_)
     climbing = np.arange(rows.size)

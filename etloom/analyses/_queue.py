@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from etloom.analyses._activity import of_rank
 from etloom.analyses._launched import launched
+from etloom.analyses._running import Running
 from etloom.errors import AnalysisError
+from etloom.stacks import lane_codes
 from etloom.trace import Trace
 
 LANE = ["device", "stream"]
 
 
 def series(trace: Trace) -> pl.DataFrame:
-    """device, stream, ts, step, queue_length after every change, by stream and time; one row for each time.
+    """device, stream, ts, queue_length after every change, by stream and time; one row for each time.
 
     Work joins the queue when its launch call begins and leaves it when it starts to run. At one time work joins
     before it leaves. Raises AnalysisError where no launch is known.
     """
-    work = launched(trace).filter(pl.col("launch_ts").is_not_null())
+    work = launched(trace, *LANE, "ts", "launch_ts").drop_nulls("launch_ts")
     if not work.height:
         raise AnalysisError(
             "the trace holds no launch of its device work",
@@ -26,15 +29,9 @@ def series(trace: Trace) -> pl.DataFrame:
             remedy="record the host's activity (CPU) together with the device's",
         )
     # Clocks of host and device may differ a little: work that seems to run before its launch never waited.
-    joins = work.select(
-        *LANE, pl.min_horizontal("launch_ts", "ts").alias("ts"), "step", pl.lit(1).alias("change")
-    )
-    leaves = work.select(*LANE, "ts", "step", pl.lit(-1).alias("change"))
-    return (
-        pl.concat((joins, leaves))
-        .group_by(*LANE, "ts")
-        .agg(pl.col("change").sum(), pl.col("step").first())
-        .sort(*LANE, "ts", nulls_last=True)
-        .with_columns(pl.col("change").cum_sum().over(LANE).cast(pl.Int64).alias("queue_length"))
-        .drop("change")
-    )
+    starts = work["ts"].to_numpy()
+    joins = np.minimum(work["launch_ts"].to_numpy(), starts)
+    waiting = Running(lane_codes(work, LANE), joins, starts)
+    length = waiting.total(np.ones(work.height, dtype=np.int64))
+    lanes: pl.DataFrame = work.select(LANE)[waiting.of]
+    return lanes.with_columns(ts=pl.Series(waiting.time), queue_length=pl.Series(length))

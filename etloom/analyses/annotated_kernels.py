@@ -11,13 +11,11 @@ time with Kineto's device ranges, which neighbours on a stream share.
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
 from etloom.analyses._activity import answer
 from etloom.analyses._launched import launched
-from etloom.analyses._operators import row_of
 from etloom.errors import UnknownName
 from etloom.trace import Trace
 
@@ -41,26 +39,23 @@ def analyze(trace: Trace, *, annotation: str | None = None, by: str = "kernel") 
     dur = pl.col("dur")
     if by == "annotation":
         work = work.with_columns(pl.lit(None, pl.String).alias("name"), pl.lit(None, pl.String).alias("kind"))
-    table = (
-        work.group_by("annotation", "name", "kind")
-        .agg(
-            pl.len().alias("count"),
-            dur.sum().alias("total_ns"),
-            dur.mean().round().alias("mean_ns"),
-            dur.max().alias("max_ns"),
-        )
-        .sort("annotation", "total_ns", "name", descending=(False, True, False), nulls_last=True)
+    table = work.group_by("annotation", "name", "kind").agg(
+        pl.len().alias("count"),
+        dur.sum().alias("total_ns"),
+        dur.mean().round().alias("mean_ns"),
+        dur.max().alias("max_ns"),
     )
-    return answer(table, COLUMNS)
+    return answer(table, COLUMNS).sort(
+        "annotation", "total_ns", "name", descending=(False, True, False), nulls_last=True
+    )
 
 
 def with_annotation(trace: Trace) -> pl.DataFrame:
-    """`launched` with the name of the innermost annotation around the launch."""
-    work = launched(trace)
+    """Device work (launch, name, kind, dur) with the name of the innermost ``annotation`` around its launch."""
+    work = launched(trace, "launch", "name", "kind", "dur")
     events = trace.events
     marks = stacks.among(events["cat"], kinds.ANNOTATIONS) & ~stacks.asked(
         events["name"], lambda name: name.str.contains(kinds.STEP) | kinds.is_backend_range(name)
     )
-    at = stacks.nearest(row_of(events, events["parent"]), marks, row_of(events, work["launch"]))
-    names = events["name"][np.maximum(at, 0)].cast(pl.String)
-    return work.with_columns(pl.Series("annotation", names.set(pl.Series(at < 0), None)))
+    at = stacks.nearest(stacks.row_of(events, events["parent"]), marks, stacks.row_of(events, work["launch"]))
+    return work.with_columns(stacks.taken(events["name"], at).alias("annotation"))

@@ -28,6 +28,7 @@ import polars as pl
 
 from etloom.analyses._activity import answer, check_step, percent
 from etloom.analyses._launched import launched
+from etloom.stacks import grouped, lane_codes, numbers
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -49,17 +50,18 @@ COLUMNS = {
     "max_ns": pl.Int64,
 }
 _STREAM = ["step", "device", "stream"]
-_CAUSES = ("host_wait", "kernel_wait", "other")
+_CAUSE = pl.Series(
+    ["host_wait", "kernel_wait", "other"], dtype=pl.Enum(["host_wait", "kernel_wait", "other"])
+)
 
 
 def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int | None = None) -> pl.DataFrame:
-    lane = pl.struct("device", "stream").rank("dense").alias("lane")
-    work = launched(trace).with_columns(lane).sort("lane", "ts", maintain_order=True)
+    work = launched(trace, *_STREAM, "ts", "dur", "launch_ts")
     check_step(trace, step)
     gap, busy, before = _gaps(work)
-    late = work["launch_ts"].fill_null(np.iinfo(np.int64).min).to_numpy() > before
-    cause = np.array(_CAUSES)[np.where(late, 0, np.where(gap < consecutive_kernel_delay, 1, 2))]
-    work = work.select(*_STREAM, pl.Series("gap", gap), pl.Series("busy", busy), pl.Series("cause", cause))
+    late = numbers(work["launch_ts"], np.iinfo(np.int64).min) > before
+    cause = np.where(late, 0, np.where(gap < consecutive_kernel_delay, 1, 2))
+    work = work.select(*_STREAM, gap=pl.Series(gap), busy=pl.Series(busy), cause=_CAUSE[cause])
     whole = work.with_columns(pl.lit(None, dtype=pl.Int64).alias("step"))
     work = work.filter(pl.col("step").is_not_null())
     chosen = pl.concat((work, whole)) if step is None else work.filter(pl.col("step") == step)
@@ -83,7 +85,7 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
         (dur + pl.col("busy")).sum().alias("span_ns"),
     )
     table = (
-        streams.join(pl.DataFrame({"cause": _CAUSES}), how="cross")
+        streams.join(_CAUSE.to_frame("cause"), how="cross")
         .join(rows, on=[*_STREAM, "cause"], how="left", nulls_equal=True)
         .with_columns(pl.col("gaps", "idle_ns").fill_null(0))
         .with_columns(
@@ -95,13 +97,12 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
 
 
 def _gaps(work: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each row of work (sorted by lane, ts): the gap before it, the time it adds to the stream's busy time, and
-    the end of all work before it on the stream (its own start for the first)."""
-    lane, start = work["lane"].to_numpy(), work["ts"].to_numpy()
+    """Of each row of work (by ts): the gap before it on its stream, the time it adds to the stream's busy time, and
+    the end of all work before it there (its own start for the first)."""
+    start = work["ts"].to_numpy()
     end = start + work["dur"].to_numpy()
-    reach = work.select((pl.col("ts") + pl.col("dur")).cum_max().over("lane")).to_series().to_numpy()
-    first = np.append(True, lane[1:] != lane[:-1])
-    before = np.where(first, start, np.append(0, reach[:-1]))
-    gap = np.maximum(start - before, 0)
-    busy = np.maximum(end - np.maximum(before, start), 0)
-    return gap, busy, before
+    before = start.copy()
+    lane = lane_codes(work, ("device", "stream"))
+    for rows in grouped(lane):
+        before[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
+    return np.maximum(start - before, 0), np.maximum(end - np.maximum(before, start), 0), before

@@ -43,7 +43,7 @@ COLUMNS = {
 def analyze(trace: Trace, *, by: str = "name", step: int | None = None) -> pl.DataFrame:
     if by not in ("name", "kind"):
         raise UnknownName("grouping", by, ("name", "kind"))
-    work, basis = device_work(trace), "device"
+    work, basis = device_work(trace, "kind", "name", "step", "dur"), "device"
     if not work.height:
         work, basis = with_self_time(trace, host_work(trace)).with_columns(dur="self_ns"), "host"
     dur = pl.col("dur")

@@ -22,8 +22,8 @@ import polars as pl
 from etloom import kinds, stacks
 from etloom.analyses._activity import answer, of_rank
 from etloom.analyses._launched import launched
-from etloom.analyses._operators import row_of
 from etloom.errors import AnalysisError
+from etloom.stacks import row_of
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -37,7 +37,7 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int = 20) -> pl.DataFrame:
-    work = launched(trace).drop_nulls("launch")
+    work = launched(trace, "launch", "name", "dur").drop_nulls("launch")
     events = trace.events
     sorts = kinds.OPERATORS | kinds.ANNOTATIONS | kinds.PYTHON if operator else kinds.OPERATORS
     calls = stacks.among(events["cat"], sorts) & events["depth"].is_not_null().to_numpy()
@@ -53,9 +53,7 @@ def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int =
     parent = row_of(events, events["parent"])
     outermost = calls & (stacks.nearest(parent, calls, np.where(parent >= 0, parent, -1)) < 0)
     at = stacks.nearest(parent, outermost, row_of(events, work["launch"]))
-    below = work.with_columns(pl.Series("call", at), pl.col("name").cast(pl.Categorical)).filter(
-        pl.Series(at >= 0)
-    )
+    below = work.with_columns(pl.Series("call", at)).filter(pl.Series(at >= 0))
     of_call = below.group_by("call", maintain_order=True).agg(
         pl.col("name"), pl.col("dur").sum().alias("kernel_ns")
     )

@@ -40,7 +40,20 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 
 def calls_and_work(trace: Trace, step: int | None) -> pl.DataFrame:
     """The columns of the answer and launch, the id of the call; raises AnalysisError where no launch is known."""
-    work = launched(trace).filter(pl.col("launch_ts").is_not_null())
+    columns = (
+        "launch",
+        "step",
+        "api",
+        "launch_ts",
+        "launch_end",
+        "ts",
+        "dur",
+        "kind",
+        "name",
+        "device",
+        "stream",
+    )
+    work = launched(trace, *columns).drop_nulls("launch_ts")
     if not work.height:
         raise AnalysisError(
             "the trace holds no launch of its device work",

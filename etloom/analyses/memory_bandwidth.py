@@ -8,9 +8,11 @@ Units: ns on the trace's clock; GB/s with GB = 1e9 B. Definition: HolisticTraceA
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from etloom.analyses._bandwidth import copies
+from etloom.analyses._running import Running
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -19,14 +21,12 @@ COLUMNS = {"name": pl.String, "ts_ns": pl.Int64, "bandwidth": pl.Float64}
 
 def analyze(trace: Trace) -> pl.DataFrame:
     known = copies(trace).drop_nulls("gbps")
-    begun = known.select(name="sort", ts_ns="ts", change="gbps")
     # What lasts less than the clock's grain lasts one tick.
-    done = known.select(name="sort", ts_ns=pl.max_horizontal("end", pl.col("ts") + 1), change=-pl.col("gbps"))
-    table = (
-        pl.concat((begun, done)).group_by("name", "ts_ns").agg(pl.col("change").sum()).sort("name", "ts_ns")
-    )
-    total = pl.col("change").cum_sum().over("name")
+    ends = np.maximum(known["end"].to_numpy(), known["ts"].to_numpy() + 1)
+    copying = Running(known["lane"].to_numpy(), known["ts"].to_numpy(), ends)
+    total = copying.total(known["gbps"].to_numpy())
     # Sums of decimals leave crumbs where nothing runs.
-    return table.select(
-        "name", "ts_ns", bandwidth=pl.when(total.abs() < 1e-9).then(0.0).otherwise(total)
-    ).cast(COLUMNS)  # type: ignore[arg-type]
+    total[copying.total(np.ones(known.height, dtype=np.int64)) == 0] = 0.0
+    return pl.DataFrame(
+        {"name": known["sort"][copying.of], "ts_ns": copying.time, "bandwidth": total}, schema=COLUMNS
+    )

@@ -16,8 +16,8 @@ import polars as pl
 
 from etloom import stacks
 from etloom.analyses._activity import answer, in_step, of_rank, require_linked
-from etloom.analyses._operators import row_of
 from etloom.errors import AnalysisError
+from etloom.stacks import row_of
 from etloom.trace import Trace
 
 SCOPE = "rank"

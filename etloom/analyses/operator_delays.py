@@ -18,6 +18,7 @@ import polars as pl
 
 from etloom.analyses._activity import answer, in_step
 from etloom.analyses._launched import launched
+from etloom.stacks import row_of, taken
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -34,15 +35,11 @@ BETWEEN = " -> "
 
 
 def analyze(trace: Trace, *, operator: str | None = None, step: int | None = None) -> pl.DataFrame:
-    work = launched(trace).drop_nulls(["operator", "launch_ts"]).sort("launch_ts", "ts", "id")
-    operators = trace.events.select(
-        operator="id", operator_name=pl.col("name").cast(pl.String), operator_ts="ts"
-    )
-    calls = (
-        in_step(trace, work, step)
-        .with_columns(pl.col("name").cast(pl.Categorical).alias("name"))
-        .join(operators, on="operator")
-    )
+    work = launched(trace, "id", "step", "name", "ts", "dur", "launch_ts", "operator")
+    work = work.drop_nulls(["operator", "launch_ts"]).sort("launch_ts", "ts", "id")
+    calls = in_step(trace, work, step)
+    around = taken(trace.events.select("name", "ts"), row_of(trace.events, calls["operator"]))
+    calls = calls.with_columns(operator_name=around["name"], operator_ts=around["ts"])
     if operator is not None:
         calls = calls.filter(pl.col("operator_name") == operator)
     calls = calls.group_by("operator", maintain_order=True).agg(
@@ -65,7 +62,7 @@ def analyze(trace: Trace, *, operator: str | None = None, step: int | None = Non
         .with_columns(
             kernel_count=pl.col("name").list.len(),
             kernels=pl.col("name").list.eval(pl.element().cast(pl.String)).list.join(BETWEEN),
-            operator="operator_name",
+            operator=pl.col("operator_name").cast(pl.String),
         )
         .sort("count", "device_ns", "operator", "kernels", descending=(True, True, False, False))
     )

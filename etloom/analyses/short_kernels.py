@@ -14,6 +14,7 @@ import polars as pl
 
 from etloom.analyses._activity import answer, in_step
 from etloom.analyses._launched import launched
+from etloom.stacks import row_of, taken
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -29,23 +30,22 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, threshold_ns: int = 10_000, step: int | None = None) -> pl.DataFrame:
-    before = pl.col("end").cum_max().shift(1).over("device", "stream", order_by="ts")
-    kernels = launched(trace).with_columns(gap=(pl.col("ts") - before).clip(0).fill_null(0))
+    before = pl.col("end").cum_max().shift(1).over("device", "stream")
+    kernels = launched(trace, "device", "stream", "step", "kind", "name", "ts", "end", "dur", "operator")
+    kernels = kernels.with_columns(gap=(pl.col("ts") - before).clip(0).fill_null(0))
     kernels = in_step(trace, kernels.filter(pl.col("kind") != "memory"), step)
-    names = trace.events.select("id", operator_name=pl.col("name").cast(pl.String))
-    short = kernels.filter(pl.col("dur") < threshold_ns).join(
-        names, left_on="operator", right_on="id", how="left"
-    )
+    short = kernels.filter(pl.col("dur") < threshold_ns)
+    around = taken(trace.events["name"], row_of(trace.events, short["operator"]))
+    short = short.with_columns(around.alias("operator"))
     table = (
         short.group_by("name")
         .agg(
-            pl.col("operator_name").drop_nulls().sort().mode(maintain_order=True).first().alias("operator"),
+            pl.col("operator").drop_nulls().cast(pl.String).mode().sort().first(),
             pl.len().alias("count"),
             pl.col("dur").sum().alias("total_ns"),
             pl.col("dur").mean().alias("mean_ns"),
             pl.col("gap").sum().alias("gap_ns"),
         )
         .with_columns(count_pct=100 * pl.col("count") / max(1, kernels.height))
-        .sort("count", "name", descending=(True, False))
     )
-    return answer(table, COLUMNS)
+    return answer(table, COLUMNS).sort("count", "name", descending=(True, False))

@@ -38,7 +38,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     marked = steps(trace)
     if step is not None:
         marked = marked.filter(pl.col("step") == step)
-    work = device_work(trace).filter(pl.col("step").is_not_null())
+    work = device_work(trace, "step", "ts", "dur").drop_nulls("step")
     rows = []
     for (number,), launched in work.group_by("step"):
         busy = during(launched)
@@ -52,9 +52,11 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         orient="row",
     )
     operators = (
-        trace.events.filter(pl.col("cat").is_in(list(kinds.OPERATORS)))
+        trace.events.lazy()
+        .filter(pl.col("cat").is_in(list(kinds.OPERATORS)))
         .group_by("step")
         .agg(pl.len().alias("operators"))
+        .collect()
     )
     table = (
         marked.with_columns(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, device_work, in_step, of_rank, require_linked
+from etloom.analyses._activity import answer, has_device_work, in_step, of_rank, require_linked
 from etloom.analyses._operators import operators
 from etloom.errors import AnalysisError, UnknownName
 from etloom.trace import Trace
@@ -64,6 +64,6 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "self", step: int | None =
         )
         .with_columns((100 * pl.col("self_ns") / pl.col("self_ns").sum()).alias("self_pct"))
     )
-    if not device_work(trace).height:
+    if not has_device_work(trace):
         table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))
     return answer(table, COLUMNS).sort(_ORDERS[by], "name", descending=[True, False]).head(top)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, device_work, in_step, of_rank, require_linked
+from etloom.analyses._activity import answer, has_device_work, in_step, of_rank, require_linked
 from etloom.analyses._operators import operators
 from etloom.errors import AnalysisError
+from etloom.stacks import row_of, taken
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -35,21 +36,16 @@ def analyze(
     trace: Trace, *, operator: str | None = None, top: int = 50, step: int | None = None
 ) -> pl.DataFrame:
     require_linked(trace)
-    arguments = trace.arguments.select(
-        id="event",
-        shapes=pl.col("dims").cast(pl.String),
-        types=pl.col("types").cast(pl.String),
-        values=pl.col("concrete_inputs").cast(pl.String),
-    ).unique("id", keep="first")
-    calls = operators(trace)
+    arguments = trace.arguments.select(id="event", shapes="dims", types="types", values="concrete_inputs")
+    calls = operators(trace) if arguments.height else arguments
     if not calls.height or not arguments.height:
         raise AnalysisError(
             "the trace holds no operators with shapes",
             where=of_rank(trace),
             remedy="profile with record_shapes=True",
         )
-    calls = in_step(trace, calls, step).join(arguments, on="id", how="left", maintain_order="left")
-    calls = calls.with_columns(pl.col("name").cast(pl.String))
+    calls = in_step(trace, calls, step)
+    calls = calls.hstack(taken(arguments.drop("id"), row_of(arguments, calls["id"])))
     calls = calls if operator is None else calls.filter(pl.col("name") == operator)
     table = calls.group_by("name", "shapes", "types", "values").agg(
         pl.len().alias("count"),
@@ -59,8 +55,9 @@ def analyze(
         pl.col("device_ns").mean().alias("mean_device_ns"),
     )
     worst = "device_ns"
-    if not device_work(trace).height:
+    if not has_device_work(trace):
         worst = "self_ns"
         table = table.with_columns(device_ns=None, mean_device_ns=None)
+    table = answer(table, COLUMNS)
     keys = (worst, "name", "shapes", "types", "values")
-    return answer(table.sort(keys, descending=(True, False, False, False, False)).head(top), COLUMNS)
+    return table.sort(keys, descending=(True, False, False, False, False)).head(top)
