@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import etloom
 from etloom import linker
 from etloom.compat import chakra
 from etloom.errors import EtloomError, LinkError
 from etloom.exports import etplus
+from etloom.schema import TABLES
 from etloom.trace import Trace
 
 
@@ -187,3 +192,142 @@ def test_attributes_keep_their_types_and_the_end_is_json(tmp_path: Path, value: 
     etloom.export(linker.link(etloom.read(source)), tmp_path / "out.etplus.json")
     nodes = json.loads((tmp_path / "out.etplus.json").read_text())["nodes"]
     assert {"name": "odd", "type": kind, "value": value} in [one for node in nodes for one in node["attrs"]]
+
+
+@pytest.mark.slow
+def test_an_et_plus_holds_one_iteration(data: Path, tmp_path: Path) -> None:
+    host, device = (
+        etloom.read(data / "linear" / f"{name}_0.json.gz") for name in ("torch_et", "kineto_trace")
+    )
+    with pytest.raises(EtloomError, match="joined to several iterations"):
+        etplus.write(etloom.link(host, device, iterations="all"), tmp_path / "x.etplus.json")
+    one = etloom.link(host, device, iterations="7")
+    etplus.write(one, tmp_path / "x.etplus.json")
+    # What it leaves out is counted.
+    stats = dict(one.stats.select("name", "count").rows())
+    written = sum("cat" in node for node in json.loads((tmp_path / "x.etplus.json").read_text())["nodes"])
+    assert stats["link.work_beyond_nodes"] == 10_356 - written == 10_095
+
+
+def test_the_rank_that_is_given_is_that_of_the_trace(data: Path, tmp_path: Path) -> None:
+    files = (data / "cpu/ddp_2/torch_et_1.json.gz", data / "cpu/ddp_2/kineto_trace_1.json.gz")
+    with pytest.raises(EtloomError, match="says it is of rank 1, not 0"):
+        chakra.TraceLinker().link(*files, tmp_path / "x.json", rank=0)
+    assert not (tmp_path / "x.json").exists()
+    flags = ["--chakra-host-trace", str(files[0]), "--chakra-device-trace", str(files[1])]
+    assert chakra.main([*flags, "--rank", "0", "--output-file", str(tmp_path / "x.json")]) == 1
+    assert chakra.main([*flags, "--rank", "1", "--output-file", str(tmp_path / "no" / "x.json")]) == 1
+
+
+SCALAR = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(-1e30, 1e30)
+    | st.text(max_size=5)
+)
+OBJECT = st.recursive(
+    SCALAR | st.sampled_from(["null", '"]', "{,", "a, b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+class Argument:
+    """A value as it is in the file and as the tables hold it, null in place of tensors, and these."""
+
+    def __init__(self, draw: st.DrawFn, index: int) -> None:
+        self.index, self.numbers = index, itertools.count()
+        self.rows: list[dict[str, Any]] = []
+        self.value, self.shape, self.held = self.make(
+            draw, draw(st.sampled_from(["plain", "tensor", "list"])), 0
+        )
+
+    def make(self, draw: st.DrawFn, kind: str, depth: int) -> tuple[Any, Any, Any]:
+        if kind == "tensor":
+            numbers = draw(st.lists(st.integers(0, 2**40), min_size=4, max_size=4))
+            size, device = draw(st.sampled_from([(4, "cpu"), (2, "cuda:0"), (8, 'a"b')]))
+            shape = draw(st.lists(st.integers(0, 9), max_size=3))
+            self.rows.append(
+                dict(zip(("tensor_id", "storage_id", "offset", "numel"), numbers, strict=True))
+                | {"index": self.index, "item": next(self.numbers) if depth else None, "itemsize": size}
+                | {"device": device, "shape": json.dumps(shape)}
+            )
+            return [*numbers, size, device], shape, None
+        if kind == "list" and depth < 3:
+            kinds = draw(st.lists(st.sampled_from(["tensor", "list", "plain"]), max_size=3))
+            parts = [self.make(draw, one, depth + 1) for one in kinds]
+            values, shapes, held = ([part[at] for part in parts] for at in range(3))
+            return values, shapes, held
+        # What the tables hold as null beside tensors of the same list could be either.
+        plain = draw(OBJECT if depth == 0 else SCALAR.filter(lambda value: value is not None))
+        return plain, nested(plain), plain
+
+
+def nested(value: Any) -> Any:
+    """The shapes that go with values without tensors."""
+    return [nested(item) for item in value] if isinstance(value, list) else []
+
+
+@st.composite
+def node_tables(draw: st.DrawFn) -> tuple[Trace, list[dict[str, Any]]]:
+    """A trace of random nodes, and of each what its node in the file must hold."""
+    nodes, tensors, wanted = [], [], []
+    et_ids = draw(st.lists(st.none() | st.integers(0, 50), max_size=5))
+    et_ids.sort(key=lambda et_id: (et_id is None, et_id))
+    for row, et_id in enumerate(et_ids):
+        node: dict[str, Any] = {
+            "id": row,
+            "et_id": et_id,
+            "name": draw(st.none() | st.text(min_size=1, max_size=5)),
+        }
+        expected: dict[str, Any] = {"id": et_id, "name": node["name"]}
+        for io, side in enumerate(("inputs", "outputs")):
+            arguments = [Argument(draw, at) for at in range(draw(st.integers(0, 3)))]
+            node[side] = json.dumps([one.held for one in arguments])
+            node[f"{side[:-1]}_types"] = json.dumps(["?"] * len(arguments))
+            tensors += [{"node": row, "io": io, **one} for argument in arguments for one in argument.rows]
+            expected[side] = {
+                "values": [one.value for one in arguments],
+                "shapes": [one.shape for one in arguments],
+                "types": ["?"] * len(arguments),
+            }
+        attrs = draw(
+            st.none() | st.dictionaries(st.sampled_from(["x", 'y"', "}"]), OBJECT, min_size=1, max_size=2)
+        )
+        expected["attrs"] = attrs or {}
+        nodes.append(node | {"attrs": None if attrs is None else json.dumps(attrs)})
+        wanted.append(expected)
+    tables = {
+        name: TABLES[name].conform(pl.DataFrame(rows, infer_schema_length=None))
+        if rows
+        else TABLES[name].empty()
+        for name, rows in (("nodes", nodes), ("tensors", tensors))
+    }
+    return Trace(tables), wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=node_tables())
+def test_any_nodes_are_json_and_read_back_equal(made: tuple[Trace, list[dict[str, Any]]]) -> None:
+    trace, wanted = made
+    if not wanted:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        document = exported(trace, Path(folder) / "x.etplus.json")
+    assert len(document["nodes"]) == len(wanted)
+    last = max((node["id"] for node in wanted if node["id"] is not None), default=0)
+    unnumbered = itertools.count(last + 1)
+    for node, expected in zip(document["nodes"], wanted, strict=True):
+        assert node["id"] == (next(unnumbered) if expected["id"] is None else expected["id"])
+        assert node["name"] == expected["name"]
+        for side in ("inputs", "outputs"):
+            assert {part: node[side][part] for part in ("values", "shapes", "types")} == expected[side]
+        attrs = {one["name"]: one["value"] for one in node["attrs"][9:]}
+        assert attrs == expected["attrs"]
+
+
+def test_ids_without_room_after_them_are_an_error(tmp_path: Path) -> None:
+    nodes = pl.DataFrame({"id": [0, 1], "et_id": [2**63 - 1, None], "name": ["a", "b"]})
+    with pytest.raises(EtloomError, match="leaves no room"):
+        etplus.write(Trace({"nodes": TABLES["nodes"].conform(nodes)}), tmp_path / "x.etplus.json")

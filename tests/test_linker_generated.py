@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from etloom.errors import LinkError
 from etloom.linker import link
+from etloom.linker.quality import summary
 from etloom.trace import Trace
 
 SEED = st.integers(0, 2**32)
@@ -291,3 +292,46 @@ def test_pairs_of_an_accepted_join_whose_names_differ_are_dropped_and_counted() 
     assert trace.links.height == nodes.height - 2  # the root, and the one of another name
     counts = dict(trace.stats.select("name", "count").rows())
     assert counts["link.name_disagreements"] == counts["link.unlinked_operators"] == 1
+
+
+def test_reasons_are_told_by_process() -> None:
+    # The numbers of process 2 are all above those of process 1, and one of each is off at its end.
+    rows = [{"ts": 0, "pid": 1, "correlation": 5}, {"ts": 9, "pid": 1, "correlation": 7}]
+    rows += [{"ts": 1, "pid": 2, "correlation": 500}, {"ts": 8, "pid": 2, "correlation": 700}]
+    work = [device(50, 5, 1), device(60, 9, 1), device(70, 400, 2), device(80, 500, 2), device(90, 600, 2)]
+    counts = dict(link(profile_of([*rows, *work])).stats.select("name", "count").rows())
+    assert {name.removeprefix("link."): count for name, count in counts.items()} == {
+        "launch_missing": 3,
+        "launched_after_recording": 1,  # 9 of process 1
+        "launched_before_recording": 1,  # 400 of process 2
+        "launch_not_recorded": 1,  # 600 of process 2
+        "work_after_recording": 1,  # of call 700, but not of 7, after whose process's work 9 was seen
+        "launches_without_work": 1,
+        "launch_without_operator": 2,
+    }
+
+
+def test_a_thread_without_a_number_that_the_profiler_missed_is_counted_as_one() -> None:
+    made = Maker(random.Random(7), threads=2, trees=6).made
+    host = made.execution_trace()
+    tids = host.nodes["tid"].unique().drop_nulls().sort()
+    missed = host.nodes["tid"] == tids[-1]
+    nodes = host.nodes.with_columns(tid=pl.when(~missed).then("tid"))
+    profile = made.host()
+    seen = host.nodes.filter(~missed)["rf_id"].drop_nulls().implode()
+    trace = link(
+        host.replace(nodes=nodes), profile.replace(events=profile.events.filter(pl.col("rf_id").is_in(seen)))
+    )
+    rows = {
+        name: (count, example)
+        for name, count, example in trace.stats.select("name", "count", "example").rows()
+    }
+    assert rows["link.missing_threads"] == (int(missed.sum()), f"operators of no thread ({missed.sum()})")
+
+
+def test_quality_sums_what_two_files_count() -> None:
+    made = Maker(random.Random(8)).made
+    trace = link(made.execution_trace(), made.host())
+    trace = trace.count("link.unlinked_operators", 2, "one").count("link.unlinked_operators", 3, "other")
+    note = summary(trace).filter(pl.col("subject") == "host operators")["note"].item()
+    assert "5 not in the profile (one)" in note

@@ -71,6 +71,7 @@ def link(
     import etloom
     from etloom import registry
     from etloom.cli._output import Format, emit
+    from etloom.linker.merge import of_rank
     from etloom.trace import Job
 
     format = to or _by_name(out)
@@ -86,9 +87,7 @@ def link(
         files = [file for file in (host, device) if file is not None]
         if any(out.exists() and file.exists() and out.samefile(file) for file in files):
             raise EtloomError("is one of the two to be linked", where=out, remedy="name another --out")
-        parts = [_one(etloom.read(file), rank, file) for file in files]
-        what = etloom.link(*parts, **linking)
-        what = what if rank is None else what.replace(meta={"rank": rank})
+        what = etloom.link(*(of_rank(etloom.read(file), rank, file) for file in files), **linking)
     if strict:
         what.check_lossless()
     emit(etloom.analyze(what, "link-quality"), Format.table, None)
@@ -130,19 +129,6 @@ def _is_file_name(out: Path) -> bool:
 
     known = (end for name in registry.names("exports") for end in registry.suffixes("exports", name))
     return out.name.endswith(tuple(known))
-
-
-def _one(read: Trace | Job, rank: int | None, file: Path) -> Trace:
-    """The Trace of one file, of several ranks the one asked for."""
-    from etloom.trace import Job
-
-    if not isinstance(read, Job):
-        return read
-    if rank is None:
-        raise EtloomError(
-            f"holds the ranks {', '.join(map(str, read))}", where=file, remedy="say which one: --rank"
-        )
-    return _of_rank(read, rank, file)
 
 
 def _of_rank(job: Job, rank: int, file: Path) -> Trace:

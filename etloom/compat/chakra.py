@@ -19,10 +19,10 @@ from os import PathLike
 from pathlib import Path
 
 from etloom import readers
-from etloom.errors import EtloomError
+from etloom.compat._command import told
 from etloom.exports import etplus
 from etloom.linker import link
-from etloom.trace import Job
+from etloom.linker.merge import of_rank
 
 _log = logging.getLogger("etloom.compat.chakra")
 
@@ -39,18 +39,15 @@ class TraceLinker:
     ) -> None:
         """Write the ET+ of the two traces to ``output_file``. Raises ReadError, LinkError, EtloomError.
 
-        rank: which of several ranks of a device trace (Nsight); of one, it changes nothing.
+        rank: which of several ranks of a device trace (Nsight); of one, that it must not say another.
         """
-        host, device = (readers.read(path) for path in (chakra_host_trace, chakra_device_trace))
-        if isinstance(device, Job):
-            if rank is None or rank not in device:
-                raise EtloomError(
-                    f"holds the ranks {device.ranks}", where=chakra_device_trace, remedy="give --rank"
-                )
-            device = device[rank]
-        if isinstance(host, Job):
-            raise EtloomError("is no execution trace of one rank", where=chakra_host_trace)
+        host, device = (
+            of_rank(readers.read(path), rank, path) for path in (chakra_host_trace, chakra_device_trace)
+        )
         linked = link(host, device)
+        for name, severity, count, example in linked.stats.rows():
+            if name.startswith("link.") or severity != "info":
+                _log.info("%s: %d (%s)", name, count, example)
         _log.info("linked: %s", linked.meta.get("link"))
         etplus.write(linked, Path(output_file))
 
@@ -61,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="chakra_trace_link",
         description="Link a Chakra host trace with a device trace (etloom in place of mlcommons/chakra).",
     )
-    parser.add_argument("--rank", type=int, help="which rank of a device trace that holds several")
+    parser.add_argument("--rank", type=int, help="the rank: which one of a device trace that holds several")
     parser.add_argument("--chakra-host-trace", required=True, help="execution trace, JSON")
     parser.add_argument("--chakra-device-trace", required=True, help="Kineto JSON, or an Nsight export")
     parser.add_argument("--output-file", required=True, help="ET+ JSON to write; packed where it ends in .gz")
@@ -71,9 +68,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not isinstance(level, int):
         parser.error(f"no log level is called {given.log_level!r}")
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    try:
-        TraceLinker().link(given.chakra_host_trace, given.chakra_device_trace, given.output_file, given.rank)
-    except EtloomError as error:
-        sys.stderr.write(f"chakra_trace_link: {error}\n")
-        return 1
-    return 0
+    files = (given.chakra_host_trace, given.chakra_device_trace, given.output_file)
+    return told("chakra_trace_link", lambda: TraceLinker().link(*files, given.rank))

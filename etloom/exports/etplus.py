@@ -36,8 +36,8 @@ _CHUNK = 1 << 12  # nodes; about 5 MB of text, which the next ones take the plac
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     """Write the linked Trace of one rank, packed where the name ends in .gz.
 
-    Raises EtloomError for several ranks in one file, for a trace without an execution trace and for one
-    of which the ids leave none for the device nodes.
+    Raises EtloomError for several ranks in one file, for a trace without an execution trace, for one that is
+    joined to several iterations and for one of which the ids leave none for device nodes.
     """
     if isinstance(trace, Job):
         if len(trace) != 1:
@@ -50,6 +50,12 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     if not trace.nodes.height:
         raise EtloomError(
             "there is no execution trace to add times to", where=path, remedy="link it with one"
+        )
+    if not trace.links["node"].is_unique().all():
+        raise EtloomError(
+            "the operators are joined to several iterations, and an ET+ holds one",
+            where=path,
+            remedy="choose one with --iterations N, or save as Parquet",
         )
     trace = with_ids(trace)
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {})}
@@ -97,8 +103,7 @@ def _times(trace: Trace) -> pl.DataFrame:
     events = trace.events.select("id", pl.col("ts") - base, pl.col("dur").fill_null(0)).with_columns(
         stacks.exclusive_time(trace.events, operators_only=True).fill_null(0).alias("exclusive")
     )
-    # An operator may be linked to several iterations; its times are those of the first.
-    linked = trace.links.join(events, left_on="event", right_on="id").sort("ts").unique("node", keep="first")
+    linked = trace.links.join(events, left_on="event", right_on="id")
     linked = linked.join(_followed(trace), on="node", how="left")
     return linked.select(
         "node",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from os import PathLike
+
 import polars as pl
 
-from etloom.errors import LinkError
+from etloom.errors import EtloomError, LinkError, UnknownName
 from etloom.schema import TABLES
-from etloom.trace import Trace
+from etloom.trace import Job, Trace
 
 _DERIVED = ("links", "launches", "handoffs", "waits")
 _SUM = ("files", "formats")
@@ -50,6 +52,28 @@ def merge(traces: tuple[Trace, ...]) -> Trace:
     if len(ranks) > 1:
         merged = merged.count("link.ranks_differ", 1, f"the files say ranks {ranks}", "error")
     return merged
+
+
+def of_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) -> Trace:
+    """The Trace of one rank in what a file holds, with ``meta["rank"]`` where a rank is asked for.
+
+    Raises EtloomError where the file holds several and none is asked for, or says that it is of another one;
+    UnknownName for a rank that it does not hold.
+    """
+    if isinstance(read, Job):
+        if rank is None:
+            held = ", ".join(map(str, read))
+            raise EtloomError(f"holds the ranks {held}", where=file, remedy="say which one: --rank")
+        if rank not in read:
+            raise UnknownName("rank", str(rank), map(str, read))
+        read = read[rank]
+    if rank is None:
+        return read
+    if read.rank not in (None, rank):
+        raise EtloomError(
+            f"says it is of rank {read.rank}, not {rank}", where=file, remedy="check the file, or leave --rank out"
+        )
+    return read.replace(meta={"rank": rank})
 
 
 def _one_clock(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:

@@ -40,7 +40,7 @@ _REASONS = {
         "link.without_correlation": "without a correlation",
         "link.no_calls_recorded": "in a recording without runtime calls",
         "link.repeated_correlations": "calls repeat a correlation",
-        "link.work_beyond_nodes": "launched before the first linked operator or after the last (an ET+ leaves them out)",
+        "link.work_beyond_nodes": "of other iterations than the execution trace, left out of an ET+",
     },
     "launches": {
         "link.launch_without_operator": "outside any operator",
