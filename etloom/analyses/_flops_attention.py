@@ -62,8 +62,8 @@ class Signature:
     mask: Mask
     heads_first: bool
     lengths: tuple[int, int, int, int] | None = None
-    out: int | None = None
     bias: int | None = None
+    window: int | None = None  # where the two sizes of a sliding window are
 
 
 def _causal(at: int, kind: str) -> Mask:
@@ -78,6 +78,10 @@ def _custom(at: int) -> Mask:
 def _shapes(call: Call, signature: Signature) -> Shapes:
     q, k, v = (call.tensor(signature.q + more) for more in range(3))
     mask = signature.mask(call)
+    if signature.window is not None:
+        sizes = (call.value(signature.window), call.value(signature.window + 1))
+        if any(size not in (None, -1) for size in sizes):
+            raise Unsaid  # how far a window reaches is not worked out
     if signature.lengths and call.optional(signature.lengths[0]) is not None:
         batch, queries, keys, heads = _packed(call, signature, q, k)
     elif signature.heads_first:
@@ -107,7 +111,7 @@ def _packed(call: Call, signature: Signature, q: Tensor, k: Tensor) -> tuple[int
 def _forward(signature: Signature, call: Call) -> Cost:
     shapes = _shapes(call, signature)
     q, k, v = (call.tensor(signature.q + more) for more in range(3))
-    out = Tensor((*q.shape[:-1], v.shape[-1]), call.tensor(2).dtype)
+    out = Tensor((*q.shape[:-1], v.shape[-1]), v.dtype)
     normaliser = Tensor(q.shape[:-1], "float")
     bias = None if signature.bias is None else call.optional(signature.bias)
     return Cost(shapes.forward, added(moved(q, k, v, bias), moved(out, normaliser)), dtype=q.dtype)
@@ -135,10 +139,14 @@ _FORWARD = {
     f"{_SDPA}efficient_attention": Signature(0, _causal(6, "top_left"), True, bias=3),
     f"{_SDPA}cudnn_attention": Signature(0, _causal(6, "top_left"), True, bias=3),
     f"{_SDPA}fused_attention_overrideable": Signature(0, _causal(5, "top_left"), True, bias=3),
-    "aten::_flash_attention_forward": Signature(0, _causal(8, "bottom_right"), False, (3, 4, 5, 6)),
+    "aten::_flash_attention_forward": Signature(
+        0, _causal(8, "bottom_right"), False, (3, 4, 5, 6), window=11
+    ),
     "aten::_efficient_attention_forward": Signature(0, _custom(9), False, (4, 5, 6, 7), bias=3),
-    "flash_attn::_flash_attn_forward": Signature(0, _causal(5, "bottom_right"), False),
-    "flash_attn::_flash_attn_varlen_forward": Signature(0, _causal(9, "bottom_right"), False, (3, 4, 5, 6)),
+    "flash_attn::_flash_attn_forward": Signature(0, _causal(5, "bottom_right"), False, window=6),
+    "flash_attn::_flash_attn_varlen_forward": Signature(
+        0, _causal(9, "bottom_right"), False, (3, 4, 5, 6), window=10
+    ),
     "FlashAttnFunc": Signature(0, _causal(5, "bottom_right"), False),
 }
 _BACKWARD = {
@@ -146,11 +154,13 @@ _BACKWARD = {
     f"{_SDPA}flash_attention_for_cpu_backward": Signature(1, _causal(7, "top_left"), True, bias=8),
     f"{_SDPA}efficient_attention_backward": Signature(1, _causal(11, "top_left"), True, bias=4),
     f"{_SDPA}cudnn_attention_backward": Signature(1, _causal(14, "top_left"), True, bias=8),
-    "aten::_flash_attention_backward": Signature(1, _causal(11, "bottom_right"), False, (6, 7, 8, 9)),
+    "aten::_flash_attention_backward": Signature(
+        1, _causal(11, "bottom_right"), False, (6, 7, 8, 9), window=15
+    ),
     "aten::_efficient_attention_backward": Signature(1, _custom(14), False, (6, 7, 8, 9), bias=4),
-    "flash_attn::_flash_attn_backward": Signature(1, _causal(11, "bottom_right"), False),
+    "flash_attn::_flash_attn_backward": Signature(1, _causal(11, "bottom_right"), False, window=12),
     "flash_attn::_flash_attn_varlen_backward": Signature(
-        1, _causal(15, "bottom_right"), False, (9, 10, 11, 12)
+        1, _causal(15, "bottom_right"), False, (9, 10, 11, 12), window=16
     ),
 }
 

@@ -131,6 +131,8 @@ def kineto_call(name: str, dims: str, types: str | None, strides: str | None, va
     Raises ValueError for what is no JSON list. Types of the elements of a list of tensors are not recorded.
     """
     shapes = json.loads(dims)
+    if not isinstance(shapes, list):
+        raise ValueError("dims is no list")
     kind = _padded(types, len(shapes))
     stride = _padded(strides, len(shapes))
     concrete = _padded(values, len(shapes))
@@ -140,21 +142,23 @@ def kineto_call(name: str, dims: str, types: str | None, strides: str | None, va
 
 def _padded(text: str | None, length: int) -> list[Any]:
     listed = json.loads(text) if text else []
+    listed = listed if isinstance(listed, list) else []
     return [*listed, *[None] * (length - len(listed))][:length]
 
 
 def _kineto_tensor(shape: Any, kind: Any, stride: Any) -> Tensor | tuple[Tensor, ...] | None:
-    if not isinstance(shape, list):
-        return None
-    if shape and all(isinstance(one, list) for one in shape):
+    if isinstance(shape, list) and shape and all(isinstance(one, list) for one in shape):
         strides = stride if isinstance(stride, list) and len(stride) == len(shape) else [None] * len(shape)
-        return tuple(Tensor(tuple(one), None, _ints(at)) for one, at in zip(shape, strides, strict=True))
-    if not all(type(size) is int for size in shape):
-        return None
-    dtype = kind if kinds.itemsize(kind) is not None else None
-    if not shape and dtype is None:  # a number, a list, nothing
-        return None
-    return Tensor(tuple(shape), dtype, _ints(stride))
+        listed = [_tensor(one, None, at) for one, at in zip(shape, strides, strict=True)]
+        return tuple(one for one in listed if one is not None)
+    dtype = kind if isinstance(kind, str) and kinds.itemsize(kind) is not None else None
+    # No dimensions and no type: a number, a list, nothing.
+    return None if shape == [] and dtype is None else _tensor(shape, dtype, stride)
+
+
+def _tensor(shape: Any, dtype: str | None, stride: Any) -> Tensor | None:
+    sizes = _ints(shape)
+    return None if sizes is None or any(size < 0 for size in sizes) else Tensor(sizes, dtype, _ints(stride))
 
 
 def _ints(listed: Any) -> tuple[int, ...] | None:
@@ -173,7 +177,8 @@ def _concrete(text: Any) -> Any:
 
 def node_call(name: str, tensors: Sequence[dict[str, Any]], inputs: str | None) -> Call:
     """The call that a node of an execution trace describes: its rows of ``tensors`` and its ``inputs``."""
-    values = json.loads(inputs) if inputs else []
+    given = json.loads(inputs) if inputs else []
+    values = given if isinstance(given, list) else []
     arguments: dict[int, Any] = {}
     results: dict[int, Tensor | None] = {}
     for row in tensors:
@@ -190,7 +195,8 @@ def node_call(name: str, tensors: Sequence[dict[str, Any]], inputs: str | None) 
 
 
 def _node_tensor(row: dict[str, Any]) -> Tensor | None:
-    shape = _ints(json.loads(row["shape"])) if row["shape"] else None
-    if shape is None or kinds.itemsize(row["dtype"]) is None:
+    if not row["shape"] or kinds.itemsize(row["dtype"]) is None:
         return None
-    return Tensor(shape, row["dtype"], _ints(json.loads(row["stride"])) if row["stride"] else None)
+    return _tensor(
+        json.loads(row["shape"]), row["dtype"], json.loads(row["stride"]) if row["stride"] else None
+    )

@@ -25,6 +25,8 @@ from etloom.trace import Trace
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+_MOST = 2**56
+"""More operations or bytes than one call has, so that sums stay within 64 bits."""
 _BUS = r"HtoD|DtoH|Pinned|Pageable|PtoP|HostToDevice|DeviceToHost"
 _TF32 = r"(?i)tf32|s1688|nvjet_s"
 _COSTS = {"flops": pl.Int64, "bytes": pl.Int64, "model_flops": pl.Int64, "dtype": pl.String}
@@ -230,14 +232,16 @@ def _frame(costs: list[Cost | None]) -> pl.DataFrame:
 
 
 def cost_of(call: Call) -> Cost | None:
-    """What a call costs; None where it has no formula or lacks what that needs."""
+    """What a call costs; None where it has no formula, lacks what that needs, or states what cannot be."""
     found = entry(call.name)
     if found is None:
         return None
     try:
-        return found.formula(call)
-    except (ValueError, IndexError, TypeError, KeyError):
+        cost = found.formula(call)
+    except (ValueError, ArithmeticError, LookupError, TypeError):
         return None
+    numbers = (cost.flops, cost.bytes, cost.model_flops)
+    return cost if all(number is None or 0 <= number < _MOST for number in numbers) else None
 
 
 def _kineto_cost(row: dict[str, Any]) -> Cost | None:
@@ -245,7 +249,7 @@ def _kineto_cost(row: dict[str, Any]) -> Cost | None:
         return None
     try:
         call = kineto_call(row["name"], row["dims"], row["types"], row["strides"], row["values"])
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     return cost_of(call)
 
@@ -266,7 +270,7 @@ def _node_costs(trace: Trace, asked: pl.DataFrame) -> pl.DataFrame:
         mine = sorted(lists.get(row["node"], ()), key=lambda one: (one["io"], one["index"], one["item"] or 0))
         try:
             costs.append(cost_of(node_call(row["name"], mine, row["inputs"])))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             costs.append(None)
         plain = [one for one in mine if not one["io"]]
         rows.append((row["id"], *(_listed(plain, name) for name in ("shape", "dtype"))))

@@ -27,12 +27,10 @@ _BINARY = (
     "add sub rsub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin atan2 hypot xlogy "
     "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ copysign polar clamp_min clamp_max"
 )
-_GRADIENT = {
-    **dict.fromkeys(
-        "threshold sigmoid tanh gelu silu leaky_relu hardtanh hardswish hardsigmoid softplus mish".split(), 2
-    ),
-    **{"native_dropout": 2, "log_sigmoid": 3, "elu": 6},
-}
+_GRADIENT = (
+    "threshold sigmoid tanh gelu silu leaky_relu hardtanh hardswish hardsigmoid softplus mish native_dropout"
+)
+_GRADIENT_ARITY = {**dict.fromkeys(_GRADIENT.split(), 2), "log_sigmoid": 3, "elu": 6}
 _REDUCTIONS = "sum mean max min amax amin argmax argmin all any prod nansum count_nonzero"
 _TERNARY = "where masked_fill clamp"
 _SEVERAL = {"addcmul": 3, "addcdiv": 3, "lerp": 3}
@@ -243,7 +241,7 @@ ELEMENTWISE: dict[str, Formula] = {
     **{name: formula for one, each in _SEVERAL.items() for name, formula in _named(one, 3, each).items()},
     **{
         f"aten::{name}_backward": partial(_elementwise, arity, 2, False, None)
-        for name, arity in _GRADIENT.items()
+        for name, arity in _GRADIENT_ARITY.items()
     },
     **{
         f"aten::_foreach_{name}{mark}": partial(_foreach, _SEVERAL.get(name, 1))
