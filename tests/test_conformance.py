@@ -29,10 +29,11 @@ ASK_MORE = {
     "memory-bandwidth-summary": "copies",
     "memory-timeline": "allocations",
     "module-view": "Python frames",
+    "recompute": "a backward pass",
     "stragglers": "two ranks that communicate",
 }
 """What an analysis asks of a run beyond device work."""
-FINDS = {"findings", "idle-time", "kernel-sequences", "short-kernels"}
+FINDS = {"findings", "idle-time", "kernel-sequences", "recompute", "short-kernels"}
 """Analyses that may find nothing."""
 KEY_TYPES = {pl.Int64, pl.Int32, pl.UInt32, pl.String, pl.Boolean, pl.Float64, pl.UInt64, pl.Int8, pl.Int16}
 

@@ -1,0 +1,156 @@
+"""Operators of the forward pass that ran again in the backward pass: what activation checkpointing costs.
+
+A row is an operator that was run again and the backward operator in which that happened; what it calls is in its
+times. host_pct and device_pct: of the time of all backward operators of the trace (of the step), so that their sums
+say what share of the backward pass is recomputation. No rows: nothing was run again.
+
+PyTorch numbers an operator where autograd records it, which the forward pass does and a backward pass does not. So an
+operator within a backward one that has a number of its own ran again (the outermost such counts) if
+
+- how checkpoint: it ran in the backward of a CheckpointFunction, or below a Python frame of torch/utils/checkpoint.py;
+- how repeated: the backward operator's own work is not recorded, and what was recorded within it holds the operator
+  that it is the backward of, or consists of operators that one called. So a backward pass that is to be differentiated
+  again (create_graph) is not taken for recomputation.
+
+Fused kernels of torch.compile that recompute, and modules that do so without autograd, are not seen.
+
+step: only this step.
+
+Units: ns, percent. Definition: TraceLens' detect_recompute.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.analyses._activity import answer, check_step, device_work, of_rank, require_linked
+from etloom.analyses._operators import Rows, device_time, row_of
+from etloom.errors import AnalysisError
+from etloom.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "operator": pl.String,
+    "backward": pl.String,
+    "how": pl.String,
+    "count": pl.Int64,
+    "host_ns": pl.Int64,
+    "host_pct": pl.Float64,
+    "device_ns": pl.Int64,
+    "device_pct": pl.Float64,
+}
+_CHECKPOINT = r"^\w*Checkpoint\w*Backward$"
+_FRAME = r"torch/utils/checkpoint\.py\("
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    require_linked(trace)
+    check_step(trace, step)
+    events = trace.events
+    operator = stacks.among(events["cat"], kinds.OPERATORS) & events["depth"].is_not_null().to_numpy()
+    backward = operator & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
+    if not backward.any():
+        raise AnalysisError(
+            "the trace holds no backward operators that name their forward ones",
+            where=of_rank(trace),
+            remedy="record a training step with torch.profiler, forward and backward",
+        )
+    parent = row_of(events, events["parent"])
+    device = device_time(trace, parent)
+    wanted = (
+        np.ones(events.height, np.bool_)
+        if step is None
+        else (events["step"] == step).fill_null(False).to_numpy()
+    )
+    rows, around, marked = _again(trace, parent, operator, backward)
+    marked, rows, around = (part[wanted[rows]] for part in (marked, rows, around))
+    outermost = np.flatnonzero(backward & wanted)
+    outermost = outermost[_above(parent, backward, outermost) < 0]
+    durations = events["dur"].fill_null(0).to_numpy()
+    names = events["name"].cast(pl.String)
+    again = pl.DataFrame(
+        {
+            "operator": names[rows],
+            "backward": names[around],
+            "how": np.where(marked, "checkpoint", "repeated"),
+            "host_ns": durations[rows],
+            "device_ns": device[rows],
+        },
+        schema_overrides={"how": pl.String},
+    )
+    whole = {"host": int(durations[outermost].sum()), "device": int(device[outermost].sum())}
+    table = (
+        again.group_by("operator", "backward", "how")
+        .agg(pl.len().alias("count"), pl.col("host_ns", "device_ns").sum())
+        .with_columns(
+            (100 * pl.col(f"{of}_ns") / time if time else pl.lit(None, pl.Float64)).alias(f"{of}_pct")
+            for of, time in whole.items()
+        )
+        .sort("device_ns", "host_ns", "operator", "backward", descending=[True, True, False, False])
+    )
+    if not device_work(trace).height:
+        table = table.with_columns(pl.lit(None, pl.Int64).alias("device_ns"))
+    return answer(table, COLUMNS)
+
+
+def _above(parent: Rows, wanted: np.ndarray, rows: Rows) -> Rows:
+    """The nearest wanted row around each, itself left out."""
+    return stacks.nearest(parent, wanted, parent[rows])
+
+
+def _again(
+    trace: Trace, parent: Rows, operator: np.ndarray, backward: np.ndarray
+) -> tuple[Rows, Rows, np.ndarray]:
+    """The outermost operators that ran again, the backward operator around each, and whether a checkpoint says so."""
+    events = trace.events
+    numbered = operator & (events["seq_id"] >= 0).fill_null(False).to_numpy()
+    rows = np.flatnonzero(numbered & ~backward)
+    above = _above(parent, numbered, rows)
+    rows, above = rows[above >= 0], above[above >= 0]
+    rows, above = rows[backward[above]], above[backward[above]]
+    checkpoint = stacks.asked(events["name"], lambda name: name.str.contains(_CHECKPOINT))
+    frame = stacks.asked(events["name"], lambda name: name.str.contains(_FRAME))
+    nearest = _above(parent, frame | backward, rows)
+    marked = checkpoint[above] | frame[nearest]
+    keep = marked | np.isin(above, _repeating(trace, parent, operator, numbered, rows, above))
+    return rows[keep], above[keep], marked[keep]
+
+
+def _repeating(
+    trace: Trace, parent: Rows, operator: np.ndarray, numbered: np.ndarray, rows: Rows, above: Rows
+) -> Rows:
+    """Of the backward operators (above) around operators that have numbers (rows), those that repeat forward work."""
+    events = trace.events
+    # A backward operator's own work has no numbers, unless it is recorded to be differentiated.
+    unrecorded = np.isin(above, _above(parent, operator, np.flatnonzero(operator & ~numbered)))
+    joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+    forward = np.full(events.height, -1, np.int64)
+    forward[row_of(events, joins["event"])] = row_of(events, joins["after"])
+    known = unrecorded & (forward[above] >= 0)
+    rows, above = rows[known], above[known]
+    names = events["name"].to_physical().to_numpy().astype(np.int64)
+
+    of = np.unique(above)
+    itself = _key(of, names[forward[of]])
+    found = of[np.isin(itself, _calls(parent, np.flatnonzero(operator & numbered), of, names))]
+    called = _calls(parent, np.flatnonzero(operator), np.unique(forward[of]), names)
+    strange = ~np.isin(_key(forward[above], names[rows]), called)
+    return np.union1d(found, np.setdiff1d(of, above[strange]))
+
+
+def _calls(parent: Rows, rows: Rows, callers: Rows, names: Rows) -> Rows:
+    """A key of each caller and the name of each of the rows that it calls, at whatever depth."""
+    found = [np.zeros(0, np.int64)]
+    above = parent[rows]
+    while callers.size and (inside := above >= 0).any():
+        rows, above = rows[inside], above[inside]
+        hit = np.isin(above, callers)
+        found.append(np.unique(_key(above[hit], names[rows[hit]])))
+        above = parent[above]
+    return np.concatenate(found)
+
+
+def _key(row: Rows, name: Rows) -> Rows:
+    return (row << 32) | name
