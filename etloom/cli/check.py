@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etloom.cli._guard import guarded, say
-from etloom.cli._input import CacheOption, JobsOption, PathArgument, StrictOption, open_job
+from etloom.cli._input import CacheOption, JobsOption, StrictOption, open_job
 from etloom.cli._output import FormatOption, emit
 from etloom.errors import EtloomError
 
@@ -16,9 +16,20 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+UNDECIDED = 3
+"""The exit status of a gate that cannot tell."""
+
+
 @guarded()
 def check(
-    path: PathArgument,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The run to judge, or several runs of it: folders or files.",
+            show_default=False,
+            metavar="RUN...",
+        ),
+    ],
     baseline: Annotated[
         list[Path], typer.Option(help="The run to compare with; may be repeated.", show_default=False)
     ],
@@ -26,7 +37,7 @@ def check(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            help="step-time, device-busy, exposed-communication or peak-memory; may be repeated.",
+            help="step-time, wall-step-time, device-busy, exposed-communication or peak-memory; may be repeated.",
             show_default="step-time",
         ),
     ] = None,
@@ -37,34 +48,40 @@ def check(
     jobs: JobsOption = None,
     cache: CacheOption = True,
 ) -> None:
-    """Fail, with exit status 1, where a run is slower than a baseline by more than a limit.
+    """Fail where a run is slower than a baseline by more than a limit, beyond noise.
 
-    It fails where the whole 95 % interval of the change lies above the limit, and where there are too few steps to tell
-    (4 on each side are enough, 10 or more are better). Repeat --baseline with several runs, so that what differs from
-    run to run counts as noise.
+    Exit status: 0 passed; 1 failed (or could not be read); 3 cannot tell, with how many more steps or runs it takes.
+
+    step-time is judged by what a step takes when nothing disturbs it, which a busy machine does not change; what is
+    slow only now and then, wall-step-time sees, on a machine of its own. Record 50 steps or more, and repeat RUN and
+    --baseline with several runs, so that what differs from run to run counts as noise.
 
     Examples:
 
     \b
       etloom check run/ --baseline main/ --max-regression 3%
-      etloom check run/ --baseline main1/ --baseline main2/ --metric step-time --metric peak-memory
+      etloom check run1/ run2/ --baseline main1/ --baseline main2/ --metric step-time --metric peak-memory
       etloom check run/ --baseline main/ --junit perf.xml --github
     """
     from etloom.comparing.gate import gate, sentences
 
     limit = _percent(max_regression)
-    bases = [open_job(base, None, strict, jobs, cache) for base in baseline]
-    table = gate(open_job(path, None, strict, jobs, cache), bases, limit, metric or ["step-time"])
+    runs, bases = ([open_job(path, None, strict, jobs, cache) for path in side] for side in (paths, baseline))
+    table = gate(runs, bases, limit, metric or ["step-time"])
     emit(table, format, None)
     if junit is not None:
         junit.write_text(as_junit(table), encoding="utf-8")
-    lines = sentences(table)
-    for line in lines:
-        if github:
-            typer.echo(f"::error title=etloom check::{escaped(line)}", err=True)
-        say(line)
-    if lines:
+    for row in range(table.height):
+        for line in sentences(table, row):
+            if github:
+                level = {"failed": "error", "undecided": "warning"}.get(table["verdict"][row], "notice")
+                typer.echo(f"::{level} title=etloom check::{escaped(line)}", err=True)
+            say(line)
+    verdicts = set(table["verdict"])
+    if "failed" in verdicts:
         raise SystemExit(1)
+    if "undecided" in verdicts:
+        raise SystemExit(UNDECIDED)
 
 
 def _percent(text: str) -> float:
@@ -83,17 +100,19 @@ def escaped(text: str) -> str:
 
 
 def as_junit(table: pl.DataFrame) -> str:
-    """A JUnit XML file: a test case a measure."""
+    """A JUnit XML file: a test case a measure; a failure is one that failed, an error one that cannot be told."""
     import xml.etree.ElementTree as tree
 
     from etloom.comparing.gate import sentences
 
-    bad = table.filter(table["verdict"] != "passed").height
-    suite = tree.Element(
-        "testsuite", name="etloom check", tests=str(table.height), failures=str(bad), errors="0"
-    )
-    for at, row in enumerate(table.iter_rows(named=True)):
-        case = tree.SubElement(suite, "testcase", classname="etloom.check", name=row["measure"])
-        for line in sentences(table[at : at + 1]):
-            tree.SubElement(case, "failure", message=line, type=row["verdict"]).text = line
+    judged = [row for row in range(table.height) if table["verdict"][row] != "noted"]
+    element = {"failed": "failure", "undecided": "error"}
+    suite = tree.Element("testsuite", name="etloom check", tests=str(len(judged)))
+    for verdict, name in element.items():
+        suite.set(f"{name}s", str(sum(table["verdict"][row] == verdict for row in judged)))
+    for row in judged:
+        case = tree.SubElement(suite, "testcase", classname="etloom.check", name=table["measure"][row])
+        verdict = table["verdict"][row]
+        for line in sentences(table, row):
+            tree.SubElement(case, element[verdict], message=line, type=verdict).text = line
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tree.tostring(suite, encoding="unicode") + "\n"

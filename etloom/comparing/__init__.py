@@ -7,33 +7,20 @@ marks no steps, both are taken whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import polars as pl
 
 from etloom.activity import activity, steps
-from etloom.comparing.measures import MEASURES, values
+from etloom.comparing.measures import measures_table, values
+from etloom.comparing.quiet import CONFIDENCE, QuietShift, quiet_shift
 from etloom.comparing.shift import Shift as Shift
 from etloom.comparing.shift import shift as shift
 from etloom.comparing.tables import BY as BY
 from etloom.comparing.tables import TABLES, beside, has_steps
 from etloom.errors import UnknownName
 from etloom.trace import Job
-
-MEASURE_COLUMNS = {
-    "measure": pl.String,
-    "unit": pl.String,
-    "values_before": pl.Int64,
-    "values_after": pl.Int64,
-    "median_before": pl.Float64,
-    "median_after": pl.Float64,
-    "change_pct": pl.Float64,
-    "low_pct": pl.Float64,
-    "high_pct": pl.Float64,
-    "confidence_pct": pl.Float64,
-}
 
 
 @dataclass(frozen=True)
@@ -47,6 +34,11 @@ class Difference:
     def step_time(self) -> Shift | None:
         """Of the time of a step, with its interval over steps; None where no shift can be said."""
         return shift(*(values(job, "step-time") for job in (self.before, self.after)))
+
+    @cached_property
+    def quiet(self) -> QuietShift | None:
+        """Of a step that nothing disturbs; None where that cannot be told."""
+        return quiet_shift([self.before], [self.after])
 
     @property
     def stepped(self) -> bool:
@@ -81,6 +73,14 @@ class Difference:
             lines.append("a run marks no steps, so both are taken whole")
         elif counts[0] != counts[1]:
             lines.append(f"steps: {counts[0]} before, {counts[1]} after; figures are per step")
+        if (found := self.quiet) and self.step_time:
+            clear = found.low > 0 or found.high < 0
+            interval = f"{100 * CONFIDENCE:.0f} % interval {found.low:+.1f} to {found.high:+.1f} %"
+            quietest = f"at its quietest a step takes {found.percent:+.1f} % ({interval})"
+            if self.step_time.is_clear and not clear:
+                lines.append(f"{quietest}: the machine did other work, or something is slow now and then")
+            elif clear and not self.step_time.is_clear:
+                lines.append(f"{quietest}: a change beneath the noise")
         if len(self.before) != len(self.after):
             ranks = f"ranks: {len(self.before)} before, {len(self.after)} after"
             lines.append(f"{ranks}; figures are means over ranks")
@@ -94,40 +94,10 @@ class Difference:
     def table(self, by: str = "category", top: int | None = None) -> pl.DataFrame:
         """What changed by one of BY, the greatest change first. Raises UnknownName."""
         if by == "step":
-            return compare_measures([self.before], [self.after], list(MEASURES))
+            return measures_table([self.before], [self.after])
         if by not in TABLES:
             raise UnknownName("grouping", by, BY)
         first, second = (TABLES[by](job, self.stepped) for job in (self.before, self.after))
         noise = self.step_time is not None and self.step_time.is_known and not self.step_time.is_clear
-        table = beside(first, second, None if noise else self._step_change)
+        table = beside(first, second, clear=not noise)
         return table if top is None else table.head(top)
-
-    @cached_property
-    def _step_change(self) -> float:
-        """Of the mean time of a step, which the changes by category add up to. ns"""
-        sums = [
-            float(TABLES["category"](job, self.stepped)["ns"].to_numpy().sum())
-            for job in (self.before, self.after)
-        ]
-        return sums[1] - sums[0]
-
-
-def compare_measures(before: Sequence[Job], after: Sequence[Job], names: Sequence[str]) -> pl.DataFrame:
-    """MEASURE_COLUMNS of these measures; a run's steps follow on the steps of the run before it.
-
-    The change is `shift`'s. Measures that neither side tells of have no row.
-    """
-    rows = []
-    for name in names:
-        first, second = ([value for job in jobs for value in values(job, name)] for jobs in (before, after))
-        if not first and not second:
-            continue
-        found = shift(first, second)
-        medians = (pl.Series(side, dtype=pl.Float64).median() for side in (first, second))
-        ends = (None,) * 4
-        if found is not None:
-            known = found.confidence > 0
-            interval = (found.low, found.high, 100 * found.confidence) if known else (None, None, None)
-            ends = (found.percent, *interval)
-        rows.append((*MEASURES[name][:2], len(first), len(second), *medians, *ends))
-    return pl.DataFrame(rows, schema=MEASURE_COLUMNS, orient="row")

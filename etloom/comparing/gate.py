@@ -1,67 +1,159 @@
 """Whether a run is slower than a baseline by more than a limit, beyond noise: what a CI job asks.
 
-A measure fails where all of its interval lies above the limit, so that noise alone fails a run about once in forty at
-a true change of exactly the limit, and far more rarely at none. It is undecided where there are fewer than 4 values on
-a side; a gate that cannot tell does not pass. Several runs of the baseline make their spread part of the interval.
+A measure has failed where all of its interval lies above the limit. It has passed where its change is not above the
+limit and its interval is narrow enough that a change of twice the limit would have failed, or lies below the limit
+whole. Else nothing can be told, and a gate that cannot tell does not pass: more steps or runs narrow the interval.
+
+Step time is judged by the quiet step (`etloom.comparing.quiet`) where that can be told. What the steps took then stands
+in the table beside it and is judged only if it is asked for, as wall-step-time: on a machine that is shared, it follows
+what else the machine does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, inf
+from typing import Any
 
 import polars as pl
 
-from etloom.comparing import compare_measures
-from etloom.comparing.measures import MEASURES
-from etloom.errors import AnalysisError
+from etloom.comparing.measures import MEASURES, change_of
+from etloom.comparing.quiet import CONFIDENCE, LEAST_STEPS, quiet_shift
+from etloom.errors import AnalysisError, UnknownName
 from etloom.trace import Job
+
+STEP_TIME, WALL = "step-time", "wall-step-time"
+METRICS = (STEP_TIME, WALL, *(name for name in MEASURES if name != STEP_TIME))
+QUIET = "quiet step time"
+COLUMNS = {
+    "measure": pl.String,
+    "verdict": pl.String,
+    "unit": pl.String,
+    "before": pl.Float64,
+    "after": pl.Float64,
+    "change": pl.Float64,
+    "change_pct": pl.Float64,
+    "low_pct": pl.Float64,
+    "high_pct": pl.Float64,
+    "confidence_pct": pl.Float64,
+    "limit_pct": pl.Float64,
+    "values_before": pl.Int64,
+    "values_after": pl.Int64,
+    "more_steps": pl.Int64,
+    "more_runs": pl.Int64,
+}
+MOST = 10_000
+"""Steps or runs: where more would be needed, that is no advice."""
 
 
 def gate(
-    run: Job, baselines: Sequence[Job], max_regression: float, measures: Sequence[str] = ("step-time",)
+    runs: Sequence[Job],
+    baselines: Sequence[Job],
+    max_regression: float,
+    metrics: Sequence[str] = (STEP_TIME,),
 ) -> pl.DataFrame:
-    """The table of `compare_measures` with limit_pct and verdict: passed, failed or undecided.
+    """COLUMNS, a row a measure. verdict: passed, failed, undecided, or noted (not judged).
 
-    max_regression: percent. Raises UnknownName for a measure that is not there, and AnalysisError for one that a side
-    does not tell of.
+    max_regression: percent. more_steps, more_runs: of each side, what an undecided measure would take; null where that
+    is no way. Raises UnknownName for a metric that is not there, and AnalysisError for one that a side lacks.
     """
-    table = compare_measures(baselines, [run], measures)
-    told = table.filter(pl.col("values_before").gt(0) & pl.col("values_after").gt(0))["measure"]
-    for name in measures:
-        if MEASURES[name][0] not in told:
-            raise AnalysisError(
-                f"the runs do not both tell of {MEASURES[name][0]}",
-                remedy="leave the measure out, or record it",
-            )
-    low, after, before = pl.col("low_pct"), pl.col("median_after"), pl.col("median_before")
-    known = pl.col("confidence_pct") >= 95
-    # Of nothing, anything is infinitely more.
-    appeared = (before == 0) & (after > 0)
-    return table.with_columns(
-        pl.lit(max_regression, dtype=pl.Float64).alias("limit_pct"),
-        pl.when(appeared | (known & (low > max_regression)))
-        .then(pl.lit("failed"))
-        .when(known)
-        .then(pl.lit("passed"))
-        .otherwise(pl.lit("undecided"))
-        .alias("verdict"),
+    rows: list[dict[str, Any]] = []
+    for name in dict.fromkeys(metrics):
+        if name not in METRICS:
+            raise UnknownName("metric", name, METRICS)
+        if name == STEP_TIME and (found := quiet_shift(baselines, runs)):
+            row = {
+                "measure": QUIET,
+                "unit": "ns",
+                "before": found.before,
+                "after": found.after,
+                "change": found.after - found.before,
+                "change_pct": found.percent,
+                "low_pct": found.low,
+                "high_pct": found.high,
+                "confidence_pct": 100 * CONFIDENCE,
+                "values_before": found.steps_before,
+                "values_after": found.steps_after,
+            }
+            rows.append(_judged(row, max_regression, min(len(runs), len(baselines)), found.least))
+            if WALL not in metrics:
+                rows.append({**_row(runs, baselines, STEP_TIME), "verdict": "noted", "limit_pct": None})
+            continue
+        measure = STEP_TIME if name == WALL else name
+        rows.append(_judged(_row(runs, baselines, measure), max_regression))
+    return pl.DataFrame([{name: row.get(name) for name in COLUMNS} for row in rows], schema=COLUMNS)
+
+
+def _row(runs: Sequence[Job], baselines: Sequence[Job], measure: str) -> dict[str, Any]:
+    row = change_of(baselines, runs, measure)
+    if not row["values_before"] or not row["values_after"]:
+        raise AnalysisError(
+            f"the runs do not both tell of {MEASURES[measure][0]}",
+            remedy="leave the measure out, or record it",
+        )
+    return row
+
+
+def _judged(row: dict[str, Any], limit: float, runs: int = 1, least: float = 0.0) -> dict[str, Any]:
+    """The row with verdict, limit_pct and what more it would take. least: half the width that no step takes away."""
+    change, low, high = row["change_pct"], row["low_pct"], row["high_pct"]
+    row = {**row, "limit_pct": limit}
+    if row.get("negligible"):
+        return {**row, "verdict": "passed"}
+    if change is None:  # next to nothing before: what is there now is new
+        return {**row, "verdict": "failed"}
+    if low is None:
+        fewest = min(row["values_before"], row["values_after"])
+        return {**row, "verdict": "undecided", "more_steps": max(1, LEAST_STEPS - fewest)}
+    if low > limit:
+        return {**row, "verdict": "failed"}
+    width = (high - low) / 2
+    if high <= limit or (change <= limit and width <= limit):
+        return {**row, "verdict": "passed"}
+    target = abs(change - limit) if change > limit else limit
+    steps = min(row["values_before"], row["values_after"]) / runs
+    more = steps * ((width**2 - least**2) / (target**2 - least**2) - 1) if target > least else inf
+    others = ceil(runs * (width / target) ** 2) - runs if target > 0 else inf
+    return {
+        **row,
+        "verdict": "undecided",
+        "more_steps": max(1, ceil(more)) if more < MOST else None,
+        "more_runs": max(1, int(others)) if others < MOST else None,
+    }
+
+
+def sentences(table: pl.DataFrame, row: int) -> list[str]:
+    """What is to be said of a row of `gate`'s table, if more than that it passed."""
+    line = _sentence(table.row(row, named=True), table)
+    return [line] if line else []
+
+
+def _sentence(row: dict[str, Any], table: pl.DataFrame) -> str | None:
+    if row["verdict"] == "passed":
+        return None
+    name = row["measure"]
+    if row["change_pct"] is None:
+        return f"{name}: next to nothing in the baseline, now {row['after']:,.0f} {row['unit']}"
+    change = f"{row['change_pct']:+.1f} %"
+    if row["low_pct"] is not None:
+        interval = f"{row['confidence_pct']:.0f} % interval {row['low_pct']:+.1f} to {row['high_pct']:+.1f} %"
+        change = f"{change} ({interval})"
+    if row["verdict"] == "failed":
+        return f"{name}: {change}, more than the {row['limit_pct']:g} % allowed"
+    if row["verdict"] == "noted":
+        quiet = table.row(by_predicate=pl.col("measure") == QUIET, named=True)
+        if quiet["verdict"] != "passed" or row["low_pct"] is None or row["low_pct"] <= quiet["limit_pct"]:
+            return None
+        return (
+            f"{name}: {change}, but not at its quietest: the machine did other work, or something is slow now and then;"
+            " --metric wall-step-time judges it"
+        )
+    needs = [
+        f"{row[column]:,} more {what}{'' if row[column] == 1 else 's'} on each side"
+        for column, what in (("more_steps", "step"), ("more_runs", "run"))
+        if row[column] is not None
+    ]
+    advice = (
+        f"needs about {' or '.join(needs)}" if needs else "it lies at the limit, or the noise is too great"
     )
-
-
-def sentences(table: pl.DataFrame) -> list[str]:
-    """A line for each row of `gate`'s table that did not pass."""
-    lines = []
-    for row in table.filter(pl.col("verdict") != "passed").iter_rows(named=True):
-        if row["verdict"] == "undecided":
-            counts = f"{row['values_before']} values before, {row['values_after']} after"
-            lines.append(f"{row['measure']}: {counts} are too few to tell; record 4 steps or more of each")
-        elif row["low_pct"] is None:
-            lines.append(
-                f"{row['measure']}: none in the baseline, now {row['median_after']:,.0f} {row['unit']}"
-            )
-        else:
-            lines.append(
-                f"{row['measure']}: {row['change_pct']:+.1f} % (95 % interval {row['low_pct']:+.1f} to"
-                f" {row['high_pct']:+.1f} %), more than the {row['limit_pct']:g} % allowed"
-            )
-    return lines
+    return f"{name}: cannot tell, {change} against {row['limit_pct']:g} % allowed; {advice}"

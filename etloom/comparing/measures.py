@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
 from etloom.activity import device_work, steps
 from etloom.analyses import temporal_breakdown
+from etloom.comparing.shift import shift
 from etloom.errors import UnknownName
 from etloom.trace import Job, Trace
+
+
+def _steps_or_whole(table: pl.DataFrame) -> pl.DataFrame:
+    """Of rows by step and one of the whole, those of steps where there are any."""
+    of_steps = table.filter(pl.col("step").is_not_null())
+    return of_steps if of_steps.height else table
 
 
 def _of_breakdown(column: str) -> Callable[[Trace], pl.DataFrame | None]:
@@ -63,7 +71,58 @@ def values(job: Job, measure: str) -> list[float]:
     return means["value"].to_list()
 
 
-def _steps_or_whole(table: pl.DataFrame) -> pl.DataFrame:
-    """Of rows by step and one of the whole, those of steps where there are any."""
-    of_steps = table.filter(pl.col("step").is_not_null())
-    return of_steps if of_steps.height else table
+COLUMNS = {
+    "measure": pl.String,
+    "unit": pl.String,
+    "before": pl.Float64,
+    "after": pl.Float64,
+    "change": pl.Float64,
+    "change_pct": pl.Float64,
+    "low_pct": pl.Float64,
+    "high_pct": pl.Float64,
+    "confidence_pct": pl.Float64,
+    "values_before": pl.Int64,
+    "values_after": pl.Int64,
+}
+NEGLIGIBLE = 0.001
+"""Of the time of a step: a part of less is as good as none, and so is a change of less."""
+NEGLIGIBLE_BYTES = 1_000_000
+
+
+def measures_table(before: Sequence[Job], after: Sequence[Job]) -> pl.DataFrame:
+    """COLUMNS of all measures that a side tells of."""
+    rows = [change_of(before, after, name) for name in MEASURES]
+    told = [row for row in rows if row["values_before"] or row["values_after"]]
+    return pl.DataFrame([{name: row[name] for name in COLUMNS} for row in told], schema=COLUMNS)
+
+
+def change_of(before: Sequence[Job], after: Sequence[Job], name: str) -> dict[str, Any]:
+    """COLUMNS, and whether it is ``negligible`` on both sides, of one measure; a run's steps follow on those of the run
+    before it.
+
+    before and after are medians over the steps, the change is `shift`'s; percentages are null where there was next to
+    nothing before.
+    """
+    first, second = ([value for job in jobs for value in values(job, name)] for jobs in (before, after))
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {"measure": MEASURES[name][0], "unit": MEASURES[name][1], "negligible": False}
+    row |= {"values_before": len(first), "values_after": len(second)}
+    row["before"], row["after"] = (pl.Series(side, dtype=pl.Float64).median() for side in (first, second))
+    if not first or not second:
+        return row
+    row["change"] = row["after"] - row["before"]
+    if MEASURES[name][1] == "ns":
+        whole = pl.Series([value for job in before for value in values(job, "step-time")], dtype=pl.Float64)
+        little = NEGLIGIBLE * float(whole.median() or 0)  # type: ignore[arg-type]
+    else:
+        little = float(NEGLIGIBLE_BYTES)
+    if name == "step-time":
+        little = 0.0
+    row["negligible"] = max(row["before"], row["after"]) <= little
+    found = shift(first, second)
+    if found is not None and row["before"] > little:
+        row["change_pct"] = found.percent
+        if found.is_known:
+            row["low_pct"], row["high_pct"] = found.low, found.high
+            row["confidence_pct"] = 100 * found.confidence
+    return row

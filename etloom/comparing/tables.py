@@ -13,6 +13,10 @@ from etloom.collectives import together
 from etloom.trace import Job, Trace
 
 BY = ("category", "operator", "kernel", "collective", "step")
+NEGLIGIBLE = 0.001
+"""Of a whole: a change of less is no headline, and a percentage of less says nothing."""
+CANCELLED = 0.05
+"""Of the changes without their signs: where the whole changed by less, no row has a share in it."""
 _PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
 
 
@@ -32,21 +36,23 @@ def by_category(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
-    """operator, count, ns (self time on the host), device_ns (launched by it or below it)."""
-    outermost = pl.col("device_ns").filter("outermost")
-    found = [
-        _per_step(
-            trace,
-            operators(trace),
-            stepped,
-            ["name"],
-            pl.len().alias("count"),
-            pl.col("self_ns").sum().alias("ns"),
-            outermost.sum().alias("device_ns"),
-        )
-        for trace in job.values()
-    ]
+    """operator, count, ns (self time on the host), device_ns (of what it launched itself, not an operator inside it).
+
+    Device work that no operator launched has a row whose operator is null, so that device_ns sums to all device work.
+    """
+    found = [_operators(trace, stepped) for trace in job.values()]
     return _mean(found, ["name"]).rename({"name": "operator"})
+
+
+def _operators(trace: Trace, stepped: bool) -> pl.DataFrame:
+    sums = pl.len().alias("count"), pl.col("self_ns").sum().alias("ns")
+    called = _per_step(trace, operators(trace), stepped, ["name"], *sums)
+    by = trace.launches.select("device_event", id="operator").unique("device_event", keep="first")
+    names = by.join(trace.events.select("id", "name"), on="id").select(id="device_event", operator="name")
+    work = _in_steps(trace).drop("name").join(names, on="id", how="left").rename({"operator": "name"})
+    launched = _per_step(trace, work, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
+    both = called.join(launched, on="name", how="full", coalesce=True, nulls_equal=True)
+    return both.select("name", "count", "ns", "device_ns").fill_null(0.0)
 
 
 def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
@@ -105,17 +111,15 @@ TABLES = {
 }
 
 
-def beside(before: pl.DataFrame, after: pl.DataFrame, step_change: float | None) -> pl.DataFrame:
+def beside(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) -> pl.DataFrame:
     """Both tables in one, greatest change first: each sum before and after, the change, and ``in``: both, or "added",
-    "removed". share_pct is the change in percent of step_change (ns), the change of the step time; null without one.
+    "removed".
+
+    change_pct: of the sum before; null where that is less than NEGLIGIBLE of the table's. share_pct: of the change of
+    the table's sum, so that it sums to 100; null where changes of both signs nearly cancel, and unless ``clear``.
     """
     sums = [name for name in before.columns if name == "count" or name.endswith("ns")]
     keys = [name for name in before.columns if name not in sums]
-    main = (
-        "device_ns"
-        if "device_ns" in sums and before["device_ns"].sum() and after["device_ns"].sum()
-        else "ns"
-    )
     joined = before.with_columns(was=True).join(
         after.with_columns(will=True), on=keys, how="full", coalesce=True, nulls_equal=True, suffix="_after"
     )
@@ -135,10 +139,18 @@ def beside(before: pl.DataFrame, after: pl.DataFrame, step_change: float | None)
         columns = [first.alias(f"{stem}before{unit}"), second.alias(f"{stem}after{unit}")]
         return [*columns, (second - first).alias(f"{stem}change{unit}")] if unit else columns
 
-    change = "device_change_ns" if main == "device_ns" else "change_ns"
-    share = pl.lit(None, dtype=pl.Float64) if not step_change else 100 * pl.col(change) / step_change
     table = joined.select(*keys, mark.alias("in"), *(column for name in sums for column in pair(name)))
-    base = pl.col(change.replace("change", "before"))
+    main = main_column(before, after)
+    change, base = pl.col(f"{main}change_ns"), pl.col(f"{main}before_ns")
+    net, gross = table.select(change.sum().alias("net"), change.abs().sum().alias("gross")).row(0)
+    share = 100 * change / net if clear and abs(net) > CANCELLED * gross else pl.lit(None, pl.Float64)
     return table.with_columns(
-        pl.when(base > 0).then(100 * pl.col(change) / base).alias("change_pct"), share.alias("share_pct")
-    ).sort(pl.col(change).abs(), *keys, descending=[True, *(False for _ in keys)])
+        pl.when(base > NEGLIGIBLE * base.sum()).then(100 * change / base).alias("change_pct"),
+        share.alias("share_pct"),
+    ).sort(change.abs(), *keys, descending=[True, *(False for _ in keys)])
+
+
+def main_column(before: pl.DataFrame, after: pl.DataFrame) -> str:
+    """What a table is ordered by and shares are of: "device_" where both sides tell of device work, else ""."""
+    told = all("device_ns" in side.columns and side["device_ns"].sum() for side in (before, after))
+    return "device_" if told else ""

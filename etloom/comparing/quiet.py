@@ -1,0 +1,200 @@
+"""The time of a step with the machine's noise taken out: what it would take if every piece of it went as fast as pieces
+of its kind do at best.
+
+A machine that other work shares makes steps longer, never shorter, and in bursts that are shorter than a step or
+longer than a run. The median step follows the bursts; the fastest step needs one without any. Pieces are short enough
+to be missed by them: the main thread's time is cut wherever one of its events begins or ends, pieces between the same
+two ends are of one kind, and the quiet step is the sum over kinds of how many a step has times the shortest. More
+pieces make a step longer, and so does a kind that is slower at its best; what is slow only now and then, the quiet
+step does not see. Pieces that wait, in calls of a device's runtime or of communication, are of one kind only with
+those at the same place in other steps.
+
+The shortest of more is shorter, so runs are compared in parts of as many steps as the shortest has. The error of a
+part is the delete-one-block jackknife's over its steps (Efron and Stein, 1981); on top of it comes what differs from
+one run to the next with nothing changed, at first RUN_TO_RUN, then what several runs of a side show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom import kinds
+from etloom.activity import steps
+from etloom.comparing.student import quantile
+from etloom.stacks import among, asked
+from etloom.trace import Job, Trace
+
+CONFIDENCE = 0.9
+"""Of the interval, two-sided: a change lies below its lower end once in twenty."""
+RUN_TO_RUN = 0.005
+"""Standard deviation of the logarithm: addresses, caches and clocks differ between runs of one program."""
+_WORTH = 4
+"""Degrees of freedom that RUN_TO_RUN counts beside what several runs show."""
+LEAST_STEPS = 5
+_BLOCKS = 10
+_SEEN = 1 / 3
+"""Of the fastest step: a quiet step of less leaves out what the steps hang on."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The quiet step of a run: its length, the steps it is told from, the error of its logarithm, and the degrees of
+    freedom of that."""
+
+    ns: float
+    steps: int
+    error: float
+    freedom: int
+
+
+@dataclass(frozen=True)
+class QuietShift:
+    """Of the quiet step, in percent: the change and its interval; the levels in ns, steps and runs of both sides.
+
+    noise: half the interval's width; least: what of that would remain with steps without end.
+    """
+
+    percent: float
+    low: float
+    high: float
+    noise: float
+    least: float
+    before: float
+    after: float
+    steps_before: int
+    steps_after: int
+
+
+def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | None:
+    """From runs to other runs; None where a run marks fewer than LEAST_STEPS, or its quiet step holds too little."""
+    cut = [[[_pieces(trace) for trace in job.values()] for job in side] for side in (before, after)]
+    every = [one for side in cut for job in side for one in job]
+    if any(one is None for one in every):
+        return None
+    least = min(one.steps for one in every if one)
+    sides = [[_level([one for one in job if one], least) for job in side] for side in cut]
+    if any(level is None for side in sides for level in side):
+        return None
+    first, second = ([level for level in side if level] for side in sides)
+    means = [float(np.mean([log(level.ns) for level in side])) for side in (first, second)]
+    run_to_run = _run_to_run((first, second))
+    within, between = 0.0, 0.0
+    for side in (first, second):
+        within += float(np.mean([level.error**2 for level in side])) / len(side)
+        between += run_to_run / len(side)
+    t = quantile((1 + CONFIDENCE) / 2, sum(level.freedom for level in (*first, *second)))
+    change, noise = means[1] - means[0], t * sqrt(within + between)
+    percent, low, high = (100 * (exp(end) - 1) for end in (change, change - noise, change + noise))
+    return QuietShift(
+        *(percent, low, high, (high - low) / 2, 100 * t * sqrt(between), exp(means[0]), exp(means[1])),
+        *(sum(level.steps for level in side) for side in (first, second)),
+    )
+
+
+def _run_to_run(sides: Sequence[Sequence[Level]]) -> float:
+    """The variance between runs of a side beyond their errors; RUN_TO_RUN counts as _WORTH runs of it."""
+    total, worth = _WORTH * RUN_TO_RUN**2, _WORTH
+    for side in sides:
+        if len(side) > 1:
+            spread = float(np.var([log(level.ns) for level in side], ddof=1))
+            within = float(np.mean([level.error**2 for level in side]))
+            total += (len(side) - 1) * max(0.0, spread - within)
+            worth += len(side) - 1
+    return total / worth
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    step: NDArray[np.int64]  # 0, 1, ...
+    kind: NDArray[np.int64]
+    ns: NDArray[np.int64]
+    steps: int
+    fastest: int  # step, ns
+
+
+def _pieces(trace: Trace) -> _Pieces | None:
+    """The pieces of the steps, of the thread that marks them."""
+    windows = steps(trace)
+    if windows.height < LEAST_STEPS:
+        return None
+    events = trace.events.filter(pl.col("depth").is_not_null() & pl.col("dur").is_not_null())
+    marks = events.filter(pl.Series(asked(events["name"], lambda name: name.str.contains(kinds.STEP))))
+    pid, tid = marks.select("pid", "tid").row(0)
+    events = events.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
+    waits = among(events["cat"], kinds.RUNTIME) | asked(events["name"], kinds.is_communication)
+    name = pl.col("name").cast(pl.String).str.replace(kinds.STEP, "").cast(pl.Categorical).to_physical()
+    events = events.select("ts", "dur", pl.col("depth").cast(pl.Int64), name=name, waits=pl.Series(waits))
+    ends = pl.concat(
+        (
+            events.select("name", "waits", at="ts", opens=pl.lit(True), order="depth"),
+            events.select(
+                "name", "waits", at=pl.col("ts") + pl.col("dur"), opens=pl.lit(False), order=-pl.col("depth")
+            ),
+        )
+    ).sort("at", "opens", "order")
+    numbered = windows.with_row_index("number").select("number", "end", at="start")
+    cut = (
+        ends.with_columns(
+            ns=pl.col("at").shift(-1) - pl.col("at"),
+            to=pl.col("name").shift(-1),
+            to_opens=pl.col("opens").shift(-1),
+        )
+        .join_asof(numbered.sort("at"), on="at")
+        .filter(pl.col("at") < pl.col("end"))
+        .drop_nulls()
+    )
+    kind = ["name", "opens", "to", "to_opens"]
+    place = pl.when(pl.col("waits") & pl.col("opens")).then(pl.int_range(pl.len()).over("number", *kind))
+    cut = cut.with_columns(place=place.fill_null(-1))
+    number = cut.select(pl.struct(*kind, "place").rank("dense")).to_series().to_numpy().astype(np.int64) - 1
+    times = (windows["end"] - windows["start"]).to_numpy()
+    return _Pieces(
+        cut["number"].to_numpy().astype(np.int64),
+        number,
+        cut["ns"].to_numpy(),
+        windows.height,
+        int(times.min()),
+    )
+
+
+def _level(ranks: Sequence[_Pieces], length: int) -> Level | None:
+    """The quiet step of a run, the mean over its ranks, told from parts of ``length`` steps; None where it holds too
+    little of the steps. Ranks share a machine, so more of them make the error no smaller."""
+    logs, variances = [], []
+    for pieces in ranks:
+        parts = max(1, pieces.steps // length)
+        found = [
+            _part(pieces, part * pieces.steps // parts, (part + 1) * pieces.steps // parts)
+            for part in range(parts)
+        ]
+        level = float(np.mean([log(max(ns, 1)) for ns, _ in found]))
+        if exp(level) < _SEEN * pieces.fastest:
+            return None
+        logs.append(level)
+        variances.append(float(np.mean([error**2 for _, error in found])) / parts)
+    freedom = (min(_BLOCKS, length) - 1) * max(1, ranks[0].steps // length)
+    return Level(exp(float(np.mean(logs))), ranks[0].steps, sqrt(float(np.mean(variances))), freedom)
+
+
+def _part(pieces: _Pieces, first: int, last: int) -> tuple[float, float]:
+    """The quiet step of the steps from first up to last, ns, and the error of its logarithm."""
+    chosen = (pieces.step >= first) & (pieces.step < last)
+    kind, blocks = pieces.kind[chosen], min(_BLOCKS, last - first)
+    block = (pieces.step[chosen] - first) * blocks // (last - first)
+    shortest = np.full((int(kind.max(initial=0)) + 1, blocks), np.inf)
+    np.minimum.at(shortest, (kind, block), pieces.ns[chosen])
+    often = np.bincount(kind, minlength=len(shortest)) / (last - first)
+    shortest, often = shortest[often > 0], often[often > 0]
+    whole = shortest.min(axis=1)
+    without = []
+    for left_out in range(blocks):
+        rest = np.delete(shortest, left_out, axis=1).min(axis=1)
+        without.append(log(max(1.0, float(often @ np.where(np.isfinite(rest), rest, whole)))))
+    spread = float(((np.array(without) - np.mean(without)) ** 2).sum())
+    return float(often @ whole), sqrt((blocks - 1) / blocks * spread)

@@ -1,0 +1,195 @@
+"""The gate: it fails what is slower, passes what is not on a machine that others use, and says where it cannot tell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as tree
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from test_comparing import stepped
+
+import etloom
+from etloom.cli import main
+from etloom.cli.check import escaped
+from etloom.comparing.gate import gate, sentences
+from etloom.comparing.quiet import quiet_shift
+from etloom.comparing.student import quantile
+from etloom.trace import Job, Trace
+
+SCRIPT = Path(__file__).parent / "collect_scripts" / "steady.py"
+
+
+def test_quantiles_of_t() -> None:
+    """From printed tables."""
+    wanted = {1: 6.314, 2: 2.920, 3: 2.353, 5: 2.015, 9: 1.833, 30: 1.697}
+    assert {n: quantile(0.95, n) for n in wanted} == pytest.approx(wanted, rel=1e-3)
+
+
+def busy_run(rng: np.random.Generator, pieces: int, steps: int = 60, busy: float = 0.6) -> Job:
+    """A run of one rank, of equal operators, on a machine that is busy in bursts: twice as slow for most of the time.
+
+    A burst lasts some 20 operators; each operator is noisy by 3 % besides; 1 % of speed differs from run to run.
+    """
+    count = steps * pieces
+    burst = np.empty(count, dtype=bool)
+    state = rng.random() < busy
+    for at, draw in enumerate(rng.random(count)):
+        state = (draw < 1 - 0.05 * (1 - busy)) if state else (draw < 0.05 * busy)
+        burst[at] = state
+    times = 100_000 * rng.lognormal(0, 0.003) * (1 + rng.gamma(2, 0.03, count)) * np.where(burst, 2, 1)
+    gaps = np.where(np.arange(count) % pieces == 0, 2000, 1000)  # a step begins with its own overhead
+    starts = np.cumsum(gaps + np.append(0, times[:-1])).astype(np.int64)
+    ends = starts + times.astype(np.int64)
+    first = starts.reshape(steps, pieces)[:, 0] - 1000
+    last = ends.reshape(steps, pieces)[:, -1]
+    events = pl.DataFrame(
+        {
+            "cat": ["user_annotation"] * steps + ["cpu_op"] * count,
+            "name": [f"ProfilerStep#{number}" for number in range(steps)] + ["aten::mm"] * count,
+            "ts": np.append(first, starts),
+            "dur": np.append(last - first, ends - starts),
+            "depth": [0] * steps + [1] * count,
+        }
+    ).with_columns(pid=pl.lit(1), tid=pl.lit(1))
+    events = events.sort("ts", "depth").with_row_index("id")
+    return Job({0: Trace({"events": events}, {"rank": 0, "linked": True, "clock": "epoch"})})
+
+
+def verdicts(slowed: bool, draws: int, runs: int) -> list[str]:
+    rng = np.random.default_rng(3)
+    found = []
+    for _ in range(draws):
+        sides = [[busy_run(rng, pieces) for _ in range(runs)] for pieces in (20, 21 if slowed else 20)]
+        found.append(gate(sides[1], sides[0], 3.0)["verdict"][0])
+    return found
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_five_percent_more_work_fails_and_none_passes_on_a_busy_machine(runs: int) -> None:
+    slow, same = (verdicts(slowed, 24 // runs, runs) for slowed in (True, False))
+    assert slow.count("passed") == 0
+    assert slow.count("failed") / len(slow) > (0.6 if runs == 1 else 0.85)
+    assert same.count("failed") == 0
+    assert same.count("passed") / len(same) > 0.9
+
+
+def test_the_interval_of_the_quiet_step_holds_the_truth() -> None:
+    """Nine times of ten it says; 21 pieces of 20, beside the overhead, are 4.95 % more."""
+    rng = np.random.default_rng(5)
+    held = []
+    for _ in range(40):
+        found = quiet_shift([busy_run(rng, 20, 40)], [busy_run(rng, 21, 40)])
+        assert found is not None
+        held.append(found.low <= 4.95 <= found.high)
+    assert np.mean(held) > 0.85
+
+
+def test_runs_of_unlike_length_are_compared_alike() -> None:
+    """The shortest of 200 steps is shorter than that of 10: compared as they are, the long run would seem faster."""
+    rng = np.random.default_rng(11)
+    shifts = [quiet_shift([busy_run(rng, 1, 200, 0)], [busy_run(rng, 1, 10, 0)]) for _ in range(60)]
+    assert abs(np.mean([found.percent for found in shifts if found])) < 0.5
+
+
+def test_waits_are_of_a_kind_with_those_at_the_same_place() -> None:
+    """A step that hangs on the device: a long wait at its end and a short one at its beginning."""
+
+    def run(wait: int) -> Job:
+        rows = []
+        for step in range(8):
+            at = step * 10_000_000
+            rows += [
+                ("user_annotation", f"ProfilerStep#{step}", at, 9_000_000 + wait, 0),
+                ("cuda_runtime", "cudaStreamSynchronize", at + 100, 1000, 1),
+                ("cuda_runtime", "cudaStreamSynchronize", at + 5000, 8_990_000 + wait, 1),
+            ]
+        frame = pl.DataFrame(rows, schema=["cat", "name", "ts", "dur", "depth"], orient="row")
+        frame = frame.with_columns(pid=pl.lit(1), tid=pl.lit(1)).sort("ts", "depth").with_row_index("id")
+        return Job({0: Trace({"events": frame}, {"rank": 0, "linked": True})})
+
+    found = quiet_shift([run(0)], [run(450_000)])
+    assert found is not None and found.before == pytest.approx(9_000_000)
+    assert found.percent == pytest.approx(5, abs=0.01)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path, Path]:
+    times = [1000.0, 1004, 1002, 1008, 1006, 1001]
+    slow = [1.05 * time for time in times]
+    return (
+        stepped(tmp_path / "a", times),
+        stepped(tmp_path / "b", times[::-1]),
+        stepped(tmp_path / "slow", slow),
+    )
+
+
+def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    a, b, slow = map(str, runs)
+    junit = tmp_path / "out.xml"
+    assert main(["check", b, "--baseline", a, "--junit", str(junit)]) == 0
+    assert (
+        tree.parse(junit).getroot().attrib.items() >= {"tests": "1", "failures": "0", "errors": "0"}.items()
+    )
+    assert main(["check", slow, "--baseline", a, "--baseline", b, "--junit", str(junit), "--github"]) == 1
+    suite = tree.parse(junit).getroot()
+    assert suite.get("failures") == "1" and suite.find("testcase/failure") is not None
+    assert "::error title=etloom check::quiet step time: +5.0 %25 (" in capfd.readouterr().err
+    assert main(["check", slow, "--baseline", a, "--max-regression", "8%"]) == 0
+    assert main(["check", slow, "--baseline", a, "--max-regression", "x"]) == 1
+    assert main(["check", slow, "--baseline", a, "--metric", "peak-memory"]) == 1
+    assert main(["check", slow, "--baseline", a, "--metric", "wall-step-time"]) == 1
+    assert main(["check", slow, "--baseline", a, "--metric", "speed"]) == 1
+
+
+def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    few = [str(stepped(tmp_path / name, [1000.0, 1001])) for name in "ab"]
+    junit = tmp_path / "out.xml"
+    assert main(["check", few[0], "--baseline", few[1], "--junit", str(junit), "--github"]) == 3
+    assert tree.parse(junit).getroot().get("errors") == "1"
+    said = capfd.readouterr().err
+    assert "::warning title=etloom check::step time: cannot tell, +0.0 %25 against 3 %25 allowed" in said
+    assert "needs about 3 more steps on each side" in said
+
+
+def test_near_the_limit_it_says_what_more_it_takes() -> None:
+    rng = np.random.default_rng(2)
+    before, after = [busy_run(rng, 40)], [busy_run(rng, 41)]
+    table = gate(after, before, 2.2)
+    (line,) = sentences(table, 0)
+    assert table["verdict"][0] == "undecided" and "cannot tell" in line and "more run" in line
+    assert gate(after, before, 6.0)["verdict"][0] == "passed"
+
+
+def test_what_was_nearly_nothing_is_no_percentage(tmp_path: Path) -> None:
+    """0.2 us of communication in a step of 1 ms became 0.9 us, and then a tenth of the step."""
+    job = {
+        us: etloom.open(stepped(tmp_path / f"{us}", [1000.0] * 6, communication=us)) for us in (0.2, 0.9, 100)
+    }
+    for us, verdict in ((0.9, "passed"), (100, "failed")):
+        row = gate([job[us]], [job[0.2]], 3.0, ["exposed-communication"]).row(0, named=True)
+        assert (row["verdict"], row["change_pct"]) == (verdict, None)
+        assert row["change"] == pytest.approx(1000 * (us - 0.2))
+
+
+def test_a_message_for_github_is_one_line() -> None:
+    assert escaped("5 %\nnext") == "5 %25%0Anext"
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_training_script_with_five_percent_more_work(tmp_path: Path) -> None:
+    """Recorded here and now, whatever else this machine does."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    plan = {"base0": 20, "slow0": 21, "base1": 20, "slow1": 21, "base2": 20, "slow2": 21, "again": 20}
+    command = [sys.executable, str(SCRIPT), *(f"{tmp_path / name}:{pieces}" for name, pieces in plan.items())]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    runs = {name: etloom.open(tmp_path / name) for name in plan}
+    base, slow = ([runs[f"{side}{number}"] for number in range(3)] for side in ("base", "slow"))
+    found = gate(slow, base, 3.0)
+    assert found["verdict"][0] == "failed", found
+    found = gate([runs["again"]], base, 3.0)
+    assert found["verdict"][0] != "failed", found
