@@ -169,6 +169,22 @@ def collectives(names: pl.Series) -> pl.Series:
     )
 
 
+def argument_names(op_schema: str) -> list[str]:
+    """The arguments of an operator by its schema, ``c10d::send(Tensor[] tensors, int dst) -> Work``: tensors, dst."""
+    inside = op_schema.partition("(")[2].partition(") ->")[0]
+    return [re.split(r"[\s=]", part.partition("=")[0].strip())[-1] for part in inside.split(",")]
+
+
+def tensor_moves(operator: str, argument: str) -> tuple[bool, bool]:
+    """Whether what a c10d operator sends is in a tensor argument of that name, and whether what it receives is.
+
+    Arguments called output_tensors, input_tensor, ... say which; others (tensors) are used in place.
+    """
+    if argument.startswith(("input", "output")):
+        return argument.startswith("input"), argument.startswith("output")
+    return not re.search(r"::recv_?", operator), not operator.endswith("::send")
+
+
 _SIZES = {
     1: "bool char byte uint8 int8 u8 i8 unsigned_char signed_char qint8 quint8 fp8 float8_e4m3fn float8_e5m2 "
     "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float8e4m3 float8e5m2 float4_e2m1fn_x2",

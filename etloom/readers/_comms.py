@@ -45,7 +45,14 @@ def normalise(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 def of_events(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     """The comms of a profiler trace, from the raw columns of the parser."""
-    return normalise(comms.with_columns(pl.col("is_async").cast(pl.Boolean)), stats)
+    # Kineto's Src Rank, which the parser calls root, is of a receive the other end.
+    receives = (kinds.collectives(comms["collective"]).cast(pl.String) == "recv").fill_null(False)
+    comms = comms.with_columns(
+        pl.col("is_async").cast(pl.Boolean),
+        pl.when(receives).then(pl.coalesce("peer", "root")).otherwise("peer").alias("peer"),
+        pl.when(~receives).then("root").alias("root"),
+    )
+    return normalise(comms, stats)
 
 
 def groups(config: Any) -> pl.DataFrame:

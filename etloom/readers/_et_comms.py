@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from typing import Any
 
 import polars as pl
 
-from etloom import stacks
-from etloom.readers._comms import normalise
+from etloom import kinds, stacks
+from etloom.readers._comms import groups, normalise
 from etloom.readers._native import Stat, load_json
 
 RECORD = "record_param_comms"
@@ -37,6 +36,11 @@ _COLUMNS = {
     "reduce_op": pl.String,
     "is_async": pl.Boolean,
 }
+_IN_GROUP = "in_group"
+_ROLES = {
+    **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "root"),
+    **dict.fromkeys(("send", "recv"), "peer"),
+}
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 """c10d::ReduceOp::RedOpType by number."""
 
@@ -47,7 +51,7 @@ def of_nodes(
     """The comms of an execution trace; ``named`` holds the attributes that records carry since schema 1.1.0."""
     calls = stacks.asked(nodes["name"], lambda name: (name == RECORD) | name.str.contains(_C10D))
     text = nodes.filter(calls).select("id", pl.col("name", "op_schema", "inputs").cast(pl.String))
-    sizes = _sizes(tensors.join(text.select(node="id"), on="node", how="semi"))
+    sizes = _sizes(tensors, text)
     described = functools.cache(_described)  # most calls are repeated
     rows = {
         node: {**described(*call), **sizes.get(node, {}), "node": node} for node, *call in text.iter_rows()
@@ -63,6 +67,9 @@ def of_nodes(
                 break
             rows.pop(above, None)
             above = int(parents[above])
+    members = dict(groups(group_config(nodes)).select("pg_name", "ranks").iter_rows())
+    for row in rows.values():
+        _place(row, members)
     kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
     return normalise(pl.DataFrame(kept, schema=_COLUMNS), stats).with_row_index("id")
 
@@ -91,18 +98,20 @@ def _described(name: str, op_schema: str | None, inputs: str | None) -> dict[str
 def _positional(values: list[Any]) -> dict[str, Any]:
     """([tensors], seq, group, rank, name, in_split, out_split, rank start, stride, size): the text is the landmark.
 
-    The group is (name, description), or before schema 1.0.3 the address of the group.
+    The group is (name, description), or before schema 1.0.3 the address of the group. The rank, counted within the
+    group, is the root, the other end of a message, or else the recording rank itself. seq may be (seq, is p2p).
     """
     at = next(
         (i for i, value in enumerate(values) if isinstance(value, str) and not value.startswith("<")), None
     )
     if at is None or at < 3:
         return {}
-    group = values[at - 2]
+    group, seq = values[at - 2], values[at - 3]
     name, desc = [*group, None, None][:2] if isinstance(group, list) else (group, None)
     found: dict[str, Any] = {
         "collective": values[at],
-        "seq": _number(values[at - 3]),
+        "seq": _number(seq[0] if isinstance(seq, list) and seq else seq),
+        _IN_GROUP: _number(values[at - 1]),
         "pg_name": None if name is None else str(name),
         "pg_desc": desc if isinstance(desc, str) else None,
     }
@@ -110,6 +119,16 @@ def _positional(values: list[Any]) -> dict[str, Any]:
         found[key] = json.dumps(split) if isinstance(split, list) and split else None
     start, stride, size = ([_number(value) for value in values[at + 3 : at + 6]] + [None] * 3)[:3]
     return {**found, **_members(start, stride, size)}
+
+
+def _place(row: dict[str, Any], members: dict[str, str | None]) -> None:
+    """The root or the peer of a record: the global rank of the one it names within its group, where that is known."""
+    role = _ROLES.get(kinds.collective(str(row.get("collective"))) or "")
+    within = row.pop(_IN_GROUP, None)
+    listed = row.get("ranks") or members.get(row.get("pg_name") or "")
+    ranks = _json(listed)
+    if role and within is not None and 0 <= within < len(ranks):
+        row[role] = ranks[within]
 
 
 def _members(start: int | None, stride: int | None, size: int | None) -> dict[str, Any]:
@@ -125,9 +144,7 @@ def _members(start: int | None, stride: int | None, size: int | None) -> dict[st
 
 def _by_schema(values: list[Any], schema: str) -> dict[str, Any]:
     """What the arguments of a c10d operator say, by their names in its schema."""
-    inside = schema.partition("(")[2].partition(") ->")[0]
-    names = [re.split(r"[ =]", part.strip().partition("=")[0].strip())[-1] for part in inside.split(",")]
-    given = dict(zip(names, values, strict=False))
+    given = dict(zip(kinds.argument_names(schema), values, strict=False))
     reduce_op = _number(given.get("reduce_op"))
     return {
         "root": _number(given.get("root_rank", given.get("root"))),
@@ -155,14 +172,32 @@ def _name(found: dict[str, Any], row: dict[str, Any]) -> None:
         found.update(_members(row["rank_start"], row["rank_stride"], row["group_size"]))
 
 
-def _sizes(tensors: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """Elements in and out of each node, and the type of its first tensor."""
-    sums = tensors.group_by("node").agg(
-        pl.col("numel").filter(pl.col("io") == 0).sum().alias("in_nelems"),
-        pl.col("numel").filter(pl.col("io") == 1).sum().alias("out_nelems"),
-        pl.col("dtype").first().cast(pl.String),
-    )
-    return {row.pop("node"): row for row in sums.iter_rows(named=True)}
+def _sizes(tensors: pl.DataFrame, calls: pl.DataFrame) -> dict[int, dict[str, Any]]:
+    """Elements in and out of each call, and the type of its first tensor.
+
+    A c10d operator is given what it writes as well, so there the names of its arguments tell; a message has one size,
+    which is in and out, as NCCL's records have it.
+    """
+    known = {node: (name, schema or "") for node, name, schema, _ in calls.iter_rows()}
+    names = functools.cache(kinds.argument_names)
+    found: dict[int, dict[str, Any]] = {}
+    mine = tensors.join(calls.select(node="id"), on="node", how="semi")
+    rows = mine.select("node", "io", "index", "numel", pl.col("dtype").cast(pl.String))
+    for node, io, index, numel, dtype in rows.iter_rows():
+        row = found.setdefault(node, {"in_nelems": 0, "out_nelems": 0, "dtype": dtype})
+        name, schema = known[node]
+        arguments = names(schema) if schema else []
+        if not arguments:
+            sent, got = io == 0, io == 1
+        elif io == 0:
+            is_message = kinds.collective(name) in ("send", "recv")
+            argument = arguments[index] if index < len(arguments) else ""
+            sent, got = (True, True) if is_message else kinds.tensor_moves(name, argument)
+        else:
+            continue  # the operator returns what it was given to write to
+        row["in_nelems"] += (numel or 0) * sent
+        row["out_nelems"] += (numel or 0) * got
+    return found
 
 
 def _splits(value: Any) -> str | None:

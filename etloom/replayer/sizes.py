@@ -6,15 +6,12 @@ record_param_comms holds them as what they are.
 
 from __future__ import annotations
 
-import re
-
 import polars as pl
 
+from etloom import kinds
 from etloom.trace import Trace
 
 Sizes = tuple[tuple[int, ...], tuple[int, ...]]
-_SENT_ONLY = re.compile(r"::send$")
-_GOT_ONLY = re.compile(r"::recv_?")
 
 
 def tensor_sizes(trace: Trace, nodes: pl.Series) -> dict[int, Sizes]:
@@ -41,23 +38,13 @@ def _as_recorded(rows: list[tuple[int, int, int]]) -> Sizes:
 
 
 def _by_schema(rows: list[tuple[int, int, int]], name: str, schema: str) -> Sizes:
-    arguments = re.findall(
-        r"Tensor(?:\[\])*\??\s+(\w+)|,\s*[^,()]*?\s(\w+)", "," + schema.partition("(")[2].partition(") ->")[0]
-    )
-    names = [first or second for first, second in arguments]
+    names = kinds.argument_names(schema)
     ins: list[int] = []
     outs: list[int] = []
     for io, at, size in rows:
         if io != 0:
             continue
-        called = names[at] if at < len(names) else ""
-        if called.startswith("output"):
-            outs.append(size)
-        elif called.startswith("input"):
-            ins.append(size)
-        else:  # in place
-            if not _GOT_ONLY.search(name):
-                ins.append(size)
-            if not _SENT_ONLY.search(name):
-                outs.append(size)
+        sent, got = kinds.tensor_moves(name, names[at] if at < len(names) else "")
+        ins += [size] if sent else []
+        outs += [size] if got else []
     return tuple(ins), tuple(outs)
