@@ -52,7 +52,7 @@ def counted(trace: Trace) -> pl.DataFrame:
     calls = events[rows].select("id", "step", pl.col("name").cast(pl.String))
     calls = calls.with_columns(recomputed=pl.Series(recomputed(events, parent, rows)))
     if device_work(trace).height:
-        work = kernels(trace, parent, chosen)
+        work = kernels(trace, parent, chosen).filter(pl.col("kind") != "communication")
         units = (
             _by_owner(work)
             .join(calls, left_on="owner", right_on="id", how="left", maintain_order="left")
@@ -110,8 +110,7 @@ def kernels(trace: Trace, parent: Rows | None = None, chosen: Mask | None = None
         chosen = _chosen(trace, parent)
     around = row_of(trace.events, work["operator"])
     owner = stacks.nearest(parent, chosen, around)
-    # What a call of a cost launches is its own, but for messages.
-    owner = np.where((owner >= 0) & (work["kind"] != "communication").to_numpy(), owner, around)
+    owner = np.where(owner >= 0, owner, around)
     ids = trace.events["id"].to_numpy()
     known = pl.Series(np.where(owner >= 0, ids[owner], 0), dtype=pl.UInt32)
     return work.with_columns(owner=pl.select(pl.when(pl.Series(owner >= 0)).then(known)).to_series())
