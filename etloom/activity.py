@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from etloom import kinds
 from etloom.errors import AnalysisError
 from etloom.intervals import EMPTY, Intervals, union
-from etloom.stacks import asked
+from etloom.stacks import asked, row_of, taken
 from etloom.trace import Trace
+
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,43 @@ def device_work(trace: Trace, *columns: str) -> pl.DataFrame:
     return work.with_columns(trace.once(_device_kinds)).select(columns) if "kind" in columns else work
 
 
+def launched(trace: Trace, *columns: str) -> pl.DataFrame:
+    """Device work by start, with these columns: of events; kind, end; and of its launch call, null where that lies
+    outside the trace: launch (id), api, launch_ts, launch_end, operator (id)."""
+    work = device_work(trace, *{*columns, "ts", "dur"} & {*trace.events.columns, "kind"})
+    pair, call = trace.once(_launch_rows)
+    said = taken(trace.events.select("name", "ts", "dur"), call)
+    found = {
+        "launch": lambda: taken(trace.launches["launch"], pair),
+        "operator": lambda: taken(trace.launches["operator"], pair),
+        "api": lambda: said["name"],
+        "launch_ts": lambda: said["ts"],
+        "launch_end": lambda: said["ts"] + said["dur"].fill_null(0),
+        "end": lambda: work["ts"] + work["dur"],
+    }
+    table = pl.DataFrame({name: found[name]() if name in found else work[name] for name in columns})
+    return table if work["ts"].is_sorted() else table[np.argsort(work["ts"].to_numpy(), kind="stable")]
+
+
+def _launch_rows(trace: Trace) -> tuple[Rows, Rows]:
+    """Of each piece of device work the row of launches that tells its launch, the first of several, and the row of
+    events of the call; -1 where the call lies outside the trace."""
+    work, launches = device_work(trace, "id"), trace.launches
+    pair = np.full(work.height, -1, dtype=np.int64)
+    of = row_of(work, launches["device_event"])
+    told = np.flatnonzero(of >= 0)[::-1]
+    pair[of[told]] = told
+    call = row_of(trace.events, taken(launches["launch"], pair))
+    pair[call < 0] = -1
+    return pair, call
+
+
 def has_device_work(trace: Trace) -> bool:
     """Whether the trace holds any device event that has a duration."""
     return trace.once(_device_rows).size > 0
 
 
-def _device_rows(trace: Trace) -> NDArray[np.int64]:
+def _device_rows(trace: Trace) -> Rows:
     is_work = pl.col("cat").is_in(list(kinds.DEVICE)).fill_null(False) & pl.col("dur").is_not_null()
     return np.flatnonzero(trace.events.select(is_work).to_series().to_numpy())
 

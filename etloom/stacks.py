@@ -38,6 +38,16 @@ def asked(column: pl.Series, question: Callable[[pl.Expr], pl.Expr]) -> np.ndarr
     return column.is_in(true.implode()).fill_null(False).to_numpy()
 
 
+def rewritten(column: pl.Series, text: Callable[[pl.Expr], pl.Expr]) -> pl.Series:
+    """A text column with an expression put to it, once a distinct text; Categorical."""
+    known = column.unique().to_frame("text")
+    known = known.with_columns(text(pl.col("text").cast(pl.String)).cast(pl.Categorical).alias("new"))
+    joined = column.to_frame("text").join(
+        known, on="text", how="left", maintain_order="left", nulls_equal=True
+    )
+    return joined["new"].alias(column.name)
+
+
 def numbers(column: pl.Series, absent: int) -> np.ndarray:
     """A column of integers as an array, ``absent`` in place of null."""
     if not column.null_count():
@@ -176,10 +186,12 @@ def nearest(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> np.ndar
     Pointer doubling: time grows with the logarithm of the depth.
     """
     n = len(parent)
-    jump: np.ndarray = np.append(np.where(wanted, np.arange(n), parent), -1)  # so that jump[-1] is -1
+    small = np.int32 if n < np.iinfo(np.int32).max else np.int64
+    jump = np.full(n + 1, -1, dtype=small)  # one more, so that jump[-1] is -1
+    jump[:n] = np.where(wanted, np.arange(n, dtype=small), parent)
     while not np.array_equal(further := jump[jump], jump):
         jump = further
-    answer: np.ndarray = jump[rows]
+    answer: np.ndarray = jump[rows].astype(np.int64)
     return answer
 
 

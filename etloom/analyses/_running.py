@@ -24,9 +24,10 @@ class Running:
         order = np.argsort(time, kind="stable")
         self._order = order = order[by_lane(lane[order])]
         lane, time = lane[order], time[order]
-        self._last = np.append((lane[1:] != lane[:-1]) | (time[1:] != time[:-1]), [True] * bool(order.size))
+        self._last = np.ones(order.size, dtype=np.bool_)
+        self._last[:-1] = (lane[1:] != lane[:-1]) | (time[1:] != time[:-1])
         self.time = time[self._last]
-        self.of = order[self._last] % max(1, lanes.size)
+        self.of = order[self._last] % max(lanes.size, 1)
 
     def total(self, weights: NDArray[Any]) -> NDArray[Any]:
         """The sum of the weights of what runs from each time on, until the next of its lane."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from etloom.analyses._activity import of_rank
 from etloom.analyses._bandwidth import copies
 from etloom.analyses._running import Running
+from etloom.errors import AnalysisError
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -21,6 +23,12 @@ COLUMNS = {"name": pl.String, "ts_ns": pl.Int64, "bandwidth": pl.Float64}
 
 def analyze(trace: Trace) -> pl.DataFrame:
     known = copies(trace).drop_nulls("gbps")
+    if not known.height:
+        raise AnalysisError(
+            "the trace states neither size nor bandwidth of its copies",
+            where=of_rank(trace),
+            remedy="memory-bandwidth-summary counts them and says how long they took",
+        )
     # What lasts less than the clock's grain lasts one tick.
     ends = np.maximum(known["end"].to_numpy(), known["ts"].to_numpy() + 1)
     copying = Running(known["lane"].to_numpy(), known["ts"].to_numpy(), ends)

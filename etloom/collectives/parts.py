@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
+from etloom.activity import device_work
 from etloom.trace import Trace
 
 WAITS = r"(?i)::_?wait|^wait"
@@ -105,9 +106,11 @@ def factor(collective: str | None, size: int | None) -> float | None:
 
 
 def _on_device(trace: Trace) -> pl.DataFrame:
-    work = pl.col("cat").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null()
-    events = kinds.with_kind(trace.events.filter(work)).filter(pl.col("kind") == "communication")
-    issuer = trace.launches.select("device_event", "operator").unique("device_event", keep="first")
+    work = device_work(trace, "kind", "id", "name", "ts", "dur")
+    events = work.filter(pl.col("kind") == "communication")
+    own = pl.col("device_event").is_in(events["id"].implode())
+    issuer = trace.launches.lazy().filter(own).select("device_event", "operator").collect()
+    issuer = issuer.unique("device_event", keep="first")
     return events.join(issuer, left_on="id", right_on="device_event", how="left").select(
         event="id",
         issuer="operator",
@@ -143,7 +146,9 @@ def _on_host(trace: Trace) -> pl.DataFrame:
             issuers[of_pid] = np.where(at >= 0, ids[own[at]], -1)
     ranged &= ~watched[np.searchsorted(ids, np.maximum(issuers, 0))] | (issuers < 0)
     called = np.where(issuers >= 0, starts[np.searchsorted(ids, np.maximum(issuers, 0))], starts)
-    known = events.with_columns(pl.Series("issuer", issuers), pl.Series("called", called))
+    known = events.select("id", "name", "ts", "dur").with_columns(
+        issuer=pl.Series(issuers), called=pl.Series(called)
+    )
     return known.filter(pl.Series(ranged)).select(
         event="id",
         issuer=pl.when(pl.col("issuer") >= 0).then("issuer").cast(pl.UInt32),

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from etloom.patterns._view import View
+from etloom.stacks import rewritten
 
 _PLACE = ("step", "stream", "name", "operator", "module", "frame", "event")
 MOST = 5
@@ -55,7 +56,10 @@ def places(
     rows = rows.filter(pl.col("cost_ns") > 0)
     known = rows.hstack(view.where(rows["event"])).sort("cost_ns", descending=True, maintain_order=True)
     # Layers of one class are one place.
-    known = known.with_columns(block=pl.coalesce(pl.col("module").str.replace(r"_\d+$", ""), "operator"))
+    known = known.with_columns(
+        rewritten(known["module"], lambda name: name.str.replace(r"_\d+$", "")).alias("class")
+    )
+    known = known.with_columns(block=pl.coalesce("class", "operator"))
     sums = known.group_by(by, maintain_order=True).agg(
         pl.col("cost_ns").sum(), pl.len().alias("count"), pl.exclude(by, "cost_ns").first()
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.activity import Activity, activity, device_work, steps
+from etloom.activity import Activity, activity, launched, steps
 from etloom.intervals import Intervals
 from etloom.trace import Trace
 
@@ -35,8 +36,9 @@ class View:
     @cached_property
     def span_ns(self) -> int:
         """From the first to the last thing that the trace times, host or device."""
-        timed = self.trace.events.filter(pl.col("dur").is_not_null() & pl.col("cat").is_in(_TIMED))
-        return timed.select((pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()).item() or 0
+        timed = self.trace.events.lazy().filter(pl.col("dur").is_not_null() & pl.col("cat").is_in(_TIMED))
+        span = (pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()
+        return timed.select(span).collect().item() or 0
 
     @cached_property
     def first_step(self) -> int | None:
@@ -46,47 +48,46 @@ class View:
     @cached_property
     def work(self) -> pl.DataFrame:
         """Device work by start: id, cat, name, kind, ts, end, dur, stream, step, launch (id, ts, end of the call)."""
-        events = self.trace.events
-        call = self.trace.launches.unique("device_event", keep="first").join(
-            events.select("id", launch_ts="ts", launch_end=pl.col("ts") + pl.col("dur").fill_null(0)),
-            left_on="launch",
-            right_on="id",
-            how="left",
-        )
-        return (
-            device_work(self.trace)
-            .join(call, left_on="id", right_on="device_event", how="left")
-            .select(
-                *("id", "cat", "kind", "ts", "dur", "device", "stream", "step"),
-                *("launch", "launch_ts", "launch_end"),
-                pl.col("name").cast(pl.String),
-                end=pl.col("ts") + pl.col("dur"),
-            )
-            .sort("ts", "id")
+        return launched(
+            self.trace,
+            *("id", "cat", "kind", "name", "ts", "end", "dur", "device", "stream", "step"),
+            *("launch", "launch_ts", "launch_end"),
         )
 
-    @cached_property
-    def host(self) -> pl.DataFrame:
-        """Timed host events by start: id, cat, name, ts, end, dur, pid, tid, step, depth."""
-        timed = pl.col("cat").is_in(list(kinds.HOST)) & pl.col("dur").is_not_null()
-        return self.trace.events.filter(timed).select(
-            *("id", "cat", "ts", "dur", "pid", "tid", "step", "depth"),
-            pl.col("name").cast(pl.String),
-            end=pl.col("ts") + pl.col("dur"),
+    def host(self, names: str = "", categories: Collection[str] = kinds.HOST) -> pl.DataFrame:
+        """Timed host events by start whose name fits a regular expression: id, parent, cat, name (text), ts, end, dur,
+        pid, tid, step."""
+        events = self.trace.events
+        chosen = events.select(
+            pl.col("cat").is_in(list(categories)) & pl.col("dur").is_not_null()
+        ).to_series()
+        if names:
+            chosen &= pl.Series(stacks.asked(events["name"], lambda name: name.str.contains(names)))
+        columns = ("id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name")
+        return (
+            events.select(columns)
+            .filter(chosen)
+            .with_columns(pl.col("name").cast(pl.String), end=pl.col("ts") + pl.col("dur"))
         )
 
     @cached_property
     def waits(self) -> pl.DataFrame:
-        """Host calls that waited for the device: id, ts, end, kind, in order of end."""
-        waits = self.trace.waits.select("event", kind=pl.col("kind").cast(pl.String)).unique("event")
-        calls = self.host.filter(pl.col("cat").is_in(list(kinds.RUNTIME)))
-        return calls.join(waits, left_on="id", right_on="event").select("id", "ts", "end", "kind").sort("end")
+        """Host calls that waited for the device: id, ts, end, in order of end."""
+        events = self.trace.events
+        rows = np.unique(stacks.row_of(events, self.trace.waits["event"]))
+        calls = events.select("id", "ts", "cat", "dur")[rows[rows >= 0]]
+        calls = calls.filter(pl.col("cat").is_in(list(kinds.RUNTIME)) & pl.col("dur").is_not_null())
+        return calls.select("id", "ts", end=pl.col("ts") + pl.col("dur")).sort("end", maintain_order=True)
+
+    @cached_property
+    def loads(self) -> pl.DataFrame:
+        """The host's waits for the data loader, as `host`."""
+        return self.host(LOADS_DATA)
 
     @cached_property
     def loading(self) -> Intervals:
         """When some thread waited for the data loader."""
-        loads = self.host.filter(pl.col("name").str.contains(LOADS_DATA))
-        return Intervals.of(loads["ts"], loads["end"])
+        return Intervals.of(self.loads["ts"], self.loads["end"])
 
     @cached_property
     def gaps(self) -> pl.DataFrame:
@@ -133,36 +134,31 @@ class View:
     @cached_property
     def allocations(self) -> pl.DataFrame:
         """Calls that take device memory from the driver or give it back, in order of end."""
-        return self.host.filter(
-            pl.col("cat").is_in(list(kinds.RUNTIME)) & pl.col("name").str.contains(ALLOCATES)
-        ).sort("end")
+        return self.host(ALLOCATES, kinds.RUNTIME).sort("end")
 
     def where(self, events: pl.Series) -> pl.DataFrame:
         """operator, module, frame around each of these host events (ids, null allowed): innermost; frame: of code
         that is no library's, where Python was recorded."""
-        rows = self._rows(events)
+        rows = stacks.row_of(self.trace.events, events)
+        names = self.trace.events["name"]
         found = {}
-        for name, wanted in self._nests.items():
-            at = stacks.nearest(self._parent, wanted, rows) if len(self._parent) else rows
-            texts = (
-                self.trace.events["name"][np.maximum(at, 0)].cast(pl.String)
-                if len(at)
-                else pl.Series([], dtype=pl.String)
-            )
-            found[name] = texts.set(pl.Series(at < 0), None) if len(at) else texts
-        return pl.DataFrame(found, schema=dict.fromkeys(found, pl.String)).with_columns(
-            pl.col("module").str.extract(_MODULE)
-        )
-
-    def _rows(self, ids: pl.Series) -> np.ndarray:
-        known = self.trace.events["id"].to_numpy()
-        wanted = ids.cast(pl.Int64).fill_null(-1).to_numpy()
-        row = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-        return np.where((wanted >= 0) & (known[row] == wanted), row, -1) if len(known) else row
+        for place, around in self._around.items():
+            at = np.where(rows < 0, -1, around[rows]) if around.size else rows
+            found[place] = stacks.taken(names, at)
+        found["module"] = stacks.rewritten(found["module"], lambda name: name.str.extract(_MODULE))
+        return pl.DataFrame(found)
 
     @cached_property
-    def _parent(self) -> np.ndarray:
-        return self._rows(self.trace.events["parent"])
+    def _around(self) -> dict[str, np.ndarray]:
+        """Of each event the row of the innermost operator, module, frame around it, -1 for none."""
+        events = self.trace.events
+        parent, everything = stacks.row_of(events, events["parent"]), np.arange(events.height)
+        return {
+            place: stacks.nearest(parent, wanted, everything).astype(np.int32)
+            if wanted.any()
+            else np.full(events.height, -1, dtype=np.int32)
+            for place, wanted in self._nests.items()
+        }
 
     @cached_property
     def _nests(self) -> dict[str, np.ndarray]:
@@ -181,6 +177,11 @@ class View:
     def _last(calls: pl.DataFrame, until: np.ndarray) -> np.ndarray:
         """The call (by end) that ended last before each time, -1 for none."""
         return np.searchsorted(calls["end"].to_numpy(), until, side="right") - 1
+
+
+def named(events: pl.DataFrame, pattern: str) -> pl.Series:
+    """Whether the name of each event fits a regular expression, asked once a distinct name."""
+    return pl.Series(stacks.asked(events["name"], lambda name: name.str.contains(pattern)))
 
 
 ALLOCATES = r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree)|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release)"

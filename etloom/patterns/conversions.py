@@ -8,7 +8,7 @@ import polars as pl
 
 from etloom import kinds
 from etloom.patterns._finding import Finding, at, places
-from etloom.patterns._view import View
+from etloom.patterns._view import View, named
 
 OPERATORS = r"^aten::(?:contiguous|clone|_to_copy|to|type_as|copy_|_reshape_copy)$"
 COPIES = r"direct_copy_kernel|(?:bfloat16|float16|half)_copy_kernel"
@@ -23,14 +23,12 @@ def find(view: View) -> Iterator[Finding]:
         "blocks, no .contiguous() or .to() inside the loop; let a fused kernel read the strided tensor"
     )
     if view.activity.basis == "device":
-        copies = view.work.filter(
-            pl.col("cat").is_in(["kernel", "Kernel"]) & pl.col("name").str.contains(KERNELS)
-        ).select("step", "stream", "name", cost_ns="dur", event="launch")
-    else:
-        calls = view.host.filter(
-            pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("name").str.contains(OPERATORS)
+        kernels = view.work.filter(pl.col("cat").is_in(["kernel", "Kernel"]))
+        copies = kernels.filter(named(kernels, KERNELS)).select(
+            "step", "stream", "name", cost_ns="dur", event="launch"
         )
-        inner = calls.join(view.trace.events.select("id", "parent"), on="id")
+    else:
+        inner = view.host(OPERATORS, kinds.OPERATORS)
         # The copy itself, not the operators around it.
         copies = inner.filter(~pl.col("id").is_in(inner["parent"].drop_nulls().implode())).select(
             "step", "name", cost_ns="dur", event="id"

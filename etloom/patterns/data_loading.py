@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import polars as pl
-
 from etloom.intervals import Intervals
 from etloom.patterns._finding import Finding
-from etloom.patterns._view import LOADS_DATA, View
+from etloom.patterns._view import View
 
 SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    loads = view.host.filter(pl.col("name").str.contains(LOADS_DATA))
+    loads = view.loads
     span = view.activity.busy.span
     if not loads.height or span is None:
         return

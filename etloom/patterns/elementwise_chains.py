@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.patterns._finding import Finding, at, places
-from etloom.patterns._view import View
+from etloom.patterns._view import View, named
 
 ELEMENTWISE = r"elementwise_kernel|elementwise_kernel_manual_unroll|CUDAFunctor|multi_tensor_apply"
 FUSED = r"multi_tensor_apply|^triton_"
@@ -18,7 +18,7 @@ SCOPE = "rank"
 
 def find(view: View) -> Iterator[Finding]:
     kernels = view.work.filter(pl.col("cat").is_in(["kernel", "Kernel"]))
-    is_one = pl.col("name").str.contains(ELEMENTWISE) & ~pl.col("name").str.contains(FUSED)
+    is_one = named(kernels, ELEMENTWISE) & ~named(kernels, FUSED)
     runs = (
         kernels.with_columns(is_one=is_one)
         .with_columns(run=pl.struct("is_one", "step").rle_id().over("device", "stream"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.patterns._finding import Finding, at, places
-from etloom.patterns._view import View
+from etloom.patterns._view import View, named
 
 PLAIN = r"(?i)sgemm|simt_|gemmSN_|gemv2.*float|_fp32_|s884gemm_fp32|Cijk_.*_SB_"
 TENSOR = r"(?i)tf32|tensorop|xmma|s1688|s16816|884|hmma|wgmma"
@@ -21,7 +21,7 @@ def find(view: View) -> Iterator[Finding]:
     newest = max((major for major in majors if isinstance(major, int)), default=0)
     if newest < 7:
         return
-    plain = view.work.filter(pl.col("name").str.contains(PLAIN) & ~pl.col("name").str.contains(TENSOR))
+    plain = view.work.filter(named(view.work, PLAIN) & ~named(view.work, TENSOR))
     # TF32 has 4 to 8 times the peak of fp32 (0 on Volta, where it takes half precision): half is a careful guess.
     rows = plain.select("step", "stream", "name", cost_ns=(pl.col("dur") // 2), event="launch")
     how = (

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.patterns._finding import Finding, at, places
-from etloom.patterns._view import View
+from etloom.patterns._view import View, named
+from etloom.stacks import row_of, taken
 
 SMALL_BYTES = 64 << 10
 MANY = 16
@@ -16,13 +17,14 @@ SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    copies = view.work.filter(pl.col("name").str.contains(r"(?i)HtoD|HostToDevice")).join(
-        view.trace.kernels.select("event", "bytes"), left_on="id", right_on="event", how="left"
-    )
+    copies = view.work.filter(named(view.work, r"(?i)HtoD|HostToDevice"))
+    facts = view.trace.kernels.select("bytes", id="event")
+    copies = copies.with_columns(taken(facts["bytes"], row_of(facts, copies["id"])))
     # The host stands in the call until the data has left pageable memory.
     cost = pl.max_horizontal("dur", pl.col("launch_end") - pl.col("launch_ts"))
     copies = copies.select("step", "stream", "name", "bytes", cost_ns=cost, event="launch")
-    pageable = copies.filter(pl.col("name").str.contains("(?i)pageable"))
+    is_pageable = named(copies, "(?i)pageable")
+    pageable = copies.filter(is_pageable)
     yield from places(
         view,
         pageable.drop("bytes"),
@@ -31,7 +33,7 @@ def find(view: View) -> Iterator[Finding]:
         advice="pin the memory (pin_memory=True in the data loader, tensor.pin_memory()) and copy with "
         "non_blocking=True; create constants on the device",
     )
-    small = copies.filter(~pl.col("name").str.contains("(?i)pageable") & (pl.col("bytes") < SMALL_BYTES))
+    small = copies.filter(~is_pageable & (pl.col("bytes") < SMALL_BYTES))
     if small.height >= MANY:
         yield from places(
             view,

@@ -21,12 +21,8 @@ def find(view: View) -> Iterator[Finding]:
     if view.activity.basis == "device":
         return
     # What one operator on one shape takes differs little, unless something else takes its processor away.
-    calls = view.host.filter(pl.col("cat").is_in(list(kinds.OPERATORS)) & (pl.col("dur") >= 20_000))
-    shaped = calls.join(
-        view.trace.arguments.select("event", dims=pl.col("dims").cast(pl.String)),
-        left_on="id",
-        right_on="event",
-    )
+    calls = view.host("", kinds.OPERATORS).filter(pl.col("dur") >= 20_000)
+    shaped = calls.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event")
     groups = (
         shaped.filter(~kinds.is_communication())
         .group_by("name", "dims")

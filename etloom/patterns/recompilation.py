@@ -19,7 +19,7 @@ SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    compiles = view.host.filter(pl.col("name").str.contains(COMPILES))
+    compiles = view.host(COMPILES)
     if view.first_step is not None:
         compiles = compiles.filter(pl.col("step") != view.first_step)
     outermost = compiles.filter(pl.col("end").cum_max().shift(1).over("tid").fill_null(0) <= pl.col("ts"))
@@ -32,9 +32,13 @@ def find(view: View) -> Iterator[Finding]:
         "and Python values stable, warm up before the trace",
         by="name",
     )
-    regions = view.host.with_columns(
-        region=pl.col("name").str.extract(REGION, 1), version=pl.col("name").str.extract(REGION, 2)
-    ).drop_nulls("region")
+    regions = (
+        view.host(REGION)
+        .with_columns(
+            region=pl.col("name").str.extract(REGION, 1), version=pl.col("name").str.extract(REGION, 2)
+        )
+        .drop_nulls("region")
+    )
     pieces = regions["region"].n_unique()
     if pieces < 2:
         return

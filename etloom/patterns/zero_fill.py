@@ -8,7 +8,7 @@ import polars as pl
 
 from etloom import kinds
 from etloom.patterns._finding import Finding, at, places, times
-from etloom.patterns._view import View
+from etloom.patterns._view import View, named
 
 FILLS = r"^aten::(?:zero_|fill_|_foreach_zero_)$"
 KERNELS = r"FillFunctor|(?i)^memset|FillBuffer"
@@ -18,14 +18,11 @@ SCOPE = "rank"
 
 def find(view: View) -> Iterator[Finding]:
     if view.activity.basis == "device":
-        fills = view.work.filter(pl.col("name").str.contains(KERNELS)).select(
+        fills = view.work.filter(named(view.work, KERNELS)).select(
             "step", "stream", "name", cost_ns="dur", event="launch"
         )
     else:
-        calls = view.host.filter(
-            pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("name").str.contains(FILLS)
-        )
-        inner = calls.join(view.trace.events.select("id", "parent"), on="id")
+        inner = view.host(FILLS, kinds.OPERATORS)
         fills = inner.filter(~pl.col("parent").is_in(inner["id"].implode()).fill_null(False)).select(
             "step", "name", cost_ns="dur", event="id"
         )
