@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 StrPath = str | os.PathLike[str]
 
 
-def read(path: StrPath, format: str | None = None) -> Trace | Job:
+def read(path: StrPath, format: str | None = None, **options: Any) -> Trace | Job:
     """What one file holds: the Trace of a rank, or a Job where a file holds several ranks.
 
-    The format is told from the first bytes unless ``format`` names a reader. What `export` saved as Parquet
-    is read back as it was. Nothing is linked. Raises ReadError, LimitError and UnknownName.
+    The format is told from the first bytes unless ``format`` names a reader, ``options`` are those of the reader:
+    ``read("samples.csv", "metrics", time_column="when", unit="ms")``. What `export` saved as Parquet
+    is read back as it was. Nothing is linked. Raises ReadError, LimitError, UnknownName, EtloomError.
     """
-    return readers.read(path, format)
+    return readers.read(path, format, **options)
 
 
 def open(
@@ -155,12 +156,20 @@ def export(trace: Trace | Job, path: StrPath, format: str | None = None, **optio
 
 
 def convert(
-    path: StrPath, out: StrPath, format: str | None = None, *, progress: opening.Progress | None = None
+    path: StrPath,
+    out: StrPath,
+    format: str | None = None,
+    *,
+    progress: opening.Progress | None = None,
+    reader: str | None = None,
+    **options: Any,
 ) -> Path:
     """Write one trace file as another format without linking it; returns ``out``.
 
-    A Kineto file that would take more than `opening.large.SPILL_BYTES` in memory goes to Parquet part by part, in
-    bounded memory. Raises ReadError, LimitError, UnknownName, EtloomError.
+    ``reader`` (the format of what is read) and its ``options`` are as for `read`. A Kineto file that would take more
+    than `opening.large.SPILL_BYTES` in memory goes to Parquet part by part, in bounded memory.
+
+    Raises ReadError, LimitError, UnknownName, EtloomError.
     """
     from etloom.opening import large
 
@@ -169,20 +178,28 @@ def convert(
     exporter = registry.get("exports", name)
     if name == "chakra-json" and readers.format_of(Path(path)) == "chakra":
         exporter.convert(Path(path), target)
-    elif name == "parquet" and large.is_large(Path(path)):
+    elif name == "parquet" and not reader and large.is_large(Path(path)):
         large.spill(Path(path), target, progress)
     else:
         source = Path(path)
-        exporter.write(readers.read(source, progress=partial(progress, source) if progress else None), target)
+        told = partial(progress, source) if progress else None
+        exporter.write(readers.read(source, reader, progress=told, **options), target)
     return target
 
 
-def report(job: Trace | Job, path: StrPath) -> Path:
-    """Write the self-contained HTML report of a run. Returns the path. Raises EtloomError if it cannot."""
-    from etloom.reports import html
+def report(job: Trace | Job | Difference, path: StrPath) -> Path:
+    """Write the self-contained HTML report of a run, or of the difference between two (see `diff`).
+
+    Returns the path. Raises EtloomError if it cannot.
+    """
+    from etloom.comparing import Difference
+    from etloom.reports import difference, html
 
     target = Path(path)
     with _writing(target):
+        if isinstance(job, Difference):
+            difference.write(job, target)
+            return target
         html.write((job if isinstance(job, Job) else Job({job.rank or 0: job})).map(_linked), target)
     return target
 

@@ -138,6 +138,35 @@ def test_metrics_and_the_workload_card_come_along(tmp_path: Path) -> None:
     assert broken.own_stats["name"].to_list() == ["job.workload_card"]
 
 
+def test_samples_of_any_kind_are_mapped_once_and_come_along(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    kineto(run / "kineto_trace_0.json")
+    samples = run / "samples.csv"
+    samples.write_text("when,watts\n1700000000001.5,40\n1700000000002,41\n")
+    assert etloom.open(run, use_cache=False)[0].counters.height == 0
+    command = ["convert", str(samples), str(run / "samples.parquet")]
+    assert cli.main(command) == 1
+    assert "is no trace of a known format" in capsys.readouterr().err
+    assert cli.main([*command, "--time-column", "when", "--unit", "ms"]) == 0
+    job = etloom.open(run, use_cache=False)
+    assert job[0].counters["value"].to_list() == [40, 41]
+    assert job[0].counters["ts"].to_list() == [1_700_000_000_001_500_000, 1_700_000_000_002_000_000]
+
+    # A file that is known to be metrics, but not in which unit, is not read a second time.
+    samples.write_text("time,watts\n1.5,40\n")
+    assert cli.main(command) == 1
+    assert "--unit" in capsys.readouterr().err
+    assert cli.main([*command, "--unit", "s"]) == 0
+    job = etloom.open(run, use_cache=False)
+    assert job[0].counters["value"].to_list() == [40]
+    assert job.own_stats.select("name", "severity").rows() == [("job.converted_taken", "info")]
+    with pytest.raises(EtloomError, match="no option 'unit'"):
+        etloom.read(run / "kineto_trace_0.json", unit="s")
+
+
 def test_what_collect_wrote_of_the_run_is_in_meta(tmp_path: Path) -> None:
     kineto(tmp_path / "kineto_trace_0.json")
     (tmp_path / "run.json").write_text(

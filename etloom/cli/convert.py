@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,13 @@ import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._output import progress
+
+
+class Unit(str, enum.Enum):
+    ns = "ns"
+    us = "us"
+    ms = "ms"
+    s = "s"
 
 
 @guarded()
@@ -19,19 +27,41 @@ def convert(
         str | None,
         typer.Option("--to", help="The format; by default the end of OUT says.", show_default=False),
     ] = None,
+    time_column: Annotated[
+        str | None,
+        typer.Option(
+            "--time-column", help="Of a file of metrics: the column that is the time.", show_default=False
+        ),
+    ] = None,
+    unit: Annotated[
+        Unit | None,
+        typer.Option("--unit", help="Of a file of metrics: what a time counts.", show_default=False),
+    ] = None,
+    utc_offset: Annotated[
+        float | None,
+        typer.Option(
+            "--utc-offset",
+            help="Of a file of metrics: hours by which dates without a zone are ahead of UTC.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Turn one trace file into another format as it is, without linking it.
 
-    A Kineto file too large for memory becomes Parquet part by part.
+    A Kineto file too large for memory becomes Parquet part by part. Samples of any kind (CSV, JSON lines, Parquet)
+    become counters; beside the traces of a run, what was converted is read with them, on the clock of the run.
 
     Examples:
 
     \b
       etloom convert kineto_trace_0.json.gz rank0.parquet
       etloom convert torch_et_0.json et0.parquet
+      etloom convert samples.csv run/samples.parquet --time-column when --unit ms
     """
     import etloom
 
+    given = {"time_column": time_column, "unit": unit and unit.value, "utc_offset": utc_offset}
+    mapping = {name: value for name, value in given.items() if value is not None}
     with progress(f"converting {path}") as update:
-        etloom.convert(path, out, to, progress=update)
+        etloom.convert(path, out, to, progress=update, reader="metrics" if mapping else None, **mapping)
     say(f"wrote {out}")

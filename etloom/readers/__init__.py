@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom import registry
-from etloom.errors import ReadError
+from etloom.errors import EtloomError, ReadError
 from etloom.readers._files import UNPACK_ERRORS, packing, unpacked
 from etloom.trace import Job, Trace
 
@@ -32,14 +32,19 @@ def __getattr__(name: str) -> Any:
 
 
 def read(
-    path: str | PathLike[str], format: str | None = None, *, progress: Callable[[int], None] | None = None
+    path: str | PathLike[str],
+    format: str | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> Trace | Job:
     """What one file (or one folder that is a trace, as our own Parquet) holds. Nothing in it is linked.
 
     format: the name of a reader, where the content is not to tell. progress: called with the number of bytes of
-    the file, packed or not, as they are read, by the readers that can say.
+    the file, packed or not, as they are read, by the readers that can say. options: those of the reader.
 
-    Raises ReadError for a file that is missing, cannot be read or is no trace; UnknownName for an unknown format.
+    Raises ReadError for a file that is missing, cannot be read or is no trace; UnknownName for an unknown format;
+    EtloomError for an option that the reader does not have.
     """
     path = Path(path)
     if not path.exists():
@@ -49,13 +54,16 @@ def read(
     name = format or format_of(path)
     if name is None:
         raise ReadError(*_why_not(path), where=path, remedy=_remedy(path))
-    reader = registry.get("readers", name)
-    if progress is not None and any(
-        option.name == "progress" for option in registry.options("readers", name)
-    ):
-        found: Trace | Job = reader.read(path, progress=progress)
-    else:
-        found = reader.read(path)
+    known = [option.name for option in registry.options("readers", name)]
+    if unknown := sorted(options.keys() - known):
+        raise EtloomError(
+            f"the reader {name!r} has no option {', '.join(map(repr, unknown))}",
+            where=path,
+            remedy=f"its options: {', '.join(known)}" if known else "it has none",
+        )
+    if progress is not None and "progress" in known:
+        options["progress"] = progress
+    found: Trace | Job = registry.get("readers", name).read(path, **options)
     return found
 
 

@@ -64,6 +64,7 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     stats: list[Stat] = []
     unreadable: list[EtloomError] = []
     formats, ignored = _formats(_without_damaged(_files(folder), stats), unreadable)
+    _drop_converted(formats, stats)
     if not formats and unreadable:
         raise unreadable[0]
     if not formats:
@@ -168,13 +169,36 @@ def _formats(paths: Iterable[Path], unreadable: list[EtloomError]) -> tuple[dict
             unreadable.append(error)
             continue
         if name is not None and not (path.is_file() and name == "parquet"):
-            formats[path] = name
+            formats[path] = "metrics" if name == "parquet" and _converted(path) else name
         elif path.is_file() and name is None and _TRACE_NAME.search(path.name):
             what = "this is no trace of a known format" if path.stat().st_size else "the file is empty"
             unreadable.append(ReadError(what, where=path))
         elif path.is_file():
             ignored.append(path)
     return formats, ignored
+
+
+def _converted(path: Path) -> str | None:
+    """The name of the file of metrics that `etloom convert` made this folder of; None for any other trace."""
+    if not path.is_dir():
+        return None
+    try:
+        meta = json.loads((path / "meta.json").read_bytes())["meta"]
+        (format,), (file,) = meta["formats"], meta["files"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return Path(file).name if format == "metrics" else None
+
+
+def _drop_converted(formats: dict[Path, str], stats: list[Stat]) -> None:
+    """Leave out files of metrics that stand beside what they were converted to: their samples would count twice."""
+    taken = {
+        name: path for path, format in formats.items() if format == "metrics" and (name := _converted(path))
+    }
+    for path in [path for path, format in formats.items() if format == "metrics" and path.name in taken]:
+        del formats[path]
+        example = f"{taken[path.name].name} is read in place of {path.name}, of which it was made"
+        stats.append(("job.converted_taken", "info", 1, example))
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

@@ -26,6 +26,7 @@ NUMBER = r"^\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?$"
 """A number and perhaps its unit: 45 %"""
 
 _ABSENT = {"", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "nan", "null", "None", "-"}
+_CONVERT = "etloom convert FILE OUT.parquet"
 _LATEST = 1 << 62
 _DATE = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d")
 _DATES = ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f")
@@ -120,7 +121,7 @@ def time_name(table: pl.DataFrame, asked: str | None, path: Path) -> str:
     raise ReadError(
         "no column is called a time",
         where=path,
-        remedy=f"say --time-column, one of: {', '.join(table.columns)}",
+        remedy=f"{_CONVERT} --time-column NAME, one of: {', '.join(table.columns)}",
     )
 
 
@@ -151,7 +152,7 @@ def _scaled(texts: pl.Series, numbers: pl.Series, unit: str | None, path: Path) 
         )
     if unit is None:
         raise ReadError(
-            f"the unit of {texts.name!r} is unknown", where=path, remedy="say --unit ns, us, ms or s"
+            f"the unit of {texts.name!r} is unknown", where=path, remedy=f"{_CONVERT} --unit ns, us, ms or s"
         )
     return pl.Series([_exact(text, NS[unit]) for text in texts], dtype=pl.Int64)
 
