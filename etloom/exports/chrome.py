@@ -167,7 +167,9 @@ def _slices(trace: Trace, events: pl.DataFrame, where: pl.DataFrame, base: int) 
 def _memory(memory: pl.DataFrame, lanes: pl.DataFrame, base: int) -> pl.Series:
     frame = memory.join(lanes, on=("pid", "tid"), how="left", nulls_equal=True, maintain_order="left")
     said = {"ph": pl.lit("i"), "name": pl.lit("[memory]"), "cat": pl.lit("cpu_instant_event")}
-    return objects(frame.with_columns(**said, args=arguments(memory, MEMORY_ARGS)), base)
+    inside, beside = split_rest(memory["args"])
+    args = pl.select(pl.concat_str(arguments(memory, MEMORY_ARGS), inside)).to_series()
+    return objects(frame.with_columns(**said, args=args, extra=beside), base)
 
 
 def _counters(counters: pl.DataFrame, lanes: pl.DataFrame, base: int) -> pl.Series:
