@@ -23,13 +23,16 @@ ANALYSES = registry.names("analyses")
 ASK_MORE = {
     "clocks": "two ranks that communicate",
     "cupti-counters": "counters of kernels",
+    "flops": "operators with shapes",
     "hangs": "Flight Recorder dumps",
     "imbalance": "two ranks",
     "memory-bandwidth": "copies",
     "memory-bandwidth-summary": "copies",
     "memory-timeline": "allocations",
+    "mfu": "operators with shapes",
     "module-view": "Python frames",
     "recompute": "a backward pass",
+    "roofline": "operators with shapes",
     "stragglers": "two ranks that communicate",
 }
 """What an analysis asks of a run beyond device work."""

@@ -251,7 +251,7 @@ def test_recomputed_operators_are_no_model_flops(tmp_path: Path) -> None:
     node, shapes = "autograd::engine::evaluate_function: AddmmBackward0", [[64, 64], [64, 64]]
     made = (
         Made()
-        .operator("aten::mm", 100, 50, shapes, **{"Sequence number": 7, "Fwd thread id": 0})
+        .operator("aten::mm", 100, 50, shapes, **{"Sequence number": 8, "Fwd thread id": 0})
         .kernel("gemm", 110, 2000, 10)
         .operator(node, 1000, 500, **{"Sequence number": 8, "Fwd thread id": 1})
         .operator("aten::mm", 1100, 50, shapes, **{"Sequence number": 9, "Fwd thread id": 0})

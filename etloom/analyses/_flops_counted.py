@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from etloom import kinds, stacks
 from etloom.analyses._activity import device_work, of_rank, require_linked
 from etloom.analyses._flops_call import Call, Cost, kineto_call, node_call
-from etloom.analyses._flops_recompute import recomputed
 from etloom.analyses._flops_registry import entry, kernel_family
-from etloom.analyses._operators import row_of
+from etloom.analyses.recompute import ran_again
 from etloom.errors import AnalysisError
+from etloom.stacks import row_of
 from etloom.trace import Trace
 
 Rows = NDArray[np.int64]
@@ -50,7 +50,7 @@ def counted(trace: Trace) -> pl.DataFrame:
     chosen = _chosen(trace, parent)
     rows = np.flatnonzero(chosen)
     calls = events[rows].select("id", "step", pl.col("name").cast(pl.String))
-    calls = calls.with_columns(recomputed=pl.Series(recomputed(events, parent, rows)))
+    calls = calls.with_columns(recomputed=pl.Series(_recomputed(trace, parent)[rows]))
     if device_work(trace).height:
         work = kernels(trace, parent, chosen).filter(pl.col("kind") != "communication")
         units = (
@@ -138,6 +138,18 @@ def _chosen(trace: Trace, parent: Rows) -> Mask:
         around[found] = True
         climbing = _above(parent, found)
     return whole | (made_of & ~around)
+
+
+def _recomputed(trace: Trace, parent: Rows) -> Mask:
+    """Which rows lie in an operator that activation checkpointing runs again."""
+    events = trace.events
+    operators = stacks.among(events["cat"], kinds.OPERATORS) & events["depth"].is_not_null().to_numpy()
+    backward = operators & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
+    again = np.zeros(events.height, dtype=np.bool_)
+    if backward.any():
+        again[ran_again(trace, parent, operators, backward)[0]] = True
+    inside: Mask = stacks.nearest(parent, again, np.arange(events.height)) >= 0
+    return inside
 
 
 def _above(parent: Rows, rows: Rows) -> Rows:

@@ -64,7 +64,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         if step is None
         else (events["step"] == step).fill_null(False).to_numpy()
     )
-    rows, around, marked = _again(trace, parent, operator, backward)
+    rows, around, marked = ran_again(trace, parent, operator, backward)
     marked, rows, around = (part[wanted[rows]] for part in (marked, rows, around))
     outermost = np.flatnonzero(backward & wanted)
     outermost = outermost[_above(parent, backward, outermost) < 0]
@@ -100,7 +100,7 @@ def _above(parent: Rows, wanted: np.ndarray, rows: Rows) -> Rows:
     return stacks.nearest(parent, wanted, parent[rows])
 
 
-def _again(
+def ran_again(
     trace: Trace, parent: Rows, operator: np.ndarray, backward: np.ndarray
 ) -> tuple[Rows, Rows, np.ndarray]:
     """The outermost operators that ran again, the backward operator around each, and whether a checkpoint says so."""
