@@ -308,7 +308,12 @@ def test_an_unknown_device_is_said_in_one_sentence(tmp_path: Path, device: str |
 
 def test_peaks_of_a_file_come_first(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
-    entry = {"name": "mine", "match": "h100", "bandwidth_gbs": 10_000, "matrix_tflops": {"bf16": 1374.38953472}}
+    entry = {
+        "name": "mine",
+        "match": "h100",
+        "bandwidth_gbs": 10_000,
+        "matrix_tflops": {"bf16": 1374.38953472},
+    }
     file.write_text(json.dumps({"devices": [entry]}))
     job = product(100).kernel("gemm", 110, 200, 200).open(tmp_path)
     assert row(job, "roofline", device_peaks=str(file))["roofline_pct"] == pytest.approx(50)
