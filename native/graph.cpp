@@ -25,11 +25,37 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T>&& values) {
     return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owner->data(), {owner->size()}, free_it);
 }
 
-// Numbers 0..n-1 by time, equal times by number: a radix sort that is stable and skips digits all times share.
+// Where each ascending run of the times begins, and n; cut off once there are more than `most` runs.
+std::vector<size_t> runs_of(const int64_t* time, size_t n, size_t most) {
+    std::vector<size_t> begins{0};
+    for (size_t i = 1; i < n && begins.size() <= most; ++i)
+        if (time[i] < time[i - 1]) begins.push_back(i);
+    begins.push_back(n);
+    return begins;
+}
+
+// Numbers 0..n-1 by time, equal times by number. Few long runs, as threads are, are merged; else a radix sort that is
+// stable and skips digits all times share.
 std::vector<int32_t> by_time(const int64_t* time, size_t n) {
+    constexpr size_t FEW = 16;
     std::vector<int32_t> order(n);
     for (size_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(i);
-    if (std::is_sorted(time, time + n)) return order;
+    std::vector<size_t> runs = runs_of(time, n, FEW);
+    if (runs.size() <= FEW + 1) {
+        std::vector<int32_t> merged(runs.size() > 2 ? n : 0);
+        while (runs.size() > 2) {
+            std::vector<size_t> next{0};
+            for (size_t r = 0; r + 1 < runs.size(); r += 2) {
+                const size_t low = runs[r], middle = runs[r + 1], high = r + 2 < runs.size() ? runs[r + 2] : middle;
+                std::merge(order.begin() + low, order.begin() + middle, order.begin() + middle, order.begin() + high,
+                           merged.begin() + low, [&](int32_t a, int32_t b) { return time[a] < time[b]; });
+                next.push_back(high);
+            }
+            order.swap(merged);
+            runs.swap(next);
+        }
+        return order;
+    }
     const auto [low, high] = std::minmax_element(time, time + n);
     const uint64_t base = static_cast<uint64_t>(*low), range = static_cast<uint64_t>(*high) - base;
     struct Keyed {
@@ -108,7 +134,7 @@ nb::tuple order_points(In<int64_t> time, In<int32_t> source, In<int32_t> target,
         if (source(e) < 0 || target(e) < 0 || static_cast<size_t>(source(e)) >= n || static_cast<size_t>(target(e)) >= n)
             throw nb::value_error("an edge names a point that is not there");
     std::vector<int32_t> order, sources, owners, dropped;
-    std::vector<int64_t> first(n + 1), floors;
+    std::vector<int64_t> first(n + 2), floors;
     std::vector<uint8_t> kinds;
     {
         nb::gil_scoped_release release;
@@ -119,27 +145,28 @@ nb::tuple order_points(In<int64_t> time, In<int32_t> source, In<int32_t> target,
         for (size_t e = 0; e < m; ++e) {
             into[e] = number[target(e)];
             if (number[source(e)] < into[e]) {
-                ++first[into[e] + 1];
+                ++first[into[e] + 2];
             } else {
                 into[e] = -1;
                 dropped.push_back(static_cast<int32_t>(e));
             }
         }
-        for (size_t i = 0; i < n; ++i) first[i + 1] += first[i];
+        // first[v + 1] is where the next edge into v goes and, when all are placed, where those into v + 1 begin.
+        for (size_t i = 1; i <= n; ++i) first[i + 1] += first[i];
         const size_t kept = m - dropped.size();
         sources.resize(kept);
         owners.resize(kept);
         floors.resize(kept);
         kinds.resize(kept);
-        std::vector<int64_t> at(first.begin(), first.end() - 1);
         for (size_t e = 0; e < m; ++e) {
             if (into[e] < 0) continue;
-            const int64_t place = at[into[e]]++;
+            const int64_t place = first[into[e] + 1]++;
             sources[place] = number[source(e)];
             owners[place] = owner(e);
             floors[place] = floor(e);
             kinds[place] = kind(e);
         }
+        first.pop_back();
     }
     return nb::make_tuple(to_numpy(std::move(order)), to_numpy(std::move(first)), to_numpy(std::move(sources)),
                           to_numpy(std::move(floors)), to_numpy(std::move(kinds)), to_numpy(std::move(owners)),
@@ -236,44 +263,48 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> walk_back(In<int64_t> first, In<int
     return to_numpy(std::move(path));
 }
 
-// The points of host lanes in their order. Events are sorted by (lane, start, depth), so that a parent (a place in
-// this order, -1 for none) comes before its children. An event ends no later than its parent and than the next one
-// that is not its child begins. Inside an event at `submit` (NONE where not) lies one more point. Each point gets
-// the place of its event, its role (0 start, 1 end, 2 submit), its time, and the event innermost open just before
-// it: IDLE where none was, FIRST where it is the first of its lane.
-nb::tuple tour(In<int64_t> lane, In<int64_t> start, In<int64_t> end, In<int64_t> parent, In<int64_t> submit) {
-    constexpr int64_t NONE = std::numeric_limits<int64_t>::min();
+// The points of host lanes in their order. `rows` are of events, sorted by (lane, start, depth), so that a parent (a
+// row, -1 for none) comes before its children. An event ends no later than its parent and than the next one that is not
+// its child begins. An event with `submit` inside it has one more point. Each point gets the row of its
+// event, its role (0 start, 1 end, 2 submit), its time, and the event innermost open just before it: IDLE where none
+// was, FIRST where it is the first of its lane. Also the places of the points of each event by role, -1 for none.
+nb::tuple tour(In<int64_t> rows, In<int64_t> lane, In<int64_t> start, In<int64_t> end, In<int64_t> parent,
+               In<int64_t> submit) {
     constexpr int32_t IDLE = -1, FIRST = -2;
     enum : uint8_t { START, END, SUBMIT };
-    const size_t n = lane.shape(0);
-    if (start.shape(0) != n || end.shape(0) != n || parent.shape(0) != n || submit.shape(0) != n)
+    const size_t n = rows.shape(0), all = lane.shape(0);
+    if (start.shape(0) != all || end.shape(0) != all || parent.shape(0) != all || submit.shape(0) != all)
         throw nb::value_error("lane, start, end, parent and submit differ in length");
-    std::vector<int32_t> event, before;
+    for (size_t i = 0; i < n; ++i)
+        if (rows(i) < 0 || static_cast<size_t>(rows(i)) >= all) throw nb::value_error("there is no such row");
+    std::vector<int32_t> event, before, places[3];
     std::vector<uint8_t> role;
     std::vector<int64_t> time;
     {
         nb::gil_scoped_release release;
-        for (auto reserve = 2 * n + n / 4; auto* each : {&event, &before}) each->reserve(reserve);
+        for (auto* each : {&event, &before}) each->reserve(2 * n + n / 4);
         role.reserve(2 * n + n / 4);
         time.reserve(2 * n + n / 4);
+        for (auto& of_role : places) of_role.assign(all, -1);
         struct Span {
-            int32_t place;
+            int32_t row;
             int64_t end;
         };
         std::vector<Span> open, pending;  // pending: of launch calls, the submission not reached yet
         int64_t now = 0;
         bool fresh = true;
-        const auto put = [&](int32_t place, uint8_t what, int64_t at) {
+        const auto put = [&](int32_t row, uint8_t what, int64_t at) {
             now = fresh ? at : std::max(now, at);
-            event.push_back(place);
+            places[what][row] = static_cast<int32_t>(event.size());
+            event.push_back(row);
             role.push_back(what);
             time.push_back(now);
-            before.push_back(fresh ? FIRST : open.empty() ? IDLE : open.back().place);
+            before.push_back(fresh ? FIRST : open.empty() ? IDLE : open.back().row);
             fresh = false;
         };
         const auto submit_until = [&](int64_t at) {
             while (!pending.empty() && pending.back().end <= at) {
-                put(pending.back().place, SUBMIT, pending.back().end);
+                put(pending.back().row, SUBMIT, pending.back().end);
                 pending.pop_back();
             }
         };
@@ -281,32 +312,34 @@ nb::tuple tour(In<int64_t> lane, In<int64_t> start, In<int64_t> end, In<int64_t>
             const Span one = open.back();
             const int64_t until = std::min(one.end, at);
             submit_until(until);
-            put(one.place, END, until);
+            put(one.row, END, until);
             open.pop_back();
         };
         for (size_t i = 0; i <= n; ++i) {
-            const bool other_lane = i == n || (i > 0 && lane(i) != lane(i - 1));
-            const int64_t at = other_lane ? std::numeric_limits<int64_t>::max() : start(i);
-            const int64_t around = other_lane ? -1 : parent(i);
-            while (!open.empty() && open.back().place != around) close(at);
+            const bool other_lane = i == n || (i > 0 && lane(rows(i)) != lane(rows(i - 1)));
+            const int64_t at = other_lane ? std::numeric_limits<int64_t>::max() : start(rows(i));
+            const int64_t around = other_lane ? -1 : parent(rows(i));
+            while (!open.empty() && open.back().row != around) close(at);
             if (i == n) break;
             if (other_lane) {
                 pending.clear();
                 fresh = true;
             }
-            submit_until(start(i));
-            put(static_cast<int32_t>(i), START, start(i));
-            int64_t until = std::max(end(i), start(i));
-            if (!open.empty()) until = std::min(until, std::max(open.back().end, start(i)));
-            open.push_back({static_cast<int32_t>(i), until});
-            if (submit(i) != NONE && submit(i) < until) {
-                pending.push_back({static_cast<int32_t>(i), submit(i)});
+            const auto row = static_cast<int32_t>(rows(i));
+            submit_until(start(row));
+            put(row, START, start(row));
+            int64_t until = std::max(end(row), start(row));
+            if (!open.empty()) until = std::min(until, std::max(open.back().end, start(row)));
+            open.push_back({row, until});
+            if (submit(row) > start(row) && submit(row) < until) {
+                pending.push_back({row, submit(row)});
                 std::sort(pending.begin(), pending.end(), [](const Span& a, const Span& b) { return a.end > b.end; });
             }
         }
     }
     return nb::make_tuple(to_numpy(std::move(event)), to_numpy(std::move(role)), to_numpy(std::move(time)),
-                          to_numpy(std::move(before)));
+                          to_numpy(std::move(before)), to_numpy(std::move(places[START])),
+                          to_numpy(std::move(places[END])), to_numpy(std::move(places[SUBMIT])));
 }
 
 }  // namespace
@@ -326,6 +359,8 @@ void bind_graph(nb::module_& module) {
                nb::arg("kind"), nb::arg("end"), "The edges that set the time of a point, back to a source, in order.");
     module.def("reach", &reach, nb::arg("first"), nb::arg("source"), nb::arg("reached"), nb::arg("backward"),
                "Mark every point that a marked one leads to, or that leads to one, in place.");
-    module.def("tour", &tour, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("parent"), nb::arg("submit"),
-               "The points of host lanes in order: event, role, time, and the event open before (-1 none, -2 first).");
+    module.def("tour", &tour, nb::arg("rows"), nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("parent"),
+               nb::arg("submit"),
+               "The points of host lanes in order: event, role, time, and the event open before (-1 none, -2 first); of "
+               "each event the places of its start, end and submission.");
 }

@@ -73,21 +73,23 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
             f"rank {rank} holds no timed event",
             remedy="ask for another one, or for none",
         )
-    path = paths.described(paths.critical_path(graph, end, begin), job)
+    path = paths.critical_path(graph, end, begin)
+    path = paths.described(path, job, paths.WHAT if by == "edge" else set(_BY[by]) & set(paths.WHAT))
     total = int(path["time_ns"].sum())
     path = path.with_columns(pl.lit(1).alias("count"))
     if by != "edge":
-        path = (
-            path.group_by(_BY[by], maintain_order=True)
-            .agg(pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min())
-            .sort("time_ns", *_BY[by], descending=[True, *([False] * len(_BY[by]))])
+        path = path.group_by(_BY[by]).agg(
+            pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min()
         )
     missing = [name for name in COLUMNS if name not in (*path.columns, "pct")]
     path = path.with_columns(
         (100 * pl.col("time_ns") / max(total, 1)).alias("pct"),
         *(pl.lit(None).alias(name) for name in missing),
+    ).with_columns(paths.modules(pl.col("module")).alias("module"))
+    path = answer(path, COLUMNS)
+    return (
+        path if by == "edge" else path.sort("time_ns", *_BY[by], descending=[True] + [False] * len(_BY[by]))
     )
-    return answer(path, COLUMNS)
 
 
 def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:

@@ -12,14 +12,16 @@ graph explains the recording.
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
-from etloom import kinds
+from etloom import graphs, kinds
 from etloom.analyses._activity import answer
 from etloom.analyses._dependencies import dependencies
-from etloom.dependencies import paths
+from etloom.dependencies.events import rows_of
 from etloom.errors import UnknownName
-from etloom.trace import Job
+from etloom.graphs import Graph, Role, Ticks
+from etloom.trace import Job, Trace
 
 SCOPE = "job"
 COLUMNS = {
@@ -37,33 +39,38 @@ COLUMNS = {
 
 
 def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
-    found = paths.slack(dependencies(job).graph)
-    named = found.join(
-        job.table("events").select(
-            "rank",
-            pl.col("id").cast(pl.Int64).alias("event"),
-            pl.col("cat").cast(pl.String).alias("category"),
-            pl.col("name").cast(pl.String),
-            "dur",
-        ),
-        on=["rank", "event"],
-    )
+    graph = dependencies(job).graph
+    slack = graphs.slack(graph)
+    named = pl.concat(_ends(graph, slack, trace, rank) for rank, trace in job.items())
+    del graph, slack
     chosen = kinds.OPERATORS | kinds.DEVICE
     if category is not None:
-        known = named["category"].unique().drop_nulls().to_list()
+        known = named["category"].unique().drop_nulls().cast(pl.String).to_list()
         if category not in known:
             raise UnknownName("category", category, known)
         chosen = frozenset({category})
-    named = named.filter(pl.col("category").is_in(list(chosen)))
-    slack, dur = pl.col("slack_ns"), pl.col("dur")
-    table = named.group_by("rank", "category", "name").agg(
-        pl.len().alias("count"),
-        (slack == 0).sum().alias("critical"),
-        slack.min().alias("least_ns"),
-        slack.median().round().alias("median_ns"),
-        slack.max().alias("most_ns"),
-        dur.sum().alias("total_ns"),
-        dur.filter(slack == 0).sum().alias("critical_ns"),
+    slack_ns, dur = pl.col("slack_ns"), pl.col("dur")
+    table = (
+        named.filter(pl.col("category").is_in(list(chosen)))
+        .group_by("rank", "category", "name")
+        .agg(
+            pl.len().alias("count"),
+            (slack_ns == 0).sum().alias("critical"),
+            slack_ns.min().alias("least_ns"),
+            slack_ns.median().round().alias("median_ns"),
+            slack_ns.max().alias("most_ns"),
+            dur.sum().alias("total_ns"),
+            dur.filter(slack_ns == 0).sum().alias("critical_ns"),
+        )
     )
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
-    return answer(table.sort(order, descending=[True, True, False, False, False]), COLUMNS)
+    return answer(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
+
+
+def _ends(graph: Graph, slack: Ticks, trace: Trace, rank: int) -> pl.DataFrame:
+    """rank, category, name, dur, slack_ns of the events of a rank: the slack of an event is that of its end."""
+    ends = np.flatnonzero((graph.rank == rank) & (graph.role == Role.END) & (graph.event >= 0))
+    row = rows_of(trace.events, pl.Series(graph.event[ends]))
+    return trace.events.select(
+        pl.lit(rank, pl.Int64).alias("rank"), pl.col("cat").alias("category"), "name", "dur"
+    )[row].with_columns(pl.Series("slack_ns", slack[ends]))

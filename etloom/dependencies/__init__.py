@@ -30,7 +30,7 @@ from etloom.dependencies.hosts import Hosts, hosts, quiet
 from etloom.dependencies.threads import hand_over
 from etloom.dependencies.waits import Waits
 from etloom.errors import LinkError
-from etloom.graphs import Graph, Ticks
+from etloom.graphs import Graph, Numbers
 from etloom.trace import Job, Trace
 
 __all__ = ["Dependencies", "Floors", "depend"]
@@ -88,7 +88,7 @@ def depend(job: Job | Trace, floors: Floors | Mapping[int, Floors] | None = None
 class _Rank(NamedTuple):
     """What is drawn of a rank, but the pieces of time, which others may still change."""
 
-    ids: Ticks
+    ids: Numbers
     built: Hosts
     work: Devices
     off: Ranges

@@ -6,13 +6,14 @@ one that awaited it left; the others stay on their own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from etloom import collectives, kinds, stacks
+from etloom import collectives, kinds
 from etloom.collectives.meetings import roles
 from etloom.dependencies.devices import Devices
 from etloom.dependencies.draft import Draft
@@ -29,7 +30,7 @@ class Ranges:
     that issued it, and ends, and the points of that; the ``floor`` between them."""
 
     row: Ticks
-    ids: Ticks
+    ids: Numbers
     start: Ticks
     end: Ticks
     begin: Numbers
@@ -157,11 +158,13 @@ def _off(events: Events) -> Mask:
 
 def _open_around(events: Events, built: Hosts, row: Ticks) -> Ticks:
     """The row of the innermost event open on an event's thread when it begins, negative for none."""
-    lanes = stacks.lane_codes(events.table)[row]
     found = np.full(len(row), -1, np.int64)
-    for lane in np.unique(lanes):
-        own = np.flatnonzero(lanes == lane)
-        low, high = np.searchsorted(built.lane, (lane, lane + 1))  # places are sorted by (lane, time)
+    if not len(row):
+        return found
+    lanes = events.lanes[row]
+    bounds = np.append(np.flatnonzero(built.owner == -2), len(built.owner))
+    for low, high in itertools.pairwise(bounds):
+        own = np.flatnonzero(lanes == events.lanes[built.row[low]])
         after = low + np.searchsorted(built.time[low:high], events.start[row[own]], side="right")
         inside = (after > low) & (after < high)
         found[own[inside]] = built.owner[after[inside]]

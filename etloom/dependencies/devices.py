@@ -44,7 +44,7 @@ class Devices:
         """Which are the first of their stream."""
         return np.append(True, np.diff(self.stream) != 0)[: len(self.stream)]
 
-    def edges(self, draft: Draft, ids: Ticks) -> None:
+    def edges(self, draft: Draft, ids: Numbers) -> None:
         """Add the pieces from start to end to the draft."""
         draft.edges(Kind.KERNEL, self.begin, self.finish, self.floor, ids[self.row])
 
@@ -54,7 +54,7 @@ def devices(trace: Trace, events: Events) -> Devices:
     rows = events.rows(trace.launches["device_event"])
     known = (rows >= 0) & events.timed[rows] if len(events) else rows >= 0
     rows, call = rows[known], events.rows(trace.launches["launch"])[known]
-    stream = _streams(events.table[rows])
+    stream = _streams(events.table.select("pid", "device", "stream", "tid")[rows])
     start, end = events.start[rows], events.end[rows]
     order = np.lexsort((rows, end, start, stream))
     rows, call, stream, start, end = (part[order] for part in (rows, call, stream, start, end))
@@ -68,10 +68,15 @@ def devices(trace: Trace, events: Events) -> Devices:
 
 def _streams(work: pl.DataFrame) -> Ticks:
     """A number for each process, device and stream (where it is not known, thread) of device work."""
-    lanes = work.select("pid", "device", pl.col("stream").fill_null(pl.col("tid")))
-    distinct = lanes.unique().sort(pl.all()).with_row_index("number")
-    numbered = lanes.join(distinct, on=lanes.columns, how="left", nulls_equal=True, maintain_order="left")
-    return numbered["number"].cast(pl.Int64).to_numpy()
+    lanes = work.select(
+        pl.col("pid").fill_null(0), pl.col("device").fill_null(-1), pl.coalesce("stream", "tid").fill_null(0)
+    )
+    keys = [lanes[name].to_numpy() for name in lanes.columns]
+    order = np.lexsort(keys[::-1])
+    number = np.zeros(len(order), np.int64)
+    new = [np.diff(key[order]) != 0 for key in keys]
+    number[order[1:]] = np.cumsum(np.logical_or.reduce(new))
+    return number
 
 
 def submissions(events: Events, work: Devices, given: Floors | None) -> tuple[Ticks, int]:

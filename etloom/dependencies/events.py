@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from functools import cached_property
 
@@ -9,8 +10,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom import kinds
-from etloom.graphs import Ticks
+from etloom import kinds, stacks
+from etloom.graphs import Numbers, Ticks
 
 Mask = NDArray[np.bool_]
 
@@ -30,24 +31,27 @@ class Texts:
         row[self.codes] = np.arange(len(self.codes))
         row[self.none] = -1
         self._used = np.flatnonzero(row >= 0)
-        self._texts = column[row[self._used]].cast(pl.String).to_frame("text")
+        self._texts: list[str] = column[row[self._used]].cast(pl.String).to_list()
 
     def asked(self, question: Callable[[pl.Expr], pl.Expr]) -> Mask:
         """Of which rows a question is true; false of null."""
-        true = np.zeros(self.none + 1, bool)
-        true[self._used] = (
-            self._texts.select(question(pl.col("text")).fill_null(False)).to_series().to_numpy()
-        )
-        found: Mask = true[self.codes]
-        return found
+        texts = pl.DataFrame({"text": self._texts}, schema={"text": pl.String})
+        return self._true(texts.select(question(pl.col("text")).fill_null(False)).to_series().to_list())
 
     def like(self, expression: str) -> Mask:
         """Which rows match a regular expression somewhere."""
-        return self.asked(lambda text: text.str.contains(expression))
+        search = re.compile(expression).search
+        return self._true([search(text) is not None for text in self._texts])
 
     def among(self, values: Collection[str]) -> Mask:
         """Which rows hold one of these values."""
-        return self.asked(lambda text: text.is_in(list(values)))
+        return self._true([text in values for text in self._texts])
+
+    def _true(self, of_texts: list[bool]) -> Mask:
+        true = np.zeros(self.none + 1, bool)
+        true[self._used] = of_texts
+        found: Mask = true[self.codes]
+        return found
 
 
 class Events:
@@ -60,14 +64,14 @@ class Events:
     def __init__(self, table: pl.DataFrame) -> None:
         self.table = table
         columns = table.select(
-            pl.col("id").cast(pl.Int64),
+            pl.col("id").cast(pl.Int32),
             pl.col("ts").fill_null(0),
             end=pl.col("ts").fill_null(0) + pl.col("dur").fill_null(0).clip(0),
             timed=pl.all_horizontal(pl.col("ts", "dur").is_not_null()),
             depth=pl.col("depth").fill_null(-1),
             pid=pl.col("pid").fill_null(0),
         )
-        self.id: Ticks = columns["id"].to_numpy()
+        self.id: Numbers = columns["id"].to_numpy()
         self.start: Ticks = columns["ts"].to_numpy()
         self.end: Ticks = columns["end"].to_numpy()
         self.timed: Mask = columns["timed"].to_numpy()
@@ -84,6 +88,11 @@ class Events:
     @cached_property
     def names(self) -> Texts:
         return Texts(self.table["name"])
+
+    @cached_property
+    def lanes(self) -> Ticks:
+        """A number for the thread of each."""
+        return stacks.lane_codes(self.table)
 
     @cached_property
     def parent(self) -> Ticks:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from etloom import kinds, stacks
+from etloom import kinds
 from etloom._native import tour
 from etloom.dependencies.draft import Draft
 from etloom.dependencies.events import WAITS, Events, Mask
-from etloom.graphs import Codes, Kind, Numbers, Role, Ticks
+from etloom.graphs import Codes, Kind, Numbers, Ticks
 
 NO_SUBMISSION = np.iinfo(np.int64).min
 _POLLS = r"EventQuery"
@@ -20,7 +20,7 @@ _POLLS = r"EventQuery"
 class Hosts:
     """The points of a rank's threads, thread after thread; ``point``: their numbers in the draft.
 
-    Of points: ``time``, ``row`` (of the event in `events`), ``lane``, ``role``. Of the piece of time that ends at
+    Of points: ``time``, ``row`` (of the event in `events`). Of the piece of time that ends at
     each: ``owner`` (row, -1 idle, -2 where the thread begins), ``kind`` and ``floor``, which are changed where
     the piece turns out to be a wait. ``start``, ``end``, ``submit``: the place of an event's points by its row,
     -1 where it has none.
@@ -29,8 +29,6 @@ class Hosts:
     point: Numbers
     time: Ticks
     row: Numbers
-    lane: Ticks
-    role: Codes
     owner: Numbers
     kind: Codes
     floor: Ticks
@@ -43,16 +41,16 @@ class Hosts:
         self.kind[places] = Kind.WAIT
         self.floor[places] = np.minimum(self.floor[places], floor)
 
-    def edges(self, draft: Draft, ids: Ticks) -> None:
+    def edges(self, draft: Draft, ids: Numbers) -> None:
         """Add the pieces to the draft."""
-        some = np.flatnonzero(self.owner != -2)
-        owner = self.owner[some]
+        some = self.owner != -2
+        owner, point = self.owner[some], self.point[some]
         draft.edges(
             self.kind[some],
-            self.point[some - 1],
-            self.point[some],
+            point - 1,  # the points of a thread are numbered one after the other
+            point,
             self.floor[some],
-            np.where(owner >= 0, ids[owner], -1),
+            np.where(owner >= 0, ids[owner], np.int32(-1)),
         )
 
 
@@ -61,7 +59,7 @@ def hosts(draft: Draft, events: Events, submission: Ticks, rank: int) -> tuple[H
 
     submission: of each event the time within it at which the device has its work, NO_SUBMISSION for none.
     """
-    lanes = stacks.lane_codes(events.table)
+    lanes = events.lanes
     standing = events.host & (events.depth >= 0)
     works = standing & ~events.names.like(_POLLS) & ~events.cats.among(kinds.PYTHON)
     working, seen = np.zeros((2, int(lanes.max(initial=0)) + 1), bool)
@@ -70,33 +68,13 @@ def hosts(draft: Draft, events: Events, submission: Ticks, rank: int) -> tuple[H
     standing &= working[lanes]
 
     rows = _in_order(events, np.flatnonzero(standing), lanes)
-    place_of = np.full(len(events) + 1, -1, np.int64)  # so that place_of[-1] is -1
-    place_of[rows] = np.arange(len(rows))
-    submit = submission[rows]
-    submit[(submit <= events.start[rows]) | (submit >= events.end[rows])] = NO_SUBMISSION
-    place, role, time, owner = tour(
-        lanes[rows], events.start[rows], events.end[rows], place_of[events.parent[rows]], submit
+    row, role, time, owner, start, end, submit = tour(
+        rows, lanes, events.start, events.end, events.parent, submission
     )
-
-    row = rows[place]
-    own = owner.copy()
-    own[owner >= 0] = rows[owner[owner >= 0]]
     point = draft.points(time, events.id[row], role, rank)
-    at = np.full((3, len(events)), -1, np.int32)
-    at[role, row] = np.arange(len(row))
-    built = Hosts(
-        point,
-        time,
-        row,
-        lanes[row],
-        role,
-        own,
-        kind=np.where(own >= 0, Kind.SEGMENT, Kind.IDLE).astype(np.uint8),
-        floor=np.diff(time, prepend=time[:1]),
-        start=at[Role.START],
-        end=at[Role.END],
-        submit=at[Role.SUBMIT],
-    )
+    kind = np.where(owner >= 0, np.uint8(Kind.SEGMENT), np.uint8(Kind.IDLE))
+    floor = np.diff(time, prepend=time[:1])
+    built = Hosts(point, time, row, owner, kind, floor, start, end, submit)
     return built, int((seen & ~working).sum())
 
 

@@ -1,21 +1,28 @@
-"""The critical path of a job or of a part of it, as a table; the slack of each event."""
+"""The critical path of a job or of a part of it, as a table."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from etloom import graphs, kinds, stacks
-from etloom.dependencies.events import rows_of
-from etloom.graphs import Graph, Kind, Role
+from etloom.dependencies.events import Events, rows_of
+from etloom.graphs import Graph, Kind
 from etloom.trace import Job, Trace
 
 LATER_START = "later start"
 """In place of a kind: the time from the beginning of the window to the own time of the path's first point."""
 
-EDGE = {
+KIND = pl.Enum([*(kind.label for kind in Kind), LATER_START])
+KIND_OF = pl.Series([kind.label for kind in Kind], dtype=KIND)
+"""The label of each `Kind`, by number."""
+
+EDGE: dict[str, Any] = {
     "rank": pl.Int64,
-    "kind": pl.String,
+    "kind": KIND,
     "event": pl.Int64,
     "start_ns": pl.Int64,
     "time_ns": pl.Int64,
@@ -35,7 +42,7 @@ def critical_path(graph: Graph, end: int | None = None, begin_ns: int | None = N
     end = int(np.argmax(graph.time)) if end is None else end
     begin = int(graph.time[0]) if begin_ns is None else begin_ns
     path = graphs.longest_path(graph, end)
-    target = np.searchsorted(graph.first, path, side="right") - 1
+    target = np.append(graph.source[path[1:]], end)[: len(path)]
     inside = graph.time[target] > begin
     path, target = path[inside], target[inside]
     source = graph.source[path]
@@ -45,8 +52,8 @@ def critical_path(graph: Graph, end: int | None = None, begin_ns: int | None = N
     table = pl.DataFrame(
         {
             "rank": rank,
-            "kind": pl.Series(labels(), dtype=pl.String).gather(graph.kind[path]),
-            "event": pl.Series(graph.owner[path]).replace(-1, None),
+            "kind": KIND_OF.gather(graph.kind[path]),
+            "event": _or_none(graph.owner[path]),
             "start_ns": start,
             "time_ns": time,
             "unexplained_ns": np.minimum(graph.excess[path], time),
@@ -71,60 +78,52 @@ def last_point(graph: Graph, rank: int | None = None, events: pl.Series | None =
     return int(points[np.argmax(graph.time[points])]) if points.size else None
 
 
-def slack(graph: Graph) -> pl.DataFrame:
-    """rank, event, slack_ns of each event: how much longer it could take without the makespan growing.
+WHAT = ("category", "name", "operator", "module")
+"""What can be said of a piece: category and name of its event; the operator around that (of device work, around its
+launch); the module around that, by the name of its event."""
 
-    That is the slack of its end: what comes after it may be delayed by so much.
-    """
-    ends = np.flatnonzero((graph.role == Role.END) & (graph.event >= 0))
-    return pl.DataFrame(
-        {"rank": graph.rank[ends], "event": graph.event[ends], "slack_ns": graphs.slack(graph)[ends]},
-        schema={"rank": pl.Int64, "event": pl.Int64, "slack_ns": pl.Int64},
-    )
-
-
-def described(path: pl.DataFrame, job: Job) -> pl.DataFrame:
-    """The path with what each edge's event is: category, name, operator around it (of device work, around its
-    launch), module around that."""
-    parts = [path.with_row_index("at").clear().with_columns(pl.lit("").alias(name) for name in _WHAT)]
-    for (rank,), own in path.with_row_index("at").group_by("rank", maintain_order=True):
-        parts.append(own.hstack(_what(job[int(rank)], own["event"])))  # type: ignore[call-overload]
-    return pl.concat(parts).sort("at").drop("at")
-
-
-_WHAT = ("category", "name", "operator", "module")
 _MODULE = r"^nn\.Module: (.*)$"
 
 
-def _what(trace: Trace, event: pl.Series) -> pl.DataFrame:
-    """`_WHAT` of events of a trace."""
-    events = trace.events
-    row = rows_of(events, event)
-    launch = np.full(events.height + 1, -1, np.int64)
-    launches = trace.launches
-    launch[rows_of(events, launches["device_event"])] = rows_of(events, launches["launch"])
-    launch[-1] = -1
-    caller = np.where((row >= 0) & (launch[row] >= 0), launch[row], row)
-    parent = rows_of(events, events["parent"])
-    operators = stacks.among(events["cat"], kinds.OPERATORS)
-    modules = stacks.asked(events["name"], lambda name: name.str.contains(_MODULE))
+def described(path: pl.DataFrame, job: Job, wanted: Collection[str]) -> pl.DataFrame:
+    """The path with the columns of `WHAT` that are wanted."""
+    if not wanted:
+        return path
+    ranks = path["rank"].unique().to_list() or job.ranks
+    if len(ranks) == 1 or path.is_empty():
+        return path.hstack(_what(job[ranks[0]], path["event"], wanted))
+    parts = []
+    for (rank,), own in path.with_row_index("at").group_by("rank", maintain_order=True):
+        parts.append(own.hstack(_what(job[int(rank)], own["event"], wanted)))  # type: ignore[call-overload]
+    return pl.concat(parts).sort("at").drop("at")
 
-    def named(column: str, rows: np.ndarray) -> pl.Series:
-        if not events.height:
-            return pl.Series(column, [None] * len(rows), dtype=pl.String)
-        found: pl.Series = events[column][np.maximum(rows, 0).astype(np.int64)].cast(pl.String)
-        return found.set(pl.Series(rows < 0), None)
 
+def modules(names: pl.Expr) -> pl.Expr:
+    """The modules whose events have these names."""
+    return names.cast(pl.String).str.extract(_MODULE)
+
+
+def _what(trace: Trace, event: pl.Series, wanted: Collection[str]) -> pl.DataFrame:
+    table = trace.events
+    if not table.height:
+        return pl.DataFrame({name: [None] * len(event) for name in wanted})
+    row = rows_of(table, event)
+    columns = {"category": (table["cat"], row), "name": (table["name"], row)}
+    if {"operator", "module"} & set(wanted):
+        events = Events(table)
+        launch = np.full(len(events) + 1, -1, np.int64)
+        launch[events.rows(trace.launches["device_event"])] = events.rows(trace.launches["launch"])
+        launch[-1] = -1
+        caller = np.where(launch[row] >= 0, launch[row], row)
+        around = {"operator": events.cats.among(kinds.OPERATORS), "module": events.names.like(_MODULE)}
+        for name in set(wanted) & set(around):
+            columns[name] = table["name"], stacks.nearest(events.parent, around[name], caller)
     return pl.DataFrame(
-        {
-            "category": named("cat", row),
-            "name": named("name", row),
-            "operator": named("name", stacks.nearest(parent, operators, caller)),
-            "module": named("name", stacks.nearest(parent, modules, caller)).str.extract(_MODULE),
-        }
+        {name: columns[name][0].gather(_or_none(columns[name][1])) for name in WHAT if name in wanted}
     )
 
 
-def labels() -> list[str]:
-    """The label of each `Kind`, by number."""
-    return [kind.label for kind in Kind]
+def _or_none(numbers: np.ndarray) -> pl.Series:
+    """The numbers, null where they are negative."""
+    series = pl.Series(numbers)
+    return series.set(series < 0, None) if (numbers < 0).any() else series
