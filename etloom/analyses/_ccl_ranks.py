@@ -1,0 +1,109 @@
+"""What CCL-Bench's metrics look at on one rank: its kernels, its steps, when each kind of work ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import polars as pl
+
+from etloom import kinds, stacks
+from etloom.activity import Activity, activity, device_work, steps
+from etloom.analyses import roofline
+from etloom.errors import AnalysisError, EtloomError
+from etloom.trace import Trace
+
+Span = tuple[int, int]
+
+_ENGINE = r"^execute_context_"
+_BATCH = r"(?:^|: )run_batch$"
+
+
+class Unknown(Exception):
+    """Why a metric has no value: one sentence."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank. passes: all its steps in order; inner: without the first and the last where there are over two."""
+
+    rank: int
+    trace: Trace
+    work: pl.DataFrame  # kernels, copies and sets, with kind and end
+    times: Activity | None
+    marks: str | None  # what marks its steps
+    passes: list[Span]
+
+    @property
+    def inner(self) -> list[Span]:
+        return self.passes[1:-1] if len(self.passes) > 2 else self.passes
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """Without copies and sets. Raises Unknown where there are none."""
+        found = self.work.filter(~pl.col("cat").is_in(list(kinds.COPIES | kinds.SETS)))
+        if not found.height:
+            raise Unknown("no kernels were recorded")
+        return found
+
+    @cached_property
+    def bounds(self) -> dict[str, int]:
+        """ns of the operators that compute and memory bound. Raises Unknown where that is not known."""
+        try:
+            table = roofline.analyze(self.trace, top=1 << 30).drop_nulls("bound")
+        except EtloomError as error:
+            raise Unknown(error.what) from None
+        return dict(table.group_by("bound").agg(pl.col("time_ns").sum()).rows())
+
+    def activity(self) -> Activity:
+        if self.times is None:
+            raise Unknown("neither device work nor operators were recorded")
+        return self.times
+
+    def windows(self) -> list[Span]:
+        """The inner steps; without any mark of steps, all the time in which something ran."""
+        whole = self.activity().busy.span
+        return self.inner or ([whole] if whole else [])
+
+    def mean_of_steps(self, question: Callable[[int, int], float | None]) -> float:
+        """The mean over `windows` of what is known there. Raises Unknown where nothing is."""
+        values = [value for span in self.windows() if (value := question(*span)) is not None]
+        if not values:
+            raise Unknown("nothing of it ran in the steps that count")
+        return sum(values) / len(values)
+
+
+def rank_of(number: int, trace: Trace) -> Rank:
+    work = device_work(trace).with_columns(end=pl.col("ts") + pl.col("dur"))
+    try:
+        times = activity(trace)
+    except AnalysisError:
+        times = None
+    marks, passes = _passes(trace)
+    return Rank(number, trace, work, times, marks, passes)
+
+
+def _passes(trace: Trace) -> tuple[str | None, list[Span]]:
+    """Training steps, else the passes of an inference engine: vLLM's annotations, SGLang's function."""
+    marked = [(start, end) for _, start, end in steps(trace).iter_rows()]
+    if marked:
+        return "ProfilerStep", marked
+    events = trace.events
+    for name, categories, pattern in (
+        ("execute_context", kinds.ANNOTATIONS, _ENGINE),
+        ("run_batch", kinds.PYTHON, _BATCH),
+    ):
+        fits = stacks.among(events["cat"], categories) & stacks.asked(
+            events["name"],
+            lambda text, pattern=pattern: text.str.contains(pattern),  # type: ignore[misc]
+        )
+        found = events.filter(pl.Series(fits) & pl.col("dur").is_not_null()).sort("ts", "id")
+        if found.height:
+            return name, found.select("ts", end=pl.col("ts") + pl.col("dur")).rows()
+    return None, []
+
+
+def overlapping(work: pl.DataFrame, start: int, end: int) -> pl.DataFrame:
+    """The work that runs at some time in [start, end), whole."""
+    return work.filter((pl.col("ts") < end) & (pl.col("end") > start))
