@@ -147,7 +147,6 @@ _FORWARD = {
     "flash_attn::_flash_attn_varlen_forward": Signature(
         0, _causal(9, "bottom_right"), False, (3, 4, 5, 6), window=10
     ),
-    "FlashAttnFunc": Signature(0, _causal(5, "bottom_right"), False),
 }
 _BACKWARD = {
     f"{_SDPA}flash_attention_backward": Signature(1, _causal(11, "top_left"), True),
