@@ -35,6 +35,12 @@ def diff(
     top: Annotated[int, typer.Option(min=1, help="How many rows, the greatest change first.")] = 20,
     format: FormatOption = None,
     out: OutOption = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write all tables as one HTML page, which needs no server.", show_default=False
+        ),
+    ] = None,
     strict: StrictOption = False,
     jobs: JobsOption = None,
     cache: CacheOption = True,
@@ -50,6 +56,7 @@ def diff(
     \b
       etloom diff old/ new/
       etloom diff old/ new/ --by kernel --top 10
+      etloom diff old/ new/ --html diff.html
       etloom diff mi300.json.gz h100.json.gz --by operator --format csv
     """
     import etloom
@@ -66,3 +73,6 @@ def diff(
         emit(table, format, out)
     else:
         say(f"neither run holds a {by.value}")
+    if html is not None:
+        etloom.report(found, html)
+        say(f"wrote {html}; open it in a browser: {html.resolve().as_uri()}")

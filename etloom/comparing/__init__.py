@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 import polars as pl
 
@@ -53,11 +54,12 @@ class Difference:
             return "no change can be said: one of the runs is empty"
         if found.percent == found.low == found.high == 0:
             return f"no change: the {what}s take the same time"
-        size = f"{abs(found.percent):.1f} %"
         if not found.is_known:
-            worse = "longer" if found.percent > 0 else "shorter"
+            first, second = (fmean(values(job, "step-time")) for job in (self.before, self.after))
+            percent = 100 * (second / first - 1)
             few = "but there are too few steps to tell that from noise (4 on each side will do)"
-            return f"a {what} takes {size} {worse}, {few}"
+            return f"a {what} is {_size(percent)} {'longer' if percent > 0 else 'shorter'} in the mean, {few}"
+        size = _size(found.percent)
         low, high = sorted((found.low, found.high))
         interval = f"{100 * found.confidence:.0f} % interval {low:+.1f} to {high:+.1f} %"
         if not found.is_clear:
@@ -67,7 +69,7 @@ class Difference:
     @property
     def notes(self) -> list[str]:
         """What a reader of the tables must know."""
-        lines = []
+        lines: list[str] = []
         counts = [max(steps(trace).height for trace in job.values()) for job in (self.before, self.after)]
         if not self.stepped:
             lines.append("a run marks no steps, so both are taken whole")
@@ -101,3 +103,7 @@ class Difference:
         noise = self.step_time is not None and self.step_time.is_known and not self.step_time.is_clear
         table = beside(first, second, clear=not noise)
         return table if top is None else table.head(top)
+
+
+def _size(percent: float) -> str:
+    return f"{abs(percent):.1f} %" if percent < 1000 else f"{1 + percent / 100:.0f} times"

@@ -9,18 +9,16 @@ nothing else; trusted types keep the script itself from making markup of text.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from html import escape
-from importlib import resources
 from pathlib import Path
 
 import polars as pl
 
 import etloom
+from etloom.reports.page import asset, fill, policy
 from etloom.reports.palette import COLOURS
 from etloom.reports.sections import findings, path, ranks
 from etloom.reports.tables import html_table, svg_bars
@@ -38,7 +36,7 @@ MAX_RANKS = 64
 MAX_FINDINGS = 20
 MAX_BARS = 32
 """Ranks with a bar of their own."""
-SCRIPTS = ("data.js", "paint.js", "timeline.js", "hands.js", "page.js")
+SCRIPTS = ("data.js", "paint.js", "timeline.js", "hands.js", "tables.js", "page.js")
 MAX_RANK_ROWS = 50_000
 """Rows of the table that has one a rank."""
 FILLS = dict(zip(PARTS, ("compute", "communication", "memory", "other", "idle"), strict=True))
@@ -69,11 +67,11 @@ def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
     """The page as text; see `write`."""
     found = verdict(job)
     packed, notes = _timelines(job, max_events, max_ranks, found.tables["critical-path"])
-    css, script = _asset("report.css"), "\n".join(map(_asset, SCRIPTS))
+    css, script = asset("report.css"), "\n".join(map(asset, SCRIPTS))
     name = str(job.meta.get("path") or "")
-    return _fill(
-        _asset("template.html"),
-        csp=_policy(css, script),
+    return fill(
+        asset("template.html"),
+        csp=policy(css, script),
         title=escape(f"{Path(name).name} - etloom report" if name else "etloom report"),
         heading=escape(Path(name).name or "Execution trace report"),
         subtitle=_subtitle(job),
@@ -94,25 +92,6 @@ def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
             for one in packed
         ),
         script=script,
-    )
-
-
-def _asset(name: str) -> str:
-    return resources.files("etloom.reports").joinpath(name).read_text(encoding="utf-8")
-
-
-def _fill(template: str, **parts: str) -> str:
-    """The template with each {{name}} replaced, in one pass: what is put in is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
-
-
-def _policy(css: str, script: str) -> str:
-    def digest(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-    return (
-        f"default-src 'none'; script-src {digest(script)}; style-src {digest(css)}; base-uri 'none'; "
-        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
 
 
@@ -216,8 +195,8 @@ def _timeline(packed: list[Packed], notes: list[str]) -> str:
         return "".join(map(_note, notes))
     used = frozenset().union(*(one.colours for one in packed))
     legend = _legend({name: label for code, (name, label) in enumerate(COLOURS) if code in used})
-    return _fill(
-        _asset("timeline.html"),
+    return fill(
+        asset("timeline.html"),
         legend=legend,
         ranks=escape(f"rank {_some([one.rank for one in packed])}"),
         notes="".join(map(_note, notes)),

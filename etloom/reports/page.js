@@ -1,64 +1,10 @@
-// The page around the timeline: the theme, tables that sort and filter, the panel of details, and the start.
+// The page around the timeline: the panel of details, searching, and the start.
 
 const FACTS = JSON.parse(document.getElementById("facts").textContent);
 const COLOURS = FACTS.colours.map(([name]) => name);
 const LABELS = FACTS.colours.map(([, label]) => label);
 
 const FIRST = 8; // ranks that are open when the page is
-
-function sortTable(table, column, direction) {
-  const body = table.tBodies[0];
-  const keyed = [...body.rows].map((row, i) => {
-    const cell = row.cells[column];
-    const number = cell.dataset.value === undefined ? NaN : Number(cell.dataset.value);
-    return { row, i, empty: cell.dataset.empty !== undefined, number, text: cell.textContent };
-  });
-  const compare = (a, b) =>
-    Number.isNaN(a.number) || Number.isNaN(b.number)
-      ? a.text.localeCompare(b.text, "en", { numeric: true }) : a.number - b.number;
-  // What is absent stays at the end either way.
-  keyed.sort((a, b) => a.empty - b.empty || direction * compare(a, b) || a.i - b.i);
-  body.append(...keyed.map(({ row }) => row));
-  [...table.tHead.rows[0].cells].forEach((cell, i) => {
-    if (i === column) cell.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
-    else cell.removeAttribute("aria-sort");
-  });
-}
-
-function sortable(table) {
-  [...table.tHead.rows[0].cells].forEach((cell, column) => {
-    cell.querySelector("button").addEventListener("click", () => {
-      const now = cell.getAttribute("aria-sort");
-      const first = cell.classList.contains("number") ? -1 : 1;
-      sortTable(table, column, now ? (now === "ascending" ? -1 : 1) : first);
-    });
-  });
-}
-
-function filterable(input) {
-  const table = document.getElementById(input.dataset.table);
-  input.addEventListener("input", () => {
-    const wanted = input.value.trim().toLowerCase();
-    for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
-  });
-}
-
-function themes(redraw) {
-  const root = document.documentElement;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const button = document.getElementById("theme");
-  const apply = (theme) => {
-    root.dataset.theme = theme;
-    button.setAttribute("aria-pressed", String(theme === "dark"));
-    redraw();
-  };
-  button.addEventListener("click", () => apply(root.dataset.theme === "dark" ? "light" : "dark"));
-  dark.addEventListener("change", () => apply(dark.matches ? "dark" : "light"));
-  let before;
-  window.addEventListener("beforeprint", () => { before = root.dataset.theme; apply("light"); });
-  window.addEventListener("afterprint", () => apply(before));
-  apply(dark.matches ? "dark" : "light");
-}
 
 function panel(timeline, rank, index) {
   const side = document.getElementById("details");
@@ -105,11 +51,7 @@ function searching(timeline) {
 }
 
 async function start() {
-  document.documentElement.classList.add("scripted");
-  document.querySelectorAll("table.sortable").forEach(sortable);
-  document.querySelectorAll("input[data-table]").forEach(filterable);
-  // A long name is cut to two lines until it is clicked.
-  document.addEventListener("click", (event) => event.target.closest("td.long")?.classList.toggle("open"));
+  tables();
   const root = document.getElementById("tracks");
   const timeline = root && new Timeline(root);
   themes(() => timeline?.readColours());

@@ -11,7 +11,7 @@ import polars as pl
 from etloom.reports.text import Shown, shown
 
 MAX_ROWS = 2000
-LONG = frozenset({"name", "note", "example"})
+LONG = frozenset({"name", "note", "example", "kernel"})
 """Columns of text that may break anywhere, so that a kernel's name does not push the numbers out of sight."""
 
 
@@ -23,10 +23,12 @@ def html_table(
     *,
     absent: Mapping[str, str] | None = None,
     limit: int = MAX_ROWS,
+    bar: str | None = None,
 ) -> str:
     """A sortable table as HTML, its first ``limit`` rows; what is left out is said.
 
-    note: plain text beside the title. absent: what null means in a column, "none" where not said.
+    note: plain text beside the title. absent: what null means in a column, "none" where not said. bar: a column of
+    changes that are drawn beside their numbers, to the right where there is more.
     """
     columns = [shown(frame, column) for column in frame.columns]
     if frame.height > limit:
@@ -36,8 +38,10 @@ def html_table(
         for column in columns
     )
     nulls = [(absent or {}).get(column, "none") for column in frame.columns]
+    most = 0.0 if bar is None else float(frame.head(limit)[bar].abs().max() or 0)  # type: ignore[arg-type]
+    tops = [most if column == bar else 0.0 for column in frame.columns]
     rows = "".join(
-        f"<tr>{''.join(map(_cell, columns, frame.columns, row, nulls))}</tr>"
+        f"<tr>{''.join(map(_cell, columns, frame.columns, row, nulls, tops))}</tr>"
         for row in frame.head(limit).iter_rows()
     )
     return (
@@ -56,7 +60,7 @@ def _class(column: Shown, *more: str) -> str:
     return f' class="{" ".join(classes)}"' if classes else ""
 
 
-def _cell(column: Shown, name: str, value: Any, absent: str) -> str:
+def _cell(column: Shown, name: str, value: Any, absent: str, top: float = 0) -> str:
     text = column.text(value)
     if text == "" and value != "":
         return f"<td{_class(column, 'null')} data-empty>{escape(absent)}</td>"
@@ -65,17 +69,31 @@ def _cell(column: Shown, name: str, value: Any, absent: str) -> str:
     if name == "severity" and value in ("data_loss", "error"):
         classes.append(f"severity-{value}")
     inside = f"<div>{escape(text)}</div>" if name in LONG else escape(text)
+    if top:
+        inside = _change_bar(value / top) + inside
     return f"<td{_class(column, *classes)}{attribute}>{inside}</td>"
+
+
+def _change_bar(share: float) -> str:
+    """A bar from the middle: to the right, and worse, where the share (-1 to 1) is positive."""
+    side, size = "worse" if share > 0 else "better", 40 * abs(share)
+    x = 40.0 if share > 0 else 40 - size
+    return (
+        '<svg class="change" viewBox="0 0 80 8" aria-hidden="true"><rect class="axis" x="39.5" width="1" height="8"/>'
+        f'<rect class="{side}" x="{x:.1f}" width="{size:.1f}" height="8"/></svg>'
+    )
 
 
 def svg_bars(
     rows: list[tuple[str, Mapping[str, float]]],
     colours: Mapping[str, str],
     labels: Mapping[str, str],
+    texts: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
     """Stacked bars as SVG: per row a label and the share (0 to 1) of each part; ``colours`` gives a part's class.
 
-    Sizes are attributes, since the page's policy allows no inline style.
+    texts: what a bar says, by row and part; its share where not given. Sizes are attributes, since the page's policy
+    allows no inline style.
     """
     width, height, left = 1000, 24, 90
     room = width - left
@@ -85,7 +103,8 @@ def svg_bars(
         parts.append(f'<text x="0" y="{y + 16}">{escape(label)}</text>')
         for part, share in shares.items():
             size = max(0.0, share) * room
-            title = f"{label}, {labels[part]}: {100 * share:.1f} %"
+            text = texts[label, part] if texts else f"{100 * share:.1f} %"
+            title = f"{label}, {labels[part]}: {text}"
             parts.append(
                 f'<g><title>{escape(title)}</title><rect class="{colours[part]}" x="{x:.2f}" y="{y}" '
                 f'width="{size:.2f}" height="{height}"/>'
@@ -93,7 +112,7 @@ def svg_bars(
             if size > 44:
                 parts.append(
                     f'<text class="inside on-{colours[part]}" x="{x + 6:.2f}" y="{y + 16}">'
-                    f"{100 * share:.1f} %</text>"
+                    f"{escape(text)}</text>"
                 )
             parts.append("</g>")
             x += size

@@ -7,7 +7,6 @@ Frame times are printed (pytest -s), not judged, since they are the machine's; t
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,30 +21,9 @@ from etloom.reports import html
 from etloom.trace import Job, Trace
 from tests.test_report import HOSTILE, hostile_job
 
-api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.browser
 
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 VIEW = "() => [...etloom.timeline.view]"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
-    with api.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 Open = Callable[..., Any]

@@ -1,0 +1,4 @@
+// The page of two runs: its tables and its theme.
+
+tables();
+themes(() => {});
