@@ -10,7 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etloom.api import analyze, convert, diff, export, graph, link, open, query, read, report, simulate
+    from etloom.api import (
+        analyze,
+        convert,
+        diff,
+        export,
+        graph,
+        link,
+        open,
+        query,
+        read,
+        report,
+        select,
+        simulate,
+    )
     from etloom.collector import record
     from etloom.errors import EtloomError
     from etloom.trace import Job, Trace
@@ -30,6 +43,7 @@ __all__ = [
     "read",
     "record",
     "report",
+    "select",
     "simulate",
 ]
 __version__ = "0.1.0"

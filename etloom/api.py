@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars as pl
 
-from etloom import linker, readers, registry
+from etloom import linker, readers, registry, selection
 from etloom.errors import EtloomError
 from etloom.trace import Job, Trace, by_rank
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from etloom.simulator.changes import AnyChange
 
 StrPath = str | os.PathLike[str]
+_Run = TypeVar("_Run", Trace, Job)
+_One = TypeVar("_One", int, str)
 
 
 def read(path: StrPath, format: str | None = None, **options: Any) -> Trace | Job:
@@ -94,6 +96,34 @@ def analyze(trace: Trace | Job, name: str, **options: Any) -> pl.DataFrame:
     else:
         answer = analysis.analyze(_linked(trace), **options)
     return answer
+
+
+def select(
+    trace: _Run,
+    *,
+    rank: int | Collection[int] | None = None,
+    step: int | None = None,
+    time: str | tuple[int | None, int | None] | None = None,
+    name: str | Collection[str] | None = None,
+    category: str | Collection[str] | None = None,
+) -> _Run:
+    """The part of a run that all these filters keep, as a run of its own that any other verb takes.
+
+    time: what begins in "START:END" after the first event, as "10ms:1.5s", or (start, end) in ns. name: globs; kept
+    with what such an event encloses and launches. category: of events (cpu_op, kernel, ...) or kinds of device work
+    (communication, ...). `etloom.selection` says what goes with what. What is not linked yet is linked first.
+    Raises AnalysisError where a rank or category is not there, and where nothing is left.
+    """
+    job = (trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})).map(_linked)
+    part = selection.select(
+        job,
+        ranks=_several(rank),
+        step=step,
+        time=selection.stretch(time) if isinstance(time, str) else time,
+        names=_several(name),
+        categories=_several(category),
+    )
+    return part if isinstance(trace, Job) else part[trace.rank or 0]
 
 
 def graph(trace: Trace | Job) -> dependencies.Dependencies:
@@ -224,6 +254,13 @@ def _writing(target: Path) -> Iterator[None]:
         raise EtloomError(
             f"cannot be written: {error.strerror or error}", where=target, remedy="name another path"
         ) from error
+
+
+def _several(given: _One | Collection[_One] | None) -> Collection[_One]:
+    """What one or several were asked for, as several."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, (str, int)) else given
 
 
 def _linked(trace: Trace) -> Trace:

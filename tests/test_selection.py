@@ -170,6 +170,30 @@ def test_from_the_command_line(folder: Path) -> None:
     assert "START:END" in CliRunner().invoke(cli.app, [*asked, "--time", "5"]).output
 
 
+def test_from_python(job: Job) -> None:
+    part = etloom.select(job, rank=1, name="aten::linear", time="100us:400us")
+    assert part.ranks == [1]
+    assert names(part[1]) == ["aten::linear", "aten::mm", "cudaLaunchKernel", "gemm"]
+    assert names(etloom.select(job, rank=[0, 1], category=["communication"])[0]) == [
+        "ProfilerStep#3",
+        "cudaLaunchKernel",
+        "ncclDevKernel_AllReduce_Sum",
+    ]
+    assert etloom.select(job, step=3, time=(0, 10**9)).ranks == [0, 1]
+
+
+def test_a_trace_s_part_is_a_trace(folder: Path) -> None:
+    read = etloom.read(folder / "kineto_trace_1.json")
+    assert isinstance(read, Trace)
+    assert read.meta.get("linked") is None
+    part = etloom.select(read, name=["gemm"], rank=1)
+    assert isinstance(part, Trace)
+    assert names(part) == ["ProfilerStep#3", "cudaLaunchKernel", "gemm"]
+    assert etloom.analyze(part, "launches").height == 1
+    with pytest.raises(AnalysisError, match="no rank 0"):
+        etloom.select(read, rank=0)
+
+
 @pytest.mark.slow
 def test_every_analysis_takes_every_filter(data: Path) -> None:
     run = etloom.open(data / "hta_multirank")

@@ -21,6 +21,7 @@ import polars as pl
 from etloom.analyses._activity import answer, check_step, percent, steps
 from etloom.analyses._queue import LANE, series
 from etloom.errors import AnalysisError
+from etloom.stacks import grouped, lane_codes
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -48,9 +49,11 @@ def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.D
     marked = steps(trace)
     if step is not None:
         marked = marked.filter(pl.col("step") == step)
+    times, lengths = changes["ts"].to_numpy(), changes["queue_length"].to_numpy()
     rows = []
-    for (device, stream), lane in changes.group_by(LANE, maintain_order=True):
-        time, length = lane["ts"].to_numpy(), lane["queue_length"].to_numpy()
+    for lane in grouped(lane_codes(changes, LANE)):
+        time, length = times[lane], lengths[lane]
+        device, stream = changes.select(LANE).row(int(lane[0]))
         whole = [] if step is not None else [(None, int(time[0]), int(time[-1]))]
         for number, start, end in (*marked.iter_rows(), *whole):
             rows.append((number, device, stream, *_weighted(time, length, start, end, limit)))
@@ -81,14 +84,13 @@ def _weighted(
     span = int(lasted.sum())
     if not span:
         return (0, None, None, None, None, 0, 0)
-    order = np.argsort(value, kind="stable")
-    until = np.cumsum(lasted[order])
-    quantiles = (int(value[order][np.searchsorted(until, q * span)]) for q in (0.5, 0.95))
+    spent = np.bincount(value, lasted).astype(np.int64)  # ns at each length
+    until = np.cumsum(spent)
     return (
         span,
-        float(value @ lasted / span),
-        *quantiles,
-        int(value.max()),
-        int(lasted[value == 0].sum()),
-        int(lasted[value >= limit].sum()),
+        float(spent @ np.arange(spent.size) / span),
+        *(int(np.searchsorted(until, q * span)) for q in (0.5, 0.95)),
+        spent.size - 1,
+        int(spent[0]),
+        int(spent[limit:].sum()),
     )

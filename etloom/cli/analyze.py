@@ -35,7 +35,7 @@ FILTERS: dict[str, Any] = {
         ),
     ],
 }
-"""What every analysis can be asked of, unless it has an option of that name: see `etloom.selection`."""
+"""What every analysis can be asked of, unless it has an option of that name: see `etloom.select`."""
 
 
 class Analyses(TyperGroup):
@@ -99,18 +99,9 @@ def _command(name: str) -> Any:
         **chosen: Any,
     ) -> None:
         import etloom
-        from etloom import selection
 
         kept = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
-        time = kept.get("time")
-        part = selection.select(
-            open_job(path, rank_pattern, strict, jobs, cache),
-            ranks=kept.get("rank") or (),
-            step=kept.get("step"),
-            time=None if time is None else selection.stretch(time),
-            names=kept.get("name") or (),
-            categories=kept.get("category") or (),
-        )
+        part = etloom.select(open_job(path, rank_pattern, strict, jobs, cache), **kept)
         emit(etloom.analyze(part, name, **chosen), format, out)
 
     flags = {option.name: (_flag(option.type, option.help), option.default) for option in options}

@@ -8,6 +8,7 @@ backend, late at times: the part starts with the operator.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -178,10 +179,11 @@ def _completed(row: dict[str, Any], rank: int) -> dict[str, Any]:
     return full
 
 
-def _numbers(text: str | None) -> list[int]:
+@lru_cache(maxsize=1024)
+def _numbers(text: str | None) -> tuple[int, ...]:
     """A JSON list of whole numbers, empty where it is none."""
     try:
         values = json.loads(text) if text else []
     except ValueError:
-        return []
-    return values if isinstance(values, list) and all(type(value) is int for value in values) else []
+        return ()
+    return tuple(values) if isinstance(values, list) and all(type(value) is int for value in values) else ()
