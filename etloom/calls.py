@@ -101,7 +101,7 @@ def _calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
     rows = np.flatnonzero(on_lane)
     row_of = np.full(events.height + 1, -1, np.int64)  # the last one answers for -1
     row_of[rows] = np.arange(len(rows))
-    parent = row_of[_rows(events, events["parent"])[rows]]
+    parent = row_of[stacks.row_of(events, events["parent"])[rows]]
     if joined:
         parent = _under_forward(trace, rows, row_of, parent)
     own = stacks.exclusive_time(events)[rows].fill_null(0)
@@ -118,7 +118,7 @@ def _calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
         how="left",
         maintain_order="left",
     )
-    called = row_of[_rows(events, work["launch"])]
+    called = row_of[stacks.row_of(events, work["launch"])]
     if (called < 0).any():
         nowhere = {"category": None, "name": UNLAUNCHED, "count": 0, "self_ns": 0, "parent": -1}
         stray = pl.DataFrame([nowhere]).cast({"category": pl.Categorical, "name": pl.Categorical})
@@ -133,23 +133,13 @@ def _one_step(names: pl.Series) -> pl.Series:
     return names.set(pl.Series(steps), "ProfilerStep#*") if steps.any() else names
 
 
-def _rows(events: pl.DataFrame, ids: pl.Series) -> Rows:
-    """The row of each id, -1 for null and for one that is not there. Ids ascend."""
-    known, wanted = events["id"].to_numpy(), ids.fill_null(0).to_numpy()
-    row = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-    there = ids.is_not_null().to_numpy()
-    if len(known):
-        there = there & (known[row] == wanted)
-    return np.where(there, row, -1)
-
-
 def _under_forward(trace: Trace, rows: Rows, row_of: Rows, parent: Rows) -> Rows:
     """The parents with the outermost backward record of each forward operator under that operator.
 
     The forward operator begins before, so that no circle comes of it.
     """
     joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
-    backward, forward = (row_of[_rows(trace.events, joins[name])] for name in ("event", "after"))
+    backward, forward = (row_of[stacks.row_of(trace.events, joins[name])] for name in ("event", "after"))
     starts = trace.events["ts"].to_numpy()[rows]
     good = (backward >= 0) & (forward >= 0)
     good[good] = starts[forward[good]] < starts[backward[good]]

@@ -23,9 +23,9 @@ import polars as pl
 
 from etloom import kinds, stacks
 from etloom.analyses._activity import answer, of_rank, require_linked
-from etloom.analyses._operators import row_of
 from etloom.errors import AnalysisError, UnknownName
 from etloom.schema import parse_distinct
+from etloom.stacks import row_of
 from etloom.trace import Trace
 
 SCOPE = "rank"

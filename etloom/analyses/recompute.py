@@ -26,8 +26,9 @@ import polars as pl
 
 from etloom import kinds, stacks
 from etloom.analyses._activity import answer, check_step, device_work, of_rank, require_linked
-from etloom.analyses._operators import Rows, device_time, row_of
+from etloom.analyses._operators import Rows, device_time
 from etloom.errors import AnalysisError
+from etloom.stacks import row_of
 from etloom.trace import Trace
 
 SCOPE = "rank"
