@@ -211,6 +211,34 @@ def test_any_field_of_an_entry_may_be_anything(own: Path, value: Any, tmp_path: 
         assert flight_recorder.read(tmp_path / "x.json").comms.height == 5
 
 
+@pytest.mark.slow
+def test_json_cut_off_anywhere_gives_every_whole_entry(own: Path, tmp_path: Path) -> None:
+    text = (own / "flight_recorder" / JSON).read_text()
+    entries = json.loads(text)["entries"]
+    decoder, at, ends = json.JSONDecoder(), text.index("[", text.index('"entries"')) + 1, []
+    for _ in entries:
+        _, at = decoder.raw_decode(text, text.index("{", at))
+        ends.append(at)
+    path = tmp_path / "x.json"
+    positions = range(text.index('"entries"') + 12, len(text.rstrip()))
+    for cut in random.Random(1).choices(positions, k=2000):
+        path.write_text(text[:cut])
+        trace = flight_recorder.read(path)
+        assert trace.comms.height == sum(end <= cut for end in ends), cut
+        assert trace.stats.filter(pl.col("severity") == "data_loss")["name"].to_list() == ["read.truncated"]
+
+
+def test_a_damaged_entry_costs_itself(own: Path, tmp_path: Path) -> None:
+    text = (own / "flight_recorder" / JSON).read_text()
+    path = tmp_path / "x.json"
+    path.write_text(text.replace('"nccl:_all_gather_base"', '"nccl:"all_gather"'))
+    trace = flight_recorder.read(path)
+    whole = flight_recorder.read(own / "flight_recorder" / JSON)
+    assert trace.comms.height == whole.comms.height - 1
+    assert trace.table("groups").equals(whole.table("groups"))
+    assert "read.truncated" in trace.stats["name"].to_list()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"entries": 3}', "[" * 100_000], ids=range(6))
 def test_what_is_no_dump_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import small
 import zstandard
 
 import etloom
+from etloom import cli, registry
+from etloom.errors import ReadError
 from etloom.readers import format_of
 from etloom.schema import TABLES
 from etloom.trace import Job, Trace
@@ -75,3 +79,32 @@ def test_a_folder_without_a_name_that_says_anything(data: Path, own: Path, tmp_p
     unknown = saved.rename(tmp_path / "unknown")
     assert format_of(unknown) == "parquet"
     assert_same(before, etloom.read(unknown))
+
+
+@pytest.mark.parametrize(
+    "piece", ["[", "(", "{", '"', " ", "\\", "\n", "1,", '{"a":', '"a":[', "[1 ", "2026-", "\0", "\x80", "]"]
+)
+def test_telling_a_format_takes_no_quadratic_time(tmp_path: Path, piece: str) -> None:
+    for start in ("", "[", "{", "ts,", '{"nodes":[', "\x80"):
+        head = (start + piece * (1 << 16)).encode("latin-1")[: 1 << 16]
+        begin = time.monotonic()
+        for name in registry.names("readers"):
+            registry.get("readers", name).sniff(head)
+        assert time.monotonic() - begin < 1, start
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("verb", ["info", "query", "convert"])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    more = {"info": [], "query": ["select 1"], "convert": [str(tmp_path / "out.parquet")]}[verb]
+    assert cli.main([verb, str(pipe), *more]) == 1
+    assert "is no regular file" in capsys.readouterr().err
+
+
+def test_a_packing_of_nothing_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "empty.json.gz"
+    file.write_bytes(gzip.compress(b""))
+    with pytest.raises(ReadError, match="nothing could be unpacked"):
+        etloom.read(file)

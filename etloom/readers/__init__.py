@@ -47,10 +47,7 @@ def read(
     EtloomError for an option that the reader does not have.
     """
     path = Path(path)
-    if not path.exists():
-        raise ReadError("no such file or folder", where=path, remedy="check the path")
-    if not (path.is_file() or path.is_dir()):
-        raise ReadError("is no regular file", where=path, remedy="save the stream to a file first")
+    _check_is_there(path)
     name = format or format_of(path)
     if name is None:
         raise ReadError(*_why_not(path), where=path, remedy=_remedy(path))
@@ -70,8 +67,9 @@ def read(
 def format_of(path: Path) -> str | None:
     """The name of the reader for a file or folder, by its first bytes; None for what is no trace.
 
-    Raises ReadError for a file that cannot be opened.
+    Raises ReadError for a file that is missing, no regular one or cannot be opened.
     """
+    _check_is_there(path)
     names = registry.names("readers")
     if path.is_dir():
         holders = ((name, getattr(registry.get("readers", name), "holds", None)) for name in names)
@@ -81,6 +79,13 @@ def format_of(path: Path) -> str | None:
         # Last the one that needs protobuf, which takes longer to import than the others to answer.
         names.sort(key="chakra".__eq__)
     return next((name for name in names if registry.get("readers", name).sniff(head)), None) if head else None
+
+
+def _check_is_there(path: Path) -> None:
+    if not path.exists():
+        raise ReadError("no such file or folder", where=path, remedy="check the path")
+    if not (path.is_file() or path.is_dir()):  # opening a pipe would wait for ever
+        raise ReadError("is no regular file", where=path, remedy="save the stream to a file first")
 
 
 def is_packed(path: Path) -> bool:
@@ -103,6 +108,8 @@ def _why_not(path: Path) -> tuple[str]:
         return ("this is a folder, and no trace by itself",)
     if path.stat().st_size == 0:
         return ("the file is empty",)
+    if packing(path) and not _head(path):
+        return ("nothing could be unpacked of it",)
     return ("this is no trace of a known format",)
 
 

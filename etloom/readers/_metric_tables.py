@@ -34,7 +34,10 @@ _DATES = ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f"
 
 def plain(name: str) -> str:
     """A column's name without quotes, units and case: ' memory.used [MiB]' -> 'memory.used'."""
-    return re.sub(r"\s*[\[(].*[\])]\s*$", "", name.strip().strip('"')).strip().lower()
+    name = name.strip().strip('"').strip()
+    if name.endswith(("]", ")")):
+        name = re.split(r"[\[(]", name, maxsplit=1)[0]
+    return name.strip().lower()
 
 
 def begins_with_date(line: str) -> bool:

@@ -27,7 +27,7 @@ _AHEAD = 4  # chunks the reading thread may be ahead of the parser
 
 # What the parsers count: severity, and what it means for the reader of the stats.
 _MEANING = {
-    "damaged": ("data_loss", "skipped, it is no valid JSON: "),
+    "damaged": ("data_loss", "skipped, it is no valid JSON object: "),
     "no_phase": ("data_loss", "skipped, it has no phase (ph): "),
     "no_time": ("data_loss", "skipped, its time (ts) is missing or no number: "),
     "no_id": ("data_loss", "skipped, it has no id: "),

@@ -2,13 +2,15 @@
 
 Read: entries (each a row of comms and an event at the time it was created, or from start to end where the backend
 discovered both), process groups, and the state of each group (``meta["pg_status"]``). A pickle is read without
-running anything it says. The dump does not say its rank: that is in the name of the file.
+running anything it says. The dump does not say its rank: that is in the name of the file. JSON that was cut off or
+damaged gives the entries that are whole.
 
 Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 2.x.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -26,6 +28,8 @@ from etloom.trace import Trace
 
 _MOST_DIMENSIONS = 64
 _PEER = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
+_OBJECT = re.compile(r'\{\s*"')
+_BESIDE = ("version", "pg_config", "pg_status", "rank")
 _KEPT = (
     "state",
     "retired",
@@ -52,7 +56,8 @@ def read(path: Path, *, limit: int = 256 << 20) -> Trace:
     limit: the most bytes that the unpacked file may have. Raises ReadError, LimitError.
     """
     data, cut = content(path, limit)
-    dump = _loaded(data, cut, path)
+    stats: list[Stat] = []
+    dump = _loaded(data, cut, path, stats)
     entries = dump.get("entries", [])
     if not isinstance(entries, list):
         raise ReadError("is no Flight Recorder dump: entries is no list", where=path)
@@ -65,9 +70,8 @@ def read(path: Path, *, limit: int = 256 << 20) -> Trace:
             unread += 1
         else:
             rows.append({"position": position, **row})
-    stats: list[Stat] = [
-        ("read.damaged_entry", "data_loss", unread, "an entry without profiling_name or time_created_ns"),
-    ]
+    lost = "an entry without profiling_name or time_created_ns"
+    stats.append(("read.damaged_entry", "data_loss", unread, lost))
     meta = {
         "formats": ["flight_recorder"],
         "files": [str(path)],
@@ -80,17 +84,40 @@ def read(path: Path, *, limit: int = 256 << 20) -> Trace:
     return trace_of(_tables(rows, groups), meta, stats)
 
 
-def _loaded(data: bytes, cut: str | None, path: Path) -> dict[str, Any]:
+def _loaded(data: bytes, cut: str | None, path: Path, stats: list[Stat]) -> dict[str, Any]:
     if data[:1] == b"\x80":
         dump = _plain_pickle.loads(data, path)
     else:
         try:
             dump = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ReadError(f"is no whole JSON: {cut or error}", where=path) from None
+            dump = _whole_parts(data.decode("utf-8", "replace"))
+            example = f"{cut or error}: {len(dump.get('entries', ()))} whole entries were read"
+            stats.append(("read.truncated", "data_loss", 1, example))
     if not isinstance(dump, dict) or not {"entries", "pg_config"} & dump.keys():
         raise ReadError("is no Flight Recorder dump: no entries, no pg_config", where=path)
     return dump
+
+
+def _whole_parts(text: str) -> dict[str, Any]:
+    """What is whole in a dump that is not: its entries, wherever they are, and the members beside them."""
+    decoder = json.JSONDecoder()
+    found: dict[str, Any] = {}
+    for key in _BESIDE:
+        if member := re.search(rf'"{key}"\s*:\s*', text):
+            with contextlib.suppress(ValueError, RecursionError):
+                found[key], _ = decoder.raw_decode(text, member.end())
+    entries = []
+    start = text.find('"entries"')
+    at = max(start, 0)
+    while begin := _OBJECT.search(text, at):
+        try:
+            value, at = decoder.raw_decode(text, begin.start())
+        except (ValueError, RecursionError):
+            at = begin.end()
+        else:
+            entries += [value] if "profiling_name" in value else []
+    return found | {"entries": entries} if found or start >= 0 else {}
 
 
 def _integer(value: Any) -> int | None:
