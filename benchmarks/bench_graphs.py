@@ -97,7 +97,7 @@ def against_hta(rounds: int) -> None:
     load = f"hta = TraceAnalysis(trace_files={{0: {str(path)!r}}})"
     ours = Task(
         "etloom critical-path",
-        f"import etloom\n{read}",
+        f"import etloom, etloom.analyses.critical_path\n{read}",
         "path = etloom.analyze(job, 'critical-path', by='edge')",
         "path.height",
     )

@@ -27,7 +27,7 @@ from etloom.dependencies.draft import Draft
 from etloom.dependencies.events import Events
 from etloom.dependencies.floors import Floors
 from etloom.dependencies.hosts import Hosts, hosts, quiet
-from etloom.dependencies.threads import hand_over
+from etloom.dependencies.threads import hand_over, rests
 from etloom.dependencies.waits import Waits
 from etloom.errors import LinkError
 from etloom.graphs import Graph, Numbers
@@ -78,7 +78,8 @@ def depend(job: Job | Trace, floors: Floors | Mapping[int, Floors] | None = None
         for row in together.meet(draft, parts, places).iter_rows(named=True):
             counts[row["rank"]]["matched_communications"] = row["matched"]
             counts[row["rank"]]["local_communications"] = row["local"]
-    for one in drawn.values():
+    for rank in traces:
+        one = drawn.pop(rank)
         one.built.edges(draft, one.ids)
         one.work.edges(draft, one.ids)
         one.off.edges(draft)
@@ -110,10 +111,11 @@ def _of_rank(
         given = Floors(delay, launch, stream, waits.tail(built), waits.entries(events, built))
     pointless = device.order(draft, events, work, built, given)
     still = quiet(events, built)
-    handoffs = hand_over(draft, events, built, still)
+    gaps = rests(built, still)
+    handoffs = hand_over(draft, events, built, still, gaps)
     parts = together.parts(trace, events, rank, others)
     off = together.ranges(draft, events, built, parts, rank)
-    awaited = together.await_ranges(draft, built, still, off)
+    awaited = together.await_ranges(draft, built, gaps, off)
     waits.edges(draft, events, built, work, given)
     if parts is not None:
         parts = together.placed(parts, events, work, off)

@@ -19,7 +19,6 @@ from etloom.dependencies.devices import Devices
 from etloom.dependencies.draft import Draft
 from etloom.dependencies.events import Events, Mask
 from etloom.dependencies.hosts import Hosts
-from etloom.dependencies.threads import rests
 from etloom.graphs import Kind, Numbers, Role, Ticks
 from etloom.trace import Trace
 
@@ -74,10 +73,9 @@ def ranges(draft: Draft, events: Events, built: Hosts, found: pl.DataFrame | Non
     return Ranges(row, ids, start, end, begin, finish, end - start)
 
 
-def await_ranges(draft: Draft, built: Hosts, still: Mask, off: Ranges) -> int:
+def await_ranges(draft: Draft, built: Hosts, gaps: Ticks, off: Ranges) -> int:
     """Rests in which a range ends: the last to end is taken for what ended the rest. Returns how many."""
     order = np.argsort(off.end, kind="stable")
-    gaps = rests(built, still)
     last = np.searchsorted(off.end[order], built.time[gaps], side="right") - 1
     ok = last >= 0
     ok[ok] = off.end[order][last[ok]] >= built.time[gaps[ok] - 1]

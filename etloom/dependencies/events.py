@@ -26,12 +26,10 @@ class Texts:
         codes = column.to_physical()
         self.none = int(codes.max() or 0) + 1  # type: ignore[arg-type]
         self.codes = codes.fill_null(self.none).to_numpy()
-        # A row that holds each code.
-        row = np.full(self.none + 1, -1, np.int64)
-        row[self.codes] = np.arange(len(self.codes))
-        row[self.none] = -1
-        self._used = np.flatnonzero(row >= 0)
-        self._texts: list[str] = column[row[self._used]].cast(pl.String).to_list()
+        row = codes.arg_unique()
+        row = row.filter(codes[row].is_not_null())
+        self._used = self.codes[row.to_numpy()]
+        self._texts: list[str] = column[row].cast(pl.String).to_list()
 
     def asked(self, question: Callable[[pl.Expr], pl.Expr]) -> Mask:
         """Of which rows a question is true; false of null."""
@@ -68,7 +66,7 @@ class Events:
             pl.col("ts").fill_null(0),
             end=pl.col("ts").fill_null(0) + pl.col("dur").fill_null(0).clip(0),
             timed=pl.all_horizontal(pl.col("ts", "dur").is_not_null()),
-            depth=pl.col("depth").fill_null(-1),
+            depth=pl.col("depth").fill_null(-1).cast(pl.Int16),
             pid=pl.col("pid").fill_null(0),
         )
         self.id: Numbers = columns["id"].to_numpy()
@@ -95,7 +93,7 @@ class Events:
         return stacks.lane_codes(self.table)
 
     @cached_property
-    def parent(self) -> Ticks:
+    def parent(self) -> Numbers:
         """The row of the event around each, -1 for none."""
         return self.rows(self.table["parent"])
 
@@ -104,19 +102,19 @@ class Events:
         """Timed events of the host."""
         return self.cats.among(kinds.HOST) & self.timed
 
-    def rows(self, wanted: pl.Series) -> Ticks:
+    def rows(self, wanted: pl.Series) -> Numbers:
         """The rows of the events with these ids; -1 for null and for an id there is not."""
         return rows_of(self.table, wanted)
 
 
-def rows_of(events: pl.DataFrame, wanted: pl.Series) -> Ticks:
+def rows_of(events: pl.DataFrame, wanted: pl.Series) -> Numbers:
     """The rows of a table with these ids, which ascend in it; -1 for null and for an id it has not."""
     known = events["id"].to_numpy()
-    asked = wanted.cast(pl.Int64).fill_null(-1).to_numpy()
+    asked: Numbers = wanted.cast(pl.Int32).fill_null(-1).to_numpy()
     # Ids of a table from which no row was taken are its row numbers.
     if known.size and known[0] == 0 and known[-1] == known.size - 1:
-        return np.where(asked < known.size, asked, -1)
-    row = np.searchsorted(known, asked)
+        return asked if asked.max(initial=-1) < known.size else np.where(asked < known.size, asked, -1)
+    row = np.searchsorted(known, asked).astype(np.int32)
     found = (row < known.size) & (asked >= 0)
     found[found] = known[row[found]] == asked[found]
-    return np.where(found, row, -1)
+    return np.where(found, row, np.int32(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,15 +44,16 @@ class Hosts:
 
     def edges(self, draft: Draft, ids: Numbers) -> None:
         """Add the pieces to the draft."""
-        some = self.owner != -2
-        owner, point = self.owner[some], self.point[some]
-        draft.edges(
-            self.kind[some],
-            point - 1,  # the points of a thread are numbered one after the other
-            point,
-            self.floor[some],
-            np.where(owner >= 0, ids[owner], np.int32(-1)),
-        )
+        bounds = [*np.flatnonzero(self.owner == -2), len(self.owner)]
+        for low, high in itertools.pairwise(bounds):
+            owner = self.owner[low + 1 : high]
+            draft.edges(
+                self.kind[low + 1 : high],
+                self.point[low : high - 1],
+                self.point[low + 1 : high],
+                self.floor[low + 1 : high],
+                np.where(owner >= 0, ids[owner], np.int32(-1)),
+            )
 
 
 def hosts(draft: Draft, events: Events, submission: Ticks, rank: int) -> tuple[Hosts, int]:
@@ -67,27 +69,14 @@ def hosts(draft: Draft, events: Events, submission: Ticks, rank: int) -> tuple[H
     seen[lanes[standing]] = True
     standing &= working[lanes]
 
-    rows = _in_order(events, np.flatnonzero(standing), lanes)
     row, role, time, owner, start, end, submit = tour(
-        rows, lanes, events.start, events.end, events.parent, submission
+        standing, lanes, events.start, events.end, events.depth, events.parent, submission
     )
     point = draft.points(time, events.id[row], role, rank)
     kind = np.where(owner >= 0, np.uint8(Kind.SEGMENT), np.uint8(Kind.IDLE))
     floor = np.diff(time, prepend=time[:1])
     built = Hosts(point, time, row, owner, kind, floor, start, end, submit)
     return built, int((seen & ~working).sum())
-
-
-def _in_order(events: Events, rows: Ticks, lanes: Ticks) -> Ticks:
-    """The rows thread after thread, each by start, what is around first."""
-    lane = lanes[rows]
-    # Few threads: numpy sorts small numbers by their digits. The table is in the order of start.
-    rows = rows[np.argsort(lane.astype(np.uint16) if lane.max(initial=0) < 1 << 16 else lane, kind="stable")]
-    start, depth, lane = events.start[rows], events.depth[rows], lanes[rows]
-    before = (start[1:] < start[:-1]) | ((start[1:] == start[:-1]) & (depth[1:] < depth[:-1]))
-    if (before & (lane[1:] == lane[:-1])).any():
-        rows = rows[np.lexsort((depth, start, lane))]
-    return rows
 
 
 def quiet(events: Events, built: Hosts) -> Mask:

@@ -21,7 +21,7 @@ def rests(built: Hosts, still: Mask) -> Ticks:
     return np.flatnonzero(still & (took > REST_NS))
 
 
-def hand_over(draft: Draft, events: Events, built: Hosts, still: Mask) -> int:
+def hand_over(draft: Draft, events: Events, built: Hosts, still: Mask, gaps: Ticks) -> int:
     """Add the edges between threads that work in turns, and turn their rests into waits; returns how many.
 
     Thread M rests from a to b. Thread B has points in that time and was at rest before the first of them, f; so
@@ -36,7 +36,6 @@ def hand_over(draft: Draft, events: Events, built: Hosts, still: Mask) -> int:
     # After the last point of a thread it is at rest.
     after = np.append(still[1:] | (built.owner[1:] == -2), True)
     before = still | (built.owner == -2)
-    gaps = rests(built, still)
     found = []
     for m in range(len(first)):
         own = gaps[(gaps >= bounds[m]) & (gaps < bounds[m + 1])]
