@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import etloom
-from etloom.cli import main
+from etloom.cli import _output, main
 from etloom.trace import Trace
 
 Call = Callable[..., tuple[int, str, str]]
@@ -129,3 +132,16 @@ def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, c
         assert status == 1 and err.count("\n") == 1 and words in err, err
         assert not out.exists()
     assert mine.read_text() == "{}"
+
+
+CELL = st.none() | st.text("ab é漢🙂\n\t[x]", max_size=9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(st.tuples(CELL, st.none() | st.integers(-(10**12), 10**12), CELL), max_size=4))
+def test_the_lines_of_a_table_are_those_that_rich_draws(
+    rows: list[tuple[str | None, int | None, str | None]],
+) -> None:
+    schema = {"name": pl.String, "dur_ns": pl.Int64, "note": pl.String}
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    assert _output.as_lines(frame) == _output.render(_output.as_table(frame))

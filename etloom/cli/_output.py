@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from etloom.reports.text import Shown
 
 TEXT_WIDTH = 24
 """Columns that a text needs at least where a terminal is narrow; it goes on in the next line."""
@@ -49,7 +50,8 @@ def emit(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
     if chosen is Format.parquet and out is None and sys.stdout.isatty():
         raise EtloomError("Parquet is no text for a terminal", where="stdout", remedy="add --out FILE")
     if chosen is Format.table:
-        write_text(render(as_table(frame), out=out), out)
+        terminal = out is None and sys.stdout.isatty()
+        write_text(render(as_table(frame)) if terminal else as_lines(frame), out)
     elif chosen is Format.json:
         write_text(to_json(frame) + "\n", out)
     elif chosen is Format.csv:
@@ -70,6 +72,41 @@ def to_json(frame: pl.DataFrame) -> str:
     return "[" + ",\n ".join(rows) + "]"
 
 
+def as_lines(frame: pl.DataFrame) -> str:
+    """The lines of `as_table` where nothing is to be coloured or broken, without rich, which is slow to import."""
+    columns, rows = _cells(frame)
+    headers = [printable(column.header) for column in columns]
+    widths = [max(map(_width, cells)) for cells in zip(headers, *rows, strict=True)]
+    lines = []
+    for cells in (headers, *rows):
+        padded = []
+        for column, cell, width in zip(columns, cells, widths, strict=True):
+            space = " " * (width - _width(cell))
+            padded.append(space + cell if column.number else cell + space)
+        lines.append("  ".join(padded).rstrip() + "\n")
+    return "".join(lines)
+
+
+def _width(text: str) -> int:
+    """Columns that a text takes on a screen."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _cells(frame: pl.DataFrame) -> tuple[list[Shown], list[list[str]]]:
+    """How each column is shown, and the texts of each row."""
+    from etloom.reports.text import shown
+
+    columns = [shown(frame, name) for name in frame.columns]
+    return columns, [
+        [printable(column.text(value)) or "-" for column, value in zip(columns, row, strict=True)]
+        for row in frame.iter_rows()
+    ]
+
+
 def as_table(frame: pl.DataFrame) -> Table:
     """A rich table: numbers to the right, times and sizes in one unit a column, absent as a dash.
 
@@ -79,14 +116,8 @@ def as_table(frame: pl.DataFrame) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from etloom.reports.text import shown
-
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = [shown(frame, name) for name in frame.columns]
-    rows = [
-        [printable(column.text(value)) or "-" for column, value in zip(columns, row, strict=True)]
-        for row in frame.iter_rows()
-    ]
+    columns, rows = _cells(frame)
     least = 2 * (len(columns) - 1)
     for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
         header, widest = printable(column.header), max(map(len, cells), default=0)

@@ -46,14 +46,12 @@ _TRIPLES = ("grid", "block")
 
 def quoted(column: pl.Series) -> pl.Series:
     """Each text as a JSON string, worked out once a distinct one."""
-    texts = column.cast(pl.String)
-    distinct = texts.unique().drop_nulls()
-    return texts.replace_strict(
-        distinct,
-        [json.dumps(text, ensure_ascii=False) for text in distinct],
-        default=None,
-        return_dtype=pl.String,
-    )
+    distinct = column.unique().drop_nulls()
+    if distinct.is_empty():
+        return column.cast(pl.String)
+    texts = [json.dumps(text, ensure_ascii=False) for text in distinct.cast(pl.String)]
+    known = pl.DataFrame({"text": distinct, "quoted": texts})
+    return column.to_frame("text").join(known, on="text", how="left", maintain_order="left")["quoted"]
 
 
 def arguments(frame: pl.DataFrame, names: dict[str, str], table: str = "") -> pl.Series:

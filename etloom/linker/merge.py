@@ -71,7 +71,9 @@ def of_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) -> T
         return read
     if read.rank not in (None, rank):
         raise EtloomError(
-            f"says it is of rank {read.rank}, not {rank}", where=file, remedy="check the file, or leave --rank out"
+            f"says it is of rank {read.rank}, not {rank}",
+            where=file,
+            remedy="check the file, or leave --rank out",
         )
     return read.replace(meta={"rank": rank})
 
