@@ -51,7 +51,8 @@ def quoted(column: pl.Series) -> pl.Series:
         return column.cast(pl.String)
     texts = [json.dumps(text, ensure_ascii=False) for text in distinct.cast(pl.String)]
     known = pl.DataFrame({"text": distinct, "quoted": texts})
-    return column.to_frame("text").join(known, on="text", how="left", maintain_order="left")["quoted"]
+    joined = column.to_frame("text").join(known, on="text", how="left", maintain_order="left")
+    return joined["quoted"].rename(column.name)
 
 
 def arguments(frame: pl.DataFrame, names: dict[str, str], table: str = "") -> pl.Series:

@@ -41,7 +41,9 @@ def belongs(trace: Trace, node: pl.Series) -> np.ndarray:
     # What was never closed may last to the end.
     durations = events["dur"][linked]
     last = starts.max() if durations.null_count() else (starts[linked] + durations.to_numpy()).max()
-    return node.is_not_null().to_numpy() | ((when >= starts[linked].min()) & (when <= last))
+    within = (when >= starts[linked].min()) & (when <= last)
+    found: np.ndarray = within | node.is_not_null().to_numpy()
+    return found
 
 
 def node_around(trace: Trace, events: pl.Series) -> pl.Series:
