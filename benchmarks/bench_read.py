@@ -10,6 +10,7 @@ also where the file is compressed. The last table puts the figures beside those 
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -140,6 +141,23 @@ def spilled(path: Path, folder: str) -> list[Task]:
     return [Task("etloom.convert to Parquet", OURS, convert)]
 
 
+RANKS = 4
+
+
+def side_by_side(path: Path, folder: str) -> list[Task]:
+    """A run of some ranks, read one after the other and as many at a time as there are processors."""
+    for rank in range(RANKS):
+        Path(folder, f"kineto_trace_{rank}.json").symlink_to(path.resolve())
+    answer = "sum(trace.events.height for trace in job.values())"
+    tasks = []
+    for jobs in (1, os.cpu_count() or 1):
+        opened = f"job = etloom.open({folder!r}, jobs={jobs}, use_cache=False)"
+        # What `etloom --jobs` says to polars.
+        tasks.append(Task(f"--jobs {jobs}", OURS, opened, answer, env={"POLARS_MAX_THREADS": str(jobs)}))
+    return tasks
+
+
+MOST_ET = 2000  # MB; what is larger needs more memory than it says of reading
 LONG_TO_READ = 250  # MB; what takes less is not kept in the cache
 Row = tuple[str, str, str, str, str]
 
@@ -191,7 +209,7 @@ def figures(kind: str, size: float, outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", (50, 300, 5000))
     machine()
     peers = {name: peer_version(name) for name in ("traceinsight", "orjson")}
     print(
@@ -201,6 +219,8 @@ def main() -> None:
     rows: list[Row] = []
     for kind, title in (("kineto", "Kineto"), ("et", "Execution trace")):
         for size in options.sizes:
+            if kind == "et" and size > MOST_ET:
+                continue
             path = make(kind, size)
             with_peers = size <= options.peer_limit
             megabytes = path.stat().st_size / 1e6
@@ -212,6 +232,13 @@ def main() -> None:
                     outcomes = measure(contestants(kind, path, with_peers), options.rounds)
                     compare(heading, outcomes, megabytes)
                     rows += figures(kind, megabytes, outcomes)
+                if kind == "kineto" and megabytes <= LONG_TO_READ:
+                    runs = measure(side_by_side(path, folder), options.rounds)
+                    compare(f"{RANKS} ranks of {megabytes:.1f} MB, read and linked", runs, RANKS * megabytes)
+                    alone, together = (run.seconds if isinstance(run, Figure) else None for run in runs)
+                    gain = alone / together if alone and together else None
+                    what = f"{RANKS} ranks: with {runs[-1].name} faster than alone"
+                    rows.append(row(what, RANKS * megabytes, gain, 1, "times"))
                 if kind == "kineto" and LONG_TO_READ < megabytes <= options.peer_limit:
                     outcomes = measure(through_the_cache(path, folder), options.rounds)
                     compare(f"{heading}: opened twice", outcomes, megabytes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -165,6 +167,16 @@ def test_samples_of_any_kind_are_mapped_once_and_come_along(
     assert job.own_stats.select("name", "severity").rows() == [("job.converted_taken", "info")]
     with pytest.raises(EtloomError, match="no option 'unit'"):
         etloom.read(run / "kineto_trace_0.json", unit="s")
+
+
+def test_threads_follow_jobs(tmp_path: Path) -> None:
+    kineto(tmp_path / "kineto_trace_0.json")
+    code = (
+        "import sys; from etloom import cli; cli.main(['info', sys.argv[1], '--jobs', '1', '--no-cache']); "
+        "import polars; print(polars.thread_pool_size())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "1", done.stderr
 
 
 def test_what_collect_wrote_of_the_run_is_in_meta(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,8 @@ RankPatternOption = Annotated[
 StrictOption = Annotated[bool, typer.Option("--strict", help="Fail if anything in the files was lost.")]
 
 JobsOption = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Ranks read at a time; by default one a CPU.")
+    int | None,
+    typer.Option("--jobs", min=1, help="Ranks read, and threads used, at a time; by default one a CPU."),
 ]
 CacheOption = Annotated[
     bool, typer.Option(help="Keep what took long to read, and take it from there next time.")
@@ -42,6 +44,9 @@ def open_job(
 
     lazy: as for `etloom.open`, for verbs that do with `Trace.scan`. linking: options of `etloom.link`.
     """
+    if jobs is not None:
+        # Polars asks for it when it first works, not before.
+        os.environ.setdefault("POLARS_MAX_THREADS", str(min(jobs, os.cpu_count() or 1)))
     import etloom
 
     with progress(f"reading {path}") as update:
