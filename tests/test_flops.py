@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from etloom.analyses._flops_attention import pairs
 from etloom.analyses._flops_call import Call, Cost, Tensor, kineto_call, node_call
 from etloom.analyses._flops_convolution import result_shape
-from etloom.analyses._flops_counted import cost_of
+from etloom.analyses._flops_costs import cost_of
 from etloom.analyses._flops_gemm import broadcast
 from etloom.analyses._flops_memory import promoted
 from etloom.analyses._flops_registry import REGISTRY

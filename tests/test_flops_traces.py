@@ -9,11 +9,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small import slice_
 from typer.testing import CliRunner
 
 import etloom
-from etloom.analyses import _peaks
+from etloom.analyses import _flops_counted, _peaks
 from etloom.analyses._flops_registry import kernel_family
 from etloom.cli import app
 from etloom.errors import AnalysisError, UnknownName
@@ -94,6 +96,34 @@ def test_of_operators_inside_each_other_the_outermost_with_a_formula_counts(tmp_
     assert (found["flops"], found["calls"], found["kernels"]) == (120, 1, 3)
     assert found["time_ns"] == 30_000, "two kernels ran at one time for 5 us"
     assert found["covered_pct"] == 100
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 30), st.integers(0, 9)), max_size=20),
+    st.sampled_from([0, 2**62]),
+)
+def test_the_time_of_a_call_is_the_union_of_its_kernels(
+    kernels: list[tuple[int, int, int]], epoch: int
+) -> None:
+    work = pl.DataFrame(
+        [(at, call, epoch + start, dur) for at, (call, start, dur) in enumerate(kernels)],
+        schema={"id": pl.UInt32, "row": pl.Int64, "ts": pl.Int64, "dur": pl.Int64},
+        orient="row",
+    ).with_columns(
+        end=pl.col("ts") + pl.col("dur"),
+        step=pl.lit(None, dtype=pl.Int64),
+        kernel_family=pl.lit("gemm"),
+        tf32=pl.lit(False),
+        bus=pl.lit(False),
+    )
+    found = _flops_counted._by_owner(work)
+    alone = sorted(dur for call, _, dur in kernels if call < 0)
+    assert sorted(found.filter(pl.col("row") < 0)["time_ns"]) == alone, (
+        "work of nobody known is not put together"
+    )
+    for call in {call for call, _, _ in kernels if call >= 0}:
+        ticks = {tick for of, start, dur in kernels if of == call for tick in range(start, start + dur)}
+        assert found.filter(pl.col("row") == call)["time_ns"].to_list() == [len(ticks)]
 
 
 def test_a_composite_operator_counts_where_it_calls_none(tmp_path: Path) -> None:

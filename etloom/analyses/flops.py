@@ -46,8 +46,7 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
     calls = in_step(trace, counted(trace), step)
     time, known = pl.col("time_ns"), pl.col("known")
     table = (
-        calls.with_columns(family=pl.col("family").fill_null("other"))
-        .group_by([*_KEYS[by], "basis"])
+        calls.group_by([*_KEYS[by], "basis"])
         .agg(
             pl.len().alias("calls"),
             known.sum().alias("counted"),
@@ -65,6 +64,6 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
             pl.when(time > 0).then(100 * pl.col("known_ns") / time).alias("covered_pct"),
             *(pl.lit(None, dtype=pl.String).alias(key) for key in ("family", "name") if key not in _KEYS[by]),
         )
-        .sort("time_ns", "family", "name", descending=(True, False, False), nulls_last=True)
     )
-    return answer(table.head(top), COLUMNS)
+    table = answer(table, COLUMNS)
+    return table.sort("time_ns", "family", "name", descending=(True, False, False), nulls_last=True).head(top)

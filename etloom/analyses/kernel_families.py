@@ -14,8 +14,8 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses._activity import answer, in_step
-from etloom.analyses._flops_counted import kernels
-from etloom.analyses._flops_registry import entry
+from etloom.analyses._flops_counted import families, kernels
+from etloom.stacks import taken
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -31,18 +31,16 @@ COLUMNS = {
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     work = kernels(trace)
-    names = trace.events.select(owner="id", operator_name=pl.col("name").cast(pl.String))
-    work = in_step(trace, work.join(names, on="owner", how="left", maintain_order="left"), step)
-    told = {
-        name: found.family for name in work["operator_name"].unique().drop_nulls() if (found := entry(name))
-    }
-    by_operator = pl.col("operator_name").replace_strict(told, default=None, return_dtype=pl.String)
+    told = families(taken(trace.events["name"], work["row"].to_numpy()))
     dur = pl.col("dur")
     sums = work.with_columns(
         family=pl.when(pl.col("kind") == "communication")
         .then("kernel_family")
-        .otherwise(pl.coalesce(by_operator, "kernel_family"))
+        .otherwise(pl.coalesce(told, "kernel_family"))
+        .cast(pl.String),
+        name=pl.col("name").cast(pl.String),
     )
+    sums = in_step(trace, sums, step)
     longest = (
         sums.group_by("family", "name")
         .agg(dur.sum())

@@ -106,16 +106,14 @@ def analyze(
         )
     )
     order = ["time_ns", *_KEYS["arguments"]]
-    table = table.sort(order, descending=[True] + [False] * 5, nulls_last=True)
-    return answer(table.head(top), COLUMNS)
+    table = answer(table, COLUMNS).sort(order, descending=[True] + [False] * 5, nulls_last=True)
+    return table.head(top)
 
 
 def _by_kernel(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     """A row a kernel: its share of its call's flops, bytes and limits, by time."""
-    work = kernels(trace).select(
-        pl.col("owner").alias("id"), pl.col("name").alias("kernel"), pl.col("dur").alias("kernel_ns")
-    )
-    parts = calls.drop("name").join(work, on="id").with_columns(all_ns=pl.col("kernel_ns").sum().over("id"))
+    work = kernels(trace).select("row", pl.col("name").alias("kernel"), pl.col("dur").alias("kernel_ns"))
+    parts = calls.drop("name").join(work, on="row").with_columns(all_ns=pl.col("kernel_ns").sum().over("row"))
     share = pl.when(pl.col("all_ns") > 0).then(pl.col("kernel_ns") / pl.col("all_ns"))
     parts = parts.with_columns(
         *(

@@ -1,0 +1,104 @@
+"""What the calls of a trace cost, by Kineto's shapes or the execution trace's; each distinct one is worked out once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses._flops_call import Call, Cost, kineto_call, node_call
+from etloom.analyses._flops_registry import entry
+from etloom.stacks import row_of, taken
+from etloom.trace import Trace
+
+_MOST = 2**56
+"""More operations or bytes than one call has, so that sums stay within 64 bits."""
+_COSTS = {"flops": pl.Int64, "bytes": pl.Int64, "model_flops": pl.Int64, "dtype": pl.String}
+_KEY = ("name", "dims", "types", "strides", "values")
+
+
+def with_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
+    """calls (id, name, costed, ...) with dims, types and the columns of a cost, null where not costed or unknown."""
+    arguments = trace.arguments.select("dims", "types", "strides", id="event", values="concrete_inputs")
+    calls = calls.hstack(taken(arguments.drop("id"), row_of(arguments, calls["id"])))
+    ask = calls.filter("costed").select(_KEY).unique()
+    told = ask.hstack(_frame([_kineto_cost(row) for row in ask.iter_rows(named=True)]))
+    calls = calls.join(told, on=list(_KEY), how="left", nulls_equal=True, maintain_order="left")
+    # The same name and arguments may also be of an operator that does not count: it keeps its time alone.
+    calls = calls.with_columns(pl.when("costed").then(pl.col(name)).alias(name) for name in _COSTS)
+    unsaid = calls.filter("costed", pl.col("flops").is_null() & pl.col("bytes").is_null())
+    said = _node_costs(trace, unsaid.select("id", "name"))
+    if not said.height:
+        return calls
+    return calls.join(said, on="id", how="left", maintain_order="left", suffix="_said").select(
+        pl.exclude("dims", "types", *_COSTS, r"^.*_said$"),
+        *(
+            pl.coalesce(pl.col(name).cast(pl.String), f"{name}_said").alias(name)
+            for name in ("dims", "types")
+        ),
+        *(pl.coalesce(name, f"{name}_said").alias(name) for name in _COSTS),
+    )
+
+
+def _frame(costs: list[Cost | None]) -> pl.DataFrame:
+    none = Cost(None, None)
+    rows = [
+        (cost.flops, cost.bytes, cost.flops if cost.model_flops is None else cost.model_flops, cost.dtype)
+        for cost in (cost or none for cost in costs)
+    ]
+    return pl.DataFrame(rows, schema=_COSTS, orient="row")
+
+
+def cost_of(call: Call) -> Cost | None:
+    """What a call costs; None where it has no formula, lacks what that needs, or states what cannot be."""
+    found = entry(call.name)
+    if found is None:
+        return None
+    try:
+        cost = found.formula(call)
+    except (ValueError, ArithmeticError, LookupError, TypeError):
+        return None
+    numbers = (cost.flops, cost.bytes, cost.model_flops)
+    return cost if all(number is None or 0 <= number < _MOST for number in numbers) else None
+
+
+def _kineto_cost(row: dict[str, Any]) -> Cost | None:
+    if not row["dims"]:
+        return None
+    try:
+        call = kineto_call(row["name"], row["dims"], row["types"], row["strides"], row["values"])
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return cost_of(call)
+
+
+def _node_costs(trace: Trace, asked: pl.DataFrame) -> pl.DataFrame:
+    """id, the columns of a cost, dims, types of the asked calls whose node in the execution trace says them."""
+    links = trace.links.select("node", id="event").unique("id", keep="first")
+    found = asked.join(links, on="id").join(
+        trace.nodes.select(node="id", inputs=pl.col("inputs").cast(pl.String)), on="node"
+    )
+    tensors = trace.tensors.join(found.select("node"), on="node", how="semi").with_columns(
+        pl.col(pl.Categorical).cast(pl.String)
+    )
+    lists = {key: group.to_dicts() for (key,), group in tensors.group_by("node", maintain_order=True)}
+    rows: list[tuple[Any, ...]] = []
+    costs: list[Cost | None] = []
+    for row in found.iter_rows(named=True):
+        mine = sorted(lists.get(row["node"], ()), key=lambda one: (one["io"], one["index"], one["item"] or 0))
+        try:
+            costs.append(cost_of(node_call(row["name"], mine, row["inputs"])))
+        except (ValueError, TypeError, RecursionError):
+            costs.append(None)
+        plain = [one for one in mine if not one["io"]]
+        rows.append((row["id"], *(_listed(plain, name) for name in ("shape", "dtype"))))
+    told = pl.DataFrame(rows, schema={"id": pl.UInt32, "dims": pl.String, "types": pl.String}, orient="row")
+    return told.hstack(_frame(costs))
+
+
+def _listed(tensors: list[dict[str, Any]], name: str) -> str:
+    """The shapes or types of some tensors as one JSON list."""
+    if name == "shape":
+        return f"[{', '.join(one[name] or 'null' for one in tensors)}]"
+    return json.dumps([one[name] for one in tensors])
