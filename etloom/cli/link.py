@@ -90,6 +90,9 @@ def link(
         what = etloom.link(*(of_rank(etloom.read(file), rank, file) for file in files), **linking)
     if strict:
         what.check_lossless()
+    for name, severity, count, example in what.stats.select("name", "severity", "count", "example").rows():
+        if severity != "info":
+            say(f"{name}: {count} ({example})")
     emit(etloom.analyze(what, "link-quality"), Format.table, None)
     _save(what, out, format)
     say(f"saved {out}")

@@ -39,7 +39,7 @@ class TraceLinker:
     ) -> None:
         """Write the ET+ of the two traces to ``output_file``. Raises ReadError, LinkError, EtloomError.
 
-        rank: which of several ranks of a device trace (Nsight); of one, that it must not say another.
+        rank: which of several ranks of a device trace (Nsight), or the rank that both are of.
         """
         host, device = (
             of_rank(readers.read(path), rank, path) for path in (chakra_host_trace, chakra_device_trace)
@@ -47,7 +47,8 @@ class TraceLinker:
         linked = link(host, device)
         for name, severity, count, example in linked.stats.rows():
             if name.startswith("link.") or severity != "info":
-                _log.info("%s: %d (%s)", name, count, example)
+                level = logging.INFO if severity == "info" else logging.WARNING
+                _log.log(level, "%s: %d (%s)", name, count, example)
         _log.info("linked: %s", linked.meta.get("link"))
         etplus.write(linked, Path(output_file))
 

@@ -55,10 +55,9 @@ def merge(traces: tuple[Trace, ...]) -> Trace:
 
 
 def of_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) -> Trace:
-    """The Trace of one rank in what a file holds, with ``meta["rank"]`` where a rank is asked for.
+    """The Trace of one rank in what a file holds, with ``meta["rank"]`` and a row of stats where it says another one.
 
-    Raises EtloomError where the file holds several and none is asked for, or says that it is of another one;
-    UnknownName for a rank that it does not hold.
+    Raises EtloomError where the file holds several and none is asked for, UnknownName for one that it does not hold.
     """
     if isinstance(read, Job):
         if rank is None:
@@ -69,13 +68,9 @@ def of_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) -> T
         read = read[rank]
     if rank is None:
         return read
-    if read.rank not in (None, rank):
-        raise EtloomError(
-            f"says it is of rank {read.rank}, not {rank}",
-            where=file,
-            remedy="check the file, or leave --rank out",
-        )
-    return read.replace(meta={"rank": rank})
+    other = f"{file} says it is of rank {read.rank}, and is taken to be of {rank}"
+    differ = read.rank not in (None, rank)
+    return read.replace(meta={"rank": rank}).count("job.rank_disagrees", int(differ), other, "error")
 
 
 def _one_clock(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
