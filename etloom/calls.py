@@ -105,10 +105,12 @@ def _calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
     if joined:
         parent = _under_forward(trace, rows, row_of, parent)
     own = stacks.exclusive_time(events)[rows].fill_null(0)
-    calls = events[rows].select(
-        "pid", "tid", category="cat", name=_one_step(events["name"][rows]), count=pl.lit(1, pl.Int64)
+    calls = events.select("pid", "tid", "name", category="cat")[rows].with_columns(
+        _one_step(events["name"][rows]).alias("name"),
+        pl.Series("self_ns", own),
+        pl.Series("parent", parent),
+        count=pl.lit(1, pl.Int64),
     )
-    calls = calls.with_columns(pl.Series("self_ns", own), pl.Series("parent", parent))
     launches = trace.launches.unique("device_event", keep="first", maintain_order=True)
     done = events.filter(pl.col("cat").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null())
     work = done.select("id", "name", "dur", category="cat").join(
@@ -164,8 +166,9 @@ def _levels(parent: Rows) -> Rows:
 def _nodes(calls: pl.DataFrame, parent: Rows, level: Rows) -> tuple[Rows, Rows]:
     """The node of each call, and the first call of each node; a node is numbered after the one above it."""
     lanes = stacks.lane_codes(calls.select("pid", "tid"))
-    said = calls.select(pl.struct("name", "category").rank("dense").cast(pl.Int64)).to_series().to_numpy()
-    names = int(said.max(initial=0)) + 1
+    said, names = _codes(calls["name"])
+    categories, many = _codes(calls["category"])
+    said, names = said * many + categories, names * many
     node = np.full(len(parent), -1, np.int64)
     first: list[Rows] = [np.zeros(0, np.int64)]
     count = 0
@@ -177,6 +180,15 @@ def _nodes(calls: pl.DataFrame, parent: Rows, level: Rows) -> tuple[Rows, Rows]:
         first.append(own[index])
         count += len(index)
     return node, np.concatenate(first)
+
+
+def _codes(column: pl.Series) -> tuple[Rows, int]:
+    """A number for each text of a categorical column, from 0, and how many there are."""
+    distinct = column.unique().to_physical()
+    known = stacks.numbers(distinct, -1).astype(np.int64) + 1  # 0 for null
+    code = np.zeros(int(known.max(initial=0)) + 1, np.int64)
+    code[known] = np.arange(len(known))
+    return code[stacks.numbers(column.to_physical(), -1).astype(np.int64) + 1], len(known)
 
 
 def _preorder(by_level: list[Rows], above: Rows, size: Rows, within: Rows, lanes: Rows) -> Rows:

@@ -12,7 +12,7 @@ import polars as pl
 from etloom import kinds
 from etloom.analyses import collectives as together
 from etloom.analyses import mfu
-from etloom.analyses._ccl_ranks import Rank, Unknown, overlapping
+from etloom.analyses._ccl_ranks import NO_SHAPES, Rank, Unknown, overlapping
 from etloom.analyses._together import communications
 from etloom.errors import EtloomError
 from etloom.intervals import Intervals
@@ -321,13 +321,20 @@ def _network(rank: Rank) -> float:
 
 
 def _bound(which: str) -> Callable[[Rank], float]:
-    return lambda rank: share(
-        rank.bounds.get(which, 0), sum(rank.bounds.values()), "of no operator the bound is known"
-    )
+    def question(rank: Rank) -> float:
+        if isinstance(rank.bounds, str):
+            raise Unknown(rank.bounds)
+        return share(
+            rank.bounds.get(which, 0), sum(rank.bounds.values()), "of no operator the bound is known"
+        )
+
+    return question
 
 
 def counted_mfu(rank: Rank) -> float:
     """Percent, of all that was recorded."""
+    if not rank.has_shapes:
+        raise Unknown(NO_SHAPES)
     try:
         value = mfu.analyze(rank.trace).filter(pl.col("step").is_null())["mfu_pct"].item()
     except EtloomError as error:

@@ -16,6 +16,7 @@ from etloom.trace import Trace
 
 Span = tuple[int, int]
 
+NO_SHAPES = "no shapes were recorded (record_shapes=True)"
 _ENGINE = r"^execute_context_"
 _BATCH = r"(?:^|: )run_batch$"
 
@@ -47,13 +48,19 @@ class Rank:
             raise Unknown("no kernels were recorded")
         return found
 
+    @property
+    def has_shapes(self) -> bool:
+        return bool(self.trace.arguments.height or self.trace.tensors.height)
+
     @cached_property
-    def bounds(self) -> dict[str, int]:
-        """ns of the operators that compute and memory bound. Raises Unknown where that is not known."""
+    def bounds(self) -> dict[str, int] | str:
+        """ns of the operators that compute and memory bound, or why that is not known."""
+        if not self.has_shapes:
+            return NO_SHAPES
         try:
             table = roofline.analyze(self.trace, top=1 << 30).drop_nulls("bound")
         except EtloomError as error:
-            raise Unknown(error.what) from None
+            return error.what
         return dict(table.group_by("bound").agg(pl.col("time_ns").sum()).rows())
 
     def activity(self) -> Activity:
