@@ -93,6 +93,8 @@ def test_annotations_and_what_ran_in_them(tmp_path: Path) -> None:
         ("host", "forward", 2, 60_000, 50_000),
         ("host", "block", 1, 20_000, 20_000),
     ]
+    # 60 us of 80 and 20 us of 80: from the first to the last.
+    assert marks["pct"].to_list() == [75.0, 25.0]
     rows = etloom.analyze(trace, "annotated-kernels")
     assert rows.select("annotation", "name", "total_ns").rows() == [
         ("block", "add", 7_000),
@@ -102,6 +104,12 @@ def test_annotations_and_what_ran_in_them(tmp_path: Path) -> None:
     assert etloom.analyze(trace, "annotated-kernels", by="annotation", annotation="block")[
         "total_ns"
     ].to_list() == [7_000]
+
+
+def test_the_share_of_an_annotation_counts_time_once(tmp_path: Path) -> None:
+    run = Run().op("step", 0, 100, "user_annotation").op("step", 20, 60, "user_annotation")
+    (row,) = etloom.analyze(run.trace(tmp_path), "annotations").rows(named=True)
+    assert (row["total_ns"], row["pct"]) == (160_000, 100.0)
 
 
 def test_short_kernels(tmp_path: Path) -> None:

@@ -181,6 +181,8 @@ def test_conversions(tmp_path: Path) -> None:
     assert found(Run().op("aten::mm", 0, 10).kernel(1, 5, 10).trace(tmp_path), "conversions") == []
     host = Run().op("aten::to", 0, 20).op("aten::_to_copy", 1, 18).op("aten::copy_", 2, 10)
     assert found(host.trace(tmp_path), "conversions") == [(10_000, 1, "aten::copy_")]
+    # What a copy_ of its own is for, the host's events do not say.
+    assert found(Run().op("aten::copy_", 0, 10).trace(tmp_path), "conversions") == []
 
 
 @pytest.mark.parametrize(
@@ -190,6 +192,7 @@ def test_conversions(tmp_path: Path) -> None:
         ("ampere_sgemm_128x64_tn", 6, None),
         ("ampere_bf16_s16816gemm_bf16_128x64", 8, None),
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n", 8, None),
+        ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256_s6_et64x16", 10, None),
     ],
 )
 def test_fp32_gemm(tmp_path: Path, name: str, major: int, cost: int | None) -> None:
@@ -245,6 +248,17 @@ def test_stragglers(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "dlrm"), "findings", pattern="stragglers")
     delays = etloom.analyze(etloom.open(data / "dlrm"), "stragglers")
     assert rows.select("rank", "cost_ns").row(0) == delays.select("rank", "delay_ns").row(0) == (2, 2_249_000)
+
+
+def test_counts_are_said_in_words(tmp_path: Path) -> None:
+    def title(gaps: int) -> str:
+        run = Run().op("aten::mm", 0, 100)
+        for at in range(gaps + 1):
+            run.kernel(10 * at + 8, 10 * at + 10, 4)
+        return etloom.analyze(run.trace(tmp_path), "findings", pattern="launch-bound")["title"].item()
+
+    assert title(1) == "the device waits for the host to launch in aten::mm, 1 gap"
+    assert title(3) == "the device waits for the host to launch in aten::mm, 3 gaps"
 
 
 def test_where_a_finding_is(data: Path) -> None:

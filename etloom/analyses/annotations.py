@@ -1,7 +1,8 @@
 """User annotations: how often each name occurs, how long it lasts, on the host and on the device.
 
 where: host, the record_function range itself; device, the time from the first to the last kernel launched in it, as
-Kineto draws it (gpu_user_annotation). pct is of the time from the first to the last annotation there.
+Kineto draws it (gpu_user_annotation). total sums all ranges; pct is the time in which some range of the name is open,
+of that from the first to the last annotation there.
 
 where: only these: host or device. step: only this step.
 
@@ -37,9 +38,9 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
     if where not in (None, "host", "device"):
         raise UnknownName("place", str(where), ("host", "device"))
     on_device = pl.col("cat") == ON_DEVICE
-    marks = trace.events.filter(
-        (pl.col("cat").is_in(list(kinds.ANNOTATIONS)) | on_device) & pl.col("dur").is_not_null()
-    ).with_columns(where=pl.when(on_device).then(pl.lit("device")).otherwise(pl.lit("host")))
+    chosen = (pl.col("cat").is_in(list(kinds.ANNOTATIONS)) | on_device) & pl.col("dur").is_not_null()
+    marks = trace.events.lazy().filter(chosen).select("cat", "name", "ts", "dur", "step").collect()
+    marks = marks.with_columns(where=pl.when(on_device).then(pl.lit("device")).otherwise(pl.lit("host")))
     marks = marks if where is None else marks.filter(pl.col("where") == where)
     if not marks.height:
         raise AnalysisError(
@@ -47,11 +48,15 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
             where=of_rank(trace),
             remedy="mark parts of the step with torch.profiler.record_function",
         )
-    marks = marks.with_columns(span=((pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()).over("where"))
+    end = pl.col("ts") + pl.col("dur")
+    marks = marks.with_columns(end=end, span=(end.max() - pl.col("ts").min()).over("where"))
+    chosen = in_step(trace, marks, step)
+    # What a range adds to the time in which its name is open: events are in order of start.
+    since = pl.max_horizontal("ts", pl.col("end").cum_max().shift(1).over("where", "name"))
     dur = pl.col("dur")
     table = (
-        in_step(trace, marks, step)
-        .group_by("where", pl.col("name").cast(pl.String))
+        chosen.with_columns(open=(pl.col("end") - since).clip(0))
+        .group_by("where", "name")
         .agg(
             pl.len().alias("count"),
             dur.sum().alias("total_ns"),
@@ -60,8 +65,8 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
             dur.min().alias("min_ns"),
             dur.max().alias("max_ns"),
             pl.col("span").first(),
+            pl.col("open").sum(),
         )
-        .with_columns(pct=100 * pl.col("total_ns") / pl.col("span"))
-        .sort("where", "total_ns", "name", descending=(False, True, False))
+        .with_columns(pct=100 * pl.col("open") / pl.col("span"))
     )
-    return answer(table, COLUMNS)
+    return answer(table, COLUMNS).sort("where", "total_ns", "name", descending=(False, True, False))

@@ -29,6 +29,7 @@ from etloom.patterns import Finding, View
 from etloom.trace import Job
 
 SCOPE = "job"
+NOTHING = "no such pattern costs as much as --min-pct of the time of a rank"
 COLUMNS = {
     "pattern": pl.String,
     "rank": pl.Int64,

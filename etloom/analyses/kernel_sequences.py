@@ -27,6 +27,7 @@ from etloom.stacks import row_of
 from etloom.trace import Trace
 
 SCOPE = "rank"
+NOTHING = "no operator launched as many kernels as --min-length"
 COLUMNS = {
     "pattern": pl.List(pl.String),
     "kernel_count": pl.Int64,

@@ -22,6 +22,7 @@ from etloom.stacks import row_of, taken
 from etloom.trace import Trace
 
 SCOPE = "rank"
+NOTHING = "no launch of device work lies in an operator; `launches` lists the calls"
 COLUMNS = {
     "operator": pl.String,
     "kernels": pl.String,

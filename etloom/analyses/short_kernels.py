@@ -18,6 +18,7 @@ from etloom.stacks import row_of, taken
 from etloom.trace import Trace
 
 SCOPE = "rank"
+NOTHING = "no kernel is shorter than --threshold-ns"
 COLUMNS = {
     "name": pl.String,
     "operator": pl.String,

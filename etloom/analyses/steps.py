@@ -20,6 +20,7 @@ from etloom.analyses._activity import answer, check_step, device_work, during, r
 from etloom.trace import Trace
 
 SCOPE = "rank"
+NOTHING = "no ProfilerStep marks a step; call the step() of torch.profiler after each one"
 COLUMNS = {
     "step": pl.Int64,
     "start_ns": pl.Int64,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etloom.cli._guard import guarded
+from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import Format, FormatOption, OutOption, emit
 
@@ -84,6 +84,7 @@ def _command(name: str) -> Any:
     """The click command of one analysis."""
     from etloom import registry
 
+    module = registry.get("analyses", name)
     options = registry.options("analyses", name)
     own = {option.name for option in options}
 
@@ -102,7 +103,10 @@ def _command(name: str) -> Any:
 
         kept = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
         part = etloom.select(open_job(path, rank_pattern, strict, jobs, cache), **kept)
-        emit(etloom.analyze(part, name, **chosen), format, out)
+        answer = etloom.analyze(part, name, **chosen)
+        emit(answer, format, out)
+        if answer.is_empty():
+            say(getattr(module, "NOTHING", "nothing of the kind is in this run"))
 
     flags = {option.name: (_flag(option.type, option.help), option.default) for option in options}
     arguments = {
@@ -128,7 +132,6 @@ def _command(name: str) -> Any:
         f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
     )
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    module = registry.get("analyses", name)
     app.command(name, help=f"{inspect.cleandoc(module.__doc__ or '')}\n\n{example}")(run)
     return typer.main.get_command(app)
 

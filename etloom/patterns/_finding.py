@@ -72,6 +72,11 @@ def times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """1 gap, 1,390 gaps."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
+
+
 def at(row: dict[str, Any], name: str = "operator") -> str:
     """ " in OPERATOR" (or in BLOCK), or nothing where it is not known."""
     return f" in {row[name]}" if row.get(name) else ""

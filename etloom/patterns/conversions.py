@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom import kinds
-from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._finding import Finding, at, counted, places
 from etloom.patterns._view import View, named
 
 OPERATORS = r"^aten::(?:contiguous|clone|_to_copy|to|type_as|copy_|_reshape_copy)$"
@@ -29,14 +29,17 @@ def find(view: View) -> Iterator[Finding]:
         )
     else:
         inner = view.host(OPERATORS, kinds.OPERATORS)
-        # The copy itself, not the operators around it.
-        copies = inner.filter(~pl.col("id").is_in(inner["parent"].drop_nulls().implode())).select(
-            "step", "name", cost_ns="dur", event="id"
-        )
+        # The copy itself, not the operators around it; a copy_ alone may move what it copies.
+        copies = inner.filter(
+            ~pl.col("id").is_in(inner["parent"].drop_nulls().implode())
+            & ((pl.col("name") != "aten::copy_") | pl.col("parent").is_in(inner["id"].implode()))
+        ).select("step", "name", cost_ns="dur", event="id")
     yield from places(
         view,
         copies,
-        lambda row: f"{row['count']:,} copies{at(row, 'block')} that change only layout or type",
+        lambda row: (
+            f"{counted(row['count'], 'copy', 'copies')} of tensors{at(row, 'block')} only for layout or type"
+        ),
         confidence="medium",
         advice=advice,
         by="block",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from etloom.intervals import Intervals
-from etloom.patterns._finding import Finding
+from etloom.patterns._finding import Finding, counted
 from etloom.patterns._view import View
 
 SCOPE = "rank"
@@ -21,7 +21,7 @@ def find(view: View) -> Iterator[Finding]:
     if cost:
         longest = loads.sort("dur", descending=True, maintain_order=True).row(0, named=True)
         yield Finding(
-            f"nothing runs while the host waits for the data loader, {loads.height:,} loads",
+            f"nothing runs while the host waits for the data loader, {counted(loads.height, 'load')}",
             cost,
             "high",
             "raise num_workers and prefetch_factor, keep persistent_workers on, pin memory, or move the work of the "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._finding import Finding, at, counted, places
 from etloom.patterns._view import View
 
 SCOPE = "rank"
@@ -17,7 +17,9 @@ def find(view: View) -> Iterator[Finding]:
     yield from places(
         view,
         kept.with_columns(cost_ns="gap_ns"),
-        lambda row: f"{row['count']:,} gaps between kernels that were already launched{at(row, 'block')}",
+        lambda row: (
+            f"{counted(row['count'], 'gap')} between kernels that were already launched{at(row, 'block')}"
+        ),
         confidence="low",
         advice="some 1 us between kernels is the device's own; longer ones are streams that wait for each other (see "
         "critical-path) or very short kernels, which a CUDA graph or fusion helps",

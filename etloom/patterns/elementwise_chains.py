@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._finding import Finding, at, counted, places
 from etloom.patterns._view import View, named
 
 ELEMENTWISE = r"elementwise_kernel|elementwise_kernel_manual_unroll|CUDAFunctor|multi_tensor_apply"
@@ -37,7 +37,8 @@ def find(view: View) -> Iterator[Finding]:
         view,
         runs.select("step", "stream", "name", "cost_ns", event="launch"),
         lambda row: (
-            f"{row['count']:,} chains of {LENGTH}+ elementwise kernels{at(row, 'block')}, each a pass over memory"
+            f"{counted(row['count'], 'chain')} of {LENGTH}+ elementwise kernels{at(row, 'block')}, each kernel a pass "
+            "over memory"
         ),
         confidence="low",
         advice="fuse them: torch.compile, a fused optimizer or norm, or foreach operators",

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._finding import Finding, at, counted, places
 from etloom.patterns._view import View, named
 
 PLAIN = r"(?i)sgemm|simt_|gemmSN_|gemv2.*float|_fp32_|s884gemm_fp32|Cijk_.*_SB_"
 TENSOR = r"(?i)tf32|tensorop|xmma|s1688|s16816|884|hmma|wgmma"
+NARROW = r"(?i)e[2345]m[1235]|bf16|bfloat16|fp16|fp8|fp4|__half"
+"""Types of operands whose sums are kept in fp32."""
 
 SCOPE = "rank"
 
@@ -21,7 +23,7 @@ def find(view: View) -> Iterator[Finding]:
     newest = max((major for major in majors if isinstance(major, int)), default=0)
     if newest < 7:
         return
-    plain = view.work.filter(named(view.work, PLAIN) & ~named(view.work, TENSOR))
+    plain = view.work.filter(named(view.work, PLAIN) & ~named(view.work, f"{TENSOR}|{NARROW}"))
     # TF32 has 4 to 8 times the peak of fp32 (0 on Volta, where it takes half precision): half is a careful guess.
     rows = plain.select("step", "stream", "name", cost_ns=(pl.col("dur") // 2), event="launch")
     how = (
@@ -32,7 +34,7 @@ def find(view: View) -> Iterator[Finding]:
     yield from places(
         view,
         rows,
-        lambda row: f"{row['count']:,} matrix products{at(row)} run in fp32 beside idle tensor cores",
+        lambda row: f"{counted(row['count'], 'matrix product')}{at(row)} in fp32 beside idle tensor cores",
         confidence="low",
         advice=how,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._finding import Finding, at, counted, places
 from etloom.patterns._view import View, named
 from etloom.stacks import row_of, taken
 
@@ -28,7 +28,9 @@ def find(view: View) -> Iterator[Finding]:
     yield from places(
         view,
         pageable.drop("bytes"),
-        lambda row: f"{row['count']:,} copies from pageable memory to the device{at(row)} block the host",
+        lambda row: (
+            f"the host waits in {counted(row['count'], 'copy', 'copies')} from pageable memory to the device{at(row)}"
+        ),
         confidence="medium",
         advice="pin the memory (pin_memory=True in the data loader, tensor.pin_memory()) and copy with "
         "non_blocking=True; create constants on the device",

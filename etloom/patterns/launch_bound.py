@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.patterns._finding import Finding, at, places
+from etloom.patterns._finding import Finding, at, counted, places
 from etloom.patterns._view import View
 
 SCOPE = "rank"
@@ -17,7 +17,9 @@ def find(view: View) -> Iterator[Finding]:
     yield from places(
         view,
         late,
-        lambda row: f"the device waits for the host to launch{at(row, 'block')}, {row['count']:,} gaps",
+        lambda row: (
+            f"the device waits for the host to launch{at(row, 'block')}, {counted(row['count'], 'gap')}"
+        ),
         confidence="medium",
         advice="capture the step in a CUDA graph or torch.compile it (mode='reduce-overhead'), fuse small operators "
         "(foreach or fused optimizers), or give each launch more work (a larger batch)",
