@@ -433,3 +433,13 @@ def test_protoc_decodes_it(run: Job, tmp_path: Path) -> None:
         f"start_time_micros: {BASE_US + 400}\nduration_micros: 600\n"
         'attr {\n  name: "is_cpu_op"\n  bool_val: false\n}'
     )
+
+
+def test_writing_asks_for_no_pandas(tmp_path: Path) -> None:
+    # Which pyarrow imports, where it is installed, to convert a value: a fifth of a second.
+    code = (
+        "import sys, etloom, small; from pathlib import Path; folder = Path(sys.argv[1]);"
+        "etloom.export(etloom.open(small.write_run(folder), use_cache=False)[0], folder / 'x.et');"
+        "sys.exit('pandas.core' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parent)

@@ -23,13 +23,13 @@ class Devices:
     """Device work, stream after stream in order of start.
 
     ``row`` of the event, ``launch`` (row of the call, -1 for none), ``start``, ``end``, ``stream`` (a number for
-    each device and stream), ``before``: the end of what the stream did last (the least integer for none),
-    ``overlaps``: it starts before that end. ``floor``: of the piece from start to end. ``place``: by row.
+    each device and stream), ``before``: the end of what the stream did last (the least integer for none).
+    ``floor``: of the piece from start to end. ``place``: by row.
     ``begin``, ``finish``: numbers of the points, once they are drawn.
     """
 
-    row: Ticks
-    launch: Ticks
+    row: Numbers
+    launch: Numbers
     start: Ticks
     end: Ticks
     stream: Ticks
@@ -52,12 +52,14 @@ class Devices:
 def devices(trace: Trace, events: Events) -> Devices:
     """The device work of a linked trace, not yet drawn."""
     rows = events.rows(trace.launches["device_event"])
-    known = (rows >= 0) & events.timed[rows] if len(events) else rows >= 0
+    known = np.flatnonzero(rows >= 0)
+    known = known[events.timed[rows[known]]]
     rows, call = rows[known], events.rows(trace.launches["launch"])[known]
     stream = _streams(events.table.select("pid", "device", "stream", "tid")[rows])
     start, end = events.start[rows], events.end[rows]
     order = np.lexsort((rows, end, start, stream))
-    rows, call, stream, start, end = (part[order] for part in (rows, call, stream, start, end))
+    rows, call = rows[order], call[order]
+    stream, start, end = stream[order], start[order], end[order]
     place = np.full(len(events), -1, np.int32)
     place[rows] = np.arange(len(rows))
     before = np.append(NO_SUBMISSION, end[:-1])[: len(end)]
@@ -144,7 +146,7 @@ def order(draft: Draft, events: Events, work: Devices, built: Hosts, floors: Flo
     return int((~has).sum())
 
 
-def leaving(built: Hosts, call: Ticks, work: Devices) -> Numbers:
+def leaving(built: Hosts, call: Numbers, work: Devices) -> Numbers:
     """The place of the point from which the work of each call leaves: its submission, else its end or start."""
     at: Numbers = built.submit[call]
     first = first_starts(work, len(built.start))

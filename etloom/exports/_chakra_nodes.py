@@ -75,7 +75,8 @@ def _activities(trace: Trace, delays: bool) -> Activities:
     around = stacks.nearest(parent, nodes, owner)
     # A call outside of all operators stands for itself.
     own = (around < 0) & (owner >= 0) & np.append(calls, False)[owner]
-    return activities(graph, rows_of(events, _ids(graph.event)), np.where(own, owner, around), delays=delays)
+    row = rows_of(events, _ids(graph.event)).astype(np.int64)
+    return activities(graph, row, np.where(own, owner, around), delays=delays)
 
 
 def _ids(numbers: np.ndarray) -> pl.Series:
