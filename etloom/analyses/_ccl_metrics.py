@@ -12,7 +12,7 @@ import polars as pl
 from etloom import kinds
 from etloom.analyses import collectives as together
 from etloom.analyses import mfu
-from etloom.analyses._ccl_ranks import NO_SHAPES, Rank, Unknown, overlapping
+from etloom.analyses._ccl_ranks import NO_SHAPES, Rank, Unknown
 from etloom.analyses._together import communications
 from etloom.errors import EtloomError
 from etloom.intervals import Intervals
@@ -147,11 +147,12 @@ def _sums(work: pl.DataFrame) -> tuple[int, int]:
 
 
 def _communication_fraction(rank: Rank) -> float:
-    def of_step(start: int, end: int) -> float | None:
-        part, whole = _sums(overlapping(rank.kernels, start, end))
-        return 100 * part / whole if whole else None
-
-    return rank.mean_of_steps(of_step)
+    kernels = rank.kernels
+    part = rank.work_of_steps(kernels.filter(pl.col("kind") == "communication"))
+    whole = rank.work_of_steps(kernels)
+    if not whole.any():
+        raise Unknown("no kernel ran in the steps that count")
+    return float((100 * part[whole > 0] / whole[whole > 0]).mean())
 
 
 def _communication_ratio(run: Run) -> float:
@@ -264,7 +265,7 @@ def _kernel_seconds(kind: str | None) -> Callable[[Rank], float]:
 
 
 def _trace_time(rank: Rank) -> float:
-    timed = rank.trace.events.drop_nulls("dur")
+    timed = rank.trace.events.select("ts", "dur").drop_nulls("dur")
     if not timed.height:
         raise Unknown("no timed events were recorded")
     starts, durations = timed["ts"].to_numpy(), timed["dur"].to_numpy()

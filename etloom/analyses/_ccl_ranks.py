@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
+import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
@@ -73,6 +75,18 @@ class Rank:
         whole = self.activity().busy.span
         return self.inner or ([whole] if whole else [])
 
+    def work_of_steps(self, work: pl.DataFrame) -> np.ndarray:
+        """ns of the work that runs at some time in each of `windows`, each piece whole."""
+        bounds = np.array(self.windows(), np.int64).reshape(-1, 2)
+
+        def before(times: str, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
+            ordered = work.select(times, "dur").sort(times)
+            sums = np.append(0, np.cumsum(ordered["dur"].to_numpy()))
+            found: np.ndarray = sums[np.searchsorted(ordered[times].to_numpy(), at, side=side)]
+            return found
+
+        return before("ts", bounds[:, 1], "left") - before("end", bounds[:, 0], "right")
+
     def mean_of_steps(self, question: Callable[[int, int], float | None]) -> float:
         """The mean over `windows` of what is known there. Raises Unknown where nothing is."""
         values = [value for span in self.windows() if (value := question(*span)) is not None]
@@ -82,7 +96,8 @@ class Rank:
 
 
 def rank_of(number: int, trace: Trace) -> Rank:
-    work = device_work(trace).with_columns(end=pl.col("ts") + pl.col("dur"))
+    columns = ("id", "cat", "name", "kind", "device", "ts", "dur")
+    work = device_work(trace).select(columns).with_columns(end=pl.col("ts") + pl.col("dur"))
     try:
         times = activity(trace)
     except AnalysisError:
@@ -109,8 +124,3 @@ def _passes(trace: Trace) -> tuple[str | None, list[Span]]:
         if found.height:
             return name, found.select("ts", end=pl.col("ts") + pl.col("dur")).rows()
     return None, []
-
-
-def overlapping(work: pl.DataFrame, start: int, end: int) -> pl.DataFrame:
-    """The work that runs at some time in [start, end), whole."""
-    return work.filter((pl.col("ts") < end) & (pl.col("end") > start))
