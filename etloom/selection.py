@@ -112,11 +112,19 @@ def _part(
     if categories:
         keep &= _of_categories(trace, categories)
     keep &= _within(events["ts"], window)
+    part = only(trace, keep)
+    rest = {
+        name: part.table(name).filter(pl.Series(_within(part.table(name)["ts"], window)))
+        for name in ("memory", "counters", "flows")
+        if name in part.tables
+    }
+    return part.replace(None, **rest) if rest else part
+
+
+def only(trace: Trace, keep: Mask) -> Trace:
+    """The part of a trace of these events (a mask of its events), and what other tables tell of them."""
     tables = {name: _reduced(trace, name, keep) for name in trace.tables if name != "events"}
-    for name in ("memory", "counters", "flows"):
-        if name in tables:
-            tables[name] = tables[name].filter(pl.Series(_within(tables[name]["ts"], window)))
-    return Trace({**tables, "events": _kept_events(events, keep)}, trace.meta)
+    return Trace({**tables, "events": _kept_events(trace.events, keep)}, trace.meta)
 
 
 def _within(times: pl.Series, window: Stretch) -> Mask:

@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from etloom.compat.hta import execution_trace
 from etloom.compat.hta.analysis import TraceAnalysis
+from etloom.compat.hta.trace_diff import DeviceType, LabeledTrace, TraceDiff
 
-__all__ = ["TraceAnalysis", "execution_trace"]
+__all__ = ["DeviceType", "LabeledTrace", "TraceAnalysis", "TraceDiff", "execution_trace"]

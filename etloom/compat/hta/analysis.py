@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from etloom import api
+from etloom.compat.hta.critical_path import CriticalPath
 from etloom.compat.hta.frames import US, HtaTrace, frame, without_last_step
 from etloom.errors import AnalysisError
 from etloom.trace import Job
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class TraceAnalysis:
+class TraceAnalysis(CriticalPath):
     """``trace_dir``: a folder of traces; ``trace_files``: {rank: file}. ``t`` is the `HtaTrace`, ``job`` etloom's.
 
     As in HTA, what the host did from the start of the last ProfilerStep on is left out unless

@@ -58,9 +58,10 @@ class HtaTrace:
             [trace.events[name].cast(pl.String) for trace in job.values() for name in ("name", "cat")]
         )
         self.symbol_table = SymbolTable([*sorted(texts.drop_nulls().unique()), ""])
-        self.traces: dict[int, pd.DataFrame] = {rank: self._frame(trace) for rank, trace in job.items()}
         first = [trace.events["ts"].min() for trace in job.values() if trace.events.height]
-        self.min_ts = min(first) / US if first else 0.0  # type: ignore[operator, type-var]
+        self.zero: int = min(first, default=0)  # type: ignore[type-var, assignment]
+        self.min_ts = self.zero / US
+        self.traces: dict[int, pd.DataFrame] = {rank: self._frame(trace) for rank, trace in job.items()}
 
     def get_ranks(self) -> list[int]:
         return sorted(self.traces)
@@ -83,7 +84,7 @@ class HtaTrace:
         return span / US
 
     def _frame(self, trace: Trace) -> pd.DataFrame:
-        """HTA's columns that etloom has: -1 where HTA writes it for nothing, times in us from the first event."""
+        """HTA's columns that etloom has: -1 where HTA writes it for nothing, times in us from the job's first event."""
         events = timed(trace)
         row = events.select("id").with_row_index("row")
         launched = trace.launches.drop_nulls(["launch", "device_event"]).unique("device_event", keep="first")
@@ -97,7 +98,6 @@ class HtaTrace:
             "event", keep="first"
         )
         number = self.symbol_table.sym_index
-        first = events["ts"].min() or 0
         joined = events.join(
             partner.select("id", "partner"), on="id", how="left", maintain_order="left"
         ).join(kernels, left_on="id", right_on="event", how="left", maintain_order="left")
@@ -108,7 +108,7 @@ class HtaTrace:
             name=pl.col("name").cast(pl.String).fill_null("").replace_strict(number, return_dtype=pl.Int64),
             pid="pid",
             tid="tid",
-            ts=(pl.col("ts") - first) / US,
+            ts=(pl.col("ts") - self.zero) / US,
             dur=pl.col("dur") / US,
             stream=pl.col("stream").fill_null(-1),
             correlation=pl.col("correlation").fill_null(-1),
@@ -119,7 +119,7 @@ class HtaTrace:
                 pl.col("partner").cast(pl.Int64), pl.when(has_correlation).then(0), -1
             ),
             iteration=pl.col("step").fill_null(-1),
-            end=(pl.col("ts") - first + pl.col("dur")) / US,
+            end=(pl.col("ts") - self.zero + pl.col("dur")) / US,
         )
         made = frame(table)
         made.index = made["index"].to_numpy()

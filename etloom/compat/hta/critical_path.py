@@ -1,0 +1,151 @@
+"""HTA's critical path: of the part of a rank inside an annotation, over etloom's dependency graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom import api, kinds
+from etloom.compat.hta.annotations import Annotations
+from etloom.compat.hta.frames import US, frame, pandas
+from etloom.errors import AnalysisError
+from etloom.selection import only
+from etloom.stacks import among, row_of
+from etloom.trace import Job, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TYPE = {
+    **dict.fromkeys(("segment", "kernel", "idle"), "critical_path_operator"),
+    "launch": "critical_path_kernel_launch_delay",
+    "stream": "critical_path_kernel_kernel_delay",
+    **dict.fromkeys(("sync", "wait"), "critical_path_sync_dependency"),
+}
+"""Kind of a dependency -> HTA's word; any other is critical_path_dependency."""
+_DATA_LOADING = "data_loading"
+
+
+@dataclass(frozen=True)
+class CPGraph:
+    """The path through a part of a rank: ``job`` is that part, ``path`` the pieces of critical-path by edge."""
+
+    job: Job
+    path: pl.DataFrame
+    data_load_events: Sequence[str] = ()
+
+    def get_critical_path_breakdown(self) -> pd.DataFrame:
+        """event_idx, duration (us), type, s_name, cat, pid, tid, stream, index, bound_by; a row a piece, in order."""
+        events = pl.concat(
+            trace.events.select("id", "pid", "tid", "stream", rank=pl.lit(rank, pl.Int64))
+            for rank, trace in self.job.items()
+        )
+        named = kinds.with_kind(self.path.rename({"category": "cat"}))
+        pieces = named.with_columns(pl.col("event").cast(pl.UInt32)).join(
+            events, left_on=["rank", "event"], right_on=["rank", "id"], how="left", maintain_order="left"
+        )
+        return frame(
+            pieces.select(
+                event_idx="event",
+                duration=pl.col("time_ns") / US,
+                type=pl.col("kind_of").replace_strict(_TYPE, default="critical_path_dependency"),
+                s_name="name",
+                cat="cat",
+                pid="pid",
+                tid="tid",
+                stream=pl.col("stream").fill_null(-1),
+                index="event",
+                bound_by=self._bound_by(),
+            )
+        )
+
+    def summary(self) -> pd.Series:
+        """Percent of the path by bound_by, the greatest first."""
+        pandas()
+        table = self.get_critical_path_breakdown().groupby("bound_by")["duration"].sum()
+        return (100 * table / table.sum()).sort_values(ascending=False).rename("pct")
+
+    def _bound_by(self) -> pl.Expr:
+        loads = [pl.col("name").str.contains(part, literal=True) for part in self.data_load_events]
+        return (
+            pl.when(pl.col("kind_of") == "launch")
+            .then(pl.lit("gpu_kernel_launch_overhead"))
+            .when(pl.col("kind_of") == "stream")
+            .then(pl.lit("gpu_kernel_kernel_overhead"))
+            .when(pl.col("kind") == "communication")
+            .then(pl.lit("gpu_communication_bound"))
+            .when(pl.col("kind").is_not_null())
+            .then(pl.lit("gpu_compute_bound"))
+            .when(pl.any_horizontal(*loads, pl.lit(False)).fill_null(False))
+            .then(pl.lit(_DATA_LOADING))
+            .when(pl.col("kind_of").is_in(["segment", "idle", "wait"]))
+            .then(pl.lit("cpu_bound"))
+            .otherwise(pl.lit(""))
+        )
+
+
+class CriticalPath(Annotations):
+    """The part of TraceAnalysis that asks what the duration hangs on."""
+
+    def critical_path_analysis(
+        self,
+        rank: int,
+        annotation: str,
+        instance_id: int | tuple[int, int] | None = None,
+        data_load_events: Sequence[str] | None = None,
+    ) -> tuple[CPGraph, bool] | None:
+        """(the path, True) of what begins in these instances of annotations whose names contain ``annotation``; all of
+        them where instance_id is None. None where there is no such instance."""
+        ((_, trace),) = self._asked([rank])
+        marks = _instances(trace, annotation)
+        first, last = instance_id if isinstance(instance_id, tuple) else (instance_id, instance_id)
+        chosen = marks if first is None or last is None else marks[first : last + 1]
+        if annotation and not chosen.height:
+            return None
+        job = Job({rank: trace})
+        if annotation:
+            start, end = chosen.select(pl.col("ts").min(), end=(pl.col("ts") + pl.col("dur")).max()).row(0)
+            job = Job({rank: only(trace, _begun(trace, start, end))})
+        path = api.analyze(job, "critical-path", by="edge").rename({"kind": "kind_of"})
+        return CPGraph(job, path, tuple(data_load_events or ())), True
+
+    def overlay_critical_path_analysis(
+        self,
+        rank: int,
+        critical_path_graph: CPGraph,
+        output_dir: str | PathLike[str],
+        only_show_critical_events: bool = True,
+        show_all_edges: bool = False,
+    ) -> str:
+        """Write the part of the trace with its path as arrows, for Perfetto; returns the file.
+
+        All events of the part are shown, and the edges of the path.
+        """
+        if rank not in critical_path_graph.job:
+            raise AnalysisError(f"the path is not of rank {rank}", remedy="ask for the rank it was made of")
+        source = Path(str(self.job.meta.get("path") or f"rank_{rank}")).name.split(".")[0]
+        target = Path(output_dir) / f"overlaid_critical_path_{source}_{rank}.json.gz"
+        return str(api.export(critical_path_graph.job, target, "chrome", overlay="critical-path"))
+
+
+def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
+    """ts, dur of the host's annotations whose names contain the text, in order of time."""
+    marks = trace.events.filter(pl.col("cat").is_in(sorted(kinds.ANNOTATIONS)) & pl.col("dur").is_not_null())
+    return marks.filter(pl.col("name").cast(pl.String).str.contains(annotation, literal=True)).sort("ts")
+
+
+def _begun(trace: Trace, start: int, end: int) -> NDArray[np.bool_]:
+    """Which events of the host begin in this time, and which device work they launched, whenever it ran."""
+    events, launches = trace.events, trace.launches
+    device = among(events["cat"], kinds.DEVICE)
+    keep: NDArray[np.bool_] = ~device & events["ts"].is_between(start, end).fill_null(False).to_numpy()
+    call, work = (row_of(events, launches[column]) for column in ("launch", "device_event"))
+    keep[work[(call >= 0) & (work >= 0) & keep[call]]] = True
+    return keep

@@ -1,0 +1,162 @@
+"""HTA's ``hta.trace_diff``: operators and kernels of two traces side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from etloom import api
+from etloom.compat.hta.annotations import shortened
+from etloom.compat.hta.frames import HtaTrace, pandas
+from etloom.errors import AnalysisError, EtloomError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Numbers = int | Sequence[int] | None
+
+
+class DeviceType(Enum):
+    CPU = 1
+    GPU = 2
+    ALL = 3
+
+
+class LabeledTrace:
+    """A trace with a label; read from ``trace_dir`` where no HtaTrace is given."""
+
+    def __init__(
+        self,
+        label: str | None = None,
+        t: HtaTrace | None = None,
+        trace_dir: str | PathLike[str] | None = None,
+    ) -> None:
+        if t is None and trace_dir is None:
+            raise EtloomError("there is neither a trace nor a folder", remedy="give t or trace_dir")
+        self.t = t if t is not None else HtaTrace(api.open(str(trace_dir)))
+        self.label = label or "Trace"
+
+    def ranks(self) -> list[int]:
+        return self.t.get_ranks()
+
+    def iterations(self) -> list[int]:
+        """The steps of any rank, in order."""
+        return sorted(
+            {int(step) for df in self.t.traces.values() for step in df["iteration"].unique() if step >= 0}
+        )
+
+    def extract_ops(
+        self, rank: Numbers = None, iteration: Numbers = None, device_type: DeviceType = DeviceType.ALL
+    ) -> pd.DataFrame:
+        """The events of these ranks and steps, by default of the first of each. Raises AnalysisError."""
+        ranks = _chosen("rank", rank, self.ranks(), self.label)
+        steps = _chosen("step", iteration, self.iterations(), self.label)
+        found = pandas().concat([self.t.get_trace(one) for one in ranks], ignore_index=True)
+        found = found[found["iteration"].isin(steps)]
+        if device_type is DeviceType.CPU:
+            return found[found["stream"] == -1]
+        return found[found["stream"] != -1] if device_type is DeviceType.GPU else found
+
+    def get_ops_summary(self, ops: pd.DataFrame) -> pd.DataFrame:
+        """cat, name, short_name, counts, total_duration (us), cat_id, name_id."""
+        summed = ops.groupby(["cat", "name"])["dur"].agg(["count", "sum"]).reset_index()
+        texts = self.t.symbol_table.sym_table
+        names = [texts[int(number)] for number in summed["name"]]
+        return pandas().DataFrame(
+            {
+                "cat": [texts[int(number)] for number in summed["cat"]],
+                "name": names,
+                "short_name": [shortened(name) for name in names],
+                "counts": summed["count"],
+                "total_duration": summed["sum"],
+                "cat_id": summed["cat"],
+                "name_id": summed["name"],
+            }
+        )
+
+
+Given = LabeledTrace | HtaTrace | str | PathLike[str]
+
+
+class TraceDiff:
+    @classmethod
+    def compare_traces(
+        cls,
+        control: Given,
+        test: Given,
+        control_rank: Numbers = None,
+        test_rank: Numbers = None,
+        control_iteration: Numbers = None,
+        test_iteration: Numbers = None,
+        device_type: DeviceType = DeviceType.ALL,
+        use_short_name: bool = False,
+    ) -> pd.DataFrame:
+        """By name: <label>_counts and <label>_total_duration (us) of both, diff_counts, diff_duration (test - control)
+        and counts_change_categories (+, - or =)."""
+        first, second = _labeled(control, "Control"), _labeled(test, "Test")
+        labels = [first.label, second.label]
+        if labels[0] == labels[1]:
+            labels = [f"{labels[0]}_control", f"{labels[1]}_test"]
+        by = "short_name" if use_short_name else "name"
+        sides = (
+            (first, first.extract_ops(control_rank, control_iteration, device_type)),
+            (second, second.extract_ops(test_rank, test_iteration, device_type)),
+        )
+        sums = [
+            one.get_ops_summary(ops).groupby(by)[["counts", "total_duration"]].sum() for one, ops in sides
+        ]
+        renamed = [side.add_prefix(f"{label}_") for side, label in zip(sums, labels, strict=True)]
+        both = pandas().concat(renamed, axis=1).fillna(0).sort_index()
+        counts, durations = (
+            [both[f"{label}_{what}"] for label in labels] for what in ("counts", "total_duration")
+        )
+        both["diff_counts"] = counts[1] - counts[0]
+        both["diff_duration"] = durations[1] - durations[0]
+        both["counts_change_categories"] = [
+            "+" if n > 0 else "-" if n < 0 else "=" for n in both["diff_counts"]
+        ]
+        return both.rename_axis(by)
+
+    @classmethod
+    def ops_diff(
+        cls,
+        control: Given,
+        test: Given,
+        control_rank: Numbers = None,
+        test_rank: Numbers = None,
+        control_iteration: Numbers = None,
+        test_iteration: Numbers = None,
+        device_type: DeviceType = DeviceType.ALL,
+    ) -> dict[str, list[str]]:
+        """The names that are added, deleted, increased, decreased and unchanged in number."""
+        both = cls.compare_traces(
+            *(control, test, control_rank, test_rank, control_iteration, test_iteration, device_type)
+        )
+        before, after = (both.iloc[:, column] for column in (0, 2))
+        kinds = {
+            "added": (before == 0) & (after > 0),
+            "deleted": (before > 0) & (after == 0),
+            "increased": (before > 0) & (after > before),
+            "decreased": (after > 0) & (after < before),
+            "unchanged": before == after,
+        }
+        return {kind: both.index[rows].tolist() for kind, rows in kinds.items()}
+
+
+def _labeled(given: Given, label: str) -> LabeledTrace:
+    if isinstance(given, LabeledTrace):
+        return given
+    return (
+        LabeledTrace(label, t=given) if isinstance(given, HtaTrace) else LabeledTrace(label, trace_dir=given)
+    )
+
+
+def _chosen(what: str, asked: Numbers, there: list[int], label: str) -> list[int]:
+    if not there:
+        raise AnalysisError(f"{label} holds no {what}", remedy="compare other traces")
+    wanted = there[:1] if asked is None else [asked] if isinstance(asked, int) else list(asked)
+    if missing := [number for number in wanted if number not in there]:
+        raise AnalysisError(f"{label} holds no {what} {missing[0]}", remedy=f"it holds {there}")
+    return wanted
