@@ -167,6 +167,7 @@ def test_operators_that_memory_bounds_by_hand() -> None:
     assert cost("aten::mul_", (8, 4), (4,)) == Cost(32, 4 * (32 + 4 + 32))
     assert cost("aten::eq", (8,), (8,)) == Cost(8, 4 * 16 + 8), "a comparison writes a byte"
     assert cost("aten::mul", (8,), Tensor((), "double"), (8,)).bytes == 4 * 8 + 8 + 4 * 8, "the third is out="
+    assert cost("aten::mul", Tensor((8,), BF16), Tensor((8,), BF16), (8,)).bytes == 16 + 16 + 32
     assert cost("aten::gelu_backward", (8,), (8,), "none") == Cost(16, 4 * 24)
     assert cost("aten::where", Tensor((8,), "bool"), (8,), (8,)).bytes == 8 + 4 * 24
     assert cost("aten::copy_", Tensor((8,), BF16), Tensor((8,), "float"), False) == Cost(0, 16 + 32)

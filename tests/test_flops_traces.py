@@ -147,6 +147,32 @@ def test_a_composite_operator_counts_where_it_calls_none(tmp_path: Path) -> None
     ]
 
 
+def test_a_composite_operator_around_one_that_counts_has_its_own_kernels_alone(tmp_path: Path) -> None:
+    made = (
+        Made()
+        .operator("aten::linear", 100, 100, [[3, 4], [5, 4], [5]])
+        .operator("aten::linear", 110, 60, [[3, 4], [5, 4], [5]])
+        .kernel("gemm", 120, 200, 10)
+        .kernel("add_bias", 180, 220, 5)
+    )
+    table = etloom.analyze(made.open(tmp_path), "flops")
+    assert table.select("family", "calls", "flops", "time_ns").rows() == [
+        ("gemm", 1, 120, 10_000),
+        ("other", 1, None, 5_000),
+    ]
+
+
+def test_on_the_host_too_each_product_counts_once(tmp_path: Path) -> None:
+    made = (
+        Made()
+        .operator("aten::linear", 100, 100, [[3, 4], [5, 4]])
+        .operator("aten::matmul", 110, 80, [[3, 4], [4, 5]])
+    )
+    made.operator("aten::mm", 120, 60, [[3, 4], [4, 5]])
+    table = etloom.analyze(made.open(tmp_path), "flops").drop_nulls("flops")
+    assert table.select("name", "flops", "time_ns").rows() == [("aten::mm", 120, 60_000)]
+
+
 def test_what_no_formula_knows_has_its_time_and_no_flops(tmp_path: Path) -> None:
     made = (
         product(100, 64)
