@@ -85,7 +85,8 @@ class Rank:
             found: np.ndarray = sums[np.searchsorted(ordered[times].to_numpy(), at, side=side)]
             return found
 
-        return before("ts", bounds[:, 1], "left") - before("end", bounds[:, 0], "right")
+        ran: np.ndarray = before("ts", bounds[:, 1], "left") - before("end", bounds[:, 0], "right")
+        return ran
 
     def mean_of_steps(self, question: Callable[[int, int], float | None]) -> float:
         """The mean over `windows` of what is known there. Raises Unknown where nothing is."""
