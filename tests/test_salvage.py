@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "nothing to repair in 2 rows" in capsys.readouterr().err
     file.write_text("no trace")
     assert cli.main(["salvage", str(file)]) == 1
+
+
+@pytest.mark.parametrize("piece", ['","id":', '"name":"', "nan ", '{"a":', "[", '\\"', "},", '"x":1,'])
+def test_a_hostile_row_takes_no_quadratic_time(tmp_path: Path, piece: str) -> None:
+    file = tmp_path / "et.json"
+    for end in ("", "}]}"):
+        file.write_text('{"schema":"1.1.1","nodes":[{"id":1,"name":"' + piece * (100_000 // len(piece)) + end)
+        begin = time.monotonic()
+        salvage(file, tmp_path / "out.json")
+        assert time.monotonic() - begin < 5, end
 
 
 def test_refusals(tmp_path: Path) -> None:

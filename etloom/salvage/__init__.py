@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import zstandard
 
 from etloom.errors import EtloomError, LimitError, ReadError
 from etloom.readers._files import UNPACK_ERRORS, chunks
+from etloom.salvage.text import is_valid, is_valid_tail, members_of, repaired, row_end
 
 ROW_BYTES = 1 << 26
 """The longest row, head or tail that is looked at."""
@@ -36,18 +36,7 @@ _NEXT = {
     "nodes": re.compile(rb'\}\s*,?\s*(?=\{\s*(?:"name"\s*:\s*"[^"]*"\s*,\s*)?"id"\s*:)'),
     "traceEvents": re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:)'),
 }
-_NAME = re.compile(r'"name"\s*:\s*"')
-_NAME_ENDS = re.compile(r'"\s*,\s*"(?:ctrl_deps|parent|id|rf_id|ph|cat|pid|tid|ts|dur|args)"\s*:')
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:nan|inf|NaN|Infinity)\b', re.DOTALL)
-_ODD = re.compile(r"[\x00-\x1f]|\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\")
 _END = re.compile(r'\]\s*(?:,\s*"finish_ts"\s*:\s*-?\d+\s*)?\}')
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 @dataclass
@@ -164,7 +153,7 @@ def _head(source: _Source, found: Salvaged) -> tuple[str, bytes]:
     head, kind = bytes(source.buffer[: match.end()]), match[1].decode()
     del source.buffer[: match.end()]
     text = _decoded(head, found)
-    if _valid(text + "]}"):
+    if is_valid(text + "]}"):
         return kind, text.encode()
     found.note("the head of the document is damaged", text)
     members = _members(text.partition("{")[2][: -len(match[0])], found)
@@ -190,7 +179,7 @@ class _Rows:
             self._closing = ""
         if self._held:
             joined = b",".join([*self._held, piece])
-            if len(self._held) < _JOINED and _valid(joined):
+            if len(self._held) < _JOINED and is_valid(joined):
                 self._held = []
                 self._write(joined.decode())
                 return
@@ -211,10 +200,10 @@ class _Rows:
             text = piece.decode()
         except UnicodeDecodeError:
             text = ""
-        end = _row_end(text)
+        end = row_end(text)
         reason = ""
         if not end:
-            text, end, reason = _repaired(piece.decode("utf-8", "replace"))
+            text, end, reason = repaired(piece.decode("utf-8", "replace"))
         if not end:
             return not piece.strip()
         rest = text[end:].strip()
@@ -277,7 +266,7 @@ class _Rows:
         if self._tail is not None:
             # Pieces were cut where a row might begin; what was cut there is white space and a comma.
             text = b"".join(self._tail).decode("utf-8", "replace").rstrip(",\0 \t\r\n")
-        if not _valid_tail(text):
+        if not is_valid_tail(text):
             self._found.note("what follows the rows is damaged", text)
             members = _members(text.lstrip("] \n\r\t,"), self._found)
             text = "]" + "".join(f", {one}" for one in members) + "}"
@@ -288,70 +277,10 @@ class _Rows:
 _SINGULAR = {"nodes": "node", "traceEvents": "event"}
 
 
-def _valid(text: str | bytes) -> bool:
-    try:
-        text = text.decode() if isinstance(text, bytes) else text
-        return _JSON.decode(text) is not None
-    except (ValueError, RecursionError):
-        return False
-
-
-def _valid_tail(text: str) -> bool:
-    return text == "]" or _valid('{"rows": [' + text)
-
-
-def _row_end(text: str) -> int:
-    """Where the JSON object ends that the text begins with; 0 where it begins with none."""
-    start = len(text) - len(text.lstrip(" \t\r\n,"))
-    try:
-        value, end = _JSON.raw_decode(text, start)
-    except (ValueError, RecursionError):
-        return 0
-    return end if isinstance(value, dict) and value else 0
-
-
-def _repaired(text: str) -> tuple[str, int, str]:
-    """The text as a row, where the row ends in it (0: it is none), and what was done."""
-    text = text.lstrip(" \t\r\n,")
-    if end := _row_end(text):
-        return text, end, "bytes that are no UTF-8, replaced"
-    tidy = _tidied(text)
-    if end := _row_end(tidy):
-        return tidy, end, "a control character, backslash, nan or inf, spelt out"
-    if name := _NAME.search(text):
-        for ends in _NAME_ENDS.finditer(text, name.end()):
-            quoted = json.dumps(text[name.end() : ends.start()], ensure_ascii=False)
-            named = text[: name.end() - 1] + quoted + text[ends.start() + 1 :]
-            for attempt in (named, _tidied(named)):
-                if end := _row_end(attempt):
-                    return attempt, end, "a name that was not escaped"
-    return text, 0, ""
-
-
-def _tidied(text: str) -> str:
-    """Strings without raw control characters and unknown escapes; numbers that JSON has not as strings."""
-
-    def spelt(odd: re.Match[str]) -> str:
-        found = odd[0]
-        return f"\\u{ord(found):04x}" if found < " " else "\\\\" if found == "\\" else found
-
-    def token(match: re.Match[str]) -> str:
-        return _ODD.sub(spelt, match[0]) if match[0][0] == '"' else f'"{match[0]}"'
-
-    return _TOKEN.sub(token, text)
-
-
 def _members(text: str, found: Salvaged) -> list[str]:
-    """The members of an object that can be read, as they stand; ``text`` is without its first brace."""
-    members = []
-    while match := re.match(r'[\s,]*("(?:[^"\\]|\\.)*"\s*:\s*)', text):
-        try:
-            _, end = _JSON.raw_decode(text, match.end())
-        except (ValueError, RecursionError):
-            found.note("a member of the document is damaged, left out", text)
-            break
-        members.append(text[match.start(1) : end])
-        text = text[end:]
+    members, damaged = members_of(text)
+    if damaged:
+        found.note("a member of the document is damaged, left out", damaged)
     return members
 
 
