@@ -11,7 +11,6 @@ from polars.testing import assert_frame_equal
 
 import etloom
 from etloom import registry
-from etloom.errors import AnalysisError
 from etloom.trace import Job, Trace
 
 OWN = Path(__file__).parent / "golden"
@@ -131,42 +130,3 @@ def test_synchronisations_are_no_work_where_hta_counts_them(data: Path, golden: 
     assert counted["span_ns"] == theirs["kernel_time(us)"] * US
     assert counted["idle_ns"] == theirs["idle_time(us)"] * US
     assert ours["busy_ns"] < counted["busy_ns"]
-
-
-REAL = [
-    *("simple_add", "nccl_ddp", "dlrm", "linear", "hta_multirank", "cpu/coll_4", "cpu/compile", "cpu/ddp_2"),
-    *("cpu/mt_bwd", "cpu/mt_bwd_allthreads", "cpu/pp_4", "critical_path", "hta_misc", "tracelens", "nsys"),
-]
-FILES_ALONE = {"critical_path", "hta_misc", "tracelens", "nsys"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", REAL)
-def test_every_analysis_answers_on_every_real_trace_or_says_why_not(data: Path, folder: str) -> None:
-    for path in sorted((data / folder).iterdir()) if folder in FILES_ALONE else [data / folder]:
-        for trace in opened(path).values():
-            for name in registry.names("analyses"):
-                analysis = registry.get("analyses", name)
-                if analysis.SCOPE != "rank":
-                    continue
-                try:
-                    answer = analysis.analyze(trace)
-                except AnalysisError as refusal:
-                    assert refusal.remedy and "\n" not in str(refusal)
-                    continue
-                assert dict(answer.schema) == analysis.COLUMNS, (path, name)
-                if name == "temporal-breakdown":
-                    parts = pl.sum_horizontal(
-                        "compute_ns",
-                        "idle_ns",
-                        *(f"exposed_{kind}_ns" for kind in ("communication", "memory", "other")),
-                    )
-                    assert answer.select((parts == pl.col("span_ns")).all()).item(), path
-                    assert answer.select(
-                        (pl.col("busy_ns") + pl.col("idle_ns") == pl.col("span_ns")).all()
-                    ).item()
-                if name == "kernel-overlap":
-                    whole = etloom.analyze(trace, "temporal-breakdown").filter(pl.col("step").is_null())
-                    assert answer["time_ns"].sum() == whole["busy_ns"].item()
-                if name == "top-ops":
-                    assert answer.select((pl.col("self_ns") <= pl.col("total_ns")).all()).item(), path
