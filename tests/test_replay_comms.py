@@ -229,7 +229,8 @@ def test_what_is_mistyped_is_an_error(data: Path) -> None:
         (("--only", "allreduce"), "'allreduce' is no collective"),
         (("--timing", "slow"), "--timing 'slow' is not known"),
         (("--ranks", "0-x"), "is no list of ranks"),
-        (("--trace-type", "basic"), "--trace-type 'basic' is not known"),
+        (("--trace-type", "basic"), "holds no trace of type basic"),
+        (("--trace-type", "nsys"), "--trace-type 'nsys' is not known"),
     ):
         status, _, err = cli(run, "--dry-run", *options)
         assert (status, said in err, err.count("\n")) == (1, True, 1)
@@ -312,7 +313,7 @@ def test_a_plan_that_fails_fails_on_all(data: Path) -> None:
 
 
 def test_one_trace_for_all(data: Path) -> None:
-    from etloom.cli.replay.comms import _one_for_all
+    from etloom.replayer.choice import _one_for_all
 
     job = _one_for_all(Job({0: etloom.open(data / "nccl_ddp")[0]}), 2)
     made = plan(job)

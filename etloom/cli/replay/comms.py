@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,6 @@ from etloom.cli._output import Format, emit
 
 if TYPE_CHECKING:
     from etloom.replayer.plan import Plan
-    from etloom.trace import Job
 
 
 @guarded()
@@ -31,7 +29,7 @@ def comms(
         str | None,
         typer.Option(
             "--trace-type",
-            help="et or kineto: read only such files; by default all that are there.",
+            help="et, kineto or basic (PARAM): fail where there is no such trace.",
             show_default=False,
         ),
     ] = None,
@@ -115,13 +113,23 @@ def comms(
     ):
         if value not in known:
             raise EtloomError(f"{option} {value!r} is not known", remedy=f"one of {', '.join(known)}")
+    import etloom
+    from etloom.replayer.choice import chosen, numbers
     from etloom.replayer.world import Place
 
     place = Place.here()
-    wanted = None if only is None else [one.strip() for one in only.split(",")]
+    asked: dict[str, Any] = {
+        "trace_type": trace_type,
+        "one_for_all": use_one_trace,
+        "ranks": None if ranks is None else numbers(ranks),
+        "shrink": shrink,
+        "only": [one.strip() for one in only.split(",")] if only else (),
+        "first": first,
+        "scale": scale,
+    }
 
     def make(world: int) -> Plan:
-        return _plan(given, trace_type, use_one_trace, _ranks(ranks), shrink, wanted, first, scale, world)
+        return chosen(etloom.open(given), world, **asked)
 
     if dry_run:
         if place.rank == 0:
@@ -145,81 +153,10 @@ def comms(
     if json_file:
         json_file.write_text(done.sums.write_json())
     if out:
-        import etloom
         from etloom.replayer.results import job
 
         etloom.export(job(done.plan, done.calls, backend), out)
         say(f"wrote {out}")
-
-
-def _plan(
-    path: Path,
-    trace_type: str | None,
-    one_for_all: bool,
-    ranks: list[int] | None,
-    shrink: bool,
-    only: list[str] | None,
-    first: int | None,
-    scale: float,
-    world: int,
-) -> Plan:
-    import etloom
-    from etloom.errors import EtloomError
-    from etloom.replayer.plan import COLLECTIVES, MESSAGES, plan
-
-    if unknown := sorted(set(only or ()) - COLLECTIVES - MESSAGES):
-        raise EtloomError(
-            f"{unknown[0]!r} is no collective", remedy=f"one of {', '.join(sorted(COLLECTIVES | MESSAGES))}"
-        )
-    job: Job = etloom.open(path)
-    if trace_type:
-        job = _only_type(job, trace_type, path)
-    if one_for_all:
-        job = _one_for_all(job, world)
-    played = len(ranks) if ranks else len(job)
-    if world < played and not shrink and world > 1:
-        raise EtloomError(
-            f"{world} processes for {played} recorded ranks",
-            remedy=f"start {played}, or add --shrink to play the first {world} of them",
-        )
-    alone = world == 1 and played > 1
-    return plan(job, world=None if alone else world, ranks=ranks, only=only or (), first=first, scale=scale)
-
-
-def _only_type(job: Job, kind: str, path: Path) -> Job:
-    from etloom.errors import EtloomError
-
-    table = {"et": "nodes", "kineto": "events"}.get(kind)
-    if table is None:
-        raise EtloomError(f"--trace-type {kind!r} is not known", remedy="et or kineto, or leave it out")
-    if not any(trace.tables.get(table) is not None and trace.tables[table].height for trace in job.values()):
-        raise EtloomError(f"holds no trace of type {kind}", where=path, remedy="leave --trace-type out")
-    return job
-
-
-def _one_for_all(job: Job, world: int) -> Job:
-    """The lowest rank's trace on all ranks of the world."""
-    from etloom.trace import Job
-
-    first = job[min(job)]
-    return Job(
-        {rank: first.replace(meta={**first.meta, "rank": rank, "world_size": world}) for rank in range(world)}
-    )
-
-
-def _ranks(text: str | None) -> list[int] | None:
-    """0,8-15 as a list."""
-    from etloom.errors import EtloomError
-
-    if text is None:
-        return None
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None:
-            raise EtloomError(f"--ranks {text!r} is no list of ranks", remedy="such as 0,8-15")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return found
 
 
 def _end(reason: Any) -> None:

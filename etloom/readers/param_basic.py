@@ -1,0 +1,131 @@
+"""PARAM's basic communication traces: a JSON list of the calls of one rank, in order.
+
+Each entry has ``comms`` and, as far as they apply, ``req``, ``in_msg_size`` and ``out_msg_size`` (elements), ``dtype``,
+``in_split``, ``out_split``, ``root``, ``src_rank``, ``dst_rank``, ``pg_id``, ``global_ranks``, ``world_size`` and
+``startTime_ns``. A call is asynchronous where a later ``wait`` has its ``req``. Entries that name computation, markers
+or nothing known are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom import kinds
+from etloom.errors import ReadError
+from etloom.readers._files import content
+from etloom.readers._tables import Stat, frame_of, trace_of
+from etloom.trace import Trace
+
+_ENTRY = re.compile(rb'^\s*\[\s*\{[^{}]*"(?:comms|compute|markers?)"\s*:')
+_ALSO = {"wait": "wait", "init": "init", "noop": None, "pt2pt": None}
+_TYPES = {
+    "int": "int",
+    "long": "long int",
+    "float": "float",
+    "double": "double",
+    "half": "half",
+    "bool": "bool",
+}
+
+
+def sniff(head: bytes) -> bool:
+    """Whether the file is a list whose first object says what it communicates or computes."""
+    return _ENTRY.match(head) is not None
+
+
+def read(path: Path, *, limit: int = 1 << 30) -> Trace:
+    """The calls as host events with their communications; without ``startTime_ns`` they have no times.
+
+    limit: the most bytes that the unpacked file may have. Raises ReadError for what is no such list, LimitError.
+    """
+    data, cut = content(path, limit)
+    try:
+        entries = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ReadError(f"is no whole JSON: {cut or str(error)[:80]}", where=path) from error
+    if not isinstance(entries, list):
+        raise ReadError("is no list of calls", where=path, remedy="PARAM's basic traces are JSON lists")
+    stats: list[Stat] = [("read.entries", "info", len(entries), "entries in the file")]
+    left: Counter[str] = Counter()
+    groups: dict[str, list[int]] = {}
+    calls: list[tuple[dict[str, Any], str]] = []
+    for entry in entries:
+        said = entry.get("comms") if isinstance(entry, dict) else None
+        meant = _meaning(said) if isinstance(said, str) else None
+        if isinstance(entry, dict) and entry.get("pg_id") is not None and _ints(entry.get("global_ranks")):
+            groups[str(entry["pg_id"])] = entry["global_ranks"]
+        if meant is None:
+            left[_what(entry)] += 1
+        elif meant != "init":
+            calls.append((entry, meant))
+    stats += [("read.not_communication", "info", count, what) for what, count in left.most_common(8)]
+    waited = {str(entry.get("req")) for entry, meant in calls if meant == "wait"}
+    worlds = {size for entry, _ in calls if isinstance(size := entry.get("world_size"), int)}
+    tables = {}
+    if calls:
+        events = [_event(row, entry) for row, (entry, _) in enumerate(calls)]
+        comms = [_comm(row, entry, meant, groups, waited) for row, (entry, meant) in enumerate(calls)]
+        # A call without a time, such as a wait, keeps its place after the one before it.
+        timed = frame_of("events", events, stats).with_columns(pl.col("ts").cum_max().forward_fill())
+        tables = {"events": timed, "comms": frame_of("comms", comms, stats)}
+    meta = {
+        "formats": ["param-basic"],
+        "files": [str(path)],
+        "clock": "relative",
+        "world_size": max(worlds) if worlds else None,
+    }
+    return trace_of(tables, meta, stats)
+
+
+def _meaning(name: str) -> str | None:
+    return _ALSO[name] if name in _ALSO else kinds.collective(name.lower())
+
+
+def _what(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return "no object"
+    key = next((key for key in ("comms", "compute", "markers", "marker") if key in entry), None)
+    return f"{key}: {str(entry[key])[:40]}" if key else "no call"
+
+
+def _event(row: int, entry: dict[str, Any]) -> dict[str, Any]:
+    start = entry.get("startTime_ns")
+    return {
+        "id": row, "ph": "i", "cat": "cpu_op", "name": f"param::{entry['comms']}", "pid": 0, "tid": 0, "position": row,
+        "ts": start if type(start) is int else None,
+    }  # fmt: skip
+
+
+def _comm(
+    row: int, entry: dict[str, Any], meant: str, groups: dict[str, list[int]], waited: set[str]
+) -> dict[str, Any]:
+    group = str(entry["pg_id"]) if entry.get("pg_id") is not None else None
+    ranks = groups.get(group or "")
+    root, req = entry.get("root"), entry.get("req")
+    is_async = str(req) in waited
+    dtype = entry.get("dtype")
+    return {
+        "id": row, "event": row, "collective": meant, "pg_name": group,
+        "ranks": json.dumps(ranks) if ranks else None, "group_size": len(ranks) if ranks else None,
+        "seq": req if is_async and type(req) is int else None, "is_async": is_async,
+        "dtype": _TYPES.get(dtype.lower(), dtype) if isinstance(dtype, str) else None,
+        "in_nelems": entry.get("in_msg_size"), "out_nelems": entry.get("out_msg_size"),
+        "in_split": _text(entry.get("in_split")), "out_split": _text(entry.get("out_split")),
+        # A rank of the job, where our root is a place in the group.
+        "root": ranks.index(root) if ranks and root in ranks else root,
+        "peer": entry.get("dst_rank" if meant == "send" else "src_rank") if meant in ("send", "recv") else None,
+    }  # fmt: skip
+
+
+def _text(values: Any) -> str | None:
+    return json.dumps(values) if _ints(values) else None
+
+
+def _ints(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(one) is int for one in values)

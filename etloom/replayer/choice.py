@@ -1,0 +1,119 @@
+"""Which part of a recorded job is played, on how many processes: a job and what was asked for in, a plan out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from etloom.errors import EtloomError
+from etloom.replayer.plan import COLLECTIVES, MESSAGES, Call, Plan, plan
+from etloom.trace import Job
+
+TYPES = ("et", "kineto", "basic")
+
+
+def chosen(
+    job: Job,
+    world: int,
+    *,
+    trace_type: str | None = None,
+    one_for_all: bool = False,
+    ranks: Sequence[int] | None = None,
+    shrink: bool = False,
+    only: Collection[str] = (),
+    first: int | None = None,
+    scale: float = 1.0,
+    balance: bool = False,
+) -> Plan:
+    """The plan for ``world`` processes; one process alone plans for all recorded ranks.
+
+    trace_type: insist on one of `TYPES`. one_for_all: play the lowest recorded rank on all processes. ranks: these.
+    shrink: play the first ranks where there are fewer processes. only, first, scale: as for `plan.plan`. balance: give
+    every rank of an all-to-all the same share. Raises EtloomError where that cannot be.
+    """
+    if unknown := sorted(set(only) - COLLECTIVES - MESSAGES):
+        raise EtloomError(
+            f"{unknown[0]!r} is no collective", remedy=f"one of {', '.join(sorted(COLLECTIVES | MESSAGES))}"
+        )
+    if trace_type is not None:
+        _insist(job, trace_type)
+    if one_for_all:
+        job = _one_for_all(job, world)
+    played = len(ranks) if ranks else len(job)
+    if world < played and not shrink and world > 1:
+        raise EtloomError(
+            f"{world} processes for {played} recorded ranks",
+            remedy=f"start {played}, or add --shrink to play the first {world} of them",
+        )
+    alone = world == 1 and played > 1
+    made = plan(job, world=None if alone else world, ranks=ranks, only=only, first=first, scale=scale)
+    return _balanced(made) if balance else made
+
+
+def numbers(text: str) -> list[int]:
+    """0,8-15 as a list. Raises EtloomError for what is none."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise EtloomError(f"--ranks {text!r} is no list of ranks", remedy="such as 0,8-15")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return found
+
+
+def _insist(job: Job, kind: str) -> None:
+    if kind not in TYPES:
+        raise EtloomError(
+            f"--trace-type {kind!r} is not known", remedy=f"one of {', '.join(TYPES)}, or leave it out"
+        )
+    if kind == "basic":
+        there = any("param-basic" in trace.meta.get("formats", ()) for trace in job.values())
+    else:
+        there = any(trace.table("nodes" if kind == "et" else "events").height for trace in job.values())
+    if not there:
+        raise EtloomError(
+            f"holds no trace of type {kind}", where=job.meta.get("path"), remedy="leave --trace-type out"
+        )
+
+
+def _one_for_all(job: Job, world: int) -> Job:
+    """The lowest rank's trace on all ranks of the world."""
+    first = job[min(job)]
+    return Job(
+        {rank: first.replace(meta={"rank": rank, "world_size": world}) for rank in range(world)}, job.meta
+    )
+
+
+def _balanced(made: Plan) -> Plan:
+    """All-to-alls with the mean of what their ranks put in, in equal shares."""
+    totals: dict[tuple[tuple[int, ...], int], int] = {}
+    for own in made.calls:
+        for turn, call in _all_to_alls(own):
+            totals[call.group, turn] = totals.get((call.group, turn), 0) + sum(call.inputs)
+    calls = []
+    for own in made.calls:
+        now = {
+            call.index: max(1, round(totals[call.group, turn] / len(call.group) ** 2)) * len(call.group)
+            for turn, call in _all_to_alls(own)
+        }
+        calls.append(
+            tuple(
+                replace(
+                    call, inputs=(now[call.index],), outputs=(now[call.index],), in_split=(), out_split=()
+                )
+                if call.index in now
+                else call
+                for call in own
+            )
+        )
+    return replace(made, calls=tuple(calls))
+
+
+def _all_to_alls(own: Sequence[Call]) -> Iterator[tuple[int, Call]]:
+    """(which one of its group it is, the call)."""
+    turns: dict[tuple[int, ...], int] = {}
+    for call in own:
+        if call.collective == "all_to_all":
+            turns[call.group] = turns.get(call.group, -1) + 1
+            yield turns[call.group], call

@@ -1,0 +1,148 @@
+"""PARAM's replay flags and basic traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.compat import comms_replay
+from etloom.errors import EtloomError, ReadError
+from etloom.replayer.choice import chosen, numbers
+
+
+def basic(folder: Path) -> Path:
+    """Two ranks: a sum in flight over an uneven exchange, a copy from rank 1, a message, a barrier."""
+    folder.mkdir(exist_ok=True)
+    for rank in (0, 1):
+        splits = ([2, 4], [2, 3]) if rank == 0 else ([3, 3], [4, 3])
+        calls: list[dict[str, Any]] = [
+            {"comms": "init", "pg_id": 7, "global_ranks": [0, 1]},
+            {"comms": "all_reduce", "req": 1, "in_msg_size": 1024, "out_msg_size": 1024, "dtype": "Float"},
+            {"compute": "gemm", "mm_dim": 100, "count": 1},
+            {"comms": "all_to_allv", "req": 2, "in_msg_size": 6, "out_msg_size": sum(splits[1]), "dtype": "Int",
+             "in_split": splits[0], "out_split": splits[1]},
+            {"comms": "wait", "req": 1},
+            {"comms": "broadcast", "in_msg_size": 8, "out_msg_size": 8, "dtype": "Long", "root": 1},
+            {"comms": "send" if rank == 0 else "recv", "in_msg_size": 5, "out_msg_size": 5, "dtype": "Float",
+             "src_rank": 0, "dst_rank": 1},
+            {"comms": "barrier"},
+        ]  # fmt: skip
+        for at, call in enumerate(calls):
+            call |= {"pg_id": 7, "world_size": 2}
+            if call.get("comms") not in ("init", "wait", "barrier"):
+                call["startTime_ns"] = at * 1_000_000
+        (folder / f"rank-{rank}.json").write_text(json.dumps(calls))
+    return folder
+
+
+def test_basic_traces_say_what_is_called(tmp_path: Path) -> None:
+    job = etloom.open(basic(tmp_path / "run"), use_cache=False)
+    assert list(job) == [0, 1]
+    assert job[0].meta["formats"] == ["param-basic"]
+    left = job[0].stats.filter(pl.col("name") == "read.not_communication")
+    assert left.select("count", "example").rows() == [(1, "compute: gemm")]
+    made = chosen(job, 2, trace_type="basic")
+    assert [
+        (call.collective, call.inputs, call.outputs, call.root, call.peer, call.after)
+        for call in made.calls[0]
+    ] == [
+        ("all_reduce", (1024,), (1024,), 0, None, ()),
+        ("all_to_all", (6,), (5,), 0, None, ()),
+        ("broadcast", (8,), (8,), 1, None, (0, 1)),
+        ("send", (5,), (), None, 1, (2,)),
+        ("barrier", (), (), 0, None, (3,)),
+    ]
+    assert made.calls[1][1].in_split == (3, 3) and made.calls[1][3].peer == 0
+    assert made.calls[0][2].gap_ns == 2_000_000
+
+
+def test_equal_shares(tmp_path: Path) -> None:
+    made = chosen(etloom.open(basic(tmp_path / "run"), use_cache=False), 2, balance=True)
+    for own in made.calls:
+        assert (own[1].inputs, own[1].outputs, own[1].in_split) == ((6,), (6,), ())
+
+
+@pytest.mark.parametrize("text", ["[]", '[{"comms": "all_reduce"', '{"comms": "x"}'])
+def test_what_is_no_basic_trace(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rank-0.json").write_text(text)
+    if text == "[]":
+        assert etloom.read(tmp_path / "rank-0.json", "param-basic").events.height == 0
+    else:
+        with pytest.raises(ReadError):
+            etloom.read(tmp_path / "rank-0.json", "param-basic")
+
+
+def test_a_type_that_is_not_there_is_an_error(data: Path) -> None:
+    with pytest.raises(EtloomError, match="holds no trace of type basic"):
+        chosen(etloom.open(data / "dlrm"), 4, trace_type="basic")
+    with pytest.raises(EtloomError, match="--trace-type 'nsys' is not known"):
+        chosen(etloom.open(data / "dlrm"), 4, trace_type="nsys")
+
+
+def test_lists_of_ranks() -> None:
+    assert numbers("0, 8-10") == [0, 8, 9, 10]
+    with pytest.raises(EtloomError, match="'1-' is no list of ranks"):
+        numbers("1-")
+
+
+def test_dry_run_and_flags_without_effect(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--trace-path", str(data / "dlrm"), "--dry-run", "--bitwidth", "32", "--reuse-tensors"]
+    assert comms_replay.main(given) == 0
+    said = capsys.readouterr()
+    assert said.out.count("all_to_all") == 4 * 5
+    assert "--bitwidth has no effect: nothing is quantised" in said.err
+    assert "--reuse-tensors has no effect" in said.err
+    assert comms_replay.main([*given, "--max-msg-cnt", "2", "--allow-ops", "all_reduce,wait"]) == 0
+    assert capsys.readouterr().out.count("all_reduce") == 4 * 2
+    with pytest.raises(SystemExit):
+        comms_replay.main([*given, "--blockin"])
+    capsys.readouterr()
+    assert comms_replay.main(["--trace-path", str(data / "simple_add"), "--dry-run"]) == 1
+    assert capsys.readouterr().err.startswith("etloom-comms-replay: the run holds no communication")
+
+
+def test_batches_of_calls() -> None:
+    calls = pl.DataFrame(
+        {"rank": [0] * 5, "repeat": [0] * 5, "call": range(5), "made_ns": [0, 10, 20, 30, 40],
+         "done_ns": [9, 25, 21, 39, 99]}
+    )  # fmt: skip
+    found = comms_replay.batches(calls, 2)
+    assert found.select("batches", "min_ms", "max_ms", "total_ms").row(0) == pytest.approx(
+        (2, 19e-6, 25e-6, 44e-6)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_two_processes_under_params_flags(tmp_path: Path) -> None:
+    run, out = basic(tmp_path / "run"), tmp_path / "out"
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = str(one.getsockname()[1])
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "etloom.compat.comms_replay", "--trace-path", str(run), "--trace-type", "basic",
+             "--num-replays", "3", "--c", "1", "--colls-per-batch", "2", "--output-path", str(out),
+             "--output-ranks", "1", "--master-port", port],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    said = [one.communicate(timeout=100) for one in running]
+    assert [one.returncode for one in running] == [0, 0], said
+    assert "all_reduce" in said[0][0] and "batches" in said[0][0] and not said[1][0]
+    assert sorted(one.name for one in out.iterdir()) == ["replay.parquet", "replayedCommsPerf.rank-1.json"]
+    rows = json.loads((out / "replayedCommsPerf.rank-1.json").read_text())
+    assert [row["comms"] for row in rows[:5]] == ["all_reduce", "all_to_all", "broadcast", "recv", "barrier"]
+    assert len(rows) == 15 and all(row["latency_us"] > 0 for row in rows)
+    assert len(etloom.open(out / "replay.parquet")) == 2
