@@ -196,7 +196,7 @@ def test_what_no_formula_knows_has_its_time_and_no_flops(tmp_path: Path) -> None
     whole = row(job, "flops", by="all")
     assert (whole["calls"], whole["counted"], whole["time_ns"], whole["covered_pct"]) == (4, 1, 100_000, 30.0)
     families = etloom.analyze(job, "flops", by="family")
-    assert families["family"].to_list() == ["attention", "gemm"]
+    assert families["family"].to_list() == ["gemm", "attention"], "as long as each other: what computed more"
     assert families["time_pct"].to_list() == pytest.approx([50, 50])
     spent = etloom.analyze(job, "kernel-families").select("family", "kernels", "total_ns", "longest")
     assert spent.rows() == [("attention", 1, 50_000, "flash_fwd_kernel"), ("gemm", 3, 50_000, "gemm")]
@@ -496,3 +496,22 @@ def test_a_resnet_costs_what_its_architecture_says(data: Path) -> None:
     assert table["model_flops"].to_list()[:2] == [expected, expected]
     assert table["precision"].unique().to_list() == ["tf32"]
     assert math.isclose(table["covered_pct"][0], 100)
+
+
+def test_an_execution_trace_alone_has_flops_and_no_times(data: Path) -> None:
+    run = etloom.open(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
+    table = etloom.analyze(run, "flops", by="family").filter(pl.col("family").is_in(["convolution", "gemm"]))
+    layers = resnet_50_convolutions()
+    # Three iterations of the same network.
+    assert table["flops"].sum() == 3 * 2 * 32 * (3 * (sum(layers) + 2048 * 1000) - layers[0])
+    assert table.select("basis", "time_ns", "covered_pct").unique().rows() == [("none", None, None)]
+    with pytest.raises(AnalysisError, match="no times"):
+        etloom.analyze(run, "roofline")
+
+
+def test_the_execution_trace_says_the_types_that_kineto_leaves_out(data: Path) -> None:
+    """Of the tensors in a list."""
+    together = row(etloom.open(data / "cpu" / "ddp_2"), "flops", "aten::cat")
+    alone = row(etloom.open(data / "cpu" / "ddp_2" / "kineto_trace_0.json.gz"), "flops", "aten::cat")
+    assert together["bytes"] > 0
+    assert alone["bytes"] is None

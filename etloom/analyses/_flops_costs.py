@@ -27,8 +27,10 @@ def with_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     calls = calls.join(told, on=list(_KEY), how="left", nulls_equal=True, maintain_order="left")
     # The same name and arguments may also be of an operator that does not count: it keeps its time alone.
     calls = calls.with_columns(pl.when("costed").then(pl.col(name)).alias(name) for name in _COSTS)
-    unsaid = calls.filter("costed", pl.col("flops").is_null() & pl.col("bytes").is_null())
-    said = _node_costs(trace, unsaid.select("id", "name"))
+    # Of the elements of a list of tensors Kineto does not say the type, so bytes may lack where flops do not.
+    unsaid = calls.filter("costed", pl.col("flops").is_null() | pl.col("bytes").is_null())
+    links = trace.links.select("node", id="event").unique("id", keep="first")
+    said = node_costs(trace, unsaid.select("id").join(links, on="id")).drop("node", "name")
     if not said.height:
         return calls
     return calls.join(said, on="id", how="left", maintain_order="left", suffix="_said").select(
@@ -73,28 +75,39 @@ def _kineto_cost(row: dict[str, Any]) -> Cost | None:
     return cost_of(call)
 
 
-def _node_costs(trace: Trace, asked: pl.DataFrame) -> pl.DataFrame:
-    """id, the columns of a cost, dims, types of the asked calls whose node in the execution trace says them."""
-    links = trace.links.select("node", id="event").unique("id", keep="first")
-    found = asked.join(links, on="id").join(
-        trace.nodes.select(node="id", inputs=pl.col("inputs").cast(pl.String)), on="node"
+def node_costs(trace: Trace, asked: pl.DataFrame) -> pl.DataFrame:
+    """asked (node, ...) with name, dims, types and the columns of a cost, as the execution trace says them."""
+    nodes = trace.nodes.select("name", "inputs", node="id")
+    asked = asked.join(nodes, on="node", maintain_order="left")
+    tensors = trace.tensors.join(asked.select("node"), on="node", how="semi").sort(
+        "node", "io", "index", "item"
     )
-    tensors = trace.tensors.join(found.select("node"), on="node", how="semi").with_columns(
-        pl.col(pl.Categorical).cast(pl.String)
+    columns = ("io", "index", "item", "dtype", "shape", "stride")
+    texts = pl.concat_str(pl.col(columns).cast(pl.String), separator="|", ignore_nulls=True)
+    keys = tensors.group_by("node").agg(texts.str.join(";").alias("key"))
+    asked = asked.join(keys, on="node", how="left", maintain_order="left")
+    # One node stands for all of the same name, tensors and values.
+    one = asked.group_by("name", "inputs", "key", maintain_order=True).agg(
+        pl.col("node").first().alias("like")
     )
-    lists = {key: group.to_dicts() for (key,), group in tensors.group_by("node", maintain_order=True)}
+    mine = tensors.join(one.select("like"), left_on="node", right_on="like", how="semi")
+    lists = {key: group.to_dicts() for (key,), group in mine.group_by("node", maintain_order=True)}
     rows: list[tuple[Any, ...]] = []
     costs: list[Cost | None] = []
-    for row in found.iter_rows(named=True):
-        mine = sorted(lists.get(row["node"], ()), key=lambda one: (one["io"], one["index"], one["item"] or 0))
+    for name, inputs, _, node in one.iter_rows():
+        given = lists.get(node, [])
         try:
-            costs.append(cost_of(node_call(row["name"], mine, row["inputs"])))
+            costs.append(cost_of(node_call(name, given, inputs)))
         except (ValueError, TypeError, RecursionError):
             costs.append(None)
-        plain = [one for one in mine if not one["io"]]
-        rows.append((row["id"], *(_listed(plain, name) for name in ("shape", "dtype"))))
-    told = pl.DataFrame(rows, schema={"id": pl.UInt32, "dims": pl.String, "types": pl.String}, orient="row")
-    return told.hstack(_frame(costs))
+        plain = [row for row in given if not row["io"]]
+        rows.append(tuple(_listed(plain, column) for column in ("shape", "dtype")))
+    told = pl.DataFrame(rows, schema={"dims": pl.String, "types": pl.String}, orient="row")
+    one = one.drop("like").hstack(told).hstack(_frame(costs))
+    keyed = ["name", "inputs", "key"]
+    return asked.join(one, on=keyed, how="left", nulls_equal=True, maintain_order="left").drop(
+        "inputs", "key"
+    )
 
 
 def _listed(tensors: list[dict[str, Any]], name: str) -> str:

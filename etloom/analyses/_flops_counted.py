@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from etloom import kinds, stacks
 from etloom.analyses._activity import device_work, of_rank, require_linked
-from etloom.analyses._flops_costs import with_costs
+from etloom.analyses._flops_costs import node_costs, with_costs
 from etloom.analyses._flops_registry import FAMILIES, entry, kernel_family
 from etloom.analyses._launched import launched
 from etloom.analyses.recompute import ran_again
@@ -37,12 +37,15 @@ def counted(trace: Trace) -> pl.DataFrame:
     device work ran; basis host: its duration, of an operator without a cost its self time), basis, dims, types.
     Communication is no part of it.
 
-    Raises AnalysisError where nothing has shapes.
+    Of an execution trace alone the operators that count, in no time (basis none). Raises AnalysisError where nothing
+    has shapes.
     """
     require_linked(trace)
     events = trace.events
+    if not events.height and trace.nodes.height:
+        return _checked(trace, _node_units(trace))
     parent = row_of(events, events["parent"])
-    chosen = _chosen(events, parent)
+    chosen = _chosen(events["name"], _operators(events), parent)
     if device_work(trace).height:
         work = kernels(trace, parent, chosen)
         units = _by_owner(work.filter(pl.col("kind") != "communication"))
@@ -54,8 +57,18 @@ def counted(trace: Trace) -> pl.DataFrame:
     units = units.hstack(taken(events.select("id", "name", own_step="step"), at)).with_columns(
         pl.Series("costed", costed), pl.Series("recomputed", costed & again[at])
     )
-    units = with_costs(trace, units).with_columns(
-        known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null()
+    units = _checked(trace, with_costs(trace, units))
+    return units.with_columns(
+        family=pl.when("costed").then("family").otherwise("kernel_family"),
+        step=pl.when("costed").then("own_step").otherwise(pl.coalesce("own_step", "step")),
+        model_flops=pl.when("recomputed").then(0).otherwise("model_flops"),
+    ).filter(pl.col("family") != "communication")
+
+
+def _checked(trace: Trace, units: pl.DataFrame) -> pl.DataFrame:
+    """units with known and the family of their operators; AnalysisError where nothing is known."""
+    units = units.with_columns(
+        families(units["name"]), known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null()
     )
     if not units["known"].any():
         raise AnalysisError(
@@ -63,12 +76,7 @@ def counted(trace: Trace) -> pl.DataFrame:
             where=of_rank(trace),
             remedy="profile with record_shapes=True, or put the execution trace of the run beside it",
         )
-    told = families(units["name"])
-    return units.with_columns(
-        family=pl.when("costed").then(told).otherwise("kernel_family"),
-        step=pl.when("costed").then("own_step").otherwise(pl.coalesce("own_step", "step")),
-        model_flops=pl.when("recomputed").then(0).otherwise("model_flops"),
-    ).filter(pl.col("family") != "communication")
+    return units
 
 
 def families(names: pl.Series) -> pl.Series:
@@ -99,27 +107,32 @@ def kernels(trace: Trace, parent: Rows | None = None, chosen: Mask | None = None
     work = work.join(names, on=["kind", "name"], how="left", maintain_order="left")
     if parent is None or chosen is None:
         parent = row_of(trace.events, trace.events["parent"])
-        chosen = _chosen(trace.events, parent)
+        chosen = _chosen(trace.events["name"], _operators(trace.events), parent)
     around = row_of(trace.events, work["operator"])
     owner = stacks.nearest(parent, chosen, around)
     return work.drop("operator").with_columns(pl.Series("row", np.where(owner >= 0, owner, around)))
 
 
-def _chosen(events: pl.DataFrame, parent: Rows) -> Mask:
-    """Which rows are operators that count."""
-    operators = stacks.among(events["cat"], kinds.OPERATORS) & events["dur"].is_not_null().to_numpy()
-    entries = {name: entry(name) for name in events["name"].unique().drop_nulls().cast(pl.String)}
+def _operators(events: pl.DataFrame) -> Mask:
+    """Which rows of events are operators that have a duration."""
+    found: Mask = stacks.among(events["cat"], kinds.OPERATORS) & events["dur"].is_not_null().to_numpy()
+    return found
+
+
+def _chosen(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
+    """Which operators count, by the names of all rows and the row around each."""
+    entries = {name: entry(name) for name in names.unique().drop_nulls().cast(pl.String)}
     plain = [name for name, found in entries.items() if found and not found.composite]
     composite = [name for name, found in entries.items() if found and found.composite]
-    whole: Mask = operators & stacks.among(events["name"], plain)
-    made_of: Mask = operators & stacks.among(events["name"], composite)
+    whole: Mask = operators & stacks.among(names, plain)
+    made_of: Mask = operators & stacks.among(names, composite)
     rows = np.flatnonzero(whole)
     whole[rows[stacks.nearest(parent, whole, _above(parent, rows)) >= 0]] = False
     rows = np.flatnonzero(made_of)
     made_of[rows[stacks.nearest(parent, whole, rows) >= 0]] = False
     # A composite operator around one that counts, itself a composite or not, is accounted for by that.
     climbing = _above(parent, np.flatnonzero(whole | made_of))
-    around = np.zeros(events.height, dtype=np.bool_)
+    around = np.zeros(len(names), dtype=np.bool_)
     while climbing.size:
         found = np.unique(stacks.nearest(parent, made_of & ~around, climbing))
         found = found[found >= 0]
@@ -184,7 +197,7 @@ def _by_owner(work: pl.DataFrame) -> pl.DataFrame:
 def _host_units(events: pl.DataFrame, parent: Rows, chosen: Mask) -> pl.DataFrame:
     """As the units of device work, of the host's operators."""
     own = stacks.exclusive_time(events, operators_only=True).to_numpy()
-    operators = stacks.among(events["cat"], kinds.OPERATORS) & events["dur"].is_not_null().to_numpy()
+    operators = _operators(events)
     inside = stacks.nearest(parent, chosen, np.arange(events.height)) >= 0
     talks = stacks.asked(events["name"], kinds.is_communication)
     rows = np.flatnonzero(operators & (chosen | ~inside))
@@ -199,4 +212,19 @@ def _host_units(events: pl.DataFrame, parent: Rows, chosen: Mask) -> pl.DataFram
         schema_overrides={"kernel_family": pl.String},
     ).with_columns(
         pl.col("kernel_family").cast(FAMILY), tf32=pl.lit(False), bus=pl.lit(False), basis=pl.lit("host")
+    )
+
+
+def _node_units(trace: Trace) -> pl.DataFrame:
+    """The operators of an execution trace that count, with their costs; their times are not known."""
+    nodes = trace.nodes
+    functions = (nodes["scope"].fill_null(0) == 0).to_numpy()
+    rows = np.flatnonzero(_chosen(nodes["name"], functions, row_of(nodes, nodes["parent"])))
+    return node_costs(trace, nodes.select(node="id")[rows]).with_columns(
+        step=pl.lit(None, dtype=pl.Int64),
+        kernels=pl.lit(0, dtype=pl.Int64),
+        time_ns=pl.lit(None, dtype=pl.Int64),
+        tf32=pl.lit(False),
+        bus=pl.lit(False),
+        basis=pl.lit("none"),
     )

@@ -2,7 +2,8 @@
 
 A row is an operator. flops: multiplications and additions; bytes: the least that memory must move. counted: of its
 calls, those whose shapes are known and that have a formula; covered_pct: their share of the row's time. What is not
-counted is null, never guessed. time: in which some device work of a call ran; basis host: its duration. Of operators
+counted is null, never guessed. time: in which some device work of a call ran; basis host: its duration;
+basis none (an execution trace alone): not known. Of operators
 inside each other the outermost with a formula counts; communication is left out. The definitions are in docs/flops.md.
 
 by: operator, family (gemm, attention, ...; of kernels without a formula, by their names) or all (one row). step: only
@@ -56,7 +57,7 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
                 pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
                 for name in ("flops", "bytes")
             ),
-            time.sum(),
+            pl.when(time.is_not_null().any()).then(time.sum()).alias("time_ns"),
             time.filter(known).sum().alias("known_ns"),
         )
         .with_columns(
@@ -66,4 +67,5 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
         )
     )
     table = answer(table, COLUMNS)
-    return table.sort("time_ns", "family", "name", descending=(True, False, False), nulls_last=True).head(top)
+    keys, descending = ("time_ns", "flops", "family", "name"), (True, True, False, False)
+    return table.sort(keys, descending=descending, nulls_last=True).head(top)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, in_step
+from etloom.analyses._activity import answer, in_step, of_rank
 from etloom.analyses._flops_counted import counted, kernels
 from etloom.analyses._flops_limits import device_peaks_of, with_limits
 from etloom.errors import AnalysisError, UnknownName
@@ -66,7 +66,14 @@ def analyze(
         raise UnknownName("grouping", by, _KEYS)
     if top < 1:
         raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
-    calls = in_step(trace, counted(trace), step).filter("known", pl.col("time_ns") > 0)
+    calls = in_step(trace, counted(trace), step)
+    if not calls["time_ns"].count():
+        raise AnalysisError(
+            "an execution trace alone has no times",
+            where=of_rank(trace),
+            remedy="put the Kineto trace of the run beside it; flops needs no times",
+        )
+    calls = calls.filter("known", pl.col("time_ns") > 0)
     peaks = device_peaks_of(trace, device_peaks, peak_tflops, bandwidth_gbs)
     calls = with_limits(calls, peaks).with_columns(pl.col("flops", "bytes").cast(pl.Float64))
     if by == "kernel":
