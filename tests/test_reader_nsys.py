@@ -420,3 +420,32 @@ def test_h100_two_gpus(data: Path) -> None:
         matched += work.join(calls, on="correlation", how="semi").height
     assert matched == 1632  # of 3,442 on (process, correlation)
     assert stats(job[0]) == {"read.nsys_guessed_rank": ("info", 2)}
+
+
+def test_names_that_are_not_there_are_counted(export: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.sqlite"
+    file.write_bytes(export.read_bytes())
+    connection = sqlite3.connect(file)
+    connection.execute("DROP TABLE StringIds")
+    connection.commit()
+    connection.close()
+    job = nsys.read(file, all_processes=True)
+    assert isinstance(job, Job)
+    counts = dict(job[0].stats.select("name", "count").iter_rows())
+    assert counts["read.nsys_no_name"] == sum(trace.events["name"].null_count() for trace in job.values()) > 0
+    assert "read.nsys_no_name" not in nsys.read(export)[0].stats["name"].to_list()
+
+
+def test_every_row_of_a_real_export_is_accounted_for(data: Path, tmp_path: Path) -> None:
+    packed = next((data / "nsys").glob("*.sqlite.gz"))
+    file = tmp_path / "x.sqlite"
+    file.write_bytes(gzip.decompress(packed.read_bytes()))
+    connection = sqlite3.connect(file)
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    timed = [name for name in tables if name.startswith("CUPTI_ACTIVITY_KIND_") or name == "NVTX_EVENTS"]
+    rows = sum(connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in timed)
+    connection.close()
+    job = nsys.read(packed)
+    assert isinstance(job, Job)
+    assert sum(trace.events.height for trace in job.values()) == rows
+    assert not [row for trace in job.values() for row in trace.stats.rows() if row[1] != "info"]

@@ -179,6 +179,8 @@ def _repaired(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
         ("read.negative_dur", "data_loss", negative, "ended before it began: the duration is null"),
     ]
     kept = events.filter(timed) if untimed else events
+    nameless = "events of which neither text nor StringIds gives the name"
+    stats.append(("read.nsys_no_name", "data_loss", kept["name"].null_count(), nameless))
     return kept.drop("start", "end").with_columns(dur=pl.when(pl.col("dur") >= 0).then(pl.col("dur")))
 
 
