@@ -85,8 +85,8 @@ def test_without_delays_work_starts_at_once(run: Job, tmp_path: Path) -> None:
 def test_ranks_have_a_file_each_and_may_be_packed(run: Job, tmp_path: Path) -> None:
     etloom.export(run, tmp_path / "job.et.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.0.et.gz", "job.1.et.gz"]
-    etloom.export(run[1], tmp_path / "one.et")
-    assert gzip.decompress((tmp_path / "job.1.et.gz").read_bytes()) == (tmp_path / "one.et").read_bytes()
+    etloom.export(run, tmp_path / "plain.et")
+    assert gzip.decompress((tmp_path / "job.1.et.gz").read_bytes()) == (tmp_path / "plain.1.et").read_bytes()
     read = etloom.read(tmp_path / "job.1.et.gz")
     assert (read.rank, read.meta["world_size"], read.meta["clock"]) == (1, 2, "epoch")
 
@@ -443,3 +443,17 @@ def test_writing_asks_for_no_pandas(tmp_path: Path) -> None:
         "sys.exit('pandas.core' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parent)
+
+
+def test_groups_that_no_one_recorded_are_those_that_met(data: Path, tmp_path: Path) -> None:
+    etloom.export(etloom.open(data / "cpu" / "coll_4"), tmp_path / "x.et")
+    assert json.loads((tmp_path / "x.comm_groups.json").read_text()) == {"1": [0, 1]}
+    for rank in range(4):
+        together = [
+            node.attributes
+            for node in load(tmp_path / f"x.{rank}.et").nodes
+            if "comm_type" in node.attributes
+        ]
+        inner = [one["collective"] for one in together if one["pg_name"] == "1"]
+        assert inner == (["all_reduce"] if rank < 2 else [])
+        assert {one["pg_name"] for one in together} <= {"0", "1"}

@@ -51,7 +51,8 @@ def communications(trace: Trace, found: Activities, groups: Groups) -> pl.DataFr
                 fact = None
             elif fact and events["name"][int(around[at])].startswith("c10d::"):
                 fact = _without_outputs(fact)
-        row = _communication(names[at], fact or {}, int(trace.rank or 0), groups, turns)
+        fact = {**(fact or {}), "event": int(ids[found.owner[place]])}
+        row = _communication(names[at], fact, int(trace.rank or 0), groups, turns)
         for name, value in row.items():
             columns[name][place] = value
     return pl.DataFrame(columns, schema=_COMM)
@@ -78,7 +79,8 @@ def _communication(
         "root": fact.get("root"),
         "group": fact.get("pg_name"),
     }
-    group = groups.number.get((fact.get("pg_name"), fact.get("ranks")))
+    known = groups.number.get((fact.get("pg_name"), fact.get("ranks")))
+    group = groups.met.get((rank, fact.get("event", -1))) if known is None else known
     said["pg_name"] = None if group is None else str(group)
     size = 0 if collective == "barrier" else _size(fact, "in_nelems")
     if collective in _COMM_TYPES and size is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from etloom.trace import Trace
+from etloom.collectives import together
+from etloom.trace import Job, Trace
 
 WORLD = 0
 _GREATEST = 2**31 - 1  # that simulators read; an address in place of a name is greater
@@ -19,10 +20,12 @@ Key = tuple[str | None, str | None]
 
 @dataclass(frozen=True)
 class Groups:
-    """The ``number`` of each group, and the ``ranks`` of each number but 0."""
+    """The ``number`` of each group, and the ``ranks`` of each number but 0. ``met``: by (rank, event) the number of the
+    group of a communication of which only that is known."""
 
     number: dict[Key, int]
     ranks: dict[int, list[int]]
+    met: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 def numbered(traces: Iterable[Trace]) -> Groups:
@@ -63,6 +66,27 @@ def numbered(traces: Iterable[Trace]) -> Groups:
         number[key] = number[alike[0]] if alike else max(WORLD, *known, 0) + 1
         known[number[key]] = ranks[key]
     return Groups(number, dict(sorted(known.items())))
+
+
+def met(job: Job, groups: Groups) -> Groups:
+    """The groups, and those of communications that bear none (gloo's): the ranks that met in them.
+
+    Only where every rank of the run is there, since those that are not may have met the others.
+    """
+    everyone = sorted(job)
+    if len(job) < 2 or any(
+        int(trace.meta.get("world_size") or len(job)) > len(job) for trace in job.values()
+    ):
+        return groups
+    parts = together(job).parts.filter(pl.col("group").is_null() & (pl.col("collective") != "message"))
+    numbers = {tuple(ranks): number for number, ranks in groups.ranks.items()} | {tuple(everyone): WORLD}
+    found: dict[tuple[int, int], int] = {}
+    for _, own in parts.drop_nulls("meeting").group_by("meeting", maintain_order=True):
+        ranks = tuple(sorted(own["rank"].unique()))
+        number = numbers.setdefault(ranks, max(numbers.values()) + 1)
+        found |= dict.fromkeys(own.select("rank", "event").iter_rows(), number)
+    listed = {number: list(ranks) for ranks, number in numbers.items() if number != WORLD}
+    return replace(groups, ranks=groups.ranks | listed, met=found)
 
 
 def _listed(text: str | None) -> list[int]:

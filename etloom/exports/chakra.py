@@ -28,7 +28,7 @@ from etloom.chakra.files import of_rank, stem
 from etloom.errors import EtloomError
 from etloom.exports import _wire as wire
 from etloom.exports._chakra_nodes import ChakraNodes, nodes
-from etloom.exports._comm_groups import Groups, numbered
+from etloom.exports._comm_groups import Groups, met, numbered
 from etloom.exports._files import replacing
 from etloom.linker import link
 from etloom.readers import _chakra_pb as pb
@@ -63,11 +63,13 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True)
     """
     path = Path(path)
     ranks = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
-    groups = numbered(ranks.values())
     for rank, one in ranks.items():
         check(one, path)
+        ranks[rank] = one if one.meta.get("linked") else link(one)
+    groups = met(Job(ranks), numbered(ranks.values()))
+    for rank, one in ranks.items():
         with replacing(path if len(ranks) == 1 else of_rank(path, rank)) as file:
-            file.write(encoded(one if one.meta.get("linked") else link(one), groups, delays=delays))
+            file.write(encoded(one, groups, delays=delays))
     if groups.ranks:
         beside = path.with_name(f"{stem(path)}.comm_groups.json")
         beside.write_text(json.dumps({str(number): ranks for number, ranks in groups.ranks.items()}) + "\n")
