@@ -12,6 +12,7 @@ from small import slice_
 
 import etloom
 from etloom import registry
+from etloom.patterns import View
 from etloom.trace import Trace
 
 KERNEL = "void at::native::reduce_kernel<512, 1>()"
@@ -180,7 +181,7 @@ def test_conversions(tmp_path: Path) -> None:
     assert found(run.trace(tmp_path), "conversions") == [(10_000, 1, "aten::copy_")]
     assert found(Run().op("aten::mm", 0, 10).kernel(1, 5, 10).trace(tmp_path), "conversions") == []
     host = Run().op("aten::to", 0, 20).op("aten::_to_copy", 1, 18).op("aten::copy_", 2, 10)
-    assert found(host.trace(tmp_path), "conversions") == [(10_000, 1, "aten::copy_")]
+    assert found(host.trace(tmp_path), "conversions") == [(10_000, 1, "aten::to")]
     # What a copy_ of its own is for, the host's events do not say.
     assert found(Run().op("aten::copy_", 0, 10).trace(tmp_path), "conversions") == []
 
@@ -248,6 +249,28 @@ def test_stragglers(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "dlrm"), "findings", pattern="stragglers")
     delays = etloom.analyze(etloom.open(data / "dlrm"), "stragglers")
     assert rows.select("rank", "cost_ns").row(0) == delays.select("rank", "delay_ns").row(0) == (2, 2_249_000)
+
+
+def test_time_for_which_several_wait_is_lost_once(data: Path) -> None:
+    """Ranks of a pipeline post many receives before they wait for the first."""
+    job = etloom.open(data / "cpu/pp_4")
+    rows = etloom.analyze(job, "findings", pattern="stragglers", min_pct=0)
+    delays = dict(etloom.analyze(job, "stragglers").select("rank", "delay_ns").iter_rows())
+    costs = dict(rows.select("rank", "cost_ns").iter_rows())
+    worst = rows["rank"][0]
+    assert costs[worst] == rows["cost_ns"].max() < 0.8 * delays[worst]
+    assert rows["pct"].max() < 60
+
+
+def test_a_place_is_what_the_program_called(tmp_path: Path) -> None:
+    """Not the operators that it is made of; where there is nothing else, the outermost of them."""
+    run = Run().op("aten::item", 0, 40).op("aten::_local_scalar_dense", 1, 30)
+    run.op("aten::zeros", 50, 40).op("aten::zero_", 51, 30).op("aten::fill_", 52, 20)
+    run.op("aten::to", 100, 40).op("aten::_to_copy", 101, 30).op("aten::copy_", 102, 20)
+    view = View(etloom.link(run.trace(tmp_path)))
+    names = dict(view.trace.events.select(pl.col("name").cast(pl.String), "id").iter_rows())
+    inner = pl.Series([names[name] for name in ("aten::_local_scalar_dense", "aten::fill_", "aten::copy_")])
+    assert view.where(inner)["operator"].to_list() == ["aten::item", "aten::zeros", "aten::to"]
 
 
 def test_counts_are_said_in_words(tmp_path: Path) -> None:

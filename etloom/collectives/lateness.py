@@ -15,11 +15,13 @@ CAUSES = ("longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns")
 
 
 def delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """A row a meeting: meeting, rank (the last to come), delay_ns, CAUSES. parts: `Together.parts` that met."""
+    """A row a meeting: meeting, rank (the last to come), start (of it), delay_ns, CAUSES. parts: `Together.parts` that
+    met."""
     if parts.is_empty():
         schema = {
             "meeting": pl.Int64,
             "rank": pl.Int64,
+            "start": pl.Int64,
             "delay_ns": pl.Int64,
             **dict.fromkeys(CAUSES, pl.Int64),
         }
@@ -36,7 +38,7 @@ def cause() -> pl.Expr:
 
 
 def _late(parts: pl.DataFrame) -> pl.DataFrame:
-    """meeting, rank, delay_ns and its causes, of the last to come to each meeting; of parts with `_since`."""
+    """meeting, rank, start, delay_ns and its causes, of the last to come to each meeting; of parts with `_since`."""
     ordered = parts.sort("meeting", "start", "rank")
     done = ("start", "left", "compute", "busy")
     two = ordered.group_by("meeting", maintain_order=True).agg(
@@ -53,6 +55,7 @@ def _late(parts: pl.DataFrame) -> pl.DataFrame:
     return two.select(
         "meeting",
         "rank",
+        "start",
         more("start").alias("delay_ns"),
         *(
             pl.when(known).then(part).otherwise(0).alias(name)

@@ -17,6 +17,11 @@ _MODULE = r"^nn\.Module: (.*)$"
 _FRAME = r"^.*\(\d+\): "
 _LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
 LOADS_DATA = r"^enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__"
+PLUMBING = (
+    r"^aten::(?:copy_|_to_copy|to|contiguous|clone|_reshape_copy|fill_|zero_|empty\w*|as_strided"
+    r"|_local_scalar_dense)$"
+)
+"""Operators that others are made of: that one of them is slow does not say where."""
 CAUSES = ("data", "sync", "allocator", "launch", "device")
 """Of a gap: the host was loading data, was released from a wait after the device had run dry, allocated device
 memory, or was late for another reason; or the work was there in time and the device took it late (a stream that
@@ -137,8 +142,9 @@ class View:
         return self.host(ALLOCATES, kinds.RUNTIME).sort("end")
 
     def where(self, events: pl.Series) -> pl.DataFrame:
-        """operator, module, frame around each of these host events (ids, null allowed): innermost; frame: of code
-        that is no library's, where Python was recorded."""
+        """operator, module, frame around each of these host events (ids, null allowed): innermost. operator: not one
+        that only serves another (PLUMBING), and where all do, the outermost; frame: of code that is no library's, where
+        Python was recorded."""
         rows = stacks.row_of(self.trace.events, events)
         names = self.trace.events["name"]
         found = {}
@@ -153,12 +159,17 @@ class View:
         """Of each event the row of the innermost operator, module, frame around it, -1 for none."""
         events = self.trace.events
         parent, everything = stacks.row_of(events, events["parent"]), np.arange(events.height)
-        return {
+        found = {
             place: stacks.nearest(parent, wanted, everything).astype(np.int32)
             if wanted.any()
             else np.full(events.height, -1, dtype=np.int32)
             for place, wanted in self._nests.items()
         }
+        operators = stacks.among(events["cat"], kinds.OPERATORS)
+        inside = np.where(parent < 0, -1, stacks.nearest(parent, operators, np.maximum(parent, 0)))
+        outermost = stacks.nearest(parent, operators & (inside < 0), everything)
+        found["operator"] = np.where(found["operator"] < 0, outermost, found["operator"]).astype(np.int32)
+        return found
 
     @cached_property
     def _nests(self) -> dict[str, np.ndarray]:
@@ -168,7 +179,8 @@ class View:
             events["name"], lambda name: name.str.contains(_FRAME) & ~name.str.contains(_LIBRARY)
         )
         return {
-            "operator": stacks.among(events["cat"], kinds.OPERATORS),
+            "operator": stacks.among(events["cat"], kinds.OPERATORS)
+            & ~stacks.asked(events["name"], lambda name: name.str.contains(PLUMBING)),
             "module": python & stacks.asked(events["name"], lambda name: name.str.contains(_MODULE)),
             "frame": python & own,
         }

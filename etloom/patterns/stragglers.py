@@ -8,6 +8,7 @@ import polars as pl
 
 from etloom.collectives import together
 from etloom.collectives.lateness import CAUSES, cause, delays
+from etloom.intervals import Intervals
 from etloom.patterns._finding import Finding, times
 from etloom.patterns._view import View
 from etloom.trace import Job
@@ -17,7 +18,7 @@ _WHY = {
     "longer compute": "it computes longer",
     "other work": "it does other work longer",
     "late launch": "its host launches late",
-    "before": "it is late out of what came before",
+    "before": "it was late already when it left the communication before",
 }
 
 
@@ -26,19 +27,23 @@ def find(views: Mapping[int, View]) -> Iterator[tuple[int, Finding]]:
     if len(job) < 2:
         return
     parts = together(job).parts.filter(pl.col("meeting").is_not_null())
+    late = delays(parts, job).filter(pl.col("delay_ns") > 0)
     sums = (
-        delays(parts, job)
-        .filter(pl.col("delay_ns") > 0)
-        .group_by("rank")
+        late.group_by("rank")
         .agg(pl.len().alias("count"), pl.col("delay_ns", *CAUSES).sum())
         .with_columns(cause=cause())
     )
-    for row in sums.sort("delay_ns", "rank", descending=(True, False)).iter_rows(named=True):
+    # Several can wait for a rank at once: that time is lost once.
+    lost = {
+        rank: Intervals.of(own["start"] - own["delay_ns"], own["start"]).total
+        for (rank,), own in late.group_by("rank")
+    }
+    for row in sums.sort("rank").iter_rows(named=True):
         yield (
             row["rank"],
             Finding(
                 f"rank {row['rank']} keeps the others waiting {times(row['count'])}: {_WHY[row['cause']]}",
-                row["delay_ns"],
+                lost[row["rank"]],
                 "medium",
                 "compare the rank with the others: its share of the data, its device's clock and temperature, its "
                 "host's load; `etloom analyze stragglers` splits the delay, `collectives` shows each wait",
