@@ -1,0 +1,171 @@
+"""What replay itself costs: communication beside a loop written by hand, computation beside the recorded model.
+
+    python benchmarks/bench_replay.py [CALLS]
+
+Communication: all_reduce of 1 MB over gloo on 2 ranks, CALLS (1,000) of them, in turns of 50 with a plain
+torch.distributed loop in the same processes: medians of a call, and their ratio (aim: 1.05). Computation: training
+steps of an MLP, a transformer and a small ResNet, recorded here, in turn with their replay: medians, and their ratio
+(aim: within 10 %).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TURN = 50
+FLOATS = 262_144
+
+
+def communicate(rank: int, port: int, calls: int) -> None:
+    """One rank; rank 0 prints medians in us."""
+    import torch
+    import torch.distributed as dist
+
+    import etloom
+    from etloom.replayer.choice import chosen
+    from etloom.replayer.comms import Options, Runner, process_group
+    from etloom.replayer.world import Place
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        call = {
+            "comms": "all_reduce",
+            "in_msg_size": FLOATS,
+            "out_msg_size": FLOATS,
+            "dtype": "Float",
+            "world_size": 2,
+        }
+        for one in (0, 1):
+            (Path(folder) / f"rank-{one}.json").write_text(json.dumps([call] * TURN))
+        plan = chosen(etloom.open(folder, use_cache=False), 2)
+    options = Options(repeats=1, warmup=0)
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    replayed: list[float] = []
+    plain: list[float] = []
+    with process_group(Place(rank, 2, rank), store, options):
+        runner = Runner(plan, Place(rank, 2, rank), options)
+        tensor = torch.ones(FLOATS)
+        runner.run()
+        for _ in range(calls // TURN):
+            times = runner.run()
+            replayed += ((times.done - times.made)[0] / 1e3).tolist()
+            dist.barrier()
+            for _ in range(TURN):
+                start = time.perf_counter()
+                dist.all_reduce(tensor)
+                plain.append((time.perf_counter() - start) * 1e6)
+    if rank == 0:
+        print(json.dumps([statistics.median(plain), statistics.median(replayed)]))
+
+
+def computed(name: str, step: Callable[[], Any]) -> tuple[str, float, float, float]:
+    """Medians in ms of a step and of its replay, in turn; and the share of operators that is replayed."""
+    import torch
+    from torch.profiler import ExecutionTraceObserver, profile
+
+    import etloom
+    from etloom.replayer.machine import Machine
+    from etloom.replayer.program import program
+
+    step()
+    with tempfile.TemporaryDirectory() as folder:
+        observer = ExecutionTraceObserver().register_callback(f"{folder}/torch_et_0.json")
+        with profile(execution_trace_observer=observer):
+            step()
+        read = etloom.read(f"{folder}/torch_et_0.json")
+    assert isinstance(read, etloom.Trace)
+    machine = Machine(program(etloom.link(read)), torch.device("cpu"))
+    machine.rehearse()
+    original, replayed = [], []
+    for _ in range(60):
+        for work, times in ((step, original), (machine.run, replayed)):
+            start = time.perf_counter()
+            work()
+            times.append((time.perf_counter() - start) * 1e3)
+    share = sum(one.result == "replayed" for one in machine.outcomes) / len(machine.outcomes)
+    return name, statistics.median(original), statistics.median(replayed), share
+
+
+def steps() -> dict[str, Callable[[], Any]]:
+    """Training steps that a CPU does in some milliseconds."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+
+    def training(model: Any, batch: Any) -> Callable[[], None]:
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+
+        return step
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(
+                nn.Conv2d(32, 32, 3, padding=1),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.Conv2d(32, 32, 3, padding=1),
+            )
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(x + self.inner(x))
+
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    return {
+        "MLP": training(
+            nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)), torch.rand(64, 512)
+        ),
+        "transformer": training(
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.rand(8, 64, 256)
+        ),
+        "ResNet": training(
+            nn.Sequential(nn.Conv2d(3, 32, 3, stride=2), Block(), Block()), torch.rand(8, 3, 65, 65)
+        ),
+    }
+
+
+def main(calls: int) -> None:
+    """Print both tables."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(calls), str(rank), str(port)], stdout=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    plain, replayed = json.loads(running[0].communicate()[0])
+    running[1].wait()
+    print(f"all_reduce of 1 MB, gloo, 2 ranks, median of {calls:,}: by hand {plain:,.1f} us, ", end="")
+    print(f"replayed {replayed:,.1f} us, ratio {replayed / plain:.3f}")
+    for name, step in steps().items():
+        _, original, again, share = computed(name, step)
+        print(
+            f"{name}: step {original:.2f} ms, replayed {again:.2f} ms, ratio {again / original:.3f}, ", end=""
+        )
+        print(f"{share:.1%} of operators")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if len(sys.argv) > 3:
+        communicate(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[1]))
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
