@@ -193,3 +193,14 @@ def test_a_training_script_with_five_percent_more_work(tmp_path: Path) -> None:
     assert found["verdict"][0] == "failed", found
     found = gate([runs["again"]], base, 3.0)
     assert found["verdict"][0] != "failed", found
+
+
+def test_the_keys_of_json_are_documented() -> None:
+    from etloom.analyses.findings import COLUMNS as findings
+    from etloom.comparing.gate import COLUMNS as judged
+
+    docs = Path(__file__).parent.parent / "docs"
+    told = (docs / "findings.md").read_text()
+    assert [line.split("`")[1] for line in told.splitlines() if line.startswith("| `")] == list(findings)
+    keys = (docs / "comparing.md").read_text().split("Keys of `--format json`: ")[1].split(".\n")[0]
+    assert [name for name in keys.replace("(", "`(`").split("`")[1::2] if name in judged] == list(judged)
