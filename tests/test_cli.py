@@ -527,7 +527,7 @@ def test_collect_passes_on_options_command_and_status(
 
     def launch(command: Any, out: Any, steps: Any, **options: Any) -> SimpleNamespace:
         calls.append((command, out, steps, options))
-        return SimpleNamespace(returncode=3, ranks=(0, 1), warnings=("one thing",), out=out)
+        return SimpleNamespace(returncode=3, ranks=(0, 1), warnings=("one thing",), out=out, windows=(out,))
 
     monkeypatch.setattr(collector, "launch", launch, raising=False)
     status, out, err = call(

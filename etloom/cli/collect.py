@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,44 +19,64 @@ def collect(
         typer.Argument(help="The command to run, after --.", show_default=False, metavar="-- COMMAND..."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for the traces.", show_default=False)
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for the traces; {host}, {rank}, {time} are filled in."),
     ] = None,
-    steps: Annotated[str, typer.Option(help="Steps to record, as a slice: 3:5 is steps 3 and 4.")] = "3:5",
-    shapes: Annotated[bool, typer.Option(help="Record the shapes of operators' inputs.")] = True,
-    stack: Annotated[bool, typer.Option("--stack", help="Record Python stacks.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Record allocations.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the traces of an earlier run.")
-    ] = False,
-    observer: Annotated[
-        str, typer.Option(help="native (our own, with times, for a tenth of the cost) or stock (torch's).")
-    ] = "native",
-    max_size: Annotated[
-        int | None, typer.Option(help="MiB that the native observer's file may take.", show_default=False)
+    steps: Annotated[
+        str | None, typer.Option(help="Steps to record, as a slice: 3:5 (the default) is steps 3 and 4.")
     ] = None,
-    ring: Annotated[
-        bool, typer.Option("--ring", help="At --max-size, overwrite the oldest operators, do not stop.")
-    ] = False,
-    ranks: Annotated[
-        str | None, typer.Option(help="Record on these ranks only: 0,8-15.", show_default=False)
+    every: Annotated[
+        int | None, typer.Option(help="Record a window every so many steps, into OUT/step_N.")
+    ] = None,
+    length: Annotated[int | None, typer.Option("--for", help="Steps of a window of --every (2).")] = None,
+    step_by: Annotated[
+        str | None,
+        typer.Option(
+            help="What makes a step: optimizer (the default), profiler (the job's ProfilerStep#N) or a time, 500ms."
+        ),
     ] = None,
     step_name: Annotated[
         str | None,
         typer.Option(
             help="Count record_functions whose name has this regular expression as steps, not the optimizer's.",
-            show_default=False,
         ),
     ] = None,
+    ranks: Annotated[str | None, typer.Option(help="Record on these ranks only: 0,8-15.")] = None,
+    what: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            help="All that is recorded: kineto,et,shapes (the default); also memory, stacks, flight-recorder, nsys.",
+        ),
+    ] = None,
+    shapes: Annotated[bool, typer.Option(help="Record the shapes of operators' inputs.")] = True,
+    stack: Annotated[bool, typer.Option("--stack", help="Record Python stacks.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Record allocations.")] = False,
+    observer: Annotated[
+        str, typer.Option(help="native (our own, with times, for a tenth of the cost) or stock (torch's).")
+    ] = "native",
+    max_size: Annotated[
+        int | None, typer.Option(help="MiB that the native observer's file may take.")
+    ] = None,
+    ring: Annotated[
+        bool, typer.Option("--ring", help="At --max-size, overwrite the oldest operators, do not stop.")
+    ] = False,
     on_demand: Annotated[
         int | None,
-        typer.Option(help="Record so many steps when asked by --trigger, not --steps.", show_default=False),
+        typer.Option(help="Record so many steps whenever asked, by --trigger or by SIGUSR2 to this process."),
     ] = None,
     trigger: Annotated[
-        Path | None,
-        typer.Option(help="Ask the --on-demand job of this folder to record now.", show_default=False),
+        Path | None, typer.Option(help="Ask the --on-demand job of this folder to record now.")
     ] = None,
     build: Annotated[
         bool, typer.Option("--build", help="Only build the native observer for this torch, ahead of time.")
+    ] = False,
+    print_command: Annotated[
+        bool,
+        typer.Option("--print-command", help="Print what would be run, for a cluster's script; run nothing."),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the traces of an earlier run.")
     ] = False,
     report: Annotated[bool, typer.Option("--report", help="Write and tell the report afterwards.")] = False,
 ) -> None:
@@ -63,17 +84,22 @@ def collect(
 
     Each rank writes an execution trace and a Kineto trace of the same steps. The exit status is the command's.
     The native observer is compiled once for a torch, some 20 s; its file (observer_0.etob) is kept and also put
-    into PyTorch's format (torch_et_0.json.gz) after the command.
+    into PyTorch's format (torch_et_0.json.gz) after the command. OUT.yaml is a workload card, filled in as far as
+    the run knows itself.
 
     Examples:
 
     \b
       etloom collect --out run/ -- python train.py --epochs 1
       etloom collect --out run/ --steps 10:12 -- torchrun --nproc-per-node 8 train.py
-      etloom collect --out run/ --stack --memory --report -- python train.py
+      etloom collect --out run/ --with kineto,et,shapes,stacks,memory --report -- python train.py
+      etloom collect --out run/ --every 1000 --for 2 --with et -- torchrun --nproc-per-node 8 train.py
       etloom collect --out run/ --on-demand 2 --ranks 0,8-15 -- torchrun --nproc-per-node 16 train.py
       etloom collect --trigger run/
       etloom collect --out run/ --step-name '^decode' -- python serve.py
+      etloom collect --out run/ --step-by 500ms --steps 20:22 -- python serve.py
+      etloom collect --out '/local/{host}-{time}' -- torchrun --nnodes 2 --nproc-per-node 8 train.py
+      etloom collect --out run/ --with et,nsys --print-command -- torchrun --nproc-per-node 8 train.py
       etloom collect --build
     """
     if build:
@@ -91,33 +117,57 @@ def collect(
         raise typer.BadParameter("needed: the command to run, after --", param_hint="COMMAND")
     from etloom.collector import launch
 
-    collected = launch(
-        command or [],
-        out,
-        steps,
-        shapes=shapes,
-        stack=stack,
-        memory=memory,
-        overwrite=overwrite,
-        observer=observer,
-        max_bytes=None if max_size is None else max_size << 20,
-        ring=ring,
-        ranks=ranks,
-        on_demand=on_demand,
-        step_name=step_name,
-    )
-    for recorded in sorted(out.glob("observer_*.etob")):
+    options: dict[str, Any] = {
+        "shapes": shapes,
+        "stack": stack,
+        "memory": memory,
+        "observer": observer,
+        "max_bytes": None if max_size is None else max_size << 20,
+        "ring": ring,
+        "ranks": ranks,
+        "on_demand": on_demand,
+        "step_name": step_name,
+        "step_by": step_by,
+        "every": every,
+        "length": length,
+        "what": what,
+    }
+    if print_command:
+        typer.echo(_command_line(command, out, steps, options))
+        return
+    collected = launch(command, out, steps, overwrite=overwrite, **options)
+    folders = collected.windows or (collected.out,)
+    for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
         rank = recorded.stem.removeprefix("observer_")
-        _convert(recorded, out / f"torch_et_{rank}.json.gz")
+        _convert(recorded, recorded.parent / f"torch_et_{rank}.json.gz")
     for warning in collected.warnings:
         say(warning)
     if collected.ranks:
-        say(f"recorded {_ranks(collected.ranks)} in {out}; next: etloom report {out}")
-    if report and collected.ranks:
-        from etloom.cli.report import write_report
+        where = _relative(folders[-1], collected.out, out)
+        windows = f"{len(folders)} windows of " if len(folders) > 1 else ""
+        say(f"recorded {windows}{_ranks(collected.ranks)} in {out}; next: etloom report {where}")
+        if report:
+            from etloom.cli.report import write_report
 
-        write_report(out)
+            write_report(where)
     raise typer.Exit(collected.returncode)
+
+
+def _relative(folder: Path, whole: Path, out: Path) -> Path:
+    """The folder of a window as the user called the run's, where that was a plain path."""
+    return out / folder.relative_to(whole) if "{" not in str(out) else folder
+
+
+def _command_line(command: list[str], out: Path, steps: str | None, options: dict[str, Any]) -> str:
+    """What `launch` would run, for a shell."""
+    from etloom.collector import launcher
+
+    prepared, unbuilt = launcher.prepared(command, out, steps, all_threads=True, **options)
+    for line in unbuilt:
+        say(line)
+    environment = [f"{name}={value}" for name, value in launcher.environment_of(prepared).items()]
+    words = ["env", *environment, *launcher.command_of(prepared)]
+    return f"mkdir -p {shlex.quote(prepared.scratch)} && {shlex.join(words)}"
 
 
 def _build() -> None:

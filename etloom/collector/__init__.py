@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .launcher import Collected, launch
-    from .recorder import Recording, record
+    from .recording import Recording, record
 
 __all__ = ["Collected", "Recording", "launch", "record"]
 
-_HOME = {"Collected": "launcher", "launch": "launcher", "Recording": "recorder", "record": "recorder"}
+_HOME = {"Collected": "launcher", "launch": "launcher", "Recording": "recording", "record": "recording"}
 
 
 def __getattr__(name: str) -> Any:

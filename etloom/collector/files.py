@@ -1,35 +1,21 @@
-"""The names of a collected folder, the facts of a rank, and the step that makes files final."""
+"""The names of a collected folder, and the step that makes files final."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import re
-import socket
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from .card import write_card
 from .options import Options
 
 _SCHEME = re.compile(
-    r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|observer_(\d+)\.etob|rank_(\d+)\.json|run\.json"
+    r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|observer_(\d+)\.etob|flight_recorder_(\d+)\.json"
+    r"|nsys_(\d+)\.nsys-rep|rank_(\d+)\.json|run\.json"
 )
-
-
-def rank_hint() -> int | None:
-    """The rank that the launcher of the job (torchrun, Slurm wrappers) put into the environment."""
-    return _environment_int("RANK")
-
-
-def current_rank() -> tuple[int, int]:
-    """Rank and world size by torch.distributed, else by the environment, else 0 of 1."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank()), int(distributed.get_world_size())
-    return rank_hint() or 0, _environment_int("WORLD_SIZE") or 1
 
 
 def traces_in(folder: Path) -> list[tuple[Path, int | None]]:
@@ -40,6 +26,12 @@ def traces_in(folder: Path) -> list[tuple[Path, int | None]]:
         if match:
             found.append((path, next((int(text) for text in match.groups() if text), None)))
     return sorted(found)
+
+
+def windows_in(folder: Path) -> list[Path]:
+    """The folders of the windows of a run that has several, in the order of their steps."""
+    found = [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def claim(out: str, overwrite: bool, rank: int | None = None, world: int = 1) -> None:
@@ -58,10 +50,11 @@ def claim(out: str, overwrite: bool, rank: int | None = None, world: int = 1) ->
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = [path for path, other in traces_in(folder) if ours(other)]
+        folders = [folder, *windows_in(folder)]
+        earlier = [path for place in folders for path, other in traces_in(place) if ours(other)]
         if earlier and not overwrite:
             raise CollectError(
-                f"holds {earlier[0].name} of an earlier run",
+                f"holds {earlier[0].relative_to(folder)} of an earlier run",
                 where=out,
                 remedy="overwrite it (--overwrite, overwrite=True) or choose another folder",
             )
@@ -75,44 +68,6 @@ def claim(out: str, overwrite: bool, rank: int | None = None, world: int = 1) ->
         ) from error
 
 
-def cuda_in_use() -> bool:
-    """The job has work on a CUDA device; asking must not make it have a context there."""
-    from torch import cuda
-
-    return bool(cuda.is_available() and cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def rank_facts(options: Options, rank: int, world_size: int) -> dict[str, Any]:
-    """What one process knows of itself. Times are ns since the Unix epoch; what is unknown is null."""
-    import torch
-
-    distributed = torch.distributed
-    together = distributed.is_available() and distributed.is_initialized()
-    cuda = cuda_in_use()
-    return {
-        "rank": rank,
-        "local_rank": _environment_int("LOCAL_RANK"),
-        "world_size": world_size,
-        "backend": distributed.get_backend() if together else None,
-        "restart": _environment_int("TORCHELASTIC_RESTART_COUNT") or 0,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "device": f"cuda:{torch.cuda.current_device()}" if cuda else "cpu",
-        "device_name": torch.cuda.get_device_name() if cuda else None,
-        "steps_asked": options.steps,
-        "shapes": options.shapes,
-        "stack": options.stack,
-        "memory": options.memory,
-        "versions": {
-            "etloom": options.etloom,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "platform": platform.platform(),
-        },
-    }
-
-
 def seal(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> list[str]:
     """Give the packed traces in `scratch` their final names, then write rank_<r>.json and renew run.json.
 
@@ -120,6 +75,7 @@ def seal(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> l
     launcher restarted the job since: then all its ranks run anew, and the later ones are kept.
     """
     rank = facts["rank"]
+    out.mkdir(exist_ok=True)
     seal_path = out / f"rank_{rank}.json"
     sealed = read_json(seal_path)
     if sealed is not None and sealed["restart"] >= facts["restart"]:
@@ -128,6 +84,7 @@ def seal(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> l
         "et.etob": f"observer_{rank}.etob",
         "et.json.gz": f"torch_et_{rank}.json.gz",
         "kineto.json.gz": f"kineto_trace_{rank}.json.gz",
+        "flight_recorder.json": f"flight_recorder_{rank}.json",
     }
     names = {packed: name for packed, name in known.items() if (scratch / packed).exists()}
     facts = facts | {
@@ -170,6 +127,7 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
             "ranks": ranks,
         }
         write_json(out / "run.json", run, scratch)
+        write_card(out, run, scratch)
         if len(ranks) == len(sealed_ranks(out)):
             return ranks
 
@@ -191,8 +149,3 @@ def write_json(path: Path, value: dict[str, Any], scratch: Path) -> None:
 
 def iso(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat()
-
-
-def _environment_int(name: str) -> int | None:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else None

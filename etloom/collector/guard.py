@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .options import Options
+
 _KINETO = "torch.profiler"
 _OBSERVER = "ExecutionTraceObserver"
 
@@ -21,11 +23,14 @@ _OBSERVER = "ExecutionTraceObserver"
 class Guard:
     """Watches both until `remove()`; `yield_to(what)` is called before one of the job's own starts."""
 
-    def __init__(self, yield_to: Callable[[str], None]) -> None:
+    def __init__(self, yield_to: Callable[[str], None], options: Options) -> None:
         from torch.autograd.profiler import profile
         from torch.profiler import ExecutionTraceObserver
 
         self._yield_to = yield_to
+        # nsys has CUPTI too. Our own observer and any other record side by side.
+        self._kineto = options.kineto or options.nsys
+        self._observer = options.et and (options.observer != "native" or not _built())
         self._ours = False
         self._foreign: dict[str, weakref.WeakSet[Any]] = {
             _KINETO: weakref.WeakSet(),
@@ -33,16 +38,17 @@ class Guard:
         }
         for thing in gc.get_objects():
             bases = type(thing).__mro__
-            if profile in bases and thing.entered and thing.kineto_results is None:
+            if self._kineto and profile in bases and thing.entered and thing.kineto_results is None:
                 self._foreign[_KINETO].add(thing)
-            elif ExecutionTraceObserver in bases and thing.is_registered:
+            elif self._observer and ExecutionTraceObserver in bases and thing.is_registered:
                 self._foreign[_OBSERVER].add(thing)
-        self._patched = [
-            self._patch(profile, "_prepare_trace", _KINETO, starts=True),
-            self._patch(profile, "__exit__", _KINETO, starts=False),
-            self._patch(ExecutionTraceObserver, "register_callback", _OBSERVER, starts=True),
-            self._patch(ExecutionTraceObserver, "unregister_callback", _OBSERVER, starts=False),
-        ]
+        self._patched: list[tuple[Any, str, Any, Any]] = []
+        if self._kineto:
+            self._patch(profile, "_prepare_trace", _KINETO, starts=True)
+            self._patch(profile, "__exit__", _KINETO, starts=False)
+        if self._observer:
+            self._patch(ExecutionTraceObserver, "register_callback", _OBSERVER, starts=True)
+            self._patch(ExecutionTraceObserver, "unregister_callback", _OBSERVER, starts=False)
 
     def taken(self) -> str | None:
         """The name of what the job itself has prepared or running, None when the way is free."""
@@ -51,7 +57,7 @@ class Guard:
         for what, owners in self._foreign.items():
             if owners:
                 return what
-        return _KINETO if profiler._is_profiler_enabled else None
+        return _KINETO if self._kineto and profiler._is_profiler_enabled else None
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -68,7 +74,7 @@ class Guard:
                 setattr(owner, name, original)
         self._patched = []
 
-    def _patch(self, owner: Any, name: str, what: str, starts: bool) -> tuple[Any, str, Any, Any]:
+    def _patch(self, owner: Any, name: str, what: str, starts: bool) -> None:
         original = owner.__dict__[name]
 
         def replacement(thing: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,4 +86,13 @@ class Guard:
             return original(thing, *args, **kwargs)
 
         setattr(owner, name, replacement)
-        return owner, name, original, replacement
+        self._patched.append((owner, name, original, replacement))
+
+
+def _built() -> bool:
+    from .observer import BuildError, built
+
+    try:
+        return built() is not None
+    except BuildError:
+        return False

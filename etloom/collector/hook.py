@@ -11,6 +11,8 @@ import functools
 import os
 import re
 import socket
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +51,10 @@ def attach(module: ModuleType) -> None:
     # For the launcher to tell a job without torch from one whose optimizer never stepped.
     (Path(options.scratch) / f"torch-{socket.gethostname()}-{os.getpid()}").touch()
     if options.step_name is not None:
-        _count_scopes(recorder, re.compile(options.step_name))
+        _count_scopes(recorder, re.compile(options.step_name), options.marked)
+        return
+    if options.step_ns is not None:
+        _count_time(recorder, module.torch.nn.Module, options.step_ns, options.zero_ns)
         return
     leader = _Leader(recorder)
     original = module.Optimizer.profile_hook_step
@@ -79,10 +84,11 @@ def attach(module: ModuleType) -> None:
     module.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
 
-def _count_scopes(recorder: Recorder, name: re.Pattern[str]) -> None:
+def _count_scopes(recorder: Recorder, name: re.Pattern[str], marked: bool) -> None:
     """A step is one record_function of the job whose name is found by `name`: for loops without an optimizer.
 
-    The next step begins where it is left, outside of it; one within another of them does not count.
+    The next step begins where it is left, outside of it; one within another of them does not count. `marked`: they
+    are the job's own ProfilerStep#N, and we make none.
     """
     from torch.autograd.profiler import record_function
 
@@ -91,7 +97,7 @@ def _count_scopes(recorder: Recorder, name: re.Pattern[str]) -> None:
     state: dict[str, Any] = {"begun": False, "outer": None}
 
     def __enter__(self: Any) -> Any:
-        ours = self.name.startswith(("ProfilerStep#", "etloom:"))
+        ours = not marked and self.name.startswith(("ProfilerStep#", "etloom:"))
         if not ours and state["outer"] is None and name.search(self.name):
             if not state["begun"]:
                 state["begun"] = True
@@ -108,3 +114,27 @@ def _count_scopes(recorder: Recorder, name: re.Pattern[str]) -> None:
 
     record_function.__enter__ = __enter__  # type: ignore[method-assign]
     record_function.__exit__ = __exit__  # type: ignore[method-assign]
+
+
+def _count_time(recorder: Recorder, module: Any, step_ns: int, zero_ns: int) -> None:
+    """A step is so much time since `zero_ns`, the same one on all ranks: for jobs without any sign of a step.
+
+    Counted on a thread of its own from the first nn.Module on, which a launcher's process does not make.
+    """
+    initialize = module.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if module.__init__ is __init__:
+            module.__init__ = initialize
+            threading.Thread(target=_clock, args=(recorder, step_ns, zero_ns), daemon=True).start()
+        initialize(self, *args, **kwargs)
+
+    module.__init__ = __init__
+
+
+def _clock(recorder: Recorder, step_ns: int, zero_ns: int) -> None:
+    recorder.count = (time.time_ns() - zero_ns) // step_ns
+    recorder.begin()
+    while not recorder.finished:
+        time.sleep(max(0.0, (zero_ns + (recorder.count + 1) * step_ns - time.time_ns()) / 1e9))
+        recorder.step_done()

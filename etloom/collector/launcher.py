@@ -6,60 +6,76 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import demand, files
-from .options import VARIABLE, Options, new_scratch, own_version, parse_ranks, parse_steps
+from . import aftermath, demand, files, nsys
+from .asking import expand, parse_ranks, parse_sources, parse_step_by, parse_window
+from .options import VARIABLE, Options, new_scratch, own_version
 
 
 @dataclass(frozen=True)
 class Collected:
     """What became of a command.
 
-    `returncode` is its exit status (128 + n for signal n), `ranks` those with traces in `out`.
+    `returncode` is its exit status (128 + n for signal n), `ranks` those with traces, `windows` the folders of traces:
+    `out` itself, or one for each window of several.
     """
 
     out: Path
     returncode: int
     ranks: tuple[int, ...]
     warnings: tuple[str, ...]
+    windows: tuple[Path, ...] = ()
 
 
 def launch(
     command: Sequence[str],
     out: str | os.PathLike[str],
-    steps: str = "3:5",
+    steps: str | None = None,
     *,
     shapes: bool = True,
     stack: bool = False,
     memory: bool = False,
     all_threads: bool = True,
-    overwrite: bool = False,
-    observer: str = "stock",
+    overwrite: bool | None = False,
+    observer: str | None = "native",
     max_bytes: int | None = None,
     ring: bool = False,
     ranks: str | None = None,
     on_demand: int | None = None,
     step_name: str | None = None,
+    step_by: str | None = None,
+    every: int | None = None,
+    length: int | None = None,
+    what: str | None = None,
 ) -> Collected:
-    """Run `command` and record a window of its training steps into the folder `out`, on every rank it starts.
+    """Run `command` and record windows of its training steps into the folder `out`, on every rank it starts.
 
-    A step is one return of the first optimizer's `.step()`, counted from 0 in each process. `steps` "3:5"
-    records steps 3 and 4: the window opens when the third `.step()` has returned and closes when the fifth
+    A step is one return of the first optimizer's `.step()`, counted from 0 in each process. `steps` "3:5" (the
+    default) records steps 3 and 4: the window opens when the third `.step()` has returned and closes when the fifth
     has. A window from step 0 opens when the first optimizer is made, so its step 0 also holds what follows
     that (wrapping in DDP, the first batch). A step that a GradScaler skips does not count, so the next one
     spans both. The other options are those of `record`; `observer` "native" is our own, built here if it was
     not before, where it can be; `max_bytes` bounds its file, and with `ring` the oldest operators make way.
-    `ranks` "0,8-15" records on those ranks only. `on_demand` records so many steps when `demand.trigger(out)` is
-    called, in place of `steps`; once a run. With `step_name` a step is one record_function of the job in whose
-    name this regular expression is found, as in an inference server.
+    `ranks` "0,8-15" records on those ranks only.
+
+    Other steps: with `step_name` one is one record_function of the job in whose name this regular expression is
+    found, as in an inference server; with `step_by` "profiler" one of the job's own `ProfilerStep#N` (its own
+    torch.profiler goes on, and we leave Kineto to it), with "500ms" so much time since the command began.
+
+    Several windows: `every` 1000 with `length` 2 records two steps of every thousand, `on_demand` 2 two steps each
+    time `demand.trigger(out)` is called or this process gets SIGUSR2. Each window then has a folder of its own in
+    `out`, step_<first>.
+
+    `what` names all that is recorded: "kineto,et,memory,stacks,shapes,flight-recorder,nsys". With nsys the ranks'
+    programs run under `nsys profile`, and a window is its capture range.
 
     It reaches every Python the command starts through PYTHONPATH (so not `python -I`, `-E` or `-S`, nor a
     process started with an environment of its own). stdin, stdout and stderr are the command's.
@@ -69,58 +85,128 @@ def launch(
     """
     from etloom.errors import CollectError
 
-    first, last = parse_steps(steps)
+    options, unbuilt = prepared(
+        command,
+        out,
+        steps,
+        shapes=shapes,
+        stack=stack,
+        memory=memory,
+        all_threads=all_threads,
+        observer=observer or "native",
+        max_bytes=max_bytes,
+        ring=ring,
+        ranks=ranks,
+        on_demand=on_demand,
+        step_name=step_name,
+        step_by=step_by,
+        every=every,
+        length=length,
+        what=what,
+    )
+    words = command_of(options)
+    if options.nsys and shutil.which("nsys") is None:
+        raise CollectError(
+            "nsys is not installed here", where="with", remedy="--print-command shows what to run where it is"
+        )
+    folder, scratch = Path(options.out), Path(options.scratch)
+    files.claim(options.out, bool(overwrite))
+    try:
+        scratch.mkdir()
+        demand.forget(folder)
+        returncode = _run(words, {**os.environ, **environment_of(options)}, options)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise CollectError(f"cannot run: {error.strerror}", where=str(error.filename or words[0])) from error
+    try:
+        windows, recorded, warnings = aftermath.gather(options, returncode)
+    except OSError as error:
+        windows, recorded = [], []
+        warnings = [f"{error.filename or folder}: {error.strerror}; run.json is not written"]
+    return Collected(folder, returncode, tuple(recorded), (*unbuilt, *warnings), tuple(windows))
+
+
+def prepared(
+    command: Sequence[str],
+    out: str | os.PathLike[str],
+    steps: str | None,
+    *,
+    observer: str,
+    max_bytes: int | None,
+    ranks: str | None,
+    on_demand: int | None,
+    step_name: str | None,
+    step_by: str | None,
+    every: int | None,
+    length: int | None,
+    what: str | None,
+    **noted: bool,
+) -> tuple[Options, list[str]]:
+    """The options of a launch, and what is worth a warning. Raises CollectError as `launch` does."""
+    from etloom.errors import CollectError
+
+    first, last = parse_window(steps, every, length, on_demand)
     chosen = parse_ranks(ranks)
-    if on_demand is not None and on_demand < 1:
-        raise CollectError(f"a window of {on_demand} steps", where="on_demand", remedy="ask for 1 or more")
     if step_name is not None:
         try:
             re.compile(step_name)
         except re.error as error:
             raise CollectError(f"no regular expression: {error}", where=step_name) from None
+        if step_by is not None:
+            raise CollectError("steps are told twice", where="step-by", remedy="leave out one of the two")
     if max_bytes is not None and max_bytes < 1 << 20:
         raise CollectError(f"{max_bytes} bytes are too few", where="max_bytes", remedy="allow 1 MiB or more")
-    observer, unbuilt = _observer(observer)
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
-    folder = Path(out).absolute()
-    files.claim(str(folder), overwrite)
-    scratch = Path(new_scratch(str(folder)))
+    sources = noted | ({} if what is None else parse_sources(what)) | parse_step_by(step_by, time.time_ns())
+    usable, unbuilt = usable_observer(observer) if sources.get("et", True) else (observer, [])
+    folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
     options = Options(
-        str(folder),
-        str(scratch),
+        folder,
+        new_scratch(folder),
         first,
         last,
-        shapes,
-        stack,
-        memory,
-        all_threads,
-        observer,
-        max_bytes,
-        ring,
-        chosen,
-        step_name,
-        on_demand,
+        observer=usable,
+        max_bytes=max_bytes,
+        ranks=chosen,
+        on_demand=on_demand,
+        every=every,
         etloom=own_version(),
         command=tuple(command),
+        **{"step_name": step_name, **sources},
     )
-    try:
-        scratch.mkdir()
-        demand.forget(folder)
-        returncode = _run(command, _environment(options))
-    except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
+    return options, unbuilt
+
+
+def command_of(options: Options) -> list[str]:
+    """The command as it is run: as it was given, or with nsys around its program. Raises CollectError."""
+    from etloom.errors import CollectError
+
+    command = list(options.command or ())
+    if not options.nsys:
+        return command
+    around = nsys.wrapped(command, options.out)
+    if around is None:
         raise CollectError(
-            f"cannot run: {error.strerror}", where=str(error.filename or command[0])
-        ) from error
-    try:
-        recorded, warnings = _gather(options, returncode)
-    except OSError as error:
-        recorded, warnings = [], [f"{error.filename or folder}: {error.strerror}; run.json is not written"]
-    return Collected(folder, returncode, tuple(rank["rank"] for rank in recorded), (*unbuilt, *warnings))
+            "cannot tell where the program of a rank begins",
+            where=" ".join(command),
+            remedy="write nsys into the command yourself (--print-command with python t.py shows how)",
+        )
+    return around
 
 
-def _observer(wanted: str) -> tuple[str, list[str]]:
+def environment_of(options: Options) -> dict[str, str]:
+    """What the command's environment has beside ours."""
+    bootstrap = str(Path(__file__).resolve().parent / "bootstrap")
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([bootstrap, before] if before else [bootstrap])
+    more = {"PYTHONPATH": path, VARIABLE: options.to_environment()}
+    if options.flight_recorder:
+        more["TORCH_FR_BUFFER_SIZE"] = os.environ.get("TORCH_FR_BUFFER_SIZE", "2000")
+    return more
+
+
+def usable_observer(wanted: str) -> tuple[str, list[str]]:
     """The observer to use and, where it is not the one that is wanted, a line that says why."""
     from etloom.errors import CollectError
 
@@ -140,34 +226,32 @@ def _observer(wanted: str) -> tuple[str, list[str]]:
     return wanted, []
 
 
-def _environment(options: Options) -> dict[str, str]:
-    bootstrap = str(Path(__file__).resolve().parent / "bootstrap")
-    before = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([bootstrap, before] if before else [bootstrap])
-    return {**os.environ, "PYTHONPATH": path, VARIABLE: options.to_environment()}
-
-
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+def _run(command: Sequence[str], environment: dict[str, str], options: Options) -> int:
     process = subprocess.Popen(list(command), env=environment)
-    with _forward_signals(process):
+    with _forward_signals(process, options):
         status = process.wait()
     return status if status >= 0 else 128 - status
 
 
 @contextmanager
-def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """We outlive the command. A terminal's Ctrl-C reaches it directly, other signals through us."""
+def _forward_signals(process: subprocess.Popen[bytes], options: Options) -> Iterator[None]:
+    """We outlive the command. A terminal's Ctrl-C reaches it directly, other signals through us.
+
+    But SIGUSR2 asks for a window on demand.
+    """
 
     def forward(number: int, _frame: Any) -> None:
-        if not (number == signal.SIGINT and _in_foreground()):
+        if number == signal.SIGUSR2 and options.on_demand is not None:
+            with suppress(OSError):
+                (Path(options.out) / demand.ASKED).touch()
+        elif not (number == signal.SIGINT and _in_foreground()):
             process.send_signal(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, forward) for number in caught}
     try:
         yield
     finally:
@@ -186,65 +270,3 @@ def _in_foreground() -> bool:
         return False
     finally:
         os.close(terminal)
-
-
-def _gather(options: Options, returncode: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """After the command: write run.json, say what is missing, remove the scratch folder if it is empty."""
-    out, scratch = Path(options.out), Path(options.scratch)
-    warnings: list[str] = []
-    demand.forget(out)
-    scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
-    with_torch = [path for path in scratch.iterdir() if path.name.startswith("torch-")]
-    for path in with_torch:
-        path.unlink()
-    left = sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir()))
-    kept = [rank for path in left if (rank := _keep_killed(path, out)) is not None]
-    if kept:
-        names = ", ".join(map(str, sorted(kept)))
-        warnings.append(f"{out}: rank {names} was killed in its window; its operators up to then are kept")
-    left = [path for path in left if path.exists()]
-    warnings += [f"{path}: left by process {path.name}, which died in its window" for path in left]
-    ranks = files.sealed_ranks(out)
-    if ranks:
-        try:
-            facts = {"command": options.command, "host": socket.gethostname(), "returncode": returncode}
-            ranks = files.write_run(out, facts, scratch)
-        except OSError as error:
-            warnings.append(f"{out / 'run.json'}: cannot be written: {error.strerror}")
-        world = max(rank["world_size"] for rank in ranks)
-        asked = set(range(world) if options.ranks is None else options.ranks)
-        missing = sorted(asked - {rank["rank"] for rank in ranks})
-        if missing:
-            warnings.append(f"{out}: no traces of rank {', '.join(map(str, missing))} of {world}")
-    elif not with_torch:
-        warnings.append(
-            f"{out}: nothing recorded, no Python of the command imported torch.optim; was PYTHONPATH lost "
-            "on the way (python -I, -E, -S, env -i, a container)?"
-        )
-    elif options.on_demand is not None and not left and not kept:
-        warnings.append(f"{out}: nothing recorded, nobody asked for the window or the job ended before it")
-    elif not left and not kept:
-        warnings.append(
-            f"{out}: nothing recorded, {_stepper(options)} made the steps {options.steps} in a window that was kept; "
-            "see the messages above, or record from the job's code with etloom.record"
-        )
-    if not left:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return ranks, warnings
-
-
-def _keep_killed(scratch: Path, out: Path) -> int | None:
-    """The rank of a process that was killed in its window, after its observer's file was given its final name."""
-    facts = files.read_json(scratch / "killed.json")
-    if facts is None or not (scratch / "et.etob").is_file() or not isinstance(facts.get("rank"), int):
-        return None
-    target = out / f"observer_{facts['rank']}.etob"
-    if target.exists():
-        return None
-    (scratch / "et.etob").replace(target)
-    shutil.rmtree(scratch, ignore_errors=True)
-    return int(facts["rank"])
-
-
-def _stepper(options: Options) -> str:
-    return "no optimizer" if options.step_name is None else f"no record_function named {options.step_name!r}"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 VARIABLE = "ETLOOM_COLLECT"
 
 
 @dataclass(frozen=True)
 class Options:
-    """A window of steps [first, last) (last None: to the end) and what the profilers note in it."""
+    """A window of steps [first, last) (last None: to the end) and what is noted in it."""
 
     out: str
     scratch: str
@@ -24,18 +23,41 @@ class Options:
     stack: bool = False
     memory: bool = False
     all_threads: bool = True
-    observer: str = "stock"
+    kineto: bool = True
+    et: bool = True
+    flight_recorder: bool = False
+    nsys: bool = False
+    observer: str = "native"
     max_bytes: int | None = None
     ring: bool = False
     ranks: tuple[int, ...] | None = None
-    step_name: str | None = None
+    every: int | None = None  # steps from the begin of one window to that of the next
     on_demand: int | None = None  # steps of a window that waits until `trigger` is called
+    step_name: str | None = None  # record_functions whose name has this regular expression are steps
+    step_ns: int | None = None  # a step is so much time
+    zero_ns: int = 0  # and step 0 of them began at this time of the epoch
+    marked: bool = False  # the job names its steps ProfilerStep#N itself
     etloom: str | None = None
     command: tuple[str, ...] | None = None
 
     @property
     def steps(self) -> str:
         return f"{self.first}:{'' if self.last is None else self.last}"
+
+    @property
+    def repeats(self) -> bool:
+        """There may be several windows, so each has a folder of its own."""
+        return self.every is not None or self.on_demand is not None
+
+    @property
+    def lead(self) -> int:
+        """Steps before a window in which the profilers get ready: one, or those of two seconds."""
+        return 1 if self.step_ns is None else -(-2_000_000_000 // self.step_ns)
+
+    def of_window(self, first: int, last: int | None) -> Options:
+        """As a window of these steps is recorded."""
+        out = f"{self.out}/step_{first}" if self.repeats else self.out
+        return replace(self, out=out, first=first, last=last)
 
     def to_environment(self) -> str:
         return json.dumps(asdict(self))
@@ -56,44 +78,3 @@ def new_scratch(out: str) -> str:
 
 def own_version() -> str | None:
     return getattr(sys.modules.get("etloom"), "__version__", None)
-
-
-def parse_steps(steps: str | None) -> tuple[int, int | None]:
-    """`"3:5"` is steps 3 and 4, `"3:"` all from 3 on, `":5"` the first five, `"3"` step 3, None all.
-
-    Raises CollectError for anything else, and for an empty range.
-    """
-    if steps is None:
-        return 0, None
-    match = re.fullmatch(r"\s*(\d*)\s*(:?)\s*(\d*)\s*", steps)
-    if match and (match[1] or match[2]):
-        first = int(match[1] or 0)
-        last = (int(match[3]) if match[3] else None) if match[2] else first + 1
-        if last is None or first < last:
-            return first, last
-    from etloom.errors import CollectError
-
-    raise CollectError(
-        f"{steps!r} is no range of steps",
-        where="steps",
-        remedy="write FIRST:LAST as in a slice, for example 3:5 for steps 3 and 4",
-    )
-
-
-def parse_ranks(ranks: str | None) -> tuple[int, ...] | None:
-    """`"0,8-15"` is rank 0 and ranks 8 to 15, None all. Raises CollectError for anything else."""
-    if ranks is None:
-        return None
-    found: set[int] = set()
-    for part in ranks.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            from etloom.errors import CollectError
-
-            raise CollectError(
-                f"{ranks!r} names no ranks",
-                where="ranks",
-                remedy="write numbers and ranges, for example 0,8-15",
-            )
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(found))

@@ -1,4 +1,4 @@
-"""Counts steps and opens and closes the window: the same for `record` and for the hook of `launch`."""
+"""Counts steps and opens and closes windows: the same for `record` and for the hooks of `launch`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import atexit
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import demand, files, forking
-from .options import Options, new_scratch, own_version, parse_steps
+from . import demand, forking
+from .options import Options
+from .ranks import current_rank, rank_hint
+from .writing import Writer
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from .guard import Guard
     from .window import Window
 
@@ -28,33 +28,38 @@ def _never_raises(method: _F) -> _F:
 
     @functools.wraps(method)
     def wrapper(self: Recorder, *args: Any) -> None:
-        if self.finished:
-            return
-        try:
-            method(self, *args)
-        except Exception as error:
-            self._give_up(error)
+        with self._lock:
+            if self.finished:
+                return
+            try:
+                method(self, *args)
+            except Exception as error:
+                self._give_up(error)
 
     return wrapper  # type: ignore[return-value]
 
 
 class Recorder:
-    """One window of one process. Nothing it does raises, whatever fails: see `warnings`."""
+    """The windows of one process, one after the other. Nothing it does raises, whatever fails: see `warnings`."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.count = 0
         self.finished = False
         self.warnings: list[str] = []
+        self._first, self._last = options.first, options.last
         self._pid = os.getpid()
+        self._lock = threading.RLock()  # steps by time end on a thread of ours, the job on its own
         self._profiled = False
         self._waits = options.on_demand is not None
+        self._demand = demand.Demand(Path(options.out))
         self._window: Window | None = None
         self._guard: Guard | None = None
+        self._writer = Writer()
 
     def warn(self, message: str) -> None:
         """One line on stderr; `stderr` may be closed or full, which is no reason to stop a job."""
-        rank = files.rank_hint()
+        rank = rank_hint()
         line = " ".join(f"rank {rank}: {message}".split()) if rank is not None else " ".join(message.split())
         self.warnings.append(line)
         try:
@@ -65,11 +70,11 @@ class Recorder:
 
     @_never_raises
     def begin(self) -> None:
-        """The first sign of training: step 0 starts here."""
+        """The first sign of training: the current step, 0 if none was told, starts here."""
         from .guard import Guard
 
-        self._guard = Guard(self._yield_to)
-        atexit.register(self.finish)
+        self._guard = Guard(self._yield_to, self.options)
+        atexit.register(self.leave)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
         # A process forked by multiprocessing leaves through os._exit, past atexit, but runs its finalizers.
@@ -77,8 +82,11 @@ class Recorder:
         if processes is not None and processes.parent_process() is not None:
             from multiprocessing.util import Finalize
 
-            Finalize(None, self.finish, exitpriority=100)
-        self._advance()
+            Finalize(None, self.leave, exitpriority=100)
+        if self.count > self._first and not self._waits:
+            self._next(f"training began in step {self.count}")
+        else:
+            self._advance()
 
     @_never_raises
     def step_done(self) -> None:
@@ -86,46 +94,59 @@ class Recorder:
         self.count += 1
         if self._waits and not self._asked():
             return
-        options = self.options
-        if self._window is not None or options.first - 1 <= self.count <= options.first:
+        if self._window is not None or self._first - self.options.lead <= self.count <= self._first:
             self._advance()
 
     @_never_raises
     def finish(self) -> None:
         """The job, or its recorded part, ends: keep what there is."""
-        if self._window is not None and self._window.started:
+        repeats = self.options.repeats
+        if self._window is not None and self._window.started and (self._window.steps or not repeats):
             if not self._window.device_is_done():
                 raise RuntimeError("the device did not finish its work within 30 s")
-            self._close()
-            return
+            self._close("the job ended", in_background=False)
+        elif self._window is not None and repeats:
+            window, self._window = self._window, None
+            window.abandon()
+        elif not (repeats or self._left_out() or (os.getpid() != self._pid and not self.count)):
+            # A forked helper of the job, which never trained, says nothing either.
+            self.warn(
+                f"the job ended after {self.count} steps, before step {self._first} began (steps "
+                f"{self.options.steps}): nothing recorded; ask for earlier steps"
+            )
         self.finished = True
         self._dismiss()
-        if self._waits or self._left_out() or (os.getpid() != self._pid and not self.count):
-            return  # a forked helper of the job, which never trained
-        self.warn(
-            f"the job ended after {self.count} steps, before step {self.options.first} began (steps "
-            f"{self.options.steps}): nothing recorded; ask for earlier steps"
-        )
+
+    def leave(self) -> None:
+        """The end of the process."""
+        self.finish()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until what was recorded is written."""
+        if not self._writer.wait():
+            self.warn("the disk is too slow: the traces of the window before are dropped")
 
     def _asked(self) -> bool:
         """Whether somebody has asked for the window; from then on it is as one of given steps."""
-        window = demand.agreed(Path(self.options.out), self.count, self.options.on_demand or 1)
+        options = self.options
+        window = self._demand.agreed(self.count, options.on_demand or 1, ahead=max(3, options.lead + 1))
         if window is None:
             return False
+        self._first, self._last = window
+        if self.count > self._first:
+            self.warn(f"this rank saw too late that step {self._first} was agreed on: nothing recorded")
+            return False
         self._waits = False
-        self.options = replace(self.options, first=window[0], last=window[1])
-        if self.count > window[0]:
-            raise RuntimeError(f"this rank saw too late that step {window[0]} was agreed on")
         return True
 
     def _left_out(self) -> bool:
         ranks = self.options.ranks
-        return ranks is not None and files.current_rank()[0] not in ranks
+        return ranks is not None and current_rank()[0] not in ranks
 
     def _advance(self) -> None:
-        first, last = self.options.first, self.options.last
         if self._window is None:
-            if self._waits or self.count < first - 1:
+            if self._waits or self.count < self._first - self.options.lead:
                 return
             if self._left_out():
                 self.finished = True
@@ -137,11 +158,11 @@ class Recorder:
         assert window is not None
         if window.started:
             window.end_step(self.count)
-            if self.count == last:
-                self._close()
+            if self.count == self._last:
+                self._close("", in_background=True)
             else:
                 window.begin_step(self.count)
-        elif self.count == first:
+        elif self.count >= self._first:
             window.start()
             window.begin_step(self.count)
 
@@ -152,56 +173,80 @@ class Recorder:
         assert guard is not None
         taken = guard.taken()
         if taken:
-            self.finished = True
-            self._dismiss()
-            self.warn(
-                f"{taken} is in use by the job itself: nothing recorded; choose other steps or turn it off"
-            )
+            self._next(f"{taken} is in use by the job itself")
             return False
-        self._window = Window(self.options)
+        if self._writer.busy:
+            self._next("the window before is still being written")
+            return False
+        self._window = Window(self.options.of_window(self._first, self._last))
         self._profiled = True
         with guard.ours():
             self._window.prepare()
         return True
 
-    def _close(self, because: str = "the job ended") -> None:
-        window, options = self._window, self.options
+    def _next(self, missed: str | None = None) -> None:
+        """On to the next window, if there is one; `missed` says why this one is not recorded."""
+        every = self.options.every
+        if missed:
+            remedy = "" if self.options.repeats else "; choose other steps or turn it off"
+            self.warn(f"{missed}: nothing recorded of steps {self._first}:{self._last}{remedy}")
+        if every is not None and self._last is not None:
+            while self._first <= self.count:
+                self._first, self._last = self._first + every, self._last + every
+        elif self.options.on_demand is not None:
+            self._waits = True
+        else:
+            self.finished = True
+            self._dismiss()
+
+    def _close(self, because: str, *, in_background: bool) -> None:
+        window, self._window = self._window, None
         assert window is not None
-        self.finished = True
         window.stop()
-        self._dismiss()
-        missing = options.last is not None and len(window.steps) < options.last - options.first
-        if missing:
+        first, last = self._first, self._last
+        if last is not None and len(window.steps) < last - first:
             self.warn(
                 f"{because} in step {self.count}: {len(window.steps)} whole steps recorded, of steps "
-                f"{options.steps} asked for"
+                f"{first}:{last} asked for"
             )
+        said = list(self.warnings)
+
+        def write() -> None:
+            try:
+                for line in window.write(said):
+                    self.warn(line)
+            except Exception as error:
+                self.warn(f"the traces of steps {first}:{last} are dropped: {_in_words(error)}")
+            if self.finished and self._guard is not None:
+                self._guard.remove()
+
+        if in_background:
+            self._writer.start(write)
+        else:
+            self.wait()
+            write()
         self.warnings += window.warnings
-        for line in window.write(self.warnings):
-            self.warn(line)
-        self._window = None
+        self._next()
 
     def _yield_to(self, what: str) -> None:
-        """The job starts a profiler of its own while our window is prepared or open: it goes first."""
-        if self.finished or self._window is None:
-            return
-        try:
-            if self._window.started:
-                self._close(f"the job started {what}")
+        """The job starts a profiler of its own: a window that is prepared or open, or being written, ends first."""
+        with self._lock:
+            self.wait()
+            if self.finished or self._window is None:
                 return
-            self.finished = True
-            self._window.abandon()
-            self._dismiss()
-            self.warn(
-                f"the job started {what} before step {self.options.first}: nothing recorded; turn it off"
-            )
-        except Exception as error:
-            self._give_up(error)
+            try:
+                if self._window.started:
+                    self._close(f"the job started {what}", in_background=False)
+                    return
+                window, self._window = self._window, None
+                window.abandon()
+                self._next(f"the job started {what} before step {self._first}")
+            except Exception as error:
+                self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         self.finished = True
-        text = f"{type(error).__name__}: {error}".split("\n")[0]
-        self.warn(f"recording failed in step {self.count}, the job goes on without: {text}")
+        self.warn(f"recording failed in step {self.count}, the job goes on without: {_in_words(error)}")
         window, self._window = self._window, None
         try:
             if window is not None:
@@ -211,11 +256,13 @@ class Recorder:
             self.warn(f"and left something behind: {second!r}")
 
     def _dismiss(self) -> None:
-        if self._guard is not None:
+        if self._guard is not None and not self._writer.busy:
             self._guard.remove()
 
     def _forked(self) -> None:
         """In a child of fork: a loader's worker must not write, a rank that trains must count for itself."""
+        self._lock = threading.RLock()
+        self._writer.forget()
         if self.count or self._window is not None:
             self.finished = True
         if self._profiled:
@@ -224,70 +271,5 @@ class Recorder:
             self._window.forget()
 
 
-class Recording:
-    """What `record` returns; `warnings` is what was said on stderr."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> Recording:
-        self._recorder.begin()
-        return self
-
-    def step(self) -> None:
-        """Call at the end of every iteration."""
-        self._recorder.step_done()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._recorder.finish()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return tuple(self._recorder.warnings)
-
-
-def record(
-    out: str | os.PathLike[str],
-    *,
-    steps: str | None = None,
-    shapes: bool = True,
-    stack: bool = False,
-    memory: bool = False,
-    all_threads: bool = True,
-    overwrite: bool = False,
-) -> Recording:
-    """Record the steps of a training loop into the folder `out`, as this package's docstring describes.
-
-        with etloom.record("run/") as rec:
-            for batch in loader:
-                train(batch)
-                rec.step()
-
-    `steps` "3:5" records steps 3 and 4, counted from 0: the window opens when the third `rec.step()` returns
-    and closes in the fifth; the profilers warm up in the step before. Without it all from enter to exit is
-    recorded. `shapes`, `stack` and `memory` are torch.profiler's record_shapes, with_stack and
-    profile_memory; `all_threads` lets it see threads that Python code starts. Every rank calls it with the
-    same folder.
-
-    Raises CollectError, before the loop, for a `steps` that is no range and for a folder that already holds
-    traces of this rank (unless `overwrite`). After that nothing raises: a failure is a line on stderr and in
-    `warnings`.
-    """
-    first, last = parse_steps(steps)
-    folder = str(Path(out).absolute())
-    files.claim(folder, overwrite, *files.current_rank())
-    options = Options(
-        folder,
-        new_scratch(folder),
-        first,
-        last,
-        shapes,
-        stack,
-        memory,
-        all_threads,
-        etloom=own_version(),
-        command=tuple(sys.orig_argv),
-    )
-    return Recording(Recorder(options))
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]

@@ -1,4 +1,4 @@
-"""One window of steps under both observers, and the files it leaves.
+"""One window of steps under what the options name, and the files it leaves.
 
 The order is torch.profiler's own (execution trace on, Kineto on; execution trace off, Kineto off), so both
 see the same operators; only the record of the process groups, which the observer makes as it starts, stands
@@ -15,8 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import files, forking, packing
+from . import facts, files, forking, packing
+from .nsys import Markers
 from .options import Options
+from .ranks import current_rank
 
 
 class Window:
@@ -32,26 +34,32 @@ class Window:
         self._open_step: int | None = None
         self._observer: Any = None
         self._profile: Any = None
+        self._markers: Markers | None = None
         self._running = self._native = False
         self._rank = (0, 1)
         self._groups = 0
+        self._facts: dict[str, Any] = {}
 
     def prepare(self) -> None:
         """What takes long (about a second, the first time), so that the window itself opens at once."""
-        from torch.profiler import profile
-
         self._folder.mkdir(parents=True)
-        observer = self._make_observer()
         options = self._options
-        self._profile = profile(
-            record_shapes=options.shapes,
-            with_stack=options.stack,
-            profile_memory=options.memory,
-            experimental_config=self._all_threads() if options.all_threads else None,
-            execution_trace_observer=observer,
-        )
+        observer = self._make_observer() if options.et else None
+        if options.kineto:
+            from torch.profiler import profile
+
+            self._profile = profile(
+                record_shapes=options.shapes,
+                with_stack=options.stack,
+                profile_memory=options.memory,
+                experimental_config=self._all_threads() if options.all_threads else None,
+                execution_trace_observer=observer,
+            )
         self._observer = observer
-        self._profile.prepare_trace()
+        if self._profile is not None:
+            self._profile.prepare_trace()
+        if options.nsys:
+            self._markers = Markers(options.shapes)
 
     def _make_observer(self) -> Any:
         """The observer that the options name, its file open; torch's where ours was not built for this torch."""
@@ -86,16 +94,24 @@ class Window:
     def start(self) -> None:
         self.started = self._running = True
         self._groups = _group_count()
-        self._rank = files.current_rank()
+        self._rank = current_rank()
         if self._native:  # what the launcher needs where this process is killed
-            (self._folder / "killed.json").write_text(json.dumps({"rank": self._rank[0]}))
-        self._profile.start_trace()
+            killed = {"rank": self._rank[0], "out": self._options.out}
+            (self._folder / "killed.json").write_text(json.dumps(killed))
+        if self._profile is not None:
+            self._profile.start_trace()
+        elif self._observer is not None:
+            self._observer.start()
+        if self._markers is not None:
+            self._markers.start()
         self.start_ns = time.time_ns()
 
     def begin_step(self, number: int) -> None:
+        self._open_step = number
+        if self._options.marked:
+            return
         from torch.profiler import record_function
 
-        self._open_step = number
         self._step = record_function(f"ProfilerStep#{number}")
         self._step.__enter__()
 
@@ -106,37 +122,49 @@ class Window:
         self._open_step = None
 
     def stop(self) -> None:
-        """Both observers off; the step that is open, if one is, stays unfinished."""
-        if self._native and self._open_step is not None:
+        """All off; the step that is open, if one is, stays unfinished."""
+        if self._native and self._open_step is not None and not self._options.marked:
             self._observer.note(unfinished_step=self._open_step)
         self._leave_step()
         self.end_ns = time.time_ns()
+        if self._markers is not None:
+            self._markers.stop()
         if _group_count() != self._groups:
             self._note_groups()
         if not self._groups:  # else the job may have left its process group since, and with it its rank
-            self._rank = files.current_rank()
-        self._profile.stop_trace()
+            self._rank = current_rank()
+        if self._profile is not None:
+            self._profile.stop_trace()
+        elif self._observer is not None:
+            self._observer.stop()
         self._running = False
-        self._observer.unregister_callback()
+        if self._observer is not None:
+            self._observer.unregister_callback()
+        self._facts = facts.rank_facts(self._options, *self._rank) | {
+            "observer": ("native" if self._native else "stock") if self._observer is not None else None,
+            "steps": self.steps,
+            "unfinished_step": self._open_step,
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "model": facts.model_facts(),  # now: at the job's end its objects are gone
+        }
 
     def write(self, warnings: list[str]) -> list[str]:
-        """Write the files and seal them; what is worth a warning is returned."""
+        """Write the files and seal them; what is worth a warning is returned. Needs nothing of the job's thread."""
+        unfinished = None if self._options.marked else self._open_step
         try:
-            self._profile.export_chrome_trace(str(self._folder / "kineto.json"))
+            if self._profile is not None:
+                self._profile.export_chrome_trace(str(self._folder / "kineto.json"))
+                packing.pack_kineto(self._folder / "kineto.json", unfinished)
+            with_et = self._observer is not None
             self._profile = self._observer = None
             (self._folder / "killed.json").unlink(missing_ok=True)
-            facts = files.rank_facts(self._options, *self._rank) | {
-                "observer": "native" if self._native else "stock",
-                "steps": self.steps,
-                "unfinished_step": self._open_step,
-                "start_ns": self.start_ns,
-                "end_ns": self.end_ns,
-                "warnings": warnings,
-            }
-            if not self._native:
-                packing.pack_execution_trace(self._folder / "et.json", self._open_step)
-            packing.pack_kineto(self._folder / "kineto.json", self._open_step)
-            return files.seal(self._folder, Path(self._options.out), facts, self._options)
+            if with_et and not self._native:
+                packing.pack_execution_trace(self._folder / "et.json", unfinished)
+            if self._options.flight_recorder:
+                self._dump_flight_recorder()
+            sealed = self._facts | {"warnings": [*warnings, *self.warnings]}
+            return files.seal(self._folder, Path(self._options.out), sealed, self._options)
         finally:
             self._clean()
 
@@ -146,6 +174,8 @@ class Window:
         self._profile = self._observer = None
         try:
             self._leave_step()
+            if self._markers is not None:
+                self._markers.stop()
             if (
                 profile is not None
                 and profile.profiler is not None
@@ -153,7 +183,8 @@ class Window:
             ):
                 # A prepared session is ended the way torch ends one: started and stopped.
                 if not self._running:
-                    observer.unregister_callback()
+                    if observer is not None:
+                        observer.unregister_callback()
                     profile.start_trace()
                 profile.stop_trace()
         finally:
@@ -175,10 +206,13 @@ class Window:
         """False where the device hangs, as in a collective that lost a rank: a stop would hang too."""
         import torch
 
-        if not files.cuda_in_use():
+        if not facts.cuda_in_use():
             return True
         waiter = threading.Thread(target=torch.cuda.synchronize, daemon=True)
-        waiter.start()
+        try:
+            waiter.start()
+        except RuntimeError:  # Python is ending: no threads any more
+            return True
         waiter.join(timeout_s)
         return not waiter.is_alive()
 
@@ -201,17 +235,31 @@ class Window:
     def _note_groups(self) -> None:
         """Process groups made inside the window: both observers noted groups only as they started."""
         try:
-            if not self._native:  # ours looks again as it stops
+            if self._observer is not None and not self._native:  # ours looks again as it stops
                 self._observer._record_pg_config()
-            if not self._groups:
+            if not self._groups and self._profile is not None:
                 self._profile.add_metadata_json(
                     "distributedInfo", json.dumps(self._profile._get_distributed_info())
                 )
         except (AttributeError, TypeError, ValueError) as error:
             self.warnings.append(f"process groups made inside the window are not noted: {error}")
 
+    def _dump_flight_recorder(self) -> None:
+        """What torch's Flight Recorder holds: the last collectives of the job, before and in the window."""
+        from torch._C import _distributed_c10d as c10d
+
+        dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
+        if dump is None:
+            self.warnings.append("this torch gives no dump of its Flight Recorder")
+            return
+        dumped = dump()
+        text = dumped.decode() if isinstance(dumped, bytes) else dumped
+        (self._folder / "flight_recorder.json").write_text(text)
+
     def _clean(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._options.repeats:
+            return
         try:
             self._folder.parent.rmdir()
         except OSError:

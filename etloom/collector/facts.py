@@ -1,0 +1,195 @@
+"""What a process of the job knows of itself, its model and its communication, for rank_<r>.json and the card."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import socket
+from typing import Any
+
+from .options import Options
+from .ranks import environment_int
+
+# The part that a mesh's dimension plays, by the names in use (torchtitan, Megatron, accelerate, FSDP's tutorials).
+_PARTS = {
+    "dp_replicate": ("dp", "ddp", "data", "replicate", "dp_replicate", "data_parallel"),
+    "dp_shard": ("fsdp", "shard", "dp_shard", "dp_shard_cp", "sharded"),
+    "tp": ("tp", "tensor", "tensor_parallel", "model", "mp"),
+    "pp": ("pp", "pipe", "pipeline", "pipeline_parallel", "stage"),
+    "cp": ("cp", "context", "context_parallel", "sp", "sequence"),
+    "ep": ("ep", "expert", "expert_parallel"),
+}
+_COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+_PART_OF = {name: part for part, names in _PARTS.items() for name in names}
+
+
+def cuda_in_use() -> bool:
+    """The job has work on a CUDA device; asking must not make it have a context there."""
+    from torch import cuda
+
+    return bool(cuda.is_available() and cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def rank_facts(options: Options, rank: int, world_size: int) -> dict[str, Any]:
+    """What one process knows of itself. Times are ns since the Unix epoch; what is unknown is null."""
+    import torch
+
+    distributed = torch.distributed
+    together = distributed.is_available() and distributed.is_initialized()
+    cuda = cuda_in_use()
+    return {
+        "rank": rank,
+        "local_rank": environment_int("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+        "local_world_size": environment_int("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        "world_size": world_size,
+        "backend": distributed.get_backend() if together else None,
+        "groups": groups(),
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(_COMMUNICATION)
+        },
+        "restart": environment_int("TORCHELASTIC_RESTART_COUNT") or 0,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": f"cuda:{torch.cuda.current_device()}" if cuda else "cpu",
+        "device_name": torch.cuda.get_device_name() if cuda else None,
+        "steps_asked": options.steps,
+        "shapes": options.shapes,
+        "stack": options.stack,
+        "memory": options.memory,
+        "versions": {
+            "etloom": options.etloom,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "nccl": _nccl_version() if cuda else None,
+            "driver": _driver_version(),
+            "platform": platform.platform(),
+        },
+    }
+
+
+def groups() -> list[dict[str, Any]]:
+    """The process groups of this process: pg_name, pg_desc, backend_config, ranks (all of them), group_size."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    return [
+        {**group, "ranks": group["ranks"] or list(range(group["group_size"]))}
+        for group in dist.distributed_c10d._world.pg_config_info
+    ]
+
+
+def model_facts() -> dict[str, Any]:
+    """Of the living objects of the process: its model, the size of its batches, how it is cut across ranks.
+
+    The model is the largest module that no other holds, with the parameters of this rank, of sharded ones in full.
+    A fact that several objects contradict, or none tells, is left out.
+    """
+    import torch
+
+    modules: list[Any] = []
+    loaders, parts, meshes = [], {}, []
+    for thing in gc.get_objects():
+        names = {kind.__name__ for kind in type(thing).__mro__}
+        if torch.nn.Module in type(thing).__mro__ and "_modules" in thing.__dict__:
+            modules.append(thing)
+        elif "DataLoader" in names and getattr(thing, "batch_size", None):
+            loaders.append(thing.batch_size)
+        elif "DeviceMesh" in names:
+            meshes.append(thing)
+        elif "_PipelineStageBase" in names:
+            parts["pp"] = int(thing.group_size)
+        if "DistributedDataParallel" in names and hasattr(thing, "process_group"):
+            parts["dp_replicate"] = int(thing.process_group.size())
+    found = _model(modules)
+    named = {}
+    for mesh in meshes:
+        for place, name in enumerate(mesh.mesh_dim_names or ()):
+            if name in _PART_OF:
+                named[_PART_OF[name]] = int(mesh.shape[place])
+    parts |= named or _of_placements(modules)
+    if parts:
+        found["parallel"] = parts
+    if len(set(loaders)) == 1:
+        found["batch_of_rank"] = loaders[0]
+    return found
+
+
+def _model(modules: list[Any]) -> dict[str, Any]:
+    held = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    largest: dict[str, Any] = {}
+    for module in modules:
+        if id(module) in held:
+            continue
+        parameters = list({id(p): p for p in module.parameters()}.values())
+        count = sum(_numel(p) for p in parameters)
+        if count <= largest.get("parameters", 0):
+            continue
+        inside = [part for part in module.modules() if type(part).__name__ == "Embedding"]
+        largest = {
+            "parameters": count,
+            "embedding_parameters": sum(_numel(p) for part in inside for p in part.parameters()),
+            "class": _unwrapped(module),
+            "dtype": _only(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+            "layers": _layers(module),
+            "heads": _only(sorted({m.num_heads for m in module.modules() if "num_heads" in m.__dict__})),
+            "head_dim": _only(sorted({m.head_dim for m in module.modules() if "head_dim" in m.__dict__})),
+            "training": module.training,
+        }
+    return largest
+
+
+def _layers(module: Any) -> int | None:
+    """The length of the longest ModuleList: a transformer's blocks."""
+    lists = [len(part) for part in module.modules() if type(part).__name__ == "ModuleList"]
+    return max(lists, default=None)
+
+
+def _unwrapped(module: Any) -> str:
+    while type(module).__name__ in ("DistributedDataParallel", "OptimizedModule", "FullyShardedDataParallel"):
+        (module,) = list(module._modules.values())[:1]
+    return type(module).__name__.removeprefix("FSDP")
+
+
+def _of_placements(modules: list[Any]) -> dict[str, int]:
+    """Of meshes without names: what FSDP2 or tensor parallelism cut parameters by."""
+    sharded = any("FSDPModule" in {kind.__name__ for kind in type(m).__mro__} for m in modules)
+    for module in modules:
+        for parameter in module._parameters.values():
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None and mesh.ndim == 1 and not sharded:
+                return {"tp": int(mesh.size())}
+            if mesh is not None and mesh.ndim == 1:
+                return {"dp_shard": int(mesh.size())}
+    return {}
+
+
+def _numel(parameter: Any) -> int:
+    try:
+        return int(parameter.numel())
+    except (RuntimeError, ValueError):  # a lazy module's, before its first call
+        return 0
+
+
+def _only(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else None
+
+
+def _nccl_version() -> str | None:
+    import torch
+
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _driver_version() -> str | None:
+    """Of NVIDIA's driver, where there is one."""
+    try:
+        with open("/sys/module/nvidia/version") as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return None

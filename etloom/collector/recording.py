@@ -1,0 +1,102 @@
+"""`record`: the collector inside a training loop that one can edit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import files
+from .asking import expand, parse_sources, parse_steps
+from .options import Options, new_scratch, own_version
+from .ranks import current_rank
+from .recorder import Recorder
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Recording:
+    """What `record` returns; `warnings` is what was said on stderr."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> Recording:
+        self._recorder.begin()
+        return self
+
+    def step(self) -> None:
+        """Call at the end of every iteration."""
+        self._recorder.step_done()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.finish()
+        self._recorder.wait()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(self._recorder.warnings)
+
+
+def record(
+    out: str | os.PathLike[str],
+    *,
+    steps: str | None = None,
+    shapes: bool = True,
+    stack: bool = False,
+    memory: bool = False,
+    all_threads: bool = True,
+    what: str | None = None,
+    observer: str = "native",
+    max_bytes: int | None = None,
+    ring: bool = False,
+    overwrite: bool = False,
+) -> Recording:
+    """Record the steps of a training loop into the folder `out`, as this package's docstring describes.
+
+        with etloom.record("run/") as rec:
+            for batch in loader:
+                train(batch)
+                rec.step()
+
+    `steps` "3:5" records steps 3 and 4, counted from 0: the window opens when the third `rec.step()` returns
+    and closes in the fifth; the profilers warm up in the step before. Without it all from enter to exit is
+    recorded. `shapes`, `stack` and `memory` are torch.profiler's record_shapes, with_stack and
+    profile_memory; `all_threads` lets it see threads that Python code starts. `what` names all that is recorded
+    instead, as --with does: "kineto,et,shapes". `observer` "native" is our own, built here before the loop where
+    it was not for this torch (some 20 s, once; torch's records where it cannot be); `max_bytes` and `ring` bound
+    its file. Every rank calls it with the same folder; {host}, {rank} and {time} in its name are filled in.
+
+    Raises CollectError, before the loop, for a `steps` that is no range and for a folder that already holds
+    traces of this rank (unless `overwrite`). After that nothing raises: a failure is a line on stderr and in
+    `warnings`.
+    """
+    from .launcher import usable_observer
+
+    first, last = parse_steps(steps)
+    noted: dict[str, Any] = {"shapes": shapes, "stack": stack, "memory": memory}
+    if what is not None:
+        noted = dict(parse_sources(what))
+    folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
+    files.claim(folder, overwrite, *current_rank())
+    usable, unbuilt = usable_observer(observer)
+    options = Options(
+        folder,
+        new_scratch(folder),
+        first,
+        last,
+        all_threads=all_threads,
+        observer=usable,
+        max_bytes=max_bytes,
+        ring=ring,
+        etloom=own_version(),
+        command=tuple(sys.orig_argv),
+        **noted,
+    )
+    recorder = Recorder(options)
+    for line in unbuilt:
+        recorder.warn(line)
+    return Recording(recorder)
