@@ -421,9 +421,28 @@ def test_ranks_that_differ_are_an_error_in_the_stats(data: Path) -> None:
     assert trace.stats.filter(pl.col("name") == "link.ranks_differ")["severity"].to_list() == ["error"]
 
 
-def test_a_file_without_correlations_is_linked_again(data: Path, tmp_path: Path) -> None:
+def test_what_a_file_states_stays(data: Path, tmp_path: Path) -> None:
     folder = data / "simple_add"
     paths = (folder / "benchmark_simple_add_et.json.gz", folder / "benchmark_simple_add_trace.json.gz")
-    etloom.export(link(*read(*paths)), tmp_path / "both.etplus.json")
-    again = link(etloom.read(tmp_path / "both.etplus.json"))
-    assert again.links.height == 36
+    first, second = tmp_path / "both.etplus.json", tmp_path / "again.etplus.json"
+    etloom.export(link(*read(*paths)), first)
+    again = link(etloom.read(first))
+    # 36 operators and 4 pieces of device work, which an ET+ has as nodes too.
+    assert again.links.height == 40 and again.links["how"].unique().to_list() == ["file"]
+    assert again.launches["operator"].null_count() == 0
+    rows = {
+        row["subject"]: (row["how"], row["total"], row["linked"]) for row in summary(again).rows(named=True)
+    }
+    assert rows["host operators"] == ("file", 36, 36) and rows["device work"] == ("file", 4, 4)
+    etloom.export(again, second)
+    nodes = [json.loads(path.read_text())["nodes"] for path in (first, second)]
+    told = [
+        [(node["id"], node["ctrl_deps"], node.get("ts"), node.get("cat")) for node in one] for one in nodes
+    ]
+    assert told[0] == told[1]
+
+
+def test_operators_without_a_profile_are_said_to_have_none(data: Path) -> None:
+    alone = etloom.link(etloom.read(data / "et_schemas/pt2_triton.json.gz"))
+    note = summary(alone).filter(pl.col("subject") == "host operators")["note"].item()
+    assert note is not None and note.startswith("no profile of operators")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from etloom import kinds, stacks
 from etloom.errors import EtloomError
 from etloom.exports._members import quoted
 from etloom.trace import Trace
@@ -190,8 +191,16 @@ class Nodes:
         return nodes.select("id").join(more, on="id", how="left", maintain_order="left")["more"].fill_null("")
 
 
-def with_ids(trace: Trace) -> Trace:
-    """The Trace with an et_id for each node: those that have none get the next ones. Raises EtloomError."""
+def host_side(trace: Trace) -> Trace:
+    """The Trace with the nodes of the host only, each with an et_id: those that have none get the next ones.
+
+    Files that hold nodes and events as one have device work among their nodes. Raises EtloomError.
+    """
+    device = trace.events.filter(stacks.among(trace.events["cat"], kinds.DEVICE)).select(event="id")
+    links = trace.links.join(device, on="event", how="anti")
+    if links.height < trace.links.height:
+        own = trace.links.join(device, on="event", how="semi")["node"]
+        trace = trace.replace(links=links, nodes=trace.nodes.filter(~pl.col("id").is_in(own.implode())))
     lacking = trace.nodes["et_id"].is_null()
     if not lacking.any():
         return trace

@@ -132,7 +132,7 @@ def _names(trace: Trace, lanes: pl.DataFrame, rank: int | None) -> pl.Series:
         row = told.get(pid, {})
         name = row.get("name")
         if rank is not None:
-            say("process_name", pid, 0, {"name": f"rank {rank}: {pid if name is None else name}"})
+            say("process_name", pid, 0, {"name": f"rank {rank}: {name or row.get('labels') or pid}"})
             say("process_sort_index", pid, 0, {"sort_index": pids[pid]})
         else:
             for key, value in (("name", name), ("sort_index", row.get("sort_index"))):

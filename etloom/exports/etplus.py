@@ -21,7 +21,7 @@ import polars as pl
 from etloom import stacks
 from etloom.errors import EtloomError
 from etloom.exports import _et_device
-from etloom.exports._et_nodes import Nodes, with_ids
+from etloom.exports._et_nodes import Nodes, host_side
 from etloom.exports._files import replacing
 from etloom.exports._members import joined, microseconds
 from etloom.linker.scope import node_around
@@ -57,7 +57,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
             where=path,
             remedy="choose one with --iterations N, or save as Parquet",
         )
-    trace = with_ids(trace)
+    trace = host_side(trace)
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {})}
     # 1.0.1 is flat: its nodes are written in the layout that came next.
     header["schema"] = "1.0.2-chakra.0.0.4" if header["schema"] == "1.0.1" else header["schema"]

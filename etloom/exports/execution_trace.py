@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from etloom.errors import EtloomError
-from etloom.exports._et_nodes import Nodes, with_ids
+from etloom.exports._et_nodes import Nodes, host_side
 from etloom.exports._files import replacing
 from etloom.trace import Job, Trace
 
@@ -37,7 +37,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         trace = next(iter(trace.values()))
     if not trace.nodes.height:
         raise EtloomError("the trace holds no operators of an execution trace", where=path)
-    trace = with_ids(trace)
+    trace = host_side(trace)
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {}), "schema": _SCHEMA}
     finish = header.pop("finish_ts", None)
     above = trace.nodes.select(pl.col("id").alias("parent"), pl.col("et_id").alias("above"))

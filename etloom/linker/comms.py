@@ -21,7 +21,9 @@ def join_comms(trace: Trace) -> Trace:
     comms = trace.comms
     if not comms.height:
         return trace
-    links = trace.links.select("node", "event")
+    # Where a file has a node for device work too, its communication is still that of the call.
+    device = trace.launches.select(event="device_event")
+    links = trace.links.select("node", "event").join(device, on="event", how="anti")
     calls = comms.filter(pl.col("event").is_not_null()).drop("node").join(links, on="event", how="left")
     # Of a trace that was linked before, a node's row may be that of another iteration: what it says is the node's.
     recorded = (

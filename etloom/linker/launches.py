@@ -21,7 +21,7 @@ def launch(trace: Trace) -> Trace:
     if not work.size:
         return trace.replace(launches=trace.table("launches").clear(), events=_device_steps(events, None))
     call, repeated = called(events, work)
-    around = operator_around(events, call)
+    around = np.where(call >= 0, operator_around(events, call), _stated(trace, work))
     launches = pl.DataFrame(
         {
             "launch": ids(events, call),
@@ -29,7 +29,7 @@ def launch(trace: Trace) -> Trace:
             "operator": ids(events, around),
         }
     )
-    missing = work[call < 0]
+    missing = work[(call < 0) & (around < 0)]
     alone = call[(call >= 0) & (around < 0)]
     calls, works = np.unique(call[call >= 0], return_counts=True)
     graphs = calls[works > 1]
@@ -38,7 +38,8 @@ def launch(trace: Trace) -> Trace:
     _, highest = _range_of(numbers, process, work)
     late = idle[numbers[idle] > highest[process[idle]]]
     other = np.setdiff1d(idle, late)
-    return trace.replace(launches=launches, events=_device_steps(events, (work, call))).with_stats(
+    cause = np.where(call >= 0, call, around)
+    return trace.replace(launches=launches, events=_device_steps(events, (work, cause))).with_stats(
         [
             ("link.launch_missing", "info", missing.size, example(events, missing)),
             *(
@@ -52,6 +53,15 @@ def launch(trace: Trace) -> Trace:
             ("link.repeated_correlations", "info", repeated, "of calls; the latest before the work is taken"),
         ]
     )
+
+
+def _stated(trace: Trace, work: np.ndarray) -> np.ndarray:
+    """For rows of device work the row of the operator that the file itself names (ET+), or -1."""
+    operator = np.full(trace.events.height + 1, -1)  # the last for -1
+    named = trace.launches.drop_nulls("operator")
+    operator[rows_of(trace.events, named["device_event"])] = rows_of(trace.events, named["operator"])
+    found: np.ndarray = operator[work]
+    return found
 
 
 def called(events: pl.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, int]:

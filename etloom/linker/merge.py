@@ -11,11 +11,13 @@ from etloom.schema import TABLES
 from etloom.trace import Job, Trace
 
 _DERIVED = ("links", "launches", "handoffs", "waits")
+_STATED = ("links", "launches")
+"""Of these, what a file that holds nodes and events as one (ET+, Chakra) says itself."""
 _SUM = ("files", "formats")
 
 
 def merge(traces: tuple[Trace, ...]) -> Trace:
-    """One Trace with the tables of all; what an earlier link derived is left out.
+    """One Trace with the tables of all; what an earlier link derived is left out, and what a file states is not.
 
     Raises LinkError where there is nothing to link, or where two traces hold profiler events or operators
     both.
@@ -31,10 +33,11 @@ def merge(traces: tuple[Trace, ...]) -> Trace:
                 where=", ".join(file for trace in holders for file in map(str, trace.meta.get("files", ()))),
                 remedy="give one execution trace and one profiler trace",
             )
+    stated = _STATED if any((trace.links["how"] == "file").any() for trace in traces) else ()
     tables = {}
     for name in TABLES:
         parts = [part for trace in traces if (part := trace.table(name)).height]
-        if parts and name not in _DERIVED:
+        if parts and (name in stated or name not in _DERIVED):
             tables[name] = parts[0] if len(parts) == 1 else _together(name, parts)
     if "stats" in tables:
         tables["stats"] = tables["stats"].filter(~pl.col("name").str.starts_with("link."))

@@ -9,7 +9,7 @@ from etloom import stacks
 from etloom.errors import LinkError
 from etloom.linker.align import ACCEPT, Iteration, align, apart, resemblance
 from etloom.linker.ids import Join, joins, linkable
-from etloom.linker.lanes import ids
+from etloom.linker.lanes import ids, rows_of
 from etloom.linker.ranges import pair_ranges
 from etloom.linker.shapes import agreeing
 from etloom.trace import Trace
@@ -25,10 +25,13 @@ def pair(trace: Trace, *, iterations: str = "best") -> Trace:
 
     Raises LinkError where the operators do not match, or where the iteration asked for is not there.
     """
-    nodes, events = trace.nodes, trace.events
-    trace = trace.replace(links=trace.table("links").clear(), meta={"link": {}})
+    nodes, events, stated = trace.nodes, trace.events, trace.links
+    trace = trace.replace(links=stated.clear(), meta={"link": {}})
     if iterations not in ("best", "all") and not iterations.isdecimal():
         raise LinkError(f"no iterations are called {iterations!r}", remedy="give best, all or a number")
+    if stated.height:
+        linked = trace.replace(links=stated, meta={"link": {"how": "file", "score": 1.0}})
+        return linked.with_stats(_unlinked(nodes, rows_of(nodes, stated["node"])))
     if not nodes.height or not events.height:
         return trace
     if not stacks.among(events["cat"], stacks.RECORDED).any():

@@ -40,7 +40,7 @@ _REASONS = {
         "link.without_correlation": "without a correlation",
         "link.no_calls_recorded": "in a recording without runtime calls",
         "link.repeated_correlations": "calls repeat a correlation",
-        "link.work_beyond_nodes": "of other iterations than the execution trace, left out of an ET+",
+        "link.work_beyond_nodes": "outside the time of the linked operators, left out of an ET+",
     },
     "launches": {
         "link.launch_without_operator": "outside any operator",
@@ -58,22 +58,32 @@ _CATEGORIES = {"kernels": frozenset({"kernel", "Kernel"}), "copies": kinds.COPIE
 def summary(trace: Trace) -> pl.DataFrame:
     """One row a subject (`COLUMNS`) of a linked trace; share_pct is null where there is nothing to link.
 
-    host operators: nodes of the execution trace with an event. device work: kernels, copies and sets with
-    their launch call; each of these alone, where the trace holds several. launches: calls with an operator
-    around them. collectives: device work that is communication by name, with a row in comms. steps: host and
-    device events that belong to a ProfilerStep.
+    host operators: nodes of the execution trace with an event. device work: kernels, copies and sets with their
+    launch call, or the operator that the file names; each of these alone, where the trace holds several. launches:
+    calls with an operator around them. collectives: device work that is communication by name, with a row in comms.
+    steps: host and device events that belong to a ProfilerStep.
     """
     events, launches = trace.events, trace.launches
     link = trace.meta.get("link", {})
     operators = linkable(trace.nodes) if trace.nodes.height else np.zeros(0, bool)
+    # A file that holds nodes and events as one has nodes of the device, too.
+    of_device = trace.links.join(launches.select(event="device_event"), on="event", how="semi")["node"]
+    operators &= ~trace.nodes["id"].is_in(of_device.implode()).to_numpy()
+    launched = launches.select(pl.coalesce("launch", "operator").is_not_null()).to_series()
+    by = "file" if launches.height and not launches["launch"].count() and launched.any() else "correlation"
     calls = launches.drop_nulls("launch").unique("launch")
     communication = device_communication(trace) if launches.height else None
     staged = events["step"].filter(pl.Series(stacks.among(events["cat"], kinds.HOST | kinds.DEVICE)))
     steps = staged.n_unique() - (staged.null_count() > 0)
     rows = [
-        ("host operators", link.get("how"), int(operators.sum()), trace.links["node"].n_unique()),
-        ("device work", "correlation", launches.height, launches.height - launches["launch"].null_count()),
-        *_by_category(events, launches),
+        (
+            "host operators",
+            link.get("how"),
+            int(operators.sum()),
+            trace.links["node"].n_unique() - of_device.n_unique(),
+        ),
+        ("device work", by, launches.height, int(launched.sum())),
+        *_by_category(events, launches, launched.to_numpy(), by),
         ("launches", "time", calls.height, calls.height - calls["operator"].null_count()),
         (
             "collectives",
@@ -109,17 +119,18 @@ def summary(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _by_category(events: pl.DataFrame, launches: pl.DataFrame) -> list[tuple[str, str, int, int]]:
+def _by_category(
+    events: pl.DataFrame, launches: pl.DataFrame, launched: np.ndarray, by: str
+) -> list[tuple[str, str, int, int]]:
     """Device work by category, as rows of `summary`; none where all is of one."""
     cats = launches.join(
         events.select("id", "cat"), left_on="device_event", right_on="id", maintain_order="left"
     )["cat"]
-    launched = launches["launch"].is_not_null().to_numpy()
     rows = []
     for subject, names in _CATEGORIES.items():
         own = stacks.among(cats, names)
         if own.any():
-            rows.append((subject, "correlation", int(own.sum()), int((own & launched).sum())))
+            rows.append((subject, by, int(own.sum()), int((own & launched).sum())))
     return rows if len(rows) > 1 else []
 
 
@@ -157,7 +168,7 @@ def _note(
     ]
     if subject == "host operators" and link.get("ties", 1) > 1:
         parts.insert(0, f"{link['ties']} equal iterations: {_which(link)}")
-    if subject == "host operators" and unlinked and not link:
+    if subject == "host operators" and unlinked and not link.get("how"):
         parts.insert(0, "no profile of operators")
     if subject == "collectives" and unlinked:
         parts.insert(0, f"{unlinked:,} in no operator that describes a communication")
