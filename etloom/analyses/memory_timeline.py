@@ -98,11 +98,11 @@ def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
     events = trace.events
     chosen = pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("dur").is_not_null()
     calls = events.filter(chosen).select("pid", "tid", "ts", "id").sort("ts", maintain_order=True)
+    if not calls.height:
+        return pl.Series([None] * memory.height, dtype=pl.String)
     begun = memory.select("pid", "tid", "ts").join_asof(
         calls, on="ts", by=["pid", "tid"], strategy="backward", check_sortedness=False
     )
-    if not calls.height:
-        return pl.Series([None] * memory.height, dtype=pl.String)
     row = row_of(events, begun["id"])
     parent = row_of(events, events["parent"])
     end = (events["ts"] + events["dur"].fill_null(0)).to_numpy()
@@ -110,5 +110,5 @@ def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
     times = memory["ts"].to_numpy()
     while (over := (row >= 0) & ((end[row] < times) | ~operator[row])).any():
         row = np.where(over, parent[row], row)
-    names = events["name"].cast(pl.String)
-    return names[np.maximum(row, 0)].set(pl.Series(row < 0), None)
+    names: pl.Series = events["name"].cast(pl.String)[np.maximum(row, 0)]
+    return names.set(pl.Series(row < 0), None)
