@@ -81,6 +81,16 @@ def test_the_rank_inside_counts_where_the_name_has_none(tmp_path: Path) -> None:
     assert by_rank(tmp_path) == {4: ["left.json"], 5: ["right.json"]}
 
 
+@pytest.mark.parametrize("groups", [2, 100_000])
+def test_the_rank_inside_may_follow_the_process_groups(tmp_path: Path, groups: int) -> None:
+    config = [{"pg_name": str(number), "ranks": [0, 1]} for number in range(groups)]
+    for rank in (0, 1):
+        info = {"backend": "nccl", "pg_config": config, "world_size": 2, "rank": rank}
+        document = {"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 2}], "distributedInfo": info}
+        (tmp_path / f"host{5 - rank}.json").write_text(json.dumps(document))
+    assert by_rank(tmp_path) == {0: ["host5.json"], 1: ["host4.json"]}
+
+
 def test_a_pattern_overrides_the_names(tmp_path: Path) -> None:
     kineto(tmp_path / "rank0.node3.json")
     assert by_rank(tmp_path, r"node(\d+)") == {3: ["rank0.node3.json"]}

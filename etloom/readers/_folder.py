@@ -24,6 +24,10 @@ _NAMES = (
     r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
     r"^\w+\.(\d+)\.et(?:\.gz)?$",
 )
+_DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_MOST_DISTRIBUTED = 1 << 24
+"""Bytes of distributedInfo that are looked through for a rank that follows the process groups."""
+_JSON = json.JSONDecoder()
 _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
 # The names that only traces have: "rank" alone may stand in any file's.
 _TRACE_NAME = re.compile(
@@ -213,12 +217,24 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _rank_inside(path: Path) -> int | None:
     """What distributedInfo says, wherever in the file it stands. Raises ReadError, LimitError."""
-    tail = b""
+    held = b""
     try:
         for piece in chunks(path):
-            if match := _RANK_INSIDE.search(tail + piece):
-                return int(match[1])
-            tail = piece[-8192:]
+            held += piece
+            if (begin := _DISTRIBUTED.search(held)) is None:
+                held = held[-64:]
+                continue
+            held = held[begin.start() :]
+            if (first := _RANK_INSIDE.match(held)) is not None:
+                return int(first[1])
+            try:
+                info, _ = _JSON.raw_decode(held.partition(b":")[2].decode("utf-8", "replace").lstrip())
+            except (ValueError, RecursionError):
+                if len(held) > _MOST_DISTRIBUTED:
+                    return None
+                continue
+            rank = str(info.get("rank"))
+            return int(rank) if rank.isdecimal() and len(rank) < 10 else None
     except UNPACK_ERRORS:
         return None  # reading the trace itself says what is wrong with it
     except OSError as error:
