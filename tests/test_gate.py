@@ -15,7 +15,7 @@ from test_comparing import stepped
 import etloom
 from etloom.cli import main
 from etloom.cli.check import escaped
-from etloom.comparing.gate import gate, sentences
+from etloom.comparing.gate import QUIET, gate, sentences
 from etloom.comparing.quiet import quiet_shift
 from etloom.comparing.student import quantile
 from etloom.trace import Job, Trace
@@ -162,6 +162,38 @@ def test_near_the_limit_it_says_what_more_it_takes() -> None:
     (line,) = sentences(table, 0)
     assert table["verdict"][0] == "undecided" and "cannot tell" in line and "more run" in line
     assert gate(after, before, 6.0)["verdict"][0] == "passed"
+
+
+def even_run(times: list[int]) -> Job:
+    """Steps of these times, of one piece of work each and a wait that takes up what it is short of."""
+    rows, at = [], 0
+    for number, time in enumerate(times):
+        work = 200_000 + 110_000 * number
+        rows += [
+            ("user_annotation", f"ProfilerStep#{number}", at, time, 0),
+            ("cpu_op", "aten::mm", at, work, 1),
+            ("cuda_runtime", "cudaStreamSynchronize", at + work, time - work, 1),
+        ]
+        at += time
+    frame = pl.DataFrame(rows, schema=["cat", "name", "ts", "dur", "depth"], orient="row")
+    frame = frame.with_columns(pid=pl.lit(1), tid=pl.lit(1)).sort("ts", "depth").with_row_index("id")
+    return Job({0: Trace({"events": frame}, {"rank": 0, "linked": True})})
+
+
+def test_even_steps_decide_where_the_quiet_one_cannot() -> None:
+    """The host's jitter is in the wait for the device, and the step takes none of it."""
+    times = [1_000_000, 1_001_000, 1_000_500, 1_000_200, 1_001_100, 1_000_700]
+    before, after, slow = (
+        even_run(times),
+        even_run(times[::-1]),
+        even_run([time * 11 // 10 for time in times]),
+    )
+    found = gate([after], [before], 3.0)
+    assert dict(found.select("measure", "verdict").rows()) == {"step time": "passed", QUIET: "noted"}
+    found = gate([slow], [before], 3.0)
+    assert found["verdict"].to_list() == ["undecided", "noted"]
+    assert "--metric wall-step-time judges it" in sentences(found, 1)[0]
+    assert gate([slow], [before], 3.0, ["wall-step-time"])["verdict"].to_list() == ["failed"]
 
 
 def test_what_was_nearly_nothing_is_no_percentage(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from etloom.trace import Job, Trace
 BY = ("category", "operator", "kernel", "collective", "step")
 NEGLIGIBLE = 0.001
 """Of a whole: a change of less is no headline, and a percentage of less says nothing."""
-CANCELLED = 0.05
+CANCELLED = 0.2
 """Of the changes without their signs: where the whole changed by less, no row has a share in it."""
 _PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
 
