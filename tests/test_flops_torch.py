@@ -14,7 +14,7 @@ from etloom.analyses._flops_registry import MATRIX
 from etloom.trace import Job
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 Work = Callable[[], Any]
 
 
