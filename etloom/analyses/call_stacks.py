@@ -3,8 +3,8 @@
 A row is all calls of one name at one place (node), below its caller (parent, null at the top of a thread). Callers
 stand before what they call, and what takes longest first. All steps count together, as ProfilerStep#*. total: self
 time of the calls and of all they call; self: without what they call. device: of the kernels, copies and sets launched
-in them or in what they call, self_device without the latter; null where the trace holds no device work. kernels: how
-many those are. Work whose launch was not recorded is of no thread, in a row of its own.
+in them or in what they call, self_device without the latter; null where the trace holds no device work, as is their
+number. Work whose launch was not recorded is of no thread, in a row of its own.
 
 joined: put each backward operator under the forward one that it belongs to, whatever thread it ran on, so that a
 module or operator shows all it costs. kernels: device work has rows of its own, below the call that launched it.

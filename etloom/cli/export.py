@@ -38,13 +38,14 @@ def export(
     cache: CacheOption = True,
 ) -> None:
     """Write the linked traces of a run in another format: chrome (for Perfetto), parquet, chakra (for ASTRA-sim,
-    a file a rank), etplus; of the dependency graph a part as dot or graphml.
+    a file a rank), etplus, folded (call stacks, for flame graphs); of the dependency graph a part as dot or graphml.
 
     Examples:
 
     \b
       etloom export run/ --out run.json.gz       # open it at https://ui.perfetto.dev
       etloom export run/ --out run.json.gz --overlay critical-path
+      etloom export run/ --out run.folded        # flamegraph.pl, https://speedscope.app; -O time=device
       etloom export run/ --out run.parquet       # read it with polars, DuckDB, Spark
       etloom export run/ --rank 0 --to chrome --out rank0.json
       etloom export run/ --out sim/job.et        # check it with: etloom lint sim/
