@@ -20,6 +20,7 @@ from etloom.cli.collect import collect
 from etloom.cli.convert import convert
 from etloom.cli.diff import diff
 from etloom.cli.export import export
+from etloom.cli.gather import gather
 from etloom.cli.info import info
 from etloom.cli.link import link
 from etloom.cli.lint import lint
@@ -68,6 +69,7 @@ app.command(
     short_help="Run a command and record some of its training steps.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(collect)
+app.command(short_help="Put what several hosts recorded into one folder.")(gather)
 app.command(short_help="Say what traces there are.")(info)
 app.command(short_help="Join operators, launches and device work; save it.")(link)
 _analyses = typer.Typer(cls=Analyses, rich_markup_mode=None, pretty_exceptions_enable=False)

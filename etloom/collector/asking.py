@@ -86,7 +86,7 @@ def parse_sources(what: str) -> dict[str, bool]:
     return {fields.get(name, name): name in asked for name in SOURCES}
 
 
-def parse_step_by(step_by: str | None, zero_ns: int) -> dict[str, Any]:
+def parse_step_by(step_by: str | None) -> dict[str, Any]:
     """`"optimizer"`, `"profiler"` or a length of time (`"500ms"`, `"2s"`) to fields of Options."""
     if step_by in (None, "optimizer"):
         return {}
@@ -99,7 +99,7 @@ def parse_step_by(step_by: str | None, zero_ns: int) -> dict[str, Any]:
     step_ns = round(float(match[1]) * _UNITS[match[2]])
     if step_ns < _LEAST_STEP_NS:
         raise _error(f"{step_by} is too short for a step", "step-by", "take 10ms or more")
-    return {"step_ns": step_ns, "zero_ns": zero_ns}
+    return {"step_ns": step_ns}
 
 
 def expand(out: str) -> str:

@@ -1,4 +1,6 @@
-"""Windows that somebody asks for while the job runs: `trigger` asks, and all ranks open one in the same step.
+"""What ranks agree on through files in the run's folder: a window that somebody asks for, the begin of time.
+
+Windows on demand: `trigger` asks, and all ranks open one in the same step.
 
 The asker leaves a file in the run's folder. Rank 0 sees it as a step ends and writes into another one in which step
 the window opens, some steps ahead, so that every rank has read it by then. A rank that had not says so and records
@@ -8,6 +10,9 @@ nothing: on a shared folder that is slow to show new files.
 from __future__ import annotations
 
 import os
+import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from . import files
@@ -15,6 +20,7 @@ from .ranks import current_rank
 
 ASKED = ".etloom-asked"
 _AGREED = ".etloom-window.json"
+_ZERO = ".etloom-zero"
 
 
 def trigger(out: str | os.PathLike[str]) -> None:
@@ -33,8 +39,20 @@ def trigger(out: str | os.PathLike[str]) -> None:
 
 def forget(out: Path) -> None:
     """Remove what an earlier run left."""
-    for name in (ASKED, _AGREED):
+    for name in (ASKED, _AGREED, _ZERO):
         (out / name).unlink(missing_ok=True)
+
+
+def zero_ns(out: Path) -> int:
+    """When the time began that steps by time are counted in: of the first rank to ask, for all of them."""
+    own = out / f"{_ZERO}.{socket.gethostname()}-{os.getpid()}"
+    own.write_text(str(time.time_ns()))
+    try:
+        with suppress(FileExistsError):
+            (out / _ZERO).hardlink_to(own)
+        return int((out / _ZERO).read_text())
+    finally:
+        own.unlink(missing_ok=True)
 
 
 class Demand:

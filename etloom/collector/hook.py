@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import demand
 from .options import Options
 from .recorder import Recorder
 
@@ -54,7 +55,7 @@ def attach(module: ModuleType) -> None:
         _count_scopes(recorder, re.compile(options.step_name), options.marked)
         return
     if options.step_ns is not None:
-        _count_time(recorder, module.torch.nn.Module, options.step_ns, options.zero_ns)
+        _count_time(recorder, module.torch, options.step_ns)
         return
     leader = _Leader(recorder)
     original = module.Optimizer.profile_hook_step
@@ -116,23 +117,32 @@ def _count_scopes(recorder: Recorder, name: re.Pattern[str], marked: bool) -> No
     record_function.__exit__ = __exit__  # type: ignore[method-assign]
 
 
-def _count_time(recorder: Recorder, module: Any, step_ns: int, zero_ns: int) -> None:
-    """A step is so much time since `zero_ns`, the same one on all ranks: for jobs without any sign of a step.
+def _count_time(recorder: Recorder, torch: Any, step_ns: int) -> None:
+    """A step is so much time, the same one on all ranks: for jobs without any sign of a step.
 
-    Counted on a thread of its own from the first nn.Module on, which a launcher's process does not make.
+    Counted on a thread of its own from the first nn.Module of the first rank on; a launcher's process makes none.
     """
+    module = torch.nn.Module
     initialize = module.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if module.__init__ is __init__:
             module.__init__ = initialize
-            threading.Thread(target=_clock, args=(recorder, step_ns, zero_ns), daemon=True).start()
+            if recorder.options.kineto:  # which wants its first session on the thread that loaded it
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+                    pass
+            threading.Thread(target=_clock, args=(recorder, step_ns), daemon=True).start()
         initialize(self, *args, **kwargs)
 
     module.__init__ = __init__
 
 
-def _clock(recorder: Recorder, step_ns: int, zero_ns: int) -> None:
+def _clock(recorder: Recorder, step_ns: int) -> None:
+    try:
+        zero_ns = demand.zero_ns(Path(recorder.options.out))
+    except (OSError, ValueError) as error:
+        recorder.warn(f"the ranks cannot agree on a time, nothing recorded: {error}")
+        return
     recorder.count = (time.time_ns() - zero_ns) // step_ns
     recorder.begin()
     while not recorder.finished:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -68,7 +67,8 @@ def launch(
 
     Other steps: with `step_name` one is one record_function of the job in whose name this regular expression is
     found, as in an inference server; with `step_by` "profiler" one of the job's own `ProfilerStep#N` (its own
-    torch.profiler goes on, and we leave Kineto to it), with "500ms" so much time since the command began.
+    torch.profiler goes on, and we leave Kineto to it), with "500ms" so much time, from the first nn.Module of any
+    rank on.
 
     Several windows: `every` 1000 with `length` 2 records two steps of every thousand, `on_demand` 2 two steps each
     time `demand.trigger(out)` is called or this process gets SIGUSR2. Each window then has a folder of its own in
@@ -158,7 +158,7 @@ def prepared(
         raise CollectError(f"{max_bytes} bytes are too few", where="max_bytes", remedy="allow 1 MiB or more")
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
-    sources = noted | ({} if what is None else parse_sources(what)) | parse_step_by(step_by, time.time_ns())
+    sources = noted | ({} if what is None else parse_sources(what)) | parse_step_by(step_by)
     usable, unbuilt = usable_observer(observer) if sources.get("et", True) else (observer, [])
     folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
     options = Options(

@@ -35,7 +35,6 @@ class Options:
     on_demand: int | None = None  # steps of a window that waits until `trigger` is called
     step_name: str | None = None  # record_functions whose name has this regular expression are steps
     step_ns: int | None = None  # a step is so much time
-    zero_ns: int = 0  # and step 0 of them began at this time of the epoch
     marked: bool = False  # the job names its steps ProfilerStep#N itself
     etloom: str | None = None
     command: tuple[str, ...] | None = None

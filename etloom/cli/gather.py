@@ -1,0 +1,38 @@
+"""etloom gather: put what several hosts recorded into one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etloom.cli._guard import guarded, say
+
+
+@guarded()
+def gather(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of one job, one a host.", metavar="DIR...")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for all of it.", show_default=False)],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the traces of an earlier run.")
+    ] = False,
+) -> None:
+    """Put the traces that several hosts wrote to disks of their own into one folder.
+
+    Ranks keep their numbers, run.json and the workload card are written anew; the folders stay as they are.
+
+    Examples:
+
+    \b
+      etloom gather node0/run node1/run --out run
+      etloom gather /shared/run-* --out run
+    """
+    from etloom.collector import gathering
+
+    gathered = gathering.gather(folders, out, overwrite=overwrite)
+    for warning in gathered.warnings:
+        say(warning)
+    for window, ranks in gathered.windows.items():
+        where = out / window.relative_to(gathered.out)
+        say(f"{where}: {len(ranks)} ranks; next: etloom report {where}")
