@@ -356,6 +356,7 @@ def test_an_unknown_device_is_said_in_one_sentence(tmp_path: Path, device: str |
         with pytest.raises(AnalysisError, match=r"peaks of .* are not known; give --peak-tflops") as raised:
             etloom.analyze(job, analysis)
         assert (device or "does not name") in str(raised.value)
+        assert ("--bandwidth-gbs" in str(raised.value)) == (analysis == "roofline"), "only what it takes"
     assert row(job, "roofline", peak_tflops=1000.0, bandwidth_gbs=1000.0)["roofline_pct"] == pytest.approx(
         68.719476736
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 
 from etloom.analyses._activity import device_work
@@ -15,17 +17,9 @@ def used_devices(trace: Trace) -> list[int]:
     return device_work(trace)["device"].fill_null(0).unique().sort().to_list()
 
 
-def device_peaks_of(
-    trace: Trace, device_peaks: str | None, peak_tflops: float | None, bandwidth_gbs: float | None
-) -> Peaks:
+def device_peaks_of(trace: Trace, **asked: Any) -> Peaks:
     """The peaks of the device the trace ran on; see `etloom.analyses._peaks.peaks`."""
-    return peaks(
-        trace,
-        used_devices(trace),
-        device_peaks=device_peaks,
-        peak_tflops=peak_tflops,
-        bandwidth_gbs=bandwidth_gbs,
-    )
+    return peaks(trace, used_devices(trace), **asked)
 
 
 def with_limits(calls: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:

@@ -26,9 +26,6 @@ _SPELLINGS = {
 _PRECISION = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 
 
-_GIVE = "give --peak-tflops and --bandwidth-gbs"
-
-
 @dataclass(frozen=True)
 class Peaks:
     """Of one device. TFLOP/s by precision (see PRECISIONS), GB/s (10^9 bytes); ``every``: of all precisions."""
@@ -63,34 +60,38 @@ def peaks(
     device_peaks: str | None = None,
     peak_tflops: float | None = None,
     bandwidth_gbs: float | None = None,
+    memory: bool = True,
 ) -> Peaks:
     """The peaks of the device that the trace ran on, as asked otherwise; devices: the indices it used, none on a trace
-    of the host alone.
+    of the host alone. device_peaks: a file as devices.json, whose entries come first. memory: whether the bandwidth
+    matters.
 
-    device_peaks: a file as devices.json, whose entries come first. Raises AnalysisError for a device that is in no
-    file, unless both numbers are given, and for a file that cannot be used.
+    Raises AnalysisError for a device that is in no file, unless the numbers are given, and for a file that cannot be
+    used.
     """
     for number in (peak_tflops, bandwidth_gbs):
         if number is not None and not number > 0:
             raise AnalysisError(f"a peak of {number} is none", remedy="give a number above 0")
+    give = "give --peak-tflops" + " and --bandwidth-gbs" * memory
+    enough = peak_tflops is not None and (bandwidth_gbs is not None or not memory)
     given = Peaks("given", bandwidth_gbs, {}, {}, peak_tflops)
     if not devices:
-        if peak_tflops is None or bandwidth_gbs is None:
+        if not enough:
             raise AnalysisError(
                 "the trace holds no device work, and the peaks of the processor are not known",
                 where=of_rank(trace),
-                remedy=_GIVE,
+                remedy=give,
             )
         return given
     known = (_of_file(device_peaks) if device_peaks else []) + _shipped()
     name = device_name(trace, devices)
     found = next((one for pattern, one in known if name and pattern.search(name)), None)
     if found is None:
-        if peak_tflops is None or bandwidth_gbs is None:
+        if not enough:
             raise AnalysisError(
                 f"the peaks of {repr(name) if name else 'the device, which the trace does not name,'} are not known",
                 where=of_rank(trace),
-                remedy=f"{_GIVE}, or a file of devices with --device-peaks (docs/flops.md)",
+                remedy=f"{give}, or a file of devices with --device-peaks (docs/flops.md)",
             )
         return given
     return Peaks(

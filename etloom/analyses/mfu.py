@@ -51,8 +51,7 @@ def analyze(
     peak_tflops: float | None = None,
 ) -> pl.DataFrame:
     calls = counted(trace).filter(pl.col("family").is_in(MATRIX))
-    # The bandwidth does not matter here: any number stands for it where the peak is given.
-    peaks = device_peaks_of(trace, device_peaks, peak_tflops, None if peak_tflops is None else 1.0)
+    peaks = device_peaks_of(trace, device_peaks=device_peaks, peak_tflops=peak_tflops, memory=False)
     devices = max(1, len(used_devices(trace)))
     calls = with_limits(calls, peaks)
     rows = []

@@ -74,7 +74,9 @@ def analyze(
             remedy="put the Kineto trace of the run beside it; flops needs no times",
         )
     calls = calls.filter("known", pl.col("time_ns") > 0)
-    peaks = device_peaks_of(trace, device_peaks, peak_tflops, bandwidth_gbs)
+    peaks = device_peaks_of(
+        trace, device_peaks=device_peaks, peak_tflops=peak_tflops, bandwidth_gbs=bandwidth_gbs
+    )
     calls = with_limits(calls, peaks).with_columns(pl.col("flops", "bytes").cast(pl.Float64))
     if by == "kernel":
         calls = _by_kernel(trace, calls)
