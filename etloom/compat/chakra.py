@@ -16,11 +16,10 @@ import logging
 import sys
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 
 from etloom import readers
+from etloom.api import export
 from etloom.compat._command import told
-from etloom.exports import etplus
 from etloom.linker import link
 from etloom.linker.merge import of_rank
 
@@ -50,7 +49,7 @@ class TraceLinker:
                 level = logging.INFO if severity == "info" else logging.WARNING
                 _log.log(level, "%s: %d (%s)", name, count, example)
         _log.info("linked: %s", linked.meta.get("link"))
-        etplus.write(linked, Path(output_file))
+        export(linked, output_file, "etplus")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
