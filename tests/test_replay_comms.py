@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 def processes(
-    count: int, run: Path, *options: str, launcher: str = "torchrun"
+    count: int, run: Path, *options: str, launcher: str = "torchrun", part: str = "comms"
 ) -> list[subprocess.Popen[str]]:
     """A replay on ``count`` processes, each told its rank as a launcher tells it."""
     names = {
@@ -37,7 +37,7 @@ def processes(
         "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     }[launcher]
     port = str(free_port())
-    command = [sys.executable, "-m", "etloom", "replay", "comms", str(run), "--master-port", port, *options]
+    command = [sys.executable, "-m", "etloom", "replay", part, str(run), "--master-port", port, *options]
     plain = {
         key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
     }
@@ -276,6 +276,17 @@ def test_recorded_calls_run_again(
 def test_under_another_launcher(data: Path) -> None:
     found = ended(processes(2, data / "cpu/ddp_2", "--verify", "--repeats", "1", launcher="mpirun"))
     assert [status for status, _, _ in found] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_computation_and_communication_together(data: Path) -> None:
+    found = ended(processes(2, data / "cpu" / "ddp_2", "--repeats", "1", "--format", "json", part="full"))
+    assert [status for status, _, _ in found] == [0, 0], found
+    (row,) = json.loads(found[0][1])
+    assert (row["collective"], row["count"], row["bytes"]) == ("all_reduce", 4, 799_744)
+    assert "operators of rank 0 that run: 1,950 of 1,950" in found[0][2]
+    assert "ms for communication" in found[0][2]
 
 
 @pytest.mark.slow

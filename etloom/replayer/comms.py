@@ -42,22 +42,38 @@ class Options:
 
 @dataclass(frozen=True)
 class Times:
-    """Of one rank, [repeat, call] in ns on its monotonic clock: made, returned, done. zero: when all set out."""
+    """Of one rank, [repeat, call] in ns on its monotonic clock: made, returned, done. zero: when all set out.
+
+    span, blocked: [repeat] in ns, of all calls from the first to the end of the last, and of it what the host waited.
+    """
 
     made: np.ndarray
     returned: np.ndarray
     done: np.ndarray
     zero: int
+    span: np.ndarray
+    blocked: np.ndarray
 
 
 class Runner:
-    """The calls of one rank, with their groups and buffers ready. ``at`` says which call it is at."""
+    """The calls of one rank, with their groups and buffers ready. ``at`` says which call it is at.
 
-    def __init__(self, plan: Plan, place: Place, options: Options) -> None:
+    between: called before each call, and with None at the end, to do what the rank computed before it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        options: Options,
+        between: Callable[[Call | None], None] = lambda call: None,
+    ) -> None:
         self.options = options
         self.place = place
         self.calls: Sequence[Call] = plan.calls[place.rank]
         self.at = 0
+        self._between = between
+        self._blocked = 0
         self._device = (
             torch.device(options.device, place.local)
             if options.device == "cuda"
@@ -91,13 +107,17 @@ class Runner:
         for _ in range(self.options.warmup):
             self._pass(None)
         times = []
+        spans = []
         zero = 0
         for repeat in range(self.options.repeats):
             dist.barrier()
-            zero = zero if repeat else time.monotonic_ns()
+            begin = time.monotonic_ns()
+            zero = zero if repeat else begin
             times.append(self._pass(None))
+            spans.append((time.monotonic_ns() - begin, self._blocked))
         made, returned, done = (np.array([one[at] for one in times], dtype=np.int64) for at in range(3))
-        return Times(made, returned, done, zero)
+        span, blocked = np.array(spans, dtype=np.int64).T
+        return Times(made, returned, done, zero, span, blocked)
 
     def _pass(self, check: Callable[[Ready], None] | None) -> tuple[list[int], list[int], list[int]]:
         count = len(self.calls)
@@ -105,13 +125,15 @@ class Runner:
         waiting: dict[int, Any] = {}
         clock = self._clock
         clock.begin(count)
+        self._blocked = 0
         paced = self.options.timing == "recorded" and check is None
         target = time.monotonic_ns()
         for at, (ready, after) in enumerate(zip(self._ready, self._after, strict=True)):
             self.at = at
+            self._between(ready.call)
             for one in after:
                 if one in waiting:
-                    clock.wait(one, waiting.pop(one))
+                    self._wait(one, waiting.pop(one))
                     if check:
                         check(self._ready[one])
             if paced:
@@ -125,13 +147,19 @@ class Runner:
             returned[at] = time.monotonic_ns()
             if at in self._flying:
                 clock.watch(at, waiting[at])
+        self._between(None)
         for one, work in waiting.items():
             self.at = one
-            clock.wait(one, work)
+            self._wait(one, work)
             if check:
                 check(self._ready[one])
         self.at = count
         return made, returned, clock.finished()
+
+    def _wait(self, one: int, work: Any) -> None:
+        start = time.monotonic_ns()
+        self._clock.wait(one, work)
+        self._blocked += time.monotonic_ns() - start
 
     def _pause(self, until: int) -> None:
         while time.monotonic_ns() < until:

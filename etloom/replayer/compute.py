@@ -14,7 +14,6 @@ import polars as pl
 
 from etloom import linker, readers
 from etloom.errors import EtloomError
-from etloom.system import available_memory
 from etloom.trace import Trace
 
 if TYPE_CHECKING:
@@ -72,6 +71,37 @@ def replay(
     called with the name of each operator as it is tried. Raises EtloomError where the trace has nothing to replay or
     the device is not there.
     """
+    from etloom.replayer.materials import bounded
+
+    machine = prepared(
+        trace, device, namespaces=namespaces, step=step, max_bytes=max_bytes, progress=progress
+    )
+    profiled = None
+    times = []
+    with bounded(max_bytes) if device == "cpu" else contextlib.nullcontext():
+        if device != "meta":
+            for _ in range(warmup):
+                machine.run()
+            for _ in range(repeats):
+                start = time.perf_counter_ns()
+                machine.run()
+                times.append(time.perf_counter_ns() - start)
+            profiled = _profiled(machine, trace.rank)
+    return Replayed(
+        _coverage(machine), _recorded_ns(trace, machine.program), times, machine.peak_bytes, profiled
+    )
+
+
+def prepared(
+    trace: Trace,
+    device: str = "cpu",
+    *,
+    namespaces: frozenset[str] = frozenset({"aten"}),
+    step: int | None = None,
+    max_bytes: int | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Machine:
+    """The operators of a linked trace, rehearsed on a device. Arguments and errors as for `replay`."""
     import torch
 
     from etloom.replayer.machine import Machine
@@ -82,22 +112,10 @@ def replay(
         raise EtloomError(f"no device is called {device!r}", remedy=f"one of {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
         raise EtloomError("this torch sees no GPU", remedy="--device cpu, or meta for shapes only")
-    todo = program(trace, namespaces, step)
-    machine = Machine(todo, torch.device(device))
-    limit = int(available_memory() * 0.8) if max_bytes is None else max_bytes
-    profiled = None
-    times = []
-    with bounded(limit) if device == "cpu" else contextlib.nullcontext():
+    machine = Machine(program(trace, namespaces, step), torch.device(device))
+    with bounded(max_bytes) if device == "cpu" else contextlib.nullcontext():
         machine.rehearse(progress)
-        if device != "meta":
-            for _ in range(warmup):
-                machine.run()
-            for _ in range(repeats):
-                start = time.perf_counter_ns()
-                machine.run()
-                times.append(time.perf_counter_ns() - start)
-            profiled = _profiled(machine, trace.rank)
-    return Replayed(_coverage(todo, machine), _recorded_ns(trace, todo), times, machine.peak_bytes, profiled)
+    return machine
 
 
 def _profiled(machine: Machine, rank: int | None) -> Trace:
@@ -123,7 +141,9 @@ def _recorded_ns(trace: Trace, todo: Program) -> int | None:
     return span if isinstance(span, int) else None
 
 
-def _coverage(todo: Program, machine: Machine) -> pl.DataFrame:
+def _coverage(machine: Machine) -> pl.DataFrame:
+    todo = machine.program
+
     def rows() -> Iterator[tuple[str, str, str | None, int | None]]:
         for step, outcome in zip(todo.steps, machine.outcomes, strict=True):
             yield step.name, outcome.result, outcome.reason, step.recorded_ns

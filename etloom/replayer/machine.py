@@ -40,6 +40,7 @@ class _Ready:
     on that storage), to be made first. takes: (leaf of the result, slot). frees: slots.
     """
 
+    node: int
     call: Callable[..., Any]
     positional: list[Any] = field(default_factory=list)
     named: dict[str, Any] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Machine:
         self._kept: set[int] = set()  # storages that stay: no step makes them, or none could
         self._held: dict[int, int] = {}
         self._ready: list[_Ready] = []
+        self._next = 0
 
     @torch.no_grad()
     def rehearse(self, tell: Callable[[str], None] = lambda name: None) -> None:
@@ -90,7 +92,7 @@ class Machine:
         """
         for step in self.program.steps:
             tell(step.name)
-            ready = _Ready(step.operator.call)
+            ready = _Ready(step.node, step.operator.call)
             outcome = self._attempt(step, ready)
             self.outcomes.append(outcome)
             if outcome.result != "skipped" and step.name not in self._numbers:
@@ -102,11 +104,18 @@ class Machine:
                     for slot in ready.frees:
                         self._slots[slot] = None
 
-    @torch.no_grad()
     def run(self) -> None:
         """All that can run, once more, to its end."""
+        self.advance(None)
+        self._synchronize()
+
+    @torch.no_grad()
+    def advance(self, node: int | None) -> None:
+        """What comes before a node and was not run in this pass yet; with None what is left, which ends the pass."""
         slots = self._slots
-        for ready in self._ready:
+        while self._next < len(self._ready) and (node is None or self._ready[self._next].node < node):
+            ready = self._ready[self._next]
+            self._next += 1
             given = ready(slots)
             if ready.takes:
                 leaves = (given,) if isinstance(given, torch.Tensor) else tree_leaves(given)
@@ -114,7 +123,8 @@ class Machine:
                     slots[slot] = leaves[at]
             for slot in ready.frees:
                 slots[slot] = None
-        self._synchronize()
+        if node is None:
+            self._next = 0
 
     def _attempt(self, step: Step, ready: _Ready) -> Outcome:
         if step.name in self._numbers:

@@ -16,6 +16,7 @@ import torch
 
 from etloom.replayer.program import Program, View, views_of
 from etloom.replayer.values import DTYPES
+from etloom.system import available_memory
 
 _ALIKE = frozenset({
     "aten::to", "aten::_to_copy", "aten::view", "aten::reshape", "aten::contiguous", "aten::clone", "aten::slice",
@@ -82,8 +83,8 @@ def made(view: View, count: int, device: torch.device, reach: int, offsets: bool
 
 
 @contextlib.contextmanager
-def bounded(more: int) -> Iterator[None]:
-    """This process may take only so many bytes more, since a stranger's trace asks for any size.
+def bounded(more: int | None) -> Iterator[None]:
+    """This process may take only so many bytes more (None: 80 % of what is free), since a trace asks for any size.
 
     Where the system does not tell how much it has taken (other than Linux), there is no bound.
     """
@@ -95,7 +96,7 @@ def bounded(more: int) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = taken + more
+    limit = taken + (int(available_memory() * 0.8) if more is None else more)
     resource.setrlimit(
         resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
     )

@@ -31,7 +31,8 @@ class Call:
 
     inputs, outputs: of an all-gather one input and as many outputs as ranks, or one of all their elements; of a
     coalesced call several pairs. after: earlier calls (index) to wait for before this one. gap_ns: recorded between the
-    last host event of communication and this call. recorded_ns: from the call to its completion.
+    last host event of communication and this call. recorded_ns: from the call to its completion. node: of the
+    recording, where it has an execution trace.
     """
 
     index: int
@@ -52,6 +53,7 @@ class Call:
     recorded_ns: int | None = None
     seq: int | None = None
     name: str = ""
+    node: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -109,6 +111,7 @@ class _Row:
     start: int | None = None
     end: int | None = None
     coalesced: bool = False
+    node: int | None = None
     waits: list[int] = field(default_factory=list)
 
 
@@ -272,6 +275,7 @@ def _rows(
             start if start is not None else one["ts"],
             end,
             "coalesced" in name,
+            one["node"],
         )
         if collective != "barrier" and kinds.itemsize(row.dtype) is None:
             skipped.append(
@@ -351,6 +355,7 @@ def _call(row: _Row, rank: int, place: Mapping[int, int], world: tuple[int, ...]
         coalesced=row.coalesced,
         seq=row.seq,
         name=row.name,
+        node=row.node,
     )
     if row.collective in MESSAGES:
         if row.peer is None:

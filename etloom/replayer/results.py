@@ -48,6 +48,20 @@ SUMS = {
     "recorded_p50_us": pl.Float64,
     "replayed_over_recorded": pl.Float64,
 }
+PASSES = {"rank": pl.Int64, "repeat": pl.Int64, "span_ns": pl.Int64, "exposed_ns": pl.Int64}
+
+
+def passes(times: Mapping[int, Any]) -> pl.DataFrame:
+    """A row a rank and repeat (PASSES). span: of the whole repeat. exposed: of it, what the host waited for
+    communication. times: rank -> `comms.Times`."""
+    rows = [
+        (rank, repeat, span, blocked)
+        for rank, measured in sorted(times.items())
+        for repeat, (span, blocked) in enumerate(
+            zip(measured.span.tolist(), measured.blocked.tolist(), strict=True)
+        )
+    ]
+    return pl.DataFrame(rows, schema=PASSES, orient="row")
 
 
 def calls(plan: Plan, times: Mapping[int, Any]) -> pl.DataFrame:

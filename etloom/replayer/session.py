@@ -15,17 +15,18 @@ import polars as pl
 
 from etloom.errors import EtloomError
 from etloom.replayer.plan import Call, Plan
-from etloom.replayer.results import calls, sums
+from etloom.replayer.results import calls, passes, sums
 from etloom.replayer.world import Place, Watch, store_of
 
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """calls: `results.CALLS`; sums: `results.SUMS`."""
+    """calls: `results.CALLS`; sums: `results.SUMS`; passes: `results.PASSES`."""
 
     plan: Plan
     calls: pl.DataFrame
     sums: pl.DataFrame
+    passes: pl.DataFrame
 
 
 def replay(
@@ -35,11 +36,13 @@ def replay(
     place: Place | None = None,
     address: str | None = None,
     port: int | None = None,
+    between: Callable[[Call | None], None] = lambda call: None,
     end: Callable[[str], None],
 ) -> Replayed | None:
     """Replay on all processes; the result on rank 0, None on the others.
 
-    make: world size -> plan, called on rank 0 alone. end: ends this process with a reason, when another one is gone.
+    make: world size -> plan, called on rank 0 alone. between: as for `comms.Runner`. end: ends this process with a
+    reason, when another one is gone.
     Raises EtloomError on every rank where the plan or the run fails.
     """
     # torch announces new names of what it calls itself; they say nothing of the run.
@@ -48,7 +51,7 @@ def replay(
     store = store_of(place, *_meeting_point(address, port), options.timeout_s)
     with Watch(store, place, end) as watch:
         try:
-            plan, gathered = _together(store, place, make, options, watch)
+            plan, gathered = _together(store, place, make, options, between, watch)
         except RuntimeError as error:
             # torch's words for a peer that is gone are many; the watch knows which one.
             first = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0].splitlines()[0]
@@ -58,17 +61,22 @@ def replay(
     if gathered is None:
         return None
     table = calls(plan, gathered)
-    return Replayed(plan, table, sums(table))
+    return Replayed(plan, table, sums(table), passes(gathered))
 
 
 def _together(
-    store: Any, place: Place, make: Callable[[int], Plan], options: Any, watch: Watch
+    store: Any,
+    place: Place,
+    make: Callable[[int], Plan],
+    options: Any,
+    between: Callable[[Call | None], None],
+    watch: Watch,
 ) -> tuple[Plan, dict[int, Any] | None]:
     from etloom.replayer.comms import Runner, process_group
 
     plan = _shared(store, place, make)
     with process_group(place, store, options):
-        runner = Runner(plan, place, options)
+        runner = Runner(plan, place, options, between)
         watch.at = runner.where
         times = runner.run()
         watch.at = lambda: "gathering"
@@ -110,6 +118,7 @@ def _gathered(store: Any, times: Any, place: Place) -> dict[int, Any] | None:
     shape = times.made.shape
     if place.rank:
         store.set(f"times/{place.rank}", np.stack((times.made, times.returned, times.done)).tobytes())
+        store.set(f"passes/{place.rank}", np.stack((times.span, times.blocked)).tobytes())
         store.set(f"zero/{place.rank}", f"{times.zero} {shape[0]} {shape[1]}")
         store.wait(["taken"])
         return None
@@ -118,6 +127,7 @@ def _gathered(store: Any, times: Any, place: Place) -> dict[int, Any] | None:
         store.wait([f"zero/{rank}"])
         zero, repeats, count = map(int, store.get(f"zero/{rank}").split())
         made, returned, done = np.frombuffer(store.get(f"times/{rank}"), np.int64).reshape(3, repeats, count)
-        found[rank] = Times(made, returned, done, zero)
+        span, blocked = np.frombuffer(store.get(f"passes/{rank}"), np.int64).reshape(2, repeats)
+        found[rank] = Times(made, returned, done, zero, span, blocked)
     store.set("taken", "1")
     return found

@@ -6,6 +6,7 @@ import typer
 
 from etloom.cli.replay.comms import comms
 from etloom.cli.replay.compute import compute
+from etloom.cli.replay.full import full
 
 __all__ = ["app"]
 
@@ -27,3 +28,4 @@ def _replay() -> None:
 
 app.command(short_help="The recorded collectives and messages, on real processes.")(comms)
 app.command(short_help="The recorded operators of a rank, on this machine.")(compute)
+app.command(short_help="Both, in the recorded order, on real processes.")(full)

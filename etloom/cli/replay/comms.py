@@ -13,6 +13,8 @@ from etloom.cli._guard import guarded, say
 from etloom.cli._output import Format, emit
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from etloom.replayer.plan import Plan
 
 
@@ -144,12 +146,13 @@ def comms(
 
     on = device or ("cuda" if backend in ("nccl", "ucc") else "cpu")
     options = Options(backend, on, timing, gap, blocking, repeats, warmup, verify, timeout)
-    done = replay(make, options, place=place, address=master_addr, port=master_port, end=_end)
+    done = replay(make, options, place=place, address=master_addr, port=master_port, end=end)
     if done is None:
         return
     for one in done.plan.skipped:
         say(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}")
     emit(done.sums, format, None)
+    tell_passes(done.passes)
     if json_file:
         json_file.write_text(done.sums.write_json())
     if out:
@@ -159,7 +162,18 @@ def comms(
         say(f"wrote {out}")
 
 
-def _end(reason: Any) -> None:
+def end(reason: Any) -> None:
     """Another process is gone: say so and end, since torch would wait for it."""
     print(f"etloom: {reason}", file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def tell_passes(passes: pl.DataFrame) -> None:
+    """How long a repeat took on the rank that took longest, and how much of it each rank waited."""
+    by_rank = passes.group_by("rank", maintain_order=True).median()
+    longest = by_rank.sort("span_ns", descending=True).row(0, named=True)
+    waited = sorted(by_rank["exposed_ns"].to_list())
+    say(
+        f"a repeat took {longest['span_ns'] / 1e6:,.3f} ms (median, rank {longest['rank']}), of which ranks waited "
+        f"{waited[0] / 1e6:,.3f} to {waited[-1] / 1e6:,.3f} ms for communication"
+    )

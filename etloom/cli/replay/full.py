@@ -1,0 +1,105 @@
+"""etloom replay full: the recorded computation and communication together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from etloom.cli._guard import guarded, say
+from etloom.cli._input import PathArgument
+from etloom.cli._output import Format, emit
+from etloom.cli.replay.comms import end, tell_passes
+
+if TYPE_CHECKING:
+    from etloom.replayer.plan import Call, Plan
+
+
+@guarded()
+def full(
+    path: PathArgument,
+    backend: Annotated[
+        str, typer.Option(help="nccl, gloo, mpi, ucc, or another that torch has registered.")
+    ] = "gloo",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default what the backend is for.", show_default=False)
+    ] = None,
+    allow_namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run the operators of this namespace too, such as torchvision.", show_default=False
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
+    warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a call counts as hung.")] = 60.0,
+    master_addr: Annotated[str | None, typer.Option(help="Host of rank 0.", show_default=False)] = None,
+    master_port: Annotated[int | None, typer.Option(help="A free port there.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Write the communication as a trace, by its end.", show_default=False
+        ),
+    ] = None,
+    format: Annotated[
+        Format | None,
+        typer.Option("--format", help="Of what is printed; by default a table.", show_default=False),
+    ] = None,
+) -> None:
+    """Run the recorded operators and the recorded communication again, in the order in which each rank began them.
+
+    Every process runs this command; torchrun, mpirun or srun says which rank it is. Communication moves buffers of its
+    own, of the recorded sizes. Printed are the sums of the communication, how long a repeat took on each rank, and how
+    much of that it waited for others (exposed).
+
+    Examples:
+
+    \b
+      torchrun --nproc-per-node 2 -m etloom replay full run/
+      srun -n 16 etloom replay full run/ --backend nccl
+    """
+    import etloom
+    from etloom.errors import EtloomError
+    from etloom.replayer.choice import chosen
+    from etloom.replayer.comms import Options
+    from etloom.replayer.compute import prepared
+    from etloom.replayer.session import replay
+    from etloom.replayer.world import Place
+
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    place = Place.here()
+    on = device or ("cuda" if backend in ("nccl", "ucc") else "cpu")
+    job = etloom.open(path)
+    if len(job) != place.world:
+        raise EtloomError(
+            f"{place.world} processes for {len(job)} recorded ranks", remedy=f"start {len(job)}"
+        )
+    recorded = sorted(job)[place.rank]
+    namespaces = frozenset({"aten", *(allow_namespace or ())})
+    machine = prepared(job[recorded], on, namespaces=namespaces)
+
+    def make(world: int) -> Plan:
+        return chosen(job, world)
+
+    def between(call: Call | None) -> None:
+        machine.advance(None if call is None else call.node)
+
+    options = Options(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
+    done = replay(make, options, place=place, address=master_addr, port=master_port, between=between, end=end)
+    if done is None:
+        return
+    for one in done.plan.skipped:
+        say(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}")
+    emit(done.sums, format, None)
+    ran = sum(one.result != "skipped" for one in machine.outcomes)
+    say(
+        f"operators of rank {recorded} that run: {ran:,} of {len(machine.outcomes):,} (etloom replay compute)"
+    )
+    tell_passes(done.passes)
+    if out:
+        from etloom.replayer.results import job as measured
+
+        etloom.export(measured(done.plan, done.calls, backend), out)
+        say(f"wrote {out}")
