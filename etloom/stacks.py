@@ -62,7 +62,7 @@ def row_of(table: pl.DataFrame, ids: pl.Series) -> np.ndarray:
     rows: np.ndarray = numbers(ids, -1).astype(np.int64)
     rows[rows >= size] = -1
     # Of a table that was read whole the ids are the rows.
-    if not np.array_equal(known, np.arange(known.size)):
+    if not (size == known.size and size and known[0] == 0 and (known[1:] > known[:-1]).all()):
         at = np.full(size + 1, -1, dtype=np.int64)  # one more, for what is not there
         at[known[::-1]] = np.arange(known.size)[::-1]
         rows = at[rows]
@@ -180,19 +180,19 @@ def exclusive_time(events: pl.DataFrame, *, operators_only: bool = False) -> pl.
     return pl.Series("exclusive", stacks.exclusive).set(pl.Series(~known), None)
 
 
-def nearest(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """For each of ``rows`` the nearest wanted row among it and those around it, -1 where there is none.
+def nearest(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    """For each of ``rows`` (default: all) the nearest wanted row among it and those around it, -1 where there is none.
 
     Pointer doubling: time grows with the logarithm of the depth.
     """
     n = len(parent)
     small = np.int32 if n < np.iinfo(np.int32).max else np.int64
     jump = np.full(n + 1, -1, dtype=small)  # one more, so that jump[-1] is -1
-    jump[:n] = np.where(wanted, np.arange(n, dtype=small), parent)
+    jump[:n] = parent
+    np.copyto(jump[:n], np.arange(n, dtype=small), where=wanted)
     while not np.array_equal(further := jump[jump], jump):
         jump = further
-    answer: np.ndarray = jump[rows].astype(np.int64)
-    return answer
+    return jump[:n] if rows is None else jump[rows].astype(np.int64)
 
 
 def _in_order_of_entry(

@@ -38,8 +38,8 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
     if where not in (None, "host", "device"):
         raise UnknownName("place", str(where), ("host", "device"))
     on_device = pl.col("cat") == ON_DEVICE
-    chosen = (pl.col("cat").is_in(list(kinds.ANNOTATIONS)) | on_device) & pl.col("dur").is_not_null()
-    marks = trace.events.lazy().filter(chosen).select("cat", "name", "ts", "dur", "step").collect()
+    is_mark = (pl.col("cat").is_in(list(kinds.ANNOTATIONS)) | on_device) & pl.col("dur").is_not_null()
+    marks = trace.events.lazy().filter(is_mark).select("cat", "name", "ts", "dur", "step").collect()
     marks = marks.with_columns(where=pl.when(on_device).then(pl.lit("device")).otherwise(pl.lit("host")))
     marks = marks if where is None else marks.filter(pl.col("where") == where)
     if not marks.height:

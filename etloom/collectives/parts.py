@@ -128,6 +128,8 @@ def _on_host(trace: Trace) -> pl.DataFrame:
     host = stacks.among(events["cat"], kinds.HOST)
     ranged = host & events["depth"].is_null().to_numpy() & events["dur"].is_not_null().to_numpy()
     ranged &= stacks.asked(events["name"], kinds.is_backend_range)
+    if not ranged.any():
+        events, ranged = events.head(0), ranged[:0]
     calls = stacks.among(events["cat"], kinds.OPERATORS) & events["depth"].is_not_null().to_numpy()
     described = trace.comms.filter(pl.col("collective") != "wait")["event"].drop_nulls()
     if len(described):

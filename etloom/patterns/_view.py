@@ -158,18 +158,8 @@ class View:
     def _around(self) -> dict[str, np.ndarray]:
         """Of each event the row of the innermost operator, module, frame around it, -1 for none."""
         events = self.trace.events
-        parent, everything = stacks.row_of(events, events["parent"]), np.arange(events.height)
-        found = {
-            place: stacks.nearest(parent, wanted, everything).astype(np.int32)
-            if wanted.any()
-            else np.full(events.height, -1, dtype=np.int32)
-            for place, wanted in self._nests.items()
-        }
-        operators = stacks.among(events["cat"], kinds.OPERATORS)
-        inside = np.where(parent < 0, -1, stacks.nearest(parent, operators, np.maximum(parent, 0)))
-        outermost = stacks.nearest(parent, operators & (inside < 0), everything)
-        found["operator"] = np.where(found["operator"] < 0, outermost, found["operator"]).astype(np.int32)
-        return found
+        parent = stacks.row_of(events, events["parent"])
+        return {place: stacks.nearest(parent, wanted) for place, wanted in self._nests.items()}
 
     @cached_property
     def _nests(self) -> dict[str, np.ndarray]:
