@@ -266,7 +266,12 @@ def _path(graph: Graph, time: Ticks, lag: Ticks) -> str:
     path = graphs.longest_path(graph, time=time, lag=lag)
     sums = np.bincount(graph.kind[path], weights=lag[path].astype(np.float64), minlength=len(Kind))
     total = sums.sum() or 1
-    words = {Kind.SEGMENT: "host", Kind.IDLE: "Python or nothing", Kind.STREAM: "delays on a stream"}
+    words = {
+        Kind.SEGMENT: "host",
+        Kind.IDLE: "Python or nothing",
+        Kind.KERNEL: "device work",  # copies too
+        Kind.STREAM: "delays on a stream",
+    }
     return ", ".join(
         f"{100 * sums[at] / total:.0f} % {words.get(Kind(at), Kind(at).label)}"
         for at in np.argsort(-sums)[:3]
