@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from etloom.analyses._ccl_metrics import Answer, Metric, Run, counted_mfu, known, of_ranks, step_time
+from etloom.analyses._ccl_metrics import counted_mfu, step_time
 from etloom.analyses._ccl_ranks import Unknown
+from etloom.analyses._ccl_run import Answer, Metric, Run, known, of_ranks
 from etloom.analyses._peaks import peaks
 from etloom.errors import EtloomError
 

@@ -2,116 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import polars as pl
 
 from etloom import kinds
-from etloom.analyses import collectives as together
 from etloom.analyses import mfu
 from etloom.analyses._ccl_ranks import NO_SHAPES, Rank, Unknown
-from etloom.analyses._together import communications
+from etloom.analyses._ccl_run import Metric, Run, known, of_ranks, of_run, share
 from etloom.errors import EtloomError
 from etloom.intervals import Intervals
-from etloom.trace import Job
-
-Answer = tuple[float, int]
-Metric = tuple[str, str, str, "Callable[[Run], Answer]"]
 
 _MOE = r"(?i)moe|expert|topk_?gat|grouped_?gemm"
 _NETWORK = r"(?i)(?:nvlink|pcie).*\b(?:tx|transmit)"
-_COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-}
-
-
-class Run:
-    """A job, and what several metrics ask of it."""
-
-    def __init__(self, job: Job, ranks: list[Rank]) -> None:
-        self.job, self.ranks = job, ranks
-
-    @property
-    def card(self) -> dict[str, Any]:
-        """The workload card. Raises Unknown where there is none."""
-        card = self.job.meta.get("card")
-        if not isinstance(card, dict):
-            raise Unknown("there is no workload card beside the traces")
-        return card
-
-    @cached_property
-    def parts(self) -> pl.DataFrame | str:
-        """What each rank did of each communication, or why nothing is known of it."""
-        try:
-            return communications(self.job).parts
-        except EtloomError as error:
-            return error.what
-
-    def communications(self) -> pl.DataFrame:
-        if isinstance(self.parts, str):
-            raise Unknown(self.parts)
-        return self.parts
-
-    @cached_property
-    def bandwidths(self) -> pl.DataFrame:
-        """collective, group_size, bytes, bus bandwidth (GB/s) and time (ns) of each communication."""
-        met = together.met(self.communications())
-        time = pl.coalesce("transfer_ns", "duration_ns")
-        # A rank that was recorded alone has no transfer: its whole time stands for it.
-        alone = met.with_columns(
-            bus=pl.coalesce(
-                "bus_bandwidth",
-                pl.when(time > 0).then(pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / time),
-            ),
-            time=time,
-        )
-        return alone.select("collective", "group_size", "bytes", "bus", "time")
-
-
-def of_ranks(question: Callable[[Rank], float]) -> Callable[[Run], Answer]:
-    """The mean over the ranks of which the question can be answered."""
-
-    def answer(run: Run) -> Answer:
-        values = known(run.ranks, question)
-        return sum(values) / len(values), len(values)
-
-    return answer
-
-
-def of_run(question: Callable[[Run], float]) -> Callable[[Run], Answer]:
-    return lambda run: (question(run), len(run.ranks))
-
-
-def known(ranks: Sequence[Rank], question: Callable[[Rank], float]) -> list[float]:
-    """The answers of ranks. Raises the first Unknown where no rank has one."""
-    values, why = [], Unknown("the run holds no rank")
-    for rank in ranks:
-        try:
-            values.append(question(rank))
-        except Unknown as unknown:
-            why = unknown
-    if not values:
-        raise why
-    return values
-
-
-def _two(ranks: Sequence[Rank], question: Callable[[Rank], float]) -> list[float]:
-    values = known(ranks, question)
-    if len(values) < 2:
-        raise Unknown("it compares ranks, and one alone was recorded")
-    return values
-
-
-def share(part: float, whole: float, why: str) -> float:
-    if not whole:
-        raise Unknown(why)
-    return 100 * part / whole
 
 
 def step_time(rank: Rank) -> float:
@@ -272,45 +176,6 @@ def _trace_time(rank: Rank) -> float:
     return int((starts + durations).max() - starts.min()) / 1e9
 
 
-def _calls(run: Run) -> float:
-    parts = run.communications()
-    return parts.height / len(run.ranks)
-
-
-def _bandwidth(collective: str) -> Callable[[Run], float]:
-    def question(run: Run) -> float:
-        found = run.bandwidths.filter(pl.col("collective") == collective)
-        if not found.height:
-            raise Unknown(f"no {collective} was recorded")
-        middle = found["bus"].median()
-        if middle is None:
-            raise Unknown(f"of no {collective} the size and the group are known")
-        return float(middle)  # type: ignore[arg-type]
-
-    return question
-
-
-def _volume(collective: str) -> Callable[[Run], Answer]:
-    def answer(run: Run) -> Answer:
-        own = run.communications().filter(pl.col("collective") == collective)
-        if not own.height:
-            raise Unknown(f"no {collective} was recorded")
-        if own["bytes"].null_count() == own.height:
-            raise Unknown(f"of no {collective} the size is known")
-
-        def question(rank: Rank) -> float:
-            mine = own.filter(pl.col("rank") == rank.rank)
-            begin, finish, size = (mine[name].to_numpy() for name in ("own_start", "own_end", "bytes"))
-            size = np.nan_to_num(size)
-            return rank.mean_of_steps(
-                lambda start, end: float(size[(begin < end) & (finish > start)].sum() / 1e9)
-            )
-
-        return of_ranks(question)(run)
-
-    return answer
-
-
 def _network(rank: Rank) -> float:
     shares = rank.trace.counters.filter(
         pl.col("name").cast(pl.String).str.contains(_NETWORK) & (pl.col("value") > 0)
@@ -345,25 +210,6 @@ def counted_mfu(rank: Rank) -> float:
     return float(value)
 
 
-def _hockney(which: int) -> Callable[[Run], float]:
-    """alpha (us) or bandwidth (GB/s) by least squares over all-reduces."""
-
-    def question(run: Run) -> float:
-        found = run.bandwidths.filter(
-            (pl.col("collective") == "all_reduce") & (pl.col("group_size") > 1) & (pl.col("time") > 0)
-        ).drop_nulls()
-        sizes = (found["bytes"] / found["group_size"]).to_numpy()
-        if len(np.unique(sizes)) < 2:
-            raise Unknown("it takes all-reduces of two sizes")
-        times = (found["time"] / (2 * (found["group_size"] - 1))).to_numpy()
-        slope, alpha = np.polyfit(sizes, times, 1)
-        if slope <= 0 or alpha < 0:
-            raise Unknown("the times of all-reduces lie on no line of latency and bandwidth above 0")
-        return float(alpha / 1e3) if which == 0 else float(1 / slope)
-
-    return question
-
-
 METRICS: tuple[Metric, ...] = (
     ("avg_step_time", "s", "steps", of_ranks(step_time)),
     ("ttft", "s", "trace", of_ranks(_first_pass)),
@@ -380,16 +226,7 @@ METRICS: tuple[Metric, ...] = (
     ("moe_fraction", "%", "trace", of_ranks(_moe)),
     ("average_memory_bandwidth", "GB/s", "trace", of_ranks(_copy_bandwidth)),
     ("memory_transfer_overhead", "%", "trace", of_ranks(_transfer_overhead)),
-    *(
-        (f"bandwidth_utilization_{name}", "GB/s", "trace", of_run(_bandwidth(collective)))
-        for name, collective in _COLLECTIVES.items()
-    ),
     ("bandwidth_utilization_peertopeer", "%", "trace", of_ranks(_network)),
-    *(
-        (f"collective_vol_{name}", "GB", "steps", _volume(collective))
-        for name, collective in _COLLECTIVES.items()
-    ),
-    ("coll_call_num", "calls", "trace", of_run(_calls)),
     ("aggregate_gpu_utilization", "%", "trace", of_ranks(_utilization)),
     ("compute_bound_fraction", "%", "trace", of_ranks(_bound("compute"))),
     ("memory_bound_fraction", "%", "trace", of_ranks(_bound("memory"))),
@@ -397,6 +234,4 @@ METRICS: tuple[Metric, ...] = (
     ("kernel_compute_time", "s", "trace", of_ranks(_kernel_seconds("computation"))),
     ("kernel_communication_time", "s", "trace", of_ranks(_kernel_seconds("communication"))),
     ("total_trace_time", "s", "trace", of_ranks(_trace_time)),
-    ("hockney_alpha", "us", "trace", of_run(_hockney(0))),
-    ("hockney_bandwidth", "GB/s", "trace", of_run(_hockney(1))),
 )

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses import _ccl_card, _ccl_metrics
+from etloom.analyses import _ccl_card, _ccl_collectives, _ccl_metrics
 from etloom.analyses._activity import answer, require_linked
-from etloom.analyses._ccl_metrics import Metric, Run
 from etloom.analyses._ccl_ranks import Unknown, rank_of
+from etloom.analyses._ccl_run import Metric, Run
 from etloom.trace import Job
 
 SCOPE = "job"
@@ -40,7 +40,7 @@ COLUMNS = {
     "basis": pl.String,
     "reason": pl.String,
 }
-_METRICS: tuple[Metric, ...] = (*_ccl_metrics.METRICS, *_ccl_card.METRICS)
+_METRICS: tuple[Metric, ...] = (*_ccl_metrics.METRICS, *_ccl_collectives.METRICS, *_ccl_card.METRICS)
 _OUTSIDE = (
     ("scale_up_bw_utility", "%", "it compares two simulated networks: etloom simulate --set 'comm x0.5'"),
     ("gpu_step_score", "ratio", "it weighs this run against a baseline: etloom diff"),
