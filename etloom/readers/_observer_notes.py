@@ -1,0 +1,65 @@
+"""What notes of an observer's file say, of the file and of single operators."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import polars as pl
+
+from etloom.readers._observer_file import NOTE, TEXT, Records
+
+
+def of_operators(records: Records, known: Any, operators: pl.DataFrame) -> dict[int, dict[str, Any]]:
+    """Row of nodes -> what a note says of the operator: facts of a communication, or of a compiled kernel."""
+    note = records.of(NOTE)
+    if not len(note):
+        return {}
+    rows = dict(operators.select("handle", "row").iter_rows())
+    found: dict[int, dict[str, Any]] = {}
+    for place, stream, number in zip(
+        records.at[note].tolist(), records.stream[note].tolist(), records.id[note].tolist(), strict=True
+    ):
+        row = rows.get(int(records.words[place + 1]))
+        try:
+            said = json.loads(known.get((TEXT, stream), {}).get(number, b"null"))
+        except ValueError:
+            continue
+        if row is not None and isinstance(said, dict):
+            found[row] = said
+    return found
+
+
+def of_file(records: Records, known: Any) -> dict[str, Any]:
+    """What notes say that belong to no operator."""
+    found: dict[str, Any] = {}
+    for row in records.of(NOTE).tolist():
+        if records.words[records.at[row] + 1] == 0:
+            text = known.get((TEXT, int(records.stream[row])), {}).get(int(records.id[row]), b"null")
+            try:
+                said = json.loads(text)
+            except ValueError:
+                continue
+            found.update(said if isinstance(said, dict) else {})
+    return found
+
+
+def renamed(operators: pl.DataFrame, notes: dict[str, Any]) -> pl.DataFrame:
+    """A step that was not whole when the window closed must not pass for one."""
+    step = notes.get("unfinished_step")
+    if not isinstance(step, int):
+        return operators
+    partial = pl.when(pl.col("name").cast(pl.String) == f"ProfilerStep#{step}")
+    renamed = partial.then(pl.lit(f"etloom:unfinished step {step}")).otherwise(pl.col("name").cast(pl.String))
+    return operators.with_columns(name=renamed.cast(pl.Categorical))
+
+
+def with_kernels(nodes: pl.DataFrame, notes: dict[int, dict[str, Any]]) -> pl.DataFrame:
+    names = ("kernel_backend", "kernel_file")
+    rows = [
+        {"id": row, **{name: str(said[name]) for name in names if name in said}}
+        for row, said in notes.items()
+        if "kernel_backend" in said
+    ]
+    frame = pl.DataFrame(rows, schema={"id": pl.Int64, **dict.fromkeys(names, pl.String)})
+    return nodes.join(frame, on="id", how="left", maintain_order="left")
