@@ -10,7 +10,7 @@ import polars as pl
 from etloom import kinds
 from etloom.analyses import mfu
 from etloom.analyses._ccl_ranks import NO_SHAPES, Rank, Unknown
-from etloom.analyses._ccl_run import Metric, Run, known, of_ranks, of_run, share
+from etloom.analyses._ccl_run import Metric, Run, known, of_ranks, of_run, of_two, share
 from etloom.errors import EtloomError
 from etloom.intervals import Intervals
 
@@ -97,14 +97,14 @@ def _active(rank: Rank) -> int:
 
 
 def _imbalance(run: Run) -> float:
-    times = _two(run.ranks, _active)
+    times = of_two(run.ranks, _active)
     if not min(times):
         raise Unknown("a rank's kernels took no time")
     return max(times) / min(times)
 
 
 def _straggler(run: Run) -> float:
-    times = _two(run.ranks, lambda rank: _sums(rank.kernels)[0])
+    times = of_two(run.ranks, lambda rank: _sums(rank.kernels)[0])
     return share(max(times) - min(times), max(times), "no communication kernels were recorded") / 100
 
 

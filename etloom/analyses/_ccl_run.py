@@ -90,7 +90,8 @@ def known(ranks: Sequence[Rank], question: Callable[[Rank], float]) -> list[floa
     return values
 
 
-def _two(ranks: Sequence[Rank], question: Callable[[Rank], float]) -> list[float]:
+def of_two(ranks: Sequence[Rank], question: Callable[[Rank], float]) -> list[float]:
+    """The answers of ranks that can be compared. Raises Unknown where under two have one."""
     values = known(ranks, question)
     if len(values) < 2:
         raise Unknown("it compares ranks, and one alone was recorded")
@@ -98,6 +99,7 @@ def _two(ranks: Sequence[Rank], question: Callable[[Rank], float]) -> list[float
 
 
 def share(part: float, whole: float, why: str) -> float:
+    """Percent. Raises Unknown with this reason where the whole is 0."""
     if not whole:
         raise Unknown(why)
     return 100 * part / whole
