@@ -159,7 +159,12 @@ class View:
         """Of each event the row of the innermost operator, module, frame around it, -1 for none."""
         events = self.trace.events
         parent = stacks.row_of(events, events["parent"])
-        return {place: stacks.nearest(parent, wanted) for place, wanted in self._nests.items()}
+        found = {place: stacks.nearest(parent, wanted) for place, wanted in self._nests.items()}
+        operators = stacks.among(events["cat"], kinds.OPERATORS)
+        inside = np.where(parent < 0, -1, stacks.nearest(parent, operators)[parent])
+        outermost = stacks.nearest(parent, operators & (inside < 0))
+        found["operator"] = np.where(found["operator"] < 0, outermost, found["operator"])
+        return found
 
     @cached_property
     def _nests(self) -> dict[str, np.ndarray]:
