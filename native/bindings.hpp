@@ -4,5 +4,6 @@
 
 void bind_align(nanobind::module_& module);
 void bind_graph(nanobind::module_& module);
+void bind_tour(nanobind::module_& module);
 void bind_nesting(nanobind::module_& module);
 void bind_parsers(nanobind::module_& module);

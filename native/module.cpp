@@ -5,6 +5,7 @@ NB_MODULE(_native, module) {
     module.doc() = "Native parts of etloom: trace files to columns, stack nesting.";
     bind_align(module);
     bind_graph(module);
+    bind_tour(module);
     bind_nesting(module);
     bind_parsers(module);
 }

@@ -1,0 +1,124 @@
+// The points of host threads in their order: what is open when.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "arrays.hpp"
+#include "bindings.hpp"
+
+namespace {
+
+// The marked rows lane by lane, each by start and depth, so that what is around comes first.
+std::vector<int32_t> lane_by_lane(In<bool> marked, In<int64_t> lane, In<int64_t> start, In<int16_t> depth) {
+    const size_t all = lane.shape(0);
+    std::vector<size_t> at;
+    size_t count = 0;
+    for (size_t row = 0; row < all; ++row) {
+        if (!marked(row)) continue;
+        const auto of = static_cast<size_t>(lane(row));
+        if (of + 2 > at.size()) at.resize(of + 2);
+        ++at[of + 1];
+        ++count;
+    }
+    for (size_t l = 1; l < at.size(); ++l) at[l] += at[l - 1];
+    std::vector<int32_t> rows(count);
+    for (size_t row = 0; row < all; ++row)
+        if (marked(row)) rows[at[lane(row)]++] = static_cast<int32_t>(row);
+    // A table in the order of time needs no more than this.
+    const auto before = [&](int32_t a, int32_t b) {
+        return std::tuple(lane(a), start(a), depth(a)) < std::tuple(lane(b), start(b), depth(b));
+    };
+    if (!std::is_sorted(rows.begin(), rows.end(), before)) std::stable_sort(rows.begin(), rows.end(), before);
+    return rows;
+}
+
+// The points of host lanes in their order, of the marked events. A parent is a row, -1 for none. An event ends no later than its parent and than the next one that is not
+// its child begins. An event with `submit` inside it has one more point. Each point gets the row of its
+// event, its role (0 start, 1 end, 2 submit), its time, and the event innermost open just before it: IDLE where none
+// was, FIRST where it is the first of its lane. Also the places of the points of each event by role, -1 for none.
+nb::tuple tour(In<bool> marked, In<int64_t> lane, In<int64_t> start, In<int64_t> end, In<int16_t> depth,
+               In<int32_t> parent, In<int64_t> submit) {
+    constexpr int32_t IDLE = -1, FIRST = -2;
+    enum : uint8_t { START, END, SUBMIT };
+    const size_t all = lane.shape(0);
+    for (size_t length : {marked.shape(0), start.shape(0), end.shape(0), depth.shape(0), parent.shape(0), submit.shape(0)})
+        if (length != all) throw nb::value_error("the columns of the events differ in length");
+    for (size_t row = 0; row < all; ++row)
+        if (lane(row) < 0 || lane(row) > std::numeric_limits<int32_t>::max()) throw nb::value_error("there is no such lane");
+    std::vector<int32_t> event, before, places[3];
+    std::vector<uint8_t> role;
+    std::vector<int64_t> time;
+    {
+        nb::gil_scoped_release release;
+        const std::vector<int32_t> rows = lane_by_lane(marked, lane, start, depth);
+        const size_t n = rows.size();
+        for (auto* each : {&event, &before}) each->reserve(2 * n + n / 4);
+        role.reserve(2 * n + n / 4);
+        time.reserve(2 * n + n / 4);
+        for (auto& of_role : places) of_role.assign(all, -1);
+        struct Span {
+            int32_t row;
+            int64_t end;
+        };
+        std::vector<Span> open, pending;  // pending: of launch calls, the submission not reached yet
+        int64_t now = 0;
+        bool fresh = true;
+        const auto put = [&](int32_t row, uint8_t what, int64_t at) {
+            now = fresh ? at : std::max(now, at);
+            places[what][row] = static_cast<int32_t>(event.size());
+            event.push_back(row);
+            role.push_back(what);
+            time.push_back(now);
+            before.push_back(fresh ? FIRST : open.empty() ? IDLE : open.back().row);
+            fresh = false;
+        };
+        const auto submit_until = [&](int64_t at) {
+            while (!pending.empty() && pending.back().end <= at) {
+                put(pending.back().row, SUBMIT, pending.back().end);
+                pending.pop_back();
+            }
+        };
+        const auto close = [&](int64_t at) {
+            const Span one = open.back();
+            const int64_t until = std::min(one.end, at);
+            submit_until(until);
+            put(one.row, END, until);
+            open.pop_back();
+        };
+        for (size_t i = 0; i <= n; ++i) {
+            const bool other_lane = i == n || (i > 0 && lane(rows[i]) != lane(rows[i - 1]));
+            const int64_t at = other_lane ? std::numeric_limits<int64_t>::max() : start(rows[i]);
+            const int64_t around = other_lane ? -1 : parent(rows[i]);
+            while (!open.empty() && open.back().row != around) close(at);
+            if (i == n) break;
+            if (other_lane) {
+                pending.clear();
+                fresh = true;
+            }
+            const int32_t row = rows[i];
+            submit_until(start(row));
+            put(row, START, start(row));
+            int64_t until = std::max(end(row), start(row));
+            if (!open.empty()) until = std::min(until, std::max(open.back().end, start(row)));
+            open.push_back({row, until});
+            if (submit(row) > start(row) && submit(row) < until) {
+                pending.push_back({row, submit(row)});
+                std::sort(pending.begin(), pending.end(), [](const Span& a, const Span& b) { return a.end > b.end; });
+            }
+        }
+    }
+    return nb::make_tuple(to_numpy(std::move(event)), to_numpy(std::move(role)), to_numpy(std::move(time)),
+                          to_numpy(std::move(before)), to_numpy(std::move(places[START])),
+                          to_numpy(std::move(places[END])), to_numpy(std::move(places[SUBMIT])));
+}
+
+}  // namespace
+
+void bind_tour(nb::module_& module) {
+    module.def("tour", &tour, nb::arg("marked"), nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("depth"),
+               nb::arg("parent"), nb::arg("submit"),
+               "The points of host lanes in order: event, role, time, and the event open before (-1 none, -2 first); of "
+               "each event the places of its start, end and submission.");
+}
