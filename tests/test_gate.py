@@ -211,20 +211,33 @@ def test_a_message_for_github_is_one_line() -> None:
     assert escaped("5 %\nnext") == "5 %25%0Anext"
 
 
+def recorded(folder: Path, plan: dict[str, int]) -> dict[str, Job]:
+    """Runs of the script by name, of so many pieces a step."""
+    command = [sys.executable, str(SCRIPT), *(f"{folder / name}:{pieces}" for name, pieces in plan.items())]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return {name: etloom.open(folder / name) for name in plan}
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_training_script_with_five_percent_more_work(tmp_path: Path) -> None:
-    """Recorded here and now, whatever else this machine does."""
+    """Recorded here and now, whatever else this machine does; where the gate asks for more runs, it gets them."""
     pytest.importorskip("torch", reason="torch is not installed")
-    plan = {"base0": 20, "slow0": 21, "base1": 20, "slow1": 21, "base2": 20, "slow2": 21, "again": 20}
-    command = [sys.executable, str(SCRIPT), *(f"{tmp_path / name}:{pieces}" for name, pieces in plan.items())]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    runs = {name: etloom.open(tmp_path / name) for name in plan}
-    base, slow = ([runs[f"{side}{number}"] for number in range(3)] for side in ("base", "slow"))
-    found = gate(slow, base, 3.0)
-    assert found["verdict"][0] == "failed", found
-    found = gate([runs["again"]], base, 3.0)
-    assert found["verdict"][0] != "failed", found
+    runs: dict[str, Job] = {}
+    for turn in range(2):
+        number = (3, 4) if turn else (0, 1, 2)
+        plan = {f"{side}{one}": pieces for one in number for side, pieces in (("base", 20), ("slow", 21))}
+        runs |= recorded(tmp_path, plan if turn else {**plan, "again": 20})
+        base, slow = (
+            [job for name, job in runs.items() if name.startswith(side)] for side in ("base", "slow")
+        )
+        found = gate(slow, base, 3.0)
+        assert gate([runs["again"]], base, 3.0)["verdict"][0] != "failed"
+        if found["verdict"][0] != "undecided":
+            break
+    if found["verdict"][0] == "undecided":
+        pytest.skip(f"this machine is too busy to tell, as the gate says: {sentences(found, 0)[0]}")
+    assert found["verdict"][0] == "failed", found.row(0, named=True)
 
 
 def test_the_keys_of_json_are_documented() -> None:

@@ -38,8 +38,8 @@ _WORTH = 4
 """Degrees of freedom that RUN_TO_RUN counts beside what several runs show."""
 LEAST_STEPS = 5
 _BLOCKS = 10
-_SEEN = 1 / 3
-"""Of the fastest step: a quiet step of less leaves out what the steps hang on."""
+_SEEN = 0.2
+"""Of the fastest step of a side: a quiet step of less leaves out what the steps hang on."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,11 @@ def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | Non
     if any(one is None for one in every):
         return None
     least = min(one.steps for one in every if one)
-    sides = [[_level([one for one in job if one], least) for job in side] for side in cut]
-    if any(level is None for side in sides for level in side):
-        return None
-    first, second = ([level for level in side if level] for side in sides)
+    first, second = ([_level([one for one in job if one], least) for job in side] for side in cut)
+    for levels, runs in ((first, cut[0]), (second, cut[1])):
+        fastest = min(one.fastest for job in runs for one in job if one)
+        if min(level.ns for level in levels) < _SEEN * fastest:
+            return None
     means = [float(np.mean([log(level.ns) for level in side])) for side in (first, second)]
     run_to_run = _run_to_run((first, second))
     within, between = 0.0, 0.0
@@ -163,9 +164,9 @@ def _pieces(trace: Trace) -> _Pieces | None:
     )
 
 
-def _level(ranks: Sequence[_Pieces], length: int) -> Level | None:
-    """The quiet step of a run, the mean over its ranks, told from parts of ``length`` steps; None where it holds too
-    little of the steps. Ranks share a machine, so more of them make the error no smaller."""
+def _level(ranks: Sequence[_Pieces], length: int) -> Level:
+    """The quiet step of a run, the mean over its ranks, told from parts of ``length`` steps. Ranks share a machine, so
+    more of them make the error no smaller."""
     logs, variances = [], []
     for pieces in ranks:
         parts = max(1, pieces.steps // length)
@@ -174,8 +175,6 @@ def _level(ranks: Sequence[_Pieces], length: int) -> Level | None:
             for part in range(parts)
         ]
         level = float(np.mean([log(max(ns, 1)) for ns, _ in found]))
-        if exp(level) < _SEEN * pieces.fastest:
-            return None
         logs.append(level)
         variances.append(float(np.mean([error**2 for _, error in found])) / parts)
     freedom = (min(_BLOCKS, length) - 1) * max(1, ranks[0].steps // length)
