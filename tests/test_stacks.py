@@ -182,3 +182,13 @@ def test_nearest_climbs_to_the_first_that_is_wanted() -> None:
     wanted = np.array([True, False, True, False, False, False])
     rows = np.array([4, 2, 1, 5, -1])
     assert stacks.nearest(parent, wanted, rows).tolist() == [2, 2, 0, -1, -1]
+
+
+def test_rows_of_ids_whether_or_not_the_table_is_whole() -> None:
+    ids = pl.Series([2, None, 0, 9, 3], dtype=pl.UInt32)
+    assert stacks.row_of(pl.DataFrame({"id": [0, 1, 2, 3]}), ids).tolist() == [2, -1, 0, -1, 3]
+    assert stacks.row_of(pl.DataFrame({"id": [3, 0]}), ids).tolist() == [-1, -1, 1, -1, 0]
+    assert stacks.row_of(pl.DataFrame({"id": [0, 0, 2]}), ids).tolist() == [2, -1, 0, -1, -1]
+    assert stacks.row_of(pl.DataFrame({"id": []}, schema={"id": pl.UInt32}), ids).tolist() == [-1] * 5
+    rows = stacks.row_of(pl.DataFrame({"id": [3, 0]}), ids)
+    assert stacks.taken(pl.Series(["three", "zero"]), rows).to_list() == [None, None, "zero", None, "three"]

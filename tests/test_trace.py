@@ -204,3 +204,18 @@ def test_traces_and_jobs_cross_process_borders(rows: list[tuple[int, str]], rank
         assert clone.stats.equals(job.stats)
         assert clone[rank].events.equals(trace.events)
         assert dict(clone[rank].meta) == dict(trace.meta)
+
+
+def test_what_is_asked_of_a_trace_once_is_asked_once_of_each_trace() -> None:
+    asked: list[Trace] = []
+
+    def question(trace: Trace) -> int:
+        asked.append(trace)
+        return trace.events.height
+
+    trace = Trace({}, {"rank": 0})
+    assert (trace.once(question), trace.once(question)) == (0, 0)
+    assert asked == [trace]
+    other = trace.replace(meta={"rank": 1})
+    assert other.once(question) == 0
+    assert asked == [trace, other]
