@@ -412,3 +412,25 @@ def test_a_run_is_linked_once_as_asked(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(asked) == 4
     etloom.open(saved, iterations="all")
     assert len(asked) == 6
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({5: (0, 2)}, [("job.missing_ranks", 2, "no trace of rank 0, 1 of 2"),
+                       ("job.rank_disagrees", 1, "a file in the place of rank 5 says it is rank 0"),
+                       ("job.world_size_disagrees", 1, "rank 5 of a world of 2 ranks")]),
+        ({0: (0, 1)}, []),
+        ({1: (1, 3)}, [("job.missing_ranks", 2, "no trace of rank 0, 2 of 3")]),
+        ({0: (0, 12), 2: (2, 12)},
+         [("job.missing_ranks", 10, "no trace of rank 1, 3, 4, 5, 6, 7, 8, 9, ... of 12")]),
+    ],
+)  # fmt: skip
+def test_what_files_say_of_their_place_is_held_against_it(
+    tmp_path: Path, files: dict[int, tuple[int, int]], said: list[tuple[str, int, str]]
+) -> None:
+    for place, (rank, world) in files.items():
+        kineto(tmp_path / f"kineto_trace_{place}.json", rank, world)
+    stats = etloom.open(tmp_path, use_cache=False).own_stats
+    rows = stats.filter(pl.col("name") != "job.not_linked").select("name", "count", "example").rows()
+    assert sorted(rows) == said

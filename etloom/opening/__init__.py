@@ -51,12 +51,18 @@ class Opening:
             if len(job) == 1:
                 # The rank is what discovery says: the file itself need not know it.
                 (rank,), (trace,) = found.ranks, job.values()
-                job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta, job.own_stats)
+                said = _disagreements({rank: trace})
+                job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta, job.own_stats).with_stats(
+                    said
+                )
         else:
             job = self.ranks(found.ranks, keep_going=True)
         meta: dict[str, Any] = {"path": str(folder)}
         meta |= {key: said for key, said in (("card", found.card), ("run", found.run)) if said is not None}
-        return job.replace(meta=meta).with_stats(found.stats)
+        # Where the files state the world, what is missing of it has been said.
+        known = "job.missing_ranks" in job.own_stats["name"]
+        stats = [row for row in found.stats if not (known and row[0] == "job.missing_ranks")]
+        return job.replace(meta=meta).with_stats(stats)
 
     def file(self, path: Path) -> Job:
         """The linked Job of one file, which may hold several ranks. A file that does not say its rank is of rank 0.
@@ -163,8 +169,17 @@ def _disagreements(traces: Mapping[int, Trace]) -> list[tuple[str, str, int, str
     worlds = {world for trace in traces.values() if (world := trace.meta.get("world_size")) is not None}
     if len(worlds) > 1:
         stats.append(("job.world_size_disagrees", "error", len(worlds), f"world sizes {sorted(worlds)}"))
-    elif worlds and max(worlds) > len(traces):
-        stats.append(
-            ("job.missing_ranks", "info", max(worlds) - len(traces), f"of a world of {max(worlds)} ranks")
-        )
+    elif worlds:
+        (world,) = worlds
+        beyond = [rank for rank in traces if rank >= world]
+        if beyond:
+            example = f"rank {beyond[0]} of a world of {world} ranks"
+            stats.append(("job.world_size_disagrees", "error", len(beyond), example))
+        missing = world - (len(traces) - len(beyond))
+        if missing > 0:
+            first = itertools.islice(
+                (rank for rank in itertools.count() if rank not in traces), min(missing, 8)
+            )
+            some = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
+            stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some} of {world}"))
     return stats
