@@ -613,3 +613,18 @@ def test_info_says_what_it_does_not_know(tmp_path: Path, call: Callable[..., Out
     told = call("info", tmp_path / "et.json")[1]
     assert "\ntime" not in told
     assert json.loads(call("info", tmp_path / "et.json", "--format", "json")[1])["by_rank"][0]["events"] == 0
+
+
+def test_a_verb_imports_no_other_verb() -> None:
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from etloom import cli; cli.main(['link', '--help']); print(sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "etloom.cli.link" in said
+    assert not [verb for verb in cli._VERBS if verb != "link" and f"'etloom.cli.{verb}'" in said]

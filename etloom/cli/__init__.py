@@ -7,33 +7,72 @@ it runs, so that ``etloom --help`` answers at once.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import etloom
 from etloom.cli._guard import guarded
-from etloom.cli.analyze import Analyses, analyze
-from etloom.cli.check import check
-from etloom.cli.collect import collect
-from etloom.cli.convert import convert
-from etloom.cli.diff import diff
-from etloom.cli.export import export
-from etloom.cli.gather import gather
-from etloom.cli.info import info
-from etloom.cli.link import link
-from etloom.cli.lint import lint
-from etloom.cli.query import query
-from etloom.cli.replay import app as replay
-from etloom.cli.report import report
-from etloom.cli.salvage import salvage
-from etloom.cli.simulate import simulate
 
 __all__ = ["app", "main"]
 
+_VERBS = {
+    "collect": "Run a command and record some of its training steps.",
+    "gather": "Put what several hosts recorded into one folder.",
+    "info": "Say what traces there are.",
+    "link": "Join operators, launches and device work; save it.",
+    "analyze": "Answer a question about a run with a table.",
+    "query": "Answer an SQL SELECT over the tables.",
+    "report": "Say what a run came to, and write it as a page.",
+    "simulate": "Say what a run would have taken, had something been different.",
+    "diff": "Compare two runs.",
+    "check": "Fail where a run is slower than a baseline.",
+    "replay": "Run what was recorded again: communication, computation, both.",
+    "export": "Write traces in another format.",
+    "lint": "Check Chakra traces before a simulator does.",
+    "convert": "Turn one trace file into another format.",
+    "salvage": "Make a truncated or damaged trace valid.",
+}
+"""Verb -> its short help. A verb is the function of its name in the module of its name, or that module's `app`."""
+_SETTINGS = {"collect": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+"""What follows the command of `collect` is the command's own."""
+
+
+class Verbs(TyperGroup):
+    """The verbs, of which only those are imported that are asked for."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.commands = dict.fromkeys(
+            _VERBS, typer.core.TyperCommand("later")
+        )  # suggested for a misspelt one
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _command(cmd_name) if cmd_name in _VERBS else None
+
+
+@cache
+def _command(verb: str) -> Any:
+    module = importlib.import_module(f"etloom.cli.{verb}")
+    made = getattr(module, "app", None)
+    if made is None:
+        made = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+        made.command(context_settings=_SETTINGS.get(verb))(getattr(module, verb))
+    command = typer.main.get_command(made)
+    command.name, command.short_help = verb, _VERBS[verb]
+    return command
+
+
 app = typer.Typer(
     name="etloom",
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -62,29 +101,6 @@ def _etloom(
       etloom info run/
       etloom report run/
     """
-
-
-# What follows the command of `collect` is the command's own, and PATH of `analyze` is the sub-command's.
-app.command(
-    short_help="Run a command and record some of its training steps.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)(collect)
-app.command(short_help="Put what several hosts recorded into one folder.")(gather)
-app.command(short_help="Say what traces there are.")(info)
-app.command(short_help="Join operators, launches and device work; save it.")(link)
-_analyses = typer.Typer(cls=Analyses, rich_markup_mode=None, pretty_exceptions_enable=False)
-_analyses.callback(invoke_without_command=True)(analyze)
-app.add_typer(_analyses, name="analyze", short_help="Answer a question about a run with a table.")
-app.command(short_help="Answer an SQL SELECT over the tables.")(query)
-app.command(short_help="Say what a run came to, and write it as a page.")(report)
-app.command(short_help="Say what a run would have taken, had something been different.")(simulate)
-app.command(short_help="Compare two runs.")(diff)
-app.command(short_help="Fail where a run is slower than a baseline.")(check)
-app.add_typer(replay, name="replay", short_help="Run the recorded communication again.")
-app.command(short_help="Write traces in another format.")(export)
-app.command(short_help="Check Chakra traces before a simulator does.")(lint)
-app.command(short_help="Turn one trace file into another format.")(convert)
-app.command(short_help="Make a truncated or damaged trace valid.")(salvage)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

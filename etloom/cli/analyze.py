@@ -54,6 +54,10 @@ class Analyses(TyperGroup):
         return _command(cmd_name.replace("_", "-"))
 
 
+app = typer.Typer(cls=Analyses, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.callback(invoke_without_command=True)
 @guarded()
 def analyze(
     ctx: typer.Context,

@@ -10,7 +10,9 @@ from etloom.cli.replay.full import full
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False
+)
 
 
 @app.callback()
