@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.collector import files, packing
+from etloom.collector.asking import parse_ranks, parse_steps
 from etloom.collector.launcher import launch
-from etloom.collector.options import VARIABLE, Options, parse_ranks, parse_steps
+from etloom.collector.options import VARIABLE, Options
 from etloom.errors import CollectError
+from etloom.readers._card import read_card
 
 ROOT = Path(__file__).parent.parent
 TINY = str(Path(__file__).parent / "collect_scripts" / "tiny.py")
@@ -29,10 +31,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 NOT_OURS = re.compile(r"USDT:|.*(?:Enabling|Disabling) Execution Trace Observer|ERROR:.* output_json")
 
 
-def collect(out: Path, steps: str, *command: str, **environment: str) -> SimpleNamespace:
+def collect(
+    out: Path, steps: str, *command: str, observer: str = "native", **environment: str
+) -> SimpleNamespace:
     """Run the front in a process of its own, as a user does."""
+    front = [sys.executable, "-m", "etloom.collector", "--observer", observer]
     done = subprocess.run(
-        [sys.executable, "-m", "etloom.collector", "--out", str(out), "--steps", steps, "--", *command],
+        [*front, "--out", str(out), "--steps", steps, "--", *command],
         capture_output=True,
         text=True,
         timeout=120,
@@ -43,8 +48,9 @@ def collect(out: Path, steps: str, *command: str, **environment: str) -> SimpleN
     return SimpleNamespace(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr, said=said)
 
 
-def tiny(out: Path, case: str, steps: str = "2:5") -> SimpleNamespace:
-    return collect(out, steps, sys.executable, TINY, case, OWN_ET=str(out.parent / "own_et.json"))
+def tiny(out: Path, case: str, steps: str = "2:5", observer: str = "native") -> SimpleNamespace:
+    own = str(out.parent / "own_et.json")
+    return collect(out, steps, sys.executable, TINY, case, observer=observer, OWN_ET=own)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -55,10 +61,14 @@ def load(path: Path) -> dict[str, Any]:
 def operators(out: Path, rank: int = 0) -> tuple[dict[int, str], dict[int, str]]:
     """The operators of both traces, their names by rf_id (in Kineto: Record function id), each id once."""
     nodes, events = [], []
-    for node in load(out / f"torch_et_{rank}.json.gz")["nodes"]:
-        rf_id = next(attr["value"] for attr in node["attrs"] if attr["name"] == "rf_id")
-        if rf_id:
-            nodes.append((rf_id, node["name"]))
+    if (out / f"observer_{rank}.etob").exists():
+        recorded = etloom.read(out / f"observer_{rank}.etob").nodes.filter(pl.col("rf_id").is_not_null())
+        nodes = recorded.select("rf_id", pl.col("name").cast(pl.String)).rows()
+    else:
+        for node in load(out / f"torch_et_{rank}.json.gz")["nodes"]:
+            rf_id = next(attr["value"] for attr in node["attrs"] if attr["name"] == "rf_id")
+            if rf_id:
+                nodes.append((rf_id, node["name"]))
     for event in load(out / f"kineto_trace_{rank}.json.gz")["traceEvents"]:
         rf_id = event.get("args", {}).get("Record function id")
         if rf_id is not None:
@@ -76,6 +86,9 @@ def step_times(out: Path, rank: int = 0) -> dict[int, float]:
 
 
 def no_orphans(out: Path, rank: int = 0) -> bool:
+    if (out / f"observer_{rank}.etob").exists():
+        stats = etloom.read(out / f"observer_{rank}.etob").stats
+        return stats.filter((pl.col("name") == "read.missing_parent") & (pl.col("count") > 0)).is_empty()
     nodes = load(out / f"torch_et_{rank}.json.gz")["nodes"]
     ids = {node["id"] for node in nodes}
     return all(node["ctrl_deps"] in ids for node in nodes)
@@ -85,7 +98,10 @@ def visible(out: Path) -> list[str]:
     return sorted(path.name for path in out.iterdir())
 
 
-WHOLE = ["kineto_trace_0.json.gz", "rank_0.json", "run.json", "torch_et_0.json.gz"]
+WHOLE = {
+    "native": ["kineto_trace_0.json.gz", "observer_0.etob", "rank_0.json", "run.json", "run.yaml"],
+    "stock": ["kineto_trace_0.json.gz", "rank_0.json", "run.json", "run.yaml", "torch_et_0.json.gz"],
+}
 ALL_STEPS = "".join(f"step {number}\n" for number in range(6)) + "done\n"
 
 
@@ -271,11 +287,12 @@ def test_the_python_of_the_job_sees_no_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_a_window_of_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("observer", ["native", pytest.param("stock", marks=pytest.mark.slow)])
+def test_a_window_of_steps(tmp_path: Path, native: None, observer: str) -> None:
     out = tmp_path / "run"
-    done = tiny(out, "plain")
+    done = tiny(out, "plain", observer=observer)
     assert (done.returncode, done.stdout, done.said) == (0, ALL_STEPS, [])
-    assert visible(out) == WHOLE
+    assert visible(out) == WHOLE[observer]
     nodes, events = operators(out)
     assert nodes == events
     assert len(nodes) > 300 and no_orphans(out)
@@ -303,13 +320,16 @@ def test_a_window_of_steps(tmp_path: Path) -> None:
         ("own_observer", 0, "the job started ExecutionTraceObserver"),
     ],
 )
-def test_a_window_that_ends_early_is_kept(tmp_path: Path, case: str, returncode: int, because: str) -> None:
+def test_a_window_that_ends_early_is_kept(
+    tmp_path: Path, native: None, case: str, returncode: int, because: str
+) -> None:
     out = tmp_path / "run"
-    done = tiny(out, case)
+    observer = "stock" if case == "own_observer" else "native"  # ours and the job's own record side by side
+    done = tiny(out, case, observer=observer)
     assert done.returncode == returncode
     assert done.said == [f"etloom: {because} in step 3: 1 whole steps recorded, of steps 2:5 asked for"]
     assert done.stdout == (ALL_STEPS if not returncode else "step 0\nstep 1\nstep 2\n")
-    assert visible(out) == WHOLE
+    assert visible(out) == WHOLE[observer]
     nodes, events = operators(out)
     assert nodes == events and no_orphans(out)
     assert list(step_times(out)) == [2] and "etloom:unfinished step 3" in nodes.values()
@@ -323,7 +343,7 @@ def test_a_window_that_ends_early_is_kept(tmp_path: Path, case: str, returncode:
 @pytest.mark.parametrize(("case", "returncode"), [("os_exit", 9), ("sigkill", 137), ("sigterm", 143)])
 def test_a_killed_window_leaves_nothing_under_final_names(tmp_path: Path, case: str, returncode: int) -> None:
     out = tmp_path / "run"
-    done = tiny(out, case)
+    done = tiny(out, case, observer="stock")
     assert done.returncode == returncode
     (said,) = done.said
     assert "which died in its window" in said
@@ -333,24 +353,31 @@ def test_a_killed_window_leaves_nothing_under_final_names(tmp_path: Path, case: 
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["fork", "workers", "thread", "two_optimizers", "subclass", "scaler"])
-def test_jobs_of_all_kinds(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(
+    "case",
+    ["fork", "workers", "thread", "two_optimizers", "subclass", "scaler", "own_observer", "stock fork"],
+)
+def test_jobs_of_all_kinds(tmp_path: Path, native: None, case: str) -> None:
     out = tmp_path / "run"
-    done = tiny(out, case)
+    observer = "stock" if case.startswith("stock") else "native"
+    case = case.removeprefix("stock ")
+    done = tiny(out, case, observer=observer)
     assert (done.returncode, done.stdout, done.said) == (0, ALL_STEPS, [])
-    assert visible(out) == WHOLE
+    assert visible(out) == WHOLE[observer]
     nodes, events = operators(out)
     assert nodes == events and no_orphans(out)
     assert sorted(step_times(out)) == [2, 3, 4]
     # A forked child computes 300 sums that are none of this process; a scaler skips one step, so 3 spans two.
-    assert list(nodes.values()).count("aten::ones") == {"fork": 6, "thread": 7, "scaler": 8}.get(case, 6)
+    assert list(nodes.values()).count("aten::ones") == {"thread": 7, "scaler": 8, "own_observer": 7}.get(
+        case, 6
+    )
 
 
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_name_that_breaks_json(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert tiny(out, "bad_name").returncode == 0
+    assert tiny(out, "bad_name", observer="stock").returncode == 0
     nodes, events = operators(out)
     assert set(nodes) == set(events)
     assert 'a "quoted"\nC:\\name é' in nodes.values()
@@ -363,13 +390,15 @@ def test_a_name_that_breaks_json(tmp_path: Path) -> None:
     [
         ("running_profiler", "2:5", "torch.profiler is in use by the job itself"),
         ("warmed_profiler", "2:5", "torch.profiler is in use by the job itself"),
-        ("small_files", "2:5", "torch left et.json incomplete"),
+        ("small_files", "2:5", "torch left kineto.json incomplete"),
         ("no_folder", "2:5", "recording failed in step 1, the job goes on without: NotADirectoryError"),
         ("plain", "10:20", "the job ended after 6 steps, before step 10 began"),
         ("no_optimizer", "2:5", "no optimizer made the steps 2:5"),
     ],
 )
-def test_nothing_recorded_and_the_job_undisturbed(tmp_path: Path, case: str, steps: str, words: str) -> None:
+def test_nothing_recorded_and_the_job_undisturbed(
+    tmp_path: Path, native: None, case: str, steps: str, words: str
+) -> None:
     out = tmp_path / "run"
     done = tiny(out, case, steps)
     assert done.returncode == 0
@@ -384,7 +413,7 @@ def test_nothing_recorded_and_the_job_undisturbed(tmp_path: Path, case: str, ste
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_fewer_steps_than_asked_for(tmp_path: Path) -> None:
+def test_fewer_steps_than_asked_for(tmp_path: Path, native: None) -> None:
     done = tiny(tmp_path / "run", "plain", "4:20")
     assert done.said == [
         "etloom: the job ended in step 6: 2 whole steps recorded, of steps 4:20 asked for"
@@ -393,7 +422,7 @@ def test_fewer_steps_than_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_from_the_first_step(tmp_path: Path) -> None:
+def test_from_the_first_step(tmp_path: Path, native: None) -> None:
     done = tiny(tmp_path / "run", "plain", ":2")
     assert (done.returncode, done.said, sorted(step_times(tmp_path / "run"))) == (0, [], [0, 1])
 
@@ -417,14 +446,14 @@ except etloom.errors.CollectError as error:
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "whole", "unfinished"), [(None, [0, 1, 2, 3], 4), ("1:3", [1, 2], None)])
 def test_record_in_a_loop(
-    tmp_path: Path, steps: str | None, whole: list[int], unfinished: int | None
+    tmp_path: Path, native: None, steps: str | None, whole: list[int], unfinished: int | None
 ) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-c", LOOP, str(out), repr(steps)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, done.stdout) == (0, "()\nrefused True\n"), done.stderr
-    assert visible(out) == WHOLE
+    assert visible(out) == WHOLE["native"]
     nodes, events = operators(out)
     assert nodes == events and list(nodes.values()).count("AddmmBackward0") == len(whole)
     assert sorted(step_times(out)) == whole
@@ -435,7 +464,7 @@ def test_record_in_a_loop(
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_record_in_two_ranks_without_a_parent(tmp_path: Path) -> None:
+def test_record_in_two_ranks_without_a_parent(tmp_path: Path, native: None) -> None:
     """Whichever rank seals last has written both into run.json."""
     out, script = tmp_path / "run", tmp_path / "loop.py"
     script.write_text(LOOP)
@@ -456,7 +485,7 @@ def test_record_in_two_ranks_without_a_parent(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_two_ranks_of_ddp(tmp_path: Path) -> None:
+def test_two_ranks_of_ddp(tmp_path: Path, native: None) -> None:
     """The script is unaware; its own clock and ProfilerStep#N agree within 2 % or half a millisecond."""
     out = tmp_path / "run"
     done = collect(out, "3:6", *TORCHRUN, str(ROOT / "examples" / "train_ddp.py"), "--steps", "7")
@@ -567,8 +596,7 @@ def test_the_native_observer_through_the_command_line(tmp_path: Path, native: No
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    names = ["kineto_trace_0.json.gz", "observer_0.etob", "rank_0.json", "run.json", "torch_et_0.json.gz"]
-    assert sorted(path.name for path in out.iterdir()) == names
+    assert visible(out) == sorted({*WHOLE["native"], *WHOLE["stock"]})
     trace = etloom.open(out)[0]
     assert trace.meta["formats"] == ["kineto", "observer"] or trace.meta["formats"] == ["observer", "kineto"]
     operators = trace.nodes.filter(pl.col("rf_id").is_not_null()).height
@@ -623,28 +651,6 @@ def test_ranks_are_numbers_and_ranges(text: str | None, ranks: tuple[int, ...] |
 def test_what_names_no_ranks_is_refused(text: str) -> None:
     with pytest.raises(CollectError, match="0,8-15"):
         parse_ranks(text)
-
-
-ASKING = """
-import sys, torch
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from etloom.collector import demand
-net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
-for step in range(12):
-    if step == 2: demand.trigger(sys.argv[1])
-    net(torch.ones(1, 2)).sum().backward(); optimizer.step()
-"""
-
-
-@pytest.mark.torch
-def test_a_window_on_demand(tmp_path: Path) -> None:
-    out, home = tmp_path / "run", str(Path(etloom.__file__).parents[1])
-    collected = launch([sys.executable, "-c", ASKING, str(out), home], out, on_demand=2)
-    assert collected.returncode == 0 and collected.warnings == ()
-    # Seen as step 2 ended, when 3 steps were done; the window opens 3 steps later.
-    assert json.loads((out / "rank_0.json").read_text())["steps"] == [6, 7]
-    assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.torch
@@ -721,9 +727,34 @@ def test_examples_of_each_kind(
     collected = launch(command, out, observer="native", step_name=step_name)
     assert (collected.returncode, collected.warnings) == (0, ())
     assert collected.ranks == tuple(range(world))
+    card = read_card(out / "run.yaml")["Model-executor"]
+    parts = {part: size for part, size in card["model_plan_parallelization"].items() if size not in (None, 1)}
+    assert parts == {"fsdp": {"dp_shard": 2}, "tensor": {"tp": 2}, "pipeline": {"pp": 2}}.get(how, {})
+    assert [group["ranks"] for group in card["communicator_groups"]] == [[0, 1]] * (world - 1)
     for trace in etloom.open(out).values():
         names = trace.nodes.filter(pl.col("rf_id").is_not_null())["name"].cast(pl.String)
         assert trace.links.height == len(names) - names.str.contains("process_group:init").sum() > 20
         assert trace.stats.filter(pl.col("severity") != "info").is_empty()
         assert sorted(trace.events["step"].drop_nulls().unique()) == [3, 4]
         assert world == 1 or set(trace.comms["pg_name"].cast(pl.String)) == {"0"}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("profile", 0)])
+def test_examples_that_end_oddly_are_not_changed(tmp_path: Path, native: None, how: str, status: int) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_oddly.py"), how]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    out = tmp_path / "run"
+    done = collect(out, "3:5", *command)
+    assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
+    assert alone.returncode == status
+    said = [line for line in done.stderr.splitlines() if not NOT_OURS.match(line)]
+    assert [line for line in said if not line.startswith("etloom:")] == alone.stderr.splitlines()
+    if how == "profile":  # its own session is there first, and it goes on
+        assert (
+            "torch.profiler is in use by the job itself" in done.said[0]
+            and "profiled 3 layers" in done.stdout
+        )
+    else:
+        assert sorted(step_times(out)) == [3, 4] and done.said == []

@@ -20,6 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-shapes", action="store_true", help="leave out the shapes of operators' inputs")
     parser.add_argument("--stack", action="store_true", help="record Python stacks")
     parser.add_argument("--memory", action="store_true", help="record allocations")
+    parser.add_argument("--with", dest="what", help="all that is recorded, for example kineto,et,shapes")
+    parser.add_argument("--observer", default="native", help="native or stock")
     parser.add_argument("--overwrite", action="store_true", help="replace the traces of an earlier run")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- command to run")
     given = parser.parse_args(arguments)
@@ -33,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
             stack=given.stack,
             memory=given.memory,
             overwrite=given.overwrite,
+            what=given.what,
+            observer=given.observer,
         )
     except EtloomError as error:
         print(f"etloom: {error}", file=sys.stderr)

@@ -58,7 +58,12 @@ def _finish_run(
     world = max(rank["world_size"] for rank in ranks)
     asked = set(range(world) if options.ranks is None else options.ranks)
     missing = sorted(asked - {rank["rank"] for rank in ranks})
-    if missing:
+    here = {(rank["host"], rank.get("local_world_size")) for rank in ranks}
+    if missing and here == {(socket.gethostname(), len(ranks))}:
+        warnings.append(
+            f"{folder}: the {len(ranks)} ranks of this host, of {world}; etloom gather joins the folders of hosts"
+        )
+    elif missing:
         warnings.append(f"{folder}: no traces of rank {', '.join(map(str, missing))} of {world}")
     return [rank["rank"] for rank in ranks]
 

@@ -68,7 +68,7 @@ def launch(
     Other steps: with `step_name` one is one record_function of the job in whose name this regular expression is
     found, as in an inference server; with `step_by` "profiler" one of the job's own `ProfilerStep#N` (its own
     torch.profiler goes on, and we leave Kineto to it), with "500ms" so much time, from the first nn.Module of any
-    rank on.
+    rank on (the job does not wait as such a window opens: an operator at its edge may be in one trace only).
 
     Several windows: `every` 1000 with `length` 2 records two steps of every thousand, `on_demand` 2 two steps each
     time `demand.trigger(out)` is called or this process gets SIGUSR2. Each window then has a folder of its own in

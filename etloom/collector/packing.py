@@ -30,9 +30,11 @@ def pack_kineto(path: Path, unfinished: int | None) -> None:
 
 
 def _require_end(path: Path, mark: bytes) -> None:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 5000))
-        end = file.read().rstrip()
+    end = b""
+    if path.exists():
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 5000))
+            end = file.read().rstrip()
     if mark not in end or not end.endswith(b"}"):
         free = os.statvfs(path.parent)
         raise OSError(

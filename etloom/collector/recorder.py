@@ -191,8 +191,8 @@ class Recorder:
             remedy = "" if self.options.repeats else "; choose other steps or turn it off"
             self.warn(f"{missed}: nothing recorded of steps {self._first}:{self._last}{remedy}")
         if every is not None and self._last is not None:
-            while self._first <= self.count:
-                self._first, self._last = self._first + every, self._last + every
+            windows = max(1, -(-(self.count + 1 - self._first) // every))
+            self._first, self._last = self._first + windows * every, self._last + windows * every
         elif self.options.on_demand is not None:
             self._waits = True
         else:

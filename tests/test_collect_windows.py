@@ -1,0 +1,561 @@
+"""Which windows are recorded and what is in them: by steps of every kind, again and again, on demand, under nsys."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+import etloom
+from etloom.cli import main
+from etloom.collector import aftermath, asking, card, demand, launcher, nsys, recorder
+from etloom.collector.launcher import launch
+from etloom.collector.options import Options
+from etloom.errors import CollectError
+from etloom.readers._card import read_card
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("asked", "window"),
+    [
+        ((None, None, None, None), (3, 5)),
+        (("7:9", None, None, None), (7, 9)),
+        ((None, 1000, 4, None), (1000, 1004)),
+        ((None, 1000, None, None), (1000, 1002)),
+        (("3:5", 100, None, None), (3, 5)),
+        ((None, None, None, 2), (3, 5)),
+    ],
+)
+def test_windows(asked: Any, window: tuple[int, int]) -> None:
+    assert asking.parse_window(*asked) == window
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ((None, None, 2, None), "needs a period"),
+        ((None, 0, 2, None), "0 steps"),
+        ((None, 5, 5, None), "overlap"),
+        ((None, 5, 2, 2), "on demand"),
+        (("3:5", 100, 2, None), "told twice"),
+        (("3:", 100, None, None), "not at all"),
+    ],
+)
+def test_windows_that_cannot_be(asked: Any, words: str) -> None:
+    with pytest.raises(CollectError, match=words):
+        asking.parse_window(*asked)
+
+
+def test_what_is_recorded_is_a_list() -> None:
+    given = asking.parse_sources("kineto, et,stacks,flight-recorder")
+    assert [name for name, wanted in given.items() if wanted] == ["kineto", "et", "stack", "flight_recorder"]
+    for text, words in (
+        ("kineto,tea", "'tea' is nothing to record"),
+        ("kineto,nsys", "both take CUPTI"),
+        ("shapes", "adds to a trace"),
+        ("et,memory", "stand in the Kineto trace"),
+    ):
+        with pytest.raises(CollectError, match=words):
+            asking.parse_sources(text)
+
+
+def test_what_makes_a_step() -> None:
+    assert asking.parse_step_by(None) == asking.parse_step_by("optimizer") == {}
+    assert asking.parse_step_by("500ms") == {"step_ns": 500_000_000}
+    assert asking.parse_step_by("1.5s") == {"step_ns": 1_500_000_000}
+    assert asking.parse_step_by("profiler")["kineto"] is False
+    for text in ("5", "1ms", "day", ""):
+        with pytest.raises(CollectError):
+            asking.parse_step_by(text)
+
+
+def test_names_carry_host_rank_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert asking.expand("/x/{host}/r{rank}") == "/x/node7/r3"
+    assert len(asking.expand("{time}")) == len("20260102T030405Z")
+    monkeypatch.delenv("SLURM_PROCID")
+    with pytest.raises(CollectError, match="is not in the environment"):
+        asking.expand("{rank}")
+    with pytest.raises(CollectError, match="is not known"):
+        asking.expand("{node}")
+
+
+# The windows of one process, without torch
+
+
+class Window:
+    """Stands in for the real one; notes what is done to it."""
+
+    done: list[tuple[str, Any]] = []
+    gate: threading.Event | None = None
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.started, self.steps, self.warnings = options, False, [], []
+
+    def prepare(self) -> None:
+        self.done.append(("prepare", Path(self.options.out).name))
+
+    def start(self) -> None:
+        self.started = True
+
+    def begin_step(self, number: int) -> None:
+        pass
+
+    def end_step(self, count: int) -> None:
+        self.steps.append(count - 1)
+
+    def stop(self) -> None:
+        self.done.append(("stop", self.steps))
+
+    def device_is_done(self) -> bool:
+        return True
+
+    def abandon(self) -> None:
+        self.done.append(("abandon", self.steps))
+
+    def write(self, warnings: list[str]) -> list[str]:
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if Path(self.options.out).name == "step_20":
+            raise OSError(28, "No space left on device")
+        self.done.append(("write", self.steps))
+        return []
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("torch")
+    monkeypatch.setattr("etloom.collector.window.Window", Window)
+    monkeypatch.setattr(Window, "done", [])
+    monkeypatch.setattr(Window, "gate", None)
+
+    def make(**options: Any) -> recorder.Recorder:
+        from contextlib import nullcontext
+
+        found = recorder.Recorder(Options(str(tmp_path), str(tmp_path / "s"), **options))
+        found._guard = SimpleNamespace(taken=lambda: None, ours=nullcontext, remove=lambda: None)  # type: ignore[assignment]
+        return found
+
+    return make
+
+
+@pytest.mark.torch
+def test_windows_come_again_and_a_full_disk_costs_one(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    job = made(first=10, last=12, every=10)
+    for _ in range(31):
+        job.step_done()
+        job.wait()  # the disk keeps up
+    job.leave()
+    assert [steps for what, steps in Window.done if what == "write"] == [[10, 11], [30]]
+    stops = [steps for what, steps in Window.done if what == "stop"]
+    assert stops == [[10, 11], [20, 21], [30]]  # the last was open as the job ended
+    (line, end) = capsys.readouterr().err.splitlines()
+    assert (
+        line == "etloom: the traces of steps 20:22 are dropped: OSError: [Errno 28] No space left on device"
+    )
+    assert "1 whole steps recorded, of steps 30:32" in end
+
+
+@pytest.mark.torch
+def test_a_slow_disk_costs_windows_and_no_steps(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(Window, "gate", gate)
+    job = made(first=1, last=2, every=3)
+    for _ in range(5):
+        job.step_done()
+    gate.set()
+    job.wait()
+    for _ in range(3):
+        job.step_done()
+    job.leave()
+    assert [steps for what, steps in Window.done if what == "write"] == [[1], [7]]
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: the window before is still being written: nothing recorded of steps 4:5"
+    ]
+
+
+@pytest.mark.torch
+def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
+    job = made(on_demand=2)
+    for step in range(30):
+        if step in (2, 20):
+            demand.trigger(tmp_path)
+        job.step_done()
+        job.wait()
+    assert [steps for what, steps in Window.done if what == "write"] == [[6, 7], [24, 25]]
+
+
+# Jobs
+
+
+@pytest.fixture(scope="module")
+def native() -> None:
+    from etloom.collector.observer import BuildError, build
+
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"the native observer cannot be built here: {error}")
+
+
+ASKING = """
+import os, signal, sys, time, torch
+from pathlib import Path
+net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+run = Path(sys.argv[1])
+for step in range(40):
+    if step == 2: os.kill(os.getppid(), signal.SIGUSR2); time.sleep(1)
+    if step == 20:
+        while not (run / "step_6" / "run.json").exists(): time.sleep(0.05)
+        (run / ".etloom-asked").touch()
+    net(torch.ones(1, 2)).sum().backward(); optimizer.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_job_is_asked_by_signal_and_by_file(tmp_path: Path, native: None) -> None:
+    out = tmp_path / "run"
+    collected = launch([sys.executable, "-c", ASKING, str(out)], out, on_demand=2, what="et")
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
+    assert [path.name for path in collected.windows] == ["step_6", "step_24"]
+    assert json.loads((out / "step_24" / "rank_0.json").read_text())["steps"] == [24, 25]
+    assert sorted(etloom.open(out / "step_6")[0].events["step"].drop_nulls().unique()) == [6, 7]
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    again = [sys.executable, "-c", "pass"]
+    with pytest.raises(CollectError, match=r"holds step_6/\S+ of an earlier run"):
+        launch(again, out)
+    assert launch(again, out, overwrite=True).returncode == 0
+    assert etloom.collector.files.traces_in(out / "step_6") == []
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_steps_of_the_jobs_own_profiler(tmp_path: Path, native: None) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, str(EXAMPLES / "train_oddly.py"), "profile"]
+    collected = launch(command, out, "3:5", step_by="profiler")
+    assert (collected.returncode, collected.warnings) == (0, ())
+    trace = etloom.open(out)[0]
+    named = trace.events["name"].cast(pl.String).to_list()
+    assert [name for name in named if name.startswith("ProfilerStep#")] == [
+        "ProfilerStep#3",
+        "ProfilerStep#4",
+    ]
+    assert named.count("aten::addmm") == 2 and not list(out.glob("kineto*"))
+    assert sorted(trace.events["step"].drop_nulls().unique()) == [3, 4]
+
+
+TIMED = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+net = torch.nn.Linear(2, 2)
+end = time.time() + 3
+while True:
+    going = torch.tensor([float(time.time() < end)])
+    dist.broadcast(going, 0)
+    if not going.item(): break
+    net(torch.ones(1, 2)); time.sleep(0.005)
+dist.destroy_process_group()
+time.sleep(0.2)  # see examples/train_ddp.py
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_steps_by_time_are_the_same_on_all_ranks(tmp_path: Path, native: None) -> None:
+    out, script = tmp_path / "run", tmp_path / "timed.py"
+    script.write_text(TIMED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    collected = launch(
+        [*torchrun, str(script)], out, "11:13", step_by="200ms", what="kineto,et,flight-recorder"
+    )
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    begins = []
+    for trace in etloom.open(out).values():
+        steps = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep#"))
+        assert steps["name"].cast(pl.String).to_list() == ["ProfilerStep#11", "ProfilerStep#12"]
+        begins.append(steps["ts"][1])
+        named = trace.nodes["name"].cast(pl.String).to_list()
+        # Recorded on a thread of ours: of what the job's own thread does nothing is missing in Kineto.
+        assert named.count("aten::linear") > 5
+        own = [name for name in named if not name.startswith(("[", "##"))]
+        assert 0.97 * len(own) < trace.links.height <= len(own)  # but at the window's edges
+    assert abs(begins[0] - begins[1]) < 100_000_000
+    dump = json.loads((out / "flight_recorder_1.json").read_text())
+    assert {entry["profiling_name"] for entry in dump["entries"]} == {"gloo:broadcast"}
+
+
+FAKE_NSYS = """#!/bin/sh
+echo "$@" > "$NSYS_SAID"
+while [ "${1#--}" != "$1" ] || [ "$1" = profile ]; do shift; done
+exec "$@"
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_under_nsys(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CUDA there is no capture range to open; the program runs, and its operators are recorded beside."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nsys").write_text(FAKE_NSYS)
+    (tmp_path / "bin" / "nsys").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("NSYS_SAID", str(tmp_path / "said"))
+    out = tmp_path / "run"
+    command = [sys.executable, str(EXAMPLES / "train_plain.py")]
+    collected = launch(command, out, what="et,shapes,nsys")
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
+    said = (tmp_path / "said").read_text()
+    assert "--capture-range=cudaProfilerApi" in said and f"--output={out}/nsys_0 {sys.executable}" in said
+    assert (out / "observer_0.etob").exists() and not (out / "kineto_trace_0.json.gz").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "around"),
+    [
+        ("python t.py -x", "NSYS_0 python t.py -x"),
+        ("srun -n 8 python3 -m a.b --x", "srun -n 8 NSYS_%q{SLURM_PROCID} python3 -m a.b --x"),
+        ("mpirun -n 2 /bin/python3.11 t.py", "mpirun -n 2 NSYS_%q{OMPI_COMM_WORLD_RANK} /bin/python3.11 t.py"),
+        (
+            "torchrun --nproc-per-node 8 t.py --lr 1",
+            "torchrun --nproc-per-node 8 --no-python NSYS_%q{RANK} python -u t.py --lr 1",
+        ),
+        (
+            "python -m torch.distributed.run --standalone -m pkg.train a",
+            "python -m torch.distributed.run --standalone --no-python NSYS_%q{RANK} python -u -m pkg.train a",
+        ),
+        (
+            "accelerate launch --num_processes 2 t.py",
+            "accelerate launch --num_processes 2 --no_python NSYS_%q{RANK} python -u t.py",
+        ),
+        ("./train.sh", None),
+        ("torchrun train", None),
+    ],
+)  # fmt: skip
+def test_nsys_stands_around_the_program_of_a_rank(command: str, around: str | None) -> None:
+    words = nsys.wrapped(shlex.split(command), "/r")
+    if around is None:
+        assert words is None
+        return
+    assert words is not None
+    start = words.index("nsys")
+    end = next(i for i, word in enumerate(words) if word.startswith("--output="))
+    assert words[start + 1] == "profile" and "--capture-range-end=stop" in words[start:end]
+    rank = words[end].removeprefix("--output=/r/nsys_")
+    assert " ".join([*words[:start], f"NSYS_{rank}", *words[end + 1 :]]) == around
+
+
+def test_the_command_for_a_cluster_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "usable_observer", lambda wanted: (wanted, []))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    out = str(tmp_path / "run")
+    front = ["collect", "--out", out, "--with", "nsys,flight-recorder"]
+    assert main([*front, "--print-command", "--", "torchrun", "t.py"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:2] == ["mkdir", "-p"] and words[3:5] == ["&&", "env"]
+    assert "TORCH_FR_BUFFER_SIZE=2000" in words and words[-4:] == [
+        f"--output={out}/nsys_%q{{RANK}}",
+        "python",
+        "-u",
+        "t.py",
+    ]
+    options = json.loads(next(word for word in words if word.startswith("ETLOOM_COLLECT=")).partition("=")[2])
+    assert (options["nsys"], options["kineto"], options["out"]) == (True, False, out)
+    assert not Path(out).exists()
+    assert main([*front, "--", "torchrun", "t.py"]) == 1
+    assert "nsys is not installed here; --print-command" in capsys.readouterr().err
+
+
+# The card
+
+
+def test_the_card_says_what_the_ranks_know(tmp_path: Path) -> None:
+    def rank(number: int, stage: int) -> dict[str, Any]:
+        return {
+            "rank": number,
+            "host": f"node{number // 4}",
+            "world_size": 8,
+            "local_world_size": 4,
+            "backend": "nccl",
+            "device_name": "NVIDIA H100",
+            "steps": [3, 4],
+            "files": [f"observer_{number}.etob", f"nsys_{number}.nsys-rep"],
+            "versions": {"torch": "2.13.0", "nccl": "2.27.3"},
+            "environment": {"NCCL_ALGO": "Ring"},
+            "groups": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(8))}],
+            "model": {
+                "parameters": 1000 + stage,
+                "embedding_parameters": 10,
+                "batch_of_rank": 4,
+                "training": True,
+                "dtype": "bfloat16",
+                "parallel": {"pp": 2, "tp": 2},
+            },
+        }
+
+    run = {
+        "ranks": [rank(number, number // 4) for number in range(8)],
+        "world_size": 8,
+        "command": ["t.py", '"q"'],
+    }
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    card.write_card(folder, run, tmp_path)
+    found = read_card(folder / "llama.yaml")
+    plan = found["Model-executor"]["model_plan_parallelization"]
+    assert plan == {"dp_replicate": 2, "dp_shard": 1, "tp": 2, "pp": 2, "cp": 1, "ep": 1, "pp_mb": None}
+    workload = found["workload"]
+    assert workload["model"]["model_arch"]["num_params"] == 2001  # of both stages
+    assert (workload["model"]["phase"], workload["model"]["precision"]) == ("training", "bf16")
+    assert workload["data"]["batch_size"] == 8
+    assert workload["hardware"]["xpu_spec"] == {
+        "type": "GPU", "model": "NVIDIA H100", "total_count": 8, "count_per_node": 4,
+    }  # fmt: skip
+    library = found["Model-executor"]["communication_library"]
+    assert library == {"name": "nccl", "version": "2.27.3", "env": {"NCCL_ALGO": "Ring"}}
+    assert found["Model-executor"]["communicator_groups"] == [
+        {"name": "0", "description": "default_pg", "ranks": list(range(8))}
+    ]
+    assert found["metric_source"]["traces"] == ["json", "nsys"]
+    assert found["description"] == 'llama: t.py "q"'
+    # What its people wrote stays.
+    (folder / "llama.yaml").write_text("version: 1\nworkload: {}\n")
+    card.write_card(folder, run, tmp_path)
+    assert yaml.safe_load((folder / "llama.yaml").read_text()) == {"version": 1, "workload": {}}
+
+
+FACTS = """
+import json, torch, sys
+sys.path.insert(0, sys.argv[1])
+from torch import nn
+from etloom.collector import facts
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, 8)
+        self.blocks = nn.ModuleList([nn.MultiheadAttention(8, 2) for _ in range(3)])
+        self.tied = self.words
+net, loss = Net().bfloat16(), nn.MSELoss()
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4)), batch_size=2)
+print(json.dumps(facts.model_facts()))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_what_a_process_knows_of_its_model() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FACTS, str(ROOT)], capture_output=True, text=True, check=True
+    )
+    attention = 3 * 8 * 8 + 3 * 8 + 8 * 8 + 8
+    assert json.loads(done.stdout) == {
+        "parameters": 80 + 3 * attention,
+        "embedding_parameters": 80,
+        "class": "Net",
+        "dtype": "bfloat16",
+        "layers": 3,
+        "heads": 2,
+        "head_dim": 4,
+        "training": True,
+        "batch_of_rank": 2,
+    }
+
+
+# Several hosts
+
+
+def host(folder: Path, ranks: range, steps: list[int], window: str = "") -> Path:
+    place = folder / window
+    place.mkdir(parents=True, exist_ok=True)
+    for rank in ranks:
+        (place / f"observer_{rank}.etob").write_text(f"{folder.name} {rank}")
+        facts = {"rank": rank, "world_size": 4, "start_ns": 10**18, "end_ns": 10**18, "host": folder.name}
+        facts |= {"steps": steps, "versions": {}, "files": [f"observer_{rank}.etob"], "restart": 0}
+        (place / f"rank_{rank}.json").write_text(json.dumps(facts))
+    run = {"command": ["train"], "host": folder.name, "returncode": ranks[0]}
+    (place / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def test_folders_of_several_hosts_are_gathered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = host(tmp_path / "a", range(2), [3, 4]), host(tmp_path / "b", range(2, 4), [3, 4])
+    out = tmp_path / "run"
+    assert main(["gather", str(one), str(two), "--out", str(out)]) == 0
+    assert capsys.readouterr().err == f"etloom: {out}: 4 ranks; next: etloom report {out}\n"
+    run = json.loads((out / "run.json").read_text())
+    assert [(rank["rank"], rank["host"]) for rank in run["ranks"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    assert (run["command"], run["host"], run["returncode"]) == (["train"], "a, b", 2)
+    assert (out / "observer_3.etob").read_text() == "b 3" and (one / "observer_0.etob").exists()
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        [
+            *(f"observer_{r}.etob" for r in range(4)),
+            *(f"rank_{r}.json" for r in range(4)),
+            "run.json",
+            "run.yaml",
+        ]
+    )
+    # Again: not over the first.
+    assert main(["gather", str(one), "--out", str(out)]) == 1
+    assert "of an earlier run" in capsys.readouterr().err
+    assert main(["gather", str(one), "--out", str(out), "--overwrite"]) == 0
+    assert "no traces of rank 2, 3 of 4" in capsys.readouterr().err
+
+
+def test_windows_of_several_hosts_are_gathered_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, ranks in (("a", range(2)), ("b", range(2, 4))):
+        for window in ("step_5", "step_10"):
+            host(tmp_path / folder, ranks, [5] if folder == "a" else [6], window)
+    assert main(["gather", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "step_10" / "observer_2.etob").exists()
+    assert "different steps" in capsys.readouterr().err
+
+
+def test_what_cannot_be_gathered(tmp_path: Path) -> None:
+    from etloom.collector.gathering import gather
+
+    one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(1, 3), [3])
+    with pytest.raises(CollectError, match=r"holds observer_1\.etob as .*a does"):
+        gather([one, two], tmp_path / "run")
+    with pytest.raises(CollectError, match="into itself"):
+        gather([one], one)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CollectError, match="no traces of etloom collect"):
+        gather([tmp_path / "empty"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_hosts_apart_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every rank of this host is there, the others are another folder's."""
+    monkeypatch.setattr("socket.gethostname", lambda: "a")
+    folder = host(tmp_path / "a", range(2), [3])
+    for path in folder.glob("rank_*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"local_world_size": 2}))
+    (tmp_path / "s").mkdir()
+    warnings: list[str] = []
+    options = Options(str(folder), str(tmp_path / "s"), command=("train",))
+    assert aftermath._finish_run(options, folder, 0, tmp_path / "s", warnings) == [0, 1]
+    assert warnings == [f"{folder}: the 2 ranks of this host, of 4; etloom gather joins the folders of hosts"]
