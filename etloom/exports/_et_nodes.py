@@ -68,31 +68,42 @@ class Nodes:
         self._tensors = trace.tensors.sort("node", maintain_order=True)
         self._node_of_tensor = self._tensors["node"].to_numpy()
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
+        # A quoted text is asked for once; its rows share it.
+        self._words = pl.DataFrame(
+            {
+                "id": trace.nodes["id"],
+                "label": quoted(trace.nodes["name"]).fill_null("null"),
+                **{
+                    name: quoted(trace.nodes[name]).fill_null(json.dumps(none))
+                    for name, _, none in _ATTRIBUTES
+                    if isinstance(none, str)
+                },
+            }
+        )
 
-    def texts(self, nodes: pl.DataFrame) -> pl.Series:
-        """The JSON objects of rows of the nodes table, each but for its closing brace.
+    def texts(self, nodes: pl.DataFrame, *last: str) -> pl.Series:
+        """The JSON objects of rows of the nodes table.
 
-        nodes: with a column ``above``, the id in the file of the node above.
+        nodes: with a column ``above``, the id in the file of the node above. last: columns of texts that go before the
+        closing brace, each with a comma before it.
 
         The layout is that of the schemas 1.0.2 to 1.1.1.
         """
-        columns = {
-            name: quoted(nodes[name]).fill_null(json.dumps(none))
-            if isinstance(none, str)
-            else nodes[name].cast(pl.Int64).fill_null(none).cast(pl.String)
+        numbers = {
+            name: nodes[name].cast(pl.Int64).fill_null(none).cast(pl.String)
             for name, _, none in _ATTRIBUTES
+            if not isinstance(none, str)
         }
         inputs, outputs = self.sides(nodes)
-        texts = pl.DataFrame(
-            {
-                "id": nodes["et_id"].cast(pl.String),
-                "label": quoted(nodes["name"]).fill_null("null"),
-                "above": nodes["above"].cast(pl.String).fill_null("null"),
-                "inputs": inputs,
-                "outputs": outputs,
-                **columns,
-                "more": self._more_attributes(nodes),
-            }
+        words = nodes.select("id").join(self._words, on="id", how="left", maintain_order="left").drop("id")
+        texts = words.with_columns(
+            *nodes.select(last).get_columns(),
+            id=nodes["et_id"].cast(pl.String),
+            above=nodes["above"].cast(pl.String).fill_null("null"),
+            inputs=inputs,
+            outputs=outputs,
+            more=self._more_attributes(nodes),
+            **numbers,
         )
         attributes: list[pl.Expr] = []
         for name, kind, _ in _ATTRIBUTES:
@@ -107,6 +118,7 @@ class Nodes:
         for name, column in (*members, ("outputs", "outputs")):
             parts += [pl.lit(f'"{name}": '), pl.col(column), pl.lit(", ")]
         parts += [pl.lit('"attrs": ['), *attributes, pl.col("more"), pl.lit("]")]
+        parts += [*(pl.col(name).fill_null("") for name in last), pl.lit("}")]
         return texts.select(pl.concat_str(parts).alias("")).to_series()
 
     def sides(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:

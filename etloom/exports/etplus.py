@@ -90,9 +90,7 @@ def _texts(trace: Trace) -> Iterator[pl.Series]:
         .join(said, left_on="id", right_on="node", how="left", maintain_order="left")
     )
     for start in range(0, host.height, _CHUNK):
-        chunk = host.slice(start, _CHUNK)
-        text = nodes.texts(chunk)
-        yield chunk.select(pl.concat_str(text, "times", "waited", pl.lit("}"), ignore_nulls=True)).to_series()
+        yield nodes.texts(host.slice(start, _CHUNK), "times", "waited")
     for start in range(0, device.height, _CHUNK):
         yield _et_device.texts(trace, nodes, device.slice(start, _CHUNK))
 

@@ -49,7 +49,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     with replacing(Path(path)) as file:
         file.write((json.dumps(header)[:-1] + ', "nodes": [\n').encode())
         for start in range(0, nodes.height, _CHUNK):
-            text = (texts.texts(nodes.slice(start, _CHUNK)) + "}").str.join(",\n").item()
+            text = texts.texts(nodes.slice(start, _CHUNK)).str.join(",\n").item()
             file.write(((",\n" if start else "") + text).encode())
         file.write(
             ("\n]" + (f', "finish_ts": {json.dumps(finish)}' if finish is not None else "") + "}\n").encode()
