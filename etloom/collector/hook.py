@@ -32,6 +32,9 @@ class _Leader:
         self.stepping = False
         self._optimizer: Callable[[], Any] = lambda: None
 
+    def leads(self, optimizer: Any) -> bool:
+        return self._optimizer() is optimizer
+
     def enters(self, optimizer: Any) -> bool:
         # `stepping`: a subclass whose step calls its parent's makes one step, not two.
         if self.recorder.finished or self.stepping:
@@ -40,6 +43,9 @@ class _Leader:
         if leader is None:
             self._optimizer = weakref.ref(optimizer)
         elif leader is not optimizer:
+            self.recorder.remark(
+                f"several optimizers step: the steps of the first, a {type(leader).__name__}, are counted"
+            )
             return False
         self.stepping = True
         return True
@@ -65,6 +71,7 @@ def attach(module: ModuleType) -> None:
         nonlocal begun
         if not begun:  # the first optimizer of the process is being made: here training begins
             begun = True
+            _tell_of_skipped(leader, module.torch.amp.GradScaler)
             recorder.begin()
         profiled = original(step)
         is_compiling = module.torch.compiler.is_compiling
@@ -83,6 +90,21 @@ def attach(module: ModuleType) -> None:
         return wrapper
 
     module.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
+
+
+def _tell_of_skipped(leader: _Leader, scaler: Any) -> None:
+    """A GradScaler that met an infinity does not call the optimizer, so there is no step to count."""
+    original = scaler.step
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = leader.recorder.count
+        result = original(self, optimizer, *args, **kwargs)
+        if leader.leads(optimizer) and leader.recorder.count == before:
+            leader.recorder.remark("GradScaler left out a step: the one that is counted next spans it")
+        return result
+
+    scaler.step = step
 
 
 def _count_scopes(recorder: Recorder, name: re.Pattern[str], marked: bool) -> None:

@@ -56,6 +56,12 @@ class Recorder:
         self._window: Window | None = None
         self._guard: Guard | None = None
         self._writer = Writer()
+        self._remarks: dict[str, bool] = {}  # and whether they were said
+
+    def remark(self, line: str) -> None:
+        """What the reader of a window ought to know of its steps; said once, as the window closes."""
+        if self._window is not None and self._window.started:
+            self._remarks.setdefault(line, False)
 
     def warn(self, message: str) -> None:
         """One line on stderr; `stderr` may be closed or full, which is no reason to stop a job."""
@@ -209,6 +215,9 @@ class Recorder:
                 f"{because} in step {self.count}: {len(window.steps)} whole steps recorded, of steps "
                 f"{first}:{last} asked for"
             )
+        for line in [line for line, told in self._remarks.items() if not told]:
+            self.warn(line)
+            self._remarks[line] = True
         said = list(self.warnings)
 
         def write() -> None:
