@@ -169,6 +169,12 @@ def test_a_wait_knows_the_stream_that_recorded_its_event(job: Job) -> None:
     assert (context["stream"], context["tid"]) == (None, None)
 
 
+def test_a_wait_is_on_the_device_of_its_context(job: Job) -> None:
+    # Rank 0 is process 300, whose kernels run on device 1.
+    (wait,) = events(job[0], cat="cuda_sync")
+    assert (wait["device"], wait["pid"], wait["stream"]) == (1, 1, 7)
+
+
 def test_nccl_payloads_become_comms(job: Job, maker: ModuleType) -> None:
     columns = ("collective", "bytes", "group_size", "reduce_op", "peer", "is_p2p", "comms_id")
     rows = job[1].comms.with_columns(pl.col(pl.Categorical).cast(pl.String)).select("event", *columns).rows()
@@ -195,6 +201,7 @@ def test_memory_frees_are_negative(job: Job) -> None:
 def test_what_was_skipped_or_guessed_is_counted(job: Job) -> None:
     assert stats(job[0]) == {
         "read.nsys_whole_graph": ("info", 1),
+        "read.nsys_device_of_sync": ("info", 1),
         "read.nsys_failed_call": ("info", 1),
         "read.nsys_open_range": ("info", 1),
         "read.nsys_payload": ("data_loss", 1),
@@ -208,7 +215,7 @@ def test_all_processes(export: Path) -> None:
     job = nsys.read(export, all_processes=True)
     assert isinstance(job, Job)
     assert len(job) == 3
-    assert sum(trace.events.height for trace in job.values()) == 29
+    assert sum(trace.events.height for trace in job.values()) == 30
     assert "read.nsys_idle_process" not in stats(job[0])
 
 
@@ -419,7 +426,7 @@ def test_h100_two_gpus(data: Path) -> None:
         calls = trace.events.filter(pl.col("cat") == "cuda_runtime")
         matched += work.join(calls, on="correlation", how="semi").height
     assert matched == 1632  # of 3,442 on (process, correlation)
-    assert stats(job[0]) == {"read.nsys_guessed_rank": ("info", 2)}
+    assert stats(job[0]) == {"read.nsys_guessed_rank": ("info", 2), "read.nsys_device_of_sync": ("info", 122)}
 
 
 def test_names_that_are_not_there_are_counted(export: Path, tmp_path: Path) -> None:

@@ -175,9 +175,20 @@ def _transfer(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def syncs(source: Source) -> Part:
-    """cuda_sync rows; the stream and call that recorded an awaited event come from the CUDA_EVENT table."""
+    """cuda_sync rows; the stream and call that recorded an awaited event come from the CUDA_EVENT table.
+
+    Nsight Systems writes device 0 for all of them: the device is that of the work in their context.
+    """
     key = ["globalPid", "eventId", "eventSyncId"]
     frame = source.frame(CUPTI + "SYNCHRONIZATION", _WORK | dict.fromkeys(("syncType", *key), I64))
+    stats: list[Stat] = []
+    if frame.height:
+        told = frame.join(
+            _devices(source), on=["globalPid", "contextId"], how="left", maintain_order="left"
+        ).with_columns(pl.coalesce("used", "deviceId").alias("deviceId"))
+        moved = int((told["deviceId"] != frame["deviceId"]).sum())
+        stats = [("read.nsys_device_of_sync", "info", moved, "the device is that of the work in its context")]
+        frame = told.drop("used")
     records = (
         source.frame(CUPTI + "CUDA_EVENT", dict.fromkeys((*key, "streamId", "correlationId"), I64))
         .drop_nulls(key)
@@ -195,7 +206,15 @@ def syncs(source: Source) -> Part:
         "record_correlation",
         wait_event=present("eventId"),
     )
-    return Part(events, {"syncs": side})
+    return Part(events, {"syncs": side}, stats=stats)
+
+
+def _devices(source: Source) -> pl.DataFrame:
+    """globalPid, contextId, used: the device on which a context has work."""
+    columns = integers("globalPid contextId deviceId")
+    tables = (source.frame(CUPTI + table, columns).unique() for table in ("KERNEL", "MEMCPY", "MEMSET"))
+    used = pl.concat(tables).drop_nulls().unique()
+    return used.unique(["globalPid", "contextId"], keep="none").rename({"deviceId": "used"})
 
 
 def calls(source: Source) -> Part:

@@ -162,6 +162,8 @@ def _device(db: sqlite3.Connection) -> None:
         [
             (1950, 1960, 0, 1, 20, 8, process(200), 2, 33, 333),
             (7000, 7100, 0, 1, NO_STREAM, 9, process(200), 4, NO_STREAM, 0),
+            # On device 1, where the kernels of this context are, though Nsight says 0.
+            (1850, 1950, 0, 2, 7, 10, process(300), 3, NO_STREAM, 0),
         ],
     )
     _insert(
