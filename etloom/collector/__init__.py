@@ -7,23 +7,31 @@ Two ways in, one set of files out:
 
 A folder of traces holds, for each rank r that recorded a window of steps:
 
-    torch_et_<r>.json.gz        what ExecutionTraceObserver saw (torch's 1.1.1-chakra schema)
+    observer_<r>.etob           what our own observer saw (docs/observer-format.md); `etloom collect` also puts it
+                                into torch's format, as below
+    torch_et_<r>.json.gz        what torch's ExecutionTraceObserver saw (torch's 1.1.1-chakra schema), where it is used
     kineto_trace_<r>.json.gz    what torch.profiler saw, in Chrome's trace format
-    rank_<r>.json               facts of the rank: steps, process, device, versions; written last, as a seal
+    flight_recorder_<r>.json, nsys_<r>.nsys-rep     where they were asked for
+    rank_<r>.json               facts of the rank: steps, process, device, model, groups, versions; the last, as a seal
     run.json                    facts of the run, and all rank_<r>.json in one list
+    <name of the folder>.yaml   CCL-Bench's workload card, filled in as far as the run knows itself
 
-Every rank that seals its files writes run.json anew from all the sealed ranks it finds, until its list is
-whole; so the last one to finish writes the full list, and no rank waits for another. `launch` adds the
+Where there may be several windows (`every`, `on_demand`) each has such a folder, step_<first>, in the run's.
+
+Every rank that seals its files writes run.json and the card anew from all the sealed ranks it finds, until its list
+is whole; so the last one to finish writes the full list, and no rank waits for another. `launch` adds the
 command and its exit status. All files appear under these names by os.replace and whole; unfinished ones stay
 in a hidden folder `.etloom-*`.
 
 A step is named `ProfilerStep#N` in both traces, N counting from 0. What runs in the window after its last
 whole step is named `etloom:unfinished step N`, so that no partial step is taken for one.
 
-A window that is open when the job raises or exits is closed and kept, with the whole steps it has. A process
-that is killed in its window (SIGKILL, SIGTERM, os._exit) leaves only the hidden folder, which `launch`
-reports. torch's own observer crashes the process in one case we cannot see coming (2.13): a backward pass,
-inside the window, of a graph that another thread built before it.
+Files are written on a thread of ours after the window, one window at a time: where the disk is slow the next window is
+left out, where it is full this one is, and a line says so. A window that is open when the job raises or exits is
+closed and kept, with the whole steps it has. A process that is killed in its window (SIGKILL, SIGTERM, os._exit) leaves
+what our observer saw up to then, which `launch` keeps; of torch's own it leaves only the hidden folder. torch's crashes
+the process in one case we cannot see coming (2.13): a backward pass, inside the window, of a graph that another thread
+built before it.
 
 The code here runs in a stranger's job: a failure becomes one line on stderr that begins with `etloom:`, never
 an exception, and it yields to the job's own profilers. It needs torch and the standard library only, and
