@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ import polars as pl
 from etloom.errors import EtloomError
 from etloom.replayer.plan import Call, Plan
 from etloom.replayer.results import calls, passes, sums
-from etloom.replayer.world import Place, Watch, store_of
+from etloom.replayer.world import BEAT_S, SUSPECT_S, Place, Watch, store_of
+
+_LONG = timedelta(days=7)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,9 @@ class Replayed:
     passes: pl.DataFrame
 
 
+Between = Callable[[Call | None], None]
+
+
 def replay(
     make: Callable[[int], Plan],
     options: Any,
@@ -36,13 +42,13 @@ def replay(
     place: Place | None = None,
     address: str | None = None,
     port: int | None = None,
-    between: Callable[[Call | None], None] = lambda call: None,
+    prepare: Callable[[], Between] = lambda: lambda call: None,
     end: Callable[[str], None],
 ) -> Replayed | None:
     """Replay on all processes; the result on rank 0, None on the others.
 
-    make: world size -> plan, called on rank 0 alone. between: as for `comms.Runner`. end: ends this process with a
-    reason, when another one is gone.
+    make: world size -> plan, called on rank 0 alone. prepare: called on every rank when the plan stands; gives what
+    ``comms.Runner`` does between calls. end: ends this process with a reason, when another one is gone.
     Raises EtloomError on every rank where the plan or the run fails.
     """
     # torch announces new names of what it calls itself; they say nothing of the run.
@@ -51,12 +57,10 @@ def replay(
     store = store_of(place, *_meeting_point(address, port), options.timeout_s)
     with Watch(store, place, end) as watch:
         try:
-            plan, gathered = _together(store, place, make, options, between, watch)
+            plan, gathered = _together(store, place, make, options, prepare, watch)
         except RuntimeError as error:
-            # torch's words for a peer that is gone are many; the watch knows which one.
-            first = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0].splitlines()[0]
             raise EtloomError(
-                f"stopped at {watch.at()}: {watch.reason()} ({first})", where=f"rank {place.rank}"
+                f"stopped at {watch.at()}: {_why(error, watch)}", where=f"rank {place.rank}"
             ) from error
     if gathered is None:
         return None
@@ -64,23 +68,41 @@ def replay(
     return Replayed(plan, table, sums(table), passes(gathered))
 
 
+def _why(error: RuntimeError, watch: Watch) -> str:
+    """torch's words for a peer that is gone are many; the watch knows which one. Of a hang it says who is where."""
+    first = " ".join(re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0].split())[:200]
+    broken = re.search(r"(?i)connection|socket|closed|reset by", first) is not None
+    lost = watch.lost(SUSPECT_S + 2 * BEAT_S if broken else 0)
+    return f"{lost} ({first})" if lost else f"{first}; {watch.standing()}"
+
+
 def _together(
     store: Any,
     place: Place,
     make: Callable[[int], Plan],
     options: Any,
-    between: Callable[[Call | None], None],
+    prepare: Callable[[], Between],
     watch: Watch,
 ) -> tuple[Plan, dict[int, Any] | None]:
     from etloom.replayer.comms import Runner, process_group
 
+    watch.at = lambda: "the plan"
     plan = _shared(store, place, make)
+    watch.at = lambda: "preparing"
+    between = prepare()
+    _all_ready(store, place)
     with process_group(place, store, options):
         runner = Runner(plan, place, options, between)
         watch.at = runner.where
         times = runner.run()
         watch.at = lambda: "gathering"
         return plan, _gathered(store, times, place)
+
+
+def _all_ready(store: Any, place: Place) -> None:
+    """Return when all processes are here. How long one prepares nobody knows; the watch sees whether it lives."""
+    store.set(f"ready/{place.rank}", "1")
+    store.wait([f"ready/{rank}" for rank in range(place.world)], _LONG)
 
 
 def _meeting_point(address: str | None, port: int | None) -> tuple[str, int]:
@@ -100,7 +122,7 @@ def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> Plan:
             raise
         store.set("plan", json.dumps({"calls": [[asdict(c) for c in own] for own in plan.calls]}))
         return plan
-    store.wait(["plan"])
+    store.wait(["plan"], _LONG)
     said = json.loads(store.get("plan"))
     if "error" in said:
         raise EtloomError(said["error"])
@@ -120,11 +142,11 @@ def _gathered(store: Any, times: Any, place: Place) -> dict[int, Any] | None:
         store.set(f"times/{place.rank}", np.stack((times.made, times.returned, times.done)).tobytes())
         store.set(f"passes/{place.rank}", np.stack((times.span, times.blocked)).tobytes())
         store.set(f"zero/{place.rank}", f"{times.zero} {shape[0]} {shape[1]}")
-        store.wait(["taken"])
+        store.wait(["taken"], _LONG)
         return None
     found = {0: times}
     for rank in range(1, place.world):
-        store.wait([f"zero/{rank}"])
+        store.wait([f"zero/{rank}"], _LONG)
         zero, repeats, count = map(int, store.get(f"zero/{rank}").split())
         made, returned, done = np.frombuffer(store.get(f"times/{rank}"), np.int64).reshape(3, repeats, count)
         span, blocked = np.frombuffer(store.get(f"passes/{rank}"), np.int64).reshape(2, repeats)

@@ -30,6 +30,8 @@ LOST = "rank 0, which keeps the store, is gone"
 BEAT_S = 1.0
 SILENT_S = 6.0
 """A process that has not been heard of for so long is gone."""
+SUSPECT_S = 3.0
+"""The same, where a connection has broken."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,36 @@ class Watch:
     """A thread that tells the others that this process lives, and ends it when another one is gone or gave up.
 
     ``at`` is told with the heart beat: what this process is doing. On the end of another process ``end`` is called with
-    the reason; it does not return.
+    the reason; it does not return. Only one at a time may ask a connection to the store, so this one has its own: the
+    process may wait for a key for long.
     """
 
     def __init__(self, store: Any, place: Place, end: Callable[[str], None]) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
         self.at: Callable[[], str] = lambda: "starting"
-        self._store, self._place, self._end = store, place, end
+        self._place, self._end = place, end
+        self._store = TCPStore(store.host, store.port, place.world, False, wait_for_workers=False)
         self._done = threading.Event()
-        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._seen = {rank: ("", time.monotonic()) for rank in range(place.world)}
         self._thread = threading.Thread(target=self._run, name="etloom-watch", daemon=True)
 
-    def reason(self) -> str:
-        """Why another process is not there any more."""
-        try:
-            return self._gone() or "another rank is gone"
-        except RuntimeError:
-            return LOST
+    def lost(self, seconds: float) -> str | None:
+        """Which other process is gone or gave up, if that comes to light within so many seconds."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                reason = self._gone(SUSPECT_S)
+            except RuntimeError:
+                reason = LOST
+            if reason or time.monotonic() > until:
+                return reason
+            time.sleep(BEAT_S / 4)
+
+    def standing(self) -> str:
+        """Where the other processes were last."""
+        told = sorted((rank, beat) for rank, (beat, _) in self._seen.items() if rank != self._place.rank)
+        return "; ".join(f"rank {rank} is at {_doing(beat)}" for rank, beat in told[:8])
 
     def __enter__(self) -> Watch:
         self._beat(0)
@@ -108,22 +124,24 @@ class Watch:
             if reason and not self._done.is_set():
                 self._end(f"{reason}; rank {self._place.rank} was at {self.at()}")
 
-    def _gone(self) -> str | None:
+    def _gone(self, patience: float = SILENT_S) -> str | None:
         if self._store.check(["gave_up"]):
-            said = self._store.get("gave_up").decode()
+            said = str(self._store.get("gave_up").decode())
             return None if said.startswith(f"rank {self._place.rank}:") else said
         now = time.monotonic()
-        for rank in range(self._place.world):
+        for rank, (before, since) in self._seen.items():
             key = f"beat/{rank}"
-            if rank == self._place.rank or not self._store.check([key]):
+            if rank == self._place.rank:
                 continue
-            beat = self._store.get(key)
-            before, since = self._seen.get(rank, (b"", now))
+            beat = self._store.get(key).decode() if self._store.check([key]) else ""
             self._seen[rank] = (beat, since if beat == before else now)
-            if beat != b"done" and now - self._seen[rank][1] > SILENT_S:
-                doing = beat.decode().partition(" ")[2]
-                return f"rank {rank} is gone; it was at {doing}"
+            if beat != "done" and now - self._seen[rank][1] > patience:
+                return f"rank {rank} is gone; it was at {_doing(beat)}"
         return None
+
+
+def _doing(beat: str) -> str:
+    return beat.partition(" ")[2] or ("the end" if beat == "done" else "its start")
 
 
 def store_of(place: Place, address: str, port: int, timeout_s: float) -> Any:

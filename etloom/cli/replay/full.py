@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from etloom.cli._output import Format, emit
 from etloom.cli.replay.comms import end, tell_passes
 
 if TYPE_CHECKING:
+    from etloom.replayer.machine import Machine
     from etloom.replayer.plan import Call, Plan
 
 
@@ -60,6 +63,8 @@ def full(
       torchrun --nproc-per-node 2 -m etloom replay full run/
       srun -n 16 etloom replay full run/ --backend nccl
     """
+    # torch tells a lost connection in pages of its own; one line of ours says it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import etloom
     from etloom.errors import EtloomError
     from etloom.replayer.choice import chosen
@@ -68,34 +73,35 @@ def full(
     from etloom.replayer.session import replay
     from etloom.replayer.world import Place
 
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     place = Place.here()
     on = device or ("cuda" if backend in ("nccl", "ucc") else "cpu")
-    job = etloom.open(path)
-    if len(job) != place.world:
-        raise EtloomError(
-            f"{place.world} processes for {len(job)} recorded ranks", remedy=f"start {len(job)}"
-        )
-    recorded = sorted(job)[place.rank]
     namespaces = frozenset({"aten", *(allow_namespace or ())})
-    machine = prepared(job[recorded], on, namespaces=namespaces)
+    opened = cache(lambda: etloom.open(path))
+    machines: list[Machine] = []
 
     def make(world: int) -> Plan:
-        return chosen(job, world)
+        if len(opened()) != world:
+            raise EtloomError(
+                f"{world} processes for {len(opened())} recorded ranks", remedy=f"start {len(opened())}"
+            )
+        return chosen(opened(), world)
 
-    def between(call: Call | None) -> None:
-        machine.advance(None if call is None else call.node)
+    def prepare() -> Callable[[Call | None], None]:
+        machine = prepared(opened()[sorted(opened())[place.rank]], on, namespaces=namespaces)
+        machines.append(machine)
+        return lambda call: machine.advance(None if call is None else call.node)
 
     options = Options(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
-    done = replay(make, options, place=place, address=master_addr, port=master_port, between=between, end=end)
+    done = replay(make, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end)
     if done is None:
         return
     for one in done.plan.skipped:
         say(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}")
     emit(done.sums, format, None)
-    ran = sum(one.result != "skipped" for one in machine.outcomes)
+    outcomes = machines[0].outcomes
+    ran = sum(one.result != "skipped" for one in outcomes)
     say(
-        f"operators of rank {recorded} that run: {ran:,} of {len(machine.outcomes):,} (etloom replay compute)"
+        f"operators of rank {done.plan.recorded[0]} that run: {ran:,} of {len(outcomes):,} (etloom replay compute)"
     )
     tell_passes(done.passes)
     if out:
