@@ -672,7 +672,8 @@ class ExecutionTrace:
                     self.odd(key, value)
             elif kind == "flag":
                 found = _as("flag", value)
-                if found is NOT_SO:
+                none = value == "18446744073709551615" and isinstance(value, Number)  # -1, as an unsigned
+                if found is NOT_SO and not none:
                     self.odd(key, value)
                 values[column] = None if found is NOT_SO else found
             else:
