@@ -204,6 +204,19 @@ def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
     assert [steps for what, steps in Window.done if what == "write"] == [[6, 7], [24, 25]]
 
 
+@pytest.mark.torch
+def test_a_ring_holds_what_came_before_the_question(made: Any, tmp_path: Path) -> None:
+    job = made(first=3, last=5, on_demand=2, ring=True)
+    for step in range(30):
+        if step == 20:
+            demand.trigger(tmp_path)
+        job.step_done()
+        job.wait()
+    job.leave()
+    # Asked in step 20, so two steps from 24 on; then anew, to the job's end.
+    assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 26)], [*range(27, 30)]]
+
+
 # Jobs
 
 

@@ -59,7 +59,11 @@ def collect(
         int | None, typer.Option(help="MiB that the native observer's file may take.")
     ] = None,
     ring: Annotated[
-        bool, typer.Option("--ring", help="At --max-size, overwrite the oldest operators, do not stop.")
+        bool,
+        typer.Option(
+            "--ring",
+            help="At --max-size, overwrite the oldest; --on-demand then keeps what came before, too.",
+        ),
     ] = False,
     on_demand: Annotated[
         int | None,

@@ -71,8 +71,8 @@ def launch(
     rank on (the job does not wait as such a window opens: an operator at its edge may be in one trace only).
 
     Several windows: `every` 1000 with `length` 2 records two steps of every thousand, `on_demand` 2 two steps each
-    time `demand.trigger(out)` is called or this process gets SIGUSR2. Each window then has a folder of its own in
-    `out`, step_<first>.
+    time `demand.trigger(out)` is called or this process gets SIGUSR2; with `ring` also what came before, as far as
+    `max_bytes` holds it (without Kineto's trace). Each window then has a folder of its own in `out`, step_<first>.
 
     `what` names all that is recorded: "kineto,et,memory,stacks,shapes,flight-recorder,nsys". With nsys the ranks'
     programs run under `nsys profile`, and a window is its capture range.
@@ -160,6 +160,10 @@ def prepared(
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
     sources = noted | ({} if what is None else parse_sources(what)) | parse_step_by(step_by)
     usable, unbuilt = usable_observer(observer) if sources.get("et", True) else (observer, [])
+    if noted.get("ring") and on_demand is not None:
+        if usable != "native" or (what is not None and sources.get("kineto", True)):
+            raise CollectError("only the native observer has a ring", where="ring", remedy="add --with et")
+        sources["kineto"] = False
     folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
     options = Options(
         folder,

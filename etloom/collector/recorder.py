@@ -47,11 +47,13 @@ class Recorder:
         self.count = 0
         self.finished = False
         self.warnings: list[str] = []
-        self._first, self._last = options.first, options.last
+        # What a ring holds is wanted from before the question on, so its window opens at once.
+        self._looks_back = options.ring and options.on_demand is not None
+        self._first, self._last = options.first, None if self._looks_back else options.last
         self._pid = os.getpid()
         self._lock = threading.RLock()  # steps by time end on a thread of ours, the job on its own
         self._profiled = False
-        self._waits = options.on_demand is not None
+        self._waits = options.on_demand is not None and not self._looks_back
         self._demand = demand.Demand(Path(options.out))
         self._window: Window | None = None
         self._guard: Guard | None = None
@@ -100,6 +102,8 @@ class Recorder:
         self.count += 1
         if self._waits and not self._asked():
             return
+        if self._looks_back and self._last is None and (asked := self._agreed()) is not None:
+            self._last = max(asked[1], self.count)
         if self._window is not None or self._first - self.options.lead <= self.count <= self._first:
             self._advance()
 
@@ -135,8 +139,7 @@ class Recorder:
 
     def _asked(self) -> bool:
         """Whether somebody has asked for the window; from then on it is as one of given steps."""
-        options = self.options
-        window = self._demand.agreed(self.count, options.on_demand or 1, ahead=max(3, options.lead + 1))
+        window = self._agreed()
         if window is None:
             return False
         self._first, self._last = window
@@ -145,6 +148,10 @@ class Recorder:
             return False
         self._waits = False
         return True
+
+    def _agreed(self) -> tuple[int, int] | None:
+        options = self.options
+        return self._demand.agreed(self.count, options.on_demand or 1, ahead=max(3, options.lead + 1))
 
     def _left_out(self) -> bool:
         ranks = self.options.ranks
@@ -182,7 +189,7 @@ class Recorder:
             self._next(f"{taken} is in use by the job itself")
             return False
         if self._writer.busy:
-            self._next("the window before is still being written")
+            self._next(None if self._looks_back else "the window before is still being written")
             return False
         self._window = Window(self.options.of_window(self._first, self._last))
         self._profiled = True
@@ -199,6 +206,8 @@ class Recorder:
         if every is not None and self._last is not None:
             windows = max(1, -(-(self.count + 1 - self._first) // every))
             self._first, self._last = self._first + windows * every, self._last + windows * every
+        elif self._looks_back:
+            self._first, self._last = self.count + self.options.lead, None
         elif self.options.on_demand is not None:
             self._waits = True
         else:
@@ -210,7 +219,7 @@ class Recorder:
         assert window is not None
         window.stop()
         first, last = self._first, self._last
-        if last is not None and len(window.steps) < last - first:
+        if last is not None and not self._looks_back and len(window.steps) < last - first:
             self.warn(
                 f"{because} in step {self.count}: {len(window.steps)} whole steps recorded, of steps "
                 f"{first}:{last} asked for"

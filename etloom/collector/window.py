@@ -12,6 +12,7 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ class Window:
 
     def __init__(self, options: Options) -> None:
         self.started = False
-        self.steps: list[int] = []
+        # Of a ring that runs for days the last thousand are named.
+        self.steps: deque[int] = deque(maxlen=1000 if options.ring else None)
         self.warnings: list[str] = []
         self._options = options
         self._folder = Path(options.scratch) / str(os.getpid())
@@ -142,7 +144,7 @@ class Window:
             self._observer.unregister_callback()
         self._facts = facts.rank_facts(self._options, *self._rank) | {
             "observer": ("native" if self._native else "stock") if self._observer is not None else None,
-            "steps": self.steps,
+            "steps": list(self.steps),
             "unfinished_step": self._open_step,
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
