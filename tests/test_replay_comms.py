@@ -162,7 +162,11 @@ def test_sizes_follow_a_smaller_world(data: Path) -> None:
     assert steps(two)[0][:4] == ("all_to_all", (0, 1), 2 * 768, 2 * 768)
     assert steps(two)[4][:4] == ("all_reduce", (0, 1), 394_241, 394_241)
     pipeline = plan(etloom.open(data / "cpu/pp_4"), world=2)
-    assert pipeline.groups == [(0, 1)]
+    assert {(call.collective, call.group, call.peer) for call in pipeline.calls[0]} == {
+        ("send", (0, 1), 1),
+        ("recv", (0, 1), 1),
+    }
+    assert pipeline.groups == []  # messages go through the world's group
     assert {(one.rank, one.reason) for one in pipeline.skipped} == {(1, "its peer, rank 2, is not played")}
 
 
@@ -172,6 +176,90 @@ def test_first_only_and_scale(tmp_path: Path) -> None:
     assert [step[0] for step in steps(plan(job))] == ["all_reduce", "barrier", "all_reduce"]
     assert [step[2] for step in steps(plan(job, only=["all_reduce"], scale=0.5))] == [50, 4]
     assert len(plan(job, first=2).calls[1]) == 2
+
+
+def calls_of(*rows: dict[str, Any], rank: int = 0, world: int = 4) -> etloom.Trace:
+    """A trace of nothing but communications."""
+    nodes = [{"id": at, "name": row.pop("name", "record_param_comms")} for at, row in enumerate(rows)]
+    plain = {"dtype": "float", "in_nelems": 8, "out_nelems": 8}
+    comms = [{"id": at, "node": at, **plain, **row} for at, row in enumerate(rows)]
+    return etloom.Trace(
+        {"nodes": pl.DataFrame(nodes), "comms": pl.DataFrame(comms)}, {"rank": rank, "world_size": world}
+    )
+
+
+def test_roots_are_ranks_but_of_operators_of_c10d_places_in_the_group() -> None:
+    recorded = {"collective": "broadcast", "ranks": "[2, 3]"}
+    job = Job(
+        {
+            rank: calls_of(
+                {**recorded, "root": 3}, {**recorded, "root": 1, "name": "c10d::broadcast_"}, rank=rank
+            )
+            for rank in (2, 3)
+        }
+    )
+    made = plan(job)
+    assert [[call.root for call in own] for own in made.calls] == [[1, 1], [1, 1]]
+
+
+def uneven(rank: int) -> dict[str, Any]:
+    """All-to-all of rows 3 elements wide: rank 0 keeps 1 row and sends 4, rank 1 sends 2 and keeps none."""
+    sent, got = ((1, 4), (1, 2)) if rank == 0 else ((2, 0), (4, 0))
+    return {
+        "collective": "all_to_all",
+        "in_nelems": 3 * sum(sent),
+        "out_nelems": 3 * sum(got),
+        "in_split": json.dumps(sent),
+        "out_split": json.dumps(got),
+    }
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 2.5])
+def test_what_one_rank_sends_another_gets_in_elements_at_every_scale(scale: float) -> None:
+    made = plan(Job({rank: calls_of(uneven(rank), rank=rank, world=2) for rank in (0, 1)}), scale=scale)
+    (first,), (second,) = made.calls
+    assert first.in_split == tuple({1.0: (3, 12), 0.5: (2, 6), 2.5: (8, 30)}[scale])
+    assert (first.in_split[1], second.in_split[0]) == (second.out_split[0], first.out_split[1])
+    assert [call.inputs for call in (first, second)] == [(sum(call.in_split),) for call in (first, second)]
+    assert [call.outputs for call in (first, second)] == [(sum(call.out_split),) for call in (first, second)]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"in_nelems": -8}, "a negative size was recorded"),
+        ({"dtype": "float128"}, "its type 'float128' is not known"),
+        ({"dtype": None}, "its type was not recorded"),
+        ({"ranks": "[0, 0]"}, "its group names a rank twice, or none"),
+        ({"ranks": "[1, 2]"}, "rank 0 is not in its group"),
+        ({"in_nelems": None, "out_nelems": None}, "its size was not recorded"),
+        ({"collective": "broadcast", "root": 9}, "its root is not played"),
+        ({"collective": "send", "peer": 0}, "it is to itself"),
+        ({"collective": "send", "peer": 1 << 60}, f"its peer, rank {1 << 60}, is not played"),
+    ],
+)
+def test_what_cannot_be_played_has_a_reason(row: dict[str, Any], reason: str) -> None:
+    job = Job(
+        {
+            rank: calls_of({"collective": "barrier"}, {"collective": "all_reduce", **row}, world=1 << 60)
+            for rank in (0, 1)
+        }
+    )
+    made = plan(job)
+    assert [call.collective for call in made.calls[0]] == ["barrier"]
+    assert [one.reason for one in made.skipped if one.rank == 0] == [reason]
+
+
+def test_a_wait_is_for_the_call_of_its_group() -> None:
+    def call(collective: str, group: str | None) -> dict[str, Any]:
+        return {"collective": collective, "pg_name": group, "seq": 1, "ranks": "[0, 1]"}
+
+    rows = [call("all_reduce", "a"), call("all_reduce", "b"), call("wait", "a"), call("broadcast", "c")]
+    made = plan(Job({rank: calls_of(*map(dict, rows), rank=rank) for rank in (0, 1)}))
+    assert made.calls[0][2].after == (0,)
+    rows[2]["pg_name"] = None  # as some versions of torch record it: the last of that number
+    made = plan(Job({rank: calls_of(*map(dict, rows), rank=rank) for rank in (0, 1)}))
+    assert made.calls[0][2].after == (1,)
 
 
 def test_nothing_to_replay_is_an_error(data: Path) -> None:

@@ -117,8 +117,7 @@ def _comm(
         "dtype": _TYPES.get(dtype.lower(), dtype) if isinstance(dtype, str) else None,
         "in_nelems": entry.get("in_msg_size"), "out_nelems": entry.get("out_msg_size"),
         "in_split": _text(entry.get("in_split")), "out_split": _text(entry.get("out_split")),
-        # A rank of the job, where our root is a place in the group.
-        "root": ranks.index(root) if ranks and root in ranks else root,
+        "root": root if type(root) is int else None,
         "peer": entry.get("dst_rank" if meant == "send" else "src_rank") if meant in ("send", "recv") else None,
     }  # fmt: skip
 

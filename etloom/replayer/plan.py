@@ -23,6 +23,8 @@ from etloom.trace import Job, Trace
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 COLLECTIVES = ROOTED | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
 MESSAGES = frozenset({"send", "recv"})
+_MOST_RANKS = 1 << 20
+"""A file that names a larger world is not believed."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ class Plan:
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """All groups, in the order in which every rank makes them."""
-        return sorted({call.group for own in self.calls for call in own})
+        """The groups of collectives, in the order in which every rank makes them. Messages go through the world's."""
+        return sorted({call.group for own in self.calls for call in own if call.peer is None})
 
 
 @dataclass
@@ -226,7 +228,7 @@ def _groups(job: Job) -> Mapping[int, Mapping[int, tuple[tuple[int, ...], int, i
 
 def _world_of(job: Job, trace: Trace) -> tuple[int, ...]:
     size = trace.meta.get("world_size")
-    return tuple(range(size)) if isinstance(size, int) and size > 0 else tuple(job)
+    return tuple(range(size)) if isinstance(size, int) and 0 < size <= _MOST_RANKS else tuple(job)
 
 
 def _rows(
@@ -242,10 +244,12 @@ def _rows(
     rows: list[_Row] = []
     skipped: list[tuple[str, str]] = []
     by_seq: dict[tuple[str | None, int], int] = {}
+    last: dict[int, int] = {}
     for one in comms.iter_rows(named=True):
         collective, name = one["collective"], one["name"] or one["collective"] or "?"
         if collective == "wait":
-            waited = next((at for (_, seq), at in reversed(by_seq.items()) if seq == one["seq"]), None)
+            # Of some versions of torch, waits do not name their group.
+            waited = by_seq.get((one["pg_name"], one["seq"]), last.get(one["seq"]))
             if waited is not None and rows:
                 rows[-1].waits.append(waited)
             continue
@@ -266,7 +270,7 @@ def _rows(
             group,
             _numbers(one["in_split"]),
             _numbers(one["out_split"]),
-            one["root"],
+            _root(one["root"], name, group),
             one["peer"],
             one["reduce_op"],
             one["is_async"],
@@ -277,15 +281,31 @@ def _rows(
             "coalesced" in name,
             one["node"],
         )
-        if collective != "barrier" and kinds.itemsize(row.dtype) is None:
-            skipped.append(
-                (name, f"its type {row.dtype!r} is not known" if row.dtype else "its type was not recorded")
-            )
+        if reason := _unplayable(row):
+            skipped.append((name, reason))
             continue
         if one["seq"] is not None:
-            by_seq[(one["pg_name"], one["seq"])] = len(rows)
+            by_seq[(one["pg_name"], one["seq"])] = last[one["seq"]] = len(rows)
         rows.append(row)
     return rows, skipped
+
+
+def _unplayable(row: _Row) -> str | None:
+    """Why a call cannot be played whatever the world is."""
+    if row.collective != "barrier" and kinds.itemsize(row.dtype) is None:
+        return f"its type {row.dtype!r} is not known" if row.dtype else "its type was not recorded"
+    if min((0, *row.inputs, *row.outputs, *row.in_split, *row.out_split)) < 0:
+        return "a negative size was recorded"
+    if row.group and (len(set(row.group)) < len(row.group) or min(row.group) < 0):
+        return "its group names a rank twice, or none"
+    return None
+
+
+def _root(recorded: int | None, name: str, group: tuple[int, ...] | None) -> int | None:
+    """The rank that is the root: operators of c10d take its place in the group, all others record the rank."""
+    if recorded is None or not name.startswith("c10d::") or not group:
+        return recorded
+    return group[recorded] if 0 <= recorded < len(group) else None
 
 
 def _one(elements: int | None) -> tuple[int, ...]:
@@ -301,7 +321,7 @@ def _calls(trace: Trace) -> pl.DataFrame:
         events, left_on="event", right_on="id", how="left"
     )
     host = joined.filter(pl.col("cat").is_null() | ~pl.col("cat").cast(pl.String).is_in(list(kinds.DEVICE)))
-    if trace.nodes.height:
+    if host["node"].count():
         calls = host.filter(pl.col("node").is_not_null()).unique("node", keep="first").sort("node")
     else:
         calls = host.filter(pl.col("event").is_not_null()).unique("event", keep="first").sort("ts", "event")
@@ -362,15 +382,25 @@ def _call(row: _Row, rank: int, place: Mapping[int, int], world: tuple[int, ...]
             return "its peer was not recorded"
         if row.peer not in place:
             return f"its peer, rank {row.peer}, is not played"
+        if row.peer == rank:
+            return "it is to itself"
         sizes = row.inputs or row.outputs
         made = replace(made, group=tuple(sorted((place[rank], place[row.peer]))), peer=place[row.peer])
         return replace(made, inputs=sizes) if row.collective == "send" else replace(made, outputs=sizes)
     if len(members) < 2 <= len(recorded):
         return "no other rank of its group is played"
-    root = _root(row, recorded, place)
-    if row.collective in ROOTED and root is None:
-        return "its root is not played"
+    root = None
+    if row.collective in ROOTED:
+        # Where it was not recorded, the first.
+        root = place.get(recorded[0] if row.root is None else row.root)
+        if root not in members:
+            return "its root is not played"
+    if row.collective != "barrier" and not (row.inputs or row.outputs):
+        return "its size was not recorded"
     size = len(recorded)
+    row = replace(
+        row, in_split=_elements(row.in_split, row, size), out_split=_elements(row.out_split, row, size)
+    )
     kept = [at for at, one in enumerate(recorded) if one in place]
     ins, outs = _shrunk(row, size, kept)
     in_split, out_split = (
@@ -380,10 +410,14 @@ def _call(row: _Row, rank: int, place: Mapping[int, int], world: tuple[int, ...]
     return replace(made, inputs=ins, outputs=outs, root=root, in_split=in_split, out_split=out_split)
 
 
-def _root(row: _Row, recorded: tuple[int, ...], place: Mapping[int, int]) -> int | None:
-    """The root in the replay: recorded as a place in the group. Not recorded, it is the first."""
-    at = row.root or 0
-    return place.get(recorded[at]) if at < len(recorded) else None
+def _elements(split: tuple[int, ...], row: _Row, size: int) -> tuple[int, ...]:
+    """A split in elements: recorded are rows of the tensors, which are as wide on all ranks."""
+    if len(split) != size:
+        return ()
+    for sizes, rows in ((row.inputs, sum(row.in_split)), (row.outputs, sum(row.out_split))):
+        if len(sizes) == 1 and rows and sizes[0] % rows == 0:
+            return tuple(one * (sizes[0] // rows) for one in split)
+    return split
 
 
 def _shrunk(row: _Row, size: int, kept: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -436,6 +470,16 @@ def _scaled(call: Call, scale: float) -> Call:
     if scale == 1.0:
         return call
     size = len(call.group)
+
+    def split(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        # What one rank sends and another receives is one number: it comes out the same on both.
+        return tuple(max(1, round(one * scale)) if one else 0 for one in sizes)
+
+    if call.in_split or call.out_split:
+        sent, got = split(call.in_split), split(call.out_split)
+        ins = (sum(sent),) if sent else (size * max(1, round(call.inputs[0] // size * scale)),)
+        outs = (sum(got),) if got else (size * max(1, round(call.outputs[0] // size * scale)),)
+        return replace(call, inputs=ins, outputs=outs, in_split=sent, out_split=got)
 
     def scaled(sizes: tuple[int, ...]) -> tuple[int, ...]:
         # What is divided among ranks stays divisible.
