@@ -210,10 +210,36 @@ def test_folders(tmp_path: Path) -> None:
 
 def test_groups_that_are_no_json_are_refused(tmp_path: Path) -> None:
     folder = Draft().write(tmp_path)
-    for text in ("{", "[]"):
+    for text in ("{", "[]", "[" * 100_000, '{"3": [0, "1"]}', '{"3": [[0], {}]}', '{"3": 2}'):
         (folder / "job.comm_groups.json").write_text(text)
         with pytest.raises(ReadError, match=r"comm_groups\.json: is no"):
             lint(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["stream", "comm_type", "comm_src", "comm_size", "root", "pg_name", "num_ops"]
+)
+def test_attributes_of_any_kind_are_found_odd(name: str, tmp_path: Path) -> None:
+    draft = Draft()
+    for one in (2, 3, 5):
+        draft.say(1, one, name)
+        draft.at(1, one).attr.add(name=name).int64_list.values.extend([1, 2])
+    found = {finding.code for finding in lint(draft.write(tmp_path))}
+    assert name in ("stream", "root") or "attribute-type" in found
+
+
+def test_what_a_file_says_of_groups_and_ranks_is_not_trusted(tmp_path: Path) -> None:
+    draft = Draft()
+    draft.metadata[0].attr.add(name="world_size").int64_val = 1 << 62
+    for number, text in enumerate(("[" * 100_000, '[{"pg_name": "4", "ranks": [0, "1", [2]]}]'), 6):
+        made = node(number, "## process_group:init ##", 1)
+        made.inputs.values = f"['{text}']"
+        draft.nodes[0].append(made)
+    (found,) = lint(draft.write(tmp_path))
+    assert (found.code, found.example) == (
+        "missing-rank",
+        f"rank 2, 3, 4, 5, 6, 7, 8, 9 ... of {1 << 62}",
+    )
 
 
 def test_what_we_write_is_clean(own: Path, tmp_path: Path) -> None:

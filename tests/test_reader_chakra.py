@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import etloom
 from etloom.errors import LimitError, ReadError
 from etloom.readers import _chakra_pb as pb
 from etloom.readers import _literals, chakra
@@ -295,6 +296,26 @@ def test_nodes_with_a_start_are_events_too(tmp_path: Path) -> None:
         ("k", "kernel", 20_000, 5_000, 7),
     ]
     assert texts(trace.links).rows() == [(0, 1, "file", 1.0), (1, 0, "file", 1.0)]
+
+
+@pytest.mark.parametrize("start", [(1 << 64) - 1, 1 << 62])
+def test_a_start_that_is_no_time_costs_itself(start: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.et"
+    odd = {"start_ns": ("string_val", "soon"), "is_cpu_op": ("bool_val", True)}
+    own = {"is_cpu_op": ("bool_val", True)}
+    path.write_bytes(
+        framed(
+            VERSION,
+            node(1, "far", own, start_time_micros=start),
+            node(2, "odd", odd),
+            node(3, "op", own, start_time_micros=10, duration_micros=3),
+        )
+    )
+    trace = etloom.open(path, use_cache=False)[0]
+    assert texts(trace.events).select("name", "ts").rows() == [("op", 10_000)]
+    assert trace.nodes.height == 3
+    said = trace.stats.filter(pl.col("name") == "read.no_time")
+    assert said.select("severity", "count").rows() == [("data_loss", 2)]
 
 
 def test_attributes_of_an_unexpected_type_cost_themselves(tmp_path: Path) -> None:

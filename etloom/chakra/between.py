@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from etloom.chakra.files import File, Node
@@ -45,7 +46,8 @@ def _missing_ranks(found: Findings, files: Mapping[int, File]) -> None:
         if attribute.name == "world_size"
     ]
     world = max([*said, max(files) + 1])
-    if absent := sorted(set(range(world)) - set(files)):
+    # Not all of them: a damaged file may say any number.
+    if absent := list(islice((rank for rank in range(world) if rank not in files), 9)):
         listed = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
         found.add(min(files), "missing-rank", None, f"rank {listed} of {world}")
 
@@ -77,7 +79,7 @@ def _collectives(found: Findings, name: str, turns: dict[int, list[Node]]) -> No
             found.add(rank, "collectives-differ", node, text)
             continue
         for turn, (theirs, own) in enumerate(both, 1):
-            kind = COLLECTIVES.get(own.attributes.get("comm_type", -1))
+            kind = _called(turns[rank], turn - 1)
             text = f"group {name}, collective {turn}: {own.name}"
             if kind not in _OWN_SIZES and not _alike(theirs, own, "comm_size"):
                 sizes = (own.attributes.get("comm_size"), theirs.attributes.get("comm_size"))
@@ -110,7 +112,7 @@ def _messages(found: Findings, files: Mapping[int, File]) -> None:
             if node.type in ends:
                 said = node.attributes
                 key = tuple(said.get(name) for name in ("comm_src", "comm_dst", "comm_tag"))
-                if None not in key:
+                if all(isinstance(end, int) for end in key):
                     ends[node.type].setdefault(key, []).append((rank, node))
     for kind, other in ((_SEND, _RECV), (_RECV, _SEND)):
         for key, own in ends[kind].items():

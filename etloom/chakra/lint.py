@@ -79,7 +79,7 @@ def _check_file(found: Findings, rank: int, file: File) -> None:
         )
     device = {node.id for node in file.nodes if not node.on_cpu and node.type != TYPES["METADATA_NODE"]}
     leading = {on for node in file.nodes for on in node.message.data_deps}
-    streams = {node.attributes.get("stream") for node in file.nodes if node.id in device}
+    streams = {str(node.attributes.get("stream")) for node in file.nodes if node.id in device}
     if len(streams) < len(device) < len(file.nodes) and not device & leading:
         found.add(rank, "device-leads-nowhere", min(device), f"{len(device):,} nodes of the device")
 
@@ -185,14 +185,12 @@ def _groups(file: File) -> dict[str, list[int]]:
     for candidate in beside:
         if candidate.is_file():
             try:
-                listed = json.loads(candidate.read_text())
-            except ValueError as error:
+                listed = json.loads(candidate.read_text("utf-8"))
+            except (ValueError, RecursionError) as error:
                 raise ReadError(f"is no JSON: {error}", where=candidate) from None
-            if not isinstance(listed, dict):
+            if not isinstance(listed, dict) or not all(map(_are_ranks, listed.values())):
                 raise ReadError('is no object {"NUMBER": [RANKS]}', where=candidate)
-            return found | {
-                str(name): list(ranks) for name, ranks in listed.items() if isinstance(ranks, list)
-            }
+            return found | listed
     return found
 
 
@@ -208,11 +206,15 @@ def _described(node: Node) -> Iterator[tuple[str, list[int]]]:
         return
     try:
         listed: Any = json.loads(node.message.inputs.values[2:-2])
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     for group in listed if isinstance(listed, list) else []:
-        if isinstance(group, dict) and isinstance(group.get("ranks"), list):
+        if isinstance(group, dict) and _are_ranks(group.get("ranks")):
             yield str(group.get("pg_name")), group["ranks"]
+
+
+def _are_ranks(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_whole, value))
 
 
 def _whole(value: Any) -> bool:

@@ -65,18 +65,20 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
     header = {} if metadata is None else {"version": metadata.version, **pb.attributes(metadata.attr)}
     nodes, groups, damaged = Nodes(), list[dict[str, Any]](), 0
     unread: list[str] = []
+    untimed: list[str] = []
     for message in messages[metadata is not None :]:
         node = pb.node(message)
         if node is None:
             damaged += 1
             continue
-        _add(nodes, node, groups, unread)
+        _add(nodes, node, groups, unread, untimed)
     if not len(nodes) and metadata is None:
         raise ReadError("is no Chakra execution trace: no message is a node", where=path)
     tables, more = nodes.tables()
     stats += [
         ("read.damaged_node", "data_loss", damaged, "a message that is no Node"),
         ("read.unreadable_values", "info", len(unread), unread[0] if unread else None),
+        ("read.no_time", "data_loss", len(untimed), untimed[0] if untimed else None),
         *more,
     ]
     tables["groups"] = frame_of("groups", groups, stats)
@@ -92,7 +94,9 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
     return trace_of(tables, meta, stats)
 
 
-def _add(nodes: Nodes, node: Any, groups: list[dict[str, Any]], unread: list[str]) -> None:
+def _add(
+    nodes: Nodes, node: Any, groups: list[dict[str, Any]], unread: list[str], untimed: list[str]
+) -> None:
     attrs = pb.attributes(node.attr)
     known = {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
     comm = {key: attrs.pop(key) for key in _COMM if key in attrs}
@@ -128,6 +132,9 @@ def _add(nodes: Nodes, node: Any, groups: list[dict[str, Any]], unread: list[str
     if node.start_time_micros or start is not None:
         start = node.start_time_micros * 1000 if start is None else start
         duration = node.duration_micros * 1000 if duration is None else duration
+        if not isinstance(start, int) or not -(1 << 63) <= start < 1 << 63:
+            untimed.append(f"node {node.id}: its start is no time: {start}")
+            return
         nodes.occurs(place, {"ts": start, "dur": duration, **_lane(node, known, attrs)})
 
 
