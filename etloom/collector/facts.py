@@ -21,6 +21,7 @@ _PARTS = {
     "ep": ("ep", "expert", "expert_parallel"),
 }
 _COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+_ROLES = ("DistributedDataParallel", "Module", "DataLoader", "DeviceMesh", "_PipelineStageBase")
 _PART_OF = {name: part for part, names in _PARTS.items() for name in names}
 
 
@@ -87,22 +88,27 @@ def model_facts() -> dict[str, Any]:
     The model is the largest module that no other holds, with the parameters of this rank, of sharded ones in full.
     A fact that several objects contradict, or none tells, is left out.
     """
-    import torch
-
     modules: list[Any] = []
     loaders, parts, meshes = [], {}, []
+    roles: dict[type, str | None] = {}
     for thing in gc.get_objects():
-        names = {kind.__name__ for kind in type(thing).__mro__}
-        if torch.nn.Module in type(thing).__mro__ and "_modules" in thing.__dict__:
-            modules.append(thing)
-        elif "DataLoader" in names and getattr(thing, "batch_size", None):
-            loaders.append(thing.batch_size)
-        elif "DeviceMesh" in names:
+        kind = type(thing)
+        if kind not in roles:  # by name, once a type: a process has a million objects
+            names = [base.__name__ for base in kind.__mro__]
+            roles[kind] = next((role for role in _ROLES if role in names), None)
+        role = roles[kind]
+        if role is None:
+            continue
+        if role == "DataLoader":
+            loaders += [thing.batch_size] if getattr(thing, "batch_size", None) else []
+        elif role == "DeviceMesh":
             meshes.append(thing)
-        elif "_PipelineStageBase" in names:
+        elif role == "_PipelineStageBase":
             parts["pp"] = int(thing.group_size)
-        if "DistributedDataParallel" in names and hasattr(thing, "process_group"):
-            parts["dp_replicate"] = int(thing.process_group.size())
+        elif "_modules" in thing.__dict__:
+            modules.append(thing)
+            if role == "DistributedDataParallel" and hasattr(thing, "process_group"):
+                parts["dp_replicate"] = int(thing.process_group.size())
     found = _model(modules)
     named = {}
     for mesh in meshes:
