@@ -64,6 +64,12 @@ def test_the_language(text: str, change: Change) -> None:
         ("comm fast", "character 6: 'fast' is no change"),
         ("comm x2 x3", "character 9: 'x3' follows the change"),
         ("comm rank=two x2", "character 6: rank=two is no number"),
+        ("comm rank=--5 x2", "character 6: rank=--5 is no number"),
+        (f"comm step={10**20} x2", "character 6: step=100000000000000000000 is no number"),
+        ("comm x1000001", "character 6: x1000001 is too much; at most x1e+06"),
+        (f"comm x{'9' * 400}", "is too much"),
+        ("comm =1000001s", "character 6: =1000001s is too much; at most 1e+06s"),
+        (f"comm +{'9' * 400}s", "is too much"),
         ("", "character 1: '' is nothing that can be changed"),
     ],
 )
@@ -84,9 +90,26 @@ def test_any_text_is_a_change_or_an_error(text: str) -> None:
 def test_factors_and_times() -> None:
     assert (factor("2x"), factor("x0.5"), factor("3")) == (2.0, 0.5, 3.0)
     assert (time_ns("20us"), time_ns("1.5 ms")) == (20_000, 1_500_000)
-    for parsed, bad in ((factor, "0"), (factor, "fast"), (time_ns, "20"), (time_ns, "-1us")):
+    odd = ((factor, "0"), (factor, "0.0000001"), (factor, "9" * 400), (factor, "fast"))
+    for parsed, bad in (*odd, (time_ns, "20"), (time_ns, "-1us"), (time_ns, f"{'9' * 400}s")):
         with pytest.raises(EtloomError):
             parsed(bad)
+
+
+def test_times_that_fit_no_clock_are_refused() -> None:
+    job = jobs.job_of(jobs.simulate(jobs.programs(0)))
+    for texts in (("host x1000000",) * 3, ("host =1000000s", "host x1000000")):
+        with pytest.raises(EtloomError, match="makes times that no clock holds"):
+            simulate_with(job, [parse(text) for text in texts])
+
+
+def test_what_was_removed_stays_removed() -> None:
+    job = jobs.job_of(jobs.simulate(jobs.programs(0)))
+    found = depend(job, FLOORS)
+    without = simulate_with(job, [RemoveSync("*")], found)
+    for text in ("sync +3us", "sync =20us", "sync x2"):
+        again = simulate_with(job, [RemoveSync("*"), parse(text)], found)
+        assert (again.cautious == without.cautious).all()
 
 
 @pytest.mark.parametrize("name", LAWS)

@@ -26,6 +26,9 @@ TARGETS = {
     "sync": "from the end of device work to the return of the call that waited for it",
 }
 KEYS = ("rank", "step", "stream", "group")
+MOST_TIMES = 1e6
+MOST_NS = 10**15
+"""Greater factors and times (11 days) are refused: schedules of them would not fit 64 bits."""
 UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _CHANGE = re.compile(
     r"x(?P<times>\d+(?:\.\d*)?|\.\d+)|(?P<sign>[=+-])\s*(?P<amount>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ns|us|µs|ms|s)"
@@ -115,30 +118,45 @@ def parse(text: str) -> Change:
     if found is None:
         raise _wrong(text, len(plain), "it does not say what becomes of it", "x0.5, =20us, +3us or -3us")
     for key in ("rank", "step", "stream"):
-        if key in where and not where[key].lstrip("-").isdecimal():
+        if key in where and not re.fullmatch(r"-?\d{1,18}", where[key]):
             raise _wrong(text, plain.index(f"{key}="), f"{key}={where[key]} is no number", f"{key}=0")
     if found["times"] is not None:
-        return Change(what, name or None, where, times=float(found["times"]), text=plain)
-    amount = round(float(found["amount"]) * UNITS[found["unit"]])
+        times = float(found["times"])
+        if times > MOST_TIMES:
+            raise _wrong(text, plain.index(found[0]), f"{found[0]} is too much", f"at most x{MOST_TIMES:g}")
+        return Change(what, name or None, where, times=times, text=plain)
+    amount = _ns(found["amount"], found["unit"])
+    if amount is None:
+        raise _wrong(text, plain.index(found[0]), f"{found[0]} is too much", f"at most {MOST_NS / 1e9:g}s")
     if found["sign"] == "=":
         return Change(what, name or None, where, to_ns=amount, text=plain)
     return Change(what, name or None, where, plus_ns=amount if found["sign"] == "+" else -amount, text=plain)
 
 
 def factor(text: str) -> float:
-    """2x, x2 or 2. Raises EtloomError for what is no number above 0."""
+    """2x, x2 or 2. Raises EtloomError for what is no number from 1 / MOST_TIMES to MOST_TIMES."""
     match = re.fullmatch(r"x?(\d+(?:\.\d*)?|\.\d+)x?", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise EtloomError(f"{text!r} is no factor above 0", remedy="such as 2x or 0.5x")
+    if match is None or not 1 / MOST_TIMES <= float(match[1]) <= MOST_TIMES:
+        raise EtloomError(
+            f"{text!r} is no factor from {1 / MOST_TIMES:.6f} to {MOST_TIMES:.0f}",
+            remedy="such as 2x or 0.5x",
+        )
     return float(match[1])
 
 
 def time_ns(text: str) -> int:
     """20us as ns. Raises EtloomError."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|ms|s)", text.strip())
-    if match is None:
-        raise EtloomError(f"{text!r} is no time", remedy="such as 20us")
-    return round(float(match[1]) * UNITS[match[2]])
+    amount = None if match is None else _ns(match[1], match[2])
+    if amount is None:
+        raise EtloomError(f"{text!r} is no time up to {MOST_NS / 1e9:g}s", remedy="such as 20us")
+    return amount
+
+
+def _ns(amount: str, unit: str) -> int | None:
+    """None for more than MOST_NS."""
+    ns = float(amount) * UNITS[unit]
+    return round(ns) if ns <= MOST_NS else None
 
 
 def _wrong(text: str, at: int, what: str, remedy: str) -> EtloomError:

@@ -15,6 +15,7 @@ import polars as pl
 
 from etloom import graphs
 from etloom.dependencies import Dependencies, depend, quality
+from etloom.errors import EtloomError
 from etloom.graphs import NEVER, Graph, Kind, Ticks
 from etloom.simulator.changes import AnyChange, Change, Network, NoStraggler, RemoveSync
 from etloom.simulator.edges import Edges
@@ -62,11 +63,13 @@ def simulate(job: Job, changes: Sequence[AnyChange], found: Dependencies | None 
                 lags[gone] = 0
             continue
         mask = edges.communication if isinstance(change, Network) else edges.chosen(change)
+        mask = mask & (floor != NEVER)  # what was removed stays so
         goes = np.minimum(excess["hopeful"][mask], usual[graph.kind[mask]])
         stays = excess["hopeful"][mask] - goes
         kept += int(stays.sum())
         excess["hopeful"][mask] = _with_its_cause(change, goes) + stays
         floor[mask] = _after(change, edges, mask, floor)
+        _check(change, floor, excess["hopeful"])
     start = _starts(graph)
     return Simulated(
         found,
@@ -78,6 +81,12 @@ def simulate(job: Job, changes: Sequence[AnyChange], found: Dependencies | None 
         removed,
         floor + excess["cautious"],
     )
+
+
+def _check(change: AnyChange, floor: Ticks, excess: Ticks) -> None:
+    """Raise EtloomError where sums of the lags would not fit 64 bits."""
+    if float(np.maximum(floor, 0).sum(dtype=np.float64) + excess.sum(dtype=np.float64)) > -float(NEVER):
+        raise EtloomError(f"{change.text!r} makes times that no clock holds", remedy="ask for less")
 
 
 def _with_its_cause(change: Change | Network, excess: Ticks) -> Ticks:
@@ -102,8 +111,8 @@ def _after(change: Change | Network, edges: Edges, mask: np.ndarray, floor: Tick
 
 
 def scaled(lag: Ticks, times: float) -> Ticks:
-    """Times, to the nanosecond."""
-    return np.asarray(np.round(lag * times), dtype=np.int64)
+    """Times, to the nanosecond; at most what `_check` refuses."""
+    return np.asarray(np.round(np.minimum(lag * times, 2.0**62)), dtype=np.int64)
 
 
 def _latency(edges: Edges, mask: np.ndarray, floor: Ticks) -> Ticks:
