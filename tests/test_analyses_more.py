@@ -46,6 +46,28 @@ def test_what_was_freed_no_longer_counts(trace: Trace) -> None:
     assert (row["operator"], row["operator_bytes"]) == ("aten::linear", 250)
 
 
+@pytest.mark.parametrize(("until", "allocations"), [(3, 1), (1, 0)])
+def test_what_a_step_finds_when_it_begins_is_in_its_peak(trace: Trace, until: int, allocations: int) -> None:
+    times = pl.Series("ts", [small.BASE_NS + us * small.US for us in (50, 260, 510)])
+    memory = trace.memory[:3].with_columns(
+        times,
+        addr=pl.Series([1, 1, 2], dtype=pl.UInt64),
+        bytes=pl.Series([600, -600, 50]),
+        total_allocated=pl.Series([600, 0, 50]),
+    )
+    table = etloom.analyze(trace.replace(memory=memory[:until]), "memory-timeline")
+    step, whole = table.rows(named=True)
+    assert (step["peak_bytes"], step["peak_at_ns"]) == (600, small.BASE_NS + 100 * small.US)
+    assert (step["allocations"], step["peak_reserved_bytes"], step["unknown_bytes"]) == (allocations, 1000, 0)
+    assert (whole["peak_bytes"], whole["peak_at_ns"]) == (600, small.BASE_NS + 50 * small.US)
+
+
+def test_what_was_there_before_the_recording_is_in_the_peak(trace: Trace) -> None:
+    freed = trace.memory[2:3].with_columns(total_allocated=pl.lit(150, pl.Int64))  # of 450 B, 300
+    whole = etloom.analyze(trace.replace(memory=freed), "memory-timeline").rows(named=True)[-1]
+    assert (whole["peak_bytes"], whole["unknown_bytes"], whole["operator"]) == (450, 450, None)
+
+
 def test_without_allocations_it_says_so(trace: Trace) -> None:
     with pytest.raises(AnalysisError, match="profile_memory"):
         etloom.analyze(trace.replace(memory=TABLES["memory"].empty()), "memory-timeline")

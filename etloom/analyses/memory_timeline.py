@@ -1,7 +1,8 @@
 """How much memory was allocated: peaks by device and step, and the operator that held most of it.
 
 A row is a step of a device, or with a null step the whole recording. peak is the most that was allocated at one time
-(at peak_at), peak_reserved the most that the allocator had taken from the device. operator is the innermost operator
+(at peak_at), what was there when the step began included; peak_reserved the most that the allocator had taken from the
+device. operator is the innermost operator
 whose allocations of the recording held most (operator_bytes) at the peak, and of a memory snapshot the innermost line
 of Python outside torch; of what was allocated before the recording began nothing is known, and unknown_bytes says how
 much of the peak that is.
@@ -60,28 +61,36 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     known = parse_distinct(known, "stack", _own_line, pl.String, alias="line")
     named = known.with_columns(operator=_operator_names(trace, known).fill_null(known["line"]))
     for _, own in named.group_by("device_type", "device", maintain_order=True):
+        times = own["ts"].to_numpy()
         for number, start, end in windows:
-            part = own if start is None else own.filter(pl.col("ts").is_between(start, end, closed="left"))
-            if part.height:
-                rows.append(_row(own, part, number))
+            if start is None or end is None:
+                rows.append(_row(own, 0, own.height, int(times[0]), number))
+            else:
+                rows.append(_row(own, *np.searchsorted(times, [start, end]).tolist(), start, number))
     return answer(pl.DataFrame(rows, schema=COLUMNS, orient="row"), COLUMNS).sort(
         "device_type", "device", "step", nulls_last=True, maintain_order=True
     )
 
 
-def _row(own: pl.DataFrame, part: pl.DataFrame, number: int | None) -> tuple[object, ...]:
-    """Of the events of a device and those in the step."""
-    at = part["total_allocated"].arg_max() or 0
-    peak, when, last = part.row(at, named=True)["total_allocated"], part["ts"][at], part["id"][at]
-    until = own.head(own["id"].index_of(last) + 1)  # type: ignore[operator]
+def _row(own: pl.DataFrame, first: int, last: int, begin: int, number: int | None) -> tuple[object, ...]:
+    """Of the events of a device, and which of them (first to last) are in the step that begins then."""
+    part = own[first:last]
+    peak, when, until = part["total_allocated"].max(), None, first
+    # What the step found when it began, by the event before it, else by what the first of all says it changed.
+    found = own["total_allocated"][first - 1] if first else own["total_allocated"][0] - own["bytes"][0]
+    if peak is None or found > peak:  # type: ignore[operator]
+        peak, when = found, begin
+    else:
+        at = part["total_allocated"].arg_max() or 0
+        when, until = part["ts"][at], first + at + 1
     # What is live: an address whose last event until then is an allocation.
-    live = until.group_by("addr").last().filter(pl.col("bytes") > 0)
+    live = own[:until].group_by("addr").last().filter(pl.col("bytes") > 0)
     held = live.group_by("operator").agg(pl.col("bytes").sum()).drop_nulls().sort("bytes", "operator")
     name, most = (held["operator"][-1], held["bytes"][-1]) if held.height else (None, None)
-    unknown = max(0, peak - int(live["bytes"].sum()))
-    first = part.row(0, named=True)
+    unknown = max(0, peak - int(live["bytes"].sum()))  # type: ignore[operator]
+    reserved = own["total_reserved"][max(0, first - 1) : last].max()
     return (
-        first["device_type"], first["device"], number, peak, when, part["total_reserved"].max(),
+        own["device_type"][0], own["device"][0], number, peak, when, reserved,
         part.filter(pl.col("bytes") > 0).height, name, most, unknown,
     )  # fmt: skip
 
