@@ -62,6 +62,13 @@ class Ready:
     outputs: list[torch.Tensor]
 
     @property
+    def reduce_op(self) -> str:
+        """The recorded operation, or the sum, which moves as much, where the backend cannot average."""
+        if self.call.reduce_op == "avg" and dist.get_backend(self.group) != "nccl":
+            return "sum"
+        return self.call.reduce_op
+
+    @property
     def tensors(self) -> list[torch.Tensor]:
         return self.inputs + [one for one in self.outputs if all(one is not other for other in self.inputs)]
 
@@ -69,7 +76,7 @@ class Ready:
         """Make the call; the Work to wait for."""
         call, group = self.call, self.group
         ins, outs = self.inputs, self.outputs
-        operation: Any = OPERATIONS.get(call.reduce_op, dist.ReduceOp.SUM)
+        operation: Any = OPERATIONS.get(self.reduce_op, dist.ReduceOp.SUM)
         match call.collective:
             case "all_reduce" if len(ins) == 1:
                 return dist.all_reduce(ins[0], operation, group, async_op=True)
@@ -111,6 +118,20 @@ class Ready:
         return dist.barrier(group, async_op=True)
 
 
+def start_all(ready: Sequence[Ready]) -> list[Any]:
+    """Make messages as one; the Work of each."""
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, one.inputs[0], one.call.peer)
+            if one.call.collective == "send"
+            else dist.P2POp(dist.irecv, one.outputs[0], one.call.peer)
+            for one in ready
+        ]
+    )
+    # Some backends give one for all.
+    return works if len(works) == len(ready) else works[:1] * len(ready)
+
+
 def _backend(group: Any) -> Any:
     return group if group is not None else dist.group.WORLD
 
@@ -145,7 +166,7 @@ def shapes(call: Call, rank: int) -> tuple[list[int], list[int]]:
 def expected(ready: Ready, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs (tensor, what it must hold) after the call, where rank r put in `value(r)` everywhere."""
     call, group = ready.call, ready.call.group
-    reduced = _reduced([value(member) for member in group], call.reduce_op)
+    reduced = _reduced([value(member) for member in group], ready.reduce_op)
     pairs: list[tuple[torch.Tensor, Sequence[float]]] = []
     match call.collective:
         case "all_reduce":

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from etloom.errors import EtloomError
-from etloom.replayer.calls import Ready, dtype_of, expected, groups_of, shapes, value
+from etloom.replayer.calls import Ready, dtype_of, expected, groups_of, shapes, start_all, value
 from etloom.replayer.plan import Call, Plan
 from etloom.replayer.world import Place
+from etloom.system import available_memory
 
 TIMINGS = ("fast", "recorded")
 GAPS = ("spin", "load")
@@ -27,13 +28,16 @@ GAPS = ("spin", "load")
 @dataclass(frozen=True)
 class Options:
     """timing: as fast as possible, or with the recorded gaps, spent (gap) spinning or multiplying matrices.
-    blocking: every collective is waited for at once. repeats are timed after ``warmup`` ones that are not."""
+    blocking: every collective is waited for at once. batch: messages that were in flight together are made as one, by
+    default on a GPU, where two ranks that each send first would wait for each other. repeats are timed after ``warmup``
+    ones that are not."""
 
     backend: str = "gloo"
     device: str = "cpu"
     timing: str = "fast"
     gap: str = "spin"
     blocking: bool = False
+    batch: bool | None = None
     repeats: int = 5
     warmup: int = 1
     verify: bool = False
@@ -85,8 +89,10 @@ class Runner:
         self._flying = set(range(len(self.calls) - 1)) - {
             one for at, after in enumerate(self._after) for one in after if one == at - 1
         }
+        batch = options.device == "cuda" if options.batch is None else options.batch
+        self._batches = _batches(self.calls, self._after) if batch else {}
         self._ready = [
-            Ready(call, groups[call.group], *tensors)
+            Ready(call, groups.get(call.group), *tensors)
             for call, tensors in zip(self.calls, self._buffers(), strict=True)
         ]
         self._clock = _Clock(self._device)
@@ -139,14 +145,23 @@ class Runner:
             if paced:
                 target += ready.call.gap_ns or 0
                 self._pause(target)
-            if check:
-                for tensor in ready.tensors:
-                    tensor.fill_(value(self.place.rank))
-            made[at] = clock.mark(at)
-            waiting[at] = ready.start()
-            returned[at] = time.monotonic_ns()
-            if at in self._flying:
-                clock.watch(at, waiting[at])
+            if at in waiting:  # made with the messages before it
+                continue
+            together = self._batches.get(at, range(at, at + 1))
+            for one in together:
+                if check:
+                    for tensor in self._ready[one].tensors:
+                        tensor.fill_(value(self.place.rank))
+            for one in together:
+                made[one] = time.monotonic_ns()
+            works = (
+                [ready.start()] if len(together) == 1 else start_all([self._ready[one] for one in together])
+            )
+            for one, work in zip(together, works, strict=True):
+                waiting[one] = work
+                returned[one] = time.monotonic_ns()
+                if one in self._flying:
+                    clock.watch(one, work)
         self._between(None)
         for one, work in waiting.items():
             self.at = one
@@ -193,6 +208,12 @@ class Runner:
                 slots.append((slot, size))
             held[call.index] = [(dtype, slot) for slot, _ in slots]
             plans.append((dtype, slots, len(ins)))
+        wanted = sum(dtype.itemsize * sum(sizes) for dtype, sizes in pool.items())
+        if self._device.type == "cpu" and wanted > available_memory():
+            raise EtloomError(
+                f"buffers of {wanted / 1e9:,.1f} GB do not fit into {available_memory() / 1e9:,.1f} GB of free memory",
+                remedy="smaller sizes (--scale 0.1), or fewer calls (--first)",
+            )
         made = {
             dtype: [torch.ones(size, dtype=torch.float32).to(dtype).to(self._device) for size in sizes]
             for dtype, sizes in pool.items()
@@ -209,6 +230,18 @@ def _one_by_one(calls: Sequence[Call]) -> list[tuple[int, ...]]:
     for call in calls:
         before = {call.index - 1} if call.index and calls[call.index - 1].peer is None else set()
         found.append(tuple(sorted(before.union(call.after))))
+    return found
+
+
+def _batches(calls: Sequence[Call], after: Sequence[tuple[int, ...]]) -> dict[int, range]:
+    """First call -> the messages in a row that need not wait for each other nor for what ends in between."""
+    found: dict[int, range] = {}
+    first = 0
+    for at, call in enumerate(calls):
+        if call.peer is None or calls[first].peer is None or after[at]:
+            first = at
+        elif at > first:
+            found[first] = range(first, at + 1)
     return found
 
 
@@ -229,9 +262,6 @@ class _Clock:
             self._origin = _event()
             self._origin.record()
             self._zero = time.monotonic_ns()
-
-    def mark(self, at: int) -> int:
-        return time.monotonic_ns()
 
     def watch(self, at: int, work: Any) -> None:
         """Note when work completes, where the backend can tell; gloo cannot of messages."""
