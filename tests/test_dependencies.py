@@ -206,6 +206,22 @@ def test_the_path_of_a_step_begins_and_ends_with_it(run: Job) -> None:
         etloom.analyze(run, "critical-path", by="colour")
 
 
+def test_a_step_that_not_all_ranks_have() -> None:
+    ranks = {}
+    for rank, last in ((0, 4), (1, 3)):
+        steps = [
+            event("user_annotation", f"ProfilerStep#{n}", 100 * n, 100 * n + 90 + rank) for n in (3, last)
+        ]
+        ranks[rank] = linked(*steps[: last - 2], rank=rank)
+    job = Job(ranks)
+    path = etloom.analyze(job, "critical-path", step=4, by="edge")
+    assert (path["rank"].unique().to_list(), path["time_ns"].sum()) == ([0], 90_000)
+    with pytest.raises(AnalysisError, match="rank 1: there is no step 4"):
+        etloom.analyze(job, "critical-path", step=4, rank=1)
+    with pytest.raises(AnalysisError, match="there is no step 5"):
+        etloom.analyze(job, "critical-path", step=5)
+
+
 def test_a_trace_that_is_not_linked_is_refused() -> None:
     with pytest.raises(LinkError, match="not linked"):
         depend(Trace({}, {"rank": 3}))

@@ -94,6 +94,9 @@ def test_ranks_have_a_file_each_and_may_be_packed(run: Job, tmp_path: Path) -> N
 def test_what_cannot_be_written_is_said(run: Job, tmp_path: Path) -> None:
     with pytest.raises(EtloomError, match="no timed events"):
         chakra.write(Trace({"nodes": run[0].nodes}, {"rank": 0}), tmp_path / "x.et")
+    python = Trace({"events": run[0].events.head(1).with_columns(cat=pl.lit("python_function"))}, {"rank": 0})
+    with pytest.raises(EtloomError, match="no timed operators"):
+        chakra.write(python, tmp_path / "x.et")
     etloom.export(run[0], tmp_path / "x.et")
     with pytest.raises(EtloomError, match="already"):
         chakra.write(etloom.read(tmp_path / "x.et"), tmp_path / "y.et")

@@ -97,9 +97,11 @@ def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple
     if step is None:
         return paths.last_point(graph, rank), None
     found = []
-    for one in job.ranks if rank is None else [rank]:
+    ranks = [rank] if rank is not None else [one for one in job if step in steps(job[one])["step"]]
+    if rank is not None or not ranks:
+        check_step(job[job.ranks[0] if rank is None else rank], step)
+    for one in ranks:
         trace = job[one]
-        check_step(trace, step)
         own = trace.events.filter(pl.col("step") == step)["id"]
         point = paths.last_point(graph, one, own)
         if point is not None:

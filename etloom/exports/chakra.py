@@ -27,6 +27,7 @@ import etloom
 from etloom.chakra.files import of_rank, stem
 from etloom.errors import EtloomError
 from etloom.exports import _wire as wire
+from etloom.exports._chakra_comms import TYPES
 from etloom.exports._chakra_nodes import ChakraNodes, nodes
 from etloom.exports._comm_groups import Groups, met, numbered
 from etloom.exports._files import replacing
@@ -88,8 +89,13 @@ def check(trace: Trace, path: str | PathLike[str]) -> None:
 
 
 def encoded(trace: Trace, groups: Groups, *, delays: bool = True) -> bytes:
-    """The file of a linked trace of one rank, unpacked."""
+    """The file of a linked trace of one rank, unpacked. Raises EtloomError where nothing in it took part in the run."""
     found = nodes(trace, groups, delays=delays)
+    if not (found.table["type"] != TYPES["METADATA_NODE"]).any():
+        raise EtloomError(
+            f"rank {trace.rank or 0} holds no timed operators and no device work",
+            remedy="record it with torch.profiler and its CPU activity",
+        )
     parts = [_metadata(trace)]
     for start in range(0, found.table.height, _CHUNK):
         parts.append(wire.delimited(_messages(found, start, min(start + _CHUNK, found.table.height))))
