@@ -175,6 +175,8 @@ def test_text_dlrm(kind: str, tmp_path: Path) -> None:
         ("NEW\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "no known kind"),
         ("DATA\n1\nconv -1 1 NONE 0\n", "5 columns"),
         ("DATA\n1\nconv -1 1 SUM 0 1 NONE 0 1 NONE 0 1\n", "no collective is called SUM"),
+        ("DATA\n1\nconv -1 -1 NONE 0 1 NONE 0 1 NONE 0 1\n", "-1 us and 0 bytes are no time and size"),
+        (f"DATA\n1\nconv -1 1 NONE 0 1 NONE 0 1 ALLREDUCE {1 << 63} 1\n", "no time and size"),
         ("HYBRID_DLRM 4\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "has no layer 4"),
     ],
 )
@@ -225,6 +227,11 @@ def test_visualizer(
     tree = ElementTree.parse(tmp_path / "x.graphml")
     texts = [data.text for data in tree.iter("{http://graphml.graphdrawing.org/xmlns}data")]
     assert texts == ['a"<\ufffd', "b", "data", "control"]
+    (tmp_path / "dot").write_text("#!/bin/sh\necho 'Error: <stdin>: syntax error' >&2\nexit 1\n")
+    (tmp_path / "dot").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert draw("x.pdf") == 1
+    assert "Graphviz failed: Error: <stdin>: syntax error; name a .dot" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
     assert draw("x.pdf") == 1
     assert "Graphviz" in capsys.readouterr().err
@@ -251,7 +258,7 @@ def test_timeline_visualizer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ]
     assert etloom.read(tmp_path / "t.json").events["dur"].to_list() == [667, 3000]
     assert chakra_timeline_visualizer.main([*asked, "0", "--num_npus", "2"]) == 1
-    log.write_text("nothing")
+    log.write_text(f"issue,npu=0,cycle={'9' * 5000},node_id=5,name=a")
     assert chakra_timeline_visualizer.main([*asked, "1", "--num_npus", "2"]) == 1
     assert "holds no node" in capsys.readouterr().err
 
@@ -261,6 +268,8 @@ def test_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["--num_npus", "3", "--default_runtime", "7", "--default_comm_size", "128"]
     assert chakra_generator.main(asked) == 0
     names = {path.name.removesuffix(f".{path.name.split('.')[1]}.et") for path in tmp_path.iterdir()}
+    assert chakra_generator.main(["--default_runtime", "-1"]) == 1
+    assert chakra_generator.main(["--default_comm_size", str(1 << 63)]) == 1
     assert len(names) == 14
     assert len(list(tmp_path.iterdir())) == 42
     first, second = load(tmp_path / "two_comp_nodes_dependent.2.et").nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,8 +137,13 @@ def _command(name: str) -> Any:
         f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
     )
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    app.command(name, help=f"{inspect.cleandoc(module.__doc__ or '')}\n\n{example}")(run)
+    app.command(name, help=f"{_listed(inspect.cleandoc(module.__doc__ or ''))}\n\n{example}")(run)
     return typer.main.get_command(app)
+
+
+def _listed(text: str) -> str:
+    """The text with each item of a list as a paragraph, which a terminal's width may break anew."""
+    return re.sub(r"\n  (?=\S)", " ", re.sub(r"\n(?=- )", "\n\n", text))
 
 
 def _flag(type: Any, help: str) -> Any:

@@ -9,7 +9,7 @@ import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
-from etloom.cli._output import FormatOption, emit
+from etloom.cli._output import Format, emit
 
 SetOption = Annotated[
     list[str] | None,
@@ -32,6 +32,10 @@ LatencyOption = Annotated[
 ]
 StragglerOption = Annotated[
     str | None, typer.Option(help="none: no rank waits for a later one.", show_default=False)
+]
+FormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", "-f", help="How to write the table on stdout.", show_default=False),
 ]
 OutOption = Annotated[
     Path | None,

@@ -13,6 +13,7 @@ from typing import Any
 
 from etloom.chakra.files import of_rank, save
 from etloom.compat._command import told
+from etloom.errors import EtloomError
 from etloom.readers import _chakra_pb as pb
 
 _TYPES = {name: number for number, name in pb.NODE_TYPES.items()}
@@ -37,7 +38,9 @@ def generate(
     tensor_size: int = 1024,
     comm_size: int = 65536,
 ) -> None:
-    """Write the traces. runtime: of computations, us; sizes in bytes."""
+    """Write the traces. runtime: of computations, us; sizes in bytes. Raises EtloomError for odd ones."""
+    if npus < 1 or not all(0 <= number < 1 << 63 for number in (runtime, tensor_size, comm_size)):
+        raise EtloomError("needs at least one NPU, and a runtime and sizes of 0 or more")
     metadata = pb.GlobalMetadata(version="0.0.4")
     for npu in range(npus):
         for name, nodes in _traces(npu, npus, runtime, tensor_size, comm_size).items():

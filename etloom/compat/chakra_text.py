@@ -97,6 +97,8 @@ def _step(columns: list[str]) -> Step:
     known = max(begins, key=len, default=None)
     if collective != "NONE" and known is None:
         raise ValueError(f"no collective is called {collective}")
+    if not (0 <= time < 1 << 63 and 0 <= size < 1 << 63):
+        raise ValueError(f"{time} us and {size} bytes are no time and size")
     return time, known, size
 
 

@@ -16,7 +16,7 @@ from etloom import kinds
 from etloom.compat._command import told
 from etloom.errors import EtloomError, ReadError
 
-_LINE = re.compile(r"(issue|callback),[^=,]*=(\d+),[^=,]*=(\d+),[^=,]*=(\d+),[^=,]*=(.*)$")
+_LINE = re.compile(r"(issue|callback),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,20}),[^=,]*=(.*)$")
 _LANES = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communication"}
 
 

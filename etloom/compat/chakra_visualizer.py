@@ -27,7 +27,13 @@ def visualize(source: Path, target: Path) -> None:
         program = shutil.which("dot")
         if program is None:
             raise EtloomError("a .pdf needs Graphviz, which is not there", where=target, remedy="name a .dot")
-        subprocess.run([program, "-Tpdf", "-o", str(target)], input="".join(_dot(nodes)).encode(), check=True)
+        drawn = "".join(_dot(nodes)).encode()
+        done = subprocess.run(
+            [program, "-Tpdf", "-o", str(target)], input=drawn, capture_output=True, check=False
+        )
+        if done.returncode:
+            why = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+            raise EtloomError(f"Graphviz failed: {why}", where=target, remedy="name a .dot")
     else:
         raise EtloomError("is no format", where=target, remedy="end it in .dot, .graphml or .pdf")
 
