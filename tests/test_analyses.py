@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +310,7 @@ def test_a_step_that_is_not_there_is_refused(name: str) -> None:
     step = {"cat": "user_annotation", "name": "ProfilerStep#3", "ts": 0, "dur": 5}
     call = {"cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}
     trace = linked([step, call])
-    with pytest.raises(AnalysisError, match=re.escape("there is no step 4; the trace holds 3 to 3")):
+    with pytest.raises(AnalysisError, match=r"there is no step 4; the trace holds 3$"):
         analyze(trace, name, step=4)
     with pytest.raises(AnalysisError, match="no ProfilerStep marks a step"):
         analyze(linked([call]), name, step=4)

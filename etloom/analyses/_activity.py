@@ -40,7 +40,8 @@ def check_step(trace: Trace, step: int | None) -> None:
         return
     known = steps(trace)["step"].to_list()
     if step not in known:
-        span = f"the trace holds {known[0]} to {known[-1]}" if known else "no ProfilerStep marks a step"
+        held = " to ".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else ""
+        span = f"the trace holds {held}" if known else "no ProfilerStep marks a step"
         raise AnalysisError(f"there is no step {step}", where=of_rank(trace), remedy=span)
 
 
@@ -50,10 +51,21 @@ def in_step(trace: Trace, events: pl.DataFrame, step: int | None) -> pl.DataFram
     return events if step is None else events.filter(pl.col("step") == step)
 
 
-def percent(part: str, whole: str) -> pl.Expr:
+def percent(part: str, whole: str | pl.Expr) -> pl.Expr:
     """100 part / whole as ``<part>_pct``, the ``_ns`` left out; null where the whole is 0."""
-    share = 100 * pl.col(part) / pl.col(whole)
-    return pl.when(pl.col(whole) > 0).then(share).alias(f"{part.removesuffix('_ns')}_pct")
+    whole = pl.col(whole) if isinstance(whole, str) else whole
+    return pl.when(whole > 0).then(100 * pl.col(part) / whole).alias(f"{part.removesuffix('_ns')}_pct")
+
+
+def percent_of_all(part: str) -> pl.Expr:
+    """`percent` of the sum over all rows."""
+    return percent(part, pl.col(part).sum())
+
+
+def check_top(top: int) -> None:
+    """Raise AnalysisError for a number of rows below 1."""
+    if top < 1:
+        raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
 
 
 def answer(frame: pl.DataFrame, columns: Mapping[str, Any]) -> pl.DataFrame:

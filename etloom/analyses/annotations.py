@@ -15,7 +15,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom import kinds
-from etloom.analyses._activity import answer, in_step, of_rank
+from etloom.analyses._activity import answer, in_step, of_rank, percent
 from etloom.errors import AnalysisError, UnknownName
 from etloom.trace import Trace
 
@@ -67,6 +67,6 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
             pl.col("span").first(),
             pl.col("open").sum(),
         )
-        .with_columns(pct=100 * pl.col("open") / pl.col("span"))
+        .with_columns(percent("open", "span").alias("pct"))
     )
     return answer(table, COLUMNS).sort("where", "total_ns", "name", descending=(False, True, False))

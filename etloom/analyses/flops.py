@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, in_step
+from etloom.analyses._activity import answer, check_top, in_step, percent_of_all
 from etloom.analyses._flops_counted import counted
-from etloom.errors import AnalysisError, UnknownName
+from etloom.errors import UnknownName
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -42,8 +42,7 @@ _KEYS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["famil
 def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top: int = 50) -> pl.DataFrame:
     if by not in _KEYS:
         raise UnknownName("grouping", by, _KEYS)
-    if top < 1:
-        raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
+    check_top(top)
     calls = in_step(trace, counted(trace), step)
     time, known = pl.col("time_ns"), pl.col("known")
     table = (
@@ -61,7 +60,7 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
             time.filter(known).sum().alias("known_ns"),
         )
         .with_columns(
-            (100 * time / time.sum()).alias("time_pct"),
+            percent_of_all("time_ns"),
             pl.when(time > 0).then(100 * pl.col("known_ns") / time).alias("covered_pct"),
             *(pl.lit(None, dtype=pl.String).alias(key) for key in ("family", "name") if key not in _KEYS[by]),
         )

@@ -8,9 +8,9 @@ that ends it, and with that to the step in which that was launched. Its cause:
 - other: a longer gap (a wait for another stream or for resources), or one whose launch the trace does not hold
 
 A row is a stream and a cause, in a step or (null step) in all. busy_ns is the time in
-which the stream ran, span_ns that from its first start to its last end: busy + the idle of all causes = span.
-idle_pct is of the stream's idle time,
-span_pct of its span; null where that is 0.
+which the stream ran, and busy + the idle of all causes = span_ns: of the whole, from its first start to its last end;
+of a step, the gap before its first work included. idle_pct is of the stream's idle time, span_pct of its span; null
+where that is 0.
 
 consecutive_kernel_delay: gaps below this many ns are the usual ones between kernels launched in time.
 
@@ -90,7 +90,7 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
         .with_columns(pl.col("gaps", "idle_ns").fill_null(0))
         .with_columns(
             percent("idle_ns", "all"),
-            (100 * pl.col("idle_ns") / pl.col("span_ns")).fill_nan(None).alias("span_pct"),
+            percent("idle_ns", "span_ns").alias("span_pct"),
         )
     )
     return answer(table, COLUMNS).sort(*_STREAM, "cause", nulls_last=True)

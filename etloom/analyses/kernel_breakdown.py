@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, device_work, host_work, in_step
+from etloom.analyses._activity import answer, device_work, host_work, in_step, percent_of_all
 from etloom.analyses._operators import with_self_time
 from etloom.errors import UnknownName
 from etloom.trace import Trace
@@ -60,7 +60,7 @@ def analyze(trace: Trace, *, by: str = "name", step: int | None = None) -> pl.Da
         )
         .with_columns(
             pl.lit(basis).alias("basis"),
-            (100 * pl.col("total_ns") / pl.col("total_ns").sum()).alias("total_pct"),
+            percent_of_all("total_ns"),
             *([] if by == "name" else [pl.lit(None, dtype=pl.String).alias("name")]),
         )
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, in_step
+from etloom.analyses._activity import answer, in_step, percent_of_all
 from etloom.analyses._flops_counted import families, kernels
 from etloom.stacks import taken
 from etloom.trace import Trace
@@ -51,7 +51,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     table = (
         sums.group_by("family")
         .agg(pl.len().alias("kernels"), dur.sum().alias("total_ns"), dur.mean().alias("mean_ns"))
-        .with_columns(total_pct=100 * pl.col("total_ns") / pl.col("total_ns").sum())
+        .with_columns(percent_of_all("total_ns"))
         .join(longest, on="family", how="left")
         .sort("total_ns", "family", descending=(True, False))
     )

@@ -17,7 +17,7 @@ from itertools import combinations
 
 import polars as pl
 
-from etloom.analyses._activity import activity, answer, windows
+from etloom.analyses._activity import activity, answer, percent_of_all, windows
 from etloom.intervals import union
 from etloom.trace import Trace
 
@@ -40,8 +40,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     table = pl.DataFrame(rows, schema=["kinds", "basis", "time_ns"], orient="row").filter(
         pl.col("time_ns") > 0
     )
-    share = 100 * pl.col("time_ns") / pl.col("time_ns").sum()
     return answer(
-        table.with_columns(share.alias("time_pct")).sort("time_ns", "kinds", descending=[True, False]),
+        table.with_columns(percent_of_all("time_ns")).sort("time_ns", "kinds", descending=[True, False]),
         COLUMNS,
     )

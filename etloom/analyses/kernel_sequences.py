@@ -16,11 +16,10 @@ depth instead of the outermost ones.
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.analyses._activity import answer, of_rank
+from etloom.analyses._activity import answer, check_top, of_rank
 from etloom.analyses._launched import launched
 from etloom.errors import AnalysisError
 from etloom.stacks import row_of
@@ -38,6 +37,7 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int = 20) -> pl.DataFrame:
+    check_top(top)
     work = launched(trace, "launch", "name", "dur").drop_nulls("launch")
     events = trace.events
     sorts = kinds.OPERATORS | kinds.ANNOTATIONS | kinds.PYTHON if operator else kinds.OPERATORS
@@ -52,7 +52,7 @@ def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int =
             remedy="etloom analyze top-ops lists names",
         )
     parent = row_of(events, events["parent"])
-    outermost = calls & (stacks.nearest(parent, calls, np.where(parent >= 0, parent, -1)) < 0)
+    outermost = calls & (stacks.nearest(parent, calls, parent) < 0)
     at = stacks.nearest(parent, outermost, row_of(events, work["launch"]))
     below = work.with_columns(pl.Series("call", at)).filter(pl.Series(at >= 0))
     of_call = below.group_by("call", maintain_order=True).agg(

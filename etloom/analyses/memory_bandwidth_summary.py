@@ -1,7 +1,8 @@
 """Copies and sets by sort: how many, how many bytes, how long, how fast.
 
-mean_bandwidth is bytes over the time in which such a copy ran; the others are of single copies. short: copies of less
-than 64 KiB, of which the start costs more than the bytes.
+mean_bandwidth is bytes over the time in which such a copy ran; the others are of single copies. Copies whose size the
+trace does not state are left out of it. short: copies of less than 64 KiB, of which the start costs more than the
+bytes; null where no size is known.
 
 step: only copies launched in this step.
 
@@ -41,10 +42,11 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     rows = []
     for (name,), own in work.group_by("sort", maintain_order=True):
         busy = Intervals.of(own["ts"], own["end"]).total
-        size = int(own["bytes"].sum()) if own["bytes"].null_count() < own.height else None
-        rate = own["gbps"]
-        small = (own["bytes"] < SMALL).sum()
-        figures = (size / busy if size is not None and busy else None, rate.median(), rate.min(), rate.max())
+        sized = own.drop_nulls("bytes")
+        size, small = (sized["bytes"].sum(), (sized["bytes"] < SMALL).sum()) if sized.height else (None, None)
+        moving, rate = Intervals.of(sized["ts"], sized["end"]).total, own["gbps"]
+        mean = size / moving if size is not None and moving else None
+        figures = (mean, rate.median(), rate.min(), rate.max())
         rows.append((name, own.height, size, own["dur"].sum(), busy, *figures, small))
     table = pl.DataFrame(rows, schema=COLUMNS, orient="row").sort("time_ns", "name", descending=(True, False))
     return answer(table, COLUMNS)

@@ -66,7 +66,8 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
             if start is None or end is None:
                 rows.append(_row(own, 0, own.height, int(times[0]), number))
             else:
-                rows.append(_row(own, *np.searchsorted(times, [start, end]).tolist(), start, number))
+                first, last = np.searchsorted(times, [start, end]).tolist()
+                rows.append(_row(own, first, last, start, number))
     return answer(pl.DataFrame(rows, schema=COLUMNS, orient="row"), COLUMNS).sort(
         "device_type", "device", "step", nulls_last=True, maintain_order=True
     )

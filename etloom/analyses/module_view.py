@@ -1,8 +1,8 @@
 """nn.Modules: how often each runs, and the host and device time in it.
 
 A row is a class of modules at its place among the classes around it (path). Instances of one class at one place count
-together. self_device: of work launched in it and in no module below it. Backward runs outside the modules and is not in
-their time.
+together. self_device: of work launched in it and in no module below it; what is of the device is null where the trace
+holds no device work. Backward runs outside the modules and is not in their time.
 
 depth: only modules so deep and less, 0 the outermost. step: only this step.
 
@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from etloom import stacks
-from etloom.analyses._activity import answer, in_step, of_rank, require_linked
+from etloom.analyses._activity import answer, has_device_work, in_step, of_rank, require_linked
 from etloom.errors import AnalysisError
 from etloom.stacks import row_of
 from etloom.trace import Trace
@@ -32,6 +32,7 @@ COLUMNS = {
     "self_device_ns": pl.Int64,
     "kernels": pl.Int64,
 }
+_DEVICE = ("device_ns", "self_device_ns", "kernels")
 _MODULE = r"^nn\.Module: (.*?)(?:_\d+)?$"
 
 
@@ -48,7 +49,7 @@ def analyze(trace: Trace, *, depth: int | None = None, step: int | None = None) 
             remedy="profile with with_stack=True or with_modules=True",
         )
     parent = row_of(events, events["parent"])
-    above = stacks.nearest(parent, is_module, np.where(parent[rows] >= 0, parent[rows], -1))
+    above = stacks.nearest(parent, is_module, parent[rows])
     names = events["name"][rows].cast(pl.String).str.extract(_MODULE, 1).to_list()
     full = events["name"][rows].cast(pl.String).to_list()
     place = {int(row): at for at, row in enumerate(rows)}
@@ -100,4 +101,6 @@ def analyze(trace: Trace, *, depth: int | None = None, step: int | None = None) 
         )
         .sort("device_ns", "host_ns", "path", descending=(True, True, False))
     )
+    if not has_device_work(trace):
+        sums = sums.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _DEVICE)
     return answer(sums, COLUMNS)

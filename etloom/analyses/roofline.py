@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, in_step, of_rank
+from etloom.analyses._activity import answer, check_top, in_step, of_rank
 from etloom.analyses._flops_counted import counted, kernels
 from etloom.analyses._flops_limits import device_peaks_of, with_limits
 from etloom.errors import AnalysisError, UnknownName
@@ -64,8 +64,7 @@ def analyze(
 ) -> pl.DataFrame:
     if by not in _KEYS:
         raise UnknownName("grouping", by, _KEYS)
-    if top < 1:
-        raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
+    check_top(top)
     calls = in_step(trace, counted(trace), step)
     if not calls["time_ns"].count():
         raise AnalysisError(

@@ -5,7 +5,7 @@ launches most of them. gap_ns: the idle time of the stream before them, which a 
 
 threshold_ns: what counts as short. step: only this step.
 
-Units: ns, percent (of all kernels of the trace). Definition: TraceLens' short kernel study.
+Units: ns, percent (of all kernels of the trace, or of the step). Definition: TraceLens' short kernel study.
 """
 
 from __future__ import annotations

@@ -20,7 +20,15 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, has_device_work, in_step, of_rank, require_linked
+from etloom.analyses._activity import (
+    answer,
+    check_top,
+    has_device_work,
+    in_step,
+    of_rank,
+    percent_of_all,
+    require_linked,
+)
 from etloom.analyses._operators import operators
 from etloom.errors import AnalysisError, UnknownName
 from etloom.trace import Trace
@@ -41,8 +49,7 @@ _ORDERS = {"self": "self_ns", "total": "total_ns", "mean": "mean_ns", "count": "
 def analyze(trace: Trace, *, top: int = 20, by: str = "self", step: int | None = None) -> pl.DataFrame:
     if by not in _ORDERS:
         raise UnknownName("order", by, _ORDERS)
-    if top < 1:
-        raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
+    check_top(top)
     require_linked(trace)
     calls = operators(trace)
     if not calls.height:
@@ -62,7 +69,7 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "self", step: int | None =
             pl.col("dur").mean().round().alias("mean_ns"),
             pl.col("device_ns").filter(outermost).sum(),
         )
-        .with_columns((100 * pl.col("self_ns") / pl.col("self_ns").sum()).alias("self_pct"))
+        .with_columns(percent_of_all("self_ns"))
     )
     if not has_device_work(trace):
         table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, has_device_work, in_step, of_rank, require_linked
+from etloom.analyses._activity import answer, check_top, has_device_work, in_step, of_rank, require_linked
 from etloom.analyses._operators import operators
 from etloom.errors import AnalysisError
 from etloom.stacks import row_of, taken
@@ -35,6 +35,7 @@ COLUMNS = {
 def analyze(
     trace: Trace, *, operator: str | None = None, top: int = 50, step: int | None = None
 ) -> pl.DataFrame:
+    check_top(top)
     require_linked(trace)
     arguments = trace.arguments.select(id="event", shapes="dims", types="types", values="concrete_inputs")
     calls = operators(trace) if arguments.height else arguments
