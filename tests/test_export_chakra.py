@@ -286,6 +286,13 @@ def test_groups_are_numbered_as_simulators_ask(run: Job, tmp_path: Path) -> None
     }  # fmt: skip
 
 
+def test_groups_whose_ranks_are_no_numbers_are_not_known(run: Job) -> None:
+    odd = groups(("1", "x", '[0, "a"]'), ("2", "x", "[[0]]"), ("3", "x", "{}"), ("4", "x", "[0, 1]"))
+    assert numbered([run[0].replace({**run[0].meta, "world_size": 10**12}, groups=odd)]).number == {
+        ("4", "[0, 1]"): 4
+    }
+
+
 # Real traces
 
 

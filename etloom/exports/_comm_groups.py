@@ -38,7 +38,7 @@ def numbered(traces: Iterable[Trace]) -> Groups:
     ranks: dict[Key, list[int]] = {}
     world: set[Key] = set()
     for trace in traces:
-        everyone = list(range(int(trace.meta.get("world_size") or 0)))
+        world_size = trace.meta.get("world_size")
         members: dict[str | None, str | None] = {}
         declared = trace.groups.select("pg_name", "pg_desc", "ranks").cast(pl.String)
         for name, description, text in declared.iter_rows():
@@ -49,7 +49,11 @@ def numbered(traces: Iterable[Trace]) -> Groups:
         for name, text in trace.comms.select("pg_name", "ranks").unique().cast(pl.String).iter_rows():
             if (name, text) != (None, None):
                 ranks.setdefault((name, text), _listed(text or members.get(name)))
-        world |= {key for key, listed in ranks.items() if key[0] == "0" or (listed and listed == everyone)}
+        world |= {
+            key
+            for key, listed in ranks.items()
+            if key[0] == "0" or (listed and len(listed) == world_size and listed == list(range(len(listed))))
+        }
     number = dict.fromkeys(world, WORLD)
     known: dict[int, list[int]] = {}
     later = []
@@ -90,4 +94,6 @@ def met(job: Job, groups: Groups) -> Groups:
 
 
 def _listed(text: str | None) -> list[int]:
-    return [] if text is None else sorted(json.loads(text))
+    """The ranks in order; none where they are not known, or are no numbers."""
+    found = None if text is None else json.loads(text)
+    return sorted(found) if isinstance(found, list) and all(type(one) is int for one in found) else []
