@@ -302,7 +302,7 @@ def test_what_a_stranger_asks_for_is_bounded_and_told(
     assert done.coverage["reason"][0]
 
 
-def test_the_command(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command(data: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     given = str(data / "cpu" / "ddp_2")
     out = tmp_path / "replay.parquet"
     assert (
@@ -323,7 +323,7 @@ def test_the_command(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: P
         )
         == 0
     )
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     rows = json.loads(said.out)
     assert {row["name"] for row in rows if row["result"] != "replayed"} == {"c10d::allreduce_"}
     assert "covered: 100.00% of operators, 100.00% of their recorded time" in said.err
@@ -332,10 +332,10 @@ def test_the_command(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: P
         cli.main(["replay", "compute", given, "--device", "meta", "--min-coverage", "100", "--out", str(out)])
         == 1
     )
-    assert "on meta nothing takes time" in capsys.readouterr().err
+    assert "on meta nothing takes time" in capfd.readouterr().err
     assert cli.main(["replay", "compute", given, "--rank", "7"]) == 1
     assert cli.main(["replay", "compute", given, "--device", "tpu"]) == 1
-    assert "no device is called 'tpu'; one of cpu, cuda, meta" in capsys.readouterr().err
+    assert "no device is called 'tpu'; one of cpu, cuda, meta" in capfd.readouterr().err
 
 
 @pytest.mark.slow

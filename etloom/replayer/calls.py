@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from etloom.errors import EtloomError
+from etloom.kinds import itemsize
 from etloom.replayer.plan import Call
 
 DTYPES: dict[str, torch.dtype] = {
@@ -23,6 +24,9 @@ DTYPES: dict[str, torch.dtype] = {
     **dict.fromkeys(("char", "int8", "signed_char"), torch.int8),
     **dict.fromkeys(("byte", "uint8", "unsigned_char"), torch.uint8),
     "bool": torch.bool,
+    **dict.fromkeys(("uint16", "unsigned_short"), torch.uint16),
+    **dict.fromkeys(("uint32", "unsigned_int"), torch.uint32),
+    **dict.fromkeys(("uint64", "unsigned_long"), torch.uint64),
     **dict.fromkeys(("complexfloat", "complex64", "complex<float>"), torch.complex64),
     **dict.fromkeys(("complexdouble", "complex128", "complex<double>"), torch.complex128),
     **{
@@ -42,14 +46,39 @@ OPERATIONS = {
 }
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Raises EtloomError for a type that torch does not have."""
-    plain = name.strip().lower().removeprefix("c10::").removeprefix("torch.").replace(" ", "_")
+_GLOO = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+    }
+    | {torch.bool, torch.complex64, torch.complex128}
+)
+_AS_WIDE = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
+
+
+def dtype_of(name: str, backend: str = "nccl") -> torch.dtype:
+    """torch's type; gloo moves those that it does not have as others of their width.
+
+    Raises EtloomError for a type that torch does not have.
+    """
+    if backend == "gloo" and DTYPES.get(_plain(name)) not in _GLOO and itemsize(name) in _AS_WIDE:
+        return _AS_WIDE[itemsize(name) or 1]
+    plain = _plain(name)
     if plain not in DTYPES:
         raise EtloomError(
             f"tensors of type {name!r} cannot be made", remedy="leave them out: --only COLLECTIVES"
         )
     return DTYPES[plain]
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().removeprefix("c10::").removeprefix("torch.").replace(" ", "_")
 
 
 @dataclass
@@ -108,7 +137,10 @@ class Ready:
             case "all_to_all":
                 return dist.all_to_all(outs, ins, group, async_op=True)
             case "gather":
-                return dist.gather(ins[0], outs or None, call.root, group, async_op=True)
+                # gloo gathers no complex numbers, but pairs.
+                return dist.gather(
+                    _real(ins[0]), [*map(_real, outs)] or None, call.root, group, async_op=True
+                )
             case "scatter":
                 return dist.scatter(outs[0], ins or None, call.root, group, async_op=True)
             case "send":
@@ -130,6 +162,10 @@ def start_all(ready: Sequence[Ready]) -> list[Any]:
     )
     # Some backends give one for all.
     return works if len(works) == len(ready) else works[:1] * len(ready)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _backend(group: Any) -> Any:

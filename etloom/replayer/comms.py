@@ -37,11 +37,11 @@ class Options:
     timing: str = "fast"
     gap: str = "spin"
     blocking: bool = False
-    batch: bool | None = None
     repeats: int = 5
     warmup: int = 1
     verify: bool = False
     timeout_s: float = 60.0
+    batch: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Runner:
             for one in after:
                 for dtype, slot in held.pop(one, []):
                     free[dtype].append(slot)
-            dtype = dtype_of(call.dtype)
+            dtype = dtype_of(call.dtype, self.options.backend)
             ins, outs = shapes(call, self.place.rank)
             slots = []
             for size in (*ins, *outs):

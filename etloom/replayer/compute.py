@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -18,8 +19,9 @@ from etloom.trace import Trace
 
 if TYPE_CHECKING:
     from etloom.replayer.machine import Machine
-    from etloom.replayer.program import Program
+    from etloom.replayer.program import Program, Step
 
+Progress = Callable[["Step"], None]
 DEVICES = ("cpu", "cuda", "meta")
 COVERAGE = {
     "name": pl.String,
@@ -62,19 +64,26 @@ def replay(
     repeats: int = 3,
     warmup: int = 1,
     max_bytes: int | None = None,
-    progress: Callable[[str], None] = lambda name: None,
+    progress: Progress = lambda step: None,
+    leave_out: Mapping[int, str] = MappingProxyType({}),
 ) -> Replayed:
     """Replay the operators of a linked trace, or of its step N, ``repeats`` times after ``warmup``.
 
     Only operators of ``namespaces`` are run, and none that opens files or trusts its sizes. max_bytes: what this
     process may take more on a CPU (default: 80 % of what is free); an operator that wants more is skipped. progress:
-    called with the name of each operator as it is tried. Raises EtloomError where the trace has nothing to replay or
-    the device is not there.
+    called with each step before it is tried. leave_out: node -> why its operator is not to be tried. Raises EtloomError
+    where the trace has nothing to replay or the device is not there.
     """
     from etloom.replayer.materials import bounded
 
     machine = prepared(
-        trace, device, namespaces=namespaces, step=step, max_bytes=max_bytes, progress=progress
+        trace,
+        device,
+        namespaces=namespaces,
+        step=step,
+        max_bytes=max_bytes,
+        progress=progress,
+        leave_out=leave_out,
     )
     profiled = None
     times = []
@@ -99,7 +108,8 @@ def prepared(
     namespaces: frozenset[str] = frozenset({"aten"}),
     step: int | None = None,
     max_bytes: int | None = None,
-    progress: Callable[[str], None] = lambda name: None,
+    progress: Progress = lambda step: None,
+    leave_out: Mapping[int, str] = MappingProxyType({}),
 ) -> Machine:
     """The operators of a linked trace, rehearsed on a device. Arguments and errors as for `replay`."""
     import torch
@@ -113,8 +123,10 @@ def prepared(
     if device == "cuda" and not torch.cuda.is_available():
         raise EtloomError("this torch sees no GPU", remedy="--device cpu, or meta for shapes only")
     machine = Machine(program(trace, namespaces, step), torch.device(device))
+    if device == "cpu":
+        torch.ones(1 << 17).add(1)  # threads are started before memory for their stacks is bounded
     with bounded(max_bytes) if device == "cpu" else contextlib.nullcontext():
-        machine.rehearse(progress)
+        machine.rehearse(progress, leave_out)
     return machine
 
 

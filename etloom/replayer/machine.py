@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class _Ready:
     """
 
     node: int
+    name: str
     call: Callable[..., Any]
     positional: list[Any] = field(default_factory=list)
     named: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class Machine:
         self.device = device
         self.outcomes: list[Outcome] = []
         self.peak_bytes = 0
-        self._reach, self._offsets = materials.reaches(program)
+        self._reach, self._offsets, self._least = materials.reaches(program)
         self._numbers = _GIVES_A_NUMBER if device.type == "meta" else frozenset[str]()
         self._slots: list[torch.Tensor | None] = []
         self._slot_of: dict[View, int] = {}
@@ -83,25 +85,40 @@ class Machine:
         self._held: dict[int, int] = {}
         self._ready: list[_Ready] = []
         self._next = 0
+        self._first: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # integers that steps write, and what they held
 
     @torch.no_grad()
-    def rehearse(self, tell: Callable[[str], None] = lambda name: None) -> None:
+    def rehearse(
+        self,
+        tell: Callable[[Step], None] = lambda step: None,
+        leave_out: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         """Run every step once. What an operator raises is the outcome of its step; the others still run.
 
-        Raises EtloomError where the device itself fails.
+        leave_out: node -> why it is not to be tried. Raises EtloomError where the device itself fails.
         """
         for step in self.program.steps:
-            tell(step.name)
-            ready = _Ready(step.node, step.operator.call)
-            outcome = self._attempt(step, ready)
+            tell(step)
+            ready = _Ready(step.node, step.name, step.operator.call)
+            why = leave_out.get(step.node)
+            outcome = self._attempt(step, ready) if why is None else Outcome("skipped", why)
             self.outcomes.append(outcome)
             if outcome.result != "skipped" and step.name not in self._numbers:
                 self._ready.append(ready)
+            else:
+                # A view that only this step would make again is no view for later ones.
+                for slot, view, _ in ready.views:
+                    self._slots[slot] = None
+                    self._on[view.storage].remove(slot)
             for storage in step.frees:
                 self._held.pop(storage, None)
                 if storage not in self._kept:
-                    ready.frees = self._on.pop(storage, [])
-                    for slot in ready.frees:
+                    freed = self._on.pop(storage, [])
+                    if self._ready:
+                        self._ready[-1].frees += freed
+                    for slot in freed:
                         self._slots[slot] = None
 
     def run(self) -> None:
@@ -111,12 +128,23 @@ class Machine:
 
     @torch.no_grad()
     def advance(self, node: int | None) -> None:
-        """What comes before a node and was not run in this pass yet; with None what is left, which ends the pass."""
+        """What comes before a node and was not run in this pass yet; with None what is left, which ends the pass.
+
+        Raises EtloomError where an operator fails that ran in the rehearsal.
+        """
         slots = self._slots
+        if self._next == 0:
+            for tensor, first in self._first:
+                tensor.copy_(first)
         while self._next < len(self._ready) and (node is None or self._ready[self._next].node < node):
             ready = self._ready[self._next]
             self._next += 1
-            given = ready(slots)
+            try:
+                given = ready(slots)
+            except (RuntimeError, IndexError, TypeError, ValueError) as error:
+                raise EtloomError(
+                    f"{ready.name} ran once and then failed: {_first_line(error)}", where=f"node {ready.node}"
+                ) from error
             if ready.takes:
                 leaves = (given,) if isinstance(given, torch.Tensor) else tree_leaves(given)
                 for at, slot in ready.takes:
@@ -192,6 +220,9 @@ class Machine:
             return slot
         self._kept.add(view.storage)
         whole = self._make(view)
+        number = whole.is_floating_point() or whole.is_complex() or whole.is_meta
+        if not number and view.storage not in self.program.constant:
+            self._first.append((whole, whole.clone()))
         self._held[view.storage] = whole.untyped_storage().nbytes()
         self._slots[slot] = _view(whole, view)
         self._on.setdefault(view.storage, []).insert(0, slot)
@@ -207,7 +238,8 @@ class Machine:
         count = math.ceil(self.program.bytes[view.storage] / DTYPES[view.dtype].itemsize)
         device = torch.device("cpu") if view.on_host and self.device.type == "cuda" else self.device
         reach = self._reach.get(view.storage, 0)
-        return materials.made(view, count, device, reach, view.storage in self._offsets)
+        least = self._least.get(view.storage, 0)
+        return materials.made(view, count, device, reach, view.storage in self._offsets, least)
 
     def _take(self, step: Step, ready: _Ready, given: Any) -> Outcome:
         """Give the results their slots, if they are as recorded; else their readers get tensors made so."""

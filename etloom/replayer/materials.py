@@ -39,12 +39,20 @@ _REACH: dict[str, tuple[str, Callable[[dict[str, Any]], int]]] = {
 """Operator -> the argument that holds places, and below what they must lie."""
 
 
-def reaches(program: Program) -> tuple[dict[int, int], set[int]]:
-    """Storage of integers -> below what they must lie, by what their readers say; and storages with offsets of bags.
+_MOST = 1 << 31
+_DRAWN = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
-    Readers of copies and views count too: the program is walked from its end.
+
+def reaches(program: Program) -> tuple[dict[int, int], set[int], dict[int, int]]:
+    """Storage of integers -> below what they must lie, by what their readers say; storages with offsets of bags; and
+    storage -> the least they held, where their range was recorded.
+
+    Readers of copies and views count too: the program is walked from its end. A recorded range narrows what readers
+    say. Where they say nothing it is taken only if all are known to look at their indices.
     """
     reach: dict[int, int] = {}
+    recorded: dict[int, tuple[int, int]] = {}
+    trusting: set[int] = set()
     offsets: set[int] = set()
     for step in reversed(program.steps):
         had = {one.name: value for one, value in zip(step.operator.arguments, step.values, strict=False)}
@@ -56,6 +64,11 @@ def reaches(program: Program) -> tuple[dict[int, int], set[int]]:
                     reach[places.storage] = min(bound(had), reach.get(places.storage, 1 << 31))
         if name.endswith("embedding_bag") and isinstance(starts := had.get("offsets"), View):
             offsets.add(starts.storage)
+        for view, low, high in step.ranges:
+            before = recorded.get(view.storage, (low, high))
+            recorded[view.storage] = min(low, before[0]), max(high, before[1])
+        if name.removeprefix("aten::").startswith("_") or "backward" in name or not name.startswith("aten::"):
+            trusting.update(view.storage for view in views_of(step.values))
         if name in _ALIKE and step.results:
             for view in views_of(step.values):
                 for result in step.results:
@@ -63,11 +76,22 @@ def reaches(program: Program) -> tuple[dict[int, int], set[int]]:
                         reach[view.storage] = min(reach[result.storage], reach.get(view.storage, 1 << 31))
                     if result.storage in offsets:
                         offsets.add(view.storage)
-    return reach, offsets
+                    if result.storage in trusting:
+                        trusting.add(view.storage)
+    least: dict[int, int] = {}
+    for storage, (low, high) in recorded.items():
+        if storage in reach:
+            reach[storage] = max(1, min(high + 1, reach[storage]))
+            least[storage] = max(0, min(low, reach[storage] - 1))
+        elif storage not in trusting and low >= -_MOST and high < _MOST:
+            reach[storage], least[storage] = high + 1, low
+    return reach, offsets, least
 
 
-def made(view: View, count: int, device: torch.device, reach: int, offsets: bool) -> torch.Tensor:
-    """A flat tensor of ``count`` elements for the storage of a view."""
+def made(
+    view: View, count: int, device: torch.device, reach: int, offsets: bool, least: int = 0
+) -> torch.Tensor:
+    """A flat tensor of ``count`` elements for the storage of a view: integers from ``least`` to below ``reach``."""
     dtype = DTYPES[view.dtype]
     if dtype == torch.bool:
         return torch.ones(count, dtype=dtype, device=device)
@@ -77,8 +101,10 @@ def made(view: View, count: int, device: torch.device, reach: int, offsets: bool
         return (small * (2 / width if width > 1 else 1)).to(dtype)
     if offsets:
         return torch.arange(count, device=device).to(dtype)
-    if reach > 1 and dtype.is_signed:
-        return torch.randint(min(reach, torch.iinfo(dtype).max), (count,), dtype=dtype, device=device)
+    kinds = torch.iinfo(dtype)
+    low, high = max(least, kinds.min), min(reach, kinds.max)
+    if (low or high > 1) and low < high and dtype in _DRAWN:
+        return torch.randint(low, high, (count,), dtype=dtype, device=device)
     return torch.zeros(count, dtype=dtype, device=device)
 
 

@@ -11,10 +11,22 @@ from typing import Any
 import torch
 
 _REFUSED = re.compile(
-    r"from_file|_?set_data|_?set_source\w*|.*unsafe.*|_nested_\w*|_copy_from\w*|_?pin_memory|record_stream"
-    r"|_test_\w*|\w*backward_?hook\w*|_?resize_output_?|_assert_\w*|\w*dlpack\w*|_cudnn_init_dropout_state|sym_\w*"
+    r"from_file|set_data|set_source\w*|.*dlpack.*|pin_memory|record_stream|sym_\w*|segment_reduce|batch_norm_backward"
+    r"|quantized_\w*|choose_qparams_optimized|mkldnn_rnn_\w*|fractional_max_pool[23]d_backward|bincount|fbgemm_\w*"
 )
 """Operators that open files, take another's memory, or trust their arguments without a look at sizes or indices."""
+
+_PRIVATE = re.compile(
+    r"to_copy|unsafe_view|(?:log_)?softmax(?:_backward_data)?|local_scalar_dense|scaled_dot_product_\w+|conj\w*|neg_view"
+    r"|(?:efficient|flash)_attention_(?:for|back)ward|foreach_(?!copy$)\w+|fused_adamw?_?|fused_rms_norm\w*"
+    r"|embedding_bag(?:_forward_only|_backward|_dense_backward)?|weight_norm_interface\w*|reshape_alias"
+    r"|adaptive_avg_pool[23]d(?:_backward)?|index_put_impl_|convolution\w*|cdist_\w+|pdist_\w+|prelu_kernel\w*"
+    r"|batch_norm_(?:with_update\w*|impl_index\w*)|native_batch_norm_legit\w*|thnn_fused_\w+|cudnn_rnn\w*|int_mm"
+    r"|scaled_mm|grouped_mm|scaled_grouped_mm|addmm_activation|amp_\w+|linalg_\w+|fft_\w+|logcumsumexp|trilinear|upsample_\w+"
+    r"|native_multi_head_attention|transformer_encoder_layer_fwd|shape_as_tensor|euclidean_dist|masked_softmax\w*|assert_async"
+    r"|functional_sym_constrain\w*|log_api_usage\w*|sparse_\w*softmax|safe_softmax|spdiags|mps_\w+|is_all_true|is_any_true"
+)
+"""Of private operators, whose callers have looked at their arguments, those that training and serving begin with."""
 
 
 _OTHERS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -75,7 +87,10 @@ def resolve(schema: str, namespaces: frozenset[str] = frozenset({"aten"})) -> Op
     name, _, overload = rest.partition(".")
     if namespace not in namespaces:
         return f"namespace {namespace[:40] or '?'} is not allowed; --allow-namespace adds one"
-    if _REFUSED.fullmatch(name):
+    plain = name.lstrip("_")
+    if _REFUSED.fullmatch(plain) or (
+        namespace == "aten" and name.startswith("_") and not _PRIVATE.fullmatch(plain)
+    ):
         return "not run for a trace of unknown origin"
     try:
         recorded = [one.name for one in torch._C.parse_schema(schema).arguments]
@@ -92,7 +107,13 @@ def resolve(schema: str, namespaces: frozenset[str] = frozenset({"aten"})) -> Op
     known = {one.name: one for one in order}
     if strange := [one for one in recorded if one not in known]:
         return f"this torch's operator has no argument {strange[0][:40]}"
-    return Operator(f"{namespace}::{name}", call[0], tuple(known[one] for one in recorded), order)
+    run = _aliased if name == "_reshape_alias" else call[0]
+    return Operator(f"{namespace}::{name}", run, tuple(known[one] for one in recorded), order)
+
+
+def _aliased(tensor: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
+    """aten::_reshape_alias, with a look at whether the storage holds it."""
+    return torch.as_strided(tensor, size, stride, tensor.storage_offset())
 
 
 def _argument(one: Any) -> Argument:

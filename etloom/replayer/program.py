@@ -20,6 +20,7 @@ from etloom.replayer.operators import Operator, resolve
 from etloom.replayer.values import DTYPES
 from etloom.trace import Trace
 
+_MOST_BYTES = 1 << 50
 INPUT, OUTPUT = 0, 1  # of the column io of tensors
 _Node = dict[str, Any]
 _COMMUNICATES = "communication: etloom replay comms"
@@ -36,6 +37,9 @@ class View:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     on_host: bool
+    tensor: int | None = (
+        None  # its recorded id, where strides were not recorded: a view may differ in them alone
+    )
 
     @property
     def bytes(self) -> int:
@@ -49,7 +53,8 @@ class View:
 @dataclass
 class Step:
     """One operator to run. values: of its arguments, in recorded order, Views in place of tensors.
-    frees: storages that nobody reads afterwards. recorded_ns: how long it took, null where no times were recorded."""
+    frees: storages that nobody reads afterwards. ranges: (view, least, most) of integers. recorded_ns: how long it
+    took, null where no times were recorded."""
 
     node: int
     name: str
@@ -57,6 +62,7 @@ class Step:
     values: list[Any]
     results: list[View]
     frees: tuple[int, ...] = ()
+    ranges: list[tuple[View, int, int]] = field(default_factory=list)
     recorded_ns: int | None = None
 
 
@@ -101,7 +107,8 @@ def program(
     left_out = [LeftOut(node["name"], reason, spent.get(node["id"])) for node, reason in refused]
     if not chosen:
         raise EtloomError("no recorded operator can be replayed", remedy="etloom info shows what there is")
-    wanted = pl.DataFrame({"node": [node["id"] for node, _ in chosen]}, schema={"node": pl.UInt32})
+    found = sorted([*chosen, *((node, None) for node, _ in refused)], key=lambda one: one[0]["id"])
+    wanted = pl.DataFrame({"node": [node["id"] for node, _ in found]}, schema={"node": pl.UInt32})
     tensors: dict[int, list[dict[str, Any]]] = {}
     rows = trace.tensors.join(wanted, on="node", how="semi").with_columns(
         pl.col(pl.Categorical).cast(pl.String)
@@ -110,11 +117,16 @@ def program(
         tensors.setdefault(row["node"], []).append(row)
     steps: list[Step] = []
     storages = _Storages()
-    for node, operator in chosen:
+    for node, operator in found:
+        own = tensors.get(node["id"], [])
+        if operator is None:
+            storages.replaced(own)
+            continue
         try:
-            one = _step(node, operator, tensors.get(node["id"], []), storages)
+            one = _step(node, operator, own, storages)
         except ValueError as error:
             left_out.append(LeftOut(node["name"], str(error), spent.get(node["id"])))
+            storages.replaced(own)
             continue
         one.recorded_ns = spent.get(node["id"])
         steps.append(one)
@@ -146,8 +158,9 @@ def _topmost(
     refused: dict[int, tuple[_Node, str]] = {}
     inside: set[int] = set()  # of what is run, or left out whole
     around: dict[int, int] = {}  # node -> the innermost refused one that it is in
-    columns = ("id", "name", "parent", "op_schema", "kernel_backend", "inputs")
-    for node in nodes.select(columns).iter_rows(named=True):
+    columns = ("id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
+    # An id that comes twice is the first's: what is around what must end somewhere.
+    for node in nodes.select(columns).unique("id", keep="first").sort("id").iter_rows(named=True):
         at, parent = node["id"], node["parent"]
         if parent in inside:
             inside.add(at)
@@ -190,8 +203,11 @@ class _Storages:
             raise ValueError(f"dtype {row['dtype']} is not known")
         shape = tuple(json.loads(row["shape"] or "[]"))
         stride = tuple(json.loads(row["stride"] or "[]"))
-        if len(stride) != len(shape):  # not recorded before schema 1.1.1
+        told = len(stride) == len(shape)
+        if not told:  # not recorded before schema 1.1.1
             stride = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+        if not all(type(one) is int for one in (*shape, *stride)):
+            raise ValueError("a size was recorded that is no number")
         if min((0, row["offset"] or 0, *shape, *stride)) < 0:
             raise ValueError("a negative size was recorded")
         name = row["storage_id"]
@@ -200,14 +216,33 @@ class _Storages:
             self.bytes[len(self.bytes)] = 0
         storage = self._now[name]
         on_host = row["device"] == "cpu"
-        view = View(storage, row["dtype"], row["offset"] or 0, shape, stride, on_host)
+        view = View(
+            storage,
+            row["dtype"],
+            row["offset"] or 0,
+            shape,
+            stride,
+            on_host,
+            None if told else row["tensor_id"],
+        )
+        if view.bytes > _MOST_BYTES:
+            raise ValueError("a size beyond all memory was recorded")
         self.bytes[storage] = max(self.bytes[storage], view.bytes)
         return view
+
+    def replaced(self, rows: list[dict[str, Any]]) -> None:
+        """Tensors that something gave which is not run: who reads them must not get what had their ids before."""
+        taken = {row["storage_id"] for row in rows if row["io"] == INPUT}
+        for row in rows:
+            if row["io"] == OUTPUT and row["storage_id"] not in taken:
+                self._now.pop(row["storage_id"], None)
 
 
 def _step(node: _Node, operator: Operator, rows: list[dict[str, Any]], storages: _Storages) -> Step:
     """Raises ValueError with the reason where what was recorded is not enough."""
     values = json.loads(node["inputs"] or "[]")
+    if not isinstance(values, list):
+        raise ValueError("its inputs were not recorded as a list")
     if len(values) > len(operator.arguments):
         raise ValueError("more inputs were recorded than the operator has")
     tensors = [row for row in rows if not row["dtype"].startswith("nullptr")]
@@ -219,8 +254,19 @@ def _step(node: _Node, operator: Operator, rows: list[dict[str, Any]], storages:
                 values[at] = view
             else:
                 values[at] = _put(values[at], item, view)
+    inputs = list(views_of(values))
     results = [storages.view(row, row["storage_id"] not in taken) for row in tensors if row["io"] == OUTPUT]
-    return Step(node["id"], node["name"], operator, values, results)
+    return Step(node["id"], node["name"], operator, values, results, ranges=_ranges(node["attrs"], inputs))
+
+
+def _ranges(attrs: str | None, inputs: list[View]) -> list[tuple[View, int, int]]:
+    """The recorded least and most of integer inputs, by their place among the tensors."""
+    try:
+        told = json.loads(json.loads(attrs or "{}").get("tensor_range") or "{}")
+        pairs = [(int(at), *map(int, pair)) for at, pair in told.items() if len(pair) == 2]
+    except (ValueError, TypeError, AttributeError):
+        return []
+    return [(inputs[at], low, high) for at, low, high in pairs if 0 <= at < len(inputs) and low <= high]
 
 
 def _put(values: Any, item: int, view: View) -> list[Any]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import PathArgument
 from etloom.cli._output import Format, emit
+
+if TYPE_CHECKING:
+    from etloom.replayer.program import Step
+
+PROGRESS_S = 5.0
 
 
 @guarded()
@@ -57,24 +66,51 @@ def compute(
       etloom replay compute run/ --device meta --min-coverage 95
       etloom replay compute run/ --step 3 --out replay.parquet && etloom diff run/ replay.parquet
     """
+    asked = {
+        "path": str(path),
+        "device": device,
+        "rank": rank,
+        "step": step,
+        "namespaces": sorted({"aten", *(allow_namespace or ())}),
+        "repeats": repeats,
+        "warmup": warmup,
+        "max_bytes": None if max_memory is None else int(max_memory * 1e9),
+        "min_coverage": min_coverage,
+        "out": None if out is None else str(out),
+        "format": None if format is None else format.value,
+    }
+    from etloom.replayer import apart
+
+    if status := apart.run([__name__, json.dumps(asked)]):
+        raise SystemExit(status)
+
+
+@guarded()
+def work(asked: dict[str, Any]) -> None:
+    """The command, in the process that may die of it."""
     import etloom
     from etloom.errors import EtloomError, UnknownName
+    from etloom.replayer import apart
     from etloom.replayer.compute import replay
 
-    job = etloom.open(path)
-    chosen = min(job) if rank is None else rank
+    job = etloom.open(asked["path"])
+    chosen = min(job) if asked["rank"] is None else asked["rank"]
     if chosen not in job:
-        raise UnknownName("rank", str(rank), map(str, job))
+        raise UnknownName("rank", str(chosen), map(str, job))
+    told, leave_out = apart.here()
     done = replay(
         job[chosen],
-        device,
-        namespaces=frozenset({"aten", *(allow_namespace or ())}),
-        step=step,
-        repeats=repeats,
-        warmup=warmup,
-        max_bytes=None if max_memory is None else int(max_memory * 1e9),
+        asked["device"],
+        namespaces=frozenset(asked["namespaces"]),
+        step=asked["step"],
+        repeats=asked["repeats"],
+        warmup=asked["warmup"],
+        max_bytes=asked["max_bytes"],
+        progress=_progress(told),
+        leave_out=leave_out,
     )
-    emit(done.coverage, format, None)
+    out = None if asked["out"] is None else Path(asked["out"])
+    emit(done.coverage, None if asked["format"] is None else Format(asked["format"]), None)
     covered = done.covered() or 0.0
     of_time = done.covered("recorded_ns")
     time = "" if of_time is None else f", {of_time:.2%} of their recorded time"
@@ -88,5 +124,25 @@ def compute(
     if out and done.trace is not None:
         etloom.export(done.trace, out)
         say(f"wrote {out}")
-    if covered * 100 < min_coverage:
-        raise EtloomError(f"{covered:.2%} of operators are covered, {min_coverage:g} % were asked for")
+    if covered * 100 < (least := asked["min_coverage"]):
+        raise EtloomError(f"{covered:.2%} of operators are covered, {least:g} % were asked for")
+
+
+def _progress(told: Callable[[int], None]) -> Callable[[Step], None]:
+    """Tells what is tried; the user only every few seconds, of a rehearsal that takes long."""
+    tried = 0
+    last = time.monotonic()
+
+    def tell(step: Step) -> None:
+        nonlocal tried, last
+        told(step.node)
+        tried += 1
+        if time.monotonic() - last > PROGRESS_S:
+            last = time.monotonic()
+            say(f"rehearsing: {tried:,} operators tried, now {step.name}")
+
+    return tell
+
+
+if __name__ == "__main__":
+    work(json.loads(sys.argv[1]))
