@@ -113,7 +113,6 @@ void bind_parsers(nb::module_& module) {
             parser.finish();
             parser.sort();
         }, "The file is over.")
-        .def("expect", &Parser::expect, nb::arg("bytes"), "Say how long the file is, before it is fed.")
         .def("cut", [](Parser& parser) {
             nb::gil_scoped_release release;
             parser.sort();

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from etloom.errors import ReadError
-from etloom.readers._files import UNPACK_ERRORS, chunks, packing
+from etloom.readers._files import UNPACK_ERRORS, chunks
 
 Stat = tuple[str, str, int, str | None]
 Progress = Callable[[int], None]
@@ -62,8 +62,6 @@ class Parsed:
 def parse(parser: Any, path: Path, progress: Progress | None = None) -> Parsed:
     """Feed the file to the parser. Raises ReadError where the document holds no rows at all."""
     stats: list[Stat] = []
-    if packing(path) is None:
-        parser.expect(path.stat().st_size)
     for piece in read_ahead(path, stats, progress):
         parser.feed(piece)
     parser.finish()

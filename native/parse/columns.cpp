@@ -1,10 +1,6 @@
 // Columns to Arrow, and what is wrong with the texts of a column.
 #include "columns.hpp"
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include "arrow_c.hpp"
 
 namespace etloom {
@@ -56,15 +52,6 @@ void fill_array(ArrowArray* array, size_t rows, int64_t nulls, int64_t buffers, 
 }
 
 }  // namespace
-
-void in_large_pages([[maybe_unused]] const void* from, [[maybe_unused]] size_t bytes) {
-#ifdef MADV_HUGEPAGE
-    constexpr uintptr_t kPage = 1 << 21;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(from) + kPage - 1) & ~(kPage - 1);
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(from) + bytes) & ~(kPage - 1);
-    if (end > begin) static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
-#endif
-}
 
 void Column::leave_with(ArrowSchema* schema, ArrowArray* array, const char* format, size_t rows,
                         std::shared_ptr<void> values, const void* data, Dictionary* texts) {

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "buffer.hpp"
 #include "dictionary.hpp"
 #include "json_text.hpp"
 #include "scalars.hpp"
@@ -21,17 +22,14 @@ namespace etloom {
 
 // Room that the columns of a table share while they are put in order: the old place of one is the new one of the next.
 struct Scratch {
-    std::tuple<std::vector<int8_t>, std::vector<int16_t>, std::vector<int32_t>, std::vector<int64_t>, std::vector<uint32_t>,
-               std::vector<uint64_t>, std::vector<double>>
+    std::tuple<Buffer<int8_t>, Buffer<int16_t>, Buffer<int32_t>, Buffer<int64_t>, Buffer<uint32_t>, Buffer<uint64_t>,
+               Buffer<double>>
         rooms;
     template <typename T>
-    std::vector<T>& of() {
-        return std::get<std::vector<T>>(rooms);
+    Buffer<T>& of() {
+        return std::get<Buffer<T>>(rooms);
     }
 };
-
-// Asks for large pages, of which fewer have to be got from the system one by one.
-void in_large_pages(const void* from, size_t bytes);
 
 // One column of a table. It may be behind the others: rows that it has not got yet are null.
 class Column {
@@ -42,8 +40,7 @@ class Column {
     // Makes up for rows that it is behind.
     virtual void pad(size_t rows) = 0;
     virtual void truncate(size_t rows) = 0;
-    virtual void reserve(size_t rows) = 0;
-    virtual void take(const std::vector<uint32_t>& order, Scratch& scratch) = 0;
+    virtual void take(const Buffer<uint32_t>& order, Scratch& scratch) = 0;
     // Counts what is wrong with the values; called before they leave.
     virtual void settle(Troubles&) {}
     // Moves the column into Arrow structures; the column is empty afterwards.
@@ -78,13 +75,17 @@ class Column {
         valid_.resize((to + 7) / 8);
         if (to & 7) valid_.back() &= static_cast<uint8_t>((1U << (to & 7)) - 1);
     }
-    void take_bitmap(const std::vector<uint32_t>& order) {
+    void take_bitmap(const Buffer<uint32_t>& order) {
         if (nulls_ == 0) return;
-        std::vector<uint8_t> taken((order.size() + 7) / 8, 0);
+        std::vector<uint8_t> taken((order.size() + 7) / 8);
         const uint8_t* valid = valid_.data();
-        for (size_t i = 0; i < order.size(); ++i) {
-            const uint32_t row = order[i];
-            taken[i >> 3] |= static_cast<uint8_t>(((valid[row >> 3] >> (row & 7)) & 1) << (i & 7));
+        for (size_t i = 0; i < taken.size(); ++i) {
+            unsigned byte = 0;
+            for (size_t bit = 0; bit < std::min<size_t>(8, order.size() - 8 * i); ++bit) {
+                const uint32_t row = order[8 * i + bit];
+                byte |= ((valid[row >> 3] >> (row & 7)) & 1U) << bit;
+            }
+            taken[i] = static_cast<uint8_t>(byte);
         }
         valid_ = std::move(taken);
     }
@@ -132,30 +133,24 @@ class Numbers : public Column {
         truncate_bitmap(values_.size(), rows);
         values_.resize(rows);
     }
-    void reserve(size_t rows) override {
-        if (rows <= values_.capacity()) return;
-        values_.reserve(rows);
-        in_large_pages(values_.data(), rows * sizeof(T));
-    }
-    void take(const std::vector<uint32_t>& order, Scratch& scratch) override {
+    void take(const Buffer<uint32_t>& order, Scratch& scratch) override {
         auto& taken = scratch.of<T>();
-        taken.resize(order.size());
+        taken.resize_unset(order.size());
         for (size_t i = 0; i < order.size(); ++i) taken[i] = values_[order[i]];
         values_.swap(taken);
         take_bitmap(order);
     }
     void leave(ArrowSchema* schema, ArrowArray* array) override { leave_as(schema, array, Format<T>::value, nullptr); }
 
-    std::vector<T>& values() { return values_; }
+    Buffer<T>& values() { return values_; }
 
   protected:
     void leave_as(ArrowSchema* schema, ArrowArray* array, const char* format, Dictionary* texts) {
-        auto values = std::make_shared<std::vector<T>>(std::move(values_));
-        values_ = {};
+        auto values = std::make_shared<Buffer<T>>(std::move(values_));
         leave_with(schema, array, format, values->size(), values, values->data(), texts);
     }
 
-    std::vector<T> values_;
+    Buffer<T> values_;
 };
 
 // How the bytes of a text in the file become the text of the column, when the column leaves: once a distinct text.
@@ -220,10 +215,7 @@ class Table {
     void truncate(size_t rows) {
         for (auto& named : columns_) named.column->truncate(rows);
     }
-    void reserve(size_t rows) {
-        for (auto& named : columns_) named.column->reserve(rows);
-    }
-    void take(const std::vector<uint32_t>& order) {
+    void take(const Buffer<uint32_t>& order) {
         Scratch scratch;
         for (auto& named : columns_) named.column->take(order, scratch);
     }

@@ -1,8 +1,6 @@
 // See parser.hpp.
 #include "parser.hpp"
 
-#include <algorithm>
-
 namespace etloom {
 
 void Parser::sort() {
@@ -31,13 +29,6 @@ void Parser::rewind() {
     auto mark = marks_.begin();
     for (auto& [name, table] : tables_) table.truncate(*mark++);
     troubles_ = saved_troubles_;
-}
-
-void Parser::make_room() {
-    if (expected_bytes_ == 0 || bytes() < kSample) return;
-    const double share = std::min(static_cast<double>(expected_bytes_) / static_cast<double>(bytes()) * 1.1, 1e4);
-    for (auto& [name, table] : tables_) table.reserve(static_cast<size_t>(static_cast<double>(table.rows()) * share));
-    expected_bytes_ = 0;
 }
 
 }  // namespace etloom

@@ -21,8 +21,6 @@ class Parser : public RowStream {
 
     Tables& tables() { return tables_; }
     const Troubles& troubles() const { return troubles_; }
-    // How long the file is, where it is known.
-    void expect(uint64_t bytes) { expected_bytes_ = bytes; }
     // Orders the tables and counts what is wrong with their texts. Once, before the columns leave.
     void sort();
 
@@ -39,12 +37,7 @@ class Parser : public RowStream {
     bool rows(std::string_view json, uint64_t& position) override;
     void checkpoint() override;
     void rewind() override;
-    // Makes room for as many rows as the rest of the file will hold if it goes on like this, so that no column is moved
-    // while it grows. Room that is not used is no memory used.
-    void make_room() override;
 
-    static constexpr uint64_t kSample = 1 << 22;
-    uint64_t expected_bytes_ = 0;
     Tokens tokens_;
     Troubles saved_troubles_;
     std::vector<size_t> marks_;

@@ -32,7 +32,6 @@ void RowStream::feed(const char* data, size_t size) {
     while (step(false)) {
     }
     count_trailing();
-    make_room();
 }
 
 // White space may follow the document, anything else is lost.

@@ -43,8 +43,6 @@ class RowStream {
     virtual bool rows(std::string_view json, uint64_t& position) = 0;
     virtual void checkpoint() = 0;
     virtual void rewind() = 0;
-    // Called after each feed.
-    virtual void make_room() {}
 
   private:
     enum class State { kStart, kTop, kRows, kDone };
