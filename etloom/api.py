@@ -203,17 +203,20 @@ def convert(
     """
     from etloom.opening import large
 
-    target = Path(out)
+    source, target = Path(path), Path(out)
     name = format or registry.by_suffix("exports", target)
     exporter = registry.get("exports", name)
-    if name == "chakra-json" and readers.format_of(Path(path)) == "chakra":
-        exporter.convert(Path(path), target)
-    elif name == "parquet" and not reader and large.is_large(Path(path)):
-        large.spill(Path(path), target, progress)
+    if name == "chakra-json" and readers.format_of(source) == "chakra":
+        with _writing(target):
+            exporter.convert(source, target)
+    elif name == "parquet" and not reader and large.is_large(source):
+        with _writing(target):
+            large.spill(source, target, progress)
     else:
-        source = Path(path)
         told = partial(progress, source) if progress else None
-        exporter.write(readers.read(source, reader, progress=told, **options), target)
+        read = readers.read(source, reader, progress=told, **options)
+        with _writing(target):
+            exporter.write(read, target)
     return target
 
 
@@ -247,8 +250,9 @@ def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """What the system refuses, said of the target."""
+    """Make the folder of the target; what the system refuses is said of the target."""
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise EtloomError(

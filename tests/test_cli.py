@@ -508,6 +508,8 @@ def test_convert(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> Non
     out = tmp_path / "k.parquet"
     assert call("convert", run / "kineto_trace_0.json", out) == (0, "", f"etloom: wrote {out}\n")
     assert etloom.open(out).ranks == [0]
+    assert call("convert", run / "kineto_trace_0.json", "--out", tmp_path / "new" / "k.json")[0] == 0
+    assert call("convert", run / "kineto_trace_0.json")[0] == 2
 
 
 def test_report_prints_the_verdict_and_writes_the_page(
@@ -522,9 +524,10 @@ def test_report_prints_the_verdict_and_writes_the_page(
     saved = small.write_run(tmp_path / "run")
     assert call("report", saved)[0] == 0
     assert (saved / "report.html").is_file()
-    status, _, err = call("report", run, "--out", tmp_path / "absent" / "r.html")
+    assert call("report", run, "--out", tmp_path / "new" / "r.html")[0] == 0
+    status, _, err = call("report", run, "--out", page / "r.html")
     assert status == 1
-    assert err.endswith("r.html: cannot be written: No such file or directory; name another path\n")
+    assert err.endswith("r.html: cannot be written: File exists; name another path\n")
 
 
 def test_collect_passes_on_options_command_and_status(

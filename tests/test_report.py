@@ -346,3 +346,18 @@ def test_write_is_repeatable(job: Job, tmp_path: Path) -> None:
     html.write(job, tmp_path / "a.html")
     html.write(job, tmp_path / "b.html")
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_times_of_the_epoch_count_from_the_first_of_the_table() -> None:
+    from etloom.reports.text import shown
+
+    frame = pl.DataFrame(
+        {"start_ns": [EPOCH, EPOCH + 10**9], "end_ns": [EPOCH + 10**6, None], "dur_ns": [5, 6]}
+    )
+    ends = shown(frame, "end_ns")
+    assert (ends.header, ends.text(EPOCH + 10**6)) == ("end (µs since the first)", "1,000")
+    assert shown(frame, "start_ns").text(EPOCH) == "0"
+    assert shown(frame, "dur_ns").header == "dur (ns)"
+
+
+EPOCH = 1_700_000_000_000_000_000

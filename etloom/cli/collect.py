@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -139,6 +140,7 @@ def collect(
     if print_command:
         typer.echo(_command_line(command, out, steps, options))
         return
+    _announce_build(observer)
     collected = launch(command, out, steps, overwrite=overwrite, **options)
     folders = collected.windows or (collected.out,)
     for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
@@ -172,6 +174,18 @@ def _command_line(command: list[str], out: Path, steps: str | None, options: dic
     environment = [f"{name}={value}" for name, value in launcher.environment_of(prepared).items()]
     words = ["env", *environment, *launcher.command_of(prepared)]
     return f"mkdir -p {shlex.quote(prepared.scratch)} && {shlex.join(words)}"
+
+
+def _announce_build(observer: str) -> None:
+    """Say what the first use of the native observer waits for."""
+    from etloom.collector.observer import BuildError, built
+
+    if observer == "native":
+        with contextlib.suppress(ImportError, BuildError):
+            if built() is None:
+                say(
+                    "building the native observer for this torch, once: half a minute, more on a busy machine"
+                )
 
 
 def _build() -> None:

@@ -22,7 +22,12 @@ class Unit(str, enum.Enum):
 @guarded()
 def convert(
     path: Annotated[Path, typer.Argument(help="A trace file.", show_default=False, metavar="FILE")],
-    out: Annotated[Path, typer.Argument(help="What to write.", show_default=False, metavar="OUT")],
+    out: Annotated[
+        Path | None, typer.Argument(help="What to write.", show_default=False, metavar="OUT")
+    ] = None,
+    out_option: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The same as OUT.", show_default=False)
+    ] = None,
     to: Annotated[
         str | None,
         typer.Option("--to", help="The format; by default the end of OUT says.", show_default=False),
@@ -60,8 +65,11 @@ def convert(
     """
     import etloom
 
+    target = out or out_option
+    if target is None or (out and out_option):
+        raise typer.BadParameter("say once what to write: etloom convert FILE OUT")
     given = {"time_column": time_column, "unit": unit and unit.value, "utc_offset": utc_offset}
     mapping = {name: value for name, value in given.items() if value is not None}
     with progress(f"converting {path}") as update:
-        etloom.convert(path, out, to, progress=update, reader="metrics" if mapping else None, **mapping)
-    say(f"wrote {out}")
+        etloom.convert(path, target, to, progress=update, reader="metrics" if mapping else None, **mapping)
+    say(f"wrote {target}")

@@ -60,7 +60,8 @@ def part(
     if count > limit:
         raise EtloomError(
             f"the part has {count:,} nodes, more than can be drawn",
-            remedy=f"choose with the options step, rank, or around and depth, or set limit to {count}",
+            remedy=f"choose with the options step, rank, or around and depth (etloom export -O step=3), "
+            f"or set limit to {count}",
         )
     kept = edges.filter(chosen[edges["source"]] & chosen[edges["target"]])
     return Part(nodes.filter(chosen), kept)

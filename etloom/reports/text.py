@@ -1,7 +1,7 @@
 """How numbers and columns are said to people: one rule for the page and the terminal.
 
 A column whose name ends in ``_ns`` or ``_bytes`` is shown in one unit, chosen by its largest value; ``_pct`` in
-percent. Times of the epoch are shown since the first of the column.
+percent. Times of the epoch are shown since the first of the table.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
     numeric = frame.schema[name].is_numeric()
     for suffix, units in (("_ns", TIMES), ("_bytes", SIZES)):
         if numeric and (name.endswith(suffix) or name == suffix[1:]):
-            first: Any = frame[name].min()
-            zero = int(first) if suffix == "_ns" and first is not None and first > EPOCH_NS else 0
+            zero = _zero(frame) if suffix == "_ns" and _since_epoch(frame[name]) else 0
             top: Any = (frame[name] - zero).abs().max() if frame.height else None
             # A step up only from 10 on, so that columns of like size have like units.
             unit, factor = scale(float(top or 0) / 10, units)
@@ -57,6 +56,19 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
     if name.endswith("_pct"):
         return Shown(f"{name.removesuffix('_pct').replace('_', ' ')} (%)", 1, numeric, True)
     return Shown(name.replace("_", " "), 1, numeric, name not in PLAIN)
+
+
+def _zero(frame: pl.DataFrame) -> int:
+    """The first of all times of the epoch in a table, so that its columns can be held against each other."""
+    times = [
+        one for one in frame if one.name.endswith("_ns") and one.dtype.is_numeric() and _since_epoch(one)
+    ]
+    return min(int(one.min()) for one in times)  # type: ignore[arg-type]
+
+
+def _since_epoch(column: pl.Series) -> bool:
+    first: Any = column.min()
+    return first is not None and first > EPOCH_NS
 
 
 def scale(value: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:
