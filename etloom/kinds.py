@@ -46,8 +46,10 @@ STEP = r"^ProfilerStep#(\d+)$"
 KIND = pl.Enum(KINDS)
 
 _COLLECTIVE = r"(?i:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
+UNNAMED = r"(?:\(anonymous namespace\)|<unnamed>)::"
+"""A scope without a name, as CUPTI and Nsight Systems spell it."""
 # Up to a kernel's own identifier: "void at::native::(anonymous namespace)::".
-_SCOPE = r"^(?:void\s+)?(?:(?:\(anonymous namespace\)|[A-Za-z_]\w*)::)*"
+_SCOPE = rf"^(?:void\s+)?(?:{UNNAMED}|[A-Za-z_]\w*::)*"
 _COMMUNICATION_KERNEL = "|".join(
     (
         # NCCL (ncclKernel_, ncclDevKernel_, ncclSymDevKernel_), RCCL, HCCL, MSCCL, oneCCL, NVSHMEM
@@ -152,7 +154,7 @@ def collective(name: str) -> str | None:
     """
     if not _COMMUNICATION.search(name):
         return None
-    plain = re.sub(r"^void\s+|\(anonymous namespace\)::", "", name)
+    plain = re.sub(rf"^void\s+|{UNNAMED}", "", name)
     own = re.split(r"[(<\s]", plain, maxsplit=1)[0].rpartition(":")[2]
     letters = own.lower().replace("_", "")
     return next((meant for word, meant in _COLLECTIVES.items() if word in letters), None)

@@ -429,6 +429,13 @@ def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
         ("sm80_xmma_fprop_implicit_gemm_tf32f32", "convolution"),
         ("igemm_wrw_gtcx2_nhwc_bf16_bx0", "convolution"),
         ("void at::native::(anonymous namespace)::softmax_warp_forward<float>(float*)", "softmax"),
+        # As Nsight Systems spells them.
+        ("void <unnamed>::softmax_warp_forward<float, float, float, (int)6, (bool)0>(T2 *)", "softmax"),
+        (
+            "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>, "
+            "std::array<char *, (unsigned long)1>>(int, T2, T3)",
+            "copy",
+        ),
         ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "elementwise"),
         ("void vllm::rms_norm_kernel<c10::BFloat16, 8>(attention*)", "normalisation"),
     ],

@@ -60,6 +60,11 @@ KERNELS = {
             "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
             "all_reduce",
         ),
+        (
+            "kernel",
+            "void <unnamed>::multimem_all_reduce_kernel<c10::BFloat16, (int)16>(T1 *, unsigned long)",
+            "all_reduce",
+        ),
     ],
     "DeepEP, NVSHMEM, MSCCL++": [
         ("kernel", "void deep_ep::intranode::dispatch<4, 768, 8192>(int4*, float*)", None),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from etloom import kinds
 from etloom.analyses import _flops_attention, _flops_convolution, _flops_gemm, _flops_memory
 from etloom.analyses._flops_call import Formula
 
@@ -67,6 +68,8 @@ _KERNELS = (
     ("elementwise", r"(?i)elementwise|multi_tensor_apply|triton_poi|rotary"),
 )
 _PARAMETERS = r"\(.*$"
+_CASTS = r"\([A-Za-z_][\w: ]*\)(?:-|\b)"
+"""Before the numbers that fill a template, as Nsight Systems spells them: <(int)128, (bool)1>."""
 
 
 def kernel_family(kind: pl.Expr, name: pl.Expr) -> pl.Expr:
@@ -74,7 +77,7 @@ def kernel_family(kind: pl.Expr, name: pl.Expr) -> pl.Expr:
 
     What a kernel is given as parameters says nothing of it; what its template is filled with does.
     """
-    own = name.str.replace_all("(anonymous namespace)::", "", literal=True).str.replace(_PARAMETERS, "")
+    own = name.str.replace_all(f"{kinds.UNNAMED}|{_CASTS}", "").str.replace(_PARAMETERS, "")
     told = [
         pl.when(kind == "communication").then(pl.lit("communication")),
         *(pl.when(own.str.contains(pattern)).then(pl.lit(family)) for family, pattern in _KERNELS),

@@ -4,8 +4,9 @@ A gap is the time on a stream between the end of all earlier work and the start 
 that ends it, and with that to the step in which that was launched. Its cause:
 
 - host_wait: the call that launched the next work began after the stream had run dry
-- kernel_wait: the work was launched in time and the gap is shorter than consecutive_kernel_delay
-- other: a longer gap (a wait for another stream or for resources), or one whose launch the trace does not hold
+- kernel_wait: the gap is shorter than consecutive_kernel_delay, and the work was launched in time or the trace does not
+  hold its launch
+- other: a longer gap of such work (a wait for another stream or for resources)
 
 A row is a stream and a cause, in a step or (null step) in all. busy_ns is the time in
 which the stream ran, and busy + the idle of all causes = span_ns: of the whole, from its first start to its last end;
