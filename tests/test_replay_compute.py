@@ -371,3 +371,204 @@ def test_views_know_what_their_storage_must_hold() -> None:
     assert View(0, "float", 2, (3, 4), (8, 1), True).bytes == 4 * (2 + 2 * 8 + 3 + 1)
     assert View(0, "double", 5, (3, 0), (1, 1), True).bytes == 0
     assert isinstance(resolve("aten::relu(Tensor self) -> Tensor", ATEN), Operator)
+
+
+def node(
+    at: int, schema: str, inputs: list[Any], types: list[str], shapes: list[Any], **more: Any
+) -> dict[str, Any]:
+    """A node as schema 1.1.0 has it. outputs: [tensor]; their types and shapes follow those of Tensor(float)."""
+    outputs = more.pop("outputs", [])
+    attrs = [
+        {"name": key, "type": kind, "value": given}
+        for key, kind, given in (
+            ("rf_id", "uint64", at), ("fw_parent", "uint64", 0), ("seq_id", "int64", -1), ("scope", "uint64", 0),
+            ("tid", "uint64", 1), ("fw_tid", "uint64", 0), ("op_schema", "string", schema),
+            ("kernel_backend", "string", ""), ("kernel_file", "string", ""),
+            *((key, "string", given) for key, given in more.items()),
+        )
+    ]  # fmt: skip
+    return {
+        "id": at, "name": schema.partition("(")[0].partition(".")[0], "ctrl_deps": 1, "attrs": attrs,
+        "inputs": {"values": inputs, "shapes": shapes, "types": types},
+        "outputs": {
+            "values": outputs, "shapes": [[one[3]] for one in outputs], "types": ["Tensor(float)"] * len(outputs)
+        },
+    }  # fmt: skip
+
+
+def of_nodes(folder: Path, *nodes: dict[str, Any]) -> etloom.Trace:
+    file = folder / "torch_et_0.json"
+    file.write_text(
+        json.dumps({"schema": "1.1.0-chakra.0.0.4", "pid": 1, "time": "", "start_ts": 0, "nodes": nodes})
+    )
+    read = etloom.read(file)
+    assert isinstance(read, etloom.Trace)
+    return read
+
+
+RELU = "aten::relu(Tensor self) -> Tensor"
+
+
+def one(at: int, storage: int, elements: int = 4) -> list[Any]:
+    return [at, storage, 0, elements, 4, "cpu"]
+
+
+def relu(at: int, taken: list[Any], given: list[Any], schema: str = RELU) -> dict[str, Any]:
+    return node(at, schema, [taken], ["Tensor(float)"], [[taken[3]]], outputs=[given])
+
+
+def test_what_is_not_run_leaves_no_older_tensor_under_its_id(tmp_path: Path) -> None:
+    made = program(
+        of_nodes(
+            tmp_path,
+            relu(2, one(10, 100), one(11, 101)),
+            relu(3, one(10, 100), one(12, 101, 8), schema="mine::op(Tensor a) -> Tensor"),
+            relu(4, one(12, 101, 8), one(13, 102, 8)),
+        )
+    )
+    first, last = made.steps
+    assert last.values[0].storage not in {first.results[0].storage}
+    assert made.bytes[first.results[0].storage] == 16 and made.bytes[last.values[0].storage] == 32
+
+
+def test_what_a_skipped_step_would_have_made_is_made_by_the_next(tmp_path: Path) -> None:
+    """The failing step is first to take a view of a result; the next takes the same view."""
+    view = [14, 101, 0, 2, 4, "cpu"]
+    made = program(
+        of_nodes(
+            tmp_path,
+            relu(2, one(10, 100), one(11, 101)),
+            node(
+                3,
+                "aten::mm(Tensor self, Tensor mat2) -> Tensor",
+                [view, view],
+                ["Tensor(float)"] * 2,
+                [[2], [2]],
+            ),
+            relu(4, view, one(15, 103, 2)),
+        )
+    )
+    machine = Machine(made, torch.device("cpu"))
+    machine.rehearse()
+    assert [outcome.result for outcome in machine.outcomes] == ["replayed", "skipped", "replayed"]
+    for _ in range(2):
+        machine.run()
+    assert all(
+        tensor is None for slot, tensor in enumerate(machine._slots) if slot in machine._ready[-1].frees
+    )
+    assert sorted(slot for ready in machine._ready for slot in ready.frees)
+
+
+def test_integers_that_steps_write_begin_each_pass_anew(tmp_path: Path) -> None:
+    ids, table = torch.tensor([0, 1]), torch.rand(4, 2)
+
+    def step() -> None:
+        with torch.no_grad():
+            torch.nn.functional.embedding(ids, table)
+            ids.add_(1)
+
+    machine = Machine(program(record(tmp_path, step)), torch.device("cpu"))
+    machine.rehearse()
+    for _ in range(20):
+        machine.run()  # the second pass would read beyond the table, were they not
+
+
+def test_recorded_ranges_of_integers_hold_within_what_is_valid(tmp_path: Path) -> None:
+    schema = "aten::embedding(Tensor weight, Tensor indices) -> Tensor"
+
+    def drawn(told: str) -> torch.Tensor:
+        weight, ids = [10, 100, 0, 20, 4, "cpu"], [11, 101, 0, 64, 8, "cpu"]
+        types = ["Tensor(float)", "Tensor(long int)"]
+        trace = of_nodes(tmp_path, node(2, schema, [weight, ids], types, [[10, 2], [64]], tensor_range=told))
+        machine = Machine(program(trace), torch.device("cpu"))
+        machine.rehearse()
+        assert (
+            machine.outcomes[0].result == "replayed"
+            or machine.outcomes[0].reason == "gave 1 tensors, recorded 0"
+        )
+        (found,) = (one for one in machine._slots if one is not None and one.dtype == torch.int64)
+        return found
+
+    within = drawn('{"1":[3,5]}')
+    assert (int(within.min()), int(within.max())) == (3, 5)
+    beyond = drawn('{"1":[8,999999999999]}')
+    assert (int(beyond.min()), int(beyond.max())) == (8, 9)
+    for nonsense in ('{"1":[5]}', '{"7":[0,1]}', "[", '{"1":["a",2]}', '{"1":[-9,-3]}'):
+        assert 0 <= int(drawn(nonsense).min()) <= int(drawn(nonsense).max()) < 10
+
+
+@pytest.mark.parametrize(
+    ("schema", "runs"),
+    [
+        ("aten::_unsafe_view(Tensor self, SymInt[] size) -> Tensor", True),
+        ("aten::_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()", True),
+        ("aten::_chunk_cat(Tensor[] tensors, int dim, int num_chunks) -> Tensor", False),
+        ("aten::_remove_batch_dim(Tensor self, int level, SymInt batch_size, int out_dim) -> Tensor", False),
+        ("aten::_embedding_bag_sparse_backward(Tensor grad) -> Tensor", False),
+    ],
+)
+def test_private_operators_run_only_if_known(schema: str, runs: bool) -> None:
+    found = resolve(schema, ATEN)
+    assert isinstance(found, Operator) if runs else found == "not run for a trace of unknown origin"
+
+
+def test_an_alias_beyond_its_storage_is_refused() -> None:
+    found = resolve("aten::_reshape_alias(Tensor(a) self, SymInt[] size, SymInt[] stride) -> Tensor(a)", ATEN)
+    assert isinstance(found, Operator)
+    assert found.call(torch.arange(6.0), [2, 3], [3, 1]).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        found.call(torch.zeros(4), [1 << 20], [1])
+
+
+def test_mutated_traces_end_in_outcomes_or_one_line(tmp_path: Path) -> None:
+    import random
+
+    record(tmp_path, mlp())
+    whole = json.loads((tmp_path / "torch_et_0.json").read_text())
+    file = tmp_path / "mutated.json"
+    odd = [None, -1, 0, 1 << 62, "x", "", [], [[]], {}, True, 1.5, [1, 2], "Tensor(float)", "<None>"]
+    ended = 0
+    for seed in range(40):
+        chance = random.Random(seed)
+        trace = json.loads(json.dumps(whole))
+        for _ in range(12):
+            at: Any = chance.choice(trace["nodes"])
+            while True:
+                key = chance.choice(list(at) if isinstance(at, dict) else range(len(at)))
+                inside = at[key]
+                if isinstance(inside, dict | list) and inside and chance.random() < 0.9:
+                    at = inside
+                else:
+                    at[key] = chance.choice(odd)
+                    break
+        file.write_text(json.dumps(trace))
+        try:
+            read = etloom.read(file)
+            assert isinstance(read, etloom.Trace)
+            machine = Machine(program(read), torch.device("meta"))
+            machine.rehearse()
+            assert len(machine.outcomes) == len(machine.program.steps)
+        except EtloomError as error:
+            assert "\n" not in str(error)
+            ended += 1
+    assert ended < 40
+
+
+@pytest.mark.slow
+def test_an_operator_that_ends_the_process_is_an_outcome(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The statistics of 2^24 channels are read from tensors of one element."""
+    schema = (
+        "aten::native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, "
+        "Tensor? running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
+    )
+    small = [11, 101, 0, 1, 4, "cpu"]
+    values = [[10, 100, 0, 1 << 25, 4, "cpu"], small, small, small, small, False, 0.1, 0.1]
+    types = ["Tensor(float)"] * 5 + ["Bool", "Double", "Double"]
+    shapes: list[Any] = [[2, 1 << 24], [1], [1], [1], [1], [], [], []]
+    of_nodes(tmp_path, node(2, schema, values, types, shapes), relu(3, one(12, 102), one(13, 103)))
+    assert cli.main(["replay", "compute", str(tmp_path), "--repeats", "1", "--format", "json"]) == 0
+    rows = {row["name"]: (row["result"], row["reason"]) for row in json.loads(capfd.readouterr().out)}
+    assert rows["aten::relu"][0] == "replayed"
+    assert rows["aten::native_batch_norm"] == ("skipped", "it ended the process: SIGSEGV")

@@ -201,13 +201,10 @@ class _Storages:
         """The tensor of a row. new: no earlier tensor of its id shares its storage."""
         if row["dtype"] not in DTYPES:
             raise ValueError(f"dtype {row['dtype']} is not known")
-        shape = tuple(json.loads(row["shape"] or "[]"))
-        stride = tuple(json.loads(row["stride"] or "[]"))
+        shape, stride = _sizes(row["shape"]), _sizes(row["stride"])
         told = len(stride) == len(shape)
         if not told:  # not recorded before schema 1.1.1
             stride = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
-        if not all(type(one) is int for one in (*shape, *stride)):
-            raise ValueError("a size was recorded that is no number")
         if min((0, row["offset"] or 0, *shape, *stride)) < 0:
             raise ValueError("a negative size was recorded")
         name = row["storage_id"]
@@ -238,6 +235,13 @@ class _Storages:
                 self._now.pop(row["storage_id"], None)
 
 
+def _sizes(text: str | None) -> tuple[int, ...]:
+    sizes = json.loads(text or "[]")
+    if not isinstance(sizes, list) or any(type(one) is not int for one in sizes):
+        raise ValueError("sizes were recorded that are none")
+    return tuple(sizes)
+
+
 def _step(node: _Node, operator: Operator, rows: list[dict[str, Any]], storages: _Storages) -> Step:
     """Raises ValueError with the reason where what was recorded is not enough."""
     values = json.loads(node["inputs"] or "[]")
@@ -245,7 +249,7 @@ def _step(node: _Node, operator: Operator, rows: list[dict[str, Any]], storages:
         raise ValueError("its inputs were not recorded as a list")
     if len(values) > len(operator.arguments):
         raise ValueError("more inputs were recorded than the operator has")
-    tensors = [row for row in rows if not row["dtype"].startswith("nullptr")]
+    tensors = [row for row in rows if not (row["dtype"] or "").startswith("nullptr")]
     taken = {row["storage_id"] for row in tensors if row["io"] == INPUT}
     for row in tensors:
         if row["io"] == INPUT:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import guarded
 from etloom.cli._input import PathArgument
-from etloom.cli._output import Format, emit
-
-if TYPE_CHECKING:
-    from etloom.replayer.program import Step
-
-PROGRESS_S = 5.0
+from etloom.cli._output import Format
 
 
 @guarded()
@@ -81,68 +73,5 @@ def compute(
     }
     from etloom.replayer import apart
 
-    if status := apart.run([__name__, json.dumps(asked)]):
+    if status := apart.run(["etloom.cli.replay._computing", json.dumps(asked)]):
         raise SystemExit(status)
-
-
-@guarded()
-def work(asked: dict[str, Any]) -> None:
-    """The command, in the process that may die of it."""
-    import etloom
-    from etloom.errors import EtloomError, UnknownName
-    from etloom.replayer import apart
-    from etloom.replayer.compute import replay
-
-    job = etloom.open(asked["path"])
-    chosen = min(job) if asked["rank"] is None else asked["rank"]
-    if chosen not in job:
-        raise UnknownName("rank", str(chosen), map(str, job))
-    told, leave_out = apart.here()
-    done = replay(
-        job[chosen],
-        asked["device"],
-        namespaces=frozenset(asked["namespaces"]),
-        step=asked["step"],
-        repeats=asked["repeats"],
-        warmup=asked["warmup"],
-        max_bytes=asked["max_bytes"],
-        progress=_progress(told),
-        leave_out=leave_out,
-    )
-    out = None if asked["out"] is None else Path(asked["out"])
-    emit(done.coverage, None if asked["format"] is None else Format(asked["format"]), None)
-    covered = done.covered() or 0.0
-    of_time = done.covered("recorded_ns")
-    time = "" if of_time is None else f", {of_time:.2%} of their recorded time"
-    say(f"covered: {covered:.2%} of operators{time}; at most {done.peak_bytes / 1e6:,.1f} MB at a time")
-    if done.repeats_ns:
-        best = min(done.repeats_ns)
-        against = f", recorded {done.recorded_ns / 1e6:,.3f} ms" if done.recorded_ns else ""
-        say(f"took {best / 1e6:,.3f} ms at best of {len(done.repeats_ns)}{against}")
-    if out and done.trace is None:
-        raise EtloomError("on meta nothing takes time, so there is no trace to write", remedy="--device cpu")
-    if out and done.trace is not None:
-        etloom.export(done.trace, out)
-        say(f"wrote {out}")
-    if covered * 100 < (least := asked["min_coverage"]):
-        raise EtloomError(f"{covered:.2%} of operators are covered, {least:g} % were asked for")
-
-
-def _progress(told: Callable[[int], None]) -> Callable[[Step], None]:
-    """Tells what is tried; the user only every few seconds, of a rehearsal that takes long."""
-    tried = 0
-    last = time.monotonic()
-
-    def tell(step: Step) -> None:
-        nonlocal tried, last
-        told(step.node)
-        tried += 1
-        if time.monotonic() - last > PROGRESS_S:
-            last = time.monotonic()
-            say(f"rehearsing: {tried:,} operators tried, now {step.name}")
-
-    return tell
-
-
-if __name__ == "__main__":
-    work(json.loads(sys.argv[1]))
