@@ -1,0 +1,41 @@
+"""Write docs/analyses.md from what the analyses say of themselves: python docs/analyses.py."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from etloom import registry
+
+PAGE = Path(__file__).with_suffix(".md")
+_HEAD = """\
+# Analyses
+
+What each table of `etloom analyze NAME run/` says, in which units, and where its definition comes from and differs
+from the peer's. `etloom analyze NAME --help` explains its columns and options; [flops.md](flops.md) has the formulas,
+[findings.md](findings.md) the patterns, [coming-from-hta.md](coming-from-hta.md) the same by HTA's names.
+
+| analysis | of | says | units, definition |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The page: a row an analysis, of the sentences of its docstring from "Units:" or "Definition:" on."""
+    rows = []
+    for name in registry.names("analyses"):
+        module = registry.get("analyses", name)
+        text = inspect.cleandoc(module.__doc__ or "")
+        said = " ".join(
+            " ".join(part.split())
+            for part in text.split("\n\n")
+            if re.match(r"(?:Units|Definitions?):", part)
+        )
+        cells = (f"`{name}`", module.SCOPE, registry.summary("analyses", name), said)
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
+    return _HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
