@@ -340,6 +340,11 @@ def test_numbers() -> None:
     ]
     assert number(10.4, 2) == "10"
     assert shown(pl.DataFrame({"idle_pct": [1.5]}), "idle_pct").header == "idle (%)"
+    for name, header in (
+        ("bus_bandwidth_p50", "bus bandwidth p50 (GB/s)"),
+        ("bandwidth", "bandwidth (GB/s)"),
+    ):
+        assert shown(pl.DataFrame({name: [1.5]}), name).header == header
 
 
 def test_write_is_repeatable(job: Job, tmp_path: Path) -> None:

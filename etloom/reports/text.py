@@ -1,7 +1,7 @@
 """How numbers and columns are said to people: one rule for the page and the terminal.
 
 A column whose name ends in ``_ns`` or ``_bytes`` is shown in one unit, chosen by its largest value; ``_pct`` in
-percent. Times of the epoch are shown since the first of the table.
+percent; ``bandwidth`` in GB/s. Times of the epoch are shown since the first of the table.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
             unit, factor = scale(float(top or 0) / 10, units)
             words = name.removesuffix(suffix).replace("_", " ")
             return Shown(f"{words} ({unit}{' since the first' if zero else ''})", factor, True, True, zero)
+    if name.removesuffix("_p50").endswith("bandwidth"):
+        return Shown(f"{name.replace('_', ' ')} (GB/s)", 1, numeric, True)
     if name.endswith("_pct"):
         return Shown(f"{name.removesuffix('_pct').replace('_', ' ')} (%)", 1, numeric, True)
     return Shown(name.replace("_", " "), 1, numeric, name not in PLAIN)
