@@ -329,6 +329,25 @@ def test_a_late_start_after_work_of_another_stream_was_a_wait_for_it() -> None:
         assert edges(depend(trace, FLOORS).graph, trace, Kind.STREAM_WAIT) == expected
 
 
+@pytest.mark.parametrize(("before", "waits"), [(1009, True), (1008, False)])
+def test_a_long_launch_call_waits_for_room_in_a_full_queue(before: int, waits: bool) -> None:
+    """Ten kernels of ``before`` that were launched out of sight end until the second call returns."""
+    trace = linked(
+        *(kernel(f"k{n}", 10 * n, 10 * n + 9, 7, 10_000 + n) for n in range(before)),
+        call(-20, -15, 1),
+        call(6, 106, 2),
+        call(200, 215, 3, "cudaLaunchKernelExC"),
+        *(kernel("last", 20_000 + 10 * n, 20_000 + 10 * n + 9, 7, n) for n in (1, 2, 3)),
+    )
+    found = depend(trace)
+    graph = found.graph
+    assert found.counts[0]["inferred_waits"] == int(waits)
+    assert edges(graph, trace, Kind.SYNC) == ([("k9.end", "cudaLaunchKernel.end", 0)] if waits else [])
+    lag = np.where(graph.kind == Kind.KERNEL, graph.floor // 3, graph.floor) + graph.excess
+    returned = graphs.schedule(graph, lag)[graph.time == 106_000].max()
+    assert returned == (106_000 - 10 * 6_000 if waits else 106_000)
+
+
 def test_threads_that_only_wait_are_left_aside() -> None:
     trace = linked(
         event("cpu_op", "aten::add", 0, 10),

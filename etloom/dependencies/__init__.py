@@ -109,6 +109,7 @@ def _of_rank(
     if given is None:
         launch, stream = device.measured(work, submission)
         given = Floors(delay, launch, stream, waits.tail(built), waits.entries(events, built))
+    waits.queue(events, built, work)
     pointless = device.order(draft, events, work, built, given)
     still = quiet(events, built)
     gaps = rests(built, still)

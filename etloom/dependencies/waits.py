@@ -24,6 +24,15 @@ LATE_NS = 20_000
 SOON_NS = 20_000
 """Work that waited for another stream starts at most so long after that is done."""
 
+QUEUE = 1000
+"""So much work in line, and a call that hands over more waits for room: CUDA's queue holds 1,024."""
+
+FULL_NS = 20_000
+"""A call that hands over work and takes less did not wait for room."""
+
+ROOM_NS = 100_000
+"""A call that waited for room returns at most so long after some work has ended."""
+
 _STREAM_WAIT = r"StreamWaitEvent"
 _NEAR = 8
 """How many ends of other work before a late start are looked at."""
@@ -82,6 +91,34 @@ class Waits:
         self.waiter = np.append(self.waiter, late[told])
         self.source = np.append(self.source, source[told])
         self.inferred += int(told.sum())
+
+    def queue(self, events: Events, built: Hosts, work: Devices) -> None:
+        """Add calls that waited for room in a full queue of work: for what had ended last when they returned."""
+        launched = work.launch[work.launch >= 0]
+        # A queue is of a process and its device; with several of them in a rank it is not known how full each is.
+        if len(work.row) + len(launched) < QUEUE or len(np.unique(events.pid[launched])) != 1:
+            return
+        names = events.names.codes
+        hands = (
+            np.isin(names, np.unique(names[launched])) & events.cats.among(kinds.RUNTIME) & (built.end >= 0)
+        )
+        calls = np.flatnonzero(hands)
+        calls = calls[np.argsort(events.start[calls], kind="stable")]
+        by_end = np.argsort(work.end, kind="stable")
+        ended = np.searchsorted(work.end[by_end], events.end[calls], side="right")
+        out_of_sight = int((work.launch < 0).sum())
+        last = by_end[np.maximum(ended - 1, 0)]
+        full = out_of_sight + np.arange(len(calls)) - ended >= QUEUE
+        full &= (events.end[calls] - events.start[calls] > FULL_NS) & (ended > 0)
+        full &= (events.end[calls] - work.end[last] <= ROOM_NS) & (work.end[last] > events.start[calls])
+        place = built.end[calls[full]]
+        full[full] = ~np.isin(place, self.end)
+        self.end = np.append(self.end, built.end[calls[full]])
+        self.on = np.append(self.on, last[full])
+        self.returned = built.time[self.end]
+        self.ended = work.end[self.on]
+        self.skewed = self.ended > self.returned
+        self.inferred += int(full.sum())
 
     def entries(self, events: Events, built: Hosts) -> dict[str, int]:
         """By name of call the least time of one that found its work done already."""
