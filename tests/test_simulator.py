@@ -173,6 +173,15 @@ def test_four_ranks_of_dlrm_gain_little_from_a_free_network(data: Path) -> None:
     assert "upper bound" in " ".join(reasons(alone))
 
 
+@pytest.mark.slow
+def test_copies_that_fill_the_queue_of_the_device(data: Path) -> None:
+    run = etloom.open(data / "nsys" / "h100_2gpu_1s.sqlite.gz", use_cache=False)
+    done = etloom.simulate(run, parse("copy x0.5"))
+    assert done.found.counts[1]["lost_waits"] == 0
+    # The copies are 97 % of the critical path of either rank.
+    assert summary(done)["change_pct"].to_list() == pytest.approx([-48.5] * 3, abs=0.1)
+
+
 def test_a_recording_that_is_not_explained_is_not_to_be_relied_on(data: Path) -> None:
     sampled = etloom.simulate(etloom.open(data / "hta_multirank"), "kernel x0.5")
     assert reasons(sampled)[0].startswith(
