@@ -83,7 +83,7 @@ def write_export(trace: Trace, path: Path) -> None:
 
 
 def said(trace: Trace, name: str) -> list[tuple[Any, ...]]:
-    """The rows of the answer, without times of the trace's own clock and rates that Kineto states and Nsight does not."""
+    """The rows, without times of the trace's own clock and rates that Kineto states and Nsight does not."""
     table = etloom.analyze(trace, name, **({"top": 10_000} if name == "top-ops" else {}))
     stated = [column for column in table.columns if "bandwidth" in column and column != "mean_bandwidth"]
     clock = ("start_ns", "device_start_ns", "device_end_ns")
