@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 import etloom
 from etloom.errors import EtloomError
-from etloom.replayer.plan import Plan, plan, table
+from etloom.replayer.plan import Call, Plan, plan, table
 from etloom.replayer.world import Place
 from etloom.trace import Job
 
@@ -327,23 +330,20 @@ def test_what_is_mistyped_is_an_error(data: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("name", "ranks", "options"),
+    ("name", "ranks", "launcher", "options"),
     [
-        ("cpu/ddp_2", 2, ["--timing", "recorded", "--gap", "load"]),
-        ("cpu/coll_4", 4, []),
-        ("cpu/pp_4", 4, ["--blocking"]),
-        ("dlrm", 2, ["--shrink"]),
+        ("cpu/ddp_2", 2, "mpirun", ["--timing", "recorded", "--gap", "load"]),
+        ("cpu/coll_4", 4, "torchrun", []),
+        ("cpu/pp_4", 4, "torchrun", ["--blocking"]),
+        ("dlrm", 2, "torchrun", ["--shrink"]),
     ],
 )
 def test_recorded_calls_run_again(
-    data: Path, tmp_path: Path, name: str, ranks: int, options: list[str]
+    data: Path, tmp_path: Path, name: str, ranks: int, launcher: str, options: list[str]
 ) -> None:
     out, sums = tmp_path / "replay.parquet", tmp_path / "sums.json"
-    found = ended(
-        processes(
-            ranks, data / name, "--verify", "--repeats", "2", "--out", str(out), "--json", str(sums), *options
-        )
-    )
+    asked = ["--verify", "--repeats", "2", "--warmup", "0", "--out", str(out), "--json", str(sums), *options]
+    found = ended(processes(ranks, data / name, *asked, launcher=launcher))
     assert [status for status, _, _ in found] == [0] * ranks, found
     assert [bool(text) for _, text, _ in found] == [True] + [False] * (ranks - 1)
     made = plan(etloom.open(data / name), world=ranks)
@@ -361,13 +361,6 @@ def test_recorded_calls_run_again(
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_under_another_launcher(data: Path) -> None:
-    found = ended(processes(2, data / "cpu/ddp_2", "--verify", "--repeats", "1", launcher="mpirun"))
-    assert [status for status, _, _ in found] == [0, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.torch
 def test_computation_and_communication_together(data: Path) -> None:
     found = ended(processes(2, data / "cpu" / "ddp_2", "--repeats", "1", "--format", "json", part="full"))
     assert [status for status, _, _ in found] == [0, 0], found
@@ -377,13 +370,26 @@ def test_computation_and_communication_together(data: Path) -> None:
     assert "ms for communication" in found[0][2]
 
 
+def wait_for_calls(running: list[subprocess.Popen[str]]) -> None:
+    """Until every rank says in the replay's store that it is at a call."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    arguments = list(map(str, running[0].args))  # type: ignore[arg-type]
+    port = int(arguments[arguments.index("--master-port") + 1])
+    until = time.monotonic() + 90
+    store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+    keys = [f"beat/{rank}" for rank in range(len(running))]
+    while not store.check(keys) or not all(b"call" in store.get(key) for key in keys):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_all(tmp_path: Path, victim: int) -> None:
-    run = write(tmp_path, dict.fromkeys(range(2), [reduce_(1 << 20)] * 50))
-    running = processes(2, run, "--repeats", "100000")
-    time.sleep(12)
+@pytest.mark.parametrize(("part", "victim"), [("comms", 0), ("full", 1)])
+def test_a_killed_rank_ends_all(data: Path, part: str, victim: int) -> None:
+    running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000", part=part)
+    wait_for_calls(running)
     assert [one.poll() for one in running] == [None, None]
     running[victim].send_signal(signal.SIGKILL)
     since = time.monotonic()
@@ -392,7 +398,7 @@ def test_a_killed_rank_ends_all(tmp_path: Path, victim: int) -> None:
     status, _, err = found[1 - victim]
     assert status == 1
     assert err.strip().count("\n") <= 1
-    assert "gone" in err
+    assert f"rank {victim}" in err and "gone" in err
 
 
 @pytest.mark.slow
@@ -400,7 +406,10 @@ def test_a_killed_rank_ends_all(tmp_path: Path, victim: int) -> None:
 def test_ranks_whose_plans_differ_hang_no_longer_than_told(tmp_path: Path) -> None:
     run = write(tmp_path, {0: [reduce_(8)], 1: [reduce_(8), reduce_(16)]})
     found = ended(processes(2, run, "--repeats", "1", "--warmup", "0", "--timeout", "5"), timeout=60)
-    assert 1 in [status for status, _, _ in found]
+    assert [status for status, _, _ in found] == [1, 1]
+    # Who waits for what.
+    assert "call 1 (all_reduce, 64 B, with ranks 0, 1)" in found[1][2]
+    assert all(err.count("\n") == 1 for _, _, err in found)
 
 
 @pytest.mark.slow
@@ -419,3 +428,117 @@ def test_one_trace_for_all(data: Path) -> None:
     assert made.world == 2
     assert made.groups == [(0, 1)]
     assert {call.collective for call in made.calls[1]} == {"all_reduce", "broadcast"}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("how", "ranks", "observer", "launcher"),
+    [("experts", 4, "stock", "mpirun"), ("1f1b", 2, "native", "torchrun")],
+)
+def test_what_collect_recorded_runs_again_under_a_real_launcher(
+    tmp_path: Path, how: str, ranks: int, observer: str, launcher: str
+) -> None:
+    started = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)],
+        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(ranks), sys.executable],
+    }
+    if shutil.which("mpirun") is None and launcher == "mpirun":
+        pytest.skip("mpirun is not installed")
+    script = Path(__file__).parent.parent / "examples" / "train_experts.py"
+    run, out = tmp_path / "run", tmp_path / "replay.parquet"
+    plain = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "etloom", "collect", "--observer", observer, "--out", str(run), "--"),
+            *(*started["torchrun"], "--master-port", str(free_port()), str(script), how, "--steps", "6"),
+        ],
+        env=plain, check=True, capture_output=True,
+    )  # fmt: skip
+    recorded = plan(etloom.open(run))
+    assert recorded.skipped == ()
+    kinds = {"experts": {"all_to_all"}, "1f1b": {"send", "recv"}}[how]
+    assert [{call.collective for call in own} for own in recorded.calls] == [kinds] * ranks
+    replay = ["etloom", "replay", "comms", str(run), "--master-port", str(free_port()), "--verify"]
+    done = subprocess.run(
+        [*started[launcher], "-m", *replay, "--repeats", "1", "--warmup", "0", "--out", str(out)],
+        env=plain, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    replayed = etloom.open(out)
+    for rank, own in enumerate(recorded.calls):
+        rows = (
+            replayed[rank]
+            .comms.sort("id")
+            .select(pl.col("collective").cast(pl.String), "in_nelems", "out_nelems")
+        )
+        assert rows.rows() == [(call.collective, sum(call.inputs), sum(call.outputs)) for call in own]
+    if how == "experts":  # shares differ between ranks, in rows 16 elements wide
+        splits = [call.in_split for own in recorded.calls for call in own if call.in_split]
+        assert any(len(set(split)) > 1 for split in splits)
+        assert all(elements % 16 == 0 for split in splits for elements in split)
+
+
+def test_figures_of_a_replay_worked_out_by_hand() -> None:
+    """Two ranks, one all-reduce of 1,000 B and one message, two repeats; the clock of rank 1 is 5,000 ahead."""
+    from etloom.replayer.comms import Times
+    from etloom.replayer.results import calls, passes, sums
+
+    reduced = Call(0, "all_reduce", (0, 1), "float", (250,), (250,), recorded_ns=1_000)
+    ends = [
+        Call(1, "send", (0, 1), "float", (100,), (), peer=1),
+        Call(1, "recv", (0, 1), "float", (), (100,), peer=0),
+    ]
+    made = Plan(tuple((reduced, end) for end in ends))
+
+    def times(made: list[list[int]], done: list[list[int]], zero: int) -> Times:
+        arrays = [np.array(one) + zero for one in (made, made, done)]
+        return Times(*arrays, zero, np.array([9_000, 8_000]), np.array([3_000, 4_000]))
+
+    measured = {
+        0: times([[0, 3_000], [5_000, 8_000]], [[2_000, 3_500], [7_000, 9_000]], 0),
+        1: times([[1_000, 3_200], [5_500, 8_000]], [[2_000, 4_000], [7_500, 9_600]], 5_000),
+    }
+    table = calls(made, measured)
+    assert table.filter(pl.col("rank") == 1)["made_ns"].to_list() == [1_000, 3_200, 5_500, 8_000]
+    found = {row["collective"]: row for row in sums(table).iter_rows(named=True)}
+    row = found["all_reduce"]  # latencies 2, 2, 1 and 2 us
+    assert (row["count"], row["bytes"], row["group_size"]) == (4, 1_000, 2)
+    assert (row["p50_us"], row["min_us"], row["max_us"], row["total_ms"]) == (2.0, 1.0, 2.0, 0.007)
+    assert (row["p95_us"], row["p99_us"]) == (2.0, 2.0)
+    assert row["skew_p50_us"] == 0.75  # of 1 and 0.5
+    # From the last call to the last end: 1,000 ns and 2,000 ns; 1,000 B in the median of 1,500 ns.
+    assert row["algo_bandwidth"] == pytest.approx(1_000 / 1_500)
+    assert row["bus_bandwidth"] == row["algo_bandwidth"]  # 2 (n - 1) / n of 2 ranks
+    assert (row["recorded_p50_us"], row["replayed_over_recorded"]) == (1.0, 2.0)
+    row = found["message"]  # latencies 0.5, 1, 0.8 and 1.6 us
+    assert row["p50_us"] == pytest.approx(0.9)
+    assert row["p95_us"] == pytest.approx(1.0 + 0.85 * 0.6)
+    assert row["p99_us"] == pytest.approx(1.0 + 0.97 * 0.6)
+    assert row["share_pct"] == pytest.approx(100 * 3.9 / 10.9)
+    assert row["algo_bandwidth"] == pytest.approx(400 / 1_200)  # medians of 800 ns and 1,600 ns
+    assert sums(table, groups=False)["collective"].to_list() == ["all_reduce", "message"]
+    assert passes(measured).rows() == [
+        (0, 0, 9_000, 3_000),
+        (0, 1, 8_000, 4_000),
+        (1, 0, 9_000, 3_000),
+        (1, 1, 8_000, 4_000),
+    ]
+
+
+def test_groups_are_told_apart_or_taken_together() -> None:
+    from etloom.replayer.comms import Times
+    from etloom.replayer.results import calls, sums
+
+    own = [Call(at, "all_reduce", group, "float", (8,), (8,)) for at, group in enumerate([(0, 1), (0, 2)])]
+    of_rank = {0: own, 1: own[:1], 2: [replace(own[1], index=0)]}
+    made = Plan(tuple(map(tuple, of_rank.values())))
+    zeros = np.zeros(1, dtype=np.int64)
+    measured = {
+        rank: Times(*(np.full((1, len(calls)), at) for at in (0, 0, 1_000)), 0, zeros, zeros)
+        for rank, calls in of_rank.items()
+    }
+    table = calls(made, measured)
+    assert sums(table)["group"].to_list() == ["[0, 1]", "[0, 2]"]
+    (row,) = sums(table, groups=False).iter_rows(named=True)
+    assert (row["group"], row["group_size"], row["count"], row["p50_us"]) == (None, 2, 4, 1.0)

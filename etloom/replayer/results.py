@@ -99,19 +99,23 @@ def calls(plan: Plan, times: Mapping[int, Any]) -> pl.DataFrame:
     ).select(pl.col(name).cast(dtype) for name, dtype in CALLS.items())
 
 
-def sums(table: pl.DataFrame) -> pl.DataFrame:
-    """A row a collective, group and size (SUMS), over all ranks and repeats, largest total first.
+def sums(table: pl.DataFrame, groups: bool = True) -> pl.DataFrame:
+    """A row a collective, group and size (SUMS), over all ranks and repeats, largest total first. groups: tell groups
+    of one size apart; else their group is null.
 
     Latency is of completion on every rank. skew: between the first and the last rank to make a call. Bandwidths: bytes
     over the median time from the last call to the last completion; factors of nccl-tests, GB = 1e9 B.
     """
+    size = pl.col("group").str.json_decode(pl.List(pl.Int64)).list.len().cast(pl.Int64)
+    shown = pl.col("group") if groups else pl.lit(None, pl.String)
+    table = table.with_columns(group_size=size).with_columns(group=shown)
     met = table.group_by("meeting", maintain_order=True).agg(
-        pl.col("collective", "group").first(),
+        pl.col("collective", "group", "group_size").first(),
         pl.col("bytes").max(),
         skew=pl.col("made_ns").max() - pl.col("made_ns").min(),
         transfer=pl.col("done_ns").max() - pl.col("made_ns").max(),
     )
-    key = ["collective", "group", "bytes"]
+    key = ["collective", "group", "group_size", "bytes"]
     table = table.with_columns(pl.col("bytes").max().over("meeting"))
     moved = met.group_by(key).agg(pl.col("skew").median(), pl.col("transfer").median())
     latency = pl.col("latency_ns") / 1e3
@@ -126,7 +130,6 @@ def sums(table: pl.DataFrame) -> pl.DataFrame:
             (pl.col("recorded_ns") / 1e3).median().alias("recorded_p50_us"),
         )
         .join(moved, on=key, nulls_equal=True)
-        .with_columns(pl.col("group").str.json_decode(pl.List(pl.Int64)).list.len().alias("group_size"))
         .with_columns(
             pl.struct("collective", "group_size")
             .map_elements(lambda row: factor(row["collective"], row["group_size"]), pl.Float64)

@@ -81,6 +81,9 @@ def comms(
             show_default=False,
         ),
     ] = None,
+    per: Annotated[
+        str, typer.Option(help="group: a row a collective, group and size; all: groups of a size together.")
+    ] = "group",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the table of sums as JSON.", show_default=False)
     ] = None,
@@ -112,6 +115,7 @@ def comms(
     for value, known, option in (
         (timing, ("fast", "recorded"), "--timing"),
         (gap, ("spin", "load"), "--gap"),
+        (per, ("group", "all"), "--per"),
     ):
         if value not in known:
             raise EtloomError(f"{option} {value!r} is not known", remedy=f"one of {', '.join(known)}")
@@ -142,6 +146,7 @@ def comms(
     # torch tells a lost connection in pages of its own; one line of ours says it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from etloom.replayer.comms import Options
+    from etloom.replayer.results import job, sums
     from etloom.replayer.session import replay
 
     on = device or ("cuda" if backend in ("nccl", "ucc") else "cpu")
@@ -151,13 +156,12 @@ def comms(
         return
     for one in done.plan.skipped:
         say(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}")
-    emit(done.sums, format, None)
+    merged = done.sums if per == "group" else sums(done.calls, groups=False)
+    emit(merged, format, None)
     tell_passes(done.passes)
     if json_file:
-        json_file.write_text(done.sums.write_json())
+        json_file.write_text(merged.write_json())
     if out:
-        from etloom.replayer.results import job
-
         etloom.export(job(done.plan, done.calls, backend), out)
         say(f"wrote {out}")
 
