@@ -80,6 +80,9 @@ def _insist(job: Job, kind: str) -> None:
 def _one_for_all(job: Job, world: int) -> Job:
     """The lowest rank's trace on all ranks of the world."""
     first = job[min(job)]
+    recorded = first.meta.get("world_size")
+    if world == 1 and isinstance(recorded, int) and 1 < recorded <= 1024:
+        world = recorded  # one process alone plans for all
     return Job(
         {rank: first.replace(meta={"rank": rank, "world_size": world}) for rank in range(world)}, job.meta
     )
