@@ -542,3 +542,54 @@ def test_groups_are_told_apart_or_taken_together() -> None:
     assert sums(table)["group"].to_list() == ["[0, 1]", "[0, 2]"]
     (row,) = sums(table, groups=False).iter_rows(named=True)
     assert (row["group"], row["group_size"], row["count"], row["p50_us"]) == (None, 2, 4, 1.0)
+
+
+def test_messages_in_flight_together_are_one_batch() -> None:
+    from etloom.replayer.comms import _batches
+
+    def message(at: int, collective: str = "send") -> Call:
+        return Call(at, collective, (0, 1), "float", (8,), (8,), peer=1)
+
+    own = [
+        message(0),
+        message(1, "recv"),
+        Call(2, "barrier", (0, 1), "float", (), ()),
+        message(3),
+        message(4),
+    ]
+    own += [message(5), message(6)]
+    after: list[tuple[int, ...]] = [(), (), (0, 1), (2,), (), (3,), ()]
+    assert _batches(own, after) == {0: range(2), 3: range(3, 5), 5: range(5, 7)}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_every_type_and_collective_brings_the_right_values(tmp_path: Path) -> None:
+    types = (
+        "BFloat16",
+        "Bool",
+        "ComplexFloat",
+        "Float8_e4m3fn",
+        "Short",
+        "c10::Half",
+        "unsigned char",
+        "UInt16",
+    )
+    even = {"global_rank_start": 0, "global_rank_stride": 1}
+    sizes = {
+        "allreduce": (8, 8), "_allgather_base": (8, 16), "_reduce_scatter_base": (16, 8), "all_to_all": (8, 8),
+        "broadcast": (8, 8), "reduce": (8, 8), "gather": (8, 16), "scatter": (16, 8),
+    }  # fmt: skip
+    own = [
+        {"collective_name": name, "dtype": dtype, "in_msg_nelems": sent, "out_msg_nelems": got, **even}
+        for dtype in types
+        for name, (sent, got) in sizes.items()
+    ]
+    run = write(tmp_path, dict.fromkeys(range(2), own))
+    found = ended(
+        processes(2, run, "--verify", "--repeats", "1", "--warmup", "0", "--per", "all", "--format", "json")
+    )
+    assert [status for status, _, _ in found] == [0, 0], found
+    rows = json.loads(found[0][1])
+    assert sum(row["count"] for row in rows) == 2 * len(own)
+    assert "not replayed" not in found[0][2]
