@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from places import DATA, ROOT
 
 # A busy machine is no failure: speed is what benchmarks are for.
 settings.register_profile("etloom", deadline=None)
 settings.load_profile("etloom")
-
-ROOT = Path(__file__).parent.parent
-DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
 
 
 @pytest.fixture(scope="session")

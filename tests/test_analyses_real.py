@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from conftest import DATA
+from places import DATA
 from typer.testing import CliRunner
 
 import etloom

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 PROBE = "#include <simdjson.h>\nint main() {}"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from conftest import DATA, ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import DATA, ROOT
 
 import etloom
 import native
