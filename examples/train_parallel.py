@@ -6,6 +6,7 @@ etloom collect --out run/ -- torchrun --nproc-per-node 2 examples/train_parallel
 from __future__ import annotations
 
 import argparse
+import gc
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,9 @@ def main() -> None:
         if rank == 0:
             print(f"step {step} done")
     dist.barrier()
+    # With hooks of FSDP alive at exit, torch now and then ends with "terminate called".
+    del model, optimizer, schedule
+    gc.collect()
     dist.destroy_process_group()
 
 
