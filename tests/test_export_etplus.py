@@ -224,8 +224,9 @@ def test_a_rank_is_held_against_what_the_trace_says(
 def test_what_cannot_be_written_is_told_by_the_command(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "file").touch()
     flags = [f"--chakra-{side}-trace={data / f'dlrm/{name}_0.json.gz'}" for side, name in SIDES]
-    assert chakra.main([*flags, f"--output-file={tmp_path / 'no' / 'x.json'}", "--log-level=ERROR"]) == 1
+    assert chakra.main([*flags, f"--output-file={tmp_path / 'file' / 'x.json'}", "--log-level=ERROR"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
