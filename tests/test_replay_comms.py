@@ -20,7 +20,8 @@ import pytest
 
 import etloom
 from etloom.errors import EtloomError
-from etloom.replayer.plan import Call, Plan, plan, table
+from etloom.replayer.plan import Call, Plan, table
+from etloom.replayer.planning import plan
 from etloom.replayer.world import Place
 from etloom.trace import Job
 

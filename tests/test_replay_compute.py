@@ -21,7 +21,8 @@ from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 from etloom.replayer.compute import Replayed, replay  # noqa: E402
 from etloom.replayer.machine import Machine  # noqa: E402
 from etloom.replayer.operators import Operator, resolve  # noqa: E402
-from etloom.replayer.program import View, program  # noqa: E402
+from etloom.replayer.program import program  # noqa: E402
+from etloom.replayer.steps import View  # noqa: E402
 from etloom.replayer.values import value  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from etloom.errors import EtloomError
-from etloom.replayer.plan import COLLECTIVES, MESSAGES, Call, Plan, plan
+from etloom.replayer.plan import COLLECTIVES, MESSAGES, Call, Plan
+from etloom.replayer.planning import plan
 from etloom.trace import Job
 
 TYPES = ("et", "kineto", "basic")
@@ -29,8 +30,8 @@ def chosen(
     """The plan for ``world`` processes; one process alone plans for all recorded ranks.
 
     trace_type: insist on one of `TYPES`. one_for_all: play the lowest recorded rank on all processes. ranks: these.
-    shrink: play the first ranks where there are fewer processes. only, first, scale: as for `plan.plan`. balance: give
-    every rank of an all-to-all the same share. Raises EtloomError where that cannot be.
+    shrink: play the first ranks where there are fewer processes. only, first, scale: as for `planning.plan`. balance:
+    give every rank of an all-to-all the same share. Raises EtloomError where that cannot be.
     """
     if unknown := sorted(set(only) - COLLECTIVES - MESSAGES):
         raise EtloomError(

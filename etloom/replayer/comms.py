@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +15,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from etloom.errors import EtloomError
-from etloom.replayer.calls import Ready, dtype_of, expected, groups_of, shapes, start_all, value
+from etloom.replayer.buffers import buffers
+from etloom.replayer.calls import Ready, expected, groups_of, start_all, value
+from etloom.replayer.clock import Clock
 from etloom.replayer.plan import Call, Plan
 from etloom.replayer.world import Place
-from etloom.system import available_memory
 
 TIMINGS = ("fast", "recorded")
 GAPS = ("spin", "load")
@@ -91,11 +91,11 @@ class Runner:
         }
         batch = options.device == "cuda" if options.batch is None else options.batch
         self._batches = _batches(self.calls, self._after) if batch else {}
+        tensors = buffers(self.calls, self._after, place.rank, self._device, options.backend)
         self._ready = [
-            Ready(call, groups.get(call.group), *tensors)
-            for call, tensors in zip(self.calls, self._buffers(), strict=True)
+            Ready(call, groups.get(call.group), *own) for call, own in zip(self.calls, tensors, strict=True)
         ]
-        self._clock = _Clock(self._device)
+        self._clock = Clock(self._device)
         self._busy = _load(self._device) if options.gap == "load" else None
 
     def where(self) -> str:
@@ -187,41 +187,6 @@ class Runner:
                 wrong = int((tensor != right).sum())
                 raise EtloomError(f"{self.where()} gave {wrong:,} wrong elements of {tensor.numel():,}")
 
-    def _buffers(self) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        """Tensors of each call, out of buffers that calls in flight at one time do not share."""
-        pool: dict[torch.dtype, list[int]] = {}
-        free: dict[torch.dtype, list[int]] = {}
-        plans: list[tuple[torch.dtype, list[tuple[int, int]], int]] = []
-        held: dict[int, list[tuple[torch.dtype, int]]] = {}
-        for call, after in zip(self.calls, self._after, strict=True):
-            for one in after:
-                for dtype, slot in held.pop(one, []):
-                    free[dtype].append(slot)
-            dtype = dtype_of(call.dtype, self.options.backend)
-            ins, outs = shapes(call, self.place.rank)
-            slots = []
-            for size in (*ins, *outs):
-                spare = free.setdefault(dtype, [])
-                sizes = pool.setdefault(dtype, [])
-                slot = spare.pop() if spare else len(sizes)
-                sizes[slot : slot + 1] = [max(size, sizes[slot] if slot < len(sizes) else 0)]
-                slots.append((slot, size))
-            held[call.index] = [(dtype, slot) for slot, _ in slots]
-            plans.append((dtype, slots, len(ins)))
-        wanted = sum(dtype.itemsize * sum(sizes) for dtype, sizes in pool.items())
-        if self._device.type == "cpu" and wanted > available_memory():
-            raise EtloomError(
-                f"buffers of {wanted / 1e9:,.1f} GB do not fit into {available_memory() / 1e9:,.1f} GB of free memory",
-                remedy="smaller sizes (--scale 0.1), or fewer calls (--first)",
-            )
-        made = {
-            dtype: [torch.ones(size, dtype=torch.float32).to(dtype).to(self._device) for size in sizes]
-            for dtype, sizes in pool.items()
-        }
-        for dtype, slots, inputs in plans:
-            tensors = [made[dtype][slot][:size] for slot, size in slots]
-            yield tensors[:inputs], tensors[inputs:]
-
 
 def _one_by_one(calls: Sequence[Call]) -> list[tuple[int, ...]]:
     """Waits of a blocking replay: for each collective at once, for messages as recorded, since two ranks that send to
@@ -243,62 +208,6 @@ def _batches(calls: Sequence[Call], after: Sequence[tuple[int, ...]]) -> dict[in
         elif at > first:
             found[first] = range(first, at + 1)
     return found
-
-
-class _Clock:
-    """Times of calls: on the host of the call and of its completion, on a GPU of what the stream saw."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._side: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
-        self._done: list[int] = []
-        self._events: list[tuple[int, Any, Any]] = []
-
-    def begin(self, count: int) -> None:
-        self._done = [0] * count
-        self._events = []
-        if self._cuda:
-            torch.cuda.synchronize()
-            self._origin = _event()
-            self._origin.record()
-            self._zero = time.monotonic_ns()
-
-    def watch(self, at: int, work: Any) -> None:
-        """Note when work completes, where the backend can tell; gloo cannot of messages."""
-        if self._cuda or work is None:
-            return
-        done = self._done
-
-        def note(_: Any) -> None:
-            done[at] = time.monotonic_ns()
-
-        with contextlib.suppress(RuntimeError):
-            work.get_future().add_done_callback(note)
-
-    def wait(self, at: int, work: Any) -> None:
-        if not self._cuda:
-            if work is not None:
-                work.wait()
-            self._done[at] = self._done[at] or time.monotonic_ns()
-            return
-        with torch.cuda.stream(self._side):
-            if work is not None:
-                work.wait()
-            end = _event()
-            end.record()
-        torch.cuda.current_stream().wait_event(end)
-        self._events.append((at, end, None))
-
-    def finished(self) -> list[int]:
-        if self._cuda:
-            torch.cuda.synchronize()
-            for at, end, _ in self._events:
-                self._done[at] = self._zero + round(self._origin.elapsed_time(end) * 1e6)
-        return self._done
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _load(device: torch.device) -> Callable[[], None]:

@@ -19,7 +19,8 @@ from etloom.trace import Trace
 
 if TYPE_CHECKING:
     from etloom.replayer.machine import Machine
-    from etloom.replayer.program import Program, Step
+    from etloom.replayer.program import Program
+    from etloom.replayer.steps import Step
 
 Progress = Callable[["Step"], None]
 DEVICES = ("cpu", "cuda", "meta")

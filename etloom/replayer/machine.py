@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from etloom.errors import EtloomError
 from etloom.replayer import materials, operators
-from etloom.replayer.program import Program, Step, View
+from etloom.replayer.program import Program
+from etloom.replayer.steps import Step, View
 from etloom.replayer.values import DTYPES, value
 
 _GIVES_A_NUMBER = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from etloom.replayer.program import Program, View, views_of
+from etloom.replayer.program import Program
+from etloom.replayer.steps import View, views_of
 from etloom.replayer.values import DTYPES
 from etloom.system import available_memory
 

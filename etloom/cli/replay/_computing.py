@@ -13,7 +13,7 @@ from etloom.cli._guard import guarded, say
 from etloom.cli._output import Format, emit
 
 if TYPE_CHECKING:
-    from etloom.replayer.program import Step
+    from etloom.replayer.steps import Step
 
 PROGRESS_S = 5.0
 

@@ -1,0 +1,53 @@
+"""Tensors for the calls of a rank, made before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from etloom.errors import EtloomError
+from etloom.replayer.calls import dtype_of, shapes
+from etloom.replayer.plan import Call
+from etloom.system import available_memory
+
+
+def buffers(
+    calls: Sequence[Call], after: Sequence[tuple[int, ...]], rank: int, device: torch.device, backend: str
+) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Inputs and outputs of each call, out of buffers that calls in flight at one time do not share.
+
+    after: of each call, the earlier ones that were waited for before it. Raises EtloomError where memory is short.
+    """
+    pool: dict[torch.dtype, list[int]] = {}
+    free: dict[torch.dtype, list[int]] = {}
+    plans: list[tuple[torch.dtype, list[tuple[int, int]], int]] = []
+    held: dict[int, list[tuple[torch.dtype, int]]] = {}
+    for call, waited in zip(calls, after, strict=True):
+        for one in waited:
+            for dtype, slot in held.pop(one, []):
+                free[dtype].append(slot)
+        dtype = dtype_of(call.dtype, backend)
+        ins, outs = shapes(call, rank)
+        slots = []
+        for size in (*ins, *outs):
+            spare = free.setdefault(dtype, [])
+            sizes = pool.setdefault(dtype, [])
+            slot = spare.pop() if spare else len(sizes)
+            sizes[slot : slot + 1] = [max(size, sizes[slot] if slot < len(sizes) else 0)]
+            slots.append((slot, size))
+        held[call.index] = [(dtype, slot) for slot, _ in slots]
+        plans.append((dtype, slots, len(ins)))
+    wanted = sum(dtype.itemsize * sum(sizes) for dtype, sizes in pool.items())
+    if device.type == "cpu" and wanted > available_memory():
+        raise EtloomError(
+            f"buffers of {wanted / 1e9:,.1f} GB do not fit into {available_memory() / 1e9:,.1f} GB of free memory",
+            remedy="smaller sizes (--scale 0.1), or fewer calls (--first)",
+        )
+    made = {
+        dtype: [torch.ones(size, dtype=torch.float32).to(dtype).to(device) for size in sizes]
+        for dtype, sizes in pool.items()
+    }
+    for dtype, slots, inputs in plans:
+        tensors = [made[dtype][slot][:size] for slot, size in slots]
+        yield tensors[:inputs], tensors[inputs:]

@@ -1,0 +1,68 @@
+"""From a recorded job to the plan of its communication."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from etloom.errors import EtloomError
+from etloom.replayer.mapping import mapped, numbered, scaled
+from etloom.replayer.plan import Plan, Skipped
+from etloom.replayer.recorded import meetings, rows_of, world_of
+from etloom.trace import Job
+
+
+def plan(
+    job: Job,
+    *,
+    world: int | None = None,
+    ranks: Collection[int] | None = None,
+    only: Collection[str] = (),
+    first: int | None = None,
+    scale: float = 1.0,
+) -> Plan:
+    """The plan of a job's communication.
+
+    world: how many ranks the replay has; fewer than recorded: the first ones of ``ranks`` (default: of all) are
+    played, groups keep the members that are, and sizes follow the groups. only: these collectives. first: this many
+    calls of each rank. scale: times the sizes, at least one element.
+
+    Raises EtloomError where nothing was communicated, or the world is larger than what was recorded.
+    """
+    played = sorted(ranks) if ranks else list(job)
+    if missing := [rank for rank in played if rank not in job]:
+        raise EtloomError(
+            f"rank {missing[0]} was not recorded", remedy=f"recorded: {', '.join(map(str, job))}"
+        )
+    size = world or len(played)
+    if size > len(played):
+        raise EtloomError(
+            f"{size} processes, but {len(played)} recorded ranks to play",
+            remedy=f"start {len(played)} processes, or play one trace on all of them (--use-one-trace)",
+        )
+    played = played[:size]
+    place = {rank: at for at, rank in enumerate(played)}
+    groups = meetings(job)
+    calls, skipped = [], []
+    for rank in played:
+        trace = job[rank]
+        rows, left = rows_of(trace, list(job), groups.get(rank, {}))
+        skipped += [Skipped(place[rank], *one) for one in left]
+        own, lost = mapped(rows, rank, place, world_of(job, trace))
+        skipped += [Skipped(place[rank], *one) for one in lost]
+        chosen = [call for call in own if not only or call.collective in only]
+        calls.append(numbered([scaled(call, scale) for call in chosen[:first]]))
+    if not any(calls):
+        reasons = "; ".join(sorted({f"{one.name}: {one.reason}" for one in skipped})[:3])
+        raise EtloomError(
+            "the run holds no communication that can be replayed" + (f" ({reasons})" if reasons else ""),
+            remedy="record an execution trace (etloom collect) of a job with several ranks",
+        )
+    return Plan(tuple(calls), _summed(skipped), tuple(played))
+
+
+def _summed(skipped: list[Skipped]) -> tuple[Skipped, ...]:
+    sums: dict[tuple[int, str, str], int] = {}
+    for one in skipped:
+        key = (one.rank, one.name, one.reason)
+        sums[key] = sums.get(key, 0) + 1
+    return tuple(Skipped(*key, count) for key, count in sums.items())

@@ -1,0 +1,170 @@
+"""What a recording says of each call of a rank: sizes, group, root, times. Ranks are those that were recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from etloom import kinds
+from etloom.collectives import together
+from etloom.replayer.plan import COLLECTIVES, MESSAGES
+from etloom.replayer.sizes import tensor_sizes
+from etloom.trace import Job, Trace
+
+_MOST_RANKS = 1 << 20
+"""A file that names a larger world is not believed."""
+
+
+@dataclass
+class Row:
+    """A recorded call on its way to become a `Call`; ranks as recorded."""
+
+    collective: str
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dtype: str | None
+    group: tuple[int, ...] | None
+    in_split: tuple[int, ...] = ()
+    out_split: tuple[int, ...] = ()
+    root: int | None = None
+    peer: int | None = None
+    reduce_op: str | None = None
+    is_async: bool | None = None
+    seq: int | None = None
+    pg_name: str | None = None
+    start: int | None = None
+    end: int | None = None
+    coalesced: bool = False
+    node: int | None = None
+    waits: list[int] = field(default_factory=list)
+
+
+def meetings(job: Job) -> Mapping[int, Mapping[int, tuple[tuple[int, ...], int, int]]]:
+    """rank -> event -> (ranks that met, start, end), of what ranks did together; gloo records no group."""
+    if not any(trace.events.height for trace in job.values()):
+        return {}
+    met = together(job).parts.filter(pl.col("issuer").is_not_null())
+    members = met.drop_nulls("meeting").group_by("meeting").agg(pl.col("rank").sort().alias("members"))
+    joined = (
+        met.join(members, on="meeting", how="left")
+        .group_by("rank", "issuer")
+        .agg(pl.col("members").drop_nulls().first(), pl.col("own_start").min(), pl.col("own_end").max())
+    )
+    found: dict[int, dict[int, tuple[tuple[int, ...], int, int]]] = {}
+    for rank, issuer, ranks, start, end in joined.iter_rows():
+        found.setdefault(rank, {})[issuer] = (tuple(ranks or ()), start, end)
+    return found
+
+
+def world_of(job: Job, trace: Trace) -> tuple[int, ...]:
+    size = trace.meta.get("world_size")
+    return tuple(range(size)) if isinstance(size, int) and 0 < size <= _MOST_RANKS else tuple(job)
+
+
+def rows_of(
+    trace: Trace, recorded: Collection[int], met: Mapping[int, tuple[tuple[int, ...], int, int]]
+) -> tuple[list[Row], list[tuple[str, str]]]:
+    """The recorded calls of a rank in their order, and (name, reason) of those without what a replay needs."""
+    comms = _calls(trace)
+    sizes = tensor_sizes(trace, comms["node"].drop_nulls())
+    named = {
+        row["pg_name"]: row["ranks"]
+        for row in trace.groups.select(pl.col("pg_name", "ranks").cast(pl.String)).iter_rows(named=True)
+    }
+    rows: list[Row] = []
+    skipped: list[tuple[str, str]] = []
+    by_seq: dict[tuple[str | None, int], int] = {}
+    last: dict[int, int] = {}
+    for one in comms.iter_rows(named=True):
+        collective, name = one["collective"], one["name"] or one["collective"] or "?"
+        if collective == "wait":
+            # Of some versions of torch, waits do not name their group.
+            waited = by_seq.get((one["pg_name"], one["seq"]), last.get(one["seq"]))
+            if waited is not None and rows:
+                rows[-1].waits.append(waited)
+            continue
+        if collective not in COLLECTIVES | MESSAGES:
+            skipped.append((name, f"{collective or 'it'} is no collective that can be replayed"))
+            continue
+        ranks, start, end = met.get(one["event"], ((), None, None))
+        # Who was seen to meet is the group, where all that were recorded did not: then it is the world.
+        seen = ranks if len(ranks) < len(recorded) else None
+        group = _numbers(one["ranks"]) or _numbers(named.get(one["pg_name"])) or seen
+        inputs, outputs = sizes.get(one["node"], ((), ()))
+        row = Row(
+            collective,
+            name,
+            inputs or _one(one["in_nelems"]),
+            outputs or _one(one["out_nelems"]),
+            one["dtype"],
+            group,
+            _numbers(one["in_split"]),
+            _numbers(one["out_split"]),
+            _root(one["root"], name, group),
+            one["peer"],
+            one["reduce_op"],
+            one["is_async"],
+            one["seq"],
+            one["pg_name"],
+            start if start is not None else one["ts"],
+            end,
+            "coalesced" in name,
+            one["node"],
+        )
+        if reason := _unplayable(row):
+            skipped.append((name, reason))
+            continue
+        if one["seq"] is not None:
+            by_seq[(one["pg_name"], one["seq"])] = last[one["seq"]] = len(rows)
+        rows.append(row)
+    return rows, skipped
+
+
+def _unplayable(row: Row) -> str | None:
+    """Why a call cannot be played whatever the world is."""
+    if row.collective != "barrier" and kinds.itemsize(row.dtype) is None:
+        return f"its type {row.dtype!r} is not known" if row.dtype else "its type was not recorded"
+    if min((0, *row.inputs, *row.outputs, *row.in_split, *row.out_split)) < 0:
+        return "a negative size was recorded"
+    if row.group and (len(set(row.group)) < len(row.group) or min(row.group) < 0):
+        return "its group names a rank twice, or none"
+    return None
+
+
+def _root(recorded: int | None, name: str, group: tuple[int, ...] | None) -> int | None:
+    """The rank that is the root: operators of c10d take its place in the group, all others record the rank."""
+    if recorded is None or not name.startswith("c10d::") or not group:
+        return recorded
+    return group[recorded] if 0 <= recorded < len(group) else None
+
+
+def _one(elements: int | None) -> tuple[int, ...]:
+    return () if elements is None else (elements,)
+
+
+def _calls(trace: Trace) -> pl.DataFrame:
+    """comms of the host in the order of their calls: those of nodes or, without an execution trace, of events."""
+    comms = trace.comms.with_columns(pl.col(pl.Categorical).cast(pl.String))
+    nodes = trace.nodes.select("id", name=pl.col("name").cast(pl.String))
+    events = trace.events.select("id", "ts", "cat", event_name=pl.col("name").cast(pl.String))
+    joined = comms.join(nodes, left_on="node", right_on="id", how="left").join(
+        events, left_on="event", right_on="id", how="left"
+    )
+    host = joined.filter(pl.col("cat").is_null() | ~pl.col("cat").cast(pl.String).is_in(list(kinds.DEVICE)))
+    if host["node"].count():
+        calls = host.filter(pl.col("node").is_not_null()).unique("node", keep="first").sort("node")
+    else:
+        calls = host.filter(pl.col("event").is_not_null()).unique("event", keep="first").sort("ts", "event")
+    return calls.with_columns(name=pl.coalesce("name", "event_name"))
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    try:
+        values = json.loads(text) if text else []
+    except ValueError:
+        return ()
+    return tuple(values) if isinstance(values, list) and all(type(value) is int for value in values) else ()

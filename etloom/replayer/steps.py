@@ -1,0 +1,58 @@
+"""The nouns of a computation replay: a recorded tensor, and an operator to run with what it takes, gives and frees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from etloom.replayer.operators import Operator
+from etloom.replayer.values import DTYPES
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor as it was recorded. storage: a version of a storage. offset, stride: in elements."""
+
+    storage: int
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    on_host: bool
+    tensor: int | None = (
+        None  # its recorded id, where strides were not recorded: a view may differ in them alone
+    )
+
+    @property
+    def bytes(self) -> int:
+        """What its storage must hold at least."""
+        if 0 in self.shape:
+            return 0
+        reach = sum((size - 1) * by for size, by in zip(self.shape, self.stride, strict=True))
+        return (self.offset + reach + 1) * int(DTYPES[self.dtype].itemsize)
+
+
+@dataclass
+class Step:
+    """One operator to run. values: of its arguments, in recorded order, Views in place of tensors.
+    frees: storages that nobody reads afterwards. ranges: (view, least, most) of integers. recorded_ns: how long it
+    took, null where no times were recorded."""
+
+    node: int
+    name: str
+    operator: Operator
+    values: list[Any]
+    results: list[View]
+    frees: tuple[int, ...] = ()
+    ranges: list[tuple[View, int, int]] = field(default_factory=list)
+    recorded_ns: int | None = None
+
+
+def views_of(values: list[Any]) -> Iterator[View]:
+    """The tensors among the values of arguments."""
+    for value in values:
+        if isinstance(value, View):
+            yield value
+        elif isinstance(value, list):
+            yield from (one for one in value if isinstance(one, View))

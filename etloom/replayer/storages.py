@@ -1,0 +1,88 @@
+"""The storages of a recording: versions of their ids, and which step is the last to need one.
+
+Ids of storages are addresses, which are used again: a storage that an operator gives and did not take is a new version
+of its id. What a version's last reader leaves behind is freed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from etloom.replayer.steps import Step, View, views_of
+from etloom.replayer.values import DTYPES
+
+INPUT, OUTPUT = 0, 1  # of the column io of tensors
+_MOST_BYTES = 1 << 50
+
+
+class Storages:
+    """Numbers for the storages of a recording, of which ids are used again."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[int, int] = {}
+        self._now: dict[int, int] = {}
+
+    def view(self, row: dict[str, Any], new: bool) -> View:
+        """The tensor of a row. new: no earlier tensor of its id shares its storage."""
+        if row["dtype"] not in DTYPES:
+            raise ValueError(f"dtype {row['dtype']} is not known")
+        shape, stride = _sizes(row["shape"]), _sizes(row["stride"])
+        told = len(stride) == len(shape)
+        if not told:  # not recorded before schema 1.1.1
+            stride = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+        if min((0, row["offset"] or 0, *shape, *stride)) < 0:
+            raise ValueError("a negative size was recorded")
+        name = row["storage_id"]
+        if new or name not in self._now:
+            self._now[name] = len(self.bytes)
+            self.bytes[len(self.bytes)] = 0
+        storage = self._now[name]
+        on_host = row["device"] == "cpu"
+        view = View(
+            storage,
+            row["dtype"],
+            row["offset"] or 0,
+            shape,
+            stride,
+            on_host,
+            None if told else row["tensor_id"],
+        )
+        if view.bytes > _MOST_BYTES:
+            raise ValueError("a size beyond all memory was recorded")
+        self.bytes[storage] = max(self.bytes[storage], view.bytes)
+        return view
+
+    def replaced(self, rows: list[dict[str, Any]]) -> None:
+        """Tensors that something gave which is not run: who reads them must not get what had their ids before."""
+        taken = {row["storage_id"] for row in rows if row["io"] == INPUT}
+        for row in rows:
+            if row["io"] == OUTPUT and row["storage_id"] not in taken:
+                self._now.pop(row["storage_id"], None)
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    sizes = json.loads(text or "[]")
+    if not isinstance(sizes, list) or any(type(one) is not int for one in sizes):
+        raise ValueError("sizes were recorded that are none")
+    return tuple(sizes)
+
+
+def free(steps: list[Step]) -> tuple[set[int], set[int]]:
+    """Say at each step which storages end there; the storages that steps make, and those that they give."""
+    last: dict[int, int] = {}
+    made: set[int] = set()
+    given: set[int] = set()
+    for at, step in enumerate(steps):
+        taken = {view.storage for view in views_of(step.values)}
+        results = {view.storage for view in step.results}
+        made |= results - taken - last.keys()
+        given |= results
+        last |= dict.fromkeys(taken | results, at)
+    ends: dict[int, list[int]] = {}
+    for storage in made:
+        ends.setdefault(last[storage], []).append(storage)
+    for at, storages in ends.items():
+        steps[at].frees = tuple(storages)
+    return made, given

@@ -1,0 +1,69 @@
+"""Which nodes of an execution trace are run: the top-most that this torch may run; it calls their children itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from etloom.errors import EtloomError
+from etloom.replayer.operators import Operator, resolve
+
+Node = dict[str, Any]
+COMMUNICATES = "communication: etloom replay comms"
+_COMMUNICATION = ("record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
+
+
+def range_of(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:
+    """The ids of the nodes of a step: operators of all threads, since ids are given in order of time."""
+    if step is None:
+        return 0, 1 << 62
+    marks = nodes.filter(pl.col("name").str.contains(r"^ProfilerStep#\d+$")).select(
+        "id", step=pl.col("name").str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
+    )
+    start = marks.filter(pl.col("step") == step)["id"]
+    if not start.len():
+        known = ", ".join(map(str, marks["step"].to_list())) or "none"
+        raise EtloomError(f"the execution trace has no step {step}", remedy=f"it has {known}")
+    after = marks.filter(pl.col("id") > start[0])["id"]
+    return start[0], after[0] if after.len() else 1 << 62
+
+
+def topmost(
+    nodes: pl.DataFrame, namespaces: frozenset[str]
+) -> tuple[list[tuple[Node, Operator]], list[tuple[Node, str]]]:
+    """The nodes to run, and those of which neither they nor a part of them can be, with the reason."""
+    chosen: list[tuple[Node, Operator]] = []
+    refused: dict[int, tuple[Node, str]] = {}
+    inside: set[int] = set()  # of what is run, or left out whole
+    around: dict[int, int] = {}  # node -> the innermost refused one that it is in
+    columns = ("id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
+    # An id that comes twice is the first's: what is around what must end somewhere.
+    for node in nodes.select(columns).unique("id", keep="first").sort("id").iter_rows(named=True):
+        at, parent = node["id"], node["parent"]
+        if parent in inside:
+            inside.add(at)
+            continue
+        outer = parent if parent in refused else around.get(parent)
+        if outer is not None:
+            around[at] = outer
+        found = _never(node) or (resolve(node["op_schema"], namespaces) if node["op_schema"] else None)
+        if isinstance(found, Operator):
+            chosen.append((node, found))
+            while outer is not None:  # a part of it is run instead
+                refused.pop(outer, None)
+                outer = around.get(outer)
+        elif found is not None:
+            refused[at] = (node, found)
+        if isinstance(found, Operator) or _never(node):
+            inside.add(at)
+    return chosen, list(refused.values())
+
+
+def _never(node: Node) -> str | None:
+    """Why a node is left out with all that is in it."""
+    if (node["name"] or "").startswith(_COMMUNICATION):
+        return COMMUNICATES
+    if node["kernel_backend"]:
+        return f"a {node['kernel_backend']} kernel: its source would have to be run"
+    return None
