@@ -131,7 +131,7 @@ def test_two_processes_under_params_flags(tmp_path: Path) -> None:
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "etloom.compat.comms_replay", "--trace-path", str(run), "--trace-type", "basic",
-             "--num-replays", "3", "--c", "1", "--colls-per-batch", "2", "--output-path", str(out),
+             "--backend", "gloo", "--num-replays", "3", "--c", "1", "--colls-per-batch", "2", "--output-path", str(out),
              "--output-ranks", "1", "--master-port", port],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -220,6 +220,14 @@ def _load(device: torch.device) -> Callable[[], None]:
     return multiply
 
 
+def placed(backend: str | None, device: str | None) -> tuple[str, str]:
+    """Backend and device. One that is not given follows from the other; neither, from whether there is a GPU."""
+    if device is None:
+        gpu = torch.cuda.is_available() if backend is None else backend in ("nccl", "ucc")
+        device = "cuda" if gpu else "cpu"
+    return backend or ("nccl" if device == "cuda" else "gloo"), device
+
+
 @contextmanager
 def process_group(place: Place, store: Any, options: Options) -> Iterator[None]:
     """torch's default process group over a store. Raises EtloomError for a backend that this torch does not have."""

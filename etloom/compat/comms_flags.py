@@ -1,0 +1,179 @@
+"""The flags of PARAM's communication replay: of its present tool, comm_replay, and of commsTraceReplay before it.
+
+Names, aliases and defaults are PARAM's. `IDLE` holds those that cannot mean anything here, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+from etloom.replayer.plan import COLLECTIVES, MESSAGES
+
+_UNQUANTISED = "nothing is quantised"
+_TIMED = "every replay is timed; --output-path holds a trace of the last"
+_COMPUTED = "results are compared with computed ones, not with a saved run"
+IDLE = {
+    ("--nw-stack",): "torch.distributed is the only one",
+    ("--dtype",): "types are those of the recording",
+    ("--num-tpu-cores",): "there are no TPUs here",
+    ("--init-device",): "tensors are made on --device",
+    ("--init-method", "--pg-init-method"): "processes meet at --master-ip and --master-port",
+    ("--bitwidth",): _UNQUANTISED,
+    ("--quant-a2a-embedding-dim",): _UNQUANTISED,
+    ("--quant-threshold",): _UNQUANTISED,
+    ("--log", "--log-level"): "there is one level",
+    ("--profiler-num-replays-start",): _TIMED,
+    ("--profiler-num-replays",): _TIMED,
+    ("--data-accuracy-savemodepath",): _COMPUTED,
+    ("--data-accuracy-checkmodepath",): _COMPUTED,
+    ("--data-accuracy-uploadpath",): "nothing is uploaded",
+    ("--data-accuracy-rtol",): "results are compared bit by bit",
+    ("--data-accuracy-atol",): "results are compared bit by bit",
+    ("--data-accuracy-dtype",): "results are compared in their own type",
+    ("--data-accuracy-numelems",): "all elements are compared",
+    ("--use-perf-logger", "--use-custom-perf-logger"): "results are files",
+    ("--ibv-devices",): "the backend chooses its devices; for NCCL set NCCL_IB_HCA",
+}
+"""Flags with a value, or with several."""
+IDLE_SWITCHES = {
+    ("--init-only",): "PARAM's replay does not read it either; --dry-run starts nothing",
+    ("--use-ext-dist", "--use-ext-pg"): "torch.distributed is used",
+    ("--enable-local-report",): "rank 0 reports for all",
+    ("--enable-profiler",): _TIMED,
+    ("--disable-parallel-read",): "rank 0 reads for all",
+    ("--reuse-tensors",): "nothing is ever allocated while the clock runs",
+    ("--use-nvshmem",): "torch.distributed is the only one",
+    ("--eager-init",): "groups are made before the clock runs",
+    ("--enable-torch-nccl-timing",): "the replay keeps times of its own",
+}
+WITHOUT_EFFECT = {**IDLE, **IDLE_SWITCHES}
+
+_SUFFIXES = ("", "v", "base", "single", "coalesced", "intotensorcoalesced", "tensorcoalesced")
+_SPELLINGS: dict[str, tuple[str, ...]] = {
+    **{f"{one.replace('_', '')}{end}": (one,) for one in COLLECTIVES | MESSAGES for end in _SUFFIXES},
+    **dict.fromkeys(("isend",), ("send",)),
+    **dict.fromkeys(("irecv", "recvanysource"), ("recv",)),
+    **dict.fromkeys(("batchisendirecv", "pt2pt"), ("send", "recv")),
+    **dict.fromkeys(("wait", "init", "noop"), ()),
+}
+"""PARAM's names of what may be replayed, without their underscores -> ours; waits come with what they wait for."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says an error in one line: as many processes as ranks say it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists the flags\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """PARAM's flags."""
+    made = _Parser(
+        "etloom-comms-replay",
+        usage="%(prog)s --trace-path RUN [flags]",
+        description="Run recorded communication again, by PARAM's flags.",
+        epilog="example: mpirun -np 8 etloom-comms-replay --trace-path run/ --trace-type et --num-replays 10",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add(
+        "--trace-path",
+        default="./",
+        help="folder of rank-N files, or one file; of several (a,b) the first there is",
+    )
+    add(
+        "--trace-type",
+        default="et",
+        choices=["et", "basic", "kineto"],
+        help="fail where there is no such trace",
+    )
+    add("--use-one-trace", action="store_true", help="play one rank's trace on all processes")
+    add("--dry-run", action="store_true", help="print the plan and start nothing")
+    add("--auto-shrink", action="store_true", help="play the first ranks on fewer processes")
+    add("--max-msg-cnt", type=_from(0), default=0, help="only the first N of the calls to replay; 0: all")
+    add("--num-replays", type=_from(1), default=5, help="replays that are timed")
+    add("--warmup-iter", type=_from(0), default=2, help="replays before those")
+    add(
+        "--do-warm-up",
+        dest="warmup_iter",
+        action="store_const",
+        const=1,
+        help="the old name of --warmup-iter 1",
+    )
+    add("--allow-ops", "--allow-list", type=_collectives, default="all", help="comma list of collectives")
+    add("--blocking", "-b", "--z", nargs="?", type=int, const=1, choices=[0, 1], default=0,
+        help="wait for each call before the next")  # fmt: skip
+    add("--colls-per-batch", type=int, default=-1, help="also say how long N calls take")
+    add("--use-timestamp", action="store_true", help="keep the recorded gaps")
+    add("--rebalance-policy", default="", choices=["", "equal"], help="equal shares in all-to-alls")
+    add("--output-path", default="", nargs="?", const="", help="folder for replayedCommsPerf.rank-N.json")
+    add("--output-ranks", type=_ranks, default=None, help="1,3 or 1:3: ranks that get a file; by default all")
+    add(
+        "--backend",
+        default=None,
+        help="nccl, gloo, or any other that torch has; by default what --device is for",
+    )
+    add(
+        "--device", default=None, choices=["cpu", "cuda", "rocm"], help="by default cuda where there is a GPU"
+    )
+    add("--master-ip", default=None, help="by default MASTER_ADDR, or 127.0.0.1")
+    add("--master-port", type=_from(0), default=None, help="by default the one after MASTER_PORT, or 29501")
+    add("--c", type=int, choices=[0, 1], default=0, help="check every result once, before the timed replays")
+    add("--data-accuracy-mode", choices=["none", "save", "check"], default="none", help="check: as --c 1")
+    for flags, why in IDLE.items():
+        add(*flags, default=None, nargs="+", metavar="VALUE", help=f"no effect: {why}")
+    for flags, why in IDLE_SWITCHES.items():
+        add(*flags, default=None, action="store_true", help=f"no effect: {why}")
+    return made
+
+
+def idle(args: argparse.Namespace) -> list[str]:
+    """A line for each given flag that has no effect."""
+    told = [
+        f"{flags[0]} has no effect: {why}"
+        for flags, why in WITHOUT_EFFECT.items()
+        if getattr(args, flags[0].lstrip("-").replace("-", "_")) is not None
+    ]
+    if args.data_accuracy_mode == "save":
+        told.append(f"--data-accuracy-mode save has no effect: {_COMPUTED}")
+    return told
+
+
+def _from(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+        return int(text)
+
+    return number
+
+
+def _ranks(text: str) -> list[int] | None:
+    """1,3 or 1:3 (both ends) as a list; None for all."""
+    if text in ("", "all"):
+        return None
+    if span := re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text):
+        return list(range(int(span[1]), int(span[2]) + 1))
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks, such as 1,3 or 1:3")
+    return [int(one) for one in text.split(",")]
+
+
+def _collectives(text: str) -> tuple[str, ...]:
+    """PARAM's names as ours; none for all."""
+    if text == "all":
+        return ()
+    found: set[str] = set()
+    for one in filter(None, (one.strip() for one in text.split(","))):
+        meant = _SPELLINGS.get(one.lower().replace("_", ""))
+        if meant is None:
+            raise argparse.ArgumentTypeError(
+                f"{one!r} is no collective; one of {', '.join(sorted(COLLECTIVES | MESSAGES))}"
+            )
+        found.update(meant)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} leaves nothing to replay")
+    return tuple(sorted(found))
