@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.collectives import clocks, factor, meet, message, together
-from etloom.collectives.clocks import on_one_clock
+from etloom.collectives.clocks import FEW, on_one_clock
 from etloom.collectives.parts import COLUMNS
 from etloom.errors import AnalysisError
 
@@ -81,7 +81,12 @@ def test_numbered_parts_meet_and_clocks_are_found(seed: int, offsets: list[int],
             assert row["lowest_ns"] <= offsets[row["rank"]] <= row["highest_ns"]
             # Ends lie within 2 us of each other, so the median of their differences does.
             assert abs(row["offset_ns"] - offsets[row["rank"]]) <= 4_000
-            assert row["verdict"] == ("corrected" if abs(row["offset_ns"]) > 10_000 else "agrees")
+            told = row["communications"] >= FEW and abs(row["offset_ns"]) > 10_000
+            contradicted = not row["lowest_ns"] <= 0 <= row["highest_ns"]
+            assert (row["verdict"] == "corrected") == (told or contradicted)
+            taken = row["offset_ns"] if row["verdict"] == "corrected" else 0
+            assert abs(offsets[row["rank"]] - taken) <= row["residual_ns"]
+            assert row["verdict"] != "agrees" or row["residual_ns"] <= 10_000
 
 
 @settings(max_examples=40, deadline=None)

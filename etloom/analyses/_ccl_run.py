@@ -38,7 +38,7 @@ class Run:
     def parts(self) -> pl.DataFrame | str:
         """What each rank did of each communication, or why nothing is known of it."""
         try:
-            return communications(self.job).parts
+            return communications(self.job).comparable
         except EtloomError as error:
             return error.what
 

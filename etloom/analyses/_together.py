@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import polars as pl
-
 from etloom.collectives import Together, together
 from etloom.errors import AnalysisError
 from etloom.trace import Job
@@ -30,10 +28,13 @@ def compared(job: Job) -> Together:
         raise AnalysisError(
             "one rank alone does not say who waited for whom", remedy="open the folder that holds all ranks"
         )
-    lost = found.clocks.filter(pl.col("verdict").is_in(["unknown", "impossible"]))
-    if lost.height == found.clocks.height - 1:
+    if not found.clocks["verdict"].is_in(["agrees", "unsure", "corrected"]).any():
+        strangers = (
+            "no communication of one rank could be matched with another's, so their clocks cannot be compared"
+        )
+        unlike = "the ranks cannot be of one run: however their clocks are set, some left what others had not come to"
         raise AnalysisError(
-            "no communication of one rank could be matched with another's, so their clocks cannot be compared",
+            unlike if "impossible" in found.clocks["verdict"] else strangers,
             remedy=f"record ranks that share a process group; recorded: {', '.join(map(str, job))}",
         )
     return found

@@ -2,11 +2,17 @@
 
 - offset_ns: this clock minus that of the reference rank, the median difference of the ends of collectives that all
   ranks leave together. lowest_ns, highest_ns: it cannot be outside these, since no rank leaves before the last comes.
-- spread_ns: half of the differences lie within this much of offset_ns (with the drift taken out).
+- spread_ns: half of the differences lie within this much of offset_ns (with the drift taken out); of fewer than three
+  communications, half of what lowest_ns and highest_ns allow.
 - drift_ppm: how much faster the clock runs, where a second and more of recording tells it.
-- verdict: reference; agrees (zero is as good: times are left as they are); corrected (times are moved by offset_ns and
-  drift_ppm before ranks are compared); impossible (no offset accords with what was recorded: other runs, or a wrong
-  match); unknown (the rank did nothing together with the others).
+- residual_ns: how far the clock may still be off once offset_ns is taken out (or left, see verdict): three spreads, as
+  far as the bounds allow; 10 us of ranks that name the same host (same_host), whose processes read one clock. What is
+  compared across ranks holds to the sum of two ranks' residuals: see clock_error_ns of collectives.
+- verdict: reference; agrees (nothing tells it from the reference's, and residual_ns is 10 us or less); unsure (nothing
+  tells it from the reference's, but it could as well be off by residual_ns; times are left as they are); corrected
+  (times are moved by offset_ns and drift_ppm before ranks are compared); impossible (no offset accords with what was
+  recorded: other runs, or a wrong match); unknown (the rank did nothing together with others). The last two are
+  compared with nobody. Ranks that share no group, not even through others, have a reference each.
 
 Units: ns, parts per million.
 """
@@ -29,6 +35,8 @@ COLUMNS = {
     "highest_ns": pl.Int64,
     "spread_ns": pl.Int64,
     "drift_ppm": pl.Float64,
+    "residual_ns": pl.Int64,
+    "same_host": pl.Boolean,
     "verdict": pl.String,
 }
 

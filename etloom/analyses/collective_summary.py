@@ -39,7 +39,7 @@ COLUMNS = {
 def analyze(job: Job) -> pl.DataFrame:
     transfer = pl.col("transfer_ns")
     table = (
-        met(communications(job).parts)
+        met(communications(job).comparable)
         .group_by("collective", "group", "group_size", "bytes", maintain_order=True)
         .agg(
             pl.len().alias("count"),

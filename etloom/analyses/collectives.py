@@ -1,14 +1,17 @@
 """What ranks do together, one communication a row: who came when, who waited, how fast the data moved.
 
 A communication is matched across ranks by process group and sequence number, else by order and time (how: seq,
-order); one that no other rank recorded has neither (how null). Times of the ranks are put on one clock first: see
-clocks.
+order); one that no other rank recorded, or none whose clock can be compared, has neither (how null). Times of the
+ranks are put on one clock first: see clocks.
 
-- start_ns: when the first rank came. wait_ns: until the last one (last_rank) came, which the first waited at most.
-  mean_wait_ns: what the ranks waited on average.
+- start_ns: when the first rank (first_rank) came. wait_ns: until the last one (last_rank) came, which the first waited
+  at most. mean_wait_ns: what the ranks waited on average. clock_error_ns: how far apart the clocks of two of the ranks
+  may be, so that a wait of less is none that is known.
 - transfer_ns: the shortest time that a rank spent in it. The one that comes last waits for nobody, so this is the time
   of the data itself; where fewer ranks were recorded than met (recorded, group_size), it may hold a wait for one of
-  the others, and wait_ns is a lower bound. Null where only one rank recorded it: duration_ns is then all there is.
+  the others, and wait_ns is a lower bound. With a root, and of messages, who only sends waits for nobody and may leave
+  early: there it is the shortest time that a receiver spent after all whose data it waits for had come. Null where
+  only one rank recorded it: duration_ns, with whatever wait it holds, is then all there is.
 - end_spread_ns: between the first and the last to leave.
 - bytes: message size as nccl-tests counts it: the whole result of an all-gather, the whole input of a reduce-scatter,
   else what a rank puts in. algo_bandwidth is bytes / transfer_ns; bus_bandwidth is that times 2(n-1)/n (all-reduce),
@@ -26,6 +29,7 @@ import polars as pl
 from etloom.analyses._activity import answer
 from etloom.analyses._together import communications
 from etloom.collectives import factor
+from etloom.collectives.meetings import receives, sends
 from etloom.trace import Job
 
 SCOPE = "job"
@@ -43,7 +47,9 @@ COLUMNS = {
     "duration_ns": pl.Int64,
     "wait_ns": pl.Int64,
     "mean_wait_ns": pl.Float64,
+    "first_rank": pl.Int64,
     "last_rank": pl.Int64,
+    "clock_error_ns": pl.Int64,
     "transfer_ns": pl.Int64,
     "end_spread_ns": pl.Int64,
     "algo_bandwidth": pl.Float64,
@@ -52,21 +58,19 @@ COLUMNS = {
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    return answer(met(communications(job).parts), COLUMNS)
+    return answer(met(communications(job).comparable), COLUMNS)
 
 
 def met(parts: pl.DataFrame) -> pl.DataFrame:
-    """A row a communication, in order of start, with COLUMNS and its meeting."""
+    """A row a communication, in order of start, with COLUMNS and its meeting. parts: `Together.comparable`."""
     alone = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
     last = pl.col("start").max()
     shared = pl.len() > 1
-    # A message may have left before its receiver came: what the sender did then was no transfer.
-    took = pl.col("end") - pl.max_horizontal("start", pl.col("start").filter(~pl.col("is_receiver")).max())
+    # Who only sends may have left before others came: what it did then was no transfer.
+    comes = pl.col("start").filter("sends").max()
+    took = pl.col("end") - pl.max_horizontal("start", comes)
     rows = (
-        parts.with_columns(
-            meeting=pl.coalesce("meeting", alone),
-            is_receiver=(pl.col("collective") == "message") & (pl.col("rank") == pl.col("destination")),
-        )
+        parts.with_columns(meeting=pl.coalesce("meeting", alone), sends=sends(), receives=receives())
         .group_by("meeting")
         .agg(
             pl.col("start").min().alias("start_ns"),
@@ -80,9 +84,11 @@ def met(parts: pl.DataFrame) -> pl.DataFrame:
             (pl.col("end") - pl.col("start")).min().alias("duration_ns"),
             pl.when(shared).then(last - pl.col("start").min()).alias("wait_ns"),
             pl.when(shared).then((last - pl.col("start")).mean()).alias("mean_wait_ns"),
+            pl.when(shared).then(pl.col("rank").get(pl.col("start").arg_min())).alias("first_rank"),
             pl.when(shared).then(pl.col("rank").get(pl.col("start").arg_max())).alias("last_rank"),
-            pl.when(shared & pl.col("is_receiver").any())
-            .then(took.filter(pl.col("is_receiver")).max())
+            pl.when(shared).then(pl.col("error").max()).alias("clock_error_ns"),
+            pl.when(shared & ~pl.all_horizontal(pl.col("sends", "receives").all()))
+            .then(took.filter("receives").min())
             .when(shared)
             .then((pl.col("end") - pl.col("start")).min())
             .alias("transfer_ns"),

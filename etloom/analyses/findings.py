@@ -3,7 +3,8 @@
 A row is a place where a pattern costs time: on the rank where it costs most, of the ``ranks`` on which it does. The
 costs of different patterns can be of the same time (a gap, and the communication behind it), so they do not add up.
 
-- cost_ns: what the rank would gain at most if it did not happen; pct: of the time from its first to its last event.
+- cost_ns: what the rank would gain at most if it did not happen; pct: of the time from its first to its last event;
+  step_pct: what of it lies in marked steps, of the time of these steps.
 - confidence: high (measured), medium (measured, but part of it would stay), low (estimated).
 - step: where it costs most, of the ``count`` times. operator, module: innermost around it. frame: line of Python,
   where stacks were recorded. name: of the kernel or call. event: the host
@@ -36,6 +37,7 @@ COLUMNS = {
     "ranks": pl.Int64,
     "cost_ns": pl.Int64,
     "pct": pl.Float64,
+    "step_pct": pl.Float64,
     "confidence": pl.String,
     "title": pl.String,
     "advice": pl.String,
@@ -56,13 +58,16 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl
         {
             "pattern": name,
             "rank": rank,
-            "pct": 100 * finding.cost_ns / views[rank].span_ns if views[rank].span_ns else None,
+            "pct": _percent(finding.cost_ns, views[rank].span_ns),
+            "step_pct": _percent(finding.in_steps_ns, views[rank].stepped.total),
             **dataclasses.asdict(finding),
         }
         for name in ([pattern] if pattern else registry.names("patterns"))
         for rank, finding in _found(name, views)
     ]
-    table = pl.DataFrame(rows, schema={**COLUMNS, "place": pl.String}, infer_schema_length=None)
+    table = pl.DataFrame(
+        rows, schema={**COLUMNS, "in_steps_ns": pl.Int64, "place": pl.String}, infer_schema_length=None
+    )
     worst = table.filter(pl.col("pct") >= min_pct).sort(
         "cost_ns", "rank", descending=(True, False), maintain_order=True
     )
@@ -70,6 +75,10 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl
         pl.exclude("ranks").first(), pl.col("rank").n_unique().alias("ranks")
     )
     return answer(everywhere, COLUMNS)
+
+
+def _percent(part: int, whole: int) -> float | None:
+    return 100 * part / whole if whole else None
 
 
 def _found(name: str, views: Mapping[int, View]) -> Iterator[tuple[int, Finding]]:

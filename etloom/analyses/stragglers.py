@@ -10,22 +10,28 @@ rest:
   was in no operator for longer, which is Python, input data, or a thread kept waiting.)
 - before_ns: it came later out of the communication before, or that was not recorded.
 
-A part can be negative: the rank made up for some of the rest. cause names the largest.
+A part can be negative: the rank made up for some of the rest.
 
-- communications: that others took part in; last: those it came last to. waited_ns: what it waited for others itself.
+- slow_link_ns: how much longer what it took part in transferred data than the same (collective, size, ranks) without
+  it, the median against the median, times how often; null where nothing of the same kind went on without it, as where
+  all ranks take part in everything.
+- cause names the largest of these.
+- communications: that others took part in; last: those it came last to; surely: of these, those by more than the
+  clocks of two ranks may be apart (see clocks). waited_ns: what it waited for others itself.
+- worst_ns: its greatest delay, worst_start_ns: when it came, worst_step: in which step of its own.
 - pct: delay_ns in percent of the time from the first communication to the end of the last; delays
   of communications that are under way at one time count each.
 
-Units: ns, percent. Times of the ranks are put on one clock first, see clocks. A slow link shows in collectives, as
-transfer_ns above that of others of the same size.
+Units: ns, percent. Times of the ranks are put on one clock first, see clocks.
 """
 
 from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer
+from etloom.analyses._activity import answer, steps
 from etloom.analyses._together import compared
+from etloom.analyses.collectives import met
 from etloom.collectives.lateness import CAUSES, cause, delays
 from etloom.trace import Job
 
@@ -34,18 +40,32 @@ COLUMNS = {
     "rank": pl.Int64,
     "communications": pl.Int64,
     "last": pl.Int64,
+    "surely": pl.Int64,
     "delay_ns": pl.Int64,
     "pct": pl.Float64,
     **dict.fromkeys(CAUSES, pl.Int64),
+    "slow_link_ns": pl.Int64,
     "cause": pl.String,
+    "worst_ns": pl.Int64,
+    "worst_start_ns": pl.Int64,
+    "worst_step": pl.Int64,
     "waited_ns": pl.Int64,
 }
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    parts = compared(job).parts.filter(pl.col("meeting").is_not_null())
+    parts = compared(job).comparable.filter(pl.col("meeting").is_not_null())
     span = parts.select((pl.col("end").max() - pl.col("start").min()).cast(pl.Float64)).item()
-    sums = delays(parts, job).group_by("rank").agg(pl.len().alias("last"), pl.col("delay_ns", *CAUSES).sum())
+    late = delays(parts, job)
+    worst = pl.col("delay_ns").arg_max()
+    sums = late.group_by("rank").agg(
+        pl.len().alias("last"),
+        (pl.col("delay_ns") > pl.col("error")).sum().alias("surely"),
+        pl.col("delay_ns", *CAUSES).sum(),
+        pl.col("delay_ns").max().alias("worst_ns"),
+        pl.col("start").get(worst).alias("worst_start_ns"),
+        pl.col("own_start").get(worst).alias("own_start"),
+    )
     arrival = pl.col("start").max().over("meeting")
     table = (
         parts.group_by("rank", maintain_order=True)
@@ -55,8 +75,39 @@ def analyze(job: Job) -> pl.DataFrame:
             on="rank",
         )
         .join(sums, on="rank", how="left")
-        .with_columns(pl.col("last", "delay_ns", *CAUSES).fill_null(0), waited_ns="waited")
-        .with_columns(pct=100 * pl.col("delay_ns") / span, cause=cause())
+        .join(_slow_links(parts), on="rank", how="left")
+        .with_columns(pl.col("last", "surely", "delay_ns", *CAUSES).fill_null(0), waited_ns="waited")
+        .with_columns(pct=100 * pl.col("delay_ns") / span, cause=cause("slow_link_ns"))
         .sort("delay_ns", "rank", descending=(True, False))
     )
-    return answer(table, COLUMNS)
+    marks = [_step(job, rank, at) for rank, at in table.select("rank", "own_start").iter_rows()]
+    return answer(table.with_columns(worst_step=pl.Series(marks, dtype=pl.Int64)), COLUMNS)
+
+
+def _slow_links(parts: pl.DataFrame) -> pl.DataFrame:
+    """rank, slow_link_ns."""
+    kind = ("collective", "bytes", "recorded")
+    took = met(parts).with_row_index("number").select("number", *kind, "meeting", "transfer_ns").drop_nulls()
+    who = took.join(parts.select("meeting", "rank").unique(), on="meeting")
+    found = {}
+    for rank in parts["rank"].unique().to_list():
+        own = who.filter(pl.col("rank") == rank)
+        others = (
+            took.join(own, on="number", how="anti").group_by(kind).agg(usual=pl.col("transfer_ns").median())
+        )
+        mine = own.group_by(kind).agg(pl.col("transfer_ns").median(), count=pl.len())
+        beside = mine.join(others, on=kind)
+        over = beside.select(
+            ((pl.col("transfer_ns") - pl.col("usual")).clip(0) * pl.col("count")).sum()
+        ).item()
+        found[rank] = round(over) if beside.height else None
+    schema = {"rank": parts.schema["rank"], "slow_link_ns": pl.Int64}
+    return pl.DataFrame({"rank": list(found), "slow_link_ns": list(found.values())}, schema=schema)
+
+
+def _step(job: Job, rank: int, at: int | None) -> int | None:
+    """The step of a rank that a time on its own clock lies in."""
+    if at is None:
+        return None
+    inside = steps(job[rank]).filter(pl.col("start") <= at, pl.col("end") > at)
+    return inside["step"][0] if inside.height else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from etloom.collectives.clocks import clocks, on_one_clock
+from etloom.collectives.clocks import COMPARABLE, clocks, on_one_clock
 from etloom.collectives.meetings import meet
 from etloom.collectives.parts import factor, message, parts
 from etloom.errors import LinkError
@@ -22,11 +22,27 @@ __all__ = ["Together", "clocks", "factor", "meet", "message", "parts", "together
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """parts: `meetings.COLUMNS`, start and end on the clock of the reference rank, own_start and own_end on the rank's
-    own. clocks: `clocks.COLUMNS`."""
+    """parts: `meetings.COLUMNS`, start and end on the clock of the rank's reference, own_start and own_end on the
+    rank's own; residual, how far that clock may still be off, null where it cannot be compared. clocks:
+    `clocks.COLUMNS`."""
 
     parts: pl.DataFrame
     clocks: pl.DataFrame
+
+    @property
+    def comparable(self) -> pl.DataFrame:
+        """The parts, those of one operator as one, of which those whose clock cannot be compared met nobody; and
+        error, how far apart two clocks of a meeting may be (null without one)."""
+        known = pl.when(pl.col("residual").is_not_null()).then("meeting")
+        table = _by_operator(self.parts.with_columns(known.alias("meeting")))
+        alone = pl.len().over("meeting") < 2
+        table = table.with_columns(
+            pl.when(~alone & pl.col("meeting").is_not_null()).then(name).alias(name)
+            for name in ("meeting", "how")
+        )
+        # Each is so far from the reference at most: two are apart by the two greatest.
+        apart = pl.col("residual").top_k(2).sum().over("meeting")
+        return table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(apart))
 
 
 def together(job: Job) -> Together:
@@ -35,8 +51,27 @@ def together(job: Job) -> Together:
         if not trace.meta.get("linked"):
             raise LinkError("the trace is not linked", where=f"rank {rank}", remedy="etloom.link(job)")
     found = pl.concat([parts(trace, rank) for rank, trace in job.items()])
-    table = clocks(meet(found))
+    # Of a trace that counts from its own zero the host's clock tells nothing.
+    hosts = {
+        rank: trace.meta.get("host") for rank, trace in job.items() if trace.meta.get("clock") == "epoch"
+    }
+    table = clocks(meet(found), hosts)
     # What is told from order and time is told again where a clock was off.
     own = found.select("rank", "event", own_start="start", own_end="end")
     met = meet(on_one_clock(found, table))
-    return Together(met.join(own, on=("rank", "event"), how="left", maintain_order="left"), table)
+    met = met.join(own, on=("rank", "event"), how="left", maintain_order="left")
+    left = table.filter(pl.col("verdict").is_in(COMPARABLE)).select("rank", residual="residual_ns")
+    return Together(met.join(left, on="rank", how="left", maintain_order="left"), table)
+
+
+def _by_operator(parts: pl.DataFrame) -> pl.DataFrame:
+    """A backend on the host may work off one operator in several ranges (gloo's reduce_scatter: an all-reduce for each
+    of its tensors): one part, from the first start to the last end."""
+    one = ("rank", "where", "issuer", "collective", "source", "destination")
+    several = (pl.col("where") == "host") & pl.col("issuer").is_not_null() & (pl.len().over(one) > 1)
+    if not parts.select(several.any()).item():
+        return parts
+    first = pl.exclude(*one, "end", "own_end", "meeting").sort_by("start", "event").first()
+    ends = pl.col("end", "own_end").max()
+    whole = parts.filter(several).group_by(one, maintain_order=True).agg(first, ends, pl.col("meeting").min())
+    return pl.concat((parts.filter(~several), whole.select(parts.columns))).sort("rank", "start", "event")

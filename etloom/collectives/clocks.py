@@ -5,12 +5,19 @@ bounds the offset of two clocks from both sides, whatever the network does. Its 
 time: the median difference of their ends estimates the offset, and the spread of the differences says how well.
 A clock that may be right, since zero lies within its bounds and within the spread, is left as it is.
 
-Ranks are compared with the lowest rank of each group, and through it with each other.
+How far it may still be off, the residual, follows from the same: three spreads about the estimate (of fewer than MANY
+ends, all that they differ by), as far as the bounds allow them. Processes of one host read one clock, so where ranks
+name the same host and nothing contradicts it, the residual is what reading it costs (TRUSTED_NS), however unevenly
+they leave.
+
+Ranks are compared with the lowest rank of each group, and through it with each other. Ranks that share no group, not
+even through others, have a reference each.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +32,18 @@ DRIFTS = 16
 TRUSTED_NS = 10_000
 """Clocks of one host differ by less than this."""
 
+FEW = 3
+"""Of fewer communications the ends tell no spread: only the bounds are told."""
+
+MANY = 10
+"""Ends, of which the spread is no accident."""
+
+ANYWHERE = ("", "localhost", "localhost.localdomain", "(none)")
+"""Names of hosts that say nothing."""
+
+COMPARABLE = ("reference", "agrees", "unsure", "corrected")
+"""Verdicts on ranks whose times can be compared with those of their reference, within residual_ns."""
+
 GRAIN_NS = 2_000
 """Times that are kept in whole us may contradict each other by this much."""
 
@@ -38,7 +57,9 @@ COLUMNS = {
     "spread_ns": pl.Int64,  # of ends after the offset (and drift) was taken out: half of them lie within
     "drift_ppm": pl.Float64,  # how much faster this clock runs; null where it is not told or none
     "since_ns": pl.Int64,  # on the clock of the reference
-    "verdict": pl.String,  # reference | agrees | corrected | impossible | unknown
+    "residual_ns": pl.Int64,  # the two clocks may differ by so much still, once offset and drift are taken out
+    "same_host": pl.Boolean,  # as the reference, by name; null where one does not say
+    "verdict": pl.String,  # reference | agrees | unsure | corrected | impossible | unknown
 }
 
 
@@ -51,27 +72,35 @@ class _Pair:
     lowest: float
     highest: float
     spread: float
+    margin: float
+    """How far from the offset the truth may lie, bounds aside."""
     drift: float | None
 
 
-def clocks(met: pl.DataFrame) -> pl.DataFrame:
+def clocks(met: pl.DataFrame, hosts: Mapping[int, str | None] | None = None) -> pl.DataFrame:
     """A row a rank (COLUMNS) from parts with their meetings (`meetings.meet`).
 
-    verdict: "agrees", the clock may be right and is left; "corrected", it is off by offset_ns; "impossible", no offset
-    is in accord with what was recorded; "unknown", the rank did nothing together with the others.
+    hosts: what each rank calls its host. verdict: "agrees", the clock is right, as far as it could be told within
+    TRUSTED_NS, or by the host; "unsure", it may be right or off by residual_ns, and is left; "corrected", it is off by
+    offset_ns; "impossible", no offset is in accord with what was recorded; "unknown", the rank did nothing together
+    with others.
     """
+    hosts = hosts or {}
     ranks = sorted(met["rank"].unique().to_list())
-    reference = ranks[0] if ranks else 0
-    known: dict[int, _Pair] = {reference: _Pair(reference, reference, 0, 0, 0, 0, 0, None)}
     since = met.select(pl.col("end").filter(pl.col("meeting").is_not_null()).min()).item()
     pairs = _pairs(met, since)
-    while edge := _next(pairs, known):
-        pair, towards = edge
-        through = known[pair.hub if towards else pair.rank]
-        known[pair.rank if towards else pair.hub] = _joined(through, pair, towards)
-    return pl.DataFrame(
-        [_row(known.get(rank), rank, reference, since) for rank in ranks], schema=COLUMNS, orient="row"
-    )
+    seen = {end for pair in pairs for end in (pair.rank, pair.hub)}
+    known: dict[int, _Pair] = {}
+    for rank in ranks:
+        if rank in known or (rank not in seen and rank != ranks[0]):
+            continue
+        known[rank] = _Pair(rank, rank, 0, 0, 0, 0, 0, 0, None)
+        while edge := _next(pairs, known):
+            pair, towards = edge
+            through = known[pair.hub if towards else pair.rank]
+            known[pair.rank if towards else pair.hub] = _joined(through, pair, towards)
+    rows = [_row(known.get(rank), rank, ranks[0], since, hosts) for rank in ranks]
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
 def on_one_clock(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
@@ -111,18 +140,22 @@ def _pairs(met: pl.DataFrame, since: int | None) -> list[_Pair]:
 
 def _pair(rank: int, hub: int, own: pl.DataFrame) -> _Pair:
     bounds = _bounds(own, 0.0)
+    half = max(bounds[1] - bounds[0], 0.0) / 2
     ends = own.drop_nulls("apart")
     if not ends.height:
         # Messages bound the offset only: zero, where it may be, else the middle.
         middle = 0.0 if bounds[0] <= 0 <= bounds[1] else sum(bounds) / 2
-        return _Pair(rank, hub, own.height, middle, *bounds, spread=(bounds[1] - bounds[0]) / 2, drift=None)
+        return _Pair(rank, hub, own.height, middle, *bounds, spread=half, margin=2 * half, drift=None)
     at, apart = ends["at"].to_numpy(), ends["apart"].to_numpy()
+    if len(apart) < FEW:
+        return _Pair(rank, hub, own.height, float(np.median(apart)), *bounds, half, 2 * half, None)
     slope = _slope(at, apart) if len(apart) >= DRIFTS and np.ptp(at) >= 1e9 else 0.0
-    level = apart - slope * at
+    level, drift = apart - slope * at, 1e6 * slope
     if _spread(level) >= 0.5 * _spread(apart):
-        return _Pair(rank, hub, own.height, float(np.median(apart)), *bounds, _spread(apart), None)
-    bounds = _bounds(own, slope)
-    return _Pair(rank, hub, own.height, float(np.median(level)), *bounds, _spread(level), 1e6 * slope)
+        slope, level, drift = 0.0, apart, None
+    spread = _spread(level)
+    margin = GRAIN_NS + (3 * spread if len(level) >= MANY else float(np.ptp(level)))
+    return _Pair(rank, hub, own.height, float(np.median(level)), *_bounds(own, slope), spread, margin, drift)
 
 
 def _bounds(own: pl.DataFrame, slope: float) -> tuple[float, float]:
@@ -165,6 +198,7 @@ def _joined(through: _Pair, pair: _Pair, towards: bool) -> _Pair:
         through.lowest + lowest,
         through.highest + highest,
         through.spread + pair.spread,
+        through.margin + pair.margin,
         sum(drifts) if drifts else None,
     )
 
@@ -173,20 +207,40 @@ def _minus(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-def _row(pair: _Pair | None, rank: int, reference: int, since: int | None) -> list[object]:
+def _row(
+    pair: _Pair | None, rank: int, first: int, since: int | None, hosts: Mapping[int, str | None]
+) -> list[object]:
     if pair is None:
-        return [rank, reference, 0, None, None, None, None, None, None, "unknown"]
-    verdict = "corrected"
-    if rank == reference:
+        return [rank, first, 0, None, None, None, None, None, None, None, None, "unknown"]
+    same = _same(hosts.get(rank), hosts.get(pair.hub))
+    residual: float | None = _residual(pair, 0.0)
+    if rank == pair.hub:
         verdict = "reference"
     elif pair.lowest > pair.highest + GRAIN_NS:
-        verdict = "impossible"
-    elif pair.lowest <= 0 <= pair.highest and abs(pair.offset) <= max(3 * pair.spread, TRUSTED_NS):
-        verdict = "agrees"
-    elif math.isinf(pair.spread):
+        verdict, residual = "impossible", None
+    elif pair.lowest <= 0 <= pair.highest and abs(pair.offset) <= max(pair.margin, TRUSTED_NS):
+        residual = TRUSTED_NS if same else residual
+        verdict = "agrees" if residual is not None and residual <= TRUSTED_NS else "unsure"
+    else:
+        verdict, residual = "corrected", _residual(pair, pair.offset)
+    if residual is not None and math.isinf(residual):
         verdict = "unknown"
     times = (pair.offset, pair.lowest, pair.highest, pair.spread)
-    return [rank, reference, pair.count, *map(_finite, times), pair.drift, since, verdict]
+    left = None if residual is None else _finite(residual)
+    return [rank, pair.hub, pair.count, *map(_finite, times), pair.drift, since, left, same, verdict]
+
+
+def _residual(pair: _Pair, taken: float) -> float:
+    """How far the offset can be from the one that is taken out."""
+    lowest = max(pair.lowest, pair.offset - pair.margin)
+    highest = min(pair.highest, pair.offset + pair.margin)
+    return max(highest - taken, taken - lowest, 0.0)
+
+
+def _same(host: str | None, other: str | None) -> bool | None:
+    if not host or not other or host in ANYWHERE or other in ANYWHERE:
+        return None
+    return host == other
 
 
 def _finite(value: float) -> int | None:

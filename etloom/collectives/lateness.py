@@ -15,13 +15,20 @@ CAUSES = ("longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns")
 
 
 def delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """A row a meeting: meeting, rank (the last to come), start (of it), delay_ns, CAUSES. parts: `Together.parts` that
-    met."""
+    """A row a meeting: meeting, rank (the last to come), start and own_start (of it, on the common clock and its own),
+    issuer (the host operator), collective, error (see `Together.comparable`), delay_ns, CAUSES.
+
+    parts: of `Together.comparable`, those that met.
+    """
     if parts.is_empty():
         schema = {
             "meeting": pl.Int64,
             "rank": pl.Int64,
             "start": pl.Int64,
+            "own_start": pl.Int64,
+            "issuer": pl.UInt32,
+            "collective": pl.String,
+            "error": pl.Int64,
             "delay_ns": pl.Int64,
             **dict.fromkeys(CAUSES, pl.Int64),
         }
@@ -29,12 +36,13 @@ def delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
     return _late(_since(parts, job))
 
 
-def cause() -> pl.Expr:
-    """The largest part, in words; null for a rank that delays nobody."""
-    words = {name: name.removesuffix("_ns").replace("_", " ") for name in CAUSES}
-    largest = pl.concat_list(*CAUSES).list.arg_max()
-    named = largest.replace_strict(dict(enumerate(words.values())), return_dtype=pl.String)
-    return pl.when(pl.col("delay_ns") > 0).then(named)
+def cause(*others: str) -> pl.Expr:
+    """The largest part, in words; null for a rank to which none is put down. others: more columns that may be it."""
+    names = (*CAUSES, *others)
+    words = {at: name.removesuffix("_ns").replace("_", " ") for at, name in enumerate(names)}
+    parts = pl.concat_list(pl.col(name).fill_null(0) for name in names)
+    named = parts.list.arg_max().replace_strict(words, return_dtype=pl.String)
+    return pl.when(parts.list.max() > 0).then(named)
 
 
 def _late(parts: pl.DataFrame) -> pl.DataFrame:
@@ -42,7 +50,7 @@ def _late(parts: pl.DataFrame) -> pl.DataFrame:
     ordered = parts.sort("meeting", "start", "rank")
     done = ("start", "left", "compute", "busy")
     two = ordered.group_by("meeting", maintain_order=True).agg(
-        pl.col("rank").last(),
+        pl.col("rank", "own_start", "issuer", "collective", "error").last(),
         *(pl.col(name).last() for name in done),
         *(pl.col(name).get(-2).alias(f"{name}_other") for name in done),
     )
@@ -56,6 +64,10 @@ def _late(parts: pl.DataFrame) -> pl.DataFrame:
         "meeting",
         "rank",
         "start",
+        "own_start",
+        "issuer",
+        "collective",
+        "error",
         more("start").alias("delay_ns"),
         *(
             pl.when(known).then(part).otherwise(0).alias(name)

@@ -147,3 +147,23 @@ def roles(rank: int, source: int | None, root: int | None, collective: str | Non
     if root is not None and collective in ("reduce", "gather"):
         return True, rank == root
     return True, True
+
+
+def sends() -> pl.Expr:
+    """`roles`, whether others wait for the rank, of columns of parts."""
+    return _role(0)
+
+
+def receives() -> pl.Expr:
+    """`roles`, whether the rank waits for others, of columns of parts."""
+    return _role(1)
+
+
+def _role(which: int) -> pl.Expr:
+    columns = ("rank", "source", "root", "collective")
+    return pl.struct(columns).map_batches(
+        lambda rows: pl.Series(
+            [roles(*(row[name] for name in columns))[which] for row in rows], dtype=pl.Boolean
+        ),
+        pl.Boolean,
+    )

@@ -86,7 +86,7 @@ def message(collective: str | None, into: int | None, out: int | None) -> int | 
     The whole result of an all-gather, the whole input of a reduce-scatter, of the others what one rank gives or gets.
     """
     known = [size for size in (into, out) if size is not None]
-    if not known:
+    if not known or collective == "barrier":  # which brings a tensor, but no data
         return None
     if collective in ("all_gather", "gather"):
         return max(known)

@@ -34,6 +34,8 @@ class Finding:
     frame: str | None = None
     event: int | None = None
     """The host event to look at: id."""
+    in_steps_ns: int = 0
+    """Of the cost, what lies in marked steps."""
     place: str | None = None
     """What makes it the same finding on another rank."""
 
@@ -47,11 +49,13 @@ def places(
     advice: str,
     by: str = "operator",
     most: int = MOST,
+    least: int = 1,
 ) -> Iterator[Finding]:
     """A Finding for each value of ``by`` among rows, costliest first. Its place is that of its costliest row.
 
     rows: event (the host event to blame, or null), cost_ns, and of step, stream and name what is known. by: operator,
-    name, or block, which is the class of the module and else the operator.
+    name, or block, which is the class of the module and else the operator. least: of places with fewer rows there is
+    nothing to say.
     """
     rows = rows.filter(pl.col("cost_ns") > 0)
     known = rows.hstack(view.where(rows["event"])).sort("cost_ns", descending=True, maintain_order=True)
@@ -61,11 +65,20 @@ def places(
     )
     known = known.with_columns(block=pl.coalesce("class", "operator"))
     sums = known.group_by(by, maintain_order=True).agg(
-        pl.col("cost_ns").sum(), pl.len().alias("count"), pl.exclude(by, "cost_ns").first()
+        pl.col("cost_ns").sum(),
+        pl.len().alias("count"),
+        pl.exclude(by, "cost_ns").first(),
+        in_steps_ns=pl.col("cost_ns").filter(pl.col("step").is_not_null()).sum(),
     )
-    for row in sums.sort("cost_ns", descending=True, maintain_order=True).head(most).iter_rows(named=True):
+    for row in (
+        sums.filter(pl.col("count") >= least)
+        .sort("cost_ns", descending=True, maintain_order=True)
+        .head(most)
+        .iter_rows(named=True)
+    ):
         place = {name: row.get(name) for name in _PLACE}
-        yield Finding(title(row), row["cost_ns"], confidence, advice, row["count"], **place, place=row[by])
+        place |= {"in_steps_ns": row["in_steps_ns"], "place": row[by]}
+        yield Finding(title(row), row["cost_ns"], confidence, advice, row["count"], **place)
 
 
 def times(count: int) -> str:

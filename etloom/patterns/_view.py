@@ -46,18 +46,37 @@ class View:
         return timed.select(span).collect().item() or 0
 
     @cached_property
+    def marked(self) -> pl.DataFrame:
+        """step, start, end of the marked steps."""
+        return steps(self.trace)
+
+    @cached_property
+    def stepped(self) -> Intervals:
+        """When a marked step ran on the host."""
+        return Intervals.of(self.marked["start"], self.marked["end"])
+
+    @property
     def first_step(self) -> int | None:
-        marked = steps(self.trace)
-        return marked["step"][0] if marked.height > 1 else None
+        return self.marked["step"][0] if self.marked.height > 1 else None
+
+    def step_at(self, time: int) -> int | None:
+        """The marked step in which this lies."""
+        inside = self.marked.filter(pl.col("start") <= time, pl.col("end") > time)
+        return inside["step"][0] if inside.height else None
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """Device work by start: id, cat, name, kind, ts, end, dur, stream, step, launch (id, ts, end of the call)."""
-        return launched(
+        """Device work by start: id, cat, name, kind, ts, end, dur, stream, launch (id, ts, end of the call), and its
+        step: that of its launch, and of what no recorded call launched the one in which it starts."""
+        work = launched(
             self.trace,
             *("id", "cat", "kind", "name", "ts", "end", "dur", "device", "stream", "step"),
             *("launch", "launch_ts", "launch_end"),
         )
+        marks = self.marked.sort("start").select("start", until="end", during="step")
+        during = pl.when(pl.col("launch").is_null() & (pl.col("ts") < pl.col("until"))).then("during")
+        joined = work.join_asof(marks, left_on="ts", right_on="start")
+        return joined.with_columns(step=pl.coalesce("step", during)).select(work.columns)
 
     def host(self, names: str = "", categories: Collection[str] = kinds.HOST) -> pl.DataFrame:
         """Timed host events by start whose name fits a regular expression: id, parent, cat, name (text), ts, end, dur,

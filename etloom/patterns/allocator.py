@@ -13,14 +13,21 @@ SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    steady = view.allocations
+    steady, guessed = view.allocations, ""
     if view.first_step is not None:
         steady = steady.filter(pl.col("step") != view.first_step)
+    elif steady.height and view.work.height:
+        # Nothing says where warm-up ends: the first tenth of the launches is a careful guess.
+        warm = view.work["launch_ts"].drop_nulls().sort()
+        steady = steady.filter(pl.col("ts") > (warm[warm.len() // 10] if warm.len() else 0))
+        guessed = " (no step is marked: it may be warm-up)"
     yield from places(
         view,
         steady.select("step", "name", cost_ns="dur", event="id"),
-        lambda row: f"{row['name']} is called {times(row['count'])}{at(row)}, and the host waits for it",
-        confidence="medium",
+        lambda row: (
+            f"{row['name']} is called {times(row['count'])}{at(row)}, and the host waits for it{guessed}"
+        ),
+        confidence="low" if guessed else "medium",
         advice="warm up before the trace; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; do not call "
         "empty_cache() in the loop; keep shapes stable",
         by="name",

@@ -29,9 +29,14 @@ def find(view: View) -> Iterator[Finding]:
         )
     else:
         inner = view.host(OPERATORS, kinds.OPERATORS)
+        # A scalar of Python that becomes a tensor of no dimensions is no tensor whose layout could be kept.
+        scalar = view.trace.arguments.filter(
+            pl.col("dims").cast(pl.String).str.contains(r"^\[(?:\[\](?:, ?)?)+\]$")
+        )
         # The copy itself, not the operators around it; a copy_ alone may move what it copies.
         copies = inner.filter(
             ~pl.col("id").is_in(inner["parent"].drop_nulls().implode())
+            & ~pl.col("id").is_in(scalar["event"].implode())
             & ((pl.col("name") != "aten::copy_") | pl.col("parent").is_in(inner["id"].implode()))
         ).select("step", "name", cost_ns="dur", event="id")
     yield from places(

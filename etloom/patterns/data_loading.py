@@ -17,8 +17,8 @@ def find(view: View) -> Iterator[Finding]:
     if not loads.height or span is None:
         return
     idle = Intervals.of([span[0]], [span[1]]) - view.activity.busy
-    cost = (idle & view.loading).total
-    if cost:
+    lost = idle & view.loading
+    if cost := lost.total:
         longest = loads.sort("dur", descending=True, maintain_order=True).row(0, named=True)
         yield Finding(
             f"nothing runs while the host waits for the data loader, {counted(loads.height, 'load')}",
@@ -29,4 +29,6 @@ def find(view: View) -> Iterator[Finding]:
             loads.height,
             step=longest["step"],
             name=longest["name"],
+            event=longest["id"],
+            in_steps_ns=(lost & view.stepped).total,
         )

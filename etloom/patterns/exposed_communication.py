@@ -20,14 +20,16 @@ def find(view: View) -> Iterator[Finding]:
     hidden = 100 * (1 - exposed.total / times["communication"].total)
     if view.activity.basis == "device":
         work = view.work.filter(pl.col("kind") == "communication")
-        cost = exposed.covered(work["ts"].to_numpy(), work["end"].to_numpy())
-        worst = (
-            work.with_columns(pl.Series("cost_ns", cost))
-            .sort("cost_ns", descending=True, maintain_order=True)
-            .row(0, named=True)
-        )
+        starts, ends = work["ts"].to_numpy(), work["end"].to_numpy()
     else:
-        worst = {}
+        starts, ends = times["communication"].starts, times["communication"].ends
+    cost = exposed.covered(starts, ends)
+    at = int(cost.argmax())
+    worst = (
+        work.row(at, named=True)
+        if view.activity.basis == "device"
+        else {"step": view.step_at(int(starts[at]))}
+    )
     yield Finding(
         f"{hidden:.0f} % of the communication is hidden behind computation; during the rest none runs, which costs as "
         "much where nothing else holds the job up (etloom simulate --set 'comm x0')",
@@ -35,8 +37,10 @@ def find(view: View) -> Iterator[Finding]:
         "medium",
         "issue collectives earlier and on their own stream (gradient buckets during backward, FSDP prefetch), make "
         "buckets or messages larger, and see stragglers: part of it may be waiting for a late rank",
-        len(exposed),
+        int((cost > 0).sum()),
         step=worst.get("step"),
         stream=worst.get("stream"),
         name=worst.get("name"),
+        event=worst.get("launch"),
+        in_steps_ns=(exposed & view.stepped).total,
     )

@@ -11,8 +11,12 @@ from etloom.patterns._finding import Finding
 from etloom.patterns._view import View
 
 CALLS = 20
-UNSTEADY = 3.0
-"""Slowest tenth over median of one operator on one shape: on a processor of its own it stays below 2."""
+"""Of one operator on one shape, so that what it takes usually is known."""
+TIMES = 3
+SLICE_NS = 500_000
+"""A call that takes so many times its usual time, and so much longer, had its processor taken away: schedulers give it
+to others for a millisecond and more."""
+FEWEST = 3
 
 SCOPE = "rank"
 
@@ -20,31 +24,31 @@ SCOPE = "rank"
 def find(view: View) -> Iterator[Finding]:
     if view.activity.basis == "device":
         return
-    # What one operator on one shape takes differs little, unless something else takes its processor away.
-    calls = view.host("", kinds.OPERATORS).filter(pl.col("dur") >= 20_000)
-    shaped = calls.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event")
-    groups = (
-        shaped.filter(~kinds.is_communication())
-        .group_by("name", "dims")
-        .agg(
-            pl.len().alias("count"),
-            pl.col("dur").median().alias("usual"),
-            pl.col("dur").quantile(0.9).alias("slow"),
-            (pl.col("dur") - pl.col("dur").median()).clip(0).sum().alias("over"),
-        )
-        .filter(pl.col("count") >= CALLS)
+    calls = view.host("", kinds.OPERATORS).filter(~kinds.is_communication())
+    # Of calls that hold no others: what interrupts an inner one interrupts it once.
+    inner = calls.filter(~pl.col("id").is_in(view.trace.events["parent"].drop_nulls().unique().implode()))
+    alike = ("name", "dims")
+    known = (
+        inner.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event", how="left")
+        .with_columns(usual=pl.col("dur").median().over(alike), often=pl.len().over(alike))
+        .filter(pl.col("often") >= CALLS)
+        .with_columns(over=(pl.col("dur") - pl.col("usual")).round().cast(pl.Int64))
     )
-    unsteady = groups.filter(pl.col("slow") > UNSTEADY * pl.col("usual"))
-    if not unsteady.height or unsteady["count"].sum() * 2 < groups["count"].sum():
+    stopped = known.filter((pl.col("over") > SLICE_NS) & (pl.col("dur") > TIMES * pl.col("usual")))
+    if stopped.height < FEWEST:
         return
-    worst = unsteady.sort("over", descending=True).row(0, named=True)
+    worst = stopped.sort("over", descending=True, maintain_order=True).row(0, named=True)
+    cost = stopped["over"].sum()
     yield Finding(
-        f"operators of one shape take {worst['slow'] / worst['usual']:.1f} times their usual time: threads compete "
-        "for processors",
-        int(unsteady["over"].sum()),
+        f"{stopped.height:,} calls of operators stand still for {cost / stopped.height / 1e6:.1f} ms each: more "
+        "threads work than there are processors, or another program does",
+        cost,
         "low",
         "give each rank its own cores: OMP_NUM_THREADS = cores / ranks, torch.set_num_threads, numactl or "
         "torchrun's CPU binding; count the data loader's workers too",
-        int(unsteady["count"].sum()),
+        stopped.height,
+        step=worst["step"],
         name=worst["name"],
+        event=worst["id"],
+        in_steps_ns=stopped["over"].filter(stopped["step"].is_not_null()).sum(),
     )

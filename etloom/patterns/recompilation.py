@@ -56,4 +56,6 @@ def find(view: View) -> Iterator[Finding]:
             lost.height,
             step=worst["step"],
             name=worst["name"],
+            event=worst["id"],
+            in_steps_ns=lost["between"].filter(lost["step"].is_not_null()).sum(),
         )

@@ -29,21 +29,36 @@ def find(view: View) -> Iterator[Finding]:
             pl.len().alias("count"),
             pl.col("bytes").median(),
             (pl.col("end") - pl.col("start")).sum().alias("took"),
+            pl.col("start").first(),
+            pl.col("issuer").first(),
         )
         .filter(pl.col("count") >= MANY)
+        # One call in place of each run would still take the time of one.
+        .with_columns(cost=(pl.col("took") * (1 - 1 / pl.col("count"))).round().cast(pl.Int64))
+        .sort("cost", "run", descending=(True, False))
     )
+    marks = [view.step_at(start) for start in runs["start"]]
+    runs = runs.with_columns(step=pl.Series(marks, dtype=pl.Int64))
     for row in (
         runs.group_by("collective", "pg_name")
-        .agg(pl.col("count", "took").sum(), pl.col("bytes").median(), pl.len().alias("runs"))
-        .sort("took", "collective", "pg_name", descending=(True, False, False))
+        .agg(
+            pl.col("count", "cost").sum(),
+            pl.col("bytes").median(),
+            pl.col("step", "issuer").first(),
+            in_steps_ns=pl.col("cost").filter(pl.col("step").is_not_null()).sum(),
+        )
+        .sort("cost", "collective", "pg_name", descending=(True, False, False))
         .iter_rows(named=True)
     ):
         yield Finding(
             f"{row['count']:,} {row['collective']} of {row['bytes'] / 1024:,.0f} KiB each, one after the other",
-            # One call in place of each run would still take the time of one.
-            round(row["took"] * (1 - row["runs"] / row["count"])),
+            row["cost"],
             "medium",
             "put them into one: a bucket (bucket_cap_mb), a flattened tensor, or a coalescing manager",
             row["count"],
+            step=row["step"],
             name=row["collective"],
+            event=row["issuer"],
+            in_steps_ns=row["in_steps_ns"],
+            place=f"{row['collective']} {row['pg_name']}",
         )

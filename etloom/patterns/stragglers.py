@@ -18,7 +18,22 @@ _WHY = {
     "longer compute": "it computes longer",
     "other work": "it does other work longer",
     "late launch": "its host launches late",
-    "before": "it was late already when it left the communication before",
+    "before": "it was late already: before the trace, or when it left the communication before",
+}
+_SAID = {
+    # message -> confidence, what it keeps waiting, advice
+    False: (
+        "medium",
+        "keeps the others waiting",
+        "compare the rank with the others: its share of the data, its device's clock and temperature, its host's load; "
+        "`etloom analyze stragglers` splits the delay, `collectives` shows each wait",
+    ),
+    True: (
+        "low",
+        "is waited for by the other end of a message",
+        "a pipeline waits while it fills and empties: use more or smaller micro-batches, an interleaved schedule, "
+        "stages of even length, and post receives early; `etloom analyze collectives` shows each wait",
+    ),
 }
 
 
@@ -26,28 +41,29 @@ def find(views: Mapping[int, View]) -> Iterator[tuple[int, Finding]]:
     job = Job({rank: view.trace for rank, view in views.items()})
     if len(job) < 2:
         return
-    parts = together(job).parts.filter(pl.col("meeting").is_not_null())
-    late = delays(parts, job).filter(pl.col("delay_ns") > 0)
-    sums = (
-        late.group_by("rank")
-        .agg(pl.len().alias("count"), pl.col("delay_ns", *CAUSES).sum())
-        .with_columns(cause=cause())
-    )
-    # Several can wait for a rank at once: that time is lost once.
-    lost = {
-        rank: Intervals.of(own["start"] - own["delay_ns"], own["start"]).total
-        for (rank,), own in late.group_by("rank")
-    }
-    for row in sums.sort("rank").iter_rows(named=True):
+    parts = together(job).comparable.filter(pl.col("meeting").is_not_null())
+    # What two clocks may be apart is no delay that is known.
+    late = delays(parts, job).filter((pl.col("delay_ns") > 0) & (pl.col("delay_ns") > pl.col("error")))
+    late = late.with_columns(is_message=pl.col("collective") == "message")
+    groups = late.partition_by("rank", "is_message", as_dict=True)
+    for (rank, is_message), own in sorted(groups.items()):
+        confidence, waits, advice = _SAID[is_message]
+        why = own.select(pl.col(*CAUSES).sum(), delay_ns=1).select(cause()).item()
+        worst = own.sort("delay_ns", "start", descending=(True, False)).row(0, named=True)
+        # Several can wait for a rank at once: that time is lost once.
+        lost = Intervals.of(own["own_start"] - own["delay_ns"], own["own_start"])
         yield (
-            row["rank"],
+            rank,
             Finding(
-                f"rank {row['rank']} keeps the others waiting {times(row['count'])}: {_WHY[row['cause']]}",
-                lost[row["rank"]],
-                "medium",
-                "compare the rank with the others: its share of the data, its device's clock and temperature, its "
-                "host's load; `etloom analyze stragglers` splits the delay, `collectives` shows each wait",
-                row["count"],
-                name=f"rank {row['rank']}",
+                f"rank {rank} {waits} {times(own.height)}: {_WHY[why]}",
+                lost.total,
+                confidence,
+                advice,
+                own.height,
+                step=views[rank].step_at(worst["own_start"]),
+                name=f"rank {rank}",
+                event=worst["issuer"],
+                in_steps_ns=(lost & views[rank].stepped).total,
+                place=f"{rank} {is_message}",
             ),
         )

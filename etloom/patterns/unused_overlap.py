@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from etloom.activity import during
 from etloom.patterns._finding import Finding
 from etloom.patterns._view import View
 
@@ -25,17 +26,21 @@ def find(view: View) -> Iterator[Finding]:
     shared = work.filter(pl.col("kind") == "communication").join(
         computes, on=["device", "stream"], how="semi"
     )
-    if not shared.height:
+    lost = during(shared) - view.activity.times["computation"]
+    if not lost.total:
         return
     worst = shared.sort("dur", descending=True, maintain_order=True).row(0, named=True)
     yield Finding(
         f"{shared.height:,} communications run on stream {worst['stream']}, where the computation is, so neither hides "
         "the other",
-        int(shared["dur"].sum()),
-        "medium",
-        "use asynchronous collectives (async_op=True, wait later), which PyTorch puts on a stream of their own",
+        lost.total,
+        "low",
+        "where the next computation needs no result of it, use asynchronous collectives (async_op=True, wait later), "
+        "which PyTorch puts on a stream of their own; exposed-communication counts the same time",
         shared.height,
         step=worst["step"],
         stream=worst["stream"],
         name=worst["name"],
+        event=worst["launch"],
+        in_steps_ns=(lost & view.stepped).total,
     )

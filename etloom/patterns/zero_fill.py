@@ -4,33 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
-from etloom import kinds
+from etloom import kinds, stacks
 from etloom.patterns._finding import Finding, at, places, times
 from etloom.patterns._view import View, named
 
-FILLS = r"^aten::(?:zero_|fill_|_foreach_zero_)$"
+ZEROS = r"^aten::(?:zero_|_foreach_zero_)$"
+FILLS = r"^aten::fill_$"
+IS_ZERO = r'^\["", ?"?(?:0|0\.|0\.0|False)"?[,\]]'
+"""Arguments of fill_, as recorded."""
 KERNELS = r"FillFunctor|(?i)^memset|FillBuffer"
+OFTEN = 2
 
 SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
     if view.activity.basis == "device":
-        fills = view.work.filter(named(view.work, KERNELS)).select(
+        fills = view.work.filter(named(view.work, KERNELS))
+        # A fill may be of ones, and a memset the doing of a library: the operator tells, where any was recorded.
+        rows = stacks.row_of(view.trace.events, fills["launch"])
+        told = np.where(rows >= 0, _zeroing(view)[1][rows], -1) >= 0
+        without = not stacks.among(view.trace.events["cat"], kinds.OPERATORS).any()
+        fills = fills.filter(pl.Series(told | without)).select(
             "step", "stream", "name", cost_ns="dur", event="launch"
         )
     else:
-        inner = view.host(FILLS, kinds.OPERATORS)
-        fills = inner.filter(~pl.col("parent").is_in(inner["id"].implode()).fill_null(False)).select(
-            "step", "name", cost_ns="dur", event="id"
-        )
+        outermost = view.trace.events["id"].filter(pl.Series(_zeroing(view)[0]))
+        inner = view.host("", kinds.OPERATORS).filter(pl.col("id").is_in(outermost.implode()))
+        fills = inner.select("step", "name", cost_ns="dur", event="id")
     yield from places(
         view,
         fills,
-        lambda row: f"memory is filled {times(row['count'])}{at(row)}",
+        lambda row: f"memory is filled with zeros {times(row['count'])}{at(row)}",
         confidence="medium",
         advice="zero_grad(set_to_none=True); torch.empty for what is written next; keep buffers instead of making "
         "zeros in each step",
+        least=OFTEN,
     )
+
+
+def _zeroing(view: View) -> tuple[np.ndarray, np.ndarray]:
+    """Which events are the outermost operators that fill with zeros, and the row of the innermost such among each event
+    and those around it, -1 for none."""
+    events, arguments = view.trace.events, view.trace.arguments
+    zero = arguments.filter(
+        pl.Series(stacks.asked(arguments["concrete_inputs"], lambda text: text.str.contains(IS_ZERO)))
+    )
+    told = events["id"].is_in(zero["event"].implode()).to_numpy()
+    zeroes = stacks.asked(events["name"], lambda name: name.str.contains(ZEROS))
+    zeroes |= stacks.asked(events["name"], lambda name: name.str.contains(FILLS)) & told
+    zeroes &= stacks.among(events["cat"], kinds.OPERATORS)
+    parent = stacks.row_of(events, events["parent"])
+    nearest = stacks.nearest(parent, zeroes)
+    return zeroes & ((parent < 0) | (nearest[parent] < 0)), nearest
