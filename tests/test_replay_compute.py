@@ -358,10 +358,35 @@ def test_shapes_of_recorded_gpu_traces(data: Path, name: str, least: float) -> N
     assert not wrong.height, wrong
 
 
+def test_compiled_code_is_a_row_with_its_time(data: Path) -> None:
+    """Of 832.5 us in two compiled graphs, 546.6 us are operators that were recorded and run."""
+    done = replay(etloom.open(data / "cpu/compile")[0], repeats=1, warmup=0)
+    left = done.coverage.filter(pl.col("result") == "skipped")
+    assert left["reason"].unique().to_list() == [
+        "code that torch.compile made: its source would have to be run"
+    ]
+    assert left["count"].to_list() == [1, 1]
+    trace = etloom.open(data / "cpu/compile")[0]
+    times = trace.events.select("dur", name=pl.col("name").cast(pl.String))
+    graphs = times.filter(pl.col("name").str.starts_with("## Call CompiledFxGraph"))["dur"].sum()
+    inside = done.coverage.filter(pl.col("name").is_in(["aten::addmm", "aten::mm"]))["recorded_ns"].sum()
+    assert (graphs, inside, left["recorded_ns"].sum()) == (832_481, 546_604, 285_877)
+    assert (
+        done.covered("recorded_ns") == pytest.approx(1 - left["share_of_time"].sum())
+        and done.covered() == 25 / 27
+    )
+
+
+def test_kernels_of_triton_are_rows(data: Path) -> None:
+    done = replay(etloom.open(data / "et_schemas/pt2_triton.json.gz")[0], "meta")
+    left = done.coverage.filter(pl.col("result") == "skipped")
+    assert left.select("name", "reason", "count").rows() == [
+        ("triton_poi_fused_add_cos_neg_sin_0", "a triton kernel: its source would have to be run", 2)
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["dlrm", "simple_add", "cpu/coll_4", "cpu/pp_4", "cpu/compile", "cpu/mt_bwd"]
-)
+@pytest.mark.parametrize("name", ["dlrm", "simple_add", "cpu/coll_4", "cpu/pp_4", "cpu/mt_bwd"])
 def test_recorded_traces_run_on_a_cpu(data: Path, name: str) -> None:
     job = etloom.open(data / name)
     done = replay(job[min(job)], "cpu", repeats=1, warmup=0)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+import polars as pl
+
 from etloom.errors import EtloomError
 from etloom.replayer.plan import COLLECTIVES, MESSAGES, Call, Plan
 from etloom.replayer.planning import plan
@@ -79,11 +81,23 @@ def _insist(job: Job, kind: str) -> None:
 
 
 def _one_for_all(job: Job, world: int) -> Job:
-    """The lowest rank's trace on all ranks of the world."""
+    """The lowest rank's trace on all ranks of the world, which is then the group of all that were recorded.
+
+    Shares of an uneven all-to-all are of one rank and would contradict each other: they become equal.
+    """
     first = job[min(job)]
+    first = first.replace(
+        comms=first.comms.with_columns(pl.lit(None).alias(name) for name in ("in_split", "out_split"))
+    )
     recorded = first.meta.get("world_size")
     if world == 1 and isinstance(recorded, int) and 1 < recorded <= 1024:
         world = recorded  # one process alone plans for all
+    sizes = pl.concat([first.groups["size"], first.comms["group_size"]]).drop_nulls()
+    most = max([recorded if isinstance(recorded, int) else 1, *sizes.unique()])
+    if most < world:
+        fewer = pl.col("ranks").cast(pl.String).str.count_matches(",") + 1 < most
+        ranks = pl.when(fewer).then("ranks")
+        first = first.replace(groups=first.groups.with_columns(ranks), comms=first.comms.with_columns(ranks))
     return Job(
         {rank: first.replace(meta={"rank": rank, "world_size": world}) for rank in range(world)}, job.meta
     )

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -41,13 +41,17 @@ but communication; times are of the host, inclusive, null where the recording ha
 class Replayed:
     """coverage: `COVERAGE`, most time or most calls first. recorded_ns: from the start of the first operator that is
     replayed to the end of the last, null where no times were recorded. repeats_ns: of each timed repeat. peak_bytes:
-    the most that tensors held at a time. trace: one more repeat, profiled and linked; on meta there is none."""
+    the most that tensors held at a time. trace: one more repeat, profiled and linked; on meta there is none. saved: how
+    many tensors hold values that were saved beside the trace; not_used: why others that were saved do not, and how
+    many."""
 
     coverage: pl.DataFrame
     recorded_ns: int | None
     repeats_ns: list[int]
     peak_bytes: int
     trace: Trace | None
+    saved: int = 0
+    not_used: Mapping[str, int] = field(default_factory=dict)
 
     def covered(self, by: str = "count") -> float | None:
         """The share that is replayed or substituted, by count or recorded_ns; None where that is not known."""
@@ -67,13 +71,15 @@ def replay(
     max_bytes: int | None = None,
     progress: Progress = lambda step: None,
     leave_out: Mapping[int, str] = MappingProxyType({}),
+    resources: Path | None = None,
 ) -> Replayed:
     """Replay the operators of a linked trace, or of its step N, ``repeats`` times after ``warmup``.
 
     Only operators of ``namespaces`` are run, and none that opens files or trusts its sizes. max_bytes: what this
     process may take more on a CPU (default: 80 % of what is free); an operator that wants more is skipped. progress:
-    called with each step before it is tried. leave_out: node -> why its operator is not to be tried. Raises EtloomError
-    where the trace has nothing to replay or the device is not there.
+    called with each step before it is tried. leave_out: node -> why its operator is not to be tried. resources: the
+    folder with values that were saved beside the trace (`saved.folder_of`). Raises EtloomError where the trace has
+    nothing to replay or the device is not there.
     """
     from etloom.replayer.materials import bounded
 
@@ -85,6 +91,7 @@ def replay(
         max_bytes=max_bytes,
         progress=progress,
         leave_out=leave_out,
+        resources=resources,
     )
     profiled = None
     times = []
@@ -98,7 +105,13 @@ def replay(
                 times.append(time.perf_counter_ns() - start)
             profiled = _profiled(machine, trace.rank)
     return Replayed(
-        _coverage(machine), _recorded_ns(trace, machine.program), times, machine.peak_bytes, profiled
+        _coverage(machine),
+        _recorded_ns(trace, machine.program),
+        times,
+        machine.peak_bytes,
+        profiled,
+        machine.saved.used,
+        machine.saved.refused,
     )
 
 
@@ -111,6 +124,7 @@ def prepared(
     max_bytes: int | None = None,
     progress: Progress = lambda step: None,
     leave_out: Mapping[int, str] = MappingProxyType({}),
+    resources: Path | None = None,
 ) -> Machine:
     """The operators of a linked trace, rehearsed on a device. Arguments and errors as for `replay`."""
     import torch
@@ -123,7 +137,7 @@ def prepared(
         raise EtloomError(f"no device is called {device!r}", remedy=f"one of {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
         raise EtloomError("this torch sees no GPU", remedy="--device cpu, or meta for shapes only")
-    machine = Machine(program(trace, namespaces, step), torch.device(device))
+    machine = Machine(program(trace, namespaces, step), torch.device(device), resources)
     if device == "cpu":
         torch.ones(1 << 17).add(1)  # threads are started before memory for their stacks is bounded
     with bounded(max_bytes) if device == "cpu" else contextlib.nullcontext():

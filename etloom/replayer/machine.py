@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,10 +15,13 @@ from torch.utils._pytree import tree_leaves
 from etloom.errors import EtloomError
 from etloom.replayer import materials, operators
 from etloom.replayer.program import Program
+from etloom.replayer.ready import Place, Ready, view_of
+from etloom.replayer.saved import Saved
 from etloom.replayer.steps import Step, View
 from etloom.replayer.values import DTYPES, value
 
 _GIVES_A_NUMBER = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
+_FILLED_BYTES = 1 << 16
 _PLAIN_NUMBERS = {"double": 0.5, "long int": 1, "long": 1}
 """A number that Python gave an operator is recorded as a tensor on the host; as such it would raise result types."""
 
@@ -31,60 +35,28 @@ class Outcome:
     reason: str | None = None
 
 
-Place = int | str  # of an argument: its position, or its name
-
-
-@dataclass
-class _Ready:
-    """A step with its arguments laid out, but for tensors, which come from and go to numbered slots.
-
-    slots: (place, slot). lists: (place, of the list's items (index, slot)). views: (slot, what, slot of another tensor
-    on that storage), to be made first. takes: (leaf of the result, slot). frees: slots.
-    """
-
-    node: int
-    name: str
-    call: Callable[..., Any]
-    positional: list[Any] = field(default_factory=list)
-    named: dict[str, Any] = field(default_factory=dict)
-    slots: list[tuple[Place, int]] = field(default_factory=list)
-    lists: list[tuple[Place, list[tuple[int, int]]]] = field(default_factory=list)
-    views: list[tuple[int, View, int]] = field(default_factory=list)
-    takes: list[tuple[int, int]] = field(default_factory=list)
-    frees: list[int] = field(default_factory=list)
-
-    def __call__(self, slots: list[Any]) -> Any:
-        for slot, view, base in self.views:
-            slots[slot] = _view(slots[base], view)
-        positional, named = self.positional, self.named
-        for place, slot in self.slots:
-            (named if isinstance(place, str) else positional)[place] = slots[slot]  # type: ignore[index,call-overload]
-        for place, items in self.lists:
-            into = (named if isinstance(place, str) else positional)[place]  # type: ignore[index,call-overload]
-            for at, slot in items:
-                into[at] = slots[slot]
-        return self.call(*positional, **named)
-
-
 class Machine:
     """The program on a device. `rehearse` it once; then `run` repeats what could be run, with the same tensors.
 
-    outcomes: of each step. peak_bytes: the most that storages held at a time.
+    outcomes: of each step. peak_bytes: the most that storages held at a time. resources: the folder with what was
+    recorded beside the trace. saved: what came from there.
     """
 
-    def __init__(self, program: Program, device: torch.device) -> None:
+    def __init__(self, program: Program, device: torch.device, resources: Path | None = None) -> None:
         self.program = program
         self.device = device
         self.outcomes: list[Outcome] = []
         self.peak_bytes = 0
-        self._reach, self._offsets, self._least = materials.reaches(program)
+        bounds = materials.bounds(program)
+        self._bounds = bounds
+        self.saved = Saved(program, bounds, resources)
         self._numbers = _GIVES_A_NUMBER if device.type == "meta" else frozenset[str]()
         self._slots: list[torch.Tensor | None] = []
         self._slot_of: dict[View, int] = {}
         self._on: dict[int, list[int]] = {}  # storage -> the slots with tensors on it; the first is whole
         self._kept: set[int] = set()  # storages that stay: no step makes them, or none could
         self._held: dict[int, int] = {}
-        self._ready: list[_Ready] = []
+        self._ready: list[Ready] = []
         self._next = 0
         self._first: list[
             tuple[torch.Tensor, torch.Tensor]
@@ -102,7 +74,7 @@ class Machine:
         """
         for step in self.program.steps:
             tell(step)
-            ready = _Ready(step.node, step.name, step.operator.call)
+            ready = Ready(step.node, step.name, step.operator.call)
             why = leave_out.get(step.node)
             outcome = self._attempt(step, ready) if why is None else Outcome("skipped", why)
             self.outcomes.append(outcome)
@@ -155,12 +127,13 @@ class Machine:
         if node is None:
             self._next = 0
 
-    def _attempt(self, step: Step, ready: _Ready) -> Outcome:
+    def _attempt(self, step: Step, ready: Ready) -> Outcome:
         if step.name in self._numbers:
             return Outcome("substituted", "gives a number, and meta tensors hold none")
         reason = None
         try:
             self._lay_out(step, ready)
+            self._fill(step, ready)
             try:
                 given = ready(self._slots)
             except NotImplementedError:
@@ -176,7 +149,20 @@ class Machine:
         outcome = self._take(step, ready, given)
         return Outcome("substituted", reason) if reason and outcome.result == "replayed" else outcome
 
-    def _lay_out(self, step: Step, ready: _Ready) -> None:
+    def _fill(self, step: Step, ready: Ready) -> None:
+        """Where nobody fills what a step gives, put in at each pass what is made up for it: integers of chance would
+        be indices of chance. Floating point that is large stays as it comes, which costs nothing."""
+        made = {view.storage: view for view in step.results if view.storage in self.program.unfilled}
+        for view in step.inputs.values():
+            made.pop(view.storage, None)
+        if len(made) != 1 or self.device.type == "meta":
+            return
+        (view,) = made.values()
+        if view.bytes <= _FILLED_BYTES or not DTYPES[view.dtype].is_floating_point:
+            empty, first = ready.call, view_of(self._make(view), view)
+            ready.call = lambda *given, **named: empty(*given, **named).copy_(first)
+
+    def _lay_out(self, step: Step, ready: Ready) -> None:
         """Put the recorded values where this torch wants them, and name the slots of tensors."""
         recorded = dict(zip((one.name for one in step.operator.arguments), step.values, strict=False))
         for argument in step.operator.order:
@@ -206,7 +192,7 @@ class Machine:
         plain = not view.shape and view.on_host and view.storage in self.program.constant
         return _PLAIN_NUMBERS.get(view.dtype) if plain else None
 
-    def _slot(self, view: View, ready: _Ready) -> int:
+    def _slot(self, view: View, ready: Ready) -> int:
         """The slot with that tensor, filled."""
         slot = self._slot_of.get(view)
         if slot is not None and self._slots[slot] is not None:
@@ -214,7 +200,7 @@ class Machine:
         slot = self._new_slot(view)
         base = self._on.get(view.storage)
         if base is not None and _holds(self._slots[base[0]], view):
-            self._slots[slot] = _view(self._slots[base[0]], view)
+            self._slots[slot] = view_of(self._slots[base[0]], view)
             if view.storage not in self._kept:
                 ready.views.append((slot, view, base[0]))
             self._on[view.storage].append(slot)
@@ -225,7 +211,7 @@ class Machine:
         if not number and view.storage not in self.program.constant:
             self._first.append((whole, whole.clone()))
         self._held[view.storage] = whole.untyped_storage().nbytes()
-        self._slots[slot] = _view(whole, view)
+        self._slots[slot] = view_of(whole, view)
         self._on.setdefault(view.storage, []).insert(0, slot)
         return slot
 
@@ -238,11 +224,11 @@ class Machine:
     def _make(self, view: View) -> torch.Tensor:
         count = math.ceil(self.program.bytes[view.storage] / DTYPES[view.dtype].itemsize)
         device = torch.device("cpu") if view.on_host and self.device.type == "cuda" else self.device
-        reach = self._reach.get(view.storage, 0)
-        least = self._least.get(view.storage, 0)
-        return materials.made(view, count, device, reach, view.storage in self._offsets, least)
+        made = materials.made(view, count, device, self._bounds)
+        self.saved.fill(made, view.storage)
+        return made
 
-    def _take(self, step: Step, ready: _Ready, given: Any) -> Outcome:
+    def _take(self, step: Step, ready: Ready, given: Any) -> Outcome:
         """Give the results their slots, if they are as recorded; else their readers get tensors made so."""
         leaves = tree_leaves(given)
         found = [(at, one) for at, one in enumerate(leaves) if isinstance(one, torch.Tensor)]
@@ -278,11 +264,6 @@ class Machine:
             self._synchronize()
         except RuntimeError as error:
             raise EtloomError(f"{step.name} left the GPU unusable: {_first_line(error)}") from error
-
-
-def _view(base: Any, view: View) -> torch.Tensor:
-    made = torch.empty(0, dtype=DTYPES[view.dtype], device=base.device)
-    return made.set_(base.untyped_storage(), view.offset, view.shape, view.stride)  # type: ignore[call-overload,no-any-return]
 
 
 def _holds(base: torch.Tensor | None, view: View) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from etloom.replayer.plan import MESSAGES, ROOTED, Call
@@ -68,7 +68,9 @@ def _call(row: Row, rank: int, place: Mapping[int, int], world: tuple[int, ...])
         root = place.get(recorded[0] if row.root is None else row.root)
         if root not in members:
             return "its root is not played"
-    if row.collective != "barrier" and not (row.inputs or row.outputs):
+    if row.collective == "barrier":
+        return made
+    if not (row.inputs or row.outputs):
         return "its size was not recorded"
     size = len(recorded)
     row = replace(
@@ -111,6 +113,8 @@ def _shrunk(row: Row, size: int, kept: list[int]) -> tuple[tuple[int, ...], tupl
         ins = fewer(ins, ())
     elif row.collective == "all_to_all":
         ins, outs = fewer(ins, row.in_split), fewer(outs, row.out_split)
+        if len(ins) == len(outs) == 1 and not row.in_split and not row.out_split:
+            outs = ins  # in equal shares
     return ins, outs
 
 
@@ -161,10 +165,17 @@ def scaled(call: Call, scale: float) -> Call:
     return replace(call, inputs=scaled(call.inputs), outputs=scaled(call.outputs), in_split=(), out_split=())
 
 
-def numbered(calls: list[Call]) -> tuple[Call, ...]:
-    """The calls with their index in what is left, and without waits for what is gone."""
-    now = {call.index: at for at, call in enumerate(calls)}
-    return tuple(
-        replace(call, index=at, after=tuple(now[one] for one in call.after if one in now))
-        for at, call in enumerate(calls)
-    )
+def chosen(calls: Sequence[Call], places: Collection[int]) -> tuple[Call, ...]:
+    """The calls at these places: numbered anew, without waits for what is gone, and after the gaps of what is gone."""
+    now: dict[int, int] = {}
+    found: list[Call] = []
+    gap: int | None = None
+    for at, call in enumerate(calls):
+        if call.gap_ns is not None:
+            gap = (gap or 0) + call.gap_ns
+        if at in places:
+            after = tuple(now[one] for one in call.after if one in now)
+            now[call.index] = len(found)
+            found.append(replace(call, index=len(found), after=after, gap_ns=gap if found else None))
+            gap = None
+    return tuple(found)

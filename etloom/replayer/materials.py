@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,26 @@ _MOST = 1 << 31
 _DRAWN = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
-def reaches(program: Program) -> tuple[dict[int, int], set[int], dict[int, int]]:
-    """Storage of integers -> below what they must lie, by what their readers say; storages with offsets of bags; and
-    storage -> the least they held, where their range was recorded.
+@dataclass(frozen=True)
+class Bounds:
+    """What storages of integers may hold, by what their readers say.
 
-    Readers of copies and views count too: the program is walked from its end. A recorded range narrows what readers
-    say. Where they say nothing it is taken only if all are known to look at their indices.
+    reach: below what; least: not below what (0 where it is not told). bags: those that hold where bags begin, and below
+    what. trusting: those of which a reader may trust that they are right.
     """
-    reach: dict[int, int] = {}
+
+    reach: dict[int, int] = field(default_factory=dict)
+    least: dict[int, int] = field(default_factory=dict)
+    bags: dict[int, int] = field(default_factory=dict)
+    trusting: set[int] = field(default_factory=set)
+
+
+def bounds(program: Program) -> Bounds:
+    """Readers of copies and views count too: the program is walked from its end. A recorded range narrows what readers
+    say. Where they say nothing it is taken only if all are known to look at their indices."""
+    found = Bounds()
+    reach, bags, trusting = found.reach, found.bags, found.trusting
     recorded: dict[int, tuple[int, int]] = {}
-    trusting: set[int] = set()
-    offsets: set[int] = set()
     for step in reversed(program.steps):
         had = {one.name: value for one, value in zip(step.operator.arguments, step.values, strict=False)}
         name = step.operator.name
@@ -62,9 +72,11 @@ def reaches(program: Program) -> tuple[dict[int, int], set[int], dict[int, int]]
             argument, bound = _REACH[name]
             if isinstance(places := had.get(argument), View):
                 with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):
-                    reach[places.storage] = min(bound(had), reach.get(places.storage, 1 << 31))
+                    reach[places.storage] = min(bound(had), reach.get(places.storage, _MOST))
         if name.endswith("embedding_bag") and isinstance(starts := had.get("offsets"), View):
-            offsets.add(starts.storage)
+            indices = had.get("indices")
+            count = math.prod(indices.shape) if isinstance(indices, View) else 0
+            bags[starts.storage] = min(count + 1, bags.get(starts.storage, _MOST))
         for view, low, high in step.ranges:
             before = recorded.get(view.storage, (low, high))
             recorded[view.storage] = min(low, before[0]), max(high, before[1])
@@ -73,26 +85,22 @@ def reaches(program: Program) -> tuple[dict[int, int], set[int], dict[int, int]]
         if name in _ALIKE and step.results:
             for view in views_of(step.values):
                 for result in step.results:
-                    if result.storage in reach:
-                        reach[view.storage] = min(reach[result.storage], reach.get(view.storage, 1 << 31))
-                    if result.storage in offsets:
-                        offsets.add(view.storage)
+                    for known in (reach, bags):
+                        if result.storage in known:
+                            known[view.storage] = min(known[result.storage], known.get(view.storage, _MOST))
                     if result.storage in trusting:
                         trusting.add(view.storage)
-    least: dict[int, int] = {}
     for storage, (low, high) in recorded.items():
         if storage in reach:
             reach[storage] = max(1, min(high + 1, reach[storage]))
-            least[storage] = max(0, min(low, reach[storage] - 1))
+            found.least[storage] = max(0, min(low, reach[storage] - 1))
         elif storage not in trusting and low >= -_MOST and high < _MOST:
-            reach[storage], least[storage] = high + 1, low
-    return reach, offsets, least
+            reach[storage], found.least[storage] = high + 1, low
+    return found
 
 
-def made(
-    view: View, count: int, device: torch.device, reach: int, offsets: bool, least: int = 0
-) -> torch.Tensor:
-    """A flat tensor of ``count`` elements for the storage of a view: integers from ``least`` to below ``reach``."""
+def made(view: View, count: int, device: torch.device, known: Bounds) -> torch.Tensor:
+    """A flat tensor of ``count`` elements for the storage of a view."""
     dtype = DTYPES[view.dtype]
     if dtype == torch.bool:
         return torch.ones(count, dtype=dtype, device=device)
@@ -100,10 +108,11 @@ def made(
         width = math.prod(view.shape[1:]) if len(view.shape) > 1 else 1
         small = torch.rand(count, dtype=dtype if dtype.itemsize > 1 else torch.float32, device=device)
         return (small * (2 / width if width > 1 else 1)).to(dtype)
-    if offsets:
+    if view.storage in known.bags:
         return torch.arange(count, device=device).to(dtype)
     kinds = torch.iinfo(dtype)
-    low, high = max(least, kinds.min), min(reach, kinds.max)
+    low = max(known.least.get(view.storage, 0), kinds.min)
+    high = min(known.reach.get(view.storage, 0), kinds.max)
     if (low or high > 1) and low < high and dtype in _DRAWN:
         return torch.randint(low, high, (count,), dtype=dtype, device=device)
     return torch.zeros(count, dtype=dtype, device=device)

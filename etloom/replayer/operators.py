@@ -57,12 +57,14 @@ def other(name: str) -> tuple[str, Callable[..., Any]] | None:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument as this torch declares it. kind: its type, such as Optional[Tensor], List[int], ScalarType."""
+    """One argument as this torch declares it. kind: its type, such as Optional[Tensor], List[int], ScalarType.
+    writes: the operator changes it."""
 
     name: str
     kind: str
     keyword: bool
     default: Any
+    writes: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,4 +120,5 @@ def _aliased(tensor: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
 
 def _argument(one: Any) -> Argument:
     default = one.default_value if one.has_default_value() else None
-    return Argument(one.name, str(one.real_type), one.kwarg_only, default)
+    writes = one.alias_info is not None and one.alias_info.is_write
+    return Argument(one.name, str(one.real_type), one.kwarg_only, default, writes)

@@ -25,9 +25,9 @@ class Call:
     """One call of one rank. Ranks are those of the replay. Sizes are elements of each tensor.
 
     inputs, outputs: of an all-gather one input and as many outputs as ranks, or one of all their elements; of a
-    coalesced call several pairs. after: earlier calls (index) to wait for before this one. gap_ns: recorded between the
-    last host event of communication and this call. recorded_ns: from the call to its completion. node: of the
-    recording, where it has an execution trace.
+    coalesced call several pairs. after: earlier calls (index) to wait for before this one. gap_ns: recorded from the
+    call before it to this one. recorded_ns: from the call to its completion. node: of the recording, where it has an
+    execution trace.
     """
 
     index: int

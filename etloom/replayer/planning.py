@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from etloom.errors import EtloomError
-from etloom.replayer.mapping import mapped, numbered, scaled
+from etloom.replayer.mapping import chosen, mapped, scaled
+from etloom.replayer.matching import matched
 from etloom.replayer.plan import Plan, Skipped
 from etloom.replayer.recorded import meetings, rows_of, world_of
 from etloom.trace import Job
@@ -24,9 +25,10 @@ def plan(
 
     world: how many ranks the replay has; fewer than recorded: the first ones of ``ranks`` (default: of all) are
     played, groups keep the members that are, and sizes follow the groups. only: these collectives. first: this many
-    calls of each rank. scale: times the sizes, at least one element.
+    calls of each rank, less those that another rank then lacks. scale: times the sizes, at least one element.
 
-    Raises EtloomError where nothing was communicated, or the world is larger than what was recorded.
+    Raises EtloomError where nothing was communicated, ranks contradict each other, or the world is larger than what was
+    recorded.
     """
     played = sorted(ranks) if ranks else list(job)
     if missing := [rank for rank in played if rank not in job]:
@@ -49,13 +51,18 @@ def plan(
         skipped += [Skipped(place[rank], *one) for one in left]
         own, lost = mapped(rows, rank, place, world_of(job, trace))
         skipped += [Skipped(place[rank], *one) for one in lost]
-        chosen = [call for call in own if not only or call.collective in only]
-        calls.append(numbered([scaled(call, scale) for call in chosen[:first]]))
+        wanted = [at for at, call in enumerate(own) if not only or call.collective in only]
+        calls.append(chosen([scaled(call, scale) for call in own], set(wanted[:first])))
+    kept, unmet = matched(calls)
+    skipped += unmet
+    calls = [chosen(own, places) for own, places in zip(calls, kept, strict=True)]
     if not any(calls):
         reasons = "; ".join(sorted({f"{one.name}: {one.reason}" for one in skipped})[:3])
         raise EtloomError(
             "the run holds no communication that can be replayed" + (f" ({reasons})" if reasons else ""),
-            remedy="record an execution trace (etloom collect) of a job with several ranks",
+            remedy="record an execution trace (etloom collect) of a job with several ranks"
+            if len(job) > 1 or not skipped
+            else "play the one trace on all processes (--use-one-trace)",
         )
     return Plan(tuple(calls), _summed(skipped), tuple(played))
 

@@ -10,9 +10,9 @@ import polars as pl
 
 from etloom.errors import EtloomError
 from etloom.replayer.operators import Operator
-from etloom.replayer.steps import Step, View, views_of
-from etloom.replayer.storages import INPUT, OUTPUT, Storages, free
-from etloom.replayer.topmost import COMMUNICATES, Node, range_of, topmost
+from etloom.replayer.steps import Step, View
+from etloom.replayer.storages import INPUT, OUTPUT, Storages, free, unfilled
+from etloom.replayer.topmost import COMMUNICATES, COMPILED, Node, range_of, topmost
 from etloom.trace import Trace
 
 
@@ -31,13 +31,15 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Program:
-    """bytes: of each storage. external: storages that no step gives. constant: of these, what no step gives back."""
+    """bytes: of each storage. external: storages that no step gives. constant: of these, what no step gives back.
+    unfilled: storages that a step gives, but does not fill, as no later one does before they are read."""
 
     steps: list[Step]
     left_out: list[LeftOut]
     bytes: dict[int, int] = field(default_factory=dict)
     external: frozenset[int] = frozenset()
     constant: frozenset[int] = frozenset()
+    unfilled: frozenset[int] = frozenset()
 
 
 def program(
@@ -53,11 +55,16 @@ def program(
     first, last = range_of(nodes, step)
     timed = trace.links.join(trace.events.select(event="id", dur="dur"), on="event")
     spent: dict[int, int] = dict(timed.select("node", "dur").iter_rows())
-    chosen, refused = topmost(nodes.filter(pl.col("id").is_between(first, last, closed="left")), namespaces)
-    left_out = [LeftOut(node["name"], reason, spent.get(node["id"])) for node, reason in refused]
-    if not chosen:
+    chosen = topmost(nodes.filter(pl.col("id").is_between(first, last, closed="left")), namespaces)
+    left_out = [LeftOut(node["name"], reason, spent.get(node["id"])) for node, reason in chosen.left_out]
+    for node, parts in chosen.compiled:
+        whole = spent.get(node["id"])
+        alone = None if whole is None else max(0, whole - sum(spent.get(part, 0) for part in parts))
+        left_out.append(LeftOut(node["name"], COMPILED, alone))
+    if not chosen.run:
         raise EtloomError("no recorded operator can be replayed", remedy="etloom info shows what there is")
-    found = sorted([*chosen, *((node, None) for node, _ in refused)], key=lambda one: one[0]["id"])
+    refused = ((node, None) for node, _ in chosen.left_out)
+    found = sorted([*chosen.run, *refused], key=lambda one: one[0]["id"])
     wanted = pl.DataFrame({"node": [node["id"] for node, _ in found]}, schema={"node": pl.UInt32})
     tensors: dict[int, list[dict[str, Any]]] = {}
     rows = trace.tensors.join(wanted, on="node", how="semi").with_columns(
@@ -82,7 +89,7 @@ def program(
         steps.append(one)
     made, given = free(steps)
     external = frozenset(storages.bytes.keys() - made)
-    return Program(steps, left_out, storages.bytes, external, external - given)
+    return Program(steps, left_out, storages.bytes, external, external - given, unfilled(steps))
 
 
 def _step(node: Node, operator: Operator, rows: list[dict[str, Any]], storages: Storages) -> Step:
@@ -92,28 +99,34 @@ def _step(node: Node, operator: Operator, rows: list[dict[str, Any]], storages: 
         raise ValueError("its inputs were not recorded as a list")
     if len(values) > len(operator.arguments):
         raise ValueError("more inputs were recorded than the operator has")
-    tensors = [row for row in rows if not (row["dtype"] or "").startswith("nullptr")]
-    taken = {row["storage_id"] for row in tensors if row["io"] == INPUT}
-    for row in tensors:
-        if row["io"] == INPUT:
-            view, at, item = storages.view(row, new=False), row["index"], row["item"]
-            if item is None:
-                values[at] = view
-            else:
-                values[at] = _put(values[at], item, view)
-    inputs = list(views_of(values))
-    results = [storages.view(row, row["storage_id"] not in taken) for row in tensors if row["io"] == OUTPUT]
-    return Step(node["id"], node["name"], operator, values, results, ranges=_ranges(node["attrs"], inputs))
+    taken = [row for row in rows if row["io"] == INPUT]
+    inputs: dict[int, View] = {}
+    for place, row in enumerate(taken):
+        if _is_null(row):
+            continue
+        inputs[place] = view = storages.view(row, new=False)
+        at, item = row["index"], row["item"]
+        values[at] = view if item is None else _put(values[at], item, view)
+    own = {row["storage_id"] for row in taken if not _is_null(row)}
+    given = [row for row in rows if row["io"] == OUTPUT and not _is_null(row)]
+    results = [storages.view(row, row["storage_id"] not in own) for row in given]
+    ranges = _ranges(node["attrs"], inputs)
+    return Step(node["id"], node["name"], operator, values, results, inputs, node["et_id"], ranges=ranges)
 
 
-def _ranges(attrs: str | None, inputs: list[View]) -> list[tuple[View, int, int]]:
+def _is_null(row: dict[str, Any]) -> bool:
+    """Whether a tensor was recorded that is none: such have a place, but no storage."""
+    return (row["dtype"] or "").startswith("nullptr")
+
+
+def _ranges(attrs: str | None, inputs: dict[int, View]) -> list[tuple[View, int, int]]:
     """The recorded least and most of integer inputs, by their place among the tensors."""
     try:
         told = json.loads(json.loads(attrs or "{}").get("tensor_range") or "{}")
         pairs = [(int(at), *map(int, pair)) for at, pair in told.items() if len(pair) == 2]
     except (ValueError, TypeError, AttributeError):
         return []
-    return [(inputs[at], low, high) for at, low, high in pairs if 0 <= at < len(inputs) and low <= high]
+    return [(inputs[at], low, high) for at, low, high in pairs if at in inputs and low <= high]
 
 
 def _put(values: Any, item: int, view: View) -> list[Any]:

@@ -9,6 +9,22 @@ from typing import Any
 from etloom.replayer.operators import Operator
 from etloom.replayer.values import DTYPES
 
+_CHANGES_NO_ELEMENT = frozenset(
+    f"aten::{name}_"
+    for name in (
+        "detach",
+        "requires_grad",
+        "resize",
+        "squeeze",
+        "unsqueeze",
+        "t",
+        "transpose",
+        "as_strided",
+        "set",
+    )
+)
+"""Operators that write an argument by name, but only what it is called or how it is laid out."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -35,18 +51,30 @@ class View:
 
 @dataclass
 class Step:
-    """One operator to run. values: of its arguments, in recorded order, Views in place of tensors.
-    frees: storages that nobody reads afterwards. ranges: (view, least, most) of integers. recorded_ns: how long it
-    took, null where no times were recorded."""
+    """One operator to run.
+
+    et_id: of its node in the file. values: of its arguments, in recorded order, Views in place of tensors. inputs: its
+    tensors by their place among those that were recorded. frees: storages that nobody reads afterwards. ranges: (view,
+    least, most) of integers. recorded_ns: how long it took, null where no times were recorded.
+    """
 
     node: int
     name: str
     operator: Operator
     values: list[Any]
     results: list[View]
+    inputs: dict[int, View] = field(default_factory=dict)
+    et_id: int | None = None
     frees: tuple[int, ...] = ()
     ranges: list[tuple[View, int, int]] = field(default_factory=list)
     recorded_ns: int | None = None
+
+    def written(self) -> set[int]:
+        """Storages whose elements it changes."""
+        if self.operator.name in _CHANGES_NO_ELEMENT:
+            return set()
+        given = zip(self.operator.arguments, self.values, strict=False)
+        return {view.storage for view in views_of([value for one, value in given if one.writes])}
 
 
 def views_of(values: list[Any]) -> Iterator[View]:

@@ -1,4 +1,4 @@
-"""The storages of a recording: versions of their ids, and which step is the last to need one.
+"""The storages of a recording: versions of their ids, who fills them, and which step is the last to need one.
 
 Ids of storages are addresses, which are used again: a storage that an operator gives and did not take is a new version
 of its id. What a version's last reader leaves behind is freed.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from etloom.replayer.steps import Step, View, views_of
@@ -15,6 +16,7 @@ from etloom.replayer.values import DTYPES
 
 INPUT, OUTPUT = 0, 1  # of the column io of tensors
 _MOST_BYTES = 1 << 50
+_EMPTY = re.compile(r"aten::(new_)?empty(_like|_strided|_permuted)?")
 
 
 class Storages:
@@ -86,3 +88,19 @@ def free(steps: list[Step]) -> tuple[set[int], set[int]]:
     for at, storages in ends.items():
         steps[at].frees = tuple(storages)
     return made, given
+
+
+def unfilled(steps: list[Step]) -> frozenset[int]:
+    """Storages that are read as ``aten::empty`` left them: something filled them that was not recorded, as Python does
+    in ``torch.tensor([1, 2])``, or that is not run."""
+    empty: set[int] = set()
+    found: set[int] = set()
+    for step in steps:
+        given = {view.storage for view in step.results}
+        taken = {view.storage for view in views_of(step.values)}
+        written = step.written()
+        found |= (taken - written - given) & empty
+        empty -= written | found
+        if _EMPTY.fullmatch(step.operator.name):
+            empty |= given - taken
+    return frozenset(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
@@ -11,6 +12,8 @@ from etloom.replayer.operators import Operator, resolve
 
 Node = dict[str, Any]
 COMMUNICATES = "communication: etloom replay comms"
+COMPILED = "code that torch.compile made: its source would have to be run"
+_COMPILED = "## Call CompiledFxGraph"
 _COMMUNICATION = ("record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
 
 
@@ -29,15 +32,24 @@ def range_of(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:
     return start[0], after[0] if after.len() else 1 << 62
 
 
-def topmost(
-    nodes: pl.DataFrame, namespaces: frozenset[str]
-) -> tuple[list[tuple[Node, Operator]], list[tuple[Node, str]]]:
-    """The nodes to run, and those of which neither they nor a part of them can be, with the reason."""
-    chosen: list[tuple[Node, Operator]] = []
+@dataclass
+class Chosen:
+    """run: the nodes to run. left_out: those of which neither they nor a part of them can be, with the reason.
+    compiled: code that the recording has no operators for, with the ids of the nodes around and in it that it has."""
+
+    run: list[tuple[Node, Operator]] = field(default_factory=list)
+    left_out: list[tuple[Node, str]] = field(default_factory=list)
+    compiled: list[tuple[Node, list[int]]] = field(default_factory=list)
+
+
+def topmost(nodes: pl.DataFrame, namespaces: frozenset[str]) -> Chosen:
+    """Which nodes to run, of whole trees of them."""
+    chosen = Chosen()
     refused: dict[int, tuple[Node, str]] = {}
     inside: set[int] = set()  # of what is run, or left out whole
     around: dict[int, int] = {}  # node -> the innermost refused one that it is in
-    columns = ("id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
+    graphs: dict[int, _Graph] = {}  # node -> the compiled graph that it is in
+    columns = ("id", "et_id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
     # An id that comes twice is the first's: what is around what must end somewhere.
     for node in nodes.select(columns).unique("id", keep="first").sort("id").iter_rows(named=True):
         at, parent = node["id"], node["parent"]
@@ -47,9 +59,11 @@ def topmost(
         outer = parent if parent in refused else around.get(parent)
         if outer is not None:
             around[at] = outer
+        if (graph := _graph(node, graphs.get(parent))) is not None:
+            graphs[at] = graph
         found = _never(node) or (resolve(node["op_schema"], namespaces) if node["op_schema"] else None)
         if isinstance(found, Operator):
-            chosen.append((node, found))
+            chosen.run.append((node, found))
             while outer is not None:  # a part of it is run instead
                 refused.pop(outer, None)
                 outer = around.get(outer)
@@ -57,7 +71,27 @@ def topmost(
             refused[at] = (node, found)
         if isinstance(found, Operator) or _never(node):
             inside.add(at)
-    return chosen, list(refused.values())
+        if graph is not None and found is not None:
+            graph.parts.append(at)
+            graph.has_kernels |= bool(node["kernel_backend"])
+    chosen.left_out = list(refused.values())
+    made = {id(graph): graph for graph in graphs.values()}.values()
+    chosen.compiled = [(graph.node, graph.parts) for graph in made if not graph.has_kernels]
+    return chosen
+
+
+@dataclass
+class _Graph:
+    """A call of what torch.compile made. parts: operators and kernels in it that were recorded."""
+
+    node: Node
+    parts: list[int] = field(default_factory=list)
+    has_kernels: bool = False
+
+
+def _graph(node: Node, outer: _Graph | None) -> _Graph | None:
+    """The innermost call of compiled code that a node is, or is in."""
+    return _Graph(node) if (node["name"] or "").startswith(_COMPILED) else outer
 
 
 def _never(node: Node) -> str | None:

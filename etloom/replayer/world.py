@@ -47,14 +47,14 @@ class Place:
         """By the variables of the launcher; one process alone without any. Raises EtloomError for nonsense in them."""
         for rank, world, local in LAUNCHERS:
             if rank in environment and world in environment:
-                try:
-                    numbers = int(environment[rank]), int(environment[world])
-                    return cls(*numbers, int(environment.get(local, numbers[0])))
-                except ValueError:
-                    raise EtloomError(
-                        f"{rank}={environment[rank]!r}, {world}={environment[world]!r} say no rank",
-                        remedy="start with torchrun, mpirun or srun",
-                    ) from None
+                with contextlib.suppress(ValueError):
+                    own, size = int(environment[rank]), int(environment[world])
+                    if 0 <= own < size:
+                        return cls(own, size, int(environment.get(local, own)))
+                raise EtloomError(
+                    f"{rank}={environment[rank]!r}, {world}={environment[world]!r} say no rank",
+                    remedy="start with torchrun, mpirun or srun",
+                )
         return cls(0, 1, 0)
 
 

@@ -25,6 +25,7 @@ def work(asked: dict[str, Any]) -> None:
     from etloom.errors import EtloomError, UnknownName
     from etloom.replayer import apart
     from etloom.replayer.compute import replay
+    from etloom.replayer.saved import folder_of
 
     job = etloom.open(asked["path"])
     chosen = min(job) if asked["rank"] is None else asked["rank"]
@@ -41,6 +42,7 @@ def work(asked: dict[str, Any]) -> None:
         max_bytes=asked["max_bytes"],
         progress=_progress(told),
         leave_out=leave_out,
+        resources=folder_of(Path(asked["path"]), job[chosen]),
     )
     out = None if asked["out"] is None else Path(asked["out"])
     emit(done.coverage, None if asked["format"] is None else Format(asked["format"]), None)
@@ -48,6 +50,10 @@ def work(asked: dict[str, Any]) -> None:
     of_time = done.covered("recorded_ns")
     time = "" if of_time is None else f", {of_time:.2%} of their recorded time"
     say(f"covered: {covered:.2%} of operators{time}; at most {done.peak_bytes / 1e6:,.1f} MB at a time")
+    if done.saved:
+        say(f"{done.saved:,} tensors hold the values that were saved beside the trace")
+    for reason, count in done.not_used.items():
+        say(f"values of {count:,} tensors were saved and are not used: {reason}")
     if done.repeats_ns:
         best = min(done.repeats_ns)
         against = f", recorded {done.recorded_ns / 1e6:,.3f} ms" if done.recorded_ns else ""

@@ -1,0 +1,111 @@
+"""What one rank calls, the others must call too: what has no counterpart is left out, what contradicts it is an error.
+
+The k-th call of a rank in a group meets the k-th calls of the group's other ranks, and the k-th message from one rank
+to another the k-th that is received there. Recordings that end at other calls on other ranks, and the first N calls of
+each, leave calls over at the end; replayed, they would wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from etloom import kinds
+from etloom.errors import EtloomError
+from etloom.replayer.plan import Call, Skipped
+
+Meeting = tuple[str, tuple[int, ...]]
+"""Where calls meet: those of a group, or the messages from one rank to another."""
+
+
+def matched(calls: Sequence[Sequence[Call]]) -> tuple[list[set[int]], list[Skipped]]:
+    """Of each rank, the places of its calls that all of their ranks make, and what is left out.
+
+    Raises EtloomError where calls that meet are not of one collective, root or size.
+    """
+    own = [list(_met(rank, calls[rank])) for rank in range(len(calls))]
+    made: dict[Meeting, dict[int, list[Call]]] = {}
+    for rank, found in enumerate(own):
+        for meeting, call in found:
+            made.setdefault(meeting, {}).setdefault(rank, []).append(call)
+    least = {meeting: _fewest(meeting, by_rank) for meeting, by_rank in made.items()}
+    for meeting, by_rank in made.items():
+        _agree(meeting, by_rank, least[meeting][0])
+    kept: list[set[int]] = []
+    left: list[Skipped] = []
+    for rank, found in enumerate(own):
+        turns: dict[Meeting, int] = {}
+        kept.append(set())
+        for at, (meeting, call) in enumerate(found):
+            turns[meeting] = turns.get(meeting, 0) + 1
+            count, fewest = least[meeting]
+            if turns[meeting] <= count:
+                kept[rank].add(at)
+            else:
+                left.append(Skipped(rank, call.name, f"rank {fewest} has no call that meets it"))
+    return kept, left
+
+
+def _met(rank: int, own: Sequence[Call]) -> Iterator[tuple[Meeting, Call]]:
+    for call in own:
+        if call.peer is None:
+            yield ("group", call.group), call
+        else:
+            yield ("message", (rank, call.peer) if call.collective == "send" else (call.peer, rank)), call
+
+
+def _fewest(meeting: Meeting, by_rank: dict[int, list[Call]]) -> tuple[int, int]:
+    """(how many calls all have, the rank that has no more)."""
+    return min((len(by_rank.get(rank, ())), rank) for rank in meeting[1])
+
+
+def _agree(meeting: Meeting, by_rank: dict[int, list[Call]], count: int) -> None:
+    first, *others = meeting[1]
+    for turn in range(count):
+        call = by_rank[first][turn]
+        for other in others:
+            its = by_rank[other][turn]
+            if _common(meeting, call) != _common(meeting, its):
+                raise _contradiction(first, call, other, its)
+        if call.collective == "all_to_all":
+            own = [by_rank[rank][turn] for rank in meeting[1]]
+            wrong = np.argwhere(_shares(own, True) != _shares(own, False).T)
+            if len(wrong):
+                sends, gets = wrong[0].tolist()
+                raise _contradiction(meeting[1][sends], own[sends], meeting[1][gets], own[gets])
+
+
+def _common(meeting: Meeting, call: Call) -> tuple[object, ...]:
+    """What all ranks of a call must agree on."""
+    if meeting[0] == "message":
+        return (_bytes(call),)
+    return (call.collective, call.root, None if call.collective == "all_to_all" else _bytes(call))
+
+
+def _contradiction(rank: int, call: Call, other: int, its: Call) -> EtloomError:
+    return EtloomError(
+        f"{_said(rank, call)} meets {_said(other, its)}: no replay of both can end",
+        remedy="record all ranks over the same steps, or leave them out (--only, --first)",
+    )
+
+
+def _bytes(call: Call) -> int:
+    """Of the tensors that are as large on every rank."""
+    sizes = call.outputs if call.collective in ("reduce_scatter", "scatter", "recv") else call.inputs
+    return (kinds.itemsize(call.dtype) or 0) * sum(sizes or call.outputs or call.inputs)
+
+
+def _shares(own: Sequence[Call], into: bool) -> np.ndarray:
+    """[rank, rank] Bytes that each rank of an all-to-all sends to each other (into), or gets from it."""
+    found = np.zeros((len(own), len(own)), dtype=np.int64)
+    for at, call in enumerate(own):
+        split, sizes = (call.in_split, call.inputs) if into else (call.out_split, call.outputs or call.inputs)
+        shares = split or (sizes if len(sizes) == len(own) > 1 else (sum(sizes) // len(own),) * len(own))
+        found[at] = np.array(shares) * (kinds.itemsize(call.dtype) or 0)
+    return found
+
+
+def _said(rank: int, call: Call) -> str:
+    root = "" if call.root is None else f" from rank {call.root}"
+    return f"call {call.index} of rank {rank} ({call.collective}, {_bytes(call):,} B{root})"
