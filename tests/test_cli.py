@@ -109,7 +109,7 @@ def test_wrong_usage_is_status_2_on_stderr(arguments: list[str], call: Callable[
     status, out, err = call(*arguments)
     assert status == 2
     assert out == ""
-    assert "Error: " in err
+    assert err.startswith("etloom: ") and err.count("\n") == 1
     assert "Traceback" not in err
 
 

@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(100_000, 50, 50)  # looking for cycles while libraries are imported costs 25 ms
     try:
         with guarded():
-            app(args=arguments, prog_name="etloom")
+            status = app(args=arguments, prog_name="etloom", standalone_mode=False)
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-    return 0
+    return status or 0

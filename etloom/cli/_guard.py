@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from etloom.errors import EtloomError
 
@@ -49,11 +50,23 @@ def guarded() -> Iterator[None]:
     except BaseException as error:
         # Not Exception: a panic in polars is a BaseException.
         if type(error).__module__.startswith(("click.", "typer.")):
-            raise
+            if not hasattr(error, "format_message"):
+                raise  # an exit, not an error
+            raise SystemExit(_misused(error)) from None
         _traceback_if_asked(error)
         what = " ".join(f"{type(error).__name__}: {error}".split())
         say(f"this is a fault of etloom, not of the input: {what[:300]}; ETLOOM_DEBUG=1 shows where")
         raise SystemExit(INTERNAL) from None
+
+
+def _misused(error: Any) -> int:
+    """The exit status of wrong usage, told in one line; a bare group shows its help instead."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        command = f" ({error.ctx.command_path} -h shows how)" if getattr(error, "ctx", None) else ""
+        say(" ".join(error.format_message().split()).rstrip(".") + command)
+    return int(error.exit_code)
 
 
 def _traceback_if_asked(error: BaseException) -> None:
