@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from etloom import registry
+from etloom.schema import UNITS
 
 PAGE = Path(__file__).with_suffix(".md")
 _HEAD = """\
@@ -18,6 +19,12 @@ from the peer's. `etloom analyze NAME --help` explains its columns and options; 
 
 | analysis | of | says | units, definition |
 |---|---|---|---|
+"""
+_COLUMNS = """
+## Columns
+
+What is not known is null. A name ends in its unit: {units}. Numbers of other columns count or name something.
+
 """
 
 
@@ -34,7 +41,12 @@ def page() -> str:
         )
         cells = (f"`{name}`", module.SCOPE, registry.summary("analyses", name), said)
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
-    return _HEAD + "".join(rows)
+    units = ", ".join(f"`{end}` {unit}" for end, unit in UNITS.items())
+    columns = [
+        f"- `{name}`: {', '.join(registry.get('analyses', name).COLUMNS)}\n"
+        for name in registry.names("analyses")
+    ]
+    return _HEAD + "".join(rows) + _COLUMNS.format(units=units) + "".join(columns)
 
 
 if __name__ == "__main__":

@@ -326,6 +326,26 @@ _DECLARED = (
 
 TABLES: dict[str, Table] = {table.name: table for table in _DECLARED}
 
+UNITS = {
+    "ns": "ns",
+    "pct": "%",
+    "ppm": "ppm",
+    "bytes": "B",
+    "flops": "FLOP",
+    "intensity": "FLOP/B",
+    "bandwidth": "GB/s",
+    "gb_per_s": "GB/s",
+    "tb_per_s": "TB/s",
+    "tflops_per_s": "TFLOP/s",
+}
+"""What the name of an answer's column ends in -> its unit (GB, TB: 1e9, 1e12 B). Other numbers count or name things."""
+
+
+def unit_of(column: str) -> str | None:
+    """The unit of a column of an answer, by its name: ``mean_gb_per_s``, ``transfer_p95_ns``, ``bus_bandwidth_p50``."""
+    words = column.removesuffix("_p50")
+    return next((unit for end, unit in UNITS.items() if f"_{words}".endswith(f"_{end}")), None)
+
 
 def parse_distinct(
     frame: pl.DataFrame, column: str, parse: Callable[[Any], Any], dtype: Any, *, alias: str | None = None

@@ -26,12 +26,12 @@ def test_bandwidths_are_htas_where_one_copy_is_one_point(data: Path, golden: Pat
         (int(rank), name, *map(float, rest)) for rank, name, *rest in (line.split(",") for line in lines)
     )
     assert ours.select("rank", "name", "count").rows() == [row[:3] for row in theirs]
-    for our, place in (("median_bandwidth", 7), ("min_bandwidth", 5), ("max_bandwidth", 9)):
+    for our, place in (("median_gb_per_s", 7), ("min_gb_per_s", 5), ("max_gb_per_s", 9)):
         assert ours[our].to_list() == pytest.approx([row[place] for row in theirs])
     series = etloom.analyze(job, "memory-bandwidth")
     for (rank, name), own in series.group_by("rank", "name"):
-        assert own.sort("ts_ns")["bandwidth"][-1] == 0.0, (rank, name)
-    assert series["bandwidth"].min() == 0.0
+        assert own.sort("ts_ns")["gb_per_s"][-1] == 0.0, (rank, name)
+    assert series["gb_per_s"].min() == 0.0
 
 
 def below(trace: Trace, operator: str) -> dict[tuple[str, ...], int]:

@@ -14,7 +14,7 @@ import small
 import etloom
 from etloom import linker, registry
 from etloom.errors import AnalysisError, EtloomError
-from etloom.schema import TABLES
+from etloom.schema import TABLES, unit_of
 from etloom.trace import Job, Trace
 
 ALL = [(kind, name) for kind in registry.CONTRACT for name in registry.names(kind)]
@@ -138,6 +138,33 @@ def test_an_analysis_declares_its_columns(name: str) -> None:
         p for p in inspect.signature(module.analyze).parameters.values() if p.kind is not p.KEYWORD_ONLY
     ]
     assert len(positional) == 1, "options are keyword-only"
+
+
+COUNTS = """
+allocations calls communications count counted critical device_starts edges gaps inferred_waits instances kernel_count
+kernels last late_works launches linked local_communications lost_waits matched matched_communications operators points
+queue_length ranks recorded short short_works slow_calls surely threads_aside total turns unlinked works
+"""
+"""Columns that say how many; the name says of what."""
+NAMES = """
+depth destination device device_type event first_rank group_size last_rank max_rank min_rank node parent pid rank
+reference seq source step stream tid worst_step
+"""
+"""Columns of numbers that name something."""
+OWN_UNITS = {
+    "ccl-bench": {"value"},  # in the unit that the row says
+    "collective-summary": {"slowest_over_median"},  # a ratio
+    "cupti-counters": {"total", "mean", "least", "most"},  # in whatever the counter counts
+    "queue-summary": {"mean", "median", "p95", "max"},  # launches
+}
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_a_column_says_its_unit(name: str) -> None:
+    known = {*COUNTS.split(), *NAMES.split(), *OWN_UNITS.get(name, ())}
+    for column, dtype in registry.get("analyses", name).COLUMNS.items():
+        if pl.Series([], dtype=dtype).dtype.is_numeric() and not unit_of(column):
+            assert column in known, f"{column}: in which unit?"
 
 
 def answer(trace: Trace, name: str, **options: Any) -> pl.DataFrame:

@@ -76,7 +76,7 @@ def test_bandwidths(data: Path, golden: Path, folder: str) -> None:
     ours = etloom.analyze(opened(data, folder), "memory-bandwidth-summary").sort("rank", "name")
     theirs = summary(golden, folder, "get_memory_bw_summary")
     assert ours.select("rank", "name", "count").rows() == [(rank, name, row[0]) for rank, name, row in theirs]
-    for our, place in (("min_bandwidth", 3), ("median_bandwidth", 5), ("max_bandwidth", 7)):
+    for our, place in (("min_gb_per_s", 3), ("median_gb_per_s", 5), ("max_gb_per_s", 7)):
         assert ours[our].to_list() == pytest.approx([row[place] for _, _, row in theirs])
 
 

@@ -343,6 +343,13 @@ def test_numbers() -> None:
     for name, header in (
         ("bus_bandwidth_p50", "bus bandwidth p50 (GB/s)"),
         ("bandwidth", "bandwidth (GB/s)"),
+        ("mean_gb_per_s", "mean (GB/s)"),
+        ("attainable_tflops_per_s", "attainable (TFLOP/s)"),
+        ("tb_per_s", "TB/s"),
+        ("drift_ppm", "drift (ppm)"),
+        ("model_flops", "model flops (FLOP)"),
+        ("pct", "%"),
+        ("mean", "mean"),
     ):
         assert shown(pl.DataFrame({name: [1.5]}), name).header == header
 

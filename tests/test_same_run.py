@@ -85,7 +85,7 @@ def write_export(trace: Trace, path: Path) -> None:
 def said(trace: Trace, name: str) -> list[tuple[Any, ...]]:
     """The rows, without times of the trace's own clock and rates that Kineto states and Nsight does not."""
     table = etloom.analyze(trace, name, **({"top": 10_000} if name == "top-ops" else {}))
-    stated = [column for column in table.columns if "bandwidth" in column and column != "mean_bandwidth"]
+    stated = [column for column in table.columns if "gb_per_s" in column and column != "mean_gb_per_s"]
     clock = ("start_ns", "device_start_ns", "device_end_ns")
     return table.drop(*stated, *clock, strict=False).sort(pl.all()).rows()
 

@@ -18,7 +18,7 @@ from etloom.errors import AnalysisError
 from etloom.trace import Trace
 
 SCOPE = "rank"
-COLUMNS = {"name": pl.String, "ts_ns": pl.Int64, "bandwidth": pl.Float64}
+COLUMNS = {"name": pl.String, "ts_ns": pl.Int64, "gb_per_s": pl.Float64}
 
 
 def analyze(trace: Trace) -> pl.DataFrame:
@@ -36,5 +36,5 @@ def analyze(trace: Trace) -> pl.DataFrame:
     # Sums of decimals leave crumbs where nothing runs.
     total[copying.total(np.ones(known.height, dtype=np.int64)) == 0] = 0.0
     return pl.DataFrame(
-        {"name": known["sort"][copying.of], "ts_ns": copying.time, "bandwidth": total}, schema=COLUMNS
+        {"name": known["sort"][copying.of], "ts_ns": copying.time, "gb_per_s": total}, schema=COLUMNS
     )

@@ -1,6 +1,6 @@
 """Copies and sets by sort: how many, how many bytes, how long, how fast.
 
-mean_bandwidth is bytes over the time in which such a copy ran; the others are of single copies. Copies whose size the
+mean_gb_per_s is bytes over the time in which such a copy ran; the others are of single copies. Copies whose size the
 trace does not state are left out of it. short: copies of less than 64 KiB, of which the start costs more than the
 bytes; null where no size is known.
 
@@ -27,10 +27,10 @@ COLUMNS = {
     "bytes": pl.Int64,
     "time_ns": pl.Int64,
     "busy_ns": pl.Int64,
-    "mean_bandwidth": pl.Float64,
-    "median_bandwidth": pl.Float64,
-    "min_bandwidth": pl.Float64,
-    "max_bandwidth": pl.Float64,
+    "mean_gb_per_s": pl.Float64,
+    "median_gb_per_s": pl.Float64,
+    "min_gb_per_s": pl.Float64,
+    "max_gb_per_s": pl.Float64,
     "short": pl.Int64,
 }
 

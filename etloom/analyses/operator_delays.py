@@ -4,7 +4,8 @@ A row is an operator and the sequence of kernels that its calls launched, in ord
 launched just these. launch_delay: from the start of the operator to its first launch call. runtime_delay: from that
 call to the start of the first kernel. Means over the calls.
 
-The operator of a launch is the innermost around the call on its thread.
+The operator of a launch is the innermost around the call on its thread; where none is, the innermost annotation
+(Optimizer.step) stands for it.
 
 operator: only operators of this name. step: only this step.
 

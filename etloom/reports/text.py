@@ -1,16 +1,19 @@
 """How numbers and columns are said to people: one rule for the page and the terminal.
 
-A column whose name ends in ``_ns`` or ``_bytes`` is shown in one unit, chosen by its largest value; ``_pct`` in
-percent; ``bandwidth`` in GB/s. Times of the epoch are shown since the first of the table.
+A column whose name ends in ``_ns`` or ``_bytes`` is shown in one unit, chosen by its largest value; others in that
+which their name says (`etloom.schema.unit_of`). Times of the epoch are shown since the first of the table.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+
+from etloom.schema import unit_of
 
 TIMES = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
@@ -18,6 +21,8 @@ EPOCH_NS = 10**18
 """A time after 2001: no duration, and no clock relative to a session, reaches it."""
 PLAIN = frozenset({"rank", "step", "stream", "correlation", "node", "event", "device"})
 """Columns of numbers that name something: never grouped by thousands."""
+_SAID = r"(?:^|_)(?:pct|ppm|[a-z]+_per_s)$"
+"""The end of a name that says the unit and nothing else, which the header says in its own way."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,11 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
             unit, factor = scale(float(top or 0) / 10, units)
             words = name.removesuffix(suffix).replace("_", " ")
             return Shown(f"{words} ({unit}{' since the first' if zero else ''})", factor, True, True, zero)
-    if name.removesuffix("_p50").endswith("bandwidth"):
-        return Shown(f"{name.replace('_', ' ')} (GB/s)", 1, numeric, True)
-    if name.endswith("_pct"):
-        return Shown(f"{name.removesuffix('_pct').replace('_', ' ')} (%)", 1, numeric, True)
-    return Shown(name.replace("_", " "), 1, numeric, name not in PLAIN)
+    unit = unit_of(name) if numeric else None
+    words = re.sub(_SAID, "", name) if unit else name
+    words = words.replace("_", " ")
+    header = f"{words} ({unit})" if unit and words else unit or words
+    return Shown(header, 1, numeric, name not in PLAIN)
 
 
 def _zero(frame: pl.DataFrame) -> int:
