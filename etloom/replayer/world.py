@@ -69,12 +69,16 @@ class Watch:
     def __init__(self, store: Any, place: Place, end: Callable[[str], None]) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        self.at: Callable[[], str] = lambda: "starting"
+        self.tell("starting")
         self._place, self._end = place, end
         self._store = TCPStore(store.host, store.port, place.world, False, wait_for_workers=False)
         self._done = threading.Event()
         self._seen = {rank: ("", time.monotonic()) for rank in range(place.world)}
         self._thread = threading.Thread(target=self._run, name="etloom-watch", daemon=True)
+
+    def tell(self, doing: str) -> None:
+        """Say what this process does from now on."""
+        self.at: Callable[[], str] = lambda: doing
 
     def lost(self, seconds: float) -> str | None:
         """Which other process is gone or gave up, if that comes to light within so many seconds."""
