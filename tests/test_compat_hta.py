@@ -101,7 +101,7 @@ def test_the_frame_says_partners(data: Path) -> None:
     df = analyzer.t.get_trace(0)
     kernel = analyzer.t.symbol_table.sym_index["kernel"]
     partners = df[(df.cat == kernel) & (df.index_correlation > 0)]
-    launches = df.iloc[partners.index_correlation.to_numpy()]
+    launches = df.loc[partners.index_correlation.to_numpy()]
     assert len(partners) > 0
     assert (launches.correlation.to_numpy() == partners.correlation.to_numpy()).all()
     assert (launches.ts.to_numpy() <= partners.ts.to_numpy()).all()

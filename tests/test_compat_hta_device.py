@@ -16,7 +16,7 @@ pytest.importorskip("pandas", reason="pandas is not installed")
 import pandas as pd
 
 from etloom.compat.hta import DeviceType, LabeledTrace, TraceAnalysis, TraceDiff
-from etloom.compat.hta.annotations import shortened
+from etloom.compat.hta.names import shortened
 
 FOLDERS = {"sampled_all_steps": True, "sampled_first_step": False}
 
@@ -82,14 +82,22 @@ def test_every_stream_of_every_rank_can_be_blocked(both: tuple[TraceAnalysis, Pa
     launches = series[0][series[0]["queue_length"].diff() > 0]
     assert launches["ts"].to_numpy() == pytest.approx(frame.loc[launches.index, "ts"].to_numpy())
     blocked = analyzer.get_time_spent_blocked_on_full_queue(series, max_queue_length=30)
-    assert len(blocked) == 10
+    assert list(blocked.columns) == [
+        *("rank", "stream", "duration_at_max_queue_length", "relative_duration_at_max_queue_length")
+    ]
     by_stream = etloom.analyze(analyzer.job, "queue-summary", limit=30).filter(pl.col("step").is_null())
     wanted = {
-        (row["rank"], row["stream"]): row["blocked_ns"] / 1e3 for row in by_stream.iter_rows(named=True)
+        (row["rank"], row["stream"]): row["blocked_ns"] / 1e3
+        for row in by_stream.iter_rows(named=True)
+        if row["blocked_ns"]
     }
-    named = blocked.set_index(["rank", "stream"])["duration_at_max_queue_length"].to_dict()
-    assert named == pytest.approx(wanted, abs=1)
-    assert named[0, 7] > 100_000
+    named = blocked.set_index(["rank", "stream"])
+    assert named["duration_at_max_queue_length"].to_dict() == pytest.approx(wanted, abs=1)
+    assert named["duration_at_max_queue_length"][0, 7] > 100_000
+    share = named["relative_duration_at_max_queue_length"][0, 7]
+    assert share == pytest.approx(
+        named["duration_at_max_queue_length"][0, 7] / analyzer.t.get_trace_duration(0)
+    )
 
 
 def test_operators_kernels_and_sequences(data: Path) -> None:
@@ -102,7 +110,8 @@ def test_operators_kernels_and_sequences(data: Path) -> None:
     assert delays[1]["occurrence_count"].sum() < 1.1 * delays[0]["occurrence_count"].sum()
     by_count = analyzer.get_frequent_cuda_kernel_sequences("aten::linear", "", min_pattern_len=1, top_k=2)
     assert list(by_count.columns) == ["pattern", "count", "GPU kernel duration (us)", "CPU op duration (us)"]
-    assert len(by_count) == 2 and by_count["pattern"].str.startswith("aten::linear|").all()
+    assert len(by_count) > 2 and by_count["pattern"].str.startswith("aten::linear|").all()
+    assert by_count["count"].is_monotonic_decreasing
 
 
 def test_annotations_and_the_kernels_in_them(data: Path) -> None:
@@ -121,9 +130,13 @@ def test_annotations_and_the_kernels_in_them(data: Path) -> None:
     assert len(work) == len(etloom.analyze(analyzer.job, "annotated-kernels")) or len(work) > 3000
     by_name = work.groupby("s_user_annotation")["dur"].sum()
     wanted = etloom.analyze(analyzer.job, "annotated-kernels", by="annotation").drop_nulls("annotation")
-    assert by_name.drop("").to_dict() == pytest.approx(
-        {row["annotation"]: row["total_ns"] / 1e3 for row in wanted.iter_rows(named=True)}
-    )
+    known = {row["annotation"]: row["total_ns"] / 1e3 for row in wanted.iter_rows(named=True)}
+    # A communication is in the range of its own, which annotated-kernels leaves out.
+    own = work[work["s_user_annotation"].str.startswith("nccl:")]
+    assert own["s_name"].str.startswith("nccl").all() and len(own) == 21
+    of_forward = "DistributedDataParallel.forward"
+    sent = own[own["s_user_annotation"] == "nccl:broadcast"]["dur"].sum()
+    assert by_name[of_forward] + sent == pytest.approx(known[of_forward])
     cpu = TraceAnalysis(trace_dir=data / "cpu" / "ddp_2")
     assert cpu.get_gpu_kernels_with_user_annotations(0) is None
     assert cpu.get_gpu_user_annotation_breakdown() is None
@@ -132,7 +145,7 @@ def test_annotations_and_the_kernels_in_them(data: Path) -> None:
 def test_names_are_cut_to_the_kernel_s_own() -> None:
     assert shortened("void at::native::f<4, g<int> >(int, h<char*>)") == "at::native::f"
     assert shortened("void (anonymous namespace)::k<1>(int)") == "k"
-    assert shortened("Memset (Device)") == "Memset"
+    assert shortened("Memset (Device)") == "Memset (Device)"
     assert shortened("aten::mm") == "aten::mm"
 
 
@@ -162,7 +175,22 @@ def test_the_critical_path_of_an_instance(data: Path, tmp_path: Path) -> None:
     assert analyzer.critical_path_analysis(0, name, 7) is None
     written = analyzer.overlay_critical_path_analysis(0, path, tmp_path)
     assert Path(written).parent == tmp_path and Path(written).name.startswith("overlaid_critical_path_")
-    assert etloom.read(written).events.height == path.job[0].events.height
+    shown = etloom.read(written)
+    critical = shown.events.filter(pl.col("args").cast(pl.String).str.contains('"critical": 1'))
+    assert critical.height == pieces["event_idx"].nunique()
+    assert set(shown.events.filter(~pl.col("id").is_in(critical["id"].implode()))["cat"]) <= {
+        *("user_annotation", "python_function")
+    }
+    arrows = shown.flows.filter(pl.col("cat") == "critical path")
+    assert arrows.height > 100 and set(arrows["ph"]) == {"s", "f"}
+    every = analyzer.overlay_critical_path_analysis(
+        0, path, tmp_path / "all", only_show_critical_events=False, show_all_edges=True
+    )
+    assert etloom.read(every).events.height == path.job[0].events.height
+    edges = etloom.read(every).flows.filter(pl.col("cat") == "dependency")
+    assert {"launch", "kernel", "sync"} & set(edges["name"]) == {"launch", "sync"}
+    launches = edges.filter((pl.col("name") == "launch") & (pl.col("ph") == "s"))
+    assert launches.height == path.job[0].launches.height
     with pytest.raises(AnalysisError):
         analyzer.overlay_critical_path_analysis(1, path, tmp_path)
 
@@ -173,7 +201,8 @@ def test_what_bounds_a_step_on_its_device(data: Path) -> None:
     found = analyzer.critical_path_analysis(0, "ProfilerStep")
     assert found is not None
     pieces = found[0].get_critical_path_breakdown()
-    work = pieces[pieces["cat"].isin(["kernel", "gpu_memcpy", "gpu_memset"])]
+    number = analyzer.t.symbol_table.sym_index
+    work = pieces[pieces["cat"].isin([number[cat] for cat in ("kernel", "gpu_memcpy", "gpu_memset")])]
     on_device = work[work["type"] == "critical_path_operator"]
     assert set(on_device["bound_by"]) == {"gpu_compute_bound", "gpu_communication_bound"}
     assert on_device[on_device["bound_by"] == "gpu_communication_bound"]["s_name"].str.contains("nccl").all()

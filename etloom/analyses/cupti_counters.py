@@ -40,7 +40,8 @@ COLUMNS = {
     "least": pl.Float64,
     "most": pl.Float64,
 }
-_RANGE = "cuda_profiler_range"
+RANGE = "cuda_profiler_range"
+"""The category of a measured kernel."""
 _LAUNCHES_KERNEL = r"^(?:cuda|cu|hip)\w*Launch\w*Kernel"
 _VALUE = pl.List(pl.Struct({"counter": pl.String, "value": pl.Float64}))
 
@@ -49,7 +50,7 @@ def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -
     require_linked(trace)
     if by not in ("operator", "kernel"):
         raise UnknownName("grouping", by, ("operator", "kernel"))
-    ranges = trace.events.filter(pl.col("cat") == _RANGE).sort("ts", "id")
+    ranges = trace.events.filter(pl.col("cat") == RANGE).sort("ts", "id")
     ranges = parse_distinct(ranges, "args", _values, _VALUE, alias="values")
     nobody = pl.lit(None, pl.String)
     if by == "operator" and ranges.height:
@@ -93,8 +94,8 @@ def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
-    """operator and top_operator of each range, in order of time. Raises AnalysisError where order cannot tell."""
+def measured_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
+    """The launch call of each range, both in order of time. Raises AnalysisError where order cannot tell."""
     events = trace.events
     calls = stacks.among(events["cat"], kinds.RUNTIME) & stacks.asked(
         events["name"], lambda name: name.str.contains(_LAUNCHES_KERNEL)
@@ -108,6 +109,12 @@ def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
             where=of_rank(trace),
             remedy="by=kernel leaves the operators out",
         )
+    return launches
+
+
+def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
+    """operator and top_operator of each range, in order of time. Raises AnalysisError where order cannot tell."""
+    events, launches = trace.events, measured_launches(trace, ranges)
     is_operator = stacks.among(events["cat"], kinds.OPERATORS)
     parent = row_of(events, events["parent"])
     inner = stacks.nearest(parent, is_operator, row_of(events, launches["id"]))

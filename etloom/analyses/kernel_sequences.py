@@ -38,6 +38,28 @@ COLUMNS = {
 
 def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int = 20) -> pl.DataFrame:
     check_top(top)
+    table = (
+        occurrences(trace, operator, min_length)
+        .group_by("operator", "sequence", maintain_order=True)
+        .agg(
+            pl.col("name", "length").first(),
+            pl.len().alias("count"),
+            pl.col("kernel_ns").sum(),
+            pl.col("host_ns").sum(),
+        )
+        .sort("kernel_ns", "operator", descending=(True, False), maintain_order=True)
+        .head(top)
+        .with_columns(
+            pattern=pl.concat_list("operator", pl.col("name").list.eval(pl.element().cast(pl.String))),
+            kernel_count="length",
+        )
+    )
+    return answer(table, COLUMNS)
+
+
+def occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFrame:
+    """A row a call, in order of its first kernel: call (row of the events), operator, name (of its kernels), sequence
+    (the same as numbers), length, kernel_ns, host_ns."""
     work = launched(trace, "launch", "name", "dur").drop_nulls("launch")
     events = trace.events
     sorts = kinds.OPERATORS | kinds.ANNOTATIONS | kinds.PYTHON if operator else kinds.OPERATORS
@@ -59,25 +81,9 @@ def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int =
         pl.col("name"), pl.col("dur").sum().alias("kernel_ns")
     )
     rows = of_call["call"].to_numpy()
-    of_call = of_call.with_columns(
+    return of_call.with_columns(
         operator=events["name"][rows].cast(pl.String),
         host_ns=events["dur"][rows],
         length=pl.col("name").list.len(),
+        sequence=pl.col("name").list.eval(pl.element().to_physical()),
     ).filter(pl.col("length") >= min_length)
-    table = (
-        of_call.with_columns(sequence=pl.col("name").list.eval(pl.element().to_physical()))
-        .group_by("operator", "sequence", maintain_order=True)
-        .agg(
-            pl.col("name", "length").first(),
-            pl.len().alias("count"),
-            pl.col("kernel_ns").sum(),
-            pl.col("host_ns").sum(),
-        )
-        .sort("kernel_ns", "operator", descending=(True, False), maintain_order=True)
-        .head(top)
-        .with_columns(
-            pattern=pl.concat_list("operator", pl.col("name").list.eval(pl.element().cast(pl.String))),
-            kernel_count="length",
-        )
-    )
-    return answer(table, COLUMNS)

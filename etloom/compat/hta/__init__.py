@@ -10,6 +10,14 @@ from __future__ import annotations
 
 from etloom.compat.hta import execution_trace
 from etloom.compat.hta.analysis import TraceAnalysis
+from etloom.compat.hta.counters import TimeSeriesTypes
 from etloom.compat.hta.trace_diff import DeviceType, LabeledTrace, TraceDiff
 
-__all__ = ["DeviceType", "LabeledTrace", "TraceAnalysis", "TraceDiff", "execution_trace"]
+__all__ = [
+    "DeviceType",
+    "LabeledTrace",
+    "TimeSeriesTypes",
+    "TraceAnalysis",
+    "TraceDiff",
+    "execution_trace",
+]

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from etloom import api
+from etloom.activity import device_work
+from etloom.compat.hta.asked import durations, listed
 from etloom.compat.hta.critical_path import CriticalPath
 from etloom.compat.hta.frames import US, HtaTrace, frame, without_last_step
-from etloom.errors import AnalysisError
+from etloom.errors import AnalysisError, UnknownName
+from etloom.selection import select
 from etloom.trace import Job
 
 if TYPE_CHECKING:
@@ -32,9 +35,10 @@ class TraceAnalysis(CriticalPath):
         self,
         trace_files: Mapping[int, str] | None = None,
         trace_dir: str | PathLike[str] = ".",
-        include_last_profiler_step: bool = False,
+        include_last_profiler_step: bool | None = False,
     ) -> None:
         job = api.open(trace_files if trace_files is not None else trace_dir)
+        self.whole = job
         self.job: Job = job if include_last_profiler_step else job.map(without_last_step)
         self.t = HtaTrace(self.job)
 
@@ -75,12 +79,14 @@ class TraceAnalysis(CriticalPath):
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """(by kind of what ran together: kernel_type, sum, percentage; by kernel: name, sum (us), ...).
 
-        The statistics of "others" are of its kernels; HTA takes them of their sums. num_kernels names of each kind and
-        rank are listed, unless fewer make up duration_ratio of its time.
+        The statistics of "others" are of its kernels; HTA takes them of their sums. Where there are more than
+        num_kernels names of a kind and rank, those beyond them and beyond duration_ratio of its time are "others".
         """
-        combined = (
-            self._ask("kernel-overlap").group_by("kinds", maintain_order=True).agg(pl.col("time_ns").sum())
-        )
+        combined = self._ask("kernel-overlap")
+        if not include_memory_kernels:
+            parts = pl.col("kinds").str.split(" + ").list.set_difference(["memory"])
+            combined = combined.with_columns(kinds=parts.list.join(" + ")).filter(pl.col("kinds") != "")
+        combined = combined.group_by("kinds", maintain_order=True).agg(pl.col("time_ns").sum())
         by_kind = combined.select(
             kernel_type=pl.col("kinds").map_elements(_overlapping, pl.String),
             sum=pl.col("time_ns") / US,
@@ -98,52 +104,28 @@ class TraceAnalysis(CriticalPath):
         """The ranks that delay the others most, at most num_candidates. Empty where none could be compared.
 
         HTA looks at one kernel of ncclKernel's older names; here each communication counts, on one clock.
+        profiler_steps: only communications that began in these steps. Raises UnknownName for another.
         """
-        try:
-            rows = api.analyze(self.job, "stragglers")
-        except AnalysisError:
-            return []
-        late: list[int] = rows.filter(pl.col("delay_ns") > 0)["rank"].head(num_candidates).to_list()
-        return late
+        known = self.get_profiler_steps()
+        for step in profiler_steps or []:
+            if step not in known:
+                raise UnknownName("step", str(step), map(str, known))
+        runs = [self.job] if not profiler_steps else [select(self.job, step=step) for step in profiler_steps]
+        late = pl.concat(map(_delays, runs))
+        summed = late.group_by("rank").agg(pl.col("delay_ns").sum()).filter(pl.col("delay_ns") > 0)
+        worst: list[int] = summed.sort("delay_ns", "rank", descending=(True, False))["rank"].to_list()
+        return worst[:num_candidates]
 
     def _kernels(self, ratio: float, most: int, memory: bool) -> pl.DataFrame:
-        from etloom.activity import device_work
-
+        kinds = ["COMMUNICATION", "COMPUTATION", *(["MEMORY"] if memory else [])]
         parts = []
         for rank, trace in self.job.items():
-            work = device_work(trace).filter(pl.col("kind").is_in(["computation", "communication", "memory"]))
-            if not memory:
-                work = work.filter(pl.col("kind") != "memory")
-            work = work.with_columns(kind=pl.col("kind").cast(pl.String), name=pl.col("name").cast(pl.String))
-            sums = (
-                work.group_by("kind", "name")
-                .agg(pl.col("dur").sum().alias("total"))
-                .sort("kind", "total", "name", descending=(False, True, False))
-            )
-            place = pl.int_range(pl.len()).over("kind")
-            before = (pl.col("total").cum_sum() - pl.col("total")).over("kind")
-            listed = (place < most) & (before < ratio * pl.col("total").sum().over("kind"))
-            named = sums.with_columns(shown=pl.when(listed).then("name").otherwise(pl.lit("others")))
-            own = work.join(named.select("kind", "name", "shown"), on=["kind", "name"])
-            parts.append(own.select("kind", "shown", "dur", rank=pl.lit(rank, pl.Int64)))
-        dur = pl.col("dur") / US
-        return (
-            pl.concat(parts)
-            .group_by("rank", "kind", "shown", maintain_order=True)
-            .agg(
-                dur.sum().alias("sum (us)"),
-                dur.max().alias("max (us)"),
-                dur.min().alias("min (us)"),
-                dur.std().alias("stddev"),
-                dur.mean().alias("mean (us)"),
-            )
-            .sort("rank", "kind", "sum (us)", descending=(False, False, True))
-            .select(
-                *(pl.col("shown").alias("name"), "sum (us)", "max (us)", "min (us)", "stddev", "mean (us)"),
-                pl.col("kind").str.to_uppercase().alias("kernel_type"),
-                "rank",
-            )
-        )
+            work = device_work(trace, "name", "dur", "kind").with_columns(pl.col("name").cast(pl.String))
+            for kind in kinds:
+                own = work.filter(pl.col("kind") == kind.lower())
+                shown = durations(listed(own, ratio, most), "name")
+                parts.append(shown.with_columns(kernel_type=pl.lit(kind), rank=pl.lit(rank, pl.Int64)))
+        return pl.concat(parts).sort("kernel_type", "name", "rank")
 
     def _ask(self, name: str, **options: Any) -> pl.DataFrame:
         return api.analyze(self.job, name, **options)
@@ -151,6 +133,14 @@ class TraceAnalysis(CriticalPath):
     def _whole(self, name: str) -> pl.DataFrame:
         """The rows over all steps."""
         return self._ask(name).filter(pl.col("step").is_null())
+
+
+def _delays(job: Job) -> pl.DataFrame:
+    """rank, delay_ns; of no rank where they cannot be compared."""
+    try:
+        return api.analyze(job, "stragglers").select("rank", "delay_ns")
+    except AnalysisError:
+        return pl.DataFrame(schema={"rank": pl.Int64, "delay_ns": pl.Int64})
 
 
 def _overlapping(kinds: str) -> str:

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from etloom import kinds
+from etloom import kinds, stacks
 from etloom.analyses._launched import launched
-from etloom.analyses.annotated_kernels import with_annotation
 from etloom.analyses.annotations import ON_DEVICE
-from etloom.compat.hta.device import Device
-from etloom.compat.hta.frames import US, frame
+from etloom.compat.hta.asked import durations, listed, placed
+from etloom.compat.hta.frames import frame
+from etloom.compat.hta.names import shortened
+from etloom.compat.hta.sequences import Sequences
+from etloom.stacks import row_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OTHERS = "others"
 
-
-class Annotations(Device):
+class Annotations(Sequences):
     """The part of TraceAnalysis that asks what annotations hold."""
 
     def get_gpu_user_annotation_breakdown(
@@ -45,25 +45,10 @@ class Annotations(Device):
             if allowlist_patterns is not None:
                 wanted = (pl.col("name").str.contains(part, literal=True) for part in allowlist_patterns)
                 marks = marks.filter(pl.any_horizontal(wanted))
-            parts.append(
-                _listed(marks, duration_ratio, num_kernels).with_columns(pl.lit(rank, pl.Int64).alias("rank"))
-            )
+            shown = durations(listed(marks, duration_ratio, num_kernels), "name").sort("name")
+            parts.append(shown.with_columns(rank=pl.lit(rank, pl.Int64)))
         table = pl.concat(parts)
-        if table.is_empty():
-            return None
-        dur = pl.col("dur") / US
-        return frame(
-            table.group_by("rank", "name", maintain_order=True)
-            .agg(
-                dur.sum().alias("sum (us)"),
-                dur.max().alias("max (us)"),
-                dur.min().alias("min (us)"),
-                dur.std().alias("stddev"),
-                dur.mean().alias("mean (us)"),
-            )
-            .sort("rank", "sum (us)", descending=(False, True))
-            .select("name", "sum (us)", "max (us)", "min (us)", "stddev", "mean (us)", "rank")
-        )
+        return None if table.is_empty() else frame(table)
 
     def get_gpu_kernels_with_user_annotations(
         self, rank: int, expand_names: bool = True, shorten_names: bool = True
@@ -77,11 +62,17 @@ class Annotations(Device):
         if not trace.events.select((pl.col("cat") == ON_DEVICE).any()).item():
             return None
         table = self.t.get_trace(rank)
-        ids = launched(trace, "id")["id"]
-        names = dict(zip(ids.to_list(), with_annotation(trace)["annotation"].to_list(), strict=True))
+        work = placed(trace, launched(trace, "id", "launch"))
+        around = stacks.nearest(
+            row_of(trace.events, trace.events["parent"]),
+            stacks.among(trace.events["cat"], kinds.ANNOTATIONS),
+            row_of(trace.events, work["launch"]),
+        )
+        innermost = stacks.taken(trace.events["name"], around).cast(pl.String)
+        names = dict(zip(work["index"].to_list(), innermost.to_list(), strict=True))
         found = table[table["index"].isin(list(names))].copy()
         number = self.t.symbol_table.sym_index
-        texts = [names[event] for event in found["index"].tolist()]
+        texts = [names[at] for at in found["index"].tolist()]
         found["user_annotation"] = [-1 if text is None else number[text] for text in texts]
         if expand_names:
             symbols = self.t.symbol_table.sym_table
@@ -91,32 +82,3 @@ class Annotations(Device):
                 found["s_name"] = [shortened(name) for name in found["s_name"]]
             found["s_user_annotation"] = ["" if text is None else text for text in texts]
         return found
-
-
-def shortened(name: str) -> str:
-    """A kernel's own name: without what stands in <> and (), and without what it returns."""
-    kept, depth = [], 0
-    for char in name.replace("(anonymous namespace)::", ""):
-        if char in "<(":
-            depth += 1
-        elif char in ">)":
-            depth = max(0, depth - 1)
-        elif depth == 0:
-            kept.append(char)
-    words = "".join(kept).split()
-    return words[-1] if words else name
-
-
-def _listed(marks: pl.DataFrame, ratio: float, most: int) -> pl.DataFrame:
-    """name, dur with the names that take least of the time as OTHERS."""
-    sums = (
-        marks.group_by("name")
-        .agg(pl.col("dur").sum().alias("total"))
-        .sort("total", "name", descending=(True, False))
-    )
-    if sums.height <= most:
-        return marks
-    before = pl.col("total").cum_sum() - pl.col("total")
-    listed = (pl.int_range(pl.len()) < most) & (before < ratio * pl.col("total").sum())
-    shown = sums.select("name", shown=pl.when(listed).then("name").otherwise(pl.lit(OTHERS)))
-    return marks.join(shown, on="name").select(name="shown", dur="dur")

@@ -13,8 +13,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import api, kinds
+from etloom.compat.hta import overlays
 from etloom.compat.hta.annotations import Annotations
-from etloom.compat.hta.frames import US, frame, pandas
+from etloom.compat.hta.asked import placed
+from etloom.compat.hta.frames import US, HtaTrace, frame
+from etloom.compat.hta.names import shortened
 from etloom.errors import AnalysisError
 from etloom.selection import only
 from etloom.stacks import among, row_of
@@ -39,38 +42,44 @@ class CPGraph:
 
     job: Job
     path: pl.DataFrame
+    t: HtaTrace
     data_load_events: Sequence[str] = ()
 
     def get_critical_path_breakdown(self) -> pd.DataFrame:
-        """event_idx, duration (us), type, s_name, cat, pid, tid, stream, index, bound_by; a row a piece, in order."""
+        """event_idx, duration (us), type, s_name, cat (a number of the frame's), pid, tid, stream, index, bound_by; a
+        row a piece, in order. A piece that is of no event has NaN for those of an event."""
         events = pl.concat(
-            trace.events.select("id", "pid", "tid", "stream", rank=pl.lit(rank, pl.Int64))
+            placed(
+                trace, trace.events.select("id", "pid", "tid", pl.col("stream").fill_null(-1))
+            ).with_columns(rank=pl.lit(rank, pl.Int64))
             for rank, trace in self.job.items()
         )
+        number = self.t.symbol_table.sym_index
         named = kinds.with_kind(self.path.rename({"category": "cat"}))
         pieces = named.with_columns(pl.col("event").cast(pl.UInt32)).join(
             events, left_on=["rank", "event"], right_on=["rank", "id"], how="left", maintain_order="left"
         )
         return frame(
             pieces.select(
-                event_idx="event",
+                event_idx="index",
                 duration=pl.col("time_ns") / US,
                 type=pl.col("kind_of").replace_strict(_TYPE, default="critical_path_dependency"),
-                s_name="name",
-                cat="cat",
+                s_name=pl.col("name").map_elements(shortened, pl.String),
+                cat=pl.col("cat")
+                .cast(pl.String)
+                .replace_strict(number, default=None, return_dtype=pl.Float64),
                 pid="pid",
                 tid="tid",
-                stream=pl.col("stream").fill_null(-1),
-                index="event",
+                stream="stream",
+                index="index",
                 bound_by=self._bound_by(),
             )
         )
 
     def summary(self) -> pd.Series:
-        """Percent of the path by bound_by, the greatest first."""
-        pandas()
+        """Percent of the path by bound_by."""
         table = self.get_critical_path_breakdown().groupby("bound_by")["duration"].sum()
-        return (100 * table / table.sum()).sort_values(ascending=False).rename("pct")
+        return 100 * table / table.sum()
 
     def _bound_by(self) -> pl.Expr:
         loads = [pl.col("name").str.contains(part, literal=True) for part in self.data_load_events]
@@ -114,7 +123,7 @@ class CriticalPath(Annotations):
             start, end = chosen.select(pl.col("ts").min(), end=(pl.col("ts") + pl.col("dur")).max()).row(0)
             job = Job({rank: only(trace, _begun(trace, start, end))})
         path = api.analyze(job, "critical-path", by="edge").rename({"kind": "kind_of"})
-        return CPGraph(job, path, tuple(data_load_events or ())), True
+        return CPGraph(job, path, self.t, tuple(data_load_events or ())), True
 
     def overlay_critical_path_analysis(
         self,
@@ -124,15 +133,19 @@ class CriticalPath(Annotations):
         only_show_critical_events: bool = True,
         show_all_edges: bool = False,
     ) -> str:
-        """Write the part of the trace with its path as arrows, for Perfetto; returns the file.
+        """Write output_dir/overlaid_critical_path_<name of the trace>; returns the file.
 
-        All events of the part are shown, and the edges of the path.
+        It holds the part of the trace, the path as arrows, and an argument ``critical`` on what is on the path.
+
+        only_show_critical_events: leave out all else but annotations and Python frames. show_all_edges: draw every edge
+        of the graph too, where all events are shown.
         """
         if rank not in critical_path_graph.job:
             raise AnalysisError(f"the path is not of rank {rank}", remedy="ask for the rank it was made of")
-        source = Path(str(self.job.meta.get("path") or f"rank_{rank}")).name.split(".")[0]
-        target = Path(output_dir) / f"overlaid_critical_path_{source}_{rank}.json.gz"
-        return str(api.export(critical_path_graph.job, target, "chrome", overlay="critical-path"))
+        target = Path(output_dir) / overlays.named(self._source(rank), "overlaid_critical_path")
+        trace, path = critical_path_graph.job[rank], critical_path_graph.path
+        shown = overlays.with_path(trace, rank, path, only_show_critical_events, show_all_edges)
+        return str(api.export(shown, target, "chrome"))
 
 
 def _instances(trace: Trace, annotation: str) -> pl.DataFrame:

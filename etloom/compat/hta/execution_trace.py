@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from etloom import api
-from etloom.compat.hta.frames import HtaTrace
+from etloom.compat.hta.frames import HtaTrace, indices
 from etloom.errors import EtloomError, ReadError, UnknownName
 from etloom.exports._et_nodes import Nodes
 from etloom.trace import Trace
@@ -48,8 +48,9 @@ def correlate_execution_trace(trace: HtaTrace, rank: int, et: Trace) -> None:
     frame = trace.get_trace(rank)
     linked = api.link(et, _unlinked(trace.job[rank]))
     nodes = linked.links.join(linked.nodes.select("id", "et_id"), left_on="node", right_on="id")
-    of_event = dict(nodes.select("event", "et_id").iter_rows())
-    frame["et_node"] = [float(of_event.get(event, float("nan"))) for event in frame["index"].tolist()]
+    placed = nodes.join(indices(trace.job[rank]), left_on="event", right_on="id")
+    of_index = dict(placed.select("index", "et_id").iter_rows())
+    frame["et_node"] = [float(of_index.get(index, float("nan"))) for index in frame["index"].tolist()]
 
 
 def add_et_column(trace_df: pd.DataFrame, et: Trace, column: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from etloom import kinds, stacks
+from etloom.compat.hta.names import shortened
 from etloom.errors import EtloomError, UnknownName
 from etloom.trace import Job, Trace
 
@@ -14,6 +16,58 @@ if TYPE_CHECKING:
     import pandas as pd
 
 US = 1e3
+NOT_KEPT = "Trace"
+"""The category of the profiler's own span, which HTA leaves out."""
+_FACTS = {
+    "kernels": {"bytes": "bytes", "memory_bw_gbps": "bandwidth"},
+    "syncs": {"wait_on_stream": "wait_stream", "wait_on_cuda_event_record_corr_id": "record_correlation"},
+    "arguments": {"input_dims": "dims", "input_type": "types", "input_strides": "strides"},
+    "frames": {"python_id": "python_id", "python_parent_id": "python_parent_id"},
+    "comms": {
+        "collective_name": "collective",
+        "in_msg_nelems": "in_nelems",
+        "out_msg_nelems": "out_nelems",
+        "msg_dtype": "dtype",
+        "group_size": "group_size",
+        "in_split_size": "in_split",
+        "out_split_size": "out_split",
+    },
+}
+"""By table of facts of an event: HTA's column -> ours."""
+_ABSENT: dict[str, Any] = {
+    **dict.fromkeys(("memory_bw_gbps",), 0.0),
+    **dict.fromkeys(("in_msg_nelems", "out_msg_nelems", "group_size"), 0),
+    **dict.fromkeys(("collective_name", "msg_dtype"), ""),
+    **dict.fromkeys(("in_split_size", "out_split_size"), "[]"),
+}
+"""What HTA writes for nothing, where it is not -1."""
+_LISTS = ("input_dims", "input_type", "input_strides")
+_FIRST = (
+    "index",
+    "cat",
+    "name",
+    "pid",
+    "tid",
+    "ts",
+    "dur",
+    "stream",
+    "correlation",
+    "bytes",
+    "memory_bw_gbps",
+)
+_NUMBERED = ("wait_on_stream", "wait_on_cuda_event_record_corr_id")
+_THEN = ("external_id", "python_id", "python_parent_id")
+_COMMUNICATION = (
+    "collective_name",
+    "in_msg_nelems",
+    "out_msg_nelems",
+    "msg_dtype",
+    "group_size",
+    "process_rank",
+)
+_LAST = ("in_split_size", "out_split_size", "index_correlation", "iteration", "end")
+COLUMNS = (*_FIRST, *_NUMBERED, *_LISTS, *_THEN, *_COMMUNICATION, *_LAST)
+"""Of a frame, in HTA's order."""
 
 
 def pandas() -> Any:
@@ -58,13 +112,18 @@ class HtaTrace:
             [trace.events[name].cast(pl.String) for trace in job.values() for name in ("name", "cat")]
         )
         self.symbol_table = SymbolTable([*sorted(texts.drop_nulls().unique()), ""])
-        first = [trace.events["ts"].min() for trace in job.values() if trace.events.height]
+        first = [kept["ts"].min() for trace in job.values() if (kept := timed(trace)).height]
         self.zero: int = min(first, default=0)  # type: ignore[type-var, assignment]
         self.min_ts = self.zero / US
         self.traces: dict[int, pd.DataFrame] = {rank: self._frame(trace) for rank, trace in job.items()}
 
     def get_ranks(self) -> list[int]:
         return sorted(self.traces)
+
+    def get_iterations(self, rank: int | None = None) -> list[int]:
+        """The steps of a rank, by default the first, in order."""
+        steps = self.get_trace(self._first(rank))["iteration"].unique()
+        return sorted(int(step) for step in steps if step >= 0)
 
     def get_trace(self, rank: int) -> pd.DataFrame:
         """The frame of a rank itself, not a copy. Raises UnknownName."""
@@ -75,60 +134,66 @@ class HtaTrace:
     def get_all_traces(self) -> dict[int, pd.DataFrame]:
         return self.traces
 
-    def get_trace_duration(self, rank: int) -> float:
-        """us."""
-        events = self.job[rank].events
-        span: int = events.select(
-            (pl.col("ts") + pl.col("dur").fill_null(0)).max() - pl.col("ts").min()
-        ).item()
-        return span / US
+    def get_trace_duration(self, rank: int | None = None) -> float:
+        """From the first start to the last end of a rank, by default the first, us."""
+        table = self.get_trace(self._first(rank))
+        return float(table["end"].max() - table["ts"].min()) if len(table) else 0.0
+
+    def decode_symbol_ids(self, use_shorten_name: bool = True) -> None:
+        """Give every frame the texts of its names and categories: s_name, s_cat."""
+        texts = self.symbol_table.sym_table
+        for table in self.traces.values():
+            for column in ("name", "cat"):
+                table[f"s_{column}"] = [texts[int(number)] for number in table[column]]
+            if use_shorten_name:
+                table["s_name"] = [shortened(name) for name in table["s_name"]]
+
+    def _first(self, rank: int | None) -> int:
+        return self.get_ranks()[0] if rank is None else rank
 
     def _frame(self, trace: Trace) -> pd.DataFrame:
-        """HTA's columns that etloom has: -1 where HTA writes it for nothing, times in us from the job's first event."""
-        events = timed(trace)
-        row = events.select("id").with_row_index("row")
-        launched = trace.launches.drop_nulls(["launch", "device_event"]).unique("device_event", keep="first")
-        partner = pl.concat(
-            (
-                launched.select(id="device_event", other="launch"),
-                launched.unique("launch", keep="first").select(id="launch", other="device_event"),
-            )
-        ).join(row.select(other="id", partner="row"), on="other")
-        kernels = trace.kernels.select("event", "bytes", memory_bw_gbps="bandwidth").unique(
-            "event", keep="first"
-        )
+        """HTA's columns, with what it writes for nothing; times in us from the job's first event."""
+        events = timed(trace).join(indices(trace), on="id").sort("index")
+        for name, columns in _FACTS.items():
+            facts = trace.table(name).unique("event", keep="first", maintain_order=True)
+            facts = facts.select("event", *(pl.col(ours).alias(hta) for hta, ours in columns.items()))
+            events = events.join(facts, left_on="id", right_on="event", how="left", maintain_order="left")
+        events = events.join(_partners(trace), on="id", how="left", maintain_order="left")
         number = self.symbol_table.sym_index
-        joined = events.join(
-            partner.select("id", "partner"), on="id", how="left", maintain_order="left"
-        ).join(kernels, left_on="id", right_on="event", how="left", maintain_order="left")
-        has_correlation = pl.col("correlation").is_not_null()
-        table = joined.select(
-            index=pl.col("id").cast(pl.Int64),
-            cat=pl.col("cat").cast(pl.String).fill_null("").replace_strict(number, return_dtype=pl.Int64),
-            name=pl.col("name").cast(pl.String).fill_null("").replace_strict(number, return_dtype=pl.Int64),
-            pid="pid",
-            tid="tid",
+        table = events.with_columns(
+            *(
+                pl.col(name).cast(pl.String).replace_strict(number, return_dtype=pl.Int64)
+                for name in ("cat", "name")
+            ),
+            index=pl.col("index").cast(pl.Int64),
             ts=(pl.col("ts") - self.zero) / US,
             dur=pl.col("dur") / US,
-            stream=pl.col("stream").fill_null(-1),
-            correlation=pl.col("correlation").fill_null(-1),
-            bytes=pl.col("bytes").fill_null(-1),
-            memory_bw_gbps=pl.col("memory_bw_gbps").fill_null(0.0),
-            external_id=pl.col("external_id").fill_null(-1),
+            process_rank=pl.col("args").cast(pl.String).str.extract(r'"Rank": ?(\d+)').cast(pl.Int64),
             index_correlation=pl.coalesce(
-                pl.col("partner").cast(pl.Int64), pl.when(has_correlation).then(0), -1
+                pl.col("partner").cast(pl.Int64), pl.when(pl.col("correlation").is_not_null()).then(0)
             ),
-            iteration=pl.col("step").fill_null(-1),
+            iteration="step",
             end=(pl.col("ts") - self.zero + pl.col("dur")) / US,
         )
-        made = frame(table)
+        made = frame(table.select(_or_absent(table, name) for name in COLUMNS))
+        for name in _LISTS:
+            lists = {text: text if text == "-1" else json.loads(text) for text in made[name].unique()}
+            made[name] = pandas().Series([lists[text] for text in made[name]], dtype=object)
         made.index = made["index"].to_numpy()
         return made
 
 
 def timed(trace: Trace) -> pl.DataFrame:
-    """Events that last: HTA keeps no others."""
-    return trace.events.filter(pl.col("dur").is_not_null())
+    """The events that HTA keeps: those of a category that last."""
+    kept = pl.col("dur").is_not_null() & pl.col("cat").is_not_null() & (pl.col("cat") != NOT_KEPT)
+    return trace.events.filter(kept)
+
+
+def indices(trace: Trace) -> pl.DataFrame:
+    """id, index: of each event its place in the file, as HTA counts, or its id where the places do not tell all."""
+    events = trace.events.select("id", index="position")
+    told = not events["index"].null_count() and not events["index"].is_duplicated().any()
+    return events if told else events.select("id", index="id")
 
 
 def without_last_step(trace: Trace) -> Trace:
@@ -148,3 +213,27 @@ def without_last_step(trace: Trace) -> Trace:
     kept = trace.events.filter(~pl.col("id").is_in(gone.implode()))
     launches = trace.launches.filter(~pl.col("device_event").is_in(gone.implode()))
     return trace.replace(None, events=kept, launches=launches)
+
+
+def _partners(trace: Trace) -> pl.DataFrame:
+    """id, partner: of a launch call the index of its (first) device work, and of device work that of its launch."""
+    index = indices(trace).rename({"id": "other", "index": "partner"})
+    launched = trace.launches.drop_nulls(["launch", "device_event"]).unique("device_event", keep="first")
+    pairs = pl.concat(
+        (
+            launched.select(id="device_event", other="launch"),
+            launched.unique("launch", keep="first").select(id="launch", other="device_event"),
+        )
+    )
+    return pairs.unique("id", keep="first").join(index, on="other").select("id", "partner")
+
+
+def _or_absent(table: pl.DataFrame, name: str) -> pl.Expr:
+    """A column with what HTA writes for nothing in place of null."""
+    column = pl.col(name)
+    if table.schema[name] == pl.Categorical:
+        column = column.cast(pl.String)
+        return column.fill_null(str(_ABSENT.get(name, -1)))
+    if table.schema[name].is_integer():
+        column = column.cast(pl.Int64)
+    return column.fill_null(_ABSENT.get(name, -1))

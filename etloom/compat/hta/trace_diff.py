@@ -8,8 +8,8 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from etloom import api
-from etloom.compat.hta.annotations import shortened
 from etloom.compat.hta.frames import HtaTrace, pandas
+from etloom.compat.hta.names import shortened
 from etloom.errors import AnalysisError, EtloomError
 
 if TYPE_CHECKING:

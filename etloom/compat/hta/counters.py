@@ -1,0 +1,221 @@
+"""HTA's questions about queues, copies and hardware counters, and its trace file with counters drawn in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Flag, auto
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from etloom import activity, api, kinds
+from etloom.analyses._launched import launched
+from etloom.analyses.cupti_counters import RANGE, measured_launches
+from etloom.compat.hta.asked import placed
+from etloom.compat.hta.device import Device
+from etloom.compat.hta.frames import US, frame, pandas
+from etloom.errors import AnalysisError
+from etloom.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BLOCKS = 1024
+"""Launches that may wait on a stream before the next one blocks."""
+SUFFIX = "_with_counters"
+
+
+class TimeSeriesTypes(Flag):
+    """What generate_trace_with_counters draws."""
+
+    QUEUE_LENGTH = auto()
+    MEMCPY_BANDWIDTH = auto()
+
+
+class Counters(Device):
+    """The part of TraceAnalysis that asks for series over time, and for counters of kernels."""
+
+    def get_queue_length_time_series(self, ranks: Sequence[int] | None = None) -> dict[int, pd.DataFrame]:
+        """{rank: ts, pid, tid, stream, queue_length} after each launch and each start of work, a stream after the
+        other, by the event's index. Ranks without device work are left out."""
+        found = {}
+        for rank, trace in self._with_device(ranks):
+            table = placed(trace, _queue(trace)).select(
+                "index", (pl.col("ts") - self.t.zero) / US, "pid", "tid", "stream", "queue_length"
+            )
+            found[rank] = frame(table).set_index("index")
+        return found
+
+    def get_queue_length_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
+        """By rank and stream: count, mean, std, min, quartiles and max of the changes, unweighted by time. None where
+        no rank has device work."""
+        return self.get_queue_length_summary_from_time_series(self.get_queue_length_time_series(ranks))
+
+    def get_queue_length_summary_from_time_series(
+        self, queue_length_dict: Mapping[int, pd.DataFrame]
+    ) -> pd.DataFrame | None:
+        """The same, of what get_queue_length_time_series gave."""
+        return _described(queue_length_dict, "stream", "queue_length")
+
+    def get_time_spent_blocked_on_full_queue(
+        self, queue_length_dict: Mapping[int, pd.DataFrame], max_queue_length: int = BLOCKS
+    ) -> pd.DataFrame:
+        """rank, stream, duration_at_max_queue_length (us), and that relative to the rank's time: of the streams whose
+        queue was ever so long."""
+        rows = []
+        for rank, series in queue_length_dict.items():
+            span = self.t.get_trace_duration(rank)
+            for stream, own in series.groupby("stream"):
+                lasted = own["ts"].shift(-1) - own["ts"]
+                full = own["queue_length"] >= max_queue_length
+                if full.any():
+                    blocked = float(lasted[full].sum())
+                    rows.append((rank, stream, blocked, blocked / span if span else 0.0))
+        names = ("duration_at_max_queue_length", "relative_duration_at_max_queue_length")
+        made = pandas().DataFrame(rows, columns=["rank", "stream", *names])
+        return made.astype({"rank": int, "stream": int, **dict.fromkeys(names, float)})
+
+    def get_memory_bw_time_series(self, ranks: Sequence[int] | None = None) -> dict[int, pd.DataFrame]:
+        """{rank: ts, pid, name, memory_bw_gbps} whenever the bandwidth of a sort of copies changed, a sort after the
+        other. Ranks without copies of known bandwidth are left out."""
+        found = {}
+        for rank, trace in self._asked(ranks):
+            if (table := _bandwidth(trace)) is not None:
+                ts = (pl.col("ts") - self.t.zero) / US
+                found[rank] = frame(table.select(ts, "pid", "name", "memory_bw_gbps"))
+        return found
+
+    def get_memory_bw_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
+        """By rank and sort of copy: count, mean, std, min, quartiles and max of the changes that are not to 0. None
+        where no rank has any."""
+        series = self.get_memory_bw_time_series(ranks)
+        return _described(
+            {rank: one[one["memory_bw_gbps"] > 0] for rank, one in series.items()}, "name", "memory_bw_gbps"
+        )
+
+    def generate_trace_with_counters(
+        self,
+        time_series: TimeSeriesTypes | None = None,
+        ranks: Sequence[int] | None = None,
+        output_suffix: str = SUFFIX,
+    ) -> None:
+        """Write, beside the file of each rank, its trace with a counter a stream ("Queue Length (stream 7)") and a
+        counter a sort of copy ("Memcpy DtoD"); by default both. A file of that name is replaced."""
+        wanted = ~TimeSeriesTypes(0) if time_series is None else time_series
+        for rank, trace in self._asked(ranks):
+            drawn = []
+            if TimeSeriesTypes.QUEUE_LENGTH in wanted and activity.has_device_work(trace):
+                of_stream = pl.format("Queue Length (stream {})", "stream")
+                drawn.append(_samples(_queue(trace), of_stream, "Queue Length", "queue_length"))
+            copied = _bandwidth(trace) if TimeSeriesTypes.MEMCPY_BANDWIDTH in wanted else None
+            if copied is not None:
+                drawn.append(_samples(copied, pl.col("name"), "Memcpy BW", "memory_bw_gbps"))
+            whole = self.whole[rank]
+            counters = pl.concat((whole.counters, *drawn)).with_columns(
+                id=pl.int_range(pl.len(), dtype=pl.UInt32)
+            )
+            target = _beside(self._source(rank), output_suffix or SUFFIX)
+            api.export(whole.replace(None, counters=counters), target, "chrome")
+
+    def get_cupti_counter_data_with_operators(self, ranks: Sequence[int] | None = None) -> list[pd.DataFrame]:
+        """A frame a rank, a row a measured kernel: the columns of a trace with name and cat as texts, one a counter,
+        index_runtime (of its launch call), op_stack (the operators around that, the outermost first), top_level_op and
+        bottom_level_op ("" of none). Empty where no rank has counters.
+
+        Raises AnalysisError where kernels cannot be joined to launches by their order.
+        """
+        found = []
+        for rank, trace in self._asked(ranks):
+            measured = trace.events.filter(pl.col("cat") == RANGE).sort("ts", "id")
+            if measured.height:
+                found.append(self._measured(rank, trace, measured))
+        return found
+
+    def _measured(self, rank: int, trace: Trace, measured: pl.DataFrame) -> pd.DataFrame:
+        launches = measured_launches(trace, measured)
+        table = self.t.get_trace(rank).loc[placed(trace, measured)["index"].to_list()].reset_index(drop=True)
+        texts = self.t.symbol_table.sym_table
+        for column in ("name", "cat"):
+            table[column] = [texts[int(number)] for number in table[column]]
+        values = [_numbers(text) for text in measured["args"].cast(pl.String)]
+        for counter in dict.fromkeys(name for row in values for name in row):
+            table[counter] = [row.get(counter) for row in values]
+        table["index_runtime"] = placed(trace, launches)["index"].to_numpy()
+        stacks = list(_operators_around(trace, launches))
+        table["op_stack"] = pandas().Series(stacks, dtype=object)
+        table["top_level_op"] = [stack[0] if stack else "" for stack in stacks]
+        table["bottom_level_op"] = [stack[-1] if stack else "" for stack in stacks]
+        return table
+
+
+def _queue(trace: Trace) -> pl.DataFrame:
+    """id, ts, pid, tid (of the device), stream, queue_length (launched and not started), a stream after the other."""
+    work = launched(trace, "id", "launch", "launch_ts", "ts", "pid", "tid", "device", "stream")
+    work = work.drop_nulls("launch_ts")
+    joins = pl.min_horizontal("launch_ts", "ts")
+    changes = pl.concat(
+        (
+            work.with_columns(id="launch", ts=joins, by=pl.lit(1, pl.Int64)),
+            work.with_columns(by=pl.lit(-1, pl.Int64)),
+        )
+    ).sort("device", "stream", "ts", "by", descending=(False, False, False, True), maintain_order=True)
+    length = pl.col("by").cum_sum().over("device", "stream")
+    return changes.select("id", "ts", "pid", "tid", "stream", queue_length=length)
+
+
+def _bandwidth(trace: Trace) -> pl.DataFrame | None:
+    """ts, pid (of the device), name, memory_bw_gbps at each change, a sort of copy after the other; None of a trace
+    without copies, and of one that tells neither their size nor their bandwidth."""
+    try:
+        table = api.analyze(trace, "memory-bandwidth").sort("name", "ts_ns", maintain_order=True)
+    except AnalysisError:
+        return None
+    pid = activity.device_work(trace, "pid")["pid"].mode().sort()[0]
+    return table.select(ts="ts_ns", pid=pl.lit(pid), name="name", memory_bw_gbps=pl.last())
+
+
+def _samples(table: pl.DataFrame, name: pl.Expr, series: str, value: str) -> pl.DataFrame:
+    """Rows of the table counters."""
+    return table.select(
+        pl.lit(None, pl.UInt32).alias("id"),
+        "ts",
+        pl.col("pid").cast(pl.Int64),
+        name.cast(pl.Categorical).alias("name"),
+        pl.lit(series, pl.Categorical).alias("series"),
+        pl.col(value).cast(pl.Float64).alias("value"),
+    )
+
+
+def _beside(source: Path, suffix: str) -> Path:
+    """The file beside a trace that the trace with counters goes to: a.json.gz -> a_with_counters.json.gz."""
+    name, dot, rest = source.name.partition(".json")
+    if dot and rest in ("", ".gz"):
+        return source.with_name(f"{name}{suffix}.json{rest}")
+    return source.with_name(f"{source.name.split('.')[0]}{suffix}.json.gz")
+
+
+def _numbers(text: str | None) -> dict[str, Any]:
+    """The counters of a measured kernel."""
+    values = json.loads(text) if text else {}
+    return {name: value for name, value in values.items() if type(value) in (int, float)}
+
+
+def _operators_around(trace: Trace, launches: pl.DataFrame) -> Iterator[list[str]]:
+    """Of each launch the names of the operators around it, the outermost first."""
+    events = trace.events
+    operators = events.filter(pl.col("cat").is_in(sorted(kinds.OPERATORS)))
+    named = dict(operators.select("id", pl.col("name").cast(pl.String)).iter_rows())
+    parent = dict(events.drop_nulls("parent").select("id", "parent").iter_rows())
+    for event in launches["id"]:
+        around = []
+        while (event := parent.get(event)) is not None:
+            around.append(event)
+        yield [named[one] for one in reversed(around) if one in named]
+
+
+def _described(series: Mapping[int, pd.DataFrame], by: str, value: str) -> pd.DataFrame | None:
+    """A row a rank and group, with two levels of columns, as HTA's summaries."""
+    parts = {rank: one.groupby(by)[[value]].describe() for rank, one in series.items()}
+    return pandas().concat(parts, names=["rank"]) if parts else None

@@ -1,0 +1,94 @@
+"""HTA's questions about the kernels that operators launch, and its trace file that shows frequent sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from etloom import api
+from etloom.analyses.kernel_sequences import occurrences
+from etloom.compat.hta import overlays
+from etloom.compat.hta.counters import Counters
+from etloom.compat.hta.frames import US, frame
+from etloom.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Sequences(Counters):
+    """The part of TraceAnalysis that asks what operators launch."""
+
+    def get_aten_op_kernels_and_delay(
+        self, ranks: Sequence[int] | None = None, sort_by: Sequence[str] | None = None
+    ) -> dict[int, pd.DataFrame]:
+        """{rank: aten_op_name, kernel_sequence, occurrence_count, avg_aten_op_launch_delay, avg_runtime_delay}, us.
+
+        Of kernels only, not of copies and sets. sort_by: columns, the greatest first; by default occurrence_count.
+        """
+        found = {}
+        for rank, trace in self._asked(ranks):
+            table = api.analyze(_kernels_only(trace), "operator-delays")
+            found[rank] = frame(
+                table.filter(pl.col("operator").str.starts_with("aten::"))
+                .select(
+                    aten_op_name="operator",
+                    kernel_sequence="kernels",
+                    occurrence_count="count",
+                    avg_aten_op_launch_delay=pl.col("launch_delay_ns") / US,
+                    avg_runtime_delay=pl.col("runtime_delay_ns") / US,
+                )
+                .sort(*(sort_by or ["occurrence_count"]), descending=True, maintain_order=True)
+            )
+        return found
+
+    def get_frequent_cuda_kernel_sequences(
+        self,
+        operator_name: str,
+        output_dir: str | PathLike[str] | None = None,
+        min_pattern_len: int = 3,
+        rank: int = 0,
+        top_k: int = 5,
+        visualize: bool = False,
+        compress_other_kernels: bool = True,
+    ) -> pd.DataFrame:
+        """pattern ("operator|kernel|kernel"), count, GPU kernel duration (us), CPU op duration (us); the most frequent
+        first.
+
+        Writes output_dir/overlaid_<name of the trace>, unless that is left out: the trace in which what belongs to the
+        top_k patterns has an argument ``Patterns`` ({pattern: count}), to search for. With compress_other_kernels all
+        else is called by its number, which the file's ``symbols`` tell, and has no arguments.
+        """
+        ((_, trace),) = self._asked([rank])
+        calls = occurrences(trace, operator_name, min_pattern_len).with_columns(
+            pattern=pl.concat_list(
+                "operator", pl.col("name").list.eval(pl.element().cast(pl.String))
+            ).list.join("|")
+        )
+        table = (
+            calls.group_by("pattern")
+            .agg(
+                pl.len().cast(pl.Int64).alias("count"),
+                (pl.col("kernel_ns").sum() / US).alias("GPU kernel duration (us)"),
+                (pl.col("host_ns").sum() / US).alias("CPU op duration (us)"),
+            )
+            .sort("count", "pattern", descending=(True, False))
+        )
+        if output_dir:
+            shown = calls.join(table.head(top_k).select("pattern", "count"), on="pattern")
+            numbers = self.t.symbol_table.sym_index if compress_other_kernels else None
+            target = Path(output_dir) / overlays.named(self._source(rank), "overlaid")
+            api.export(overlays.with_patterns(trace, shown, numbers), target, "chrome")
+        return frame(table)
+
+
+def _kernels_only(trace: Trace) -> Trace:
+    """The trace without the launches of copies and sets."""
+    kernels = trace.events.filter(pl.col("cat") == "kernel")["id"]
+    return trace.replace(
+        None, launches=trace.launches.filter(pl.col("device_event").is_in(kernels.implode()))
+    )
