@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,51 @@ def test_recomputed_operators_are_no_model_flops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "units", "ghz", "vector", "tensor_ghz", "matrix", "bus", "gbit"),
+    [
+        ("V100 SXM2", 80, 1.53, 128, 1.53, 1024, 4096, 1.75),
+        ("V100 PCIe", 80, 1.37, 128, 1.37, 1024, 4096, 1.75),
+        ("V100S PCIe", 80, 1.597, 128, 1.597, 1024, 4096, 2.214),
+        ("A100 40GB", 108, 1.41, 128, 1.41, 2048, 5120, 2.43),
+        ("A100 80GB SXM", 108, 1.41, 128, 1.41, 2048, 5120, 3.186),
+        ("A100 80GB PCIe", 108, 1.41, 128, 1.41, 2048, 5120, 3.024),
+        ("H100 SXM", 132, 1.98, 256, 1.83, 4096, 5120, 5.24),
+        ("H100 PCIe", 114, 1.755, 256, 1.62, 4096, 5120, 3.186),
+        ("H200 SXM", 132, 1.98, 256, 1.83, 4096, 6144, 6.25),
+        ("B200", 148, 1.965, 256, 1.85, 8192, 7680, 8.0),
+        ("MI210", 104, 1.7, 128, 1.7, 1024, 4096, 3.2),
+        ("MI250 (one die)", 104, 1.7, 128, 1.7, 1024, 4096, 3.2),
+        ("MI250X (one die)", 110, 1.7, 128, 1.7, 1024, 4096, 3.2),
+        ("MI300X", 304, 2.1, 256, 2.1, 2048, 8192, 5.2),
+    ],
+)
+def test_peaks_follow_from_the_chips(
+    device: str, units: int, ghz: float, vector: int, tensor_ghz: float, matrix: int, bus: int, gbit: float
+) -> None:
+    """Multiprocessors or compute units, times clock, times what each does a cycle without sparsity."""
+    (found,) = (peaks for _, peaks in _peaks._shipped() if peaks.name == device)
+    assert found.tflops("vector fp32") == pytest.approx(units * ghz * vector / 1e3, rel=0.01)
+    assert found.tflops("fp16") == pytest.approx(units * tensor_ghz * matrix / 1e3, rel=0.01)
+    assert found.bandwidth_gbs == pytest.approx(bus * gbit / 8, rel=0.01)
+
+
+def test_peaks_of_the_types_are_in_proportion_and_have_a_source() -> None:
+    shipped = json.loads(Path(_peaks.__file__).with_name("devices.json").read_text(encoding="utf-8"))[
+        "devices"
+    ]
+    for entry in shipped:
+        matrix, vector = entry["matrix_tflops"], entry["vector_tflops"]
+        assert re.search(r"(NVIDIA|AMD) .*20\d\d", entry["source"]), entry["name"]
+        assert matrix.get("bf16", matrix["fp16"]) == matrix["fp16"]
+        assert matrix.get("tf32", matrix["fp16"] / 2) == pytest.approx(matrix["fp16"] / 2, rel=1e-3)
+        assert matrix.get("fp8", 2 * matrix["fp16"]) == pytest.approx(2 * matrix["fp16"], rel=2e-3)
+        whole = 1 if entry["name"].startswith("MI2") else 2  # CDNA 2 multiplies 8 bits as fast as 16
+        assert matrix.get("int8", whole * matrix["fp16"]) == pytest.approx(whole * matrix["fp16"], rel=2e-3)
+        assert matrix["fp64"] >= vector["fp64"] and matrix["fp32"] >= vector["fp32"]
+    assert len({entry["name"] for entry in shipped}) == len(shipped)
+
+
+@pytest.mark.parametrize(
     ("device", "name", "bf16", "gbs"),
     [
         ("Tesla V100-SXM2-32GB", "V100 SXM2", None, 900),
@@ -333,10 +379,10 @@ def test_recomputed_operators_are_no_model_flops(tmp_path: Path) -> None:
         ("NVIDIA H100 PCIe", "H100 PCIe", 756, 2039),
         ("NVIDIA H100 NVL", "H100 NVL", 835.5, 3938),
         ("NVIDIA H200", "H200 SXM", 989.4, 4800),
-        ("NVIDIA B200", "B200", 2250, 8000),
+        ("NVIDIA B200", "B200", 2250, 7700),
         ("AMD Instinct MI210", "MI210", 181, 1638.4),
         ("AMD Instinct MI250X / MI250", "MI250X (one die)", 191.5, 1638.4),
-        ("AMD Instinct MI250", "MI250 (one die)", 181, 1638.4),
+        ("AMD Instinct MI250", "MI250 (one die)", 181.05, 1638.4),
         ("AMD Instinct MI300X VF", "MI300X", 1307.4, 5300),
     ],
 )
@@ -348,7 +394,11 @@ def test_devices_are_known_by_their_names(device: str, name: str, bf16: float | 
 
 
 @pytest.mark.parametrize(
-    "device", ["NVIDIA GeForce RTX 2080 Ti", "NVIDIA GB200", "NVIDIA GH200 480GB", "", None]
+    "device",
+    [
+        *("NVIDIA GeForce RTX 2080 Ti", "NVIDIA GB200", "NVIDIA GH200 480GB", "NVIDIA A100-SXM-64GB"),
+        *("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "", None),
+    ],
 )
 def test_an_unknown_device_is_said_in_one_sentence(tmp_path: Path, device: str | None) -> None:
     job = product(100).kernel("gemm", 110, 200, 200).open(tmp_path, device)
