@@ -23,7 +23,27 @@ def test_the_notebook_runs() -> None:
     notebook = Path(__file__).parent.parent / "docs" / "coming-from-hta.ipynb"
     cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
     code = "\n".join("".join(cell["source"]) for cell in cells)
-    checks = "\nassert trace_df.et_node.notna().sum() == 377, trace_df.et_node.notna().sum()\n"
+    called = (
+        "TraceAnalysis(trace_dir=",
+        "load_execution_trace(",
+        "correlate_execution_trace(analyzer.t, 0, et)",
+    )
+    called += (
+        "analyzer.t.get_trace(0)",
+        "analyzer.t.symbol_table.add_symbols_to_trace_df(",
+        "add_et_column(",
+    )
+    assert [call for call in called if call not in code] == []
+    checks = """
+assert trace_df.et_node.notna().sum() == 377, trace_df.et_node.notna().sum()
+assert (trace_df.rf_id.notna() == trace_df.et_node.notna()).all()
+names = trace_df.dropna(subset="et_node")
+assert (names.et_node_name == names["name"]).all()
+linear = names[names["name"] == "aten::linear"].iloc[0]
+assert linear.op_schema.startswith("aten::linear("), linear.op_schema
+assert len(linear.input_shapes) == len(linear.input_types) == len(linear.input_values) == 3, linear
+assert len(linear.output_shapes) == len(linear.output_types) == 1, linear
+"""
     done = subprocess.run(
         [sys.executable, "-c", code + checks], cwd=notebook.parent, capture_output=True, text=True
     )
