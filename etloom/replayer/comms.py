@@ -142,6 +142,7 @@ class Runner:
                     self._wait(one, waiting.pop(one))
                     if check:
                         check(self._ready[one])
+            self.at = at
             if paced:
                 target += ready.call.gap_ns or 0
                 self._pause(target)
@@ -164,7 +165,6 @@ class Runner:
                     clock.watch(one, work)
         self._between(None)
         for one, work in waiting.items():
-            self.at = one
             self._wait(one, work)
             if check:
                 check(self._ready[one])
@@ -172,6 +172,7 @@ class Runner:
         return made, returned, clock.finished()
 
     def _wait(self, one: int, work: Any) -> None:
+        self.at = one
         start = time.monotonic_ns()
         self._clock.wait(one, work)
         self._blocked += time.monotonic_ns() - start

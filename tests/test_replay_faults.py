@@ -1,0 +1,118 @@
+"""What ends a replay: a rank that stops, ranks that wait for each other, a launcher that lost one; and who says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_replay_comms import ended, free_port, processes, reduce_, wait_for_calls, write
+
+from etloom.errors import EtloomError
+from etloom.replayer.world import Place
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(("rank", "world"), [("2", "2"), ("-1", "2"), ("0", "0"), ("", "2"), ("1.0", "2")])
+def test_ranks_that_cannot_be(rank: str, world: str) -> None:
+    with pytest.raises(EtloomError, match="say no rank"):
+        Place.here({"SLURM_PROCID": rank, "SLURM_NTASKS": world})
+
+
+def test_the_most_particular_launcher_is_asked_first() -> None:
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
+    hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}
+    assert Place.here({**slurm, **hydra}) == Place(3, 4, 1)
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    assert Place.here({**slurm, **hydra, **torchrun}) == Place(1, 2, 1)
+
+
+def crossed(rank: int) -> list[dict[str, Any]]:
+    """Ranks 0 and 1 make the calls of two groups in opposite orders: each waits for the other."""
+    both, pair = reduce_(8), {**reduce_(4), "pg_name": "1", "pg_size": 2}
+    return {0: [both, pair], 1: [pair, both], 2: [both]}[rank]
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_each_other_end_with_who_waits_for_what(tmp_path: Path) -> None:
+    run = write(tmp_path, {rank: crossed(rank) for rank in range(3)})
+    options = ("--repeats", "1", "--warmup", "0", "--timeout", "3", "--blocking")
+    found = ended(processes(3, run, *options), timeout=60)
+    assert [status for status, _, _ in found] == [1, 1, 1]
+    assert all(err.count("\n") == 1 for _, _, err in found), found
+    whole, pair = "all_reduce, 32 B, with ranks 0, 1, 2", "all_reduce, 16 B, with ranks 0, 1"
+    for rank, waits in ((0, whole), (1, pair), (2, whole)):
+        said = f"rank {rank}: stopped at call 0 ({waits})"
+        assert f"{said}: Timed out" in found[rank][2] or f"{said}: rank " in found[rank][2]
+    # One of them names what the others wait for.
+    assert any(f"rank 1 is at call 0 ({pair})" in err and f"({whole})" in err for _, _, err in found)
+
+
+@pytest.mark.slow
+def test_a_rank_that_stands_still_ends_all(data: Path) -> None:
+    running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000")
+    try:
+        wait_for_calls(running)
+        running[1].send_signal(signal.SIGSTOP)
+        since = time.monotonic()
+        _, err = running[0].communicate(timeout=30)
+        assert time.monotonic() - since < 10
+    finally:
+        running[1].kill()
+        running[1].communicate()
+    assert running[0].returncode == 1
+    assert "rank 1 is gone; it was at call" in err and err.strip().count("\n") == 0, err
+
+
+@pytest.mark.slow
+def test_no_process_outlives_its_launcher(data: Path) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    port = str(free_port())
+    replay = [
+        "etloom",
+        "replay",
+        "comms",
+        str(data / "cpu" / "pp_4"),
+        "--repeats",
+        "100000",
+        "--master-port",
+        port,
+    ]
+    launcher = subprocess.Popen(
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4", sys.executable, "-m", *replay],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    launcher.args = replay
+    wait_for_calls([launcher] * 4)
+    ranks = children(launcher.pid)
+    assert len(ranks) == 4
+    os.kill(ranks[2], signal.SIGKILL)
+    since = time.monotonic()
+    said, _ = launcher.communicate(timeout=30)
+    while any(alive(one) for one in ranks):
+        assert time.monotonic() - since < 10
+        time.sleep(0.1)
+    assert launcher.returncode != 0
+    assert "signal 9" in said or "rank 2 is gone" in said, said
+
+
+def children(process: int) -> list[int]:
+    """In the order in which they were started."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process)], capture_output=True, text=True)
+    return sorted(map(int, listed.stdout.split()))
+
+
+def alive(process: int) -> bool:
+    """Whether it runs; what has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
