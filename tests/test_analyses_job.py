@@ -79,6 +79,60 @@ def test_a_late_rank_and_why(late_pair: Path) -> None:
     assert second["bus_bandwidth"] == pytest.approx(4000 / 50_000)  # 2 (n - 1) / n is 1 of two ranks
 
 
+def test_a_rank_of_another_run_is_compared_with_nobody(tmp_path: Path) -> None:
+    """Numbers match, times do not: rank 2 leaves one before the others come, another after they left."""
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    plain = [(nccl, 1000.0 * at, 100.0) for at in range(6)]
+    other = [(nccl, 1000.0 * at + (-400 if at % 2 else 400), 100.0) for at in range(6)]
+    for rank, kernels in enumerate((plain, plain, other)):
+        (tmp_path / f"kineto_trace_{rank}.json").write_text(json.dumps(rank_trace(rank, kernels)))
+    job = etloom.open(tmp_path)
+    assert etloom.analyze(job, "clocks")["verdict"].to_list() == ["reference", "agrees", "impossible"]
+    rows = etloom.analyze(job, "collectives")
+    assert sorted(rows["recorded"]) == [1] * 6 + [2] * 6
+    assert rows.filter(pl.col("recorded") == 1)["how"].null_count() == 6
+    assert rows["wait_ns"].drop_nulls().to_list() == [0] * 6
+    assert etloom.analyze(job, "stragglers")["rank"].to_list() == [0, 1]
+
+
+def chain(folder: Path, **header: Any) -> Path:
+    """Messages from 0 to 1 take 10 us, from 1 to 2 take 40; the third time rank 0 is 30 us late."""
+    folder.mkdir()
+    starts = [100.0 * at + (30 if at == 2 else 0) for at in range(4)]
+    sent = [("Dst Rank", 1, start, 10.0) for start in starts]
+    got = [("Src Rank", 0, 100.0 * at, start - 100 * at + 10) for at, start in enumerate(starts)]
+    on = [("Dst Rank", 2, start + 20, 40.0) for start in starts]
+    ranks = (sent, sorted(got + on, key=lambda one: one[2]), [("Src Rank", 1, *one[2:]) for one in on])
+    for rank, messages in enumerate(ranks):
+        made = rank_trace(rank, [("ncclDevKernel_SendRecv", start, took) for _, _, start, took in messages])
+        kernels = [event for event in made["traceEvents"] if event["cat"] == "kernel"]
+        for event, (end, peer, _, _) in zip(kernels, messages, strict=True):
+            event["args"] |= {"Collective name": "recv" if end[0] == "S" else "send", "Seq": 7, end: peer}
+        host = 100 + rank
+        made["traceEvents"].append(slice_("user_annotation", "ProfilerStep#3", 0, 10_000, host, host))
+        (folder / f"kineto_trace_{rank}.json").write_text(json.dumps(made | header))
+    return folder
+
+
+def test_when_a_rank_came_latest_and_whose_link_is_slow(tmp_path: Path) -> None:
+    job = etloom.open(chain(tmp_path / "run", host_name="a"))
+    rows = {row["rank"]: row for row in etloom.analyze(job, "stragglers").iter_rows(named=True)}
+    # Rank 1 takes part in all of them; rank 2 only in the slow ones.
+    assert {rank: row["slow_link_ns"] for rank, row in rows.items()} == {0: 0, 1: None, 2: 4 * 30_000}
+    assert (rows[2]["cause"], rows[2]["delay_ns"]) == ("slow link", 0)
+    assert (rows[0]["worst_ns"], rows[0]["worst_step"], rows[0]["surely"]) == (30_000, 3, 1)
+    assert rows[0]["worst_start_ns"] == 1_700_000_000_000_230_000
+
+
+def test_messages_of_one_direction_tell_no_clock(tmp_path: Path) -> None:
+    """On one host the clock is one; of two nothing bounds the sender's from above."""
+    job = etloom.open(chain(tmp_path / "run"))
+    with pytest.raises(AnalysisError, match="messages of one direction"):
+        etloom.analyze(job, "stragglers")
+    rows = etloom.analyze(job, "collectives")
+    assert rows["wait_ns"].null_count() == rows.height == 16
+
+
 @pytest.mark.parametrize("name", ["dlrm", "cpu/pp_4", "cpu/coll_4", "cpu/ddp_2"])
 def test_the_causes_of_a_delay_sum_to_it(data: Path, name: str) -> None:
     rows = etloom.analyze(etloom.open(data / name), "stragglers")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
+from etloom.analyses import collectives as analysis
 from etloom.collectives import clocks, factor, meet, message, together
 from etloom.collectives.clocks import FEW, on_one_clock
 from etloom.collectives.parts import COLUMNS
@@ -120,6 +121,91 @@ def test_ranks_that_share_nothing_are_not_compared() -> None:
     assert clocks(met)["verdict"].to_list() == ["reference", "unknown"]
 
 
+def uneven(offset: int = 0) -> pl.DataFrame:
+    """Communications by a backend on the host: the ranks leave up to 3 ms after the last has come."""
+    parts = made(5, [0, 0], [0.0, 0.0], numbered=True, count=30)
+    later = (pl.struct("event", "rank").hash(7) % 3_000_000).cast(pl.Int64)
+    moved = pl.when(pl.col("rank") == 1).then(offset).otherwise(0)
+    return meet(parts.with_columns(start=pl.col("start") + moved, end=pl.col("end") + later + moved))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "verdict", "same"),
+    [
+        ({0: "a", 1: "a"}, "agrees", True),
+        ({0: "a", 1: "b"}, "unsure", False),
+        ({0: "localhost", 1: "localhost"}, "unsure", None),
+        ({}, "unsure", None),
+    ],
+)
+def test_one_host_has_one_clock(hosts: dict[int, str | None], verdict: str, same: bool | None) -> None:
+    row = clocks(uneven(), hosts).row(1, named=True)
+    assert (row["verdict"], row["same_host"]) == (verdict, same)
+    assert row["lowest_ns"] <= 0 <= row["highest_ns"] and row["spread_ns"] > 100_000
+    assert row["residual_ns"] == 10_000 if same else 10_000 < row["residual_ns"] < 3_000_000
+
+
+def test_a_clock_that_cannot_be_right_is_moved_though_the_host_has_the_name_of_another() -> None:
+    row = clocks(uneven(60_000_000), {0: "a", 1: "a"}).row(1, named=True)
+    assert row["verdict"] == "corrected"
+    assert abs(row["offset_ns"] - 60_000_000) <= row["residual_ns"] < 3_000_000
+
+
+def test_one_communication_tells_bounds_only() -> None:
+    """Both leave when they like: that one left 1 ms later says nothing of its clock."""
+    met = meet(made(6, [0, 0], [0.0, 0.0], numbered=True, count=1))
+    met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(1_000_000).otherwise(0))
+    row = clocks(met).row(1, named=True)
+    assert row["verdict"] == "unsure"
+    assert row["residual_ns"] == max(-row["lowest_ns"], row["highest_ns"])
+
+
+def test_ranks_that_share_no_group_have_a_reference_each() -> None:
+    """The clocks of 0 and 1, and those of 2 and 3, an hour apart: nothing tells, and nothing has to."""
+    first, second = (made(seed, [0, 50_000_000], [0.0, 0.0], numbered=True, count=12) for seed in (8, 9))
+    second = second.with_columns(
+        pl.col("rank") + 2, pl.lit("other").alias("pg_name"), pl.col("start", "end") + 3_600_000_000_000
+    )
+    table = clocks(meet(pl.concat((first, second))))
+    assert table["reference"].to_list() == [0, 0, 2, 2]
+    assert table["verdict"].to_list() == ["reference", "corrected"] * 2
+    assert (table["offset_ns"] - pl.Series([0, 50_000_000] * 2)).abs().max() <= 4_000  # type: ignore[operator]
+
+
+ROOTED = {
+    # (rank, start, end), root 0; the transfer is that of the first receiver to have all it waits for
+    "broadcast": ([(0, 300, 310), (1, 100, 350), (2, 400, 440)], 40),  # rank 2 comes after the root
+    "scatter": ([(0, 300, 310), (1, 100, 350), (2, 200, 390)], 50),
+    "gather": ([(0, 100, 460), (1, 400, 410), (2, 200, 205)], 60),
+    "reduce": ([(0, 450, 500), (1, 400, 410), (2, 200, 205)], 50),
+    "all_reduce": ([(0, 100, 460), (1, 400, 455), (2, 200, 457)], 55),
+}
+
+
+@pytest.mark.parametrize("collective", ROOTED)
+def test_who_only_sends_tells_no_transfer(collective: str) -> None:
+    ranks, transfer = ROOTED[collective]
+    rows = [
+        {
+            "rank": rank,
+            "event": 0,
+            "where": "host",
+            "collective": collective,
+            "root": 0,
+            "seq": 1,
+            "start": start,
+        }
+        | {"end": end, "bytes": 120}
+        for rank, start, end in ranks
+    ]
+    found = meet(pl.DataFrame(rows, schema=COLUMNS)).with_columns(error=pl.lit(0))
+    row = analysis.met(found).row(0, named=True)
+    starts = [start for _, start, _ in ranks]
+    assert (row["recorded"], row["wait_ns"], row["transfer_ns"]) == (3, max(starts) - min(starts), transfer)
+    assert row["algo_bandwidth"] == pytest.approx(120 / transfer)
+    assert ranks[starts.index(max(starts))][0] == row["last_rank"]
+
+
 def test_no_offset_accords_with_another_run() -> None:
     ours = made(3, [0, 0], [0.0, 0.0], numbered=True, count=8)
     moved = pl.when(pl.col("rank") == 1).then(pl.col("seq").hash(1) % 10**9).otherwise(0).cast(pl.Int64)
@@ -142,6 +228,7 @@ def test_two_kernels_of_one_number_meet_in_turn() -> None:
         ("all_reduce", 8, 8, 8),
         ("message", 6, 0, 6),
         ("barrier", None, None, None),
+        ("barrier", 1, 1, None),
     ],
 )
 def test_message_sizes(collective: str, into: int | None, out: int | None, size: int | None) -> None:
@@ -183,6 +270,19 @@ def test_collectives_of_subgroups_by_gloo_meet(data: Path) -> None:
     parts = together(etloom.open(data / "cpu/coll_4")).parts
     assert parts["meeting"].null_count() == 0
     assert parts.filter(pl.col("collective") == "barrier").height == 4
+
+
+def test_ranges_of_one_operator_are_one_communication(data: Path) -> None:
+    """gloo works off a reduce_scatter of four tensors in four ranges, and one of two in two."""
+    job = etloom.open(data / "cpu/coll_4")
+    raw = together(job).parts.filter(pl.col("collective") == "reduce_scatter")
+    rows = etloom.analyze(job, "collectives").filter(pl.col("collective") == "reduce_scatter")
+    assert (raw.height, rows.height) == (4 * 8, 4)
+    assert rows["start_ns"][0] == raw["start"].min()
+    # The four ranges of one call, from the call of rank 1, which came last, to its last end.
+    by_hand = raw.filter((pl.col("rank") == 1) & (pl.len().over("rank", "issuer") == 4))
+    assert rows["transfer_ns"].to_list()[1] == by_hand["end"].max() - by_hand["start"].min()  # type: ignore[operator]
+    assert rows["bytes"].to_list() == [128, 128, 192, 128]
 
 
 def test_ranks_of_other_groups_are_refused(data: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from test_comparing import stepped
 
 import etloom
+from etloom import registry
 from etloom.cli import main
 from etloom.cli.check import escaped
 from etloom.comparing.gate import QUIET, gate, sentences
@@ -247,5 +248,8 @@ def test_the_keys_of_json_are_documented() -> None:
     docs = Path(__file__).parent.parent / "docs"
     told = (docs / "findings.md").read_text()
     assert [line.split("`")[1] for line in told.splitlines() if line.startswith("| `")] == list(findings)
+    listed = told.split("## Patterns")[1].splitlines()
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in listed if line.startswith("| ")]
+    assert rows == ["pattern", *registry.names("patterns")]
     keys = (docs / "comparing.md").read_text().split("Keys of `--format json`: ")[1].split(".\n")[0]
     assert [name for name in keys.replace("(", "`(`").split("`")[1::2] if name in judged] == list(judged)

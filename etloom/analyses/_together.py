@@ -29,12 +29,14 @@ def compared(job: Job) -> Together:
             "one rank alone does not say who waited for whom", remedy="open the folder that holds all ranks"
         )
     if not found.clocks["verdict"].is_in(["agrees", "unsure", "corrected"]).any():
-        strangers = (
+        why = (
             "no communication of one rank could be matched with another's, so their clocks cannot be compared"
         )
-        unlike = "the ranks cannot be of one run: however their clocks are set, some left what others had not come to"
+        if "impossible" in found.clocks["verdict"]:
+            why = "the ranks cannot be of one run: however their clocks are set, some left before others came"
+        elif found.parts["meeting"].count():
+            why = "messages of one direction do not tell how far the clocks of their ranks may be apart"
         raise AnalysisError(
-            unlike if "impossible" in found.clocks["verdict"] else strangers,
-            remedy=f"record ranks that share a process group; recorded: {', '.join(map(str, job))}",
+            why, remedy=f"record ranks that share a process group; recorded: {', '.join(map(str, job))}"
         )
     return found

@@ -19,6 +19,8 @@ Units: ns, parts per million.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
 
 from etloom.analyses._activity import answer
@@ -39,6 +41,22 @@ COLUMNS = {
     "same_host": pl.Boolean,
     "verdict": pl.String,
 }
+
+
+def remarks(table: pl.DataFrame) -> Iterator[str]:
+    """What does not follow from the table, for who reads it in a terminal."""
+    for verdict, meaning in (
+        ("unsure", "may be off by residual_ns: what waits across ranks are shorter than that is not known"),
+        (
+            "impossible",
+            "cannot be compared: however they are set, a rank left before another came; is it one run?",
+        ),
+        ("unknown", "cannot be compared: they did nothing together with others that were recorded"),
+    ):
+        ranks = table.filter(pl.col("verdict") == verdict)["rank"].to_list()
+        if ranks:
+            listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+            yield f"the clocks of ranks {listed} {meaning}"
 
 
 def analyze(job: Job) -> pl.DataFrame:

@@ -9,11 +9,13 @@ Units: ns, B, GB/s with GB = 1e9 B. Percentiles lie between two values in propor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
 
 from etloom.analyses._activity import answer
 from etloom.analyses._together import communications
-from etloom.analyses.collectives import met
+from etloom.analyses.collectives import met, unmet
 from etloom.trace import Job
 
 SCOPE = "job"
@@ -34,6 +36,14 @@ COLUMNS = {
     "algo_bandwidth_p50": pl.Float64,
     "bus_bandwidth_p50": pl.Float64,
 }
+
+
+def remarks(table: pl.DataFrame) -> Iterator[str]:
+    """What the table cannot say, for who reads it in a terminal."""
+    alone = int((table["count"] - table["matched"]).sum())
+    if alone:
+        size = table.filter(pl.col("count") > pl.col("matched"))["group_size"].max()
+        yield f"{alone:,} of {table['count'].sum():,} communications {unmet(size)}"  # type: ignore[arg-type]
 
 
 def analyze(job: Job) -> pl.DataFrame:

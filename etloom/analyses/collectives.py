@@ -24,6 +24,8 @@ TraceLens' NcclAnalyser, on one clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
 
 from etloom.analyses._activity import answer
@@ -59,6 +61,31 @@ COLUMNS = {
 
 def analyze(job: Job) -> pl.DataFrame:
     return answer(met(communications(job).comparable), COLUMNS)
+
+
+def remarks(table: pl.DataFrame) -> Iterator[str]:
+    """What the table cannot say, for who reads it in a terminal."""
+    alone = table.filter(pl.col("how").is_null())
+    if alone.height:
+        size = alone["group_size"].max()
+        yield (
+            f"{alone.height:,} of {table.height:,} communications {unmet(size)}"  # type: ignore[arg-type]
+        )
+    unsure = table.filter(pl.col("wait_ns").is_between(1, pl.col("clock_error_ns"), closed="left"))
+    if unsure.height:
+        yield (
+            f"{unsure.height:,} of {table.height:,} waits are shorter than the clocks of the ranks may be apart "
+            "(clock_error_ns): they may be none"
+        )
+
+
+def unmet(group_size: int | None) -> str:
+    """Why a communication has no wait and no transfer."""
+    of = f" of {group_size}" if group_size else ""
+    return (
+        f"were recorded by one rank{of} only, or matched none of another's: who came when, who waited for whom, the "
+        "time of the data itself and its bandwidth cannot be known from one rank; duration_ns holds whatever it waited"
+    )
 
 
 def met(parts: pl.DataFrame) -> pl.DataFrame:

@@ -101,8 +101,8 @@ def _slow_links(parts: pl.DataFrame) -> pl.DataFrame:
             ((pl.col("transfer_ns") - pl.col("usual")).clip(0) * pl.col("count")).sum()
         ).item()
         found[rank] = round(over) if beside.height else None
-    schema = {"rank": parts.schema["rank"], "slow_link_ns": pl.Int64}
-    return pl.DataFrame({"rank": list(found), "slow_link_ns": list(found.values())}, schema=schema)
+    table = pl.DataFrame({"rank": list(found), "slow_link_ns": list(found.values())})
+    return table.cast({"rank": parts.schema["rank"], "slow_link_ns": pl.Int64})
 
 
 def _step(job: Job, rank: int, at: int | None) -> int | None:

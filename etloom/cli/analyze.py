@@ -112,6 +112,8 @@ def _command(name: str) -> Any:
         emit(answer, format, out)
         if answer.is_empty():
             say(getattr(module, "NOTHING", "nothing of the kind is in this run"))
+        for line in getattr(module, "remarks", lambda table: ())(answer):
+            say(line)
 
     flags = {option.name: (_flag(option.type, option.help), option.default) for option in options}
     arguments = {

@@ -150,10 +150,11 @@ def _pair(rank: int, hub: int, own: pl.DataFrame) -> _Pair:
     if len(apart) < FEW:
         return _Pair(rank, hub, own.height, float(np.median(apart)), *bounds, half, 2 * half, None)
     slope = _slope(at, apart) if len(apart) >= DRIFTS and np.ptp(at) >= 1e9 else 0.0
-    level, drift = apart - slope * at, 1e6 * slope
-    if _spread(level) >= 0.5 * _spread(apart):
-        slope, level, drift = 0.0, apart, None
-    spread = _spread(level)
+    level = apart - slope * at
+    drifts = _spread(level) < 0.5 * _spread(apart)
+    if not drifts:
+        slope, level = 0.0, apart
+    spread, drift = _spread(level), 1e6 * slope if drifts else None
     margin = GRAIN_NS + (3 * spread if len(level) >= MANY else float(np.ptp(level)))
     return _Pair(rank, hub, own.height, float(np.median(level)), *_bounds(own, slope), spread, margin, drift)
 

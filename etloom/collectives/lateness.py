@@ -37,10 +37,12 @@ def delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
 
 
 def cause(*others: str) -> pl.Expr:
-    """The largest part, in words; null for a rank to which none is put down. others: more columns that may be it."""
+    """The largest part, in words, of delay_ns; null for a rank to which none is put down. others: more columns that may
+    be it."""
     names = (*CAUSES, *others)
     words = {at: name.removesuffix("_ns").replace("_", " ") for at, name in enumerate(names)}
-    parts = pl.concat_list(pl.col(name).fill_null(0) for name in names)
+    delays = pl.when(pl.col("delay_ns") > 0).then(pl.col(*CAUSES)).otherwise(0)
+    parts = pl.concat_list(delays, pl.col(*others).fill_null(0)) if others else pl.concat_list(delays)
     named = parts.list.arg_max().replace_strict(words, return_dtype=pl.String)
     return pl.when(parts.list.max() > 0).then(named)
 

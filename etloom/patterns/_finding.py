@@ -76,7 +76,7 @@ def places(
         .head(most)
         .iter_rows(named=True)
     ):
-        place = {name: row.get(name) for name in _PLACE}
+        place: dict[str, Any] = {name: row.get(name) for name in _PLACE}
         place |= {"in_steps_ns": row["in_steps_ns"], "place": row[by]}
         yield Finding(title(row), row["cost_ns"], confidence, advice, row["count"], **place)
 

@@ -16,10 +16,11 @@ def find(view: View) -> Iterator[Finding]:
     steady, guessed = view.allocations, ""
     if view.first_step is not None:
         steady = steady.filter(pl.col("step") != view.first_step)
-    elif steady.height and view.work.height:
+    else:
         # Nothing says where warm-up ends: the first tenth of the launches is a careful guess.
-        warm = view.work["launch_ts"].drop_nulls().sort()
-        steady = steady.filter(pl.col("ts") > (warm[warm.len() // 10] if warm.len() else 0))
+        launches = view.work["launch_ts"].drop_nulls().sort()
+        if len(launches):
+            steady = steady.filter(pl.col("ts") > launches[len(launches) // 10])
         guessed = " (no step is marked: it may be warm-up)"
     yield from places(
         view,

@@ -10,6 +10,8 @@ from etloom import kinds
 from etloom.patterns._finding import Finding, at, counted, places
 from etloom.patterns._view import View, named
 
+COPYING = ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::_reshape_copy")
+"""Of OPERATORS; the others do nothing where nothing is to be done, and call one of these where something is."""
 OPERATORS = r"^aten::(?:contiguous|clone|_to_copy|to|type_as|copy_|_reshape_copy)$"
 COPIES = r"direct_copy_kernel|(?:bfloat16|float16|half)_copy_kernel"
 KERNELS = rf"{COPIES}|nchwToNhwc|nhwcToNchw|(?i:transpose)|permute|convertTensor"
@@ -35,7 +37,8 @@ def find(view: View) -> Iterator[Finding]:
         )
         # The copy itself, not the operators around it; a copy_ alone may move what it copies.
         copies = inner.filter(
-            ~pl.col("id").is_in(inner["parent"].drop_nulls().implode())
+            pl.col("name").is_in(COPYING)
+            & ~pl.col("id").is_in(inner["parent"].drop_nulls().implode())
             & ~pl.col("id").is_in(scalar["event"].implode())
             & ((pl.col("name") != "aten::copy_") | pl.col("parent").is_in(inner["id"].implode()))
         ).select("step", "name", cost_ns="dur", event="id")

@@ -22,6 +22,6 @@ def find(view: View) -> Iterator[Finding]:
         ),
         confidence="low",
         advice="some 1 us between kernels is the device's own; longer ones are streams that wait for each other (see "
-        "critical-path) or very short kernels, which a CUDA graph or fusion helps",
+        "critical-path), very short kernels, which a CUDA graph or fusion helps, or work that the trace does not hold",
         by="block",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import polars as pl
 
@@ -25,11 +26,9 @@ def find(view: View) -> Iterator[Finding]:
         starts, ends = times["communication"].starts, times["communication"].ends
     cost = exposed.covered(starts, ends)
     at = int(cost.argmax())
-    worst = (
-        work.row(at, named=True)
-        if view.activity.basis == "device"
-        else {"step": view.step_at(int(starts[at]))}
-    )
+    worst: dict[str, Any] = {"step": view.step_at(int(starts[at]))}
+    if view.activity.basis == "device":
+        worst = work.row(at, named=True)
     yield Finding(
         f"{hidden:.0f} % of the communication is hidden behind computation; during the rest none runs, which costs as "
         "much where nothing else holds the job up (etloom simulate --set 'comm x0')",

@@ -38,7 +38,7 @@ def find(view: View) -> Iterator[Finding]:
     if stopped.height < FEWEST:
         return
     worst = stopped.sort("over", descending=True, maintain_order=True).row(0, named=True)
-    cost = stopped["over"].sum()
+    cost = int(stopped["over"].sum())
     yield Finding(
         f"{stopped.height:,} calls of operators stand still for {cost / stopped.height / 1e6:.1f} ms each: more "
         "threads work than there are processors, or another program does",
@@ -50,5 +50,5 @@ def find(view: View) -> Iterator[Finding]:
         step=worst["step"],
         name=worst["name"],
         event=worst["id"],
-        in_steps_ns=stopped["over"].filter(stopped["step"].is_not_null()).sum(),
+        in_steps_ns=int(stopped["over"].filter(stopped["step"].is_not_null()).sum()),
     )

@@ -57,5 +57,5 @@ def find(view: View) -> Iterator[Finding]:
             step=worst["step"],
             name=worst["name"],
             event=worst["id"],
-            in_steps_ns=lost["between"].filter(lost["step"].is_not_null()).sum(),
+            in_steps_ns=int(lost["between"].filter(lost["step"].is_not_null()).sum()),
         )

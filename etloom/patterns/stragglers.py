@@ -18,7 +18,7 @@ _WHY = {
     "longer compute": "it computes longer",
     "other work": "it does other work longer",
     "late launch": "its host launches late",
-    "before": "it was late already: before the trace, or when it left the communication before",
+    "before": "it was late already, before the trace or when it left the communication before",
 }
 _SAID = {
     # message -> confidence, what it keeps waiting, advice
