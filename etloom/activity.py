@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from etloom import kinds
 from etloom.errors import AnalysisError
 from etloom.intervals import EMPTY, Intervals, union
-from etloom.stacks import asked, row_of, taken
+from etloom.stacks import asked, lane_codes, numbers, row_of, taken
 from etloom.trace import Trace
 
 Rows = NDArray[np.int64]
@@ -57,28 +57,56 @@ def activity(trace: Trace) -> Activity:
 
 def device_work(trace: Trace, *columns: str) -> pl.DataFrame:
     """The device events that have a duration, with their ``kind``; of their columns those asked for, by default all."""
-    events = trace.events
-    columns = columns or (*events.columns, "kind")
-    work = events.select(name for name in columns if name != "kind")[trace.once(_device_rows)]
-    return work.with_columns(trace.once(_device_kinds)).select(columns) if "kind" in columns else work
+    if columns:
+        return pl.DataFrame([trace.once(_of_work, name) for name in columns])
+    return trace.events[trace.once(_device_rows)].with_columns(trace.once(_of_work, "kind"))
 
 
 def launched(trace: Trace, *columns: str) -> pl.DataFrame:
     """Device work by start, with these columns: of events; kind, end; and of its launch call, null where that lies
     outside the trace: launch (id), api, launch_ts, launch_end, operator (id)."""
-    work = device_work(trace, *{*columns, "ts", "dur"} & {*trace.events.columns, "kind"})
+    return pl.DataFrame([trace.once(_of_launched, name) for name in columns])
+
+
+def launched_numbers(trace: Trace, column: str, absent: int) -> Rows:
+    """A column of `launched` as an array, ``absent`` in place of null."""
+    return trace.once(_numbers, column, absent)
+
+
+def streams(trace: Trace) -> Rows:
+    """A number from 0 for the device and stream of each row of `launched`."""
+    return trace.once(_streams)
+
+
+def _of_work(trace: Trace, column: str) -> pl.Series:
+    """A column of `device_work`."""
+    if column == "kind":
+        return kinds.with_kind(device_work(trace, "cat", "name"))["kind"]
+    return trace.events[column][trace.once(_device_rows)]
+
+
+def _of_launched(trace: Trace, column: str) -> pl.Series:
+    """A column of `launched`."""
+    values = _told(trace, column)
+    start = trace.once(_of_work, "ts")
+    return values if start.is_sorted() else values[np.argsort(start.to_numpy(), kind="stable")]
+
+
+def _told(trace: Trace, column: str) -> pl.Series:
+    """A column of `launched`, in the order of `device_work`."""
+    if column == "end":
+        return (trace.once(_of_work, "ts") + trace.once(_of_work, "dur")).alias(column)
+    if column not in _CALL:
+        return trace.once(_of_work, column)
     pair, call = trace.once(_launch_rows)
-    said = taken(trace.events.select("name", "ts", "dur"), call)
-    found = {
-        "launch": lambda: taken(trace.launches["launch"], pair),
-        "operator": lambda: taken(trace.launches["operator"], pair),
-        "api": lambda: said["name"],
-        "launch_ts": lambda: said["ts"],
-        "launch_end": lambda: said["ts"] + said["dur"].fill_null(0),
-        "end": lambda: work["ts"] + work["dur"],
-    }
-    table = pl.DataFrame({name: found[name]() if name in found else work[name] for name in columns})
-    return table if work["ts"].is_sorted() else table[np.argsort(work["ts"].to_numpy(), kind="stable")]
+    if column in ("launch", "operator"):
+        return taken(trace.launches[column], pair)
+    said = taken(trace.events[_CALL[column]], call).alias(column)
+    return said + taken(trace.events["dur"], call).fill_null(0) if column == "launch_end" else said
+
+
+_CALL = {"launch": "launch", "operator": "operator", "api": "name", "launch_ts": "ts", "launch_end": "ts"}
+"""What `launched` says of a call: the column of launches or events that says it."""
 
 
 def _launch_rows(trace: Trace) -> tuple[Rows, Rows]:
@@ -94,6 +122,14 @@ def _launch_rows(trace: Trace) -> tuple[Rows, Rows]:
     return pair, call
 
 
+def _numbers(trace: Trace, column: str, absent: int) -> Rows:
+    return numbers(trace.once(_of_launched, column), absent)
+
+
+def _streams(trace: Trace) -> Rows:
+    return lane_codes(launched(trace, "device", "stream"), ("device", "stream"))
+
+
 def has_device_work(trace: Trace) -> bool:
     """Whether the trace holds any device event that has a duration."""
     return trace.once(_device_rows).size > 0
@@ -102,10 +138,6 @@ def has_device_work(trace: Trace) -> bool:
 def _device_rows(trace: Trace) -> Rows:
     is_work = pl.col("cat").is_in(list(kinds.DEVICE)).fill_null(False) & pl.col("dur").is_not_null()
     return np.flatnonzero(trace.events.select(is_work).to_series().to_numpy())
-
-
-def _device_kinds(trace: Trace) -> pl.Series:
-    return kinds.with_kind(device_work(trace, "cat", "name"))["kind"]
 
 
 def host_work(trace: Trace) -> pl.DataFrame:

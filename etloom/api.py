@@ -240,6 +240,8 @@ def report(job: Trace | Job | Difference, path: StrPath) -> Path:
 def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
     """Raise EtloomError for an option that a plugin does not have."""
     called = {"analyses": "analysis", "exports": "format"}[kind]
+    if not options:
+        return
     known = [option.name for option in registry.options(kind, name)]
     if unknown := sorted(set(options) - set(known)):
         raise EtloomError(

@@ -6,7 +6,7 @@ Neither is ever changed: a verb returns a new one that shares the columns it did
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -44,7 +44,7 @@ class Trace:
             # afterwards, here or in `table`, reaches the one that is held.
             checked[name] = TABLES[name].conform(frame).clone()
         self._tables = checked
-        self._answers: dict[Callable[[Trace], Any], Any] = {}
+        self._answers: dict[tuple[Any, ...], Any] = {}
         self._meta = MappingProxyType(dict(meta or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,14 +89,15 @@ class Trace:
         """One table by name, to be read as far as it is asked for. Raises UnknownName."""
         return self.table(name).lazy()
 
-    def once(self, question: Callable[[Trace], _Answer]) -> _Answer:
-        """question(trace), worked out when it is first asked for and kept as long as the trace is.
+    def once(self, question: Callable[..., _Answer], *about: Hashable) -> _Answer:
+        """question(trace, *about), worked out when it is first asked for and kept as long as the trace is.
 
         For what many questions need and is small beside the tables. Nobody changes an answer.
         """
-        if question not in self._answers:
-            self._answers[question] = question(self)
-        answer: _Answer = self._answers[question]
+        asked = question, *about
+        if asked not in self._answers:
+            self._answers[asked] = question(self, *about)
+        answer: _Answer = self._answers[asked]
         return answer
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:

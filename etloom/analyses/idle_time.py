@@ -27,9 +27,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from etloom.activity import launched_numbers, streams
 from etloom.analyses._activity import answer, check_step, percent
 from etloom.analyses._launched import launched
-from etloom.stacks import grouped, lane_codes, numbers
+from etloom.stacks import grouped, taken
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -50,26 +51,68 @@ COLUMNS = {
     "median_ns": pl.Int64,
     "max_ns": pl.Int64,
 }
-_STREAM = ["step", "device", "stream"]
-_CAUSE = pl.Series(
-    ["host_wait", "kernel_wait", "other"], dtype=pl.Enum(["host_wait", "kernel_wait", "other"])
-)
+_CAUSES = pl.Series("cause", ["host_wait", "kernel_wait", "other"])
+_LEAST = np.iinfo(np.int64).min
+_IN_ALL = np.iinfo(np.int64).max
+"""In place of a step, behind all others."""
 
 
 def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int | None = None) -> pl.DataFrame:
-    work = launched(trace, *_STREAM, "ts", "dur", "launch_ts")
+    work = launched(trace, "device", "stream", "ts", "dur")
     check_step(trace, step)
-    gap, busy, before = _gaps(work)
-    late = numbers(work["launch_ts"], np.iinfo(np.int64).min) > before
+    lane = streams(trace)
+    gap, busy, before = _gaps(work, lane)
+    late = launched_numbers(trace, "launch_ts", _LEAST) > before
     cause = np.where(late, 0, np.where(gap < consecutive_kernel_delay, 1, 2))
-    work = work.select(*_STREAM, gap=pl.Series(gap), busy=pl.Series(busy), cause=_CAUSE[cause])
-    whole = work.with_columns(pl.lit(None, dtype=pl.Int64).alias("step"))
-    work = work.filter(pl.col("step").is_not_null())
-    chosen = pl.concat((work, whole)) if step is None else work.filter(pl.col("step") == step)
+
+    # All work counts in its step and once more in all. A place is a stream in a step or in all.
+    steps = launched_numbers(trace, "step", _IN_ALL)
+    known = np.unique(np.append(steps, _IN_ALL))
+    row = np.flatnonzero(steps != _IN_ALL if step is None else steps == step)
+    of_step = np.searchsorted(known, steps[row])
+    if step is None:
+        of_step = np.append(of_step, np.full(steps.size, known.size - 1))
+        row = np.append(row, np.arange(steps.size))
+    lanes = int(lane.max()) + 1
+    place = of_step * lanes + lane[row]
+    gap, busy, cause = gap[row], busy[row], cause[row]
+
+    size = known.size * lanes
+    one = np.full(size, -1)
+    one[place] = row
+    there = np.flatnonzero(one >= 0)
+    places = pl.DataFrame(
+        {
+            "step": known[there // lanes],
+            "all": _sums(place, gap, size)[there],
+            "busy_ns": _sums(place, busy, size)[there],
+        }
+    ).hstack(work.select("device", "stream")[one[there]])
+    of_cause = np.tile(np.arange(3), there.size)
+    idle = _idle(3 * place + cause, gap, 3 * np.repeat(there, 3) + of_cause)
+    table = places[np.repeat(np.arange(there.size), 3)].hstack([_CAUSES[of_cause], *idle])
+    table = table.with_columns(
+        pl.when(pl.col("step") != _IN_ALL).then("step"),
+        pl.col("gaps", "idle_ns").fill_null(0),
+        span_ns=pl.col("all") + pl.col("busy_ns"),
+    )
+    table = table.with_columns(percent("idle_ns", "all"), percent("idle_ns", "span_ns").alias("span_pct"))
+    return answer(table, COLUMNS)
+
+
+def _sums(place: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    """The sum of the values at each of so many places."""
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, place, values)
+    return sums
+
+
+def _idle(place: np.ndarray, gap: np.ndarray, wanted: np.ndarray) -> pl.DataFrame:
+    """What COLUMNS say of the gaps at each wanted place, null where there are none."""
     dur = pl.col("gap")
-    rows = (
-        chosen.filter(dur > 0)
-        .group_by(*_STREAM, "cause")
+    found = (
+        pl.DataFrame({"place": place[gap > 0], "gap": gap[gap > 0]})
+        .group_by("place")
         .agg(
             pl.len().alias("gaps"),
             dur.sum().alias("idle_ns"),
@@ -80,30 +123,17 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
             dur.max().alias("max_ns"),
         )
     )
-    streams = chosen.group_by(_STREAM).agg(
-        dur.sum().alias("all"),
-        pl.col("busy").sum().alias("busy_ns"),
-        (dur + pl.col("busy")).sum().alias("span_ns"),
-    )
-    table = (
-        streams.join(_CAUSE.to_frame("cause"), how="cross")
-        .join(rows, on=[*_STREAM, "cause"], how="left", nulls_equal=True)
-        .with_columns(pl.col("gaps", "idle_ns").fill_null(0))
-        .with_columns(
-            percent("idle_ns", "all"),
-            percent("idle_ns", "span_ns").alias("span_pct"),
-        )
-    )
-    return answer(table, COLUMNS).sort(*_STREAM, "cause", nulls_last=True)
+    at = np.full(int(wanted.max(initial=-1)) + 1, -1)
+    at[found["place"]] = np.arange(found.height)
+    return taken(found, at[wanted])
 
 
-def _gaps(work: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _gaps(work: pl.DataFrame, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each row of work (by ts): the gap before it on its stream, the time it adds to the stream's busy time, and
     the end of all work before it there (its own start for the first)."""
     start = work["ts"].to_numpy()
     end = start + work["dur"].to_numpy()
     before = start.copy()
-    lane = lane_codes(work, ("device", "stream"))
     for rows in grouped(lane):
         before[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
     return np.maximum(start - before, 0), np.maximum(end - np.maximum(before, start), 0), before

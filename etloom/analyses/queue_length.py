@@ -28,4 +28,4 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     if step is not None:
         _, start, end = steps(trace).row(by_predicate=pl.col("step") == step)
         changes = changes.filter(pl.col("ts").is_between(start, end, closed="left"))
-    return answer(changes.with_columns(pl.col("ts").alias("time_ns")), COLUMNS)
+    return answer(changes.rename({"ts": "time_ns"}), COLUMNS)

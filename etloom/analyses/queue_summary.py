@@ -21,7 +21,7 @@ import polars as pl
 from etloom.analyses._activity import answer, check_step, percent, steps
 from etloom.analyses._queue import LANE, series
 from etloom.errors import AnalysisError
-from etloom.stacks import grouped, lane_codes
+from etloom.stacks import by_lane, numbers
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -39,6 +39,7 @@ COLUMNS = {
     "blocked_ns": pl.Int64,
     "blocked_pct": pl.Float64,
 }
+_IN_ALL = pl.Series([None], dtype=pl.Int64)
 
 
 def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.DataFrame:
@@ -49,48 +50,69 @@ def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.D
     marked = steps(trace)
     if step is not None:
         marked = marked.filter(pl.col("step") == step)
-    times, lengths = changes["ts"].to_numpy(), changes["queue_length"].to_numpy()
-    rows = []
-    for lane in grouped(lane_codes(changes, LANE)):
-        time, length = times[lane], lengths[lane]
-        device, stream = changes.select(LANE).row(int(lane[0]))
-        whole = [] if step is not None else [(None, int(time[0]), int(time[-1]))]
-        for number, start, end in (*marked.iter_rows(), *whole):
-            rows.append((number, device, stream, *_weighted(time, length, start, end, limit)))
-    table = pl.DataFrame(
-        rows,
-        schema={
-            **dict.fromkeys(("step", *LANE, "span_ns"), pl.Int64),
-            "mean": pl.Float64,
-            **dict.fromkeys(("median", "p95", "max", "empty_ns", "blocked_ns"), pl.Int64),
-        },
-        orient="row",
+    time, length = changes["ts"].to_numpy(), changes["queue_length"].to_numpy()
+    lanes = [numbers(changes[name], -1) for name in LANE]
+    head = np.flatnonzero(np.append(True, np.logical_or.reduce([np.diff(lane) != 0 for lane in lanes])))
+    tail = np.append(head[1:], time.size) - 1
+
+    # A row is a step or, the last, all of the time; a column is a stream.
+    start, end = (np.repeat(marked[name].to_numpy()[:, None], head.size, axis=1) for name in ("start", "end"))
+    number = marked["step"]
+    if step is None:
+        start, end = np.vstack((start, time[head])), np.vstack((end, time[tail]))
+        number = pl.concat((number, _IN_ALL))
+    piece, window, lasted = _pieces(time, head, tail, start, end)
+    there, weighted = _weighted(window, length[piece], lasted, limit)
+    lane = {name: changes[name][head[there % head.size]] for name in LANE}
+    table = pl.DataFrame({"step": number[there // head.size], **lane, **weighted})
+    return answer(
+        table.with_columns(percent("empty_ns", "span_ns"), percent("blocked_ns", "span_ns")), COLUMNS
     )
-    table = table.filter(pl.col("max").is_not_null()).with_columns(
-        percent("empty_ns", "span_ns"), percent("blocked_ns", "span_ns")
-    )
-    return answer(table, COLUMNS).sort("step", *LANE, nulls_last=True)
+
+
+def _pieces(
+    time: np.ndarray, head: np.ndarray, tail: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What lasted when: the change from which on (a row of ``time``), the window, and how long within it.
+
+    The changes of a stream are from head to tail. A window [start, end) is of the stream of its column.
+    """
+    first, last = np.empty_like(start), np.empty_like(start)
+    for at, (low, high) in enumerate(zip(head, tail, strict=True)):
+        own = time[low : high + 1]
+        first[:, at] = low + np.maximum(np.searchsorted(own, start[:, at], side="right") - 1, 0)
+        last[:, at] = low + np.searchsorted(own, end[:, at])
+    count = np.maximum(last - first, 0).ravel()
+    window = np.repeat(np.arange(count.size), count)
+    piece = np.arange(window.size) + np.repeat(first.ravel() - np.cumsum(count) + count, count)
+    until = np.append(time[1:], 0)
+    until[tail] = time[tail]
+    lasted = np.minimum(until[piece], end.ravel()[window]) - np.maximum(time[piece], start.ravel()[window])
+    some = lasted > 0
+    return piece[some], window[some], lasted[some]
 
 
 def _weighted(
-    time: np.ndarray, length: np.ndarray, start: int, end: int, limit: int
-) -> tuple[int | float | None, ...]:
-    """span, mean, median, p95, max, empty, blocked of a queue within [start, end); nulls where it has no time there."""
-    first = max(int(np.searchsorted(time, start, side="right")) - 1, 0)
-    last = int(np.searchsorted(time, end, side="left"))
-    at = np.clip(np.append(time[first:last], min(end, int(time[-1]))), start, end)
-    lasted, value = np.diff(at), length[first:last]
-    value, lasted = value[lasted > 0], lasted[lasted > 0]
-    span = int(lasted.sum())
-    if not span:
-        return (0, None, None, None, None, 0, 0)
-    spent = np.bincount(value, lasted).astype(np.int64)  # ns at each length
-    until = np.cumsum(spent)
-    return (
-        span,
-        float(spent @ np.arange(spent.size) / span),
-        *(int(np.searchsorted(until, q * span)) for q in (0.5, 0.95)),
-        spent.size - 1,
-        int(spent[0]),
-        int(spent[limit:].sum()),
+    window: np.ndarray, length: np.ndarray, lasted: np.ndarray, limit: int
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The windows in which a queue had a length for some time, and what COLUMNS say of that."""
+    order = by_lane(length)
+    order = order[by_lane(window[order])]
+    window, length, lasted = window[order], length[order], lasted[order]
+    first = np.flatnonzero(np.diff(window, prepend=-1))
+    count = np.diff(first, append=window.size)
+    span = np.add.reduceat(lasted, first)
+    until = np.cumsum(lasted)
+    before = until[first] - lasted[first]
+    median, p95 = (
+        length[np.searchsorted(until, before + np.ceil(q * span).astype(np.int64))] for q in (0.5, 0.95)
     )
+    return window[first], {
+        "span_ns": span,
+        "mean": np.add.reduceat(length * lasted, first) / span,
+        "median": median,
+        "p95": p95,
+        "max": length[first + count - 1],
+        "empty_ns": np.add.reduceat(lasted * (length == 0), first),
+        "blocked_ns": np.add.reduceat(lasted * (length >= limit), first),
+    }
