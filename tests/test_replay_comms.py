@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from replaying import ended, free_port, processes, reduce_, wait_for_calls, write
 
 import etloom
 from etloom.errors import EtloomError
@@ -24,107 +24,6 @@ from etloom.replayer.plan import Call, Plan, table
 from etloom.replayer.planning import plan
 from etloom.replayer.world import Place
 from etloom.trace import Job
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def processes(
-    count: int, run: Path, *options: str, launcher: str = "torchrun", part: str = "comms"
-) -> list[subprocess.Popen[str]]:
-    """A replay on ``count`` processes, each told its rank as a launcher tells it."""
-    names = {
-        "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-        "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    }[launcher]
-    port = str(free_port())
-    command = [sys.executable, "-m", "etloom", "replay", part, str(run), "--master-port", port, *options]
-    plain = {
-        key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
-    }
-    return [
-        subprocess.Popen(
-            command,
-            env={
-                **plain,
-                "OMP_NUM_THREADS": "1",
-                **dict(zip(names, map(str, (rank, count, rank)), strict=True)),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-
-
-def ended(running: list[subprocess.Popen[str]], timeout: float = 120) -> list[tuple[int, str, str]]:
-    """(exit status, stdout, stderr) of each."""
-    found = []
-    for one in running:
-        try:
-            out, err = one.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            for other in running:
-                other.kill()
-            raise
-        found.append((one.returncode, out, err))
-    return found
-
-
-def recorded(calls: list[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
-    """An execution trace (1.1.1) of record_param_comms nodes."""
-    nodes = [
-        {
-            "id": at + 2,
-            "name": "record_param_comms",
-            "ctrl_deps": 1,
-            "inputs": {"values": [], "shapes": [], "types": []},
-            "outputs": {"values": [], "shapes": [], "types": []},
-            "attrs": [
-                {"name": "rf_id", "type": "uint64", "value": at},
-                *(
-                    {"name": name, "type": "uint64" if isinstance(value, int) else "string", "value": value}
-                    for name, value in {
-                        "pg_name": "0",
-                        "pg_desc": "default_pg",
-                        "pg_size": world,
-                        **call,
-                    }.items()
-                ),
-            ],
-        }
-        for at, call in enumerate(calls)
-    ]
-    root = {
-        "id": 1,
-        "name": "[pytorch|profiler|execution_trace|process]",
-        "ctrl_deps": 1,
-        "inputs": {"values": [], "shapes": [], "types": []},
-        "outputs": {"values": [], "shapes": [], "types": []},
-        "attrs": [],
-    }
-    return {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [root, *nodes]}
-
-
-def write(folder: Path, calls: dict[int, list[dict[str, Any]]]) -> Path:
-    for rank, own in calls.items():
-        (folder / f"torch_et_{rank}.json").write_text(json.dumps(recorded(own, rank, len(calls))))
-    return folder
-
-
-def reduce_(elements: int) -> dict[str, Any]:
-    sizes = {"in_msg_nelems": elements, "out_msg_nelems": elements}
-    return {
-        "collective_name": "allreduce",
-        "dtype": "Float",
-        **sizes,
-        "global_rank_start": 0,
-        "global_rank_stride": 1,
-    }
 
 
 def steps(made: Plan, rank: int = 0) -> list[tuple[Any, ...]]:
@@ -353,7 +252,7 @@ def test_recorded_calls_run_again(
         rows = replayed[rank].comms.sort("id")
         assert rows["collective"].cast(pl.String).to_list() == [call.collective for call in own]
         assert rows["in_nelems"].to_list() == [sum(call.inputs) for call in own]
-    counts = sum(row["count"] for row in json.loads(sums.read_text()))
+    counts = sum(row["count"] for row in json.loads(sums.read_text())["table"])
     assert counts == 2 * sum(map(len, made.calls))
     # What was replayed is a run like any other.
     together = etloom.analyze(replayed, "collectives")
@@ -362,44 +261,18 @@ def test_recorded_calls_run_again(
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_computation_and_communication_together(data: Path) -> None:
-    found = ended(processes(2, data / "cpu" / "ddp_2", "--repeats", "1", "--format", "json", part="full"))
-    assert [status for status, _, _ in found] == [0, 0], found
-    (row,) = json.loads(found[0][1])
-    assert (row["collective"], row["count"], row["bytes"]) == ("all_reduce", 4, 799_744)
-    assert "operators of rank 0 that run: 1,950 of 1,950" in found[0][2]
-    assert "ms for communication" in found[0][2]
-
-
-def wait_for_calls(running: list[subprocess.Popen[str]]) -> None:
-    """Until every rank says in the replay's store that it is at a call."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    arguments = list(map(str, running[0].args))  # type: ignore[arg-type]
-    port = int(arguments[arguments.index("--master-port") + 1])
-    until = time.monotonic() + 90
-    store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
-    keys = [f"beat/{rank}" for rank in range(len(running))]
-    while not store.check(keys) or not all(b"call" in store.get(key) for key in keys):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-@pytest.mark.parametrize(("part", "victim"), [("comms", 0), ("full", 1)])
-def test_a_killed_rank_ends_all(data: Path, part: str, victim: int) -> None:
-    running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000", part=part)
+def test_a_killed_rank_ends_all(data: Path) -> None:
+    running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000", fresh=True)
     wait_for_calls(running)
     assert [one.poll() for one in running] == [None, None]
-    running[victim].send_signal(signal.SIGKILL)
+    running[0].send_signal(signal.SIGKILL)
     since = time.monotonic()
     found = ended(running, timeout=30)
     assert time.monotonic() - since < 10
-    status, _, err = found[1 - victim]
+    status, _, err = found[1]
     assert status == 1
     assert err.strip().count("\n") <= 1
-    assert f"rank {victim}" in err and "gone" in err
+    assert "rank 0" in err and "gone" in err
 
 
 @pytest.mark.slow
@@ -507,7 +380,7 @@ def test_figures_of_a_replay_worked_out_by_hand() -> None:
     assert row["p99_us"] == pytest.approx(1.0 + 0.97 * 0.6)
     assert row["share_pct"] == pytest.approx(100 * 3.9 / 10.9)
     assert row["algo_bandwidth"] == pytest.approx(400 / 1_200)  # medians of 800 ns and 1,600 ns
-    assert sums(table, groups=False)["collective"].to_list() == ["all_reduce", "message"]
+    assert sums(table, "all")["collective"].to_list() == ["all_reduce", "message"]
     assert passes(measured).rows() == [
         (0, 0, 9_000, 3_000),
         (0, 1, 8_000, 4_000),
@@ -530,7 +403,7 @@ def test_groups_are_told_apart_or_taken_together() -> None:
     }
     table = calls(made, measured)
     assert sums(table)["group"].to_list() == ["[0, 1]", "[0, 2]"]
-    (row,) = sums(table, groups=False).iter_rows(named=True)
+    (row,) = sums(table, "all").iter_rows(named=True)
     assert (row["group"], row["group_size"], row["count"], row["p50_us"]) == (None, 2, 4, 1.0)
 
 

@@ -21,8 +21,10 @@ CALLS = {
     "call": pl.Int64,
     "collective": pl.String,
     "group": pl.String,
-    "meeting": pl.Int64,  # calls of one repeat that are one communication share it
+    "communication": pl.Int64,  # what is one communication of several ranks, in every repeat
+    "meeting": pl.Int64,  # and in one repeat
     "bytes": pl.Int64,
+    "bus_bytes": pl.Float64,  # what of them a bus bandwidth counts
     "made_ns": pl.Int64,  # since all set out, on the clock of rank 0
     "returned_ns": pl.Int64,
     "done_ns": pl.Int64,
@@ -48,6 +50,7 @@ SUMS = {
     "recorded_p50_us": pl.Float64,
     "replayed_over_recorded": pl.Float64,
 }
+PER = ("group", "all", "call")
 PASSES = {"rank": pl.Int64, "repeat": pl.Int64, "span_ns": pl.Int64, "exposed_ns": pl.Int64}
 
 
@@ -79,6 +82,7 @@ def calls(plan: Plan, times: Mapping[int, Any]) -> pl.DataFrame:
             ],
             "met": met,
             "bytes": [_size(call) for call in own],
+            "bus_bytes": [_on_bus(call, rank) for call in own],
             "recorded_ns": [call.recorded_ns for call in own],
         }
         frames.append(
@@ -92,37 +96,44 @@ def calls(plan: Plan, times: Mapping[int, Any]) -> pl.DataFrame:
             )
         )
     table = pl.concat(frames, how="vertical_relaxed")
-    key = ("repeat", "collective", "group", "met")
+    key = ("collective", "group", "met")
     return table.with_columns(
         latency_ns=pl.col("done_ns") - pl.col("made_ns"),
-        meeting=pl.struct(key).rank("dense").cast(pl.Int64) - 1,
+        communication=pl.struct(key).rank("dense").cast(pl.Int64) - 1,
+        meeting=pl.struct("repeat", *key).rank("dense").cast(pl.Int64) - 1,
     ).select(pl.col(name).cast(dtype) for name, dtype in CALLS.items())
 
 
-def sums(table: pl.DataFrame, groups: bool = True) -> pl.DataFrame:
-    """A row a collective, group and size (SUMS), over all ranks and repeats, largest total first. groups: tell groups
-    of one size apart; else their group is null.
+def sums(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
+    """Sums over all ranks and repeats (SUMS). per: one of `PER`.
+
+    group: a row a collective, group and size, largest total first; all: groups of one size together, their group null;
+    call: a row a communication, in the order in which they were made, with its number on the lowest rank in front.
 
     Latency is of completion on every rank. skew: between the first and the last rank to make a call. Bandwidths: bytes
-    over the median time from the last call to the last completion; factors of nccl-tests, GB = 1e9 B.
+    over the median time from the last call to the last completion; factors of nccl-tests, of an uneven all-to-all the
+    most that a rank sends to others or gets from them; GB = 1e9 B.
     """
     size = pl.col("group").str.json_decode(pl.List(pl.Int64)).list.len().cast(pl.Int64)
-    shown = pl.col("group") if groups else pl.lit(None, pl.String)
-    table = table.with_columns(group_size=size).with_columns(group=shown)
+    shown = pl.lit(None, pl.String) if per == "all" else pl.col("group")
+    table = table.with_columns(
+        pl.col("bytes", "bus_bytes").max().over("meeting"), group_size=size
+    ).with_columns(group=shown)
+    key = ["collective", "group", "group_size", "bytes", *(["communication"] if per == "call" else [])]
     met = table.group_by("meeting", maintain_order=True).agg(
-        pl.col("collective", "group", "group_size").first(),
-        pl.col("bytes").max(),
+        pl.col(*key, "bus_bytes").first(),
         skew=pl.col("made_ns").max() - pl.col("made_ns").min(),
         transfer=pl.col("done_ns").max() - pl.col("made_ns").max(),
     )
-    key = ["collective", "group", "group_size", "bytes"]
-    table = table.with_columns(pl.col("bytes").max().over("meeting"))
-    moved = met.group_by(key).agg(pl.col("skew").median(), pl.col("transfer").median())
+    moved = met.group_by(key).agg(pl.col("skew", "transfer", "bus_bytes").median())
     latency = pl.col("latency_ns") / 1e3
+    timed = pl.col("transfer") > 0
     rows = (
         table.group_by(key)
         .agg(
             pl.len().alias("count"),
+            pl.col("call").sort_by("rank").first(),
+            pl.col("made_ns").min(),
             *(latency.quantile(q / 100, "linear").alias(f"p{q}_us") for q in (50, 95, 99)),
             latency.min().alias("min_us"),
             latency.max().alias("max_us"),
@@ -131,19 +142,18 @@ def sums(table: pl.DataFrame, groups: bool = True) -> pl.DataFrame:
         )
         .join(moved, on=key, nulls_equal=True)
         .with_columns(
-            pl.struct("collective", "group_size")
-            .map_elements(lambda row: factor(row["collective"], row["group_size"]), pl.Float64)
-            .alias("factor"),
             skew_p50_us=pl.col("skew") / 1e3,
-            algo_bandwidth=pl.when((pl.col("transfer") > 0) & (pl.col("bytes") > 0)).then(
-                pl.col("bytes") / pl.col("transfer")
-            ),
+            algo_bandwidth=pl.when(timed, pl.col("bytes") > 0).then(pl.col("bytes") / pl.col("transfer")),
+            bus_bandwidth=pl.when(timed, pl.col("bytes") > 0).then(pl.col("bus_bytes") / pl.col("transfer")),
             share_pct=100 * pl.col("total_ms") / pl.col("total_ms").sum(),
             replayed_over_recorded=pl.col("p50_us") / pl.col("recorded_p50_us"),
         )
-        .with_columns(bus_bandwidth=pl.col("algo_bandwidth") * pl.col("factor"))
-        .sort("total_ms", "collective", "group", "bytes", descending=(True, False, False, False))
     )
+    if per == "call":
+        return rows.sort("made_ns", "communication").select(
+            pl.col(name).cast(dtype) for name, dtype in {"call": pl.Int64, **SUMS}.items()
+        )
+    rows = rows.sort("total_ms", "collective", "group", "bytes", descending=(True, False, False, False))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SUMS.items())
 
 
@@ -162,7 +172,20 @@ def job(plan: Plan, table: pl.DataFrame, backend: str, *, repeat: int = -1) -> J
 def _size(call: Call) -> int | None:
     item = itemsize(call.dtype) or 0
     ins, outs = sum(call.inputs) * item, sum(call.outputs) * item
+    if call.collective == "all_to_all":
+        return max(ins, outs)
     return message("message" if call.peer is not None else call.collective, ins or outs, outs or ins)
+
+
+def _on_bus(call: Call, rank: int) -> float | None:
+    """The bytes of a call that its bus bandwidth counts, as this rank sees them."""
+    if call.in_split and call.out_split:
+        own = call.group.index(rank)
+        sent, got = (sum(split) - split[own] for split in (call.in_split, call.out_split))
+        return float((itemsize(call.dtype) or 0) * max(sent, got))
+    size = _size(call)
+    share = 1.0 if call.peer is not None else factor(call.collective, len(call.group))
+    return None if size is None or share is None else size * share
 
 
 def _turns(own: Sequence[Call], rank: int) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,9 @@ from etloom.cli._output import Format, emit
 if TYPE_CHECKING:
     import polars as pl
 
+    from etloom.replayer.comms import Options
     from etloom.replayer.plan import Plan
+    from etloom.replayer.session import Replayed
 
 
 @guarded()
@@ -82,10 +86,14 @@ def comms(
         ),
     ] = None,
     per: Annotated[
-        str, typer.Option(help="group: a row a collective, group and size; all: groups of a size together.")
+        str,
+        typer.Option(
+            help="group: a row a collective, group and size; all: groups of a size together; call: a row a call."
+        ),
     ] = "group",
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the table of sums as JSON.", show_default=False)
+        Path | None,
+        typer.Option("--json", help="Write table, repeats and what was skipped as JSON.", show_default=False),
     ] = None,
     format: Annotated[
         Format | None,
@@ -108,6 +116,7 @@ def comms(
       torchrun --nproc-per-node 4 -m etloom replay comms run/ --shrink --verify
     """
     from etloom.errors import EtloomError
+    from etloom.replayer.results import PER, job, sums
 
     given = path or trace_path
     if given is None or (path and trace_path):
@@ -115,7 +124,7 @@ def comms(
     for value, known, option in (
         (timing, ("fast", "recorded"), "--timing"),
         (gap, ("spin", "load"), "--gap"),
-        (per, ("group", "all"), "--per"),
+        (per, PER, "--per"),
     ):
         if value not in known:
             raise EtloomError(f"{option} {value!r} is not known", remedy=f"one of {', '.join(known)}")
@@ -145,25 +154,34 @@ def comms(
         return
     # torch tells a lost connection in pages of its own; one line of ours says it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from etloom.replayer.comms import Options
-    from etloom.replayer.results import job, sums
+    from etloom.replayer.comms import Options, placed
     from etloom.replayer.session import replay
 
-    on = device or ("cuda" if backend in ("nccl", "ucc") else "cpu")
-    options = Options(backend, on, timing, gap, blocking, repeats, warmup, verify, timeout)
+    options = Options(*placed(backend, device), timing, gap, blocking, repeats, warmup, verify, timeout)
     done = replay(make, options, place=place, address=master_addr, port=master_port, end=end)
     if done is None:
         return
     for one in done.plan.skipped:
         say(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}")
-    merged = done.sums if per == "group" else sums(done.calls, groups=False)
+    merged = sums(done.calls, per)
     emit(merged, format, None)
     tell_passes(done.passes)
     if json_file:
-        json_file.write_text(merged.write_json())
+        json_file.write_text(json.dumps(_report(done, merged, options), indent=1))
     if out:
         etloom.export(job(done.plan, done.calls, backend), out)
         say(f"wrote {out}")
+
+
+def _report(done: Replayed, merged: pl.DataFrame, options: Options) -> dict[str, Any]:
+    """The table, how long each repeat took and waited on each rank, and what was not replayed."""
+    return {
+        "options": asdict(options),
+        "recorded_ranks": done.plan.recorded,
+        "table": merged.to_dicts(),
+        "repeats": done.passes.to_dicts(),
+        "skipped": [asdict(one) for one in done.plan.skipped],
+    }
 
 
 def end(reason: Any) -> None:

@@ -1,0 +1,108 @@
+"""Figures of a replay against ones worked out by hand: bandwidths of every collective, a row a call, a whole report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from etloom.replayer.plan import Call, Plan
+
+pytestmark = pytest.mark.torch
+WORLD = (0, 1, 2, 3)
+
+
+def measured(
+    own: Sequence[Sequence[Call]], repeats: int = 1, made: int = 100, done: int = 1_300, apart: int = 10_000
+) -> tuple[Plan, dict[int, object]]:
+    """Each rank makes a call ``made`` ns after the rank before it, all end at ``done``; calls ``apart`` ns apart."""
+    from etloom.replayer.comms import Times
+
+    times = {}
+    for rank, calls in enumerate(own):
+        start = (
+            np.array([[call.index * apart for call in calls]] * repeats) + np.arange(repeats)[:, None] * 10**6
+        )
+        zeros = np.zeros(repeats, dtype=np.int64)
+        times[rank] = Times(start + rank * made, start + rank * made, start + done, 0, zeros, zeros)
+    return Plan(tuple(map(tuple, own))), times
+
+
+@pytest.mark.parametrize(
+    ("collective", "ins", "outs", "size", "bus"),
+    [
+        ("all_reduce", 1_000, 1_000, 4_000, 2 * 3 / 4),
+        ("all_gather", 250, 1_000, 4_000, 3 / 4),
+        ("reduce_scatter", 1_000, 250, 4_000, 3 / 4),
+        ("all_to_all", 1_000, 1_000, 4_000, 3 / 4),
+        ("gather", 250, 1_000, 4_000, 3 / 4),
+        ("scatter", 1_000, 250, 4_000, 3 / 4),
+        ("broadcast", 1_000, 1_000, 4_000, 1),
+        ("reduce", 1_000, 1_000, 4_000, 1),
+    ],
+)
+def test_bandwidths_on_four_ranks(collective: str, ins: int, outs: int, size: int, bus: float) -> None:
+    """From the last call (at 300 ns) to the last end (at 1,300 ns): 4,000 B in 1,000 ns are 4 GB/s."""
+    from etloom.replayer.results import calls, sums
+
+    call = Call(0, collective, WORLD, "float", (ins,), (outs,))
+    (row,) = sums(calls(*measured([[call]] * 4))).iter_rows(named=True)
+    assert (row["bytes"], row["count"], row["group_size"]) == (size, 4, 4)
+    assert row["algo_bandwidth"] == pytest.approx(4.0)
+    assert row["bus_bandwidth"] == pytest.approx(4.0 * bus)
+    # Latencies of 1.3, 1.2, 1.1 and 1 us.
+    assert (row["p50_us"], row["min_us"], row["max_us"]) == (1.15, 1.0, 1.3)
+    assert (row["p95_us"], row["p99_us"]) == pytest.approx((1.2 + 0.85 * 0.1, 1.2 + 0.97 * 0.1))
+    assert row["skew_p50_us"] == pytest.approx(0.3)
+
+
+def test_an_uneven_all_to_all_by_its_bytes() -> None:
+    """Rank 0 keeps 3 elements and sends 12, rank 1 sends 6 and keeps none: 48 B go over the bus, rank 0 puts in 60."""
+    from etloom.replayer.results import calls, sums
+
+    own = [
+        Call(0, "all_to_all", (0, 1), "float", (15,), (9,), in_split=(3, 12), out_split=(3, 6)),
+        Call(0, "all_to_all", (0, 1), "float", (6,), (12,), in_split=(6, 0), out_split=(12, 0)),
+    ]
+    (row,) = sums(calls(*measured([[one] for one in own], made=0, done=10))).iter_rows(named=True)
+    assert (row["bytes"], row["algo_bandwidth"], row["bus_bandwidth"]) == (60, 6.0, 4.8)
+
+
+def test_a_barrier_and_what_took_no_time_have_no_bandwidth() -> None:
+    from etloom.replayer.results import calls, sums
+
+    own = [Call(0, "barrier", (0, 1), "float", (), ()), Call(1, "all_reduce", (0, 1), "float", (8,), (8,))]
+    rows = {
+        row["collective"]: row
+        for row in sums(calls(*measured([own] * 2, made=0, done=0))).iter_rows(named=True)
+    }
+    assert (rows["barrier"]["bytes"], rows["barrier"]["bus_bandwidth"]) == (None, None)
+    assert (rows["all_reduce"]["bytes"], rows["all_reduce"]["algo_bandwidth"]) == (32, None)
+
+
+def test_a_row_a_call() -> None:
+    """Three ranks, two repeats; the calls of two groups and one size are told apart, and are in their order."""
+    from etloom.replayer.results import calls, sums
+
+    def reduced(at: int, group: tuple[int, ...]) -> Call:
+        return Call(at, "all_reduce", group, "float", (8,), (8,))
+
+    own = [
+        [reduced(0, (0, 1, 2)), reduced(1, (0, 1)), Call(2, "send", (0, 2), "float", (4,), (), peer=2)],
+        [reduced(0, (0, 1, 2)), reduced(1, (0, 1))],
+        [reduced(0, (0, 1, 2)), Call(1, "recv", (0, 2), "float", (), (4,), peer=0), reduced(2, (0, 1, 2))],
+    ]
+    own[0].append(reduced(3, (0, 1, 2)))
+    own[1].append(reduced(2, (0, 1, 2)))
+    table = calls(*measured(own, repeats=2))
+    rows = sums(table, "call")
+    assert rows.select("call", "collective", "group", "count").rows() == [
+        (0, "all_reduce", "[0, 1, 2]", 6),
+        (1, "all_reduce", "[0, 1]", 4),
+        (2, "message", "[0, 2]", 4),
+        (3, "all_reduce", "[0, 1, 2]", 6),
+    ]
+    assert rows["share_pct"].sum() == pytest.approx(100)
+    assert sums(table).height == 3
+    assert rows["total_ms"].sum() == pytest.approx(sums(table, "all")["total_ms"].sum())
