@@ -1,10 +1,12 @@
 """PyTorch's memory snapshots: what the caching allocator of each device did, with the Python stack of each allocation.
 
 Read: the pickle of torch.cuda.memory._dump_snapshot, without running anything that it says, and the same dictionary
-as JSON. An allocation and its release (when it was asked for) are rows of memory; what else the allocator did, such as
-taking a segment from the driver or running out of memory, is an event. Sizes are what was asked for, before the
-allocator rounds them up to 512 B. Totals are counted backwards from the segments and blocks that the snapshot found, so
-what was allocated before the history begins is in them. The file does not say its rank: that is in its name.
+as JSON. An allocation and its release (when it was asked for; when it was done, where skip_actions left the requests
+out) are rows of memory; what else the allocator did, such as taking a segment from the driver or running out of memory,
+is an event, and so are annotations that were recorded with it (global_record_annotations). Sizes are what was asked
+for, before the allocator rounds them up to 512 B. Totals are counted backwards from the segments and blocks that the
+snapshot found, so what was allocated before the history begins is in them. The file does not say its rank: that is in
+its name.
 
 Format: torch/cuda/memory.py (_snapshot), with time_us as PyTorch 2.2 and later write it.
 """
@@ -28,8 +30,13 @@ _KEYS = re.compile(rb'\s*\{\s*"(?:segments|device_traces|allocator_settings|exte
 _MOST_FRAMES = 256
 _CUDA = 1
 _ALLOCATED = {"alloc": 1, "free_requested": -1}
+_WHEN_DONE = {"alloc": 1, "free_completed": -1}
+"""What changes the allocated bytes; the second where the history leaves out when they were asked back."""
+_LIVE = "active_allocated"
+_PENDING = ("active_pending_free", "active_awaiting_free")
+"""States of blocks: in use; asked back, but another stream may still use them."""
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-_OTHER = {"free_completed", "oom", "snapshot", "workspace_snapshot"}
+_OTHER = {"free_requested", "free_completed", "oom", "snapshot", "workspace_snapshot"}
 
 
 def sniff(head: bytes) -> bool:
@@ -61,12 +68,19 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
     stacks = _Stacks()
     memory: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
-    counts = dict.fromkeys(("damaged_entry", "unknown_action", "without_time", "totals_unknown"), 0)
+    counts = dict.fromkeys(
+        ("damaged_entry", "unknown_action", "without_time", "totals_unknown", "open_annotation"), 0
+    )
     for device, entries in enumerate(history):
-        own, beside = _entries(device, entries, stacks, counts)
-        _with_totals(own, *held.get(device, (0, 0)), counts)
-        memory += [row for row in own if row.pop("action") in _ALLOCATED]
+        live, pending, reserved = held.get(device, (0, 0, 0))
+        actions = [one.get("action") for one in entries if isinstance(one, dict)]
+        when_done = "free_completed" in actions and "free_requested" not in actions
+        changes = _WHEN_DONE if when_done else _ALLOCATED
+        own, beside = _entries(device, entries, changes, stacks, counts)
+        _with_totals(own, live + pending * when_done, reserved, counts)
+        memory += [row for row in own if row.pop("action") in changes]
         events += beside
+    events += _annotations(snapshot.get("external_annotations"), counts)
     stats += [
         (
             "read.damaged_entry",
@@ -91,6 +105,12 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
             "data_loss",
             counts["totals_unknown"],
             "the history does not fit the segments",
+        ),
+        (
+            "read.open_annotation",
+            "data_loss",
+            counts["open_annotation"],
+            "an annotation of which only the begin or the end is there",
         ),
     ]
     settings = snapshot.get("allocator_settings")
@@ -132,25 +152,25 @@ def _whole(value: Any) -> int | None:
     return value if fits else None
 
 
-def _held(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:
-    """By device, the bytes allocated (as asked for) and reserved when the snapshot was taken."""
-    found: dict[int, tuple[int, int]] = {}
+def _held(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
+    """By device, when the snapshot was taken: the bytes (as asked for) in use, those asked back but still waited for,
+    and those reserved."""
+    found: dict[int, tuple[int, int, int]] = {}
     for segment in segments:
         device = _whole(segment.get("device")) or 0
+        sizes = dict.fromkeys((_LIVE, *_PENDING), 0)
         blocks = segment.get("blocks")
-        sizes = (
-            block.get("requested_size", block.get("size"))
-            for block in (blocks if isinstance(blocks, list) else [])
-            if isinstance(block, dict) and block.get("state") == "active_allocated"
-        )
-        live = sum(_whole(size) or 0 for size in sizes)
-        allocated, reserved = found.get(device, (0, 0))
-        found[device] = allocated + live, reserved + (_whole(segment.get("total_size")) or 0)
+        for block in blocks if isinstance(blocks, list) else []:
+            if isinstance(block, dict) and isinstance(state := block.get("state"), str) and state in sizes:
+                sizes[state] += _whole(block.get("requested_size", block.get("size"))) or 0
+        live, pending, reserved = found.get(device, (0, 0, 0))
+        live, pending = live + sizes[_LIVE], pending + sum(sizes[state] for state in _PENDING)
+        found[device] = live, pending, reserved + (_whole(segment.get("total_size")) or 0)
     return found
 
 
 def _entries(
-    device: int, entries: list[Any], stacks: _Stacks, counts: dict[str, int]
+    device: int, entries: list[Any], allocated: dict[str, int], stacks: _Stacks, counts: dict[str, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What changes a total (rows of memory, and ``action``), and events of all that is no row of memory."""
     rows, events = [], []
@@ -160,7 +180,7 @@ def _entries(
         if not isinstance(action, str) or size is None:
             counts["damaged_entry"] += 1
             continue
-        changes = action in _ALLOCATED or action in _RESERVED
+        changes = action in allocated or action in _RESERVED
         if not changes and action not in _OTHER:
             counts["unknown_action"] += 1
             continue
@@ -170,7 +190,7 @@ def _entries(
             "action": action,
             "ts": None if time is None else time * 1000,
             "addr": address,
-            "bytes": size * _ALLOCATED.get(action, 0),
+            "bytes": size * allocated.get(action, 0),
             "reserved": size * _RESERVED.get(action, 0),
             "device_type": _CUDA,
             "device": device,
@@ -179,7 +199,7 @@ def _entries(
         }
         if changes:
             rows.append(row)
-        if action not in _ALLOCATED and time is not None:
+        if action not in allocated and time is not None:
             said = {"bytes": size, "address": address, "device_free": _whole(entry.get("device_free"))}
             args = {key: value for key, value in said.items() if value is not None}
             events.append(
@@ -206,6 +226,27 @@ def _with_totals(rows: list[dict[str, Any]], allocated: int, reserved: int, coun
             row[total] = now if known else None
     for row in rows:
         del row["reserved"]
+
+
+def _annotations(found: Any, counts: dict[str, int]) -> list[dict[str, Any]]:
+    """The ranges of record_function that were recorded with the history: a begin and the next end of its name."""
+    begun: dict[str, list[int]] = {}
+    ranges: list[dict[str, Any]] = []
+    for entry in found if isinstance(found, list) else []:
+        said = entry if isinstance(entry, dict) else {}
+        name, stage, time = said.get("name"), said.get("stage"), _whole(said.get("time_us"))
+        if isinstance(name, str) and stage == "START" and time is not None:
+            begun.setdefault(name, []).append(time)
+        elif isinstance(name, str) and stage == "END" and time is not None and begun.get(name):
+            start = begun[name].pop()
+            lasted = {"ts": start * 1000, "dur": max(0, time - start) * 1000, "pid": 0, "tid": 0}
+            ranges.append(
+                {"ph": "X", "cat": "user_annotation", "name": name, **lasted, "position": len(ranges)}
+            )
+        else:
+            counts["open_annotation"] += 1
+    counts["open_annotation"] += sum(map(len, begun.values()))
+    return ranges
 
 
 class _Stacks:
