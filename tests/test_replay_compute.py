@@ -578,23 +578,3 @@ def test_mutated_traces_end_in_outcomes_or_one_line(tmp_path: Path) -> None:
             assert "\n" not in str(error)
             ended += 1
     assert ended < 40
-
-
-@pytest.mark.slow
-def test_an_operator_that_ends_the_process_is_an_outcome(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The statistics of 2^24 channels are read from tensors of one element."""
-    schema = (
-        "aten::native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, "
-        "Tensor? running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
-    )
-    small = [11, 101, 0, 1, 4, "cpu"]
-    values = [[10, 100, 0, 1 << 25, 4, "cpu"], small, small, small, small, False, 0.1, 0.1]
-    types = ["Tensor(float)"] * 5 + ["Bool", "Double", "Double"]
-    shapes: list[Any] = [[2, 1 << 24], [1], [1], [1], [1], [], [], []]
-    of_nodes(tmp_path, node(2, schema, values, types, shapes), relu(3, one(12, 102), one(13, 103)))
-    assert cli.main(["replay", "compute", str(tmp_path), "--repeats", "1", "--format", "json"]) == 0
-    rows = {row["name"]: (row["result"], row["reason"]) for row in json.loads(capfd.readouterr().out)}
-    assert rows["aten::relu"][0] == "replayed"
-    assert rows["aten::native_batch_norm"] == ("skipped", "it ended the process: SIGSEGV")

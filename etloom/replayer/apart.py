@@ -20,11 +20,12 @@ MOST_DEATHS = 50
 _FOLDER = "ETLOOM_REPLAY_APART"
 
 
-def run(command: Sequence[str]) -> int:
-    """Run ``python -m`` and the command until it ends by itself; its exit status.
+def run(command: Sequence[str], quiet: bool = False) -> tuple[int, dict[int, str]]:
+    """Run ``python -m`` and the command until it ends by itself; its exit status, and the nodes that it had to leave
+    out with the reason.
 
-    Each time a signal ends it, the node that it `told` last is left out from then on. Raises EtloomError where it told
-    none, or that often that it is no use.
+    Each time a signal ends it, the node that it `told` last is left out from then on. quiet: what it writes is thrown
+    away. Raises EtloomError where it told none, or that often that it is no use.
     """
     left_out: dict[int, str] = {}
     with tempfile.TemporaryDirectory(prefix="etloom-") as folder:
@@ -36,6 +37,8 @@ def run(command: Sequence[str]) -> int:
             started = subprocess.Popen(
                 [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", "-m", *command],
                 env={**os.environ, _FOLDER: folder, "PYTHONUNBUFFERED": "1"},
+                stdout=subprocess.DEVNULL if quiet else None,
+                stderr=subprocess.DEVNULL if quiet else None,
             )
             try:
                 status = started.wait()
@@ -44,7 +47,7 @@ def run(command: Sequence[str]) -> int:
                 started.wait()
                 raise
             if status >= 0:
-                return status
+                return status, left_out
             name = signal.Signals(-status).name
             node = at.read_text().strip() if at.exists() else ""
             if not node or int(node) in left_out or len(left_out) == MOST_DEATHS:

@@ -105,7 +105,7 @@ def replay(
                 times.append(time.perf_counter_ns() - start)
             profiled = _profiled(machine, trace.rank)
     return Replayed(
-        _coverage(machine),
+        coverage(machine),
         _recorded_ns(trace, machine.program),
         times,
         machine.peak_bytes,
@@ -125,8 +125,10 @@ def prepared(
     progress: Progress = lambda step: None,
     leave_out: Mapping[int, str] = MappingProxyType({}),
     resources: Path | None = None,
+    gpu: int = 0,
 ) -> Machine:
-    """The operators of a linked trace, rehearsed on a device. Arguments and errors as for `replay`."""
+    """The operators of a linked trace, rehearsed on a device: of several GPUs on this one. Other arguments and errors
+    as for `replay`."""
     import torch
 
     from etloom.replayer.machine import Machine
@@ -137,6 +139,8 @@ def prepared(
         raise EtloomError(f"no device is called {device!r}", remedy=f"one of {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
         raise EtloomError("this torch sees no GPU", remedy="--device cpu, or meta for shapes only")
+    if device == "cuda":
+        torch.cuda.set_device(gpu)
     machine = Machine(program(trace, namespaces, step), torch.device(device), resources)
     if device == "cpu":
         torch.ones(1 << 17).add(1)  # threads are started before memory for their stacks is bounded
@@ -168,7 +172,8 @@ def _recorded_ns(trace: Trace, todo: Program) -> int | None:
     return span if isinstance(span, int) else None
 
 
-def _coverage(machine: Machine) -> pl.DataFrame:
+def coverage(machine: Machine) -> pl.DataFrame:
+    """What became of each recorded operator in the rehearsal: a row a name, result and reason (COVERAGE)."""
     todo = machine.program
 
     def rows() -> Iterator[tuple[str, str, str | None, int | None]]:

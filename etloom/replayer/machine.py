@@ -58,6 +58,7 @@ class Machine:
         self._held: dict[int, int] = {}
         self._ready: list[Ready] = []
         self._next = 0
+        self._busy = False
         self._first: list[
             tuple[torch.Tensor, torch.Tensor]
         ] = []  # integers that steps write, and what they held
@@ -99,6 +100,13 @@ class Machine:
         self.advance(None)
         self._synchronize()
 
+    def where(self) -> str | None:
+        """The operator that is running, in words; None where none is."""
+        if not self._busy or not 0 < self._next <= len(self._ready):
+            return None
+        ready = self._ready[self._next - 1]
+        return f"{ready.name} (node {ready.node})"
+
     @torch.no_grad()
     def advance(self, node: int | None) -> None:
         """What comes before a node and was not run in this pass yet; with None what is left, which ends the pass.
@@ -106,6 +114,7 @@ class Machine:
         Raises EtloomError where an operator fails that ran in the rehearsal.
         """
         slots = self._slots
+        self._busy = True
         if self._next == 0:
             for tensor, first in self._first:
                 tensor.copy_(first)
@@ -124,6 +133,7 @@ class Machine:
                     slots[slot] = leaves[at]
             for slot in ready.frees:
                 slots[slot] = None
+        self._busy = False
         if node is None:
             self._next = 0
 

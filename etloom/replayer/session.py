@@ -32,7 +32,16 @@ class Replayed:
     passes: pl.DataFrame
 
 
-Between = Callable[[Call | None], None]
+@dataclass(frozen=True)
+class Work:
+    """What a rank does beside communication. between: called before each call, and with None at the end. where: what it
+    is doing just now, None where nothing."""
+
+    between: Callable[[Call | None], None] = lambda call: None
+    where: Callable[[], str | None] = lambda: None
+
+
+Prepare = Callable[[Callable[[str], None]], Work]
 
 
 def replay(
@@ -42,13 +51,14 @@ def replay(
     place: Place | None = None,
     address: str | None = None,
     port: int | None = None,
-    prepare: Callable[[], Between] = lambda: lambda call: None,
+    prepare: Prepare = lambda tell: Work(),
     end: Callable[[str], None],
 ) -> Replayed | None:
     """Replay on all processes; the result on rank 0, None on the others.
 
-    make: world size -> plan, called on rank 0 alone. prepare: called on every rank when the plan stands; gives what
-    ``comms.Runner`` does between calls. end: ends this process with a reason, when another one is gone.
+    make: world size -> plan, called on rank 0 alone. prepare: called on every rank when the plan stands, with what to
+    tell the others it is doing; gives what the rank does between calls. end: ends this process with a reason, when
+    another one is gone.
     Raises EtloomError on every rank where the plan or the run fails.
     """
     # torch announces new names of what it calls itself; they say nothing of the run.
@@ -81,21 +91,21 @@ def _together(
     place: Place,
     make: Callable[[int], Plan],
     options: Any,
-    prepare: Callable[[], Between],
+    prepare: Prepare,
     watch: Watch,
 ) -> tuple[Plan, dict[int, Any] | None]:
     from etloom.replayer.comms import Runner, process_group
 
-    watch.at = lambda: "the plan"
+    watch.tell("the plan")
     plan = _shared(store, place, make)
-    watch.at = lambda: "preparing"
-    between = prepare()
+    watch.tell("preparing")
+    work = prepare(watch.tell)
     _all_ready(store, place)
     with process_group(place, store, options):
-        runner = Runner(plan, place, options, between)
-        watch.at = runner.where
+        runner = Runner(plan, place, options, work.between)
+        watch.at = lambda: work.where() or runner.where()
         times = runner.run()
-        watch.at = lambda: "gathering"
+        watch.tell("gathering")
         return plan, _gathered(store, times, place)
 
 

@@ -73,5 +73,6 @@ def compute(
     }
     from etloom.replayer import apart
 
-    if status := apart.run(["etloom.cli.replay._computing", json.dumps(asked)]):
+    status, _ = apart.run(["etloom.cli.replay._computing", json.dumps(asked)])
+    if status:
         raise SystemExit(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +18,7 @@ from etloom.cli.replay.comms import end, tell_passes
 
 if TYPE_CHECKING:
     from etloom.replayer.machine import Machine
-    from etloom.replayer.plan import Call, Plan
+    from etloom.replayer.plan import Plan
 
 
 @guarded()
@@ -54,8 +55,9 @@ def full(
     """Run the recorded operators and the recorded communication again, in the order in which each rank began them.
 
     Every process runs this command; torchrun, mpirun or srun says which rank it is. Communication moves buffers of its
-    own, of the recorded sizes. Printed are the sums of the communication, how long a repeat took on each rank, and how
-    much of that it waited for others (exposed).
+    own, of the recorded sizes. Each rank first tries its operators in a process apart: one that ends that process is
+    left out and told. Printed are the sums of the communication, how long a repeat took on each rank, and how much of
+    that it waited for others (exposed).
 
     Examples:
 
@@ -67,10 +69,12 @@ def full(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import etloom
     from etloom.errors import EtloomError
+    from etloom.replayer import apart
     from etloom.replayer.choice import chosen
     from etloom.replayer.comms import Options
     from etloom.replayer.compute import prepared
-    from etloom.replayer.session import replay
+    from etloom.replayer.saved import folder_of
+    from etloom.replayer.session import Work, replay
     from etloom.replayer.world import Place
 
     place = Place.here()
@@ -86,10 +90,31 @@ def full(
             )
         return chosen(opened(), world)
 
-    def prepare() -> Callable[[Call | None], None]:
-        machine = prepared(opened()[sorted(opened())[place.rank]], on, namespaces=namespaces)
+    def prepare(tell: Callable[[str], None]) -> Work:
+        rank = sorted(opened())[place.rank]
+        trace = opened()[rank]
+        asked = {
+            "path": str(path),
+            "rank": rank,
+            "device": on,
+            "namespaces": [*namespaces],
+            "gpu": place.local,
+        }
+        tell("trying its operators")
+        # A kernel that ends the process must not end a rank, for which the others wait.
+        _, lost = apart.run(["etloom.cli.replay._rehearsing", json.dumps(asked)], quiet=True)
+        machine = prepared(
+            trace,
+            on,
+            namespaces=namespaces,
+            progress=lambda step: tell(f"trying {step.name} (node {step.node})"),
+            leave_out=lost,
+            resources=folder_of(path, trace),
+            gpu=place.local,
+        )
         machines.append(machine)
-        return lambda call: machine.advance(None if call is None else call.node)
+        _tell_left_out(machine, place.rank, set(lost.values()))
+        return Work(lambda call: machine.advance(None if call is None else call.node), machine.where)
 
     options = Options(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
     done = replay(make, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end)
@@ -109,3 +134,12 @@ def full(
 
         etloom.export(measured(done.plan, done.calls, backend), out)
         say(f"wrote {out}")
+
+
+def _tell_left_out(machine: Machine, rank: int, deadly: set[str]) -> None:
+    """What this rank does not run; of others than the first rank only what ended a process."""
+    from etloom.replayer.compute import coverage
+
+    for row in coverage(machine).iter_rows(named=True):
+        if row["result"] == "skipped" and (rank == 0 or row["reason"] in deadly):
+            say(f"not run, {row['count']} times on rank {rank}: {row['name']}: {row['reason']}")

@@ -1,0 +1,217 @@
+"""Replays on several processes, and small traces for them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""What torch looks at when it is loaded."""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def processes(
+    count: int, run: Path, *options: str, launcher: str = "torchrun", part: str = "comms", fresh: bool = False
+) -> list[Any]:
+    """A replay on ``count`` processes, each told its rank as a launcher tells it. fresh: as a user starts them; else
+    forked from one that has torch loaded already, which saves each some seconds."""
+    command = ["replay", part, str(run), "--master-port", str(free_port()), *options]
+    plain = {
+        key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    }
+    started: list[Any] = []
+    for rank in range(count):
+        told = dict(zip(LAUNCHERS[launcher], map(str, (rank, count, rank)), strict=True))
+        environment = {**plain, "OMP_NUM_THREADS": "1", **told}
+        if fresh:
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            whole = [sys.executable, "-m", "etloom", *command]
+            started.append(subprocess.Popen(whole, env=environment, text=True, **pipes))
+        else:
+            started.append(Forked(command, environment))
+    return started
+
+
+def ended(running: Sequence[Any], timeout: float = 120) -> list[tuple[int, str, str]]:
+    """(exit status, stdout, stderr) of each."""
+    found = []
+    for one in running:
+        try:
+            out, err = one.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            for other in running:
+                other.kill()
+            raise
+        found.append((one.returncode, out, err))
+    return found
+
+
+class Forked:
+    """The command line in a process that was forked; to its user like subprocess.Popen."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.args = command
+        self._written = []
+        for _ in range(2):
+            handle, name = tempfile.mkstemp(prefix="etloom-")
+            os.close(handle)
+            self._written.append(Path(name))
+        process: Any = _forks().Process(target=_work, args=(command, environment, *map(str, self._written)))
+        process.start()
+        self._process = process
+        self.pid: int = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        found: int | None = self._process.exitcode
+        return found
+
+    poll = returncode.fget  # type: ignore[attr-defined]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self._process.join(timeout)
+        if self.returncode is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        out, err = (file.read_text() if file.exists() else "" for file in self._written)
+        for file in self._written:
+            file.unlink(missing_ok=True)
+        return out, err
+
+
+@cache
+def _forks() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            *(
+                "torch",
+                "torch.distributed",
+                "torch.profiler",
+                "polars",
+                "numpy",
+                "etloom.cli",
+                "etloom.cli.replay.full",
+            ),
+            *(
+                "etloom.api",
+                "etloom.opening",
+                "etloom.linker",
+                "etloom.readers.kineto",
+                "etloom.readers.execution_trace",
+            ),
+            *(
+                "etloom.replayer.comms",
+                "etloom.replayer.session",
+                "etloom.replayer.compute",
+                "etloom.replayer.machine",
+            ),
+        ]
+    )
+    before = {name: os.environ.get(name) for name in SETTINGS}
+    os.environ.update(SETTINGS)
+    forkserver.ensure_running()
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return context
+
+
+def _work(command: Sequence[str], environment: Mapping[str, str], out: str, err: str) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for name, number in ((out, 1), (err, 2)):
+        opened = os.open(name, os.O_WRONLY | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    from etloom.cli import main
+
+    sys.exit(main(command))
+
+
+def wait_for_calls(running: Sequence[Any]) -> None:
+    """Until every rank says in the replay's store that it is at a call."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    arguments = list(map(str, running[0].args))
+    port = int(arguments[arguments.index("--master-port") + 1])
+    until = time.monotonic() + 90
+    store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+    keys = [f"beat/{rank}" for rank in range(len(running))]
+    while not store.check(keys) or not all(b"call" in store.get(key) for key in keys):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def empty_values() -> dict[str, Any]:
+    return {"values": [], "shapes": [], "types": []}
+
+
+def recorded(calls: list[dict[str, Any]], world: int) -> dict[str, Any]:
+    """An execution trace (1.1.1) of record_param_comms nodes; what has an id is a node already."""
+    group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": world}
+    nodes = [
+        call
+        if "id" in call
+        else {
+            "id": at + 2,
+            "name": "record_param_comms",
+            "ctrl_deps": 1,
+            "inputs": empty_values(),
+            "outputs": empty_values(),
+            "attrs": [
+                {"name": name, "type": "uint64" if isinstance(value, int) else "string", "value": value}
+                for name, value in {"rf_id": at, **group, **call}.items()
+            ],
+        }
+        for at, call in enumerate(calls)
+    ]
+    root = {
+        "id": 1,
+        "name": "[pytorch|profiler|execution_trace|process]",
+        "ctrl_deps": 1,
+        "inputs": empty_values(),
+        "outputs": empty_values(),
+        "attrs": [],
+    }
+    return {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [root, *nodes]}
+
+
+def write(folder: Path, calls: Mapping[int, list[dict[str, Any]]]) -> Path:
+    """A run of these calls of each rank."""
+    for rank, own in calls.items():
+        (folder / f"torch_et_{rank}.json").write_text(json.dumps(recorded(own, len(calls))))
+    return folder
+
+
+def reduce_(elements: int) -> dict[str, Any]:
+    """An all-reduce of all ranks."""
+    sizes = {"in_msg_nelems": elements, "out_msg_nelems": elements}
+    everyone = {"global_rank_start": 0, "global_rank_stride": 1}
+    return {"collective_name": "allreduce", "dtype": "Float", **sizes, **everyone}
