@@ -140,10 +140,21 @@ def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.C
     assert suite.get("failures") == "1" and suite.find("testcase/failure") is not None
     assert "::error title=etloom check::quiet step time: +5.0 %25 (" in capfd.readouterr().err
     assert main(["check", slow, "--baseline", a, "--max-regression", "8%"]) == 0
-    assert main(["check", slow, "--baseline", a, "--max-regression", "x"]) == 1
+    for wrong, said in (
+        (["--baseline", a, "--max-regression", "x"], "--max-regression 'x' is no percentage; write it as 3%"),
+        (["--baseline", a, "--max-regression", "-3%"], "--max-regression '-3%' is no percentage"),
+        (["--baseline", a, "--metric", "speed"], "no metric is called 'speed'"),
+        ([], f"what to compare with is missing: etloom check {slow} --baseline MAIN"),
+        ([b], f"what to compare with is missing: etloom check {b} --baseline {slow}"),
+    ):
+        capfd.readouterr()
+        assert main(["check", slow, *wrong]) == 2
+        out, err = capfd.readouterr()
+        assert (out, err.count("\n")) == ("", 1) and said in err
+    deep = tmp_path / "not" / "there" / "out.xml"
+    assert main(["check", b, "--baseline", a, "--junit", str(deep)]) == 0 and deep.exists()
     assert main(["check", slow, "--baseline", a, "--metric", "peak-memory"]) == 1
     assert main(["check", slow, "--baseline", a, "--metric", "wall-step-time"]) == 1
-    assert main(["check", slow, "--baseline", a, "--metric", "speed"]) == 1
 
 
 def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

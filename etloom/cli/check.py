@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, StrictOption, open_job
 from etloom.cli._output import FormatOption, emit
-from etloom.errors import EtloomError
+from etloom.errors import UnknownName
 
 if TYPE_CHECKING:
     import polars as pl
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UNDECIDED = 3
 """The exit status of a gate that cannot tell."""
+WRONG = 2
+"""The exit status of a command line that asks for nothing that can be judged, as of the parser's own errors."""
 
 
 @guarded()
@@ -31,8 +33,9 @@ def check(
         ),
     ],
     baseline: Annotated[
-        list[Path], typer.Option(help="The run to compare with; may be repeated.", show_default=False)
-    ],
+        list[Path] | None,
+        typer.Option(help="The run to compare with; may be repeated.", show_default=False),
+    ] = None,
     max_regression: Annotated[str, typer.Option(help="What is allowed, in percent.")] = "3%",
     metric: Annotated[
         list[str] | None,
@@ -50,7 +53,8 @@ def check(
 ) -> None:
     """Fail where a run is slower than a baseline by more than a limit, beyond noise.
 
-    Exit status: 0 passed; 1 failed (or could not be read); 3 cannot tell, with how many more steps or runs it takes.
+    Exit status: 0 passed; 1 failed (or could not be read); 2 wrong command line; 3 cannot tell, with how many more
+    steps or runs it takes.
 
     step-time is judged by what a step takes when nothing disturbs it, which a busy machine does not change; what is
     slow only now and then, wall-step-time sees, on a machine of its own. Record 50 steps or more, and repeat RUN and
@@ -63,13 +67,20 @@ def check(
       etloom check run1/ run2/ --baseline main1/ --baseline main2/ --metric step-time --metric peak-memory
       etloom check run/ --baseline main/ --junit perf.xml --github
     """
-    from etloom.comparing.gate import gate, sentences
+    from etloom.comparing.gate import METRICS, gate, sentences
 
     limit = _percent(max_regression)
+    if not baseline:
+        before = paths[0] if len(paths) > 1 else "MAIN"
+        _wrong(f"what to compare with is missing: etloom check {paths[-1]} --baseline {before}")
+    for name in metric or ():
+        if name not in METRICS:
+            _wrong(str(UnknownName("metric", name, METRICS)))
     runs, bases = ([open_job(path, None, strict, jobs, cache) for path in side] for side in (paths, baseline))
     table = gate(runs, bases, limit, metric or ["step-time"])
     emit(table, format, None)
     if junit is not None:
+        junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(as_junit(table), encoding="utf-8")
     for row in range(table.height):
         for line in sentences(table, row):
@@ -90,8 +101,13 @@ def _percent(text: str) -> float:
     except ValueError:
         limit = -1
     if not 0 <= limit < float("inf"):
-        raise EtloomError(f"--max-regression {text!r} is no percentage", remedy="write it as 3%")
+        _wrong(f"--max-regression {text!r} is no percentage; write it as 3%")
     return limit
+
+
+def _wrong(line: str) -> NoReturn:
+    say(line)
+    raise SystemExit(WRONG)
 
 
 def escaped(text: str) -> str:
