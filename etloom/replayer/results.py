@@ -241,7 +241,8 @@ def _trace(own: Sequence[Call], table: pl.DataFrame, rank: int, world: int, back
             "id": list(range(len(own))),
             "event": [now[at] for at in ids.tolist()],
             "collective": [call.collective for call in own],
-            "pg_name": [json.dumps(call.group) for call in own],
+            # Its ranks tell a group from others.
+            "pg_name": ["world" if len(call.group) == world else "group" for call in own],
             "ranks": [json.dumps(call.group) for call in own],
             "group_size": [len(call.group) for call in own],
             "seq": _turns(own, rank),

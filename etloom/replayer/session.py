@@ -17,7 +17,7 @@ import polars as pl
 from etloom.errors import EtloomError
 from etloom.replayer.plan import Call, Plan
 from etloom.replayer.results import calls, passes, sums
-from etloom.replayer.world import BEAT_S, SUSPECT_S, Place, Watch, store_of
+from etloom.replayer.world import BEAT_S, SUSPECT_S, Place, Watch, machine, store_of
 
 _LONG = timedelta(days=7)
 
@@ -144,20 +144,26 @@ def _tuples(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gathered(store: Any, times: Any, place: Place) -> dict[int, Any] | None:
-    """The times of all ranks on rank 0, through the store, which every backend leaves alone."""
+    """The times of all ranks on rank 0, through the store, which every backend leaves alone.
+
+    Processes of one machine have one clock, and so one zero; those of others set out together as well as they can.
+    """
     from etloom.replayer.comms import Times
 
     shape = times.made.shape
     if place.rank:
         store.set(f"times/{place.rank}", np.stack((times.made, times.returned, times.done)).tobytes())
         store.set(f"passes/{place.rank}", np.stack((times.span, times.blocked)).tobytes())
-        store.set(f"zero/{place.rank}", f"{times.zero} {shape[0]} {shape[1]}")
+        store.set(f"zero/{place.rank}", f"{times.zero} {shape[0]} {shape[1]} {machine()}")
         store.wait(["taken"], _LONG)
         return None
     found = {0: times}
+    zeros = {machine(): times.zero}
     for rank in range(1, place.world):
         store.wait([f"zero/{rank}"], _LONG)
-        zero, repeats, count = map(int, store.get(f"zero/{rank}").split())
+        *numbers, its = store.get(f"zero/{rank}").decode().split()
+        zero, repeats, count = map(int, numbers)
+        zero = zeros.setdefault(its, zero)
         made, returned, done = np.frombuffer(store.get(f"times/{rank}"), np.int64).reshape(3, repeats, count)
         span, blocked = np.frombuffer(store.get(f"passes/{rank}"), np.int64).reshape(2, repeats)
         found[rank] = Times(made, returned, done, zero, span, blocked)

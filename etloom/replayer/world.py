@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from etloom.errors import EtloomError
@@ -56,6 +58,14 @@ class Place:
                     remedy="start with torchrun, mpirun or srun",
                 )
         return cls(0, 1, 0)
+
+
+def machine() -> str:
+    """What processes have in common whose monotonic clocks are one: this start of this machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 class Watch:
