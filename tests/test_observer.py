@@ -441,6 +441,35 @@ def test_the_profiler_takes_it_and_both_see_the_same(trace: etloom.Trace) -> Non
     assert pairs["n"].to_list() == pairs["e"].to_list()
 
 
+@scenario("""
+import json, time
+from pathlib import Path
+from torch.profiler import profile
+from etloom.collector.observer.exporting import export_chrome_trace
+observer.start(); x + 1
+profiler = profile(record_shapes=True); profiler.start()
+for _ in range(5000): x * 2
+profiler.stop()
+ticks, done = [], threading.Event()
+def tick():
+    while not done.wait(0.0005): ticks.append(1)
+thread = threading.Thread(target=tick); thread.start()
+before = len(ticks)
+export_chrome_trace(profiler, Path(path + ".json"))
+during = len(ticks) - before
+done.set(); thread.join()
+assert during > 3, during
+assert not profiler.profiler.kineto_results.events()
+named = [event.get("name") for event in json.loads(Path(path + ".json").read_text())["traceEvents"]]
+assert named.count("aten::mul") == 5000
+profiler = profile(); profiler.start(); x - 1; profiler.stop()  # and it records again
+export_chrome_trace(profiler, Path(path + ".json"))
+assert '"aten::sub"' in Path(path + ".json").read_text()
+""")
+def test_a_profile_is_written_while_the_job_goes_on(trace: etloom.Trace) -> None:
+    assert "aten::add" in names(trace)
+
+
 MOMENTS = [
     pytest.param(0.0),
     *(pytest.param(after, marks=pytest.mark.slow) for after in (0.013, 0.05, 0.11, 0.2)),

@@ -264,14 +264,19 @@ x - 1
         lambda left: left.trace.events["dur"].min() > 0,
     ),
     "what communicates asynchronously takes others as children": Fault(
-        GROUP
+        """
+import datetime, torch.distributed as dist
+store, ranks = dist.HashStore(), {}
+def join(rank): ranks[rank] = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60))
+threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
         + START
-        + "for _ in range(20):\n    w = dist.all_reduce(torch.ones(4), async_op=True); x * 2; w.wait()"
-        + STOP
-        + "dist.destroy_process_group()",
-        lambda left: "gloo:all_reduce" in above(left, "aten::mul"),
-        lambda left: all("thread" in name for name in left.parents("aten::mul")),
-        alone=True,
+        + "w = ranks[0].allreduce([torch.ones(4)]); x * 2; ranks[1].allreduce([torch.ones(4)]).wait(); w.wait()"
+        + STOP,
+        lambda left: above(left, "aten::mul") == ["gloo:all_reduce"],
+        lambda left: "thread" in left.parents("aten::mul")[0],
     ),
     "gloo's group is an object": Fault(
         GROUP + START + "dist.all_reduce(torch.ones(4))" + STOP + "dist.destroy_process_group()",

@@ -26,8 +26,10 @@ in a hidden folder `.etloom-*`.
 A step is named `ProfilerStep#N` in both traces, N counting from 0. What runs in the window after its last
 whole step is named `etloom:unfinished step N`, so that no partial step is taken for one.
 
-Files are written on a thread of ours after the window, one window at a time: where the disk is slow the next window is
-left out, where it is full this one is, and a line says so. A window that is open when the job raises or exits is
+Files are written on a thread of ours after the window, without Python's lock where that takes long, one window at a
+time: where the disk is slow the next window is left out, where it is full this one is, and a line says so. What the
+training waits for is torch's profiler as it stops, 5 to 10 us an operator: it must be on the training thread, for the
+device goes on being recorded until its end. A window that is open when the job raises or exits is
 closed and kept, with the whole steps it has. A process that is killed in its window (SIGKILL, SIGTERM, os._exit) leaves
 what our observer saw up to then, which `launch` keeps; of torch's own it leaves only the hidden folder. torch's crashes
 the process in one case we cannot see coming (2.13): a backward pass, inside the window, of a graph that another thread

@@ -6,6 +6,7 @@ import gc
 import os
 import platform
 import socket
+import sys
 from typing import Any
 
 from .options import Options
@@ -21,7 +22,13 @@ _PARTS = {
     "ep": ("ep", "expert", "expert_parallel"),
 }
 _COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "GLOO_")
-_ROLES = ("DistributedDataParallel", "Module", "DataLoader", "DeviceMesh", "_PipelineStageBase")
+_ROLES = {
+    "DataLoader": "torch.utils.data.dataloader",
+    "DeviceMesh": "torch.distributed.device_mesh",
+    "_PipelineStageBase": "torch.distributed.pipelining.stage",
+    "Module": "torch.nn.modules.module",
+    "DistributedDataParallel": "torch.nn.parallel.distributed",
+}
 _PART_OF = {name: part for part, names in _PARTS.items() for name in names}
 
 
@@ -90,15 +97,9 @@ def model_facts() -> dict[str, Any]:
     """
     modules: list[Any] = []
     loaders, parts, meshes = [], {}, []
-    roles: dict[type, str | None] = {}
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if kind not in roles:  # by name, once a type: a process has a million objects
-            names = [base.__name__ for base in kind.__mro__]
-            roles[kind] = next((role for role in _ROLES if role in names), None)
-        role = roles[kind]
-        if role is None:
-            continue
+    roles = _roles()
+    for thing in [thing for thing in gc.get_objects() if type(thing) in roles]:
+        role = roles[type(thing)]
         if role == "DataLoader":
             loaders += [thing.batch_size] if getattr(thing, "batch_size", None) else []
         elif role == "DeviceMesh":
@@ -120,6 +121,19 @@ def model_facts() -> dict[str, Any]:
         found["parallel"] = parts
     if len(set(loaders)) == 1:
         found["batch_of_rank"] = loaders[0]
+    return found
+
+
+def _roles() -> dict[type, str]:
+    """The classes that are asked, with what they are: found by descent, for a process has a million objects."""
+    found: dict[type, str] = {}
+    for role, home in _ROLES.items():
+        base = getattr(sys.modules.get(home), role, None)
+        waiting = [] if base is None else [base]
+        while waiting:
+            kind = waiting.pop()
+            found[kind] = role
+            waiting += type.__subclasses__(kind)
     return found
 
 

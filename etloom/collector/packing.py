@@ -1,4 +1,8 @@
-"""From what torch wrote to what we keep: checked to be whole, its broken JSON repaired, compressed."""
+"""From what torch wrote to what we keep: checked to be whole, its broken JSON repaired, compressed.
+
+In blocks of whole lines, which Python's lock is not held for as they are read, compressed and written; line by line
+only where something is to be repaired. The job trains beside.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,23 @@ from typing import IO, Any, cast
 
 _NODE = re.compile(rb'^(\s*"id": \d+, "name": )"(.*)"(, "ctrl_deps": \d+,\s*)$', re.DOTALL)
 _NAME_BEGINS = re.compile(rb'^\s*"id": \d+, "name": "')
+_WELL_NAMED = re.compile(rb'^\s*"id": \d+, "name": "[ !#-\[\]-~]*", "ctrl_deps": \d+,\s*$', re.MULTILINE)
+_NODE_BEGINS = re.compile(rb'^\s*"id": \d+, "name": "', re.MULTILINE)
+_BLOCK = 1 << 20
 
 
 def pack_execution_trace(path: Path, unfinished: int | None) -> None:
     """`et.json` to `et.json.gz`. Raises OSError where the file is cut: torch reports no full disk."""
     _require_end(path, b'"finish_ts"')
     with path.open("rb") as source:
-        _compress(_rename(_quote_names(source), unfinished), path)
+        _compress(_rename(_quote_names(_blocks(source)), unfinished), path)
 
 
 def pack_kineto(path: Path, unfinished: int | None) -> None:
     """`kineto.json` to `kineto.json.gz`. Raises OSError where the file is cut."""
     _require_end(path, b'"traceName"')
     with path.open("rb") as source:
-        _compress(_rename(source, unfinished), path)
+        _compress(_rename(_blocks(source), unfinished), path)
 
 
 def _require_end(path: Path, mark: bytes) -> None:
@@ -42,38 +49,48 @@ def _require_end(path: Path, mark: bytes) -> None:
         )
 
 
-def _quote_names(lines: Iterable[bytes]) -> Iterator[bytes]:
+def _blocks(source: IO[bytes]) -> Iterator[bytes]:
+    """Of whole lines."""
+    while block := source.read(_BLOCK):
+        yield block + source.readline()
+
+
+def _quote_names(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """torch does not escape the name of a node: a quote, a backslash or a newline in it breaks the file."""
     held = b""
-    for line in lines:
-        if held or _NAME_BEGINS.match(line):
-            held += line
-            match = _NODE.match(held)
-            if match is None:
-                continue  # the name holds a newline
-            held = b""
-            name = match[2].decode("utf-8", "replace")
-            if name.isprintable() and '"' not in name and "\\" not in name:
-                yield match[0]
+    for block in blocks:
+        if not held and len(_NODE_BEGINS.findall(block)) == len(_WELL_NAMED.findall(block)):
+            yield block
+            continue
+        for line in block.splitlines(keepends=True):
+            if held or _NAME_BEGINS.match(line):
+                held += line
+                match = _NODE.match(held)
+                if match is None:
+                    continue  # the name holds a newline
+                held = b""
+                name = match[2].decode("utf-8", "replace")
+                if name.isprintable() and '"' not in name and "\\" not in name:
+                    yield match[0]
+                else:
+                    yield b"%s%s%s" % (match[1], json.dumps(name, ensure_ascii=False).encode(), match[3])
             else:
-                yield b"%s%s%s" % (match[1], json.dumps(name, ensure_ascii=False).encode(), match[3])
-        else:
-            yield line
+                yield line
     yield held
 
 
-def _rename(lines: Iterable[bytes], unfinished: int | None) -> Iterable[bytes]:
+def _rename(blocks: Iterable[bytes], unfinished: int | None) -> Iterable[bytes]:
     """The step that was open when the window closed must not pass for a whole one."""
     if unfinished is None:
-        return lines
+        return blocks
     old, new = f'"ProfilerStep#{unfinished}"'.encode(), f'"etloom:unfinished step {unfinished}"'.encode()
-    return (line.replace(old, new) if old in line else line for line in lines)
+    return (block.replace(old, new) for block in blocks)
 
 
-def _compress(lines: Iterable[bytes], path: Path) -> None:
+def _compress(blocks: Iterable[bytes], path: Path) -> None:
     """Beside `path`, with .gz added; the plain file goes, so that a small disk holds both traces."""
-    with _gzip_writer(f"{path}.gz") as packed, io.BufferedWriter(cast(Any, packed), 1 << 20) as buffer:
-        buffer.writelines(lines)
+    with _gzip_writer(f"{path}.gz") as packed, io.BufferedWriter(cast(Any, packed), _BLOCK) as buffer:
+        buffer.writelines(blocks)
     path.unlink()
 
 

@@ -156,7 +156,9 @@ class Window:
         unfinished = None if self._options.marked else self._open_step
         try:
             if self._profile is not None:
-                self._profile.export_chrome_trace(str(self._folder / "kineto.json"))
+                from .observer.exporting import export_chrome_trace
+
+                export_chrome_trace(self._profile, self._folder / "kineto.json")
                 packing.pack_kineto(self._folder / "kineto.json", unfinished)
             with_et = self._observer is not None
             self._profile = self._observer = None

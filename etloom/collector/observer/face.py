@@ -145,7 +145,7 @@ class _Session:
     def __init__(self, path: str, *, max_bytes: int, ring: bool, detail: bool) -> None:
         import torch
 
-        library = _loaded()
+        library = loaded()
         self._pid = os.getpid()
         self._library = library
         self._handle = library.etloom_open(
@@ -181,7 +181,8 @@ def _end(library: ctypes.CDLL, handle: int, pid: int) -> None:
 
 
 @functools.cache
-def _loaded() -> ctypes.CDLL:
+def loaded() -> ctypes.CDLL:
+    """The library for this torch. Raises BuildError where it has to be built and cannot."""
     return _load(build())
 
 
@@ -202,6 +203,9 @@ def _load(path: Path) -> ctypes.CDLL:
         getattr(library, name).argtypes = (ctypes.c_void_p,)
     library.etloom_note.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
     library.etloom_close.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    for name in ("etloom_result_type", "etloom_result_name", "etloom_type_name"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.etloom_export.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
     return library
 
 
