@@ -116,6 +116,7 @@ def test_the_time_of_a_call_is_the_union_of_its_kernels(
         kernel_family=pl.lit("gemm"),
         tf32=pl.lit(False),
         bus=pl.lit(False),
+        product=pl.lit(True),
     )
     found = _flops_counted._by_owner(work)
     alone = sorted(dur for call, _, dur in kernels if call < 0)

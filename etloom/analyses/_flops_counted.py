@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from etloom import kinds, stacks
 from etloom.analyses._activity import device_work, of_rank, require_linked
 from etloom.analyses._flops_costs import node_costs, with_costs
+from etloom.analyses._flops_derived import with_derived
 from etloom.analyses._flops_registry import FAMILIES, entry, kernel_family
 from etloom.analyses._launched import launched
 from etloom.analyses.recompute import ran_again
@@ -25,6 +26,8 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 FAMILY = pl.Enum(FAMILIES)
 _BUS = r"HtoD|DtoH|Pinned|Pageable|PtoP|HostToDevice|DeviceToHost"
+_SUM_OF_PARTS = r"(?i)split_?k_?reduce|reduce_?split_?k"
+"""Kernels that sum the parts of a product that was split along k; they count as gemm and are no product."""
 _TF32 = r"(?i)tf32|s1688|nvjet_s"
 
 
@@ -58,7 +61,9 @@ def counted(trace: Trace) -> pl.DataFrame:
         pl.Series("costed", costed), pl.Series("recomputed", costed & again[at])
     )
     units = _checked(trace, with_costs(trace, units))
+    units = with_derived(trace, units, parent).drop("products")
     return units.with_columns(
+        known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null(),
         family=pl.when("costed").then("family").otherwise("kernel_family"),
         step=pl.when("costed").then("own_step").otherwise(pl.coalesce("own_step", "step")),
         model_flops=pl.when("recomputed").then(0).otherwise("model_flops"),
@@ -92,7 +97,8 @@ def families(names: pl.Series) -> pl.Series:
 
 def kernels(trace: Trace, parent: Rows | None = None, chosen: Mask | None = None) -> pl.DataFrame:
     """Device work with the call it belongs to: id, kind, name, step, ts, dur, end, row (of the call in events, else of
-    the operator that launched it, -1 where unknown), kernel_family, tf32, bus.
+    the operator that launched it, -1 where unknown), kernel_family, tf32, bus, product (whether
+    it is one by itself, where its family is gemm).
 
     Raises AnalysisError for a trace without device work.
     """
@@ -102,6 +108,7 @@ def kernels(trace: Trace, parent: Rows | None = None, chosen: Mask | None = None
     names = names.with_columns(
         kernel_family=kernel_family(pl.col("kind").cast(pl.String), name).cast(FAMILY),
         tf32=name.str.contains(_TF32),
+        product=~name.str.contains(_SUM_OF_PARTS),
         bus=name.str.contains(_BUS),
     )
     work = work.join(names, on=["kind", "name"], how="left", maintain_order="left")
@@ -163,7 +170,7 @@ def _above(parent: Rows, rows: Rows) -> Rows:
 
 def _by_owner(work: pl.DataFrame) -> pl.DataFrame:
     """A row a call, and one a kernel without, with row, step, kernel_family (of the longest), kernels, time_ns, tf32,
-    bus, basis."""
+    bus, products (how many of its kernels are matrix products), basis."""
     # Where no operator is known each kernel stands for itself.
     own = pl.when(pl.col("row") < 0).then(pl.col("id").cast(pl.Int64)).otherwise(-1)
     work = work.with_columns(own=own).sort("row", "own", "ts")
@@ -189,6 +196,7 @@ def _by_owner(work: pl.DataFrame) -> pl.DataFrame:
             pl.len().cast(pl.Int64).alias("kernels"),
             pl.col("fresh").sum().alias("time_ns"),
             pl.col("tf32", "bus").any(),
+            (pl.col("product") & (pl.col("kernel_family") == "gemm")).sum().cast(pl.Int64).alias("products"),
         )
         .with_columns(basis=pl.lit("device"))
     )
@@ -207,6 +215,7 @@ def _host_units(events: pl.DataFrame, parent: Rows, chosen: Mask) -> pl.DataFram
             "step": events["step"][rows],
             "kernel_family": np.where(talks[rows], "communication", "other"),
             "kernels": np.zeros(rows.size, np.int64),
+            "products": np.zeros(rows.size, np.int64),
             "time_ns": np.where(chosen, events["dur"].fill_null(0).to_numpy(), own)[rows],
         },
         schema_overrides={"kernel_family": pl.String},
