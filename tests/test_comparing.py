@@ -111,6 +111,12 @@ def runs(tmp_path: Path) -> tuple[Path, Path, Path]:
 def test_categories_add_up_to_the_change(runs: tuple[Path, Path, Path]) -> None:
     found = etloom.diff(*(etloom.open(runs[at]) for at in (0, 2)))
     assert found.verdict.startswith("slower by 5.0 % a step")
+    # Half of each step of 1004 us in the median is one operator's.
+    assert (
+        found.explanation
+        == "of +50.2 us a step: idle +25.1 us, compute +25.1 us; own time that changed most: aten::mm +25.1 us"
+    )
+    assert etloom.diff(*(etloom.open(runs[at]) for at in (0, 1))).explanation is None  # nothing beyond noise
     rows = {row["category"]: row for row in found.table().iter_rows(named=True)}
     assert rows["compute"]["share_pct"] == pytest.approx(50, abs=0.1)
     assert rows["compute"]["share_pct"] + rows["idle"]["share_pct"] == pytest.approx(100, abs=0.1)
@@ -135,6 +141,16 @@ def test_two_devices_share_operators_and_no_gemm(data: Path) -> None:
     kernels = dict(found.table("kernel").select("kernel", "in").iter_rows())
     assert kernels["attn_fwd"] == "removed"
     assert "too few steps" in found.verdict
+    assert found.explanation == (
+        "of +4.41 ms a step: compute +4.35 ms, exposed memory +202.3 us, idle -140.9 us; "
+        "device work that changed most: aten::mul +2.21 ms, aten::mm -1.99 ms, aten::copy_ +1.91 ms"
+    )
+    families = found.table("family")
+    assert {row["family"]: row["in"] for row in families.iter_rows(named=True)}["gemm"] == "both"
+    for side in ("before", "after"):
+        assert families[f"{side}_ns"].sum() == pytest.approx(
+            found.table("kernel")[f"{side}_ns"].sum(), abs=200
+        )
     assert found.table("category")["share_pct"].sum() == pytest.approx(100, abs=0.01)
 
 

@@ -29,18 +29,22 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def of_kernels(trace: Trace) -> pl.DataFrame:
+    """Device work with its family: id, kind, name, step, ts, dur, ... Raises AnalysisError where there is none."""
     work = kernels(trace)
     told = families(taken(trace.events["name"], work["row"].to_numpy()))
-    dur = pl.col("dur")
-    sums = work.with_columns(
+    return work.with_columns(
         family=pl.when(pl.col("kind") == "communication")
         .then("kernel_family")
         .otherwise(pl.coalesce(told, "kernel_family"))
         .cast(pl.String),
         name=pl.col("name").cast(pl.String),
     )
-    sums = in_step(trace, sums, step)
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    dur = pl.col("dur")
+    sums = in_step(trace, of_kernels(trace), step)
     longest = (
         sums.group_by("family", "name")
         .agg(dur.sum())

@@ -15,6 +15,7 @@ from etloom.cli._output import Format, FormatOption, OutOption, emit
 
 class By(str, enum.Enum):
     category = "category"
+    family = "family"
     operator = "operator"
     kernel = "kernel"
     collective = "collective"
@@ -63,10 +64,11 @@ def diff(
 
     found = etloom.diff(*(open_job(path, None, strict, jobs, cache) for path in (before, after)))
     table = found.table(by.value, top)
-    if out is None and format in (None, Format.table):
-        typer.echo(found.verdict)
-    else:
-        say(found.verdict)
+    for line in filter(None, (found.verdict, found.explanation)):
+        if out is None and format in (None, Format.table):
+            typer.echo(line)
+        else:
+            say(line)
     for note in found.notes:
         say(note)
     if table.height:

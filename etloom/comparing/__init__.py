@@ -19,7 +19,7 @@ from etloom.comparing.quiet import CONFIDENCE, QuietShift, quiet_shift
 from etloom.comparing.shift import Shift as Shift
 from etloom.comparing.shift import shift as shift
 from etloom.comparing.tables import BY as BY
-from etloom.comparing.tables import TABLES, beside, has_steps
+from etloom.comparing.tables import TABLES, beside, has_steps, largest, signed
 from etloom.errors import UnknownName
 from etloom.trace import Job
 
@@ -67,6 +67,33 @@ class Difference:
         return f"{'slower' if found.percent > 0 else 'faster'} by {size} a {what} ({interval})"
 
     @property
+    def explanation(self) -> str | None:
+        """What the change of a step is made of, in a sentence: the parts that changed most, and the operators whose
+        time did. None where no change can be told, or the parts are of unlike things."""
+        found = self.step_time
+        if (
+            found is None
+            or not found.percent
+            or (found.is_known and not found.is_clear)
+            or len(set(self._bases)) > 1
+        ):
+            return None
+        parts, operators = self.table("category"), self.table("operator")
+        change = float(parts["change_ns"].sum())
+        of_device = self._bases[0] == "device"
+        whose = "device work" if of_device else "own time"
+        made_of = largest(parts, "category", "change_ns")
+        done_by = largest(operators, "operator", "device_change_ns" if of_device else "change_ns")
+        if not change or not made_of:
+            return None
+        line = f"of {signed(change)} a {'step' if self.stepped else 'run'}: {', '.join(made_of)}"
+        return f"{line}; {whose} that changed most: {', '.join(done_by)}" if done_by else line
+
+    @property
+    def _bases(self) -> list[str]:
+        return [activity(next(iter(job.values()))).basis for job in (self.before, self.after)]
+
+    @property
     def notes(self) -> list[str]:
         """What a reader of the tables must know."""
         lines: list[str] = []
@@ -86,7 +113,7 @@ class Difference:
         if len(self.before) != len(self.after):
             ranks = f"ranks: {len(self.before)} before, {len(self.after)} after"
             lines.append(f"{ranks}; figures are means over ranks")
-        bases = [activity(next(iter(job.values()))).basis for job in (self.before, self.after)]
+        bases = self._bases
         if bases[0] != bases[1]:
             lines.append(
                 f"categories are of the {bases[0]} before and of the {bases[1]} after, which is not one thing"

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import polars as pl
 
 from etloom.activity import device_work, steps
-from etloom.analyses import collective_summary, temporal_breakdown
+from etloom.analyses import collective_summary, kernel_families, temporal_breakdown
 from etloom.analyses._operators import operators
 from etloom.collectives import together
 from etloom.trace import Job, Trace
 
-BY = ("category", "operator", "kernel", "collective", "step")
+BY = ("category", "family", "operator", "kernel", "collective", "step")
 NEGLIGIBLE = 0.001
 """Of a whole: a change of less is no headline, and a percentage of less says nothing."""
 CANCELLED = 0.2
 """Of the changes without their signs: where the whole changed by less, no row has a share in it."""
+MENTIONED = 0.03
 _PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
 
 
@@ -53,6 +54,21 @@ def _operators(trace: Trace, stepped: bool) -> pl.DataFrame:
     launched = _per_step(trace, work, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
     both = called.join(launched, on="name", how="full", coalesce=True, nulls_equal=True)
     return both.select("name", "count", "ns", "device_ns").fill_null(0.0)
+
+
+def by_family(job: Job, stepped: bool) -> pl.DataFrame:
+    """family, count, ns (sum of durations): kernel-families, which kernels of two vendors share."""
+    sums = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
+    found = []
+    for trace in job.values():
+        work = _in_steps(trace)
+        if work.height:
+            named = kernel_families.of_kernels(trace).select("id", "family")
+            work = work.join(named, on="id", how="left")
+        else:
+            work = work.with_columns(family=pl.lit(None, pl.String))
+        found.append(_per_step(trace, work, stepped, ["family"], *sums))
+    return _mean(found, ["family"])
 
 
 def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
@@ -105,6 +121,7 @@ def _mean(found: Sequence[pl.DataFrame], keys: list[str]) -> pl.DataFrame:
 
 TABLES = {
     "category": by_category,
+    "family": by_family,
     "operator": by_operator,
     "kernel": by_kernel,
     "collective": by_collective,
@@ -143,7 +160,7 @@ def beside(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) -> pl.
     main = main_column(before, after)
     change, base = pl.col(f"{main}change_ns"), pl.col(f"{main}before_ns")
     net, gross = table.select(change.sum().alias("net"), change.abs().sum().alias("gross")).row(0)
-    share = 100 * change / net if clear and abs(net) > CANCELLED * gross else pl.lit(None, pl.Float64)
+    share = 100 * change / net + 0.0 if clear and abs(net) > CANCELLED * gross else pl.lit(None, pl.Float64)
     return table.with_columns(
         pl.when(base > NEGLIGIBLE * base.sum()).then(100 * change / base).alias("change_pct"),
         share.alias("share_pct"),
@@ -154,3 +171,19 @@ def main_column(before: pl.DataFrame, after: pl.DataFrame) -> str:
     """What a table is ordered by and shares are of: "device_" where both sides tell of device work, else ""."""
     told = all("device_ns" in side.columns and side["device_ns"].sum() for side in (before, after))
     return "device_" if told else ""
+
+
+def largest(table: pl.DataFrame, name: str, change: str, most: int = 3) -> list[str]:
+    """The changes of a table worth a word, the largest first: those above MENTIONED of all, without their signs."""
+    gross = float(table[change].abs().sum())
+    rows = table.sort(pl.col(change).abs(), descending=True, maintain_order=True).head(most)
+    worth = rows.filter(pl.col(change).abs() > MENTIONED * gross)
+    names = worth[name].cast(pl.String).fill_null(f"no {name}").to_list()
+    # Parts of a step have no names of their own.
+    words = [text.replace("_", " ") for text in names] if name == "category" else names
+    return [f"{word} {signed(ns)}" for word, ns in zip(words, worth[change], strict=True)]
+
+
+def signed(ns: float) -> str:
+    """+1.25 ms, -30.1 us."""
+    return f"{ns / 1e6:+,.2f} ms" if abs(ns) >= 1e6 else f"{ns / 1e3:+.1f} us"
