@@ -36,6 +36,7 @@ _TITLES = {
         "Where the time went",
         "Parts of the step; a later part holds only what no earlier one covers.",
     ),
+    "family": ("Families", "Device work by what it computes, whatever its kernels are called."),
     "operator": (
         "Operators",
         "Own time, on the host and of the device work that each launched itself.",
@@ -295,6 +296,8 @@ def _section(by: str, table: pl.DataFrame) -> str:
     net = int(table[bar].sum())
     if table["share_pct"].null_count() < table.height:
         note += f" Share: of the change of the sum, {'+' if net > 0 else '-'}{duration(abs(net))}."
+    if by == "category":
+        shown = shown.with_columns(pl.col(by).cast(pl.String).replace(PARTS))
     absent = {by: f"no {by}", "change_pct": "-", "share_pct": "-"}
     html = html_table(shown, by, title, note, limit=MAX_ROWS, bar=bar, absent=absent)
     return f'<section id="{by}-section" aria-label="{title}">{html}</section>'

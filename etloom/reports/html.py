@@ -68,6 +68,7 @@ def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
     found = verdict(job)
     packed, notes = _timelines(job, max_events, max_ranks, found.tables["critical-path"])
     css, script = asset("report.css"), "\n".join(map(asset, SCRIPTS))
+    together = ranks(found.tables)
     name = str(job.meta.get("path") or "")
     return fill(
         asset("template.html"),
@@ -79,11 +80,11 @@ def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
         verdict=_sentences(found),
         findings=findings(found.tables["findings"], len(job), MAX_FINDINGS),
         path=path(found.tables["critical-path"]),
-        together=ranks(found.tables),
+        together=together,
         timeline=_timeline(packed, notes),
         breakdown=_breakdown(found),
-        links="".join(f'<a href="#{name}-section">{title}</a>' for name, (title, _) in _TABLES.items()),
-        tables="".join(_section(found, name, *texts) for name, texts in _TABLES.items()),
+        links="".join(f'<a href="#{name}-section">{title}</a>' for name, title in _sections(found, together)),
+        tables="".join(_section(found, name, *texts) for name, texts in _tables(found).items()),
         quality=_quality(found),
         version=escape(etloom.__version__),
         facts=json.dumps({"colours": COLOURS}),
@@ -93,6 +94,19 @@ def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
         ),
         script=script,
     )
+
+
+def _tables(found: Verdict) -> dict[str, tuple[str, str]]:
+    """The tables that have something to say."""
+    hidden = set() if found.tables["comm-overlap"]["communication_ns"].sum() else {"comm-overlap"}
+    return {name: texts for name, texts in _TABLES.items() if name not in hidden}
+
+
+def _sections(found: Verdict, together: str) -> list[tuple[str, str]]:
+    """(name, title) of the sections below the breakdown."""
+    path_ = [("critical-path", "Critical path")] if found.tables["critical-path"].height else []
+    between = [("ranks", "Ranks")] if together else []
+    return [*path_, *between, *((name, title) for name, (title, _) in _tables(found).items())]
 
 
 def _subtitle(job: Job) -> str:

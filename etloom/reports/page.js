@@ -73,6 +73,9 @@ async function start() {
   }
   const events = timeline.ranks.reduce((sum, rank) => sum + rank.events, 0);
   status.textContent = `${formatCount(events)} events`;
+  const path = document.querySelector('button[data-act="path"]');
+  path.disabled = !timeline.onPath();
+  if (path.disabled) path.title = "no event here is on a critical path";
   root.dataset.whole = "true";
 }
 

@@ -14,7 +14,7 @@ class Picture {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     this.colour = Object.fromEntries(
-      ["ground", "panel", "line", "line-strong", "ink", "ink-soft", "accent", "faded"].map((name) => [name, colour(name)]),
+      ["ground", "panel", "line", "line-strong", "ink", "ink-soft", "accent", "faded", "bad"].map((name) => [name, colour(name)]),
     );
     this.fills = COLOURS.map((name) => shades(colour(`k-${name}`)));
     this.inks = this.fills.map((fills) => fills.map(readable));
@@ -91,13 +91,13 @@ class Picture {
         const x = Math.floor(left);
         const next = Math.max(i + 1, firstAbove(end, t0 + (x + 1 - gutter) * perPixel, i + 1, to));
         if (match && !match.subarray(i, next).includes(1)) fill = this.colour.faded;
-        if (path && critical.subarray(i, next).includes(1)) fill = this.colour.bad;
+        if (path) fill = critical.subarray(i, next).includes(1) ? this.colour.bad : this.colour.faded;
         if (fill !== last) c.fillStyle = last = fill;
         c.fillRect(x, y, 1, height);
         i = next;
         continue;
       }
-      const off = match && !match[i];
+      const off = (match && !match[i]) || (path && !critical[i]);
       if (off) fill = this.colour.faded;
       if (fill !== last) c.fillStyle = last = fill;
       const wide = right - left;

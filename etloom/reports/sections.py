@@ -12,6 +12,23 @@ from etloom.reports.tables import html_table
 from etloom.reports.text import count, duration
 
 _WHERE = ("operator", "module", "frame", "step", "stream")
+MOST_ROWS = 500
+FIRST = 6
+"""Findings that are open when the page is; the others are one click away."""
+_LEFT_OUT = {
+    "collective-summary": ("transfer_p95_ns", "transfer_max_ns", "slowest_over_median"),
+    "collectives": (
+        "seq",
+        "how",
+        "recorded",
+        "mean_wait_ns",
+        "clock_error_ns",
+        "end_spread_ns",
+        "algo_bandwidth",
+    ),
+    "stragglers": ("communications", "worst_start_ns"),
+}
+"""Columns of answers that the page has no room for."""
 
 
 def findings(table: pl.DataFrame, of_ranks: int, most: int) -> str:
@@ -19,7 +36,10 @@ def findings(table: pl.DataFrame, of_ranks: int, most: int) -> str:
     if table.is_empty():
         return '<p class="soft">No pattern was found that costs half a percent of the run or more.</p>'
     top = float(table["cost_ns"].max() or 1)  # type: ignore[arg-type]
-    items = "".join(_finding(row, top, of_ranks) for row in table.head(most).iter_rows(named=True))
+    items = [_finding(row, top, of_ranks) for row in table.head(most).iter_rows(named=True)]
+    open_, folded = items[:FIRST], items[FIRST:]
+    if len(folded) == 1:
+        open_, folded = items, []
     more = table.height - most
     rest = (
         f'<p class="soft">{count(more, "smaller finding")} in `etloom analyze findings`.</p>'
@@ -30,7 +50,14 @@ def findings(table: pl.DataFrame, of_ranks: int, most: int) -> str:
         '<p class="soft">Cost: what the rank would gain at most. Costs of different patterns can be of the same time, '
         "so they do not add up.</p>"
     )
-    return f'{note}<ol class="findings">{items}</ol>{rest}'
+    listed = f'<ol class="findings">{"".join(open_)}</ol>'
+    if folded:
+        most_of_rest = duration(table["cost_ns"][FIRST])
+        listed += (
+            f"<details><summary>{len(folded)} more, of {escape(most_of_rest)} and less</summary>"
+            f'<ol class="findings">{"".join(folded)}</ol></details>'
+        )
+    return f"{note}{listed}{rest}"
 
 
 def _finding(row: Mapping[str, Any], top: float, of_ranks: int) -> str:
@@ -80,7 +107,12 @@ def ranks(tables: Mapping[str, pl.DataFrame]) -> str:
     texts = {
         "collective-summary": (
             "Collectives",
-            "Wait: until the last rank came. Transfer: the shortest time that a rank spent. GB = 1e9 B.",
+            "Sums by group and size. Wait: from the first rank's coming to the last's. Transfer: the shortest time "
+            "that a rank spent. GB = 1e9 B.",
+        ),
+        "collectives": (
+            "Each collective",
+            "The costliest first. Start: when the first rank came. Wait: from then until the last rank came.",
         ),
         "stragglers": (
             "Who comes late",
@@ -90,14 +122,30 @@ def ranks(tables: Mapping[str, pl.DataFrame]) -> str:
         "clocks": ("Clocks", "Against the first rank, told from the ends of collectives."),
     }
     parts = [
-        html_table(_known(tables[name]), name, title, note)
+        html_table(_known(_chosen(name, tables[name])), name, title, note, limit=MOST_ROWS)
         for name, (title, note) in texts.items()
         if tables[name].height
     ]
     if not parts:
         return ""
     inside = "".join(parts)
-    return f'<section id="ranks-section" aria-label="Ranks"><h2>Between ranks</h2>{inside}</section>'
+    return (
+        '<section id="ranks-section" aria-labelledby="ranks-title">'
+        f'<h2 id="ranks-title">Between ranks</h2>{inside}</section>'
+    )
+
+
+def _chosen(name: str, table: pl.DataFrame) -> pl.DataFrame:
+    """What the page shows of an answer that the terminal gives whole."""
+    table = table.drop(_LEFT_OUT.get(name, ()), strict=False)
+    if name == "collectives":
+        cost = pl.sum_horizontal("wait_ns", "transfer_ns")
+        table = table.sort(cost, "start_ns", descending=(True, False), nulls_last=True)
+    if name == "collective-summary" and table["matched"].equals(table["count"], check_names=False):
+        table = table.drop("matched")
+    if name == "imbalance":
+        table = table.with_columns(pl.col("part").cast(pl.String).str.replace_all("_", " ", literal=True))
+    return table
 
 
 def _known(table: pl.DataFrame) -> pl.DataFrame:

@@ -19,6 +19,7 @@ TIMES = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 EPOCH_NS = 10**18
 """A time after 2001: no duration, and no clock relative to a session, reaches it."""
+_SIDES = ("before_ns", "after_ns", "change_ns")
 PLAIN = frozenset({"rank", "step", "stream", "correlation", "node", "event", "device"})
 """Columns of numbers that name something: never grouped by thousands."""
 _SAID = r"(?:^|_)(?:pct|ppm|[a-z]+_per_s)$"
@@ -53,16 +54,24 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
     for suffix, units in (("_ns", TIMES), ("_bytes", SIZES)):
         if numeric and (name.endswith(suffix) or name == suffix[1:]):
             zero = _zero(frame) if suffix == "_ns" and _since_epoch(frame[name]) else 0
-            top: Any = (frame[name] - zero).abs().max() if frame.height else None
+            tops: list[Any] = [(frame[one] - zero).abs().max() for one in _compared(frame, name)]
             # A step up only from 10 on, so that columns of like size have like units.
-            unit, factor = scale(float(top or 0) / 10, units)
+            unit, factor = scale(float(max(filter(None, tops), default=0)) / 10, units)
             words = name.removesuffix(suffix).replace("_", " ")
             return Shown(f"{words} ({unit}{' since the first' if zero else ''})", factor, True, True, zero)
-    unit = unit_of(name) if numeric else None
-    words = re.sub(_SAID, "", name) if unit else name
-    words = words.replace("_", " ")
-    header = f"{words} ({unit})" if unit and words else unit or words
+    said = unit_of(name) if numeric else None
+    words = (re.sub(_SAID, "", name) if said else name).replace("_", " ")
+    header = f"{words} ({said})" if said and words else said or words
     return Shown(header, 1, numeric, name not in PLAIN)
+
+
+def _compared(frame: pl.DataFrame, name: str) -> list[str]:
+    """The columns whose unit is one with this column's: what was before, what is after, the change."""
+    end = next((one for one in _SIDES if name.endswith(one)), None)
+    if end is None:
+        return [name]
+    stem = name.removesuffix(end)
+    return [f"{stem}{one}" for one in _SIDES if f"{stem}{one}" in frame.columns]
 
 
 def _zero(frame: pl.DataFrame) -> int:

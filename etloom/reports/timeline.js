@@ -49,10 +49,27 @@ class Timeline extends Picture {
     return true;
   }
 
+  // Marks the critical path or not, and brings the lane that most of it is on into sight.
   mark(path) {
     this.path = path;
     this.overview = null;
+    const lanes = path ? this.ranks.flatMap((rank) => rank.lanes.map((lane) => ({ rank, lane, time: timeOnPath(rank, lane) }))) : [];
+    const most = lanes.reduce((best, one) => (one.time > best.time ? one : best), { time: 0 });
+    if (most.rank) {
+      most.rank.open = most.lane.open = true;
+      this.layout();
+      const item = this.items.find(({ lane }) => lane === most.lane);
+      const height = this.visible - AXIS - MINIMAP;
+      const { scrollTop } = this.scroller;
+      const inSight = item.y < scrollTop + height - 2 * ROW && item.y + item.height > scrollTop + 2 * ROW;
+      if (!inSight) this.scroller.scrollTop = item.y + Math.min(item.height, height / 2) - height / 2;
+    }
     this.schedule();
+  }
+
+  // How many events are on the critical path.
+  onPath() {
+    return this.ranks.reduce((sum, rank) => sum + rank.critical.reduce((a, b) => a + b, 0), 0);
   }
 
   // ---- layout
@@ -304,6 +321,12 @@ function details(rank, index) {
     ["launched by", named(rank.launch[index])], ["operator", named(rank.operator[index])],
     ["rank", rank.rank], ["lane", lane.name], ["event", rank.id[index]],
   ].filter(([, value]) => value !== null).map(([label, value]) => [label, String(value)]);
+}
+
+function timeOnPath({ critical, dur }, { rows }) {
+  let time = 0;
+  for (let i = rows[0]; i < rows[rows.length - 1]; i++) if (critical[i]) time += dur[i] || 0;
+  return time;
 }
 
 function bounds(lanes) {

@@ -18,7 +18,15 @@ from etloom.reports.text import count, duration, number
 from etloom.trace import Job
 
 ANALYSES = ("steps", "temporal-breakdown", "comm-overlap", "top-ops", "kernel-breakdown", "link-quality")
-OF_THE_JOB = ("findings", "critical-path", "collective-summary", "stragglers", "clocks", "imbalance")
+OF_THE_JOB = (
+    "findings",
+    "critical-path",
+    "collective-summary",
+    "collectives",
+    "stragglers",
+    "clocks",
+    "imbalance",
+)
 """Analyses of all ranks together."""
 WITH_OPTIONS: Mapping[str, Mapping[str, Any]] = {"critical-path": {"by": "edge"}}
 SAID = {
