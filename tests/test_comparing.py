@@ -114,7 +114,7 @@ def test_categories_add_up_to_the_change(runs: tuple[Path, Path, Path]) -> None:
     # Half of each step of 1004 us in the median is one operator's.
     assert (
         found.explanation
-        == "of +50.2 us a step: idle +25.1 us, compute +25.1 us; own time that changed most: aten::mm +25.1 us"
+        == "of +50.2 us a step: compute +25.1 us, idle +25.1 us; own time that changed most: aten::mm +25.1 us"
     )
     assert etloom.diff(*(etloom.open(runs[at]) for at in (0, 1))).explanation is None  # nothing beyond noise
     rows = {row["category"]: row for row in found.table().iter_rows(named=True)}
