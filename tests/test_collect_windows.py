@@ -18,7 +18,7 @@ import yaml
 
 import etloom
 from etloom.cli import main
-from etloom.collector import aftermath, asking, card, demand, launcher, nsys, recorder
+from etloom.collector import aftermath, asking, card, demand, files, launcher, nsys, recorder
 from etloom.collector.launcher import launch
 from etloom.collector.options import Options
 from etloom.errors import CollectError
@@ -193,6 +193,34 @@ def test_a_slow_disk_costs_windows_and_no_steps(
     ]
 
 
+def test_the_newest_windows_are_kept(tmp_path: Path) -> None:
+    def seal(step: int, rank: int, when: int) -> None:
+        place = tmp_path / f"step_{step}"
+        place.mkdir(exist_ok=True)
+        for name in (f"observer_{rank}.etob", f"rank_{rank}.json", "run.json"):
+            (place / name).write_text("{}")
+        card.write_card(place, {"ranks": []}, tmp_path)
+        os.utime(place / f"rank_{rank}.json", (when, when))
+
+    # The job began anew after step 30: 10 is newer.
+    for when, step in enumerate((20, 30, 10)):
+        for rank in (0, 1):
+            seal(step, rank, when)
+    assert not files.prune(tmp_path, 0, 3)
+    assert files.prune(tmp_path, 0, 2)
+    assert sorted(path.name for path in (tmp_path / "step_20").iterdir()) == [
+        "observer_1.etob", "rank_1.json", "run.json", "step_20.yaml",
+    ]  # fmt: skip
+    assert files.prune(tmp_path, 1, 1) and not (tmp_path / "step_20").exists()
+    assert [rank for _, rank in files.traces_in(tmp_path / "step_30")] == [0, 0, None]
+    assert len(files.traces_in(tmp_path / "step_10")) == 5
+    # What its people put there stays.
+    (tmp_path / "step_30" / "notes.txt").write_text("slow")
+    (tmp_path / "step_30" / "step_30.yaml").write_text("version: 1")
+    assert files.prune(tmp_path, 0, 1)
+    assert sorted(path.name for path in (tmp_path / "step_30").iterdir()) == ["notes.txt", "step_30.yaml"]
+
+
 @pytest.mark.torch
 def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
     job = made(on_demand=2)
@@ -246,19 +274,22 @@ for step in range(40):
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_job_is_asked_by_signal_and_by_file(tmp_path: Path, native: None) -> None:
+def test_a_job_is_asked_by_signal_and_by_file(
+    tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
-    collected = launch([sys.executable, "-c", ASKING, str(out)], out, on_demand=2, what="et")
+    collected = launch([sys.executable, "-c", ASKING, str(out)], out, on_demand=2, what="et", max_windows=1)
     assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
-    assert [path.name for path in collected.windows] == ["step_6", "step_24"]
+    assert capfd.readouterr().err == "etloom: only the newest 1 windows are kept (--max-windows)\n"
+    assert [path.name for path in collected.windows] == ["step_24"]  # the job saw step_6
     assert json.loads((out / "step_24" / "rank_0.json").read_text())["steps"] == [24, 25]
-    assert sorted(etloom.open(out / "step_6")[0].events["step"].drop_nulls().unique()) == [6, 7]
+    assert sorted(etloom.open(out / "step_24")[0].events["step"].drop_nulls().unique()) == [24, 25]
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
     again = [sys.executable, "-c", "pass"]
-    with pytest.raises(CollectError, match=r"holds step_6/\S+ of an earlier run"):
+    with pytest.raises(CollectError, match=r"holds step_24/\S+ of an earlier run"):
         launch(again, out)
     assert launch(again, out, overwrite=True).returncode == 0
-    assert etloom.collector.files.traces_in(out / "step_6") == []
+    assert files.traces_in(out / "step_24") == []
 
 
 @pytest.mark.torch

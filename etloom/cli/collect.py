@@ -30,6 +30,9 @@ def collect(
         int | None, typer.Option(help="Record a window every so many steps, into OUT/step_N.")
     ] = None,
     length: Annotated[int | None, typer.Option("--for", help="Steps of a window of --every (2).")] = None,
+    max_windows: Annotated[
+        int, typer.Option(help="Of the windows of --every and --on-demand keep the newest so many.")
+    ] = 50,
     step_by: Annotated[
         str | None,
         typer.Option(
@@ -57,7 +60,7 @@ def collect(
         str, typer.Option(help="native (our own, with times, for a tenth of the cost) or stock (torch's).")
     ] = "native",
     max_size: Annotated[
-        int | None, typer.Option(help="MiB that the native observer's file may take.")
+        int | None, typer.Option(help="MiB that the native observer's file of a window may take (4096).")
     ] = None,
     ring: Annotated[
         bool,
@@ -135,6 +138,7 @@ def collect(
         "step_by": step_by,
         "every": every,
         "length": length,
+        "max_windows": max_windows,
         "what": what,
     }
     if print_command:

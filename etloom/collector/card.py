@@ -19,11 +19,17 @@ _TRACES = {"torch_et": "json", "observer": "json", "kineto_trace": "json", "nsys
 def write_card(folder: Path, run: dict[str, Any], scratch: Path) -> None:
     """Write `<name of the folder>.yaml` beside the traces, from the contents of run.json."""
     path = folder / f"{folder.name}.yaml"
-    if path.exists() and not path.read_text(errors="replace").startswith(_MARK):
+    if path.exists() and not own_cards(folder):
         return
     unfinished = scratch / path.name
     unfinished.write_text(f"{_MARK}\n" + "\n".join(_lines(card(folder.name, run), 0)) + "\n")
     unfinished.replace(path)
+
+
+def own_cards(folder: Path) -> list[Path]:
+    """The card of a folder, where nobody has made it theirs."""
+    path = folder / f"{folder.name}.yaml"
+    return [path] if path.exists() and path.read_text(errors="replace").startswith(_MARK) else []
 
 
 def card(name: str, run: dict[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .card import write_card
+from .card import own_cards, write_card
 from .options import Options
 
 _SCHEME = re.compile(
@@ -104,6 +105,26 @@ def seal(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> l
         raise
     write_run(out, {"command": options.command, "host": facts["host"], "returncode": None}, scratch)
     return []
+
+
+def prune(out: Path, rank: int, keep: int) -> bool:
+    """Remove this rank's traces of all windows of a run but the `keep` it sealed last; True where there were any.
+
+    Each rank looks after its own, and the last one after the folder. Not by their steps, which begin anew where the
+    launcher restarts a job.
+    """
+    seals = [place / f"rank_{rank}.json" for place in windows_in(out)]
+    seals = sorted((seal for seal in seals if seal.exists()), key=lambda seal: seal.stat().st_mtime_ns)
+    for seal in seals[:-keep]:
+        traces = traces_in(seal.parent)
+        for path in [path for path, other in traces if other == rank]:
+            path.unlink(missing_ok=True)
+        if {other for _, other in traces} <= {rank, None}:
+            for path in (seal.parent / "run.json", *own_cards(seal.parent)):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # its people put something there
+                seal.parent.rmdir()
+    return len(seals) > keep
 
 
 def sealed_ranks(out: Path) -> list[dict[str, Any]]:

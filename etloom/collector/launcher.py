@@ -53,6 +53,7 @@ def launch(
     step_by: str | None = None,
     every: int | None = None,
     length: int | None = None,
+    max_windows: int = 50,
     what: str | None = None,
 ) -> Collected:
     """Run `command` and record windows of its training steps into the folder `out`, on every rank it starts.
@@ -72,7 +73,8 @@ def launch(
 
     Several windows: `every` 1000 with `length` 2 records two steps of every thousand, `on_demand` 2 two steps each
     time `demand.trigger(out)` is called or this process gets SIGUSR2; with `ring` also what came before, as far as
-    `max_bytes` holds it (without Kineto's trace). Each window then has a folder of its own in `out`, step_<first>.
+    `max_bytes` holds it (without Kineto's trace). Each window then has a folder of its own in `out`, step_<first>, of
+    which the newest `max_windows` are kept, so that a job left alone does not fill its disk.
 
     `what` names all that is recorded: "kineto,et,memory,stacks,shapes,flight-recorder,nsys". With nsys the ranks'
     programs run under `nsys profile`, and a window is its capture range.
@@ -102,6 +104,7 @@ def launch(
         step_by=step_by,
         every=every,
         length=length,
+        max_windows=max_windows,
         what=what,
     )
     words = command_of(options)
@@ -139,6 +142,7 @@ def prepared(
     step_by: str | None,
     every: int | None,
     length: int | None,
+    max_windows: int,
     what: str | None,
     **noted: bool,
 ) -> tuple[Options, list[str]]:
@@ -156,6 +160,8 @@ def prepared(
             raise CollectError("steps are told twice", where="step-by", remedy="leave out one of the two")
     if max_bytes is not None and max_bytes < 1 << 20:
         raise CollectError(f"{max_bytes} bytes are too few", where="max_bytes", remedy="allow 1 MiB or more")
+    if max_windows < 1:
+        raise CollectError(f"{max_windows} windows", where="max-windows", remedy="keep 1 or more")
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
     sources = noted | ({} if what is None else parse_sources(what)) | parse_step_by(step_by)
@@ -175,6 +181,7 @@ def prepared(
         ranks=chosen,
         on_demand=on_demand,
         every=every,
+        max_windows=max_windows,
         etloom=own_version(),
         command=tuple(command),
         **{"step_name": step_name, **sources},

@@ -32,6 +32,7 @@ class Options:
     ring: bool = False
     ranks: tuple[int, ...] | None = None
     every: int | None = None  # steps from the begin of one window to that of the next
+    max_windows: int = 50  # of several the newest are kept
     on_demand: int | None = None  # steps of a window that waits until `trigger` is called
     step_name: str | None = None  # record_functions whose name has this regular expression are steps
     step_ns: int | None = None  # a step is so much time

@@ -168,9 +168,18 @@ class Window:
             if self._options.flight_recorder:
                 self._dump_flight_recorder()
             sealed = self._facts | {"warnings": [*warnings, *self.warnings]}
-            return files.seal(self._folder, Path(self._options.out), sealed, self._options)
+            said = files.seal(self._folder, Path(self._options.out), sealed, self._options)
+            return [*said, *self._prune(warnings)]
         finally:
             self._clean()
+
+    def _prune(self, warnings: list[str]) -> list[str]:
+        options = self._options
+        out, rank, keep = Path(options.out).parent, self._rank[0], options.max_windows
+        line = f"only the newest {keep} windows are kept (--max-windows)"
+        if not (options.repeats and files.prune(out, rank, keep)) or rank:
+            return []
+        return [] if any(line in said for said in warnings) else [line]
 
     def abandon(self) -> None:
         """Leave the process as it was before; nothing is kept."""
