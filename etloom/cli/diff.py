@@ -11,6 +11,7 @@ import typer
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, StrictOption, open_job
 from etloom.cli._output import Format, FormatOption, OutOption, emit
+from etloom.cli._target import check_writable
 
 
 class By(str, enum.Enum):
@@ -62,6 +63,8 @@ def diff(
     """
     import etloom
 
+    if html is not None:
+        check_writable(html, "--html")
     found = etloom.diff(*(open_job(path, None, strict, jobs, cache) for path in (before, after)))
     table = found.table(by.value, top)
     for line in filter(None, (found.verdict, found.explanation)):

@@ -10,6 +10,7 @@ import typer
 from etloom.cli._guard import guarded, printable, say
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import as_table, render, write_text
+from etloom.cli._target import check_writable
 
 if TYPE_CHECKING:
     from etloom.trace import Job
@@ -55,9 +56,11 @@ def write_report(
     """Print the verdict on stdout and write the page."""
     import etloom
 
+    target = out or (path if path.is_dir() else path.parent) / "report.html"
+    if path.exists():
+        check_writable(target, "--out")
     job = open_job(path, rank_pattern, strict, jobs, cache)
     write_text(_summary(job), None)
-    target = out or (path if path.is_dir() else path.parent) / "report.html"
     etloom.report(job, target)
     say(f"wrote {target}; open it in a browser: {target.resolve().as_uri()}")
 

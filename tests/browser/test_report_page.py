@@ -24,6 +24,17 @@ from tests.test_report import HOSTILE, hostile_job
 pytestmark = pytest.mark.browser
 
 VIEW = "() => [...etloom.timeline.view]"
+RED = """() => {
+  const { canvas } = etloom.timeline;
+  const { width, height } = canvas;
+  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, width, height);
+  let red = 0;
+  for (let i = 0; i < data.length; i += 4) if (data[i] === 163 && data[i + 1] === 24 && data[i + 2] === 31) red++;
+  return red;
+}"""
+"""How many pixels of the timeline have the colour of the critical path."""
 
 
 Open = Callable[..., Any]
@@ -375,10 +386,35 @@ def test_the_critical_path_is_marked_on_request(show: Open, data: Path) -> None:
     # Rank 1 is the slower one: the path runs on it alone.
     assert marked[0] == 0 < marked[1]
     assert page.evaluate(COPY) != before
+    # In the colour of the path, and the lane that holds most of it in sight; nothing else is coloured.
+    assert page.evaluate(RED) > 300
+    most = page.evaluate(
+        "() => etloom.timeline.items.find((item) => item.rank.rank === 1 && item.lane).y"
+        " - etloom.timeline.scroller.scrollTop"
+    )
+    assert 0 <= most < page.evaluate("() => etloom.timeline.visible")
     path.click()
     settle(page)
     assert path.get_attribute("aria-pressed") == "false"
-    assert page.evaluate(COPY) == before
+    assert page.evaluate(RED) == 0
+
+
+def test_without_a_path_there_is_nothing_to_mark(
+    show: Open, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etloom.reports.verdict.MOST_EVENTS", 1)
+    page = show(etloom.open(own / "ddp_2"))
+    page.wait_for_selector("#tracks[data-whole]")
+    path = page.locator('button[data-act="path"]')
+    assert path.is_disabled() and path.get_attribute("title") == "no event here is on a critical path"
+
+
+def test_more_findings_are_a_click_away(show: Open, data: Path) -> None:
+    page = show(etloom.open(data / "dlrm"))
+    hidden = page.locator(".findings .what").nth(6)
+    assert not hidden.is_visible()
+    page.get_by_text(" more, of ").click()
+    assert hidden.is_visible()
 
 
 def test_ranks_and_collectives_stand_side_by_side(show: Open, data: Path) -> None:

@@ -1,0 +1,31 @@
+"""Whether a file can be written, asked before the work whose outcome it is to hold."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from etloom.errors import EtloomError
+
+
+def check_writable(target: Path, option: str) -> None:
+    """Raise EtloomError where the file cannot be written, nor the folders that it lacks be made.
+
+    option: what names another place, in the message.
+    """
+    remedy = f"name another place with {option}"
+    if target.is_dir():
+        raise EtloomError("is a folder, not a file to write", where=target, remedy=remedy)
+    folder = target.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        if target.exists():
+            target.open("ab").close()
+        # What the mode of a folder says is not all: it may be of a read-only disk, or full.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise EtloomError(
+            f"cannot be written: {error.strerror or error}", where=target, remedy=remedy
+        ) from error

@@ -1,0 +1,145 @@
+"""Sections of the report, and where it may be written: told before the work begins."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+import small
+
+import etloom
+from etloom import cli
+from etloom.reports import html
+from etloom.reports.sections import FIRST, findings, ranks
+from etloom.reports.text import shown
+from etloom.reports.verdict import verdict
+
+
+def of_findings(number: int) -> pl.DataFrame:
+    place = dict.fromkeys(("operator", "module", "frame", "step", "stream", "event"))
+    rows = [
+        {
+            "rank": 0, "ranks": 1, "title": f"finding {at}", "advice": "mend <it>", "pattern": "p",
+            "cost_ns": 1000 * (number - at), "pct": 1.0, "confidence": "low", **place,
+        }
+        for at in range(number)
+    ]  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def titles(page: str) -> list[str]:
+    return re.findall(r'<p class="what">(.*?)</p>', page)
+
+
+@pytest.mark.parametrize(
+    ("number", "open_"), [(0, 0), (3, 3), (FIRST + 1, FIRST + 1), (FIRST + 2, FIRST), (15, FIRST)]
+)
+def test_the_costliest_findings_are_open_and_the_rest_a_click_away(number: int, open_: int) -> None:
+    page = findings(of_findings(number) if number else pl.DataFrame(), 1, 12)
+    before, _, folded = page.partition("<details>")
+    assert titles(before) == [f"finding {at}" for at in range(open_)]
+    assert titles(folded) == [f"finding {at}" for at in range(open_, min(number, 12))]
+    if folded:
+        assert (
+            f"<summary>{min(number, 12) - FIRST} more, of {number - FIRST:.3f} µs and less</summary>"
+            in folded
+        )
+    assert ("3 smaller findings in `etloom analyze findings`" in page) == (number == 15)
+    assert "<it>" not in page
+
+
+def test_each_collective_is_told_with_its_wait_and_transfer(data: Path) -> None:
+    tables = verdict(etloom.open(data / "dlrm")).tables
+    page = ranks(tables)
+    rows = re.findall(r'<table id="collectives".*?</table>', page, re.DOTALL)[0]
+    heads = re.findall(r'<button type="button">(.*?)</button>', rows)
+    assert heads[:2] == ["start (ms since the first)", "collective"]
+    assert {"wait (µs)", "first rank", "last rank", "transfer (µs)"} <= set(heads)
+    first = re.findall(r"<tr>(.*?)</tr>", rows)[1]
+    cells = dict(zip(heads, re.findall(r"<td[^>]*>(.*?)</td>", first), strict=True))
+    # The costliest one is the first all-to-all, whose ranks came 7.1 ms apart.
+    assert (cells["collective"], cells["wait (µs)"], cells["transfer (µs)"]) == (
+        "all_to_all",
+        "7,116",
+        "518.0",
+    )
+    assert (cells["first rank"], cells["last rank"]) == ("1", "2")
+    assert rows.count("<tr>") == 1 + tables["collectives"].height == 9
+
+
+def test_a_page_links_to_what_it_holds(data: Path, tmp_path: Path) -> None:
+    def links(page: str) -> list[str]:
+        names = re.findall(r'<a href="#([\w-]+)"', page)
+        assert all(f'id="{name}"' in page for name in names)
+        return names
+
+    several = links(html.render(etloom.open(data / "dlrm")))
+    assert {"findings", "critical-path-section", "ranks-section", "comm-overlap-section"} <= set(several)
+    one = links(html.render(etloom.open(data / "tracelens" / "h100_qwen.json.gz")))
+    assert set(several) - set(one) == {"ranks-section", "comm-overlap-section"}
+
+
+def test_what_is_compared_has_one_unit() -> None:
+    table = pl.DataFrame(
+        {"before_ns": [9_098_000], "after_ns": [0], "change_ns": [-9_098_000], "device_after_ns": [7]}
+    )
+    larger = table.with_columns(after_ns=pl.lit(126_200_000))
+    assert [shown(table, name).header for name in table.columns] == [
+        *("before (µs)", "after (µs)", "change (µs)", "device after (ns)")
+    ]
+    assert [shown(larger, name).header for name in table.columns[:3]] == [
+        "before (ms)",
+        "after (ms)",
+        "change (ms)",
+    ]
+
+
+def no_work(*_: object, **__: object) -> None:
+    raise AssertionError("the work has begun")
+
+
+@pytest.mark.parametrize("verb", ["report", "diff"])
+def test_a_place_that_cannot_be_written_is_told_before_the_work(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etloom.cli.report.open_job", no_work)
+    monkeypatch.setattr("etloom.cli.diff.open_job", no_work)
+    run = small.write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("kept")
+    places = {
+        tmp_path: "is a folder, not a file to write",
+        tmp_path / "file" / "report.html": "cannot be written: Not a directory",
+        Path("/proc/nowhere/report.html"): "cannot be written: ",
+    }
+    option = {"report": "--out", "diff": "--html"}[verb]
+    runs = [str(run)] * (1 if verb == "report" else 2)
+    for place, why in places.items():
+        assert cli.main([verb, *runs, option, str(place)]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"etloom: {place}: {why}") and said.endswith(
+            f"name another place with {option}\n"
+        )
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_of_others_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small.write_run(tmp_path / "run")
+    run.chmod(0o555)
+    assert cli.main(["report", str(run)]) == 1
+    assert "Permission denied; name another place with --out" in capsys.readouterr().err
+    run.chmod(0o755)
+
+
+def test_folders_that_lack_are_made_only_when_the_report_is(tmp_path: Path) -> None:
+    run = small.write_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["report", str(tmp_path / "empty"), "--out", str(tmp_path / "a" / "r.html")]) == 1
+    assert not (tmp_path / "a").exists()
+    assert cli.main(["report", str(run), "--out", str(tmp_path / "a" / "b" / "r.html")]) == 0
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["r.html"]
