@@ -98,9 +98,18 @@ def _width(text: str) -> int:
 
 def _cells(frame: pl.DataFrame) -> tuple[list[Shown], list[list[str]]]:
     """How each column is shown, and the texts of each row."""
+    import polars as pl
+
+    from etloom.reports.names import BETWEEN, shortened
     from etloom.reports.text import shown
 
     columns = [shown(frame, name) for name in frame.columns]
+    texts = {
+        name: frame[name] if dtype == pl.String else frame[name].list.join(BETWEEN)
+        for name, dtype in frame.schema.items()
+        if dtype in (pl.String, pl.List(pl.String))
+    }
+    frame = frame.with_columns(pl.Series(name, shortened(column.to_list())) for name, column in texts.items())
     return columns, [
         [printable(column.text(value)) or "-" for column, value in zip(columns, row, strict=True)]
         for row in frame.iter_rows()
