@@ -131,8 +131,8 @@ def test_two_processes_under_params_flags(tmp_path: Path) -> None:
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "etloom.compat.comms_replay", "--trace-path", str(run), "--trace-type", "basic",
-             "--backend", "gloo", "--num-replays", "3", "--c", "1", "--colls-per-batch", "2", "--output-path", str(out),
-             "--output-ranks", "1", "--master-port", port],
+             "--backend", "gloo", "--num-replays", "3", "--c", "1", "--blocking", "--colls-per-batch", "2",
+             "--output-path", str(out), "--output-ranks", "1", "--master-port", port],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
@@ -144,5 +144,6 @@ def test_two_processes_under_params_flags(tmp_path: Path) -> None:
     assert sorted(one.name for one in out.iterdir()) == ["replay.parquet", "replayedCommsPerf.rank-1.json"]
     rows = json.loads((out / "replayedCommsPerf.rank-1.json").read_text())
     assert [row["comms"] for row in rows[:5]] == ["all_reduce", "all_to_all", "broadcast", "recv", "barrier"]
-    assert len(rows) == 15 and all(row["latency_us"] > 0 for row in rows)
+    assert len(rows) == 15 and all(row["global_latency_us"] >= row["latency_us"] > 0 for row in rows)
+    assert [(row["world_size"], row["pg_id"]) for row in rows[2:5]] == [(2, 0), (2, None), (2, 0)]
     assert len(etloom.open(out / "replay.parquet")) == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_replay_comms import ended, free_port, processes, reduce_, wait_for_calls, write
+from replaying import ended, free_port, processes, reduce_, wait_for_calls, write
 
 from etloom.errors import EtloomError
 from etloom.replayer.world import Place

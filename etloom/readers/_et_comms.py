@@ -81,11 +81,19 @@ def group_config(nodes: pl.DataFrame) -> Any:
     for text in nodes["inputs"].filter(holders).cast(pl.String):
         try:
             (config, *_) = load_json(text)
-            found = load_json(config)
+            found = _whole(config)
         except (TypeError, ValueError, RecursionError):
             continue
         groups += found if isinstance(found, list) else []
     return groups
+
+
+def _whole(config: str) -> Any:
+    """The value of a JSON list of objects; of one that was cut off, the objects that are whole."""
+    try:
+        return load_json(config)
+    except ValueError:
+        return load_json(f"{config.rpartition('}')[0]}}}]")
 
 
 def _described(name: str, op_schema: str | None, inputs: str | None) -> dict[str, Any]:
