@@ -89,6 +89,40 @@ def test_the_interval_of_the_quiet_step_holds_the_truth() -> None:
     assert np.mean(held) > 0.85
 
 
+def test_a_run_on_a_busier_machine_is_surer_of_less() -> None:
+    """Its steps take some three times as long; none of it is its own, and its quiet step is 4 % too long."""
+    rng = np.random.default_rng(17)
+    base = [busy_run(rng, 20, busy=0.0) for _ in range(3)]
+
+    def strained(job: Job) -> Job:
+        (trace,) = job.values()
+        # Whatever else runs: every piece 4 % slower, and each step with a long stop in one of its pieces.
+        events = trace.events.with_columns(pl.col("ts", "dur") * 104 // 100, pl.col("name").cast(pl.String))
+        stop = 6_000_000
+        number = ((pl.col("name").str.starts_with("Profiler")).cum_sum() - 1) * stop
+        is_step = pl.col("name").str.starts_with("Profiler")
+        first = is_step.shift(1).fill_null(False)
+        events = events.with_columns(
+            ts=pl.col("ts") + number + pl.when(is_step | first).then(0).otherwise(stop),
+            dur=pl.col("dur") + pl.when(is_step | first).then(stop).otherwise(0),
+        )
+        return Job({0: Trace({"events": events}, trace.meta)})
+
+    calm = busy_run(rng, 20, busy=0.0)
+    assert gate([calm], base, 3.0)["verdict"][0] == "passed"
+    table = gate([strained(calm)], base, 3.0)
+    row = table.row(0, named=True)
+    assert row["measure"] == QUIET and 3 < row["change_pct"] < 5
+    assert row["verdict"] == "undecided"
+    # On a machine as busy as that the same 4 % are more than 3.
+    assert gate([strained(calm)], base, 1.0)["verdict"][0] == "undecided"
+    alike = [busy_run(rng, 20, busy=0.0) for _ in range(3)]
+    assert (
+        gate([strained(busy_run(rng, 21, busy=0.0))], [strained(job) for job in alike], 3.0)["verdict"][0]
+        == "failed"
+    )
+
+
 def test_runs_of_unlike_length_are_compared_alike() -> None:
     """The shortest of 200 steps is shorter than that of 10: compared as they are, the long run would seem faster."""
     rng = np.random.default_rng(11)

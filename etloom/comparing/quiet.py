@@ -11,7 +11,9 @@ those at the same place in other steps.
 
 The shortest of more is shorter, so runs are compared in parts of as many steps as the shortest has. The error of a
 part is the delete-one-block jackknife's over its steps (Efron and Stein, 1981); on top of it comes what differs from
-one run to the next with nothing changed, at first RUN_TO_RUN, then what several runs of a side show.
+one run to the next with nothing changed, at first RUN_TO_RUN, then what several runs of a side show. A machine that is
+never quiet slows the fastest pieces too, by caches and clocks that are shared; where the steps of one side are more
+often disturbed than those of the other, that is an error in itself (STRAIN).
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ CONFIDENCE = 0.9
 """Of the interval, two-sided: a change lies below its lower end once in twenty."""
 RUN_TO_RUN = 0.005
 """Standard deviation of the logarithm: addresses, caches and clocks differ between runs of one program."""
+STRAIN = 0.007
+"""Standard deviation of the logarithm, for each quiet step by which the median steps of the two sides differ: steps of
+eight times their quiet time were 4 % too long at their quietest, beside steps of three times theirs."""
 _WORTH = 4
 """Degrees of freedom that RUN_TO_RUN counts beside what several runs show."""
 LEAST_STEPS = 5
@@ -51,6 +56,8 @@ class Level:
     steps: int
     error: float
     freedom: int
+    strain: float
+    """How many times the quiet step the median step takes."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,8 @@ def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | Non
     for side in (first, second):
         within += float(np.mean([level.error**2 for level in side])) / len(side)
         between += run_to_run / len(side)
+    strains = [float(np.mean([level.strain for level in side])) for side in (first, second)]
+    between += (STRAIN * (strains[1] - strains[0])) ** 2
     t = quantile((1 + CONFIDENCE) / 2, sum(level.freedom for level in (*first, *second)))
     change, noise = means[1] - means[0], t * sqrt(within + between)
     percent, low, high = (100 * (exp(end) - 1) for end in (change, change - noise, change + noise))
@@ -117,6 +126,7 @@ class _Pieces:
     ns: NDArray[np.int64]
     steps: int
     fastest: int  # step, ns
+    median: float  # step, ns
 
 
 def _pieces(trace: Trace) -> _Pieces | None:
@@ -161,6 +171,7 @@ def _pieces(trace: Trace) -> _Pieces | None:
         cut["ns"].to_numpy(),
         windows.height,
         int(times.min()),
+        float(np.median(times)),
     )
 
 
@@ -178,7 +189,9 @@ def _level(ranks: Sequence[_Pieces], length: int) -> Level:
         logs.append(level)
         variances.append(float(np.mean([error**2 for _, error in found])) / parts)
     freedom = (min(_BLOCKS, length) - 1) * max(1, ranks[0].steps // length)
-    return Level(exp(float(np.mean(logs))), ranks[0].steps, sqrt(float(np.mean(variances))), freedom)
+    quiet = exp(float(np.mean(logs)))
+    strain = float(np.mean([pieces.median for pieces in ranks])) / quiet
+    return Level(quiet, ranks[0].steps, sqrt(float(np.mean(variances))), freedom, strain)
 
 
 def _part(pieces: _Pieces, first: int, last: int) -> tuple[float, float]:
