@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -69,7 +70,7 @@ class Graph:
     ``role`` uint8 (`Role`), ``rank`` int32 (-1 of an arrival, which is of no rank).
     Of edges, sorted by target: ``source`` int32, ``floor`` and ``excess`` int64 ns, ``kind`` uint8 (`Kind`),
     ``owner`` int32 (the id of the event whose time it is, -1 for none; of the target's rank or, where that has
-    none, of the source's). ``first`` int64 (n + 1): the edges into v are first[v] to first[v + 1].
+    none, of the source's). ``first`` int32 (n + 1): the edges into v are first[v] to first[v + 1].
     ``dropped`` int64: how many edges of each `Kind` would not go forward and were left out.
     """
 
@@ -77,7 +78,7 @@ class Graph:
     event: Numbers
     role: Codes
     rank: Numbers
-    first: Ticks
+    first: Numbers
     source: Numbers
     floor: Ticks
     excess: Ticks
@@ -106,15 +107,15 @@ class Graph:
         the recording took; what a point took beyond all its floors becomes the excess of the edge that binds
         it, or of all that do. Raises ValueError for an edge to a point that is not there.
         """
-        order, first, source, floor, kinds, owner, left = _native.order_points(
-            time, source, target, floor, kind, owner
-        )
-        dropped = np.bincount(kind[left], minlength=len(Kind)).astype(np.int64)
-        time = time[order]
-        excess = _native.bind_floors(first, source, time, floor)
-        return cls(
-            time, event[order], role[order], rank[order], first, source, floor, excess, kinds, owner, dropped
-        )
+        columns = {
+            "time": time,
+            "event": event,
+            "role": role,
+            "rank": rank,
+            "source": source,
+            "target": target,
+        }
+        return ordered({**columns, "floor": floor, "kind": kind, "owner": owner})
 
     def __len__(self) -> int:
         """The number of points."""
@@ -147,6 +148,22 @@ class Graph:
         if some.any():
             most[some] = np.maximum.reduceat(self.excess, self.first[:-1][some])
         return most
+
+
+def ordered(columns: dict[str, NDArray[Any]]) -> Graph:
+    """`Graph.of` these columns, which are taken out of the dictionary so that none is there twice for long."""
+    order, first, source, edges, left = _native.order_points(
+        columns["time"], columns.pop("source"), columns.pop("target")
+    )
+    columns["dropped"] = np.bincount(columns["kind"][left], minlength=len(Kind)).astype(np.int64)
+    for name in ("time", "event", "role", "rank"):
+        columns[name] = columns[name][order]
+    del order
+    for name in ("floor", "kind", "owner"):
+        columns[name] = columns[name][edges]
+    del edges
+    excess = _native.bind_floors(first, source, columns["time"], columns["floor"])
+    return Graph(first=first, source=source, excess=excess, **columns)
 
 
 def schedule(graph: Graph, lag: Ticks | None = None, start: Ticks | None = None) -> Ticks:
@@ -202,7 +219,8 @@ def slack(
         bound[:] = np.iinfo(np.int64).max // 2
         bound[np.asarray(ends)] = time[np.asarray(ends)]
     _native.latest(graph.first, graph.source, graph.lag if lag is None else lag, bound)
-    return bound - time
+    bound -= time
+    return bound
 
 
 def reach(graph: Graph, points: ArrayLike, *, backward: bool = False) -> NDArray[np.bool_]:
@@ -277,7 +295,7 @@ def contract(graph: Graph, lag: Ticks | None = None) -> Contraction:
         event=graph.event[kept],
         role=graph.role[kept],
         rank=graph.rank[kept],
-        first=np.concatenate([[0], np.cumsum(degree[kept])]).astype(np.int64),
+        first=np.concatenate([[0], np.cumsum(degree[kept])]).astype(np.int32),
         source=number[head[source]],
         floor=lag[edges] - graph.excess[edges] + offset[source],
         excess=graph.excess[edges],

@@ -108,62 +108,51 @@ void settle_ties(std::vector<int32_t>& order, const int64_t* time, const In<int3
     }
 }
 
-nb::tuple order_points(In<int64_t> time, In<int32_t> source, In<int32_t> target, In<int64_t> floor, In<uint8_t> kind,
-                       In<int32_t> owner) {
+nb::tuple order_points(In<int64_t> time, In<int32_t> source, In<int32_t> target) {
     const size_t n = time.shape(0), m = source.shape(0);
-    if (target.shape(0) != m || floor.shape(0) != m || kind.shape(0) != m || owner.shape(0) != m)
-        throw nb::value_error("the columns of the edges differ in length");
+    if (target.shape(0) != m) throw nb::value_error("the columns of the edges differ in length");
     if (n >= std::numeric_limits<int32_t>::max() || m >= std::numeric_limits<int32_t>::max())
         throw nb::value_error("more points or edges than 32 bits number");
     for (size_t e = 0; e < m; ++e)
         if (source(e) < 0 || target(e) < 0 || static_cast<size_t>(source(e)) >= n || static_cast<size_t>(target(e)) >= n)
             throw nb::value_error("an edge names a point that is not there");
-    std::vector<int32_t> order, sources, owners, dropped;
-    std::vector<int64_t> first(n + 2), floors;
-    std::vector<uint8_t> kinds;
+    std::vector<int32_t> order, first(n + 2), sources, edges, dropped;
     {
         nb::gil_scoped_release release;
         order = by_time(time.data(), n);
         settle_ties(order, time.data(), source, target);
-        std::vector<int32_t> number(n), into(m);  // into: the number of the target, -1 where the edge is dropped
+        std::vector<int32_t> number(n);
         for (size_t i = 0; i < n; ++i) number[order[i]] = static_cast<int32_t>(i);
         for (size_t e = 0; e < m; ++e) {
-            into[e] = number[target(e)];
-            if (number[source(e)] < into[e]) {
-                ++first[into[e] + 2];
-            } else {
-                into[e] = -1;
+            const int32_t into = number[target(e)];
+            if (number[source(e)] < into)
+                ++first[into + 2];
+            else
                 dropped.push_back(static_cast<int32_t>(e));
-            }
         }
         // first[v + 1] is where the next edge into v goes and, when all are placed, where those into v + 1 begin.
         for (size_t i = 1; i <= n; ++i) first[i + 1] += first[i];
-        const size_t kept = m - dropped.size();
-        sources.resize(kept);
-        owners.resize(kept);
-        floors.resize(kept);
-        kinds.resize(kept);
+        sources.resize(m - dropped.size());
+        edges.resize(m - dropped.size());
         for (size_t e = 0; e < m; ++e) {
-            if (into[e] < 0) continue;
-            const int64_t place = first[into[e] + 1]++;
-            sources[place] = number[source(e)];
-            owners[place] = owner(e);
-            floors[place] = floor(e);
-            kinds[place] = kind(e);
+            const int32_t from = number[source(e)], into = number[target(e)];
+            if (from >= into) continue;
+            const int32_t place = first[into + 1]++;
+            sources[place] = from;
+            edges[place] = static_cast<int32_t>(e);
         }
         first.pop_back();
     }
     return nb::make_tuple(to_numpy(std::move(order)), to_numpy(std::move(first)), to_numpy(std::move(sources)),
-                          to_numpy(std::move(floors)), to_numpy(std::move(kinds)), to_numpy(std::move(owners)),
-                          to_numpy(std::move(dropped)));
+                          to_numpy(std::move(edges)), to_numpy(std::move(dropped)));
 }
 
 // The edges into point v are first[v] .. first[v + 1], and each comes from a lower number.
-size_t check(const In<int64_t>& first, const In<int32_t>& source, size_t points, size_t lags) {
+size_t check(const In<int32_t>& first, const In<int32_t>& source, size_t points, size_t lags) {
     const size_t m = source.shape(0);
     if (first.shape(0) != points + 1 || first(0) != 0 || static_cast<size_t>(first(points)) != m || lags != m)
         throw nb::value_error("the edges do not fit the points");
-    int64_t e = 0;
+    int32_t e = 0;
     for (size_t v = 0; v < points; ++v) {
         if (first(v + 1) < first(v)) throw nb::value_error("the edges do not fit the points");
         for (; e < first(v + 1); ++e)
@@ -172,41 +161,41 @@ size_t check(const In<int64_t>& first, const In<int32_t>& source, size_t points,
     return points;
 }
 
-void schedule(In<int64_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
+void schedule(In<int32_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
     const size_t n = check(first, source, time.shape(0), lag.shape(0));
     nb::gil_scoped_release release;
     for (size_t v = 0; v < n; ++v) {
-        const int64_t from = first(v), to = first(v + 1);
+        const int32_t from = first(v), to = first(v + 1);
         if (from == to) continue;
         int64_t at = time(source(from)) + lag(from);
-        for (int64_t e = from + 1; e < to; ++e) at = std::max(at, time(source(e)) + lag(e));
+        for (int32_t e = from + 1; e < to; ++e) at = std::max(at, time(source(e)) + lag(e));
         time(v) = at;
     }
 }
 
-void latest(In<int64_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
+void latest(In<int32_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
     const size_t n = check(first, source, time.shape(0), lag.shape(0));
     nb::gil_scoped_release release;
     for (size_t v = n; v-- > 0;)
-        for (int64_t e = first(v); e < first(v + 1); ++e)
+        for (int32_t e = first(v); e < first(v + 1); ++e)
             time(source(e)) = std::min(time(source(e)), time(v) - lag(e));
 }
 
-void reach(In<int64_t> first, In<int32_t> source, Out<uint8_t> reached, bool backward) {
+void reach(In<int32_t> first, In<int32_t> source, Out<uint8_t> reached, bool backward) {
     const size_t n = check(first, source, reached.shape(0), source.shape(0));
     nb::gil_scoped_release release;
     if (backward) {
         for (size_t v = n; v-- > 0;)
-            for (int64_t e = first(v); reached(v) && e < first(v + 1); ++e) reached(source(e)) = 1;
+            for (int32_t e = first(v); reached(v) && e < first(v + 1); ++e) reached(source(e)) = 1;
     } else {
         for (size_t v = 0; v < n; ++v)
-            for (int64_t e = first(v); !reached(v) && e < first(v + 1); ++e) reached(v) = reached(source(e));
+            for (int32_t e = first(v); !reached(v) && e < first(v + 1); ++e) reached(v) = reached(source(e));
     }
 }
 
 // Cuts each floor to what its edge took, and gives what the edges that bind their target took beyond it: all edges of
 // the least such excess into a point.
-nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> bind_floors(In<int64_t> first, In<int32_t> source, In<int64_t> time,
+nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> bind_floors(In<int32_t> first, In<int32_t> source, In<int64_t> time,
                                                          Out<int64_t> floor) {
     const size_t n = check(first, source, time.shape(0), floor.shape(0));
     std::vector<int64_t> excess(source.shape(0), 0);
@@ -214,12 +203,12 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> bind_floors(In<int64_t> first, In<i
         nb::gil_scoped_release release;
         for (size_t v = 0; v < n; ++v) {
             int64_t least = std::numeric_limits<int64_t>::max();
-            for (int64_t e = first(v); e < first(v + 1); ++e) {
+            for (int32_t e = first(v); e < first(v + 1); ++e) {
                 const int64_t took = time(v) - time(source(e));
                 floor(e) = std::clamp<int64_t>(floor(e), 0, took);
                 least = std::min(least, took - floor(e));
             }
-            for (int64_t e = first(v); e < first(v + 1); ++e)
+            for (int32_t e = first(v); e < first(v + 1); ++e)
                 if (time(v) - time(source(e)) - floor(e) == least) excess[e] = least;
         }
     }
@@ -228,7 +217,7 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> bind_floors(In<int64_t> first, In<i
 
 // The edges from a source to `end` of which each sets the time of its target: of several into a point the one from the
 // latest source, then of the highest kind.
-nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> walk_back(In<int64_t> first, In<int32_t> source, In<int64_t> lag,
+nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> walk_back(In<int32_t> first, In<int32_t> source, In<int64_t> lag,
                                                        In<int64_t> time, In<uint8_t> kind, int64_t end) {
     const size_t n = check(first, source, time.shape(0), lag.shape(0));
     if (kind.shape(0) != source.shape(0) || end < 0 || static_cast<size_t>(end) >= n)
@@ -236,7 +225,7 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> walk_back(In<int64_t> first, In<int
     std::vector<int64_t> path;
     for (int64_t at = end;;) {
         int64_t best = -1;
-        for (int64_t e = first(at); e < first(at + 1); ++e) {
+        for (int32_t e = first(at); e < first(at + 1); ++e) {
             if (time(source(e)) + lag(e) != time(at)) continue;
             if (best < 0 || std::pair(time(source(e)), kind(e)) >= std::pair(time(source(best)), kind(best))) best = e;
         }
@@ -251,10 +240,9 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> walk_back(In<int64_t> first, In<int
 }  // namespace
 
 void bind_graph(nb::module_& module) {
-    module.def("order_points", &order_points, nb::arg("time"), nb::arg("source"), nb::arg("target"), nb::arg("floor"),
-               nb::arg("kind"), nb::arg("owner"),
+    module.def("order_points", &order_points, nb::arg("time"), nb::arg("source"), nb::arg("target"),
                "The points in an order of ascending time in which edges go forward; the offsets of the edges into each; "
-               "source, floor, kind and owner of these, sorted by target; the edges that do not go forward.");
+               "the sources of these, sorted by target, and which they are; the edges that do not go forward.");
     module.def("schedule", &schedule, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
                "Set the time of every point with edges into it to the greatest of source time + lag, in place.");
     module.def("latest", &latest, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),

@@ -11,7 +11,7 @@
 namespace {
 
 // The marked rows lane by lane, each by start and depth, so that what is around comes first.
-std::vector<int32_t> lane_by_lane(In<bool> marked, In<int64_t> lane, In<int64_t> start, In<int16_t> depth) {
+std::vector<int32_t> lane_by_lane(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int16_t> depth) {
     const size_t all = lane.shape(0);
     std::vector<size_t> at;
     size_t count = 0;
@@ -34,20 +34,22 @@ std::vector<int32_t> lane_by_lane(In<bool> marked, In<int64_t> lane, In<int64_t>
     return rows;
 }
 
-// The points of host lanes in their order, of the marked events. A parent is a row, -1 for none. An event ends no later than its parent and than the next one that is not
-// its child begins. An event with `submit` inside it has one more point. Each point gets the row of its
-// event, its role (0 start, 1 end, 2 submit), its time, and the event innermost open just before it: IDLE where none
-// was, FIRST where it is the first of its lane. Also the places of the points of each event by role, -1 for none.
-nb::tuple tour(In<bool> marked, In<int64_t> lane, In<int64_t> start, In<int64_t> end, In<int16_t> depth,
-               In<int32_t> parent, In<int64_t> submit) {
+// The points of host lanes in their order, of the marked events. A parent is a row, -1 for none. An event ends no later
+// than its parent and than the next one that is not its child begins. Of `calls` (ascending rows) those with `submit`
+// inside them have one more point. Each point gets the row of its event, its role (0 start, 1 end, 2 submit), its time,
+// and the event innermost open just before it: IDLE where none was, FIRST where it is the first of its lane. Also the
+// places of the start and the end of each event, and of the submission of each call, -1 for none.
+nb::tuple tour(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int64_t> end, In<int16_t> depth,
+               In<int32_t> parent, In<int32_t> calls, In<int64_t> submit) {
     constexpr int32_t IDLE = -1, FIRST = -2;
     enum : uint8_t { START, END, SUBMIT };
     const size_t all = lane.shape(0);
-    for (size_t length : {marked.shape(0), start.shape(0), end.shape(0), depth.shape(0), parent.shape(0), submit.shape(0)})
+    for (size_t length : {marked.shape(0), start.shape(0), end.shape(0), depth.shape(0), parent.shape(0)})
         if (length != all) throw nb::value_error("the columns of the events differ in length");
+    if (calls.shape(0) != submit.shape(0)) throw nb::value_error("the columns of the calls differ in length");
     for (size_t row = 0; row < all; ++row)
-        if (lane(row) < 0 || lane(row) > std::numeric_limits<int32_t>::max()) throw nb::value_error("there is no such lane");
-    std::vector<int32_t> event, before, places[3];
+        if (lane(row) < 0) throw nb::value_error("there is no such lane");
+    std::vector<int32_t> event, before, places[2], submission(calls.shape(0), -1);
     std::vector<uint8_t> role;
     std::vector<int64_t> time;
     {
@@ -62,12 +64,26 @@ nb::tuple tour(In<bool> marked, In<int64_t> lane, In<int64_t> start, In<int64_t>
             int32_t row;
             int64_t end;
         };
-        std::vector<Span> open, pending;  // pending: of launch calls, the submission not reached yet
+        struct Submission {
+            size_t call;
+            int64_t at;
+        };
+        std::vector<Span> open;
+        std::vector<Submission> pending;  // those not reached yet, the next one last
+        // The rows of a lane ascend, mostly: then the next call is the last one or the one after it.
+        const int32_t* const begin = calls.data();
+        const size_t none = calls.shape(0);
+        size_t next = 0;
+        const auto call_of = [&](int32_t row) {
+            if (next < none && begin[next] < row) ++next;
+            if ((next < none && begin[next] < row) || (next > 0 && begin[next - 1] >= row))
+                next = std::lower_bound(begin, begin + none, row) - begin;
+            return next < none && begin[next] == row ? next : none;
+        };
         int64_t now = 0;
         bool fresh = true;
         const auto put = [&](int32_t row, uint8_t what, int64_t at) {
             now = fresh ? at : std::max(now, at);
-            places[what][row] = static_cast<int32_t>(event.size());
             event.push_back(row);
             role.push_back(what);
             time.push_back(now);
@@ -75,8 +91,9 @@ nb::tuple tour(In<bool> marked, In<int64_t> lane, In<int64_t> start, In<int64_t>
             fresh = false;
         };
         const auto submit_until = [&](int64_t at) {
-            while (!pending.empty() && pending.back().end <= at) {
-                put(pending.back().row, SUBMIT, pending.back().end);
+            while (!pending.empty() && pending.back().at <= at) {
+                submission[pending.back().call] = static_cast<int32_t>(event.size());
+                put(calls(pending.back().call), SUBMIT, pending.back().at);
                 pending.pop_back();
             }
         };
@@ -84,6 +101,7 @@ nb::tuple tour(In<bool> marked, In<int64_t> lane, In<int64_t> start, In<int64_t>
             const Span one = open.back();
             const int64_t until = std::min(one.end, at);
             submit_until(until);
+            places[END][one.row] = static_cast<int32_t>(event.size());
             put(one.row, END, until);
             open.pop_back();
         };
@@ -99,26 +117,29 @@ nb::tuple tour(In<bool> marked, In<int64_t> lane, In<int64_t> start, In<int64_t>
             }
             const int32_t row = rows[i];
             submit_until(start(row));
+            places[START][row] = static_cast<int32_t>(event.size());
             put(row, START, start(row));
             int64_t until = std::max(end(row), start(row));
             if (!open.empty()) until = std::min(until, std::max(open.back().end, start(row)));
             open.push_back({row, until});
-            if (submit(row) > start(row) && submit(row) < until) {
-                pending.push_back({row, submit(row)});
-                std::sort(pending.begin(), pending.end(), [](const Span& a, const Span& b) { return a.end > b.end; });
+            const size_t call = call_of(row);
+            if (call != none && submit(call) > start(row) && submit(call) < until) {
+                pending.push_back({call, submit(call)});
+                std::sort(pending.begin(), pending.end(),
+                          [](const Submission& a, const Submission& b) { return a.at > b.at; });
             }
         }
     }
     return nb::make_tuple(to_numpy(std::move(event)), to_numpy(std::move(role)), to_numpy(std::move(time)),
                           to_numpy(std::move(before)), to_numpy(std::move(places[START])),
-                          to_numpy(std::move(places[END])), to_numpy(std::move(places[SUBMIT])));
+                          to_numpy(std::move(places[END])), to_numpy(std::move(submission)));
 }
 
 }  // namespace
 
 void bind_tour(nb::module_& module) {
     module.def("tour", &tour, nb::arg("marked"), nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("depth"),
-               nb::arg("parent"), nb::arg("submit"),
+               nb::arg("parent"), nb::arg("calls"), nb::arg("submit"),
                "The points of host lanes in order: event, role, time, and the event open before (-1 none, -2 first); of "
-               "each event the places of its start, end and submission.");
+               "each event the places of its start and end, of each call that of its submission.");
 }

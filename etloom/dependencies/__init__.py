@@ -79,10 +79,7 @@ def depend(job: Job | Trace, floors: Floors | Mapping[int, Floors] | None = None
             counts[row["rank"]]["matched_communications"] = row["matched"]
             counts[row["rank"]]["local_communications"] = row["local"]
     for rank in traces:
-        one = drawn.pop(rank)
-        one.built.edges(draft, one.ids)
-        one.work.edges(draft, one.ids)
-        one.off.edges(draft)
+        drawn.pop(rank).edges(draft)
     return Dependencies(draft.graph(), used, counts)
 
 
@@ -95,6 +92,12 @@ class _Rank(NamedTuple):
     off: Ranges
     parts: pl.DataFrame | None
 
+    def edges(self, draft: Draft) -> None:
+        """Add the pieces of time to the draft."""
+        self.built.edges(draft, self.ids)
+        self.work.edges(draft, self.ids)
+        self.off.edges(draft)
+
 
 def _of_rank(
     draft: Draft, trace: Trace, rank: int, given: Floors | None, others: bool
@@ -102,7 +105,7 @@ def _of_rank(
     events = Events(trace.events)
     work = device.devices(trace, events)
     submission, delay = device.submissions(events, work, given)
-    built, aside = hosts(draft, events, submission, rank)
+    built, aside = hosts(draft, events, work.calls, submission, rank)
     device.draw(draft, events, work, rank)
     waits = Waits(trace, events, built, work)
     waits.tell(events, work, submission)

@@ -24,7 +24,8 @@ class Devices:
 
     ``row`` of the event, ``launch`` (row of the call, -1 for none), ``start``, ``end``, ``stream`` (a number for
     each device and stream), ``before``: the end of what the stream did last (the least integer for none).
-    ``floor``: of the piece from start to end. ``place``: by row.
+    ``floor``: of the piece from start to end. ``place``: by row. ``calls``: the rows of the calls that launched any of
+    it, ascending; ``call``: which of these, -1 for none.
     ``begin``, ``finish``: numbers of the points, once they are drawn.
     """
 
@@ -36,6 +37,8 @@ class Devices:
     before: Ticks
     floor: Ticks
     place: Numbers
+    calls: Numbers
+    call: Numbers
     begin: Numbers
     finish: Numbers
 
@@ -43,6 +46,11 @@ class Devices:
     def first(self) -> np.ndarray:
         """Which are the first of their stream."""
         return np.append(True, np.diff(self.stream) != 0)[: len(self.stream)]
+
+    def of_call(self, values: Ticks, without: int) -> Ticks:
+        """Of each what these values say of its call."""
+        said: Ticks = np.append(values, without)[self.call]
+        return said
 
     def edges(self, draft: Draft, ids: Numbers) -> None:
         """Add the pieces from start to end to the draft."""
@@ -64,8 +72,12 @@ def devices(trace: Trace, events: Events) -> Devices:
     place[rows] = np.arange(len(rows))
     before = np.append(NO_SUBMISSION, end[:-1])[: len(end)]
     before[np.append(True, np.diff(stream) != 0)[: len(end)]] = NO_SUBMISSION
+    launches = np.zeros(len(events), bool)
+    launches[call[call >= 0]] = True
+    calls = np.flatnonzero(launches).astype(np.int32)
+    which = np.where(call >= 0, np.searchsorted(calls, call), -1).astype(np.int32)
     nothing = np.zeros(0, np.int32)
-    return Devices(rows, call, start, end, stream, before, end - start, place, nothing, nothing)
+    return Devices(rows, call, start, end, stream, before, end - start, place, calls, which, nothing, nothing)
 
 
 def _streams(work: pl.DataFrame) -> Ticks:
@@ -82,29 +94,25 @@ def _streams(work: pl.DataFrame) -> Ticks:
 
 
 def submissions(events: Events, work: Devices, given: Floors | None) -> tuple[Ticks, int]:
-    """By row of `events` the time at which a launch call has handed over its work, and the delay this assumes.
+    """The time at which each of `Devices.calls` has handed over its work, and the delay this assumes.
 
     A call hands over its first work so long before it starts as work typically takes to start on an idle stream,
     but neither before the call nor after it.
     """
-    launched = np.flatnonzero(work.launch >= 0)
-    call = work.launch[launched]
-    first = first_starts(work, len(events))
     if given is not None:
         delay = given.submission
     else:
-        idle = launched[work.before[launched] <= events.end[call]]
+        idle = np.flatnonzero(work.launch >= 0)
+        idle = idle[work.before[idle] <= events.end[work.launch[idle]]]
         delay = typical(work.start[idle] - events.end[work.launch[idle]])
-    time = np.full(len(events), NO_SUBMISSION)
-    time[call] = np.clip(first[call] - delay, events.start[call], events.end[call])
-    return time, delay
+    return np.clip(first_starts(work) - delay, events.start[work.calls], events.end[work.calls]), delay
 
 
-def first_starts(work: Devices, count: int) -> Ticks:
-    """By row of `events` the start of the first work that a call launched, the greatest integer for none."""
-    first = np.full(count, np.iinfo(np.int64).max)
-    launched = np.flatnonzero(work.launch >= 0)
-    np.minimum.at(first, work.launch[launched], work.start[launched])
+def first_starts(work: Devices) -> Ticks:
+    """The start of the first work that each call launched."""
+    first = np.full(len(work.calls), np.iinfo(np.int64).max)
+    launched = np.flatnonzero(work.call >= 0)
+    np.minimum.at(first, work.call[launched], work.start[launched])
     return first
 
 
@@ -118,7 +126,7 @@ def draw(draft: Draft, events: Events, work: Devices, rank: int) -> None:
 
 def measured(work: Devices, submission: Ticks) -> tuple[int, int]:
     """The floors of launch and stream that the recording shows."""
-    submitted = np.where(work.launch >= 0, submission[work.launch], NO_SUBMISSION)
+    submitted = work.of_call(submission, NO_SUBMISSION)
     launched = work.launch >= 0
     free = launched & (work.before <= submitted)
     early = launched & ~work.first & (work.before != NO_SUBMISSION)
@@ -139,20 +147,19 @@ def order(draft: Draft, events: Events, work: Devices, built: Hosts, floors: Flo
         Kind.STREAM, work.finish[longer[0]], work.begin[longer[1]], floors.stream, ids[work.row[longer[1]]]
     )
     launched = np.flatnonzero(work.launch >= 0)
-    at = leaving(built, work.launch[launched], work)
+    at = leaving(built, work)[work.call[launched]]
     has = at >= 0
     some = launched[has]
     draft.edges(Kind.LAUNCH, built.point[at[has]], work.begin[some], floors.launch, ids[work.row[some]])
     return int((~has).sum())
 
 
-def leaving(built: Hosts, call: Numbers, work: Devices) -> Numbers:
+def leaving(built: Hosts, work: Devices) -> Numbers:
     """The place of the point from which the work of each call leaves: its submission, else its end or start."""
-    at: Numbers = built.submit[call]
-    first = first_starts(work, len(built.start))
-    end, start = built.end[call], built.start[call]
-    returned = (end >= 0) & (built.time[np.maximum(end, 0)] <= first[call]) if len(built.time) else end >= 0
-    return np.where(at >= 0, at, np.where(returned, end, start)).astype(np.int32)
+    end, start = built.end[work.calls], built.start[work.calls]
+    returned = end >= 0
+    returned[returned] = built.time[end[returned]] <= first_starts(work)[returned]
+    return np.where(built.submit >= 0, built.submit, np.where(returned, end, start)).astype(np.int32)
 
 
 def _outlasted(work: Devices, later: Ticks) -> tuple[Ticks, Ticks]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from etloom.graphs import Graph, Kind, Numbers, Role
+from etloom.graphs import Graph, Kind, Numbers, Role, ordered
 
 _POINT = {"time": np.int64, "event": np.int32, "role": np.uint8, "rank": np.int32}
 _EDGE = {"source": np.int32, "target": np.int32, "floor": np.int64, "kind": np.uint8, "owner": np.int32}
@@ -53,7 +53,7 @@ class Draft:
             for name, dtype in dtypes.items():
                 columns[name] = np.concatenate([np.zeros(0, dtype), *parts[name]])
                 parts[name].clear()
-        return Graph.of(**columns)
+        return ordered(columns)
 
 
 def _extend(parts: dict[str, list[Any]], dtypes: dict[str, Any], count: int, **columns: ArrayLike) -> None:

@@ -61,20 +61,14 @@ class Events:
 
     def __init__(self, table: pl.DataFrame) -> None:
         self.table = table
-        columns = table.select(
-            pl.col("id").cast(pl.Int32),
-            pl.col("ts").fill_null(0),
-            end=pl.col("ts").fill_null(0) + pl.col("dur").fill_null(0).clip(0),
-            timed=pl.all_horizontal(pl.col("ts", "dur").is_not_null()),
-            depth=pl.col("depth").fill_null(-1).cast(pl.Int16),
-            pid=pl.col("pid").fill_null(0),
-        )
-        self.id: Numbers = columns["id"].to_numpy()
-        self.start: Ticks = columns["ts"].to_numpy()
-        self.end: Ticks = columns["end"].to_numpy()
-        self.timed: Mask = columns["timed"].to_numpy()
-        self.depth = columns["depth"].to_numpy()
-        self.pid: Ticks = columns["pid"].to_numpy()
+        # Views of the table where it has no nulls.
+        self.id: Numbers = table["id"].to_numpy().view(np.int32)
+        self.start: Ticks = stacks.numbers(table["ts"], 0)
+        self.end: Ticks = np.maximum(stacks.numbers(table["dur"], 0), 0)
+        self.end += self.start
+        self.timed: Mask = (table["ts"].is_not_null() & table["dur"].is_not_null()).to_numpy()
+        self.depth = table["depth"].fill_null(-1).to_numpy()
+        self.pid: Ticks = stacks.numbers(table["pid"], 0)
 
     def __len__(self) -> int:
         return len(self.id)
@@ -88,9 +82,9 @@ class Events:
         return Texts(self.table["name"])
 
     @cached_property
-    def lanes(self) -> Ticks:
+    def lanes(self) -> Numbers:
         """A number for the thread of each."""
-        return stacks.lane_codes(self.table)
+        return stacks.lane_codes(self.table).astype(np.int32)
 
     @cached_property
     def parent(self) -> Numbers:
@@ -105,6 +99,15 @@ class Events:
     def rows(self, wanted: pl.Series) -> Numbers:
         """The rows of the events with these ids; -1 for null and for an id there is not."""
         return rows_of(self.table, wanted)
+
+
+def ids_of(rows: Numbers, ids: Numbers) -> Numbers:
+    """The ids of these rows of a table with these ids, which ascend in it; a negative number for a negative row."""
+    # Ids of a table from which no row was taken are its row numbers.
+    if ids.size and ids[0] == 0 and ids[-1] == ids.size - 1:
+        return rows
+    found: Numbers = np.where(rows >= 0, ids[rows], np.int32(-1))
+    return found
 
 
 def rows_of(events: pl.DataFrame, wanted: pl.Series) -> Numbers:

@@ -10,7 +10,7 @@ import numpy as np
 from etloom import kinds
 from etloom._native import tour
 from etloom.dependencies.draft import Draft
-from etloom.dependencies.events import WAITS, Events, Mask
+from etloom.dependencies.events import WAITS, Events, Mask, ids_of
 from etloom.graphs import Codes, Kind, Numbers, Ticks
 
 NO_SUBMISSION = np.iinfo(np.int64).min
@@ -23,8 +23,8 @@ class Hosts:
 
     Of points: ``time``, ``row`` (of the event in `events`). Of the piece of time that ends at
     each: ``owner`` (row, -1 idle, -2 where the thread begins), ``kind`` and ``floor``, which are changed where
-    the piece turns out to be a wait. ``start``, ``end``, ``submit``: the place of an event's points by its row,
-    -1 where it has none.
+    the piece turns out to be a wait. ``start``, ``end``: the place of an event's points by its row; ``submit``: that
+    of the submission of each call that launched work; -1 where there is none.
     """
 
     point: Numbers
@@ -43,23 +43,23 @@ class Hosts:
         self.floor[places] = np.minimum(self.floor[places], floor)
 
     def edges(self, draft: Draft, ids: Numbers) -> None:
-        """Add the pieces to the draft."""
+        """Add the pieces to the draft; ids: of the events."""
+        owners = ids_of(self.owner, ids)
         bounds = [*np.flatnonzero(self.owner == -2), len(self.owner)]
         for low, high in itertools.pairwise(bounds):
-            owner = self.owner[low + 1 : high]
             draft.edges(
                 self.kind[low + 1 : high],
                 self.point[low : high - 1],
                 self.point[low + 1 : high],
                 self.floor[low + 1 : high],
-                np.where(owner >= 0, ids[owner], np.int32(-1)),
+                owners[low + 1 : high],
             )
 
 
-def hosts(draft: Draft, events: Events, submission: Ticks, rank: int) -> tuple[Hosts, int]:
+def hosts(draft: Draft, events: Events, calls: Numbers, submission: Ticks, rank: int) -> tuple[Hosts, int]:
     """The threads of a rank, and how many were left out: those that only poll, or wait, in Python.
 
-    submission: of each event the time within it at which the device has its work, NO_SUBMISSION for none.
+    calls: rows of events, ascending. submission: of each the time within it at which the device has its work.
     """
     lanes = events.lanes
     standing = events.host & (events.depth >= 0)
@@ -70,11 +70,12 @@ def hosts(draft: Draft, events: Events, submission: Ticks, rank: int) -> tuple[H
     standing &= working[lanes]
 
     row, role, time, owner, start, end, submit = tour(
-        standing, lanes, events.start, events.end, events.depth, events.parent, submission
+        standing, lanes, events.start, events.end, events.depth, events.parent, calls, submission
     )
-    point = draft.points(time, events.id[row], role, rank)
+    point = draft.points(time, ids_of(row, events.id), role, rank)
     kind = np.where(owner >= 0, np.uint8(Kind.SEGMENT), np.uint8(Kind.IDLE))
-    floor = np.diff(time, prepend=time[:1])
+    floor = np.zeros_like(time)
+    np.subtract(time[1:], time[:-1], out=floor[1:])
     built = Hosts(point, time, row, owner, kind, floor, start, end, submit)
     return built, int((seen & ~working).sum())
 
@@ -82,6 +83,6 @@ def hosts(draft: Draft, events: Events, submission: Ticks, rank: int) -> tuple[H
 def quiet(events: Events, built: Hosts) -> Mask:
     """Which pieces may be rest: nothing is open, or what runs no code of its own, or what is there to wait."""
     rests = events.cats.among(kinds.ANNOTATIONS | kinds.PYTHON) | events.names.like(WAITS)
-    owner = np.maximum(built.owner, 0)
-    still: Mask = (built.owner == -1) | ((built.owner >= 0) & rests[owner])
+    # The owner of idle time is -1, and that of nothing, where a thread begins, -2.
+    still: Mask = np.append(rests, [False, True])[built.owner]
     return still

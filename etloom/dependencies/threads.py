@@ -16,9 +16,8 @@ _BACKWARD = r"^autograd::engine::evaluate_function"
 
 
 def rests(built: Hosts, still: Mask) -> Ticks:
-    """The places at which a rest of more than REST_NS ends."""
-    took = np.diff(built.time, prepend=built.time[:1])
-    return np.flatnonzero(still & (took > REST_NS))
+    """The places at which a rest of more than REST_NS ends. Asked before any piece is taken for a wait."""
+    return np.flatnonzero(still & (built.floor > REST_NS))
 
 
 def hand_over(draft: Draft, events: Events, built: Hosts, still: Mask, gaps: Ticks) -> int:

@@ -74,7 +74,7 @@ class Waits:
         """
         asked = events.start[events.names.like(_STREAM_WAIT) & events.cats.among(kinds.RUNTIME)]
         launched = work.launch >= 0
-        submitted = np.where(launched, submission[work.launch], work.start.min(initial=0))
+        submitted = work.of_call(submission, work.start.min(initial=0))
         waited = launched & (work.start - np.maximum(submitted, work.before) > LATE_NS)
         waited[self.waiter] = False
         late = np.flatnonzero(waited)
