@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -76,26 +77,16 @@ def replay(
     """Replay the operators of a linked trace, or of its step N, ``repeats`` times after ``warmup``.
 
     Only operators of ``namespaces`` are run, and none that opens files or trusts its sizes. max_bytes: what this
-    process may take more on a CPU (default: 80 % of what is free); an operator that wants more is skipped. progress:
+    process may take more on a CPU (default: 60 % of what is free); an operator that wants more is skipped. progress:
     called with each step before it is tried. leave_out: node -> why its operator is not to be tried. resources: the
     folder with values that were saved beside the trace (`saved.folder_of`). Raises EtloomError where the trace has
     nothing to replay or the device is not there.
     """
-    from etloom.replayer.materials import bounded
-
-    machine = prepared(
-        trace,
-        device,
-        namespaces=namespaces,
-        step=step,
-        max_bytes=max_bytes,
-        progress=progress,
-        leave_out=leave_out,
-        resources=resources,
-    )
+    machine = _planned(trace, device, namespaces, step, resources, 0)
     profiled = None
     times = []
-    with bounded(max_bytes) if device == "cpu" else contextlib.nullcontext():
+    with _bounded(device, max_bytes):
+        machine.rehearse(progress, leave_out)
         if device != "meta":
             for _ in range(warmup):
                 machine.run()
@@ -129,10 +120,19 @@ def prepared(
 ) -> Machine:
     """The operators of a linked trace, rehearsed on a device: of several GPUs on this one. Other arguments and errors
     as for `replay`."""
+    machine = _planned(trace, device, namespaces, step, resources, gpu)
+    with _bounded(device, max_bytes):
+        machine.rehearse(progress, leave_out)
+    return machine
+
+
+def _planned(
+    trace: Trace, device: str, namespaces: frozenset[str], step: int | None, resources: Path | None, gpu: int
+) -> Machine:
+    """The operators of a trace on a device, of which none was tried."""
     import torch
 
     from etloom.replayer.machine import Machine
-    from etloom.replayer.materials import bounded
     from etloom.replayer.program import program
 
     if device not in DEVICES:
@@ -141,12 +141,19 @@ def prepared(
         raise EtloomError("this torch sees no GPU", remedy="--device cpu, or meta for shapes only")
     if device == "cuda":
         torch.cuda.set_device(gpu)
-    machine = Machine(program(trace, namespaces, step), torch.device(device), resources)
-    if device == "cpu":
-        torch.ones(1 << 17).add(1)  # threads are started before memory for their stacks is bounded
-    with bounded(max_bytes) if device == "cpu" else contextlib.nullcontext():
-        machine.rehearse(progress, leave_out)
-    return machine
+    return Machine(program(trace, namespaces, step), torch.device(device), resources)
+
+
+def _bounded(device: str, max_bytes: int | None) -> AbstractContextManager[None]:
+    """What this process may take from now on: taken once, since a bound on top of a bound is none."""
+    import torch
+
+    from etloom.replayer.materials import bounded
+
+    if device != "cpu":
+        return contextlib.nullcontext()
+    torch.ones(1 << 17).add(1)  # threads are started before memory for their stacks is bounded
+    return bounded(max_bytes)
 
 
 def _profiled(machine: Machine, rank: int | None) -> Trace:

@@ -120,7 +120,7 @@ def made(view: View, count: int, device: torch.device, known: Bounds) -> torch.T
 
 @contextlib.contextmanager
 def bounded(more: int | None) -> Iterator[None]:
-    """This process may take only so many bytes more (None: 80 % of what is free), since a trace asks for any size.
+    """This process may take only so many bytes more (None: 60 % of what is free), since a trace asks for any size.
 
     Where the system does not tell how much it has taken (other than Linux), there is no bound.
     """
@@ -132,7 +132,7 @@ def bounded(more: int | None) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = taken + (int(available_memory() * 0.8) if more is None else more)
+    limit = taken + (int(available_memory() * 0.6) if more is None else more)
     resource.setrlimit(
         resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
     )
