@@ -26,6 +26,8 @@ NAMES = (
         "idle-time",
     ),
     *("launch-stats", "queue-summary", "memory-bandwidth-summary", "steps", "top-ops", "operator-delays"),
+    *("launches", "queue-length", "memory-bandwidth", "annotated-kernels", "annotations", "kernel-sequences"),
+    *("short-kernels", "call-stacks"),
 )
 
 
@@ -82,12 +84,19 @@ def write_export(trace: Trace, path: Path) -> None:
     db.close()
 
 
+OPTIONS = {"top-ops": {"top": 10_000}, "annotations": {"where": "host"}}
+CLOCK = ("start_ns", "device_start_ns", "device_end_ns", "call_start_ns", "ts_ns")
+
+
 def said(trace: Trace, name: str) -> list[tuple[Any, ...]]:
-    """The rows, without times of the trace's own clock and rates that Kineto states and Nsight does not."""
-    table = etloom.analyze(trace, name, **({"top": 10_000} if name == "top-ops" else {}))
+    """The rows, with times since the first kernel, and without rates that Kineto states and Nsight does not."""
+    table = etloom.analyze(trace, name, **OPTIONS.get(name, {}))
     stated = [column for column in table.columns if "gb_per_s" in column and column != "mean_gb_per_s"]
-    clock = ("start_ns", "device_start_ns", "device_end_ns")
-    return table.drop(*stated, *clock, strict=False).sort(pl.all()).rows()
+    table = table.drop(*stated, "pid", "tid", "node", "parent", strict=False)
+    first = trace.events.filter(pl.col("cat") == "kernel")["ts"].min()
+    clock = {*CLOCK, *(["time_ns"] if name == "queue-length" else [])}
+    since = [pl.col(column) - first for column in table.columns if column in clock]
+    return [tuple(map(str, row)) for row in table.with_columns(since).sort(pl.exclude(pl.List)).rows()]
 
 
 @pytest.mark.parametrize("name", ["dlrm/kineto_trace_0.json.gz", "nccl_ddp/kineto_trace_0.json.gz"])
