@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from replaying import ended, free_port, processes, reduce_, wait_for_calls, write
 
 from etloom.errors import EtloomError
-from etloom.replayer.world import Place
+from etloom.replayer.world import Place, Watch
 
 pytestmark = pytest.mark.torch
 
@@ -32,6 +33,22 @@ def test_the_most_particular_launcher_is_asked_first() -> None:
     assert Place.here({**slurm, **hydra}) == Place(3, 4, 1)
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
     assert Place.here({**slurm, **hydra, **torchrun}) == Place(1, 2, 1)
+
+
+def test_the_store_outlives_those_who_still_ask_it() -> None:
+    """Rank 0 has gathered all; rank 1 takes a second more to say that it is done."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    ended: list[str] = []
+    late = threading.Timer(1.0, lambda: TCPStore("127.0.0.1", store.port, None, False).set("beat/1", "done"))
+    with Watch(store, Place(0, 2, 0), ended.append):
+        store.set("beat/1", "1 gathering")
+        late.start()
+        since = time.monotonic()
+    assert 0.9 < time.monotonic() - since < 4
+    late.join()
+    assert ended == []
 
 
 def crossed(rank: int) -> list[dict[str, Any]]:

@@ -119,9 +119,17 @@ class Watch:
             if error is not None:
                 self._store.set("gave_up", f"rank {self._place.rank}: {error or type(error).__name__}")
             self._store.set(f"beat/{self._place.rank}", "done")
-            if error is not None and self._place.rank == 0:
-                # The store goes with this process: the others have two beats to read why.
-                time.sleep(2 * BEAT_S)
+            if self._place.rank == 0:
+                # The store goes with this process: the others have to say that they are done, or to read why not.
+                self._stay(2 * BEAT_S if error is not None else SILENT_S)
+
+    def _stay(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        keys = [f"beat/{rank}" for rank in range(self._place.world)]
+        while time.monotonic() < until and not (
+            self._store.check(keys) and all(self._store.get(key) == b"done" for key in keys)
+        ):
+            time.sleep(BEAT_S / 20)
 
     def _beat(self, number: int) -> None:
         self._store.set(f"beat/{self._place.rank}", f"{number} {self.at()}")
