@@ -107,15 +107,9 @@ class Graph:
         the recording took; what a point took beyond all its floors becomes the excess of the edge that binds
         it, or of all that do. Raises ValueError for an edge to a point that is not there.
         """
-        columns = {
-            "time": time,
-            "event": event,
-            "role": role,
-            "rank": rank,
-            "source": source,
-            "target": target,
-        }
-        return ordered({**columns, "floor": floor, "kind": kind, "owner": owner})
+        columns: dict[str, NDArray[Any]] = {"time": time, "event": event, "role": role, "rank": rank}
+        columns |= {"source": source, "target": target, "floor": floor, "kind": kind, "owner": owner}
+        return ordered(columns)
 
     def __len__(self) -> int:
         """The number of points."""

@@ -153,7 +153,7 @@ def _read_trace(folder: Path, saved: _Saved, lazy: bool = False, owner: object =
             files[name] = file
             found = _rows(name, file)
         else:
-            tables[name] = _table(name, file)
+            tables[name] = _in_one_piece(_table(name, file))
             found = tables[name].height
         if rows is not None and found != rows:
             raise ReadError(
@@ -165,6 +165,16 @@ def _read_trace(folder: Path, saved: _Saved, lazy: bool = False, owner: object =
 def _table(name: str, file: Path) -> pl.DataFrame:
     with _named(name, file):
         return TABLES[name].conform(pl.read_parquet(file, glob=False, hive_partitioning=False))
+
+
+def _in_one_piece(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with each column in one piece of memory, so that an array of it is a view and no copy.
+
+    A column at a time: no more than one is there twice.
+    """
+    for at, name in enumerate(frame.columns):
+        frame.replace_column(at, frame[name].rechunk())
+    return frame
 
 
 def _scan(name: str, file: Path) -> pl.LazyFrame:
