@@ -218,6 +218,54 @@ def test_ranks_that_call_different_things(tmp_path: Path) -> None:
     ]
 
 
+def test_other_collectives_have_other_sizes(tmp_path: Path) -> None:
+    found = hung(tmp_path, {0: [entry(1)], 1: [entry(1, "all_gather", sizes=[[20]])]})
+    assert [row[:4] for row in found] == [(1, "collective mismatch", "all_gather", [1])]
+
+
+def test_gloo_tells_no_state(tmp_path: Path) -> None:
+    """It stays at scheduled; what is finished is retired."""
+
+    def by_gloo(seq: int, retired: bool) -> dict[str, Any]:
+        return {**entry(seq, state="scheduled"), "profiling_name": "gloo:all_reduce", "retired": retired}
+
+    found = hung(tmp_path, {0: [by_gloo(1, True), by_gloo(2, False)], 1: [by_gloo(1, True)]})
+    assert [row[:4] for row in found] == [
+        (2, "missing", "all_reduce", [1]),
+        (2, "not finished", "all_reduce", [0]),
+    ]
+    # Of NCCL what is retired and not completed has timed out.
+    timed_out = {**entry(1, state="started"), "retired": True}
+    assert [row[:2] for row in hung(tmp_path, {0: [timed_out], 1: [timed_out]})] == [(1, "not finished")]
+
+
+def message(seq: int, name: str, state: str = "started", length: int = 10) -> dict[str, Any]:
+    sizes = [[length]]
+    return {**entry(0, name, state, sizes), "is_p2p": True, "p2p_seq_id": seq, "frames": [
+        {"name": "pipe", "filename": "train.py", "line": seq}
+    ]}  # fmt: skip
+
+
+def test_messages_that_nobody_sent(tmp_path: Path) -> None:
+    """Rank 1 got one of the three messages it waits for; the second is being sent, with another length."""
+    found = hung(
+        tmp_path,
+        {
+            0: [message(1, "send 0->1", "completed"), message(2, "send 0->1", length=12)],
+            1: [message(1, "recv 1<-0", "completed"), message(2, "recv 1<-0"), message(3, "recv 1<-0")],
+        },
+    )
+    assert found == [
+        (2, "size mismatch", "message", [1], [0], "pipe (train.py:2)"),
+        (2, "not finished", "message", [0, 1], [], "pipe (train.py:2)"),
+        (3, "missing", "send", [0], [1], "pipe (train.py:3)"),
+    ]
+    assert (
+        hung(tmp_path, {0: [message(1, "send 0->1", "completed")], 1: [message(1, "recv 1<-0", "completed")]})
+        == []
+    )
+
+
 def test_what_a_ring_has_overwritten_is_no_divergence(tmp_path: Path) -> None:
     assert hung(tmp_path, {0: [entry(1), entry(2), entry(3)], 1: [entry(3)]}) == []
 

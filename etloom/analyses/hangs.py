@@ -7,7 +7,11 @@ finding, worst first; of each group the first divergence is where to look, what 
 - collective mismatch: ranks called different collectives under one number.
 - size mismatch, dtype mismatch: the same collective with other sizes or types. Sizes of an all-to-all, and of the root
   of a gather or scatter, may differ and are not compared.
-- not finished: all called it, these ranks have not completed it (state: scheduled, started).
+- not finished: these ranks called it and have not completed it (state: scheduled, started). Of gloo, of which no state
+  is recorded, until its work is retired.
+
+Of messages (send, recv) those that are not finished are compared, of each two ranks the first with the first: missing
+is the end that has not been called; seq is the recorder's number for messages, of the end that waits.
 
 others: the ranks on which it is as the row says of them. called_at: where the ranks named called it, else the others.
 
@@ -17,6 +21,7 @@ Definition: the matching of torch.distributed.flight_recorder.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +32,7 @@ from etloom.errors import AnalysisError
 from etloom.trace import Job, Trace
 
 SCOPE = "job"
+NOTHING = "what the dumps hold was called alike by all ranks, and is finished"
 COLUMNS: dict[str, Any] = {
     "group": pl.String,
     "seq": pl.Int64,
@@ -55,23 +61,82 @@ def analyze(job: Job) -> pl.DataFrame:
         for (group,), own in records.group_by("group", maintain_order=True)
         for finding in _of_group(own, _members(own) or sorted(dumps), set(dumps))
     ]
+    messages = pl.concat([_messages(rank, trace) for rank, trace in dumps.items()])
+    rows += [
+        {"group": group, **finding}
+        for (group, *_), own in messages.group_by("group", "source", "destination", maintain_order=True)
+        for finding in _of_pair(own, set(dumps))
+    ]
     table = pl.DataFrame(rows, schema=COLUMNS, orient="row")
     worst = pl.col("finding").replace_strict({name: at for at, name in enumerate(_ORDER)})
     first = pl.col("seq").fill_null(-1)
     return answer(table.sort(first.min().over("group"), "group", first, worst), COLUMNS)
 
 
-def _records(rank: int, trace: Trace) -> pl.DataFrame:
-    """The numbered collectives of a dump."""
+def _records(rank: int, trace: Trace, messages: bool = False) -> pl.DataFrame:
+    """The numbered collectives of a dump, or its messages."""
     text = ("collective", "pg_name", "pg_desc", "ranks", "dtype")
-    comms = trace.comms.filter(pl.col("seq").is_not_null() & ~pl.col("is_p2p").fill_null(False)).select(
-        *(pl.col(name).cast(pl.String) for name in text), "seq", "in_nelems", "out_nelems", "event"
+    chosen = pl.col("seq").is_not_null() & (pl.col("is_p2p").fill_null(False) == messages)
+    comms = trace.comms.filter(chosen).select(
+        *(pl.col(name).cast(pl.String) for name in text), "seq", "in_nelems", "out_nelems", "event", "peer"
     )
-    args = trace.events.select("id", args=pl.col("args").cast(pl.String))
+    args = trace.events.select(
+        "id", args=pl.col("args").cast(pl.String), called=pl.col("name").cast(pl.String)
+    )
     named = pl.concat_str("pg_name", pl.lit(" "), pl.col("pg_desc").fill_null("")).str.strip_chars()
     return comms.join(args, left_on="event", right_on="id", how="left").with_columns(
         pl.lit(rank).alias("rank"), group=pl.coalesce(named, pl.lit("?"))
     )
+
+
+def _messages(rank: int, trace: Trace) -> pl.DataFrame:
+    """The messages of a dump that are not finished, in order, between ranks of the job."""
+    records = _records(rank, trace, messages=True)
+    rows = [
+        {"group": row["group"], "source": ends[0], "destination": ends[1], "record": row}
+        for row in records.sort("seq", "event").iter_rows(named=True)
+        if _waits(row) and (ends := _ends(row, rank))
+    ]
+    schema = {"group": pl.String, "source": pl.Int64, "destination": pl.Int64, "record": pl.Object}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _ends(row: dict[str, Any], rank: int) -> tuple[int, int] | None:
+    """From which rank to which. A dump names them by their place in the group."""
+    members, peer = json.loads(row["ranks"] or "[]"), row["peer"]
+    if peer is None or row["collective"] not in ("send", "recv") or (members and not peer < len(members)):
+        return None
+    other = members[peer] if members else peer
+    return (rank, other) if row["collective"] == "send" else (other, rank)
+
+
+def _of_pair(own: pl.DataFrame, dumped: set[int]) -> Iterator[dict[str, Any]]:
+    """Of the unfinished messages from one rank to another."""
+    source, destination = own.select("source", "destination").row(0)
+    records: list[dict[str, Any]] = own["record"].to_list()
+    sent, got = ([row for row in records if row["collective"] == name] for name in ("send", "recv"))
+    for first, second in zip(sent, got, strict=False):
+        both = {source: first, destination: second}
+        for column, finding in (("dtype", "dtype mismatch"), ("in_nelems", "size mismatch")):
+            for found in _differing(both, finding, lambda row, column=column: row[column]):
+                yield {"seq": second["seq"], **found, "collective": "message"}
+        yield {"seq": second["seq"], **_not_finished(both), "collective": "message"}
+    more, ranks, name = (sent, [destination], "recv") if len(sent) > len(got) else (got, [source], "send")
+    waiting = more[min(len(sent), len(got)) :]
+    if waiting and set(ranks) <= dumped:
+        rank = source if name == "recv" else destination
+        number = f"{len(waiting)} messages" if len(waiting) > 1 else "a message"
+        detail = f"rank {rank} waits for {number} {'to' if name == 'recv' else 'from'} rank {ranks[0]}"
+        called_at = (_args(waiting[0]).get("frames") or [None])[0]
+        yield {
+            "seq": waiting[0]["seq"],
+            "finding": "missing",
+            "collective": name,
+            "ranks": ranks,
+            "others": [rank],
+            "detail": detail,
+            "called_at": called_at,
+        }
 
 
 def _members(own: pl.DataFrame) -> list[int]:
@@ -97,15 +162,28 @@ def _of_number(records: _Records, members: list[int]) -> Iterator[dict[str, Any]
     if missing := [rank for rank in members if rank not in records]:
         called = next(iter(records.values()))["collective"]
         yield _finding("missing", missing, records, called, f"{called} was called by the others only")
-    for column, finding in (("collective", "collective mismatch"), ("dtype", "dtype mismatch")):
-        yield from _differing(records, finding, lambda row, column=column: row[column])
-    if not any(row["collective"] in _UNEVEN for row in records.values()):
-        yield from _differing(records, "size mismatch", lambda row: (row["in_nelems"], row["out_nelems"]))
-    states = {rank: _args(row).get("state") for rank, row in records.items()}
-    if waiting := [rank for rank, state in states.items() if state not in ("completed", None)]:
-        called = records[waiting[0]]["collective"]
-        detail = ", ".join(f"rank {rank}: {states[rank]}" for rank in waiting)
-        yield _finding("not finished", waiting, records, called, detail)
+    yield from _differing(records, "collective mismatch", lambda row: row["collective"])
+    # Different collectives have different sizes: those of the most common one are compared.
+    usual = Counter(row["collective"] for row in records.values()).most_common(1)[0][0]
+    alike = {rank: row for rank, row in records.items() if row["collective"] == usual}
+    yield from _differing(alike, "dtype mismatch", lambda row: row["dtype"])
+    if usual not in _UNEVEN:
+        yield from _differing(alike, "size mismatch", lambda row: (row["in_nelems"], row["out_nelems"]))
+    if any(map(_waits, records.values())):
+        yield _not_finished(records)
+
+
+def _waits(row: dict[str, Any]) -> bool:
+    """Whether a record is not finished."""
+    args = _args(row)
+    untold = (row["called"] or "").startswith("gloo:") and args.get("retired")
+    return not untold and args.get("state") not in ("completed", None)
+
+
+def _not_finished(records: _Records) -> dict[str, Any]:
+    waiting = [rank for rank, row in records.items() if _waits(row)]
+    detail = ", ".join(f"rank {rank}: {_args(records[rank]).get('state')}" for rank in waiting)
+    return _finding("not finished", waiting, records, records[waiting[0]]["collective"], detail)
 
 
 def _differing(records: _Records, finding: str, of: Any) -> Iterator[dict[str, Any]]:
