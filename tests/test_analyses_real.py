@@ -165,6 +165,63 @@ def test_device_work_is_the_same_whichever_way_it_is_counted(name: str) -> None:
         assert copies.select((pl.col("busy_ns") <= pl.col("time_ns")).all()).item()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_operators_are_the_same_whichever_way_they_are_counted(name: str) -> None:
+    operators, arguments = asked(name, "top-ops", top=10**9), asked(name, "unique-args", top=10**9)
+    if operators is not None and arguments is not None:
+        for column in ("count", "self_ns"):
+            assert sums(arguments, "rank", "name", column) == sums(operators, "rank", "name", column), column
+    kernels, families = asked(name, "kernel-breakdown"), asked(name, "kernel-families")
+    if kernels is not None and families is not None:
+        assert sums(families, "rank", "total_ns") == sums(kernels, "rank", "total_ns")
+        assert sums(families, "rank", "kernels") == sums(kernels, "rank", "count")
+        alike = (
+            families.filter(pl.col("family") == "communication"),
+            kernels.filter(pl.col("kind") == "communication"),
+        )
+        assert sums(alike[0], "rank", "total_ns") == sums(alike[1], "rank", "total_ns")
+    flops = [asked(name, "flops", by=by, top=10**9) for by in ("operator", "family", "all")]
+    if flops[0] is not None:
+        for column in ("calls", "counted", "kernels", "flops", "bytes", "time_ns"):
+            one, *others = (sums(table, "rank", column) for table in flops if table is not None)
+            assert others == [one, one], column
+    modules = asked(name, "module-view")
+    if modules is not None:
+        outermost = modules.filter(pl.col("depth") == 0)
+        assert sums(outermost, "rank", "device_ns") == sums(modules, "rank", "self_device_ns")
+    again = asked(name, "recompute")
+    if again is not None and again.height:
+        assert max(sums(again, "rank", "host_pct").values()) < 100.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_steps_are_parts_of_the_run(name: str) -> None:
+    """What was launched in a step is what the whole holds of it, and no more."""
+    steps, kernels = asked(name, "steps"), asked(name, "kernel-breakdown")
+    if (
+        steps is None
+        or kernels is None
+        or steps["rank"].n_unique() != 1
+        or (kernels["basis"] != "device").any()
+    ):
+        return
+    parts = []
+    for number, count, operators in steps.select("step", "kernels", "operators").rows():
+        part = asked(name, "kernel-breakdown", step=number)
+        assert part is not None and part["count"].sum() == count
+        parts.append(part)
+        ops = asked(name, "top-ops", step=number, top=10**9)
+        assert (0 if ops is None else ops["count"].sum()) <= operators
+    if parts:
+        together = pl.concat(parts).group_by("kind", "name").agg(pl.col("count", "total_ns").sum())
+        both = together.join(kernels, on=["kind", "name"])
+        assert both.height == together.height
+        assert both.select((pl.col("count") <= pl.col("count_right")).all()).item()
+        assert both.select((pl.col("total_ns") <= pl.col("total_ns_right")).all()).item()
+
+
 def test_nothing_to_list_is_said(data: Path) -> None:
     """Through the command line: an answer without rows, and a question that cannot be answered, in a sentence each."""
     empty = CliRunner().invoke(cli.app, ["analyze", "steps", str(data / "simple_add")])
