@@ -16,7 +16,7 @@ from etloom import cli, registry
 from etloom.errors import AnalysisError
 from etloom.trace import Job
 
-RUNS = ("simple_add", "nccl_ddp", "dlrm", "linear", "hta_multirank", "cpu/*")
+RUNS = ("simple_add", "nccl_ddp", "dlrm", "linear", "hta_multirank", "cpu/*", "chakra/astra/*")
 FILES = (
     "critical_path/*",
     "hta_misc/*",
