@@ -5,15 +5,15 @@ Neither is ever changed: a verb returns a new one that shares the columns it did
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 
 import polars as pl
 
-from etloom.errors import DataLoss, EtloomError, UnknownName
+from etloom.errors import DataLoss, UnknownName
 from etloom.schema import SEVERITIES, TABLES
+from etloom.sql import answer
 
 Stat = tuple[str, str, int, str | None]
 """A row of stats: name, severity, count, example."""
@@ -116,9 +116,10 @@ class Trace:
     def query(self, sql: str) -> pl.DataFrame:
         """The answer to an SQL SELECT over the tables; text columns are strings.
 
-        Raises UnknownName for a table or column that is not there, EtloomError for SQL that polars refuses.
+        Raises UnknownName for a table or column that is not there, EtloomError for SQL that polars refuses or that
+        would read a file (see `etloom.sql`).
         """
-        return _query(self.scan, sql, self.engine)
+        return answer(self.scan, sql, self.engine)
 
     def check_lossless(self) -> None:
         """Raise DataLoss when something was lost or is in error; this is what --strict asks."""
@@ -199,7 +200,7 @@ class Job(Mapping[int, Trace]):
         Raises as `Trace.query`.
         """
         lazy = any(trace.engine == "streaming" for trace in self._traces.values())
-        return _query(self._scan, sql, "streaming" if lazy else "in-memory")
+        return answer(self._scan, sql, "streaming" if lazy else "in-memory")
 
     def check_lossless(self) -> None:
         """Raise DataLoss when something was lost or is in error, in the run as a whole or in any rank."""
@@ -242,29 +243,3 @@ def by_rank(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame
         for rank, trace in job.items()
     ]
     return pl.concat(frames) if frames else pl.DataFrame()
-
-
-def _query(
-    scan: Callable[[str], pl.LazyFrame], sql: str, engine: Literal["in-memory", "streaming"]
-) -> pl.DataFrame:
-    # Only what the text may name is put together: a Job has tables times ranks frames.
-    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql)]
-    # Text functions and LIKE do not take Categorical; as it is lazy, only what the query touches is cast.
-    frames = {name: scan(name).with_columns(pl.col(pl.Categorical).cast(pl.String)) for name in named}
-    if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
-        raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
-    try:
-        return pl.SQLContext(frames, eager=False).execute(sql).collect(engine=engine)
-    except pl.exceptions.PolarsError as error:
-        raise _refused(str(error)) from None
-
-
-def _refused(reason: str) -> EtloomError:
-    """Polars' refusal as one line, with the nearest name where it misses a table or column."""
-    if table := re.match(r"relation '(.*?)' was not found", reason):
-        return UnknownName("table", table[1], TABLES)
-    if column := re.match(r'unable to find column "(.*?)"; valid columns: \[(.*?)\]', reason):
-        return UnknownName("column", column[1], re.findall(r'"(.*?)"', column[2]))
-    return EtloomError(
-        f"the query was refused: {reason.partition(chr(10))[0]}", remedy=f"tables: {', '.join(TABLES)}"
-    )

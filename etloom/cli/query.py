@@ -32,6 +32,8 @@ def query(
 ) -> None:
     """Answer an SQL SELECT over the tables of all ranks; each table has a column rank. Times are in ns.
 
+    The dialect is that of polars (https://docs.pola.rs/api/python/stable/reference/sql); no query reads a file.
+
     Examples:
 
     \b

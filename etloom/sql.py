@@ -1,0 +1,92 @@
+"""SQL over tables, in the dialect of polars (https://docs.pola.rs/api/python/stable/reference/sql): SELECT and nothing
+else, and of the tables that are given and of no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+import polars as pl
+
+from etloom.errors import EtloomError, UnknownName
+from etloom.schema import TABLES
+
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`""")
+_UNSURE = re.compile(r"[\\$#]|--|/\*")
+_PREFIXED = re.compile(r"[\w&]''")
+"""What makes it unsure where a text ends: escapes, dollar quotes, comments; prefixes such as q'[...]'."""
+_FILE = re.compile(r"(?<!\w)(?:read|scan)_\w+", re.IGNORECASE)
+_FILE_CALL = re.compile(_FILE.pattern + r"[^\w,]*\(", re.IGNORECASE)
+_FILE_PLAN = re.compile(r"^\s*(?!DF\b)\w+ SCAN\b", re.MULTILINE)
+
+
+def answer(
+    scan: Callable[[str], pl.LazyFrame], sql: str, engine: Literal["in-memory", "streaming"]
+) -> pl.DataFrame:
+    """The answer to an SQL SELECT over the tables of `etloom.schema` that ``scan(name)`` gives.
+
+    Text columns are strings; a count(*) without a name is called count. Raises UnknownName for a table or column that
+    is not there, EtloomError for what is no SELECT, would open a file, or is refused by polars.
+    """
+    if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
+        raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
+    if opened := _file_function(sql):
+        raise _of_files(opened)
+    # Only what the text may name is put together: a Job has tables times ranks frames.
+    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql)]
+    # Text functions and LIKE do not take Categorical; as it is lazy, only what the query touches is cast.
+    frames = {name: scan(name).with_columns(pl.col(pl.Categorical).cast(pl.String)) for name in named}
+    schemas = {name: frame.collect_schema() for name, frame in frames.items()}
+    try:
+        empty = {name: pl.LazyFrame(schema=schema) for name, schema in schemas.items()}
+        # The plan over tables in memory says what polars made of the text, whatever functions it may come to know.
+        if _FILE_PLAN.search(_execute(empty, sql).explain(optimized=False)):
+            raise _of_files("a function of files")
+        table = _execute(frames, sql).collect(engine=engine)
+    except pl.exceptions.PolarsError as error:
+        raise _refused(str(error), sql, {name: schema.names() for name, schema in schemas.items()}) from None
+    unnamed = "len" in table.columns and "count" not in table.columns and not re.search(r"\blen\b", sql)
+    return table.rename({"len": "count"}) if unnamed else table
+
+
+def _execute(frames: dict[str, pl.LazyFrame], sql: str) -> pl.LazyFrame:
+    return pl.SQLContext(frames, eager=False).execute(sql)
+
+
+def _file_function(sql: str) -> str | None:
+    """The function by which the text would read a file, if there is one.
+
+    Where it is plain what is text and what is not, texts may say anything. Where it is not, the name alone is enough,
+    wherever it stands: whoever hides it must still spell it.
+    """
+    plain = _TOKEN.sub(lambda token: "''" if token[0].startswith("'") else token[0], sql)
+    unsure = _UNSURE.search(sql) or _PREFIXED.search(plain)
+    found = _FILE.search(sql) if unsure else _FILE_CALL.search(plain)
+    return re.sub(r"\W.*", "", found[0], flags=re.DOTALL) if found else None
+
+
+def _of_files(function: str) -> EtloomError:
+    return EtloomError(
+        f"the query names {function}, which reads files; a query sees the tables of the run only",
+        remedy=f"tables: {', '.join(TABLES)}",
+    )
+
+
+def _refused(reason: str, sql: str, columns: dict[str, list[str]]) -> EtloomError:
+    """Polars' refusal as one line, with the nearest name where it misses a table or column."""
+    if table := re.match(r"relation '(.*?)' was not found", reason):
+        return UnknownName("table", table[1], TABLES)
+    if column := re.match(r'unable to find column "(.*?)"; valid columns: \[(.*?)\]', reason):
+        return UnknownName("column", column[1], re.findall(r'"(.*?)"', column[2]))
+    if column := re.match(r"no column named '(.*?)' found in table '(.*?)'", reason):
+        called = re.search(
+            rf"\b({'|'.join(TABLES)})\s+(?:as\s+)?[\"`]?{re.escape(column[2])}\b", sql, re.IGNORECASE
+        )
+        table_name = called[1].lower() if called else column[2]
+        if table_name in columns:
+            return UnknownName(f"column of {table_name}", column[1], columns[table_name])
+    return EtloomError(
+        f"the query was refused: {reason.partition(chr(10))[0]}", remedy=f"tables: {', '.join(TABLES)}"
+    )
