@@ -184,6 +184,26 @@ def test_host_copies(tmp_path: Path) -> None:
     assert found(many.trace(tmp_path), "host-copies") == [(40_000, 20, "aten::copy_")]
 
 
+def test_exposed_copies(tmp_path: Path) -> None:
+    """Copies on two streams, from 10 to 25 and from 15 to 30, and a kernel to 15: lost at one time is lost once."""
+    copy = "Memcpy HtoD (Pinned -> Device)"
+    run = Run().op("aten::copy_", 0, 30).kernel(1, 5, 10).kernel(3, 10, 15, copy, "gpu_memcpy", stream=8)
+    run.kernel(5, 15, 15, copy, "gpu_memcpy", stream=9)
+    assert found(run.trace(tmp_path), "exposed-copies") == [(15_000, 2, "aten::copy_")]
+    hidden = Run().op("aten::copy_", 0, 30).kernel(1, 5, 30).kernel(3, 10, 20, copy, "gpu_memcpy", stream=8)
+    assert found(hidden.trace(tmp_path), "exposed-copies") == []
+    pageable = (
+        Run().op("aten::copy_", 0, 30).kernel(1, 5, 10, "Memcpy HtoD (Pageable -> Device)", "gpu_memcpy")
+    )
+    assert found(pageable.trace(tmp_path), "exposed-copies") == []
+
+
+def test_a_run_of_nothing_but_copies_is_found_out(data: Path) -> None:
+    job = etloom.open(data / "nsys/h100_2gpu_1s.sqlite.gz")
+    first = etloom.analyze(job, "findings").row(0, named=True)
+    assert (first["pattern"], first["ranks"]) == ("exposed-copies", 2) and first["pct"] > 90
+
+
 def test_elementwise_chains(tmp_path: Path) -> None:
     run = Run().op("aten::add", 0, 30)
     for at in range(4):
