@@ -108,10 +108,7 @@ class Fault:
     script: str
     stock: Callable[[Left], bool]
     ours: Callable[[Left], bool]
-    alone: bool = False  # under torch's it may take its process, or the observers after it, along
-
-    def is_alone(self, kind: str) -> bool:
-        return self.alone and (kind == "stock" or "SIGKILL" in self.script)
+    alone: bool = False  # it may take its process, or the observers after it, along
 
 
 GROUP = """
@@ -289,51 +286,55 @@ for thread in threads: thread.join()
     ),
 }  # fmt: skip
 
+# A fault may take its process along, or the observers after it: those are run first, in children of one that has only
+# loaded torch.
 RUNNER = """
-import json, pathlib, sys
+import json, os, pathlib, sys, torch
 folder = pathlib.Path(sys.argv[1])
-for name, script in json.loads((folder / "scripts.json").read_text()).items():
+ended = {}
+for name, script, alone in json.loads((folder / "scripts.json").read_text()):
     sys.argv[1] = str(folder / name)
-    exec(compile(script, name, "exec"), {})
+    if not alone:
+        exec(compile(script, name, "exec"), {})
+    elif (child := os.fork()) == 0:
+        os.dup2(os.open(sys.argv[1] + ".stderr", os.O_CREAT | os.O_WRONLY), 2)
+        exec(compile(script, name, "exec"), {})
+        os._exit(0)
+    else:
+        ended[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+(folder / "ended.json").write_text(json.dumps(ended))
 """
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Left]:
-    """What an observer left of a fault; the scripts that stand each other run in one process."""
+    """What an observer left of a fault."""
     try:
         build()
     except BuildError as error:
         pytest.skip(f"the observer cannot be built here: {error}")
-    places = {}
+    places, ended = {}, {}
     for kind, imports in (("stock", STOCK), ("ours", OWN)):
         places[kind] = place = tmp_path_factory.mktemp(kind)
-        together = {
-            file_of(name): imports + HEAD + fault.script
-            for name, fault in FAULTS.items()
-            if not fault.is_alone(kind)
-        }
-        (place / "scripts.json").write_text(json.dumps(together))
-        done = python(RUNNER, place)
+        scripts = [
+            (file_of(name), imports + HEAD + fault.script, fault.alone) for name, fault in FAULTS.items()
+        ]
+        (place / "scripts.json").write_text(json.dumps(sorted(scripts, key=lambda script: not script[2])))
+        command = [sys.executable, "-c", RUNNER, str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
+        ended[kind] = json.loads((place / "ended.json").read_text())
 
     def one(kind: str, name: str) -> Left:
-        path, fault = places[kind] / file_of(name), FAULTS[name]
-        if not fault.is_alone(kind):
-            return Left(path)
-        done = python((OWN if kind == "ours" else STOCK) + HEAD + fault.script, path)
-        return Left(path, done.returncode, done.stderr)
+        path = places[kind] / file_of(name)
+        said = Path(f"{path}.stderr").read_text() if FAULTS[name].alone else ""
+        return Left(path, ended[kind].get(path.name, 0), said)
 
     return one
 
 
 def file_of(name: str) -> str:
     return name.replace(" ", "_") + ".json"
-
-
-def python(script: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("name", FAULTS)
