@@ -51,6 +51,24 @@ def test_the_store_outlives_those_who_still_ask_it() -> None:
     assert ended == []
 
 
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("warp", "this torch has no backend 'warp'; it has "),
+        ("fake", "has no backend"),
+        ("mpi", "did not start"),
+    ],
+)
+def test_a_backend_that_is_not_there_is_one_line(tmp_path: Path, backend: str, said: str) -> None:
+    from torch.distributed import is_mpi_available
+
+    if backend == "mpi" and is_mpi_available():
+        pytest.skip("this torch has MPI")
+    run = write(tmp_path, {0: [reduce_(8)]})
+    ((status, _, err),) = ended(processes(1, run, "--backend", backend))
+    assert (status, said in err, err.count("\n")) == (1, True, 1), err
+
+
 def crossed(rank: int) -> list[dict[str, Any]]:
     """Ranks 0 and 1 make the calls of two groups in opposite orders: each waits for the other."""
     both, pair = reduce_(8), {**reduce_(4), "pg_name": "1", "pg_size": 2}

@@ -232,7 +232,7 @@ def placed(backend: str | None, device: str | None) -> tuple[str, str]:
 @contextmanager
 def process_group(place: Place, store: Any, options: Options) -> Iterator[None]:
     """torch's default process group over a store. Raises EtloomError for a backend that this torch does not have."""
-    known = [name for name in dist.Backend.backend_list if name != "undefined"]
+    known = [name for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
     if options.backend not in known:
         raise EtloomError(
             f"this torch has no backend {options.backend!r}", remedy=f"it has {', '.join(known)}"

@@ -61,8 +61,9 @@ def replay(
     another one is gone.
     Raises EtloomError on every rank where the plan or the run fails.
     """
-    # torch announces new names of what it calls itself; they say nothing of the run.
+    # torch announces new names of what it calls itself, and that MPI counts ranks itself: nothing of the run.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed")
     place = place or Place.here()
     store = store_of(place, *_meeting_point(address, port), options.timeout_s)
     with Watch(store, place, end) as watch:
