@@ -32,6 +32,8 @@ def mapped(
 
 def _call(row: Row, rank: int, place: Mapping[int, int], world: tuple[int, ...]) -> Call | str:
     """The call, or why there is none."""
+    if row.unknown:
+        return row.unknown
     recorded = row.group or world
     if rank not in recorded:
         return f"rank {rank} is not in its group"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from etloom.errors import EtloomError
+from etloom.replayer.grouping import told_by_order
 from etloom.replayer.mapping import chosen, mapped, scaled
 from etloom.replayer.matching import matched
 from etloom.replayer.plan import Plan, Skipped
-from etloom.replayer.recorded import meetings, rows_of, world_of
+from etloom.replayer.recorded import known_groups, meetings, rows_of, world_of
 from etloom.trace import Job
 
 
@@ -43,13 +44,15 @@ def plan(
         )
     played = played[:size]
     place = {rank: at for at, rank in enumerate(played)}
-    groups = meetings(job)
+    met = meetings(job)
+    recorded = {rank: rows_of(trace, list(job), met.get(rank, {})) for rank, trace in job.items()}
+    if len(known := known_groups(job)) > 1:
+        told_by_order({rank: rows for rank, (rows, _) in recorded.items()}, known)
     calls, skipped = [], []
     for rank in played:
-        trace = job[rank]
-        rows, left = rows_of(trace, list(job), groups.get(rank, {}))
+        rows, left = recorded[rank]
         skipped += [Skipped(place[rank], *one) for one in left]
-        own, lost = mapped(rows, rank, place, world_of(job, trace))
+        own, lost = mapped(rows, rank, place, world_of(job, job[rank]))
         skipped += [Skipped(place[rank], *one) for one in lost]
         wanted = [at for at, call in enumerate(own) if not only or call.collective in only]
         calls.append(chosen([scaled(call, scale) for call in own], set(wanted[:first])))

@@ -20,7 +20,7 @@ _MOST_RANKS = 1 << 20
 
 @dataclass
 class Row:
-    """A recorded call on its way to become a `Call`; ranks as recorded."""
+    """A recorded call on its way to become a `Call`; ranks as recorded. unknown: what is missing to replay it."""
 
     collective: str
     name: str
@@ -41,6 +41,7 @@ class Row:
     coalesced: bool = False
     node: int | None = None
     waits: list[int] = field(default_factory=list)
+    unknown: str | None = None
 
 
 def meetings(job: Job) -> Mapping[int, Mapping[int, tuple[tuple[int, ...], int, int]]]:
@@ -63,6 +64,15 @@ def meetings(job: Job) -> Mapping[int, Mapping[int, tuple[tuple[int, ...], int, 
 def world_of(job: Job, trace: Trace) -> tuple[int, ...]:
     size = trace.meta.get("world_size")
     return tuple(range(size)) if isinstance(size, int) and 0 < size <= _MOST_RANKS else tuple(job)
+
+
+def known_groups(job: Job) -> set[tuple[int, ...]]:
+    """The groups that were made, where the job has all ranks of its world; the world is one. Empty where not."""
+    worlds = {world_of(job, trace) for trace in job.values()}
+    if worlds != {tuple(job)}:
+        return set()
+    named = pl.concat([trace.groups.select(pl.col("ranks").cast(pl.String)) for trace in job.values()])
+    return {ranks for text in named["ranks"].unique() if (ranks := _numbers(text))} | worlds
 
 
 def rows_of(
@@ -92,8 +102,9 @@ def rows_of(
             continue
         ranks, start, end = met.get(one["event"], ((), None, None))
         # Who was seen to meet is the group, where all that were recorded did not: then it is the world.
-        seen = ranks if len(ranks) < len(recorded) else None
-        group = _numbers(one["ranks"]) or _numbers(named.get(one["pg_name"])) or seen
+        seen = ranks if len(ranks) < len(recorded) or len(recorded) == trace.meta.get("world_size") else None
+        told = _numbers(one["ranks"]) or _numbers(named.get(one["pg_name"])) or None
+        group = told or seen or None
         inputs, outputs = sizes.get(one["node"], ((), ()))
         row = Row(
             collective,
@@ -104,8 +115,8 @@ def rows_of(
             group,
             _numbers(one["in_split"]),
             _numbers(one["out_split"]),
-            _root(one["root"], name, group),
-            one["peer"],
+            rank_at(one["root"], name, group),
+            rank_at(one["peer"], name, told),
             one["reduce_op"],
             one["is_async"],
             one["seq"],
@@ -135,8 +146,8 @@ def _unplayable(row: Row) -> str | None:
     return None
 
 
-def _root(recorded: int | None, name: str, group: tuple[int, ...] | None) -> int | None:
-    """The rank that is the root: operators of c10d take its place in the group, all others record the rank."""
+def rank_at(recorded: int | None, name: str, group: tuple[int, ...] | None) -> int | None:
+    """The rank of a root or peer: operators of c10d take its place in the group, all others record the rank."""
     if recorded is None or not name.startswith("c10d::") or not group:
         return recorded
     return group[recorded] if 0 <= recorded < len(group) else None
