@@ -352,6 +352,18 @@ def test_a_rank_that_comes_late(tmp_path: Path) -> None:
     assert row["title"] == "rank 1 keeps the others waiting once: its host launches late"
 
 
+def test_waiting_is_told_from_transfer(tmp_path: Path) -> None:
+    """Rank 0 stands in the second all-reduce for 350 us, of which 300 are rank 1's."""
+    rows = etloom.analyze(two_ranks(tmp_path, 300), "findings", pattern="exposed-communication", min_pct=0)
+    (row,) = rows.iter_rows(named=True)
+    assert (row["rank"], row["ranks"], row["cost_ns"], row["count"]) == (0, 2, 500_000, 4)
+    assert (
+        "during the rest none runs, 0.30 ms of it waiting for ranks that come later; it costs" in row["title"]
+    )
+    alone = etloom.analyze(Job({1: two_ranks(tmp_path, 300)[1]}), "findings", pattern="exposed-communication")
+    assert "waiting" not in alone["title"].item()
+
+
 def test_a_delay_within_the_error_of_the_clocks_is_none(tmp_path: Path) -> None:
     """1 us, of clocks whose communications end together: to the 2 us of a file in whole ones."""
     job = two_ranks(tmp_path, 1)

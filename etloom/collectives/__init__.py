@@ -50,7 +50,7 @@ def together(job: Job) -> Together:
     for rank, trace in job.items():
         if not trace.meta.get("linked"):
             raise LinkError("the trace is not linked", where=f"rank {rank}", remedy="etloom.link(job)")
-    found = pl.concat([parts(trace, rank) for rank, trace in job.items()])
+    found = pl.concat([trace.once(parts, rank) for rank, trace in job.items()])
     # Of a trace that counts from its own zero the host's clock tells nothing.
     hosts = {
         rank: trace.meta.get("host") for rank, trace in job.items() if trace.meta.get("clock") == "epoch"

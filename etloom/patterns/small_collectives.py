@@ -17,7 +17,7 @@ SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    found = parts(view.trace, view.trace.rank or 0).filter(pl.col("collective") != "message")
+    found = view.trace.once(parts, view.trace.rank or 0).filter(pl.col("collective") != "message")
     ordered = found.sort("start").with_columns(
         small=pl.col("bytes") < SMALL_BYTES,
         run=pl.struct("collective", "pg_name", pl.col("bytes") < SMALL_BYTES).rle_id(),
