@@ -16,6 +16,7 @@ from etloom.reports import html
 from etloom.reports.sections import FIRST, findings, ranks
 from etloom.reports.text import shown
 from etloom.reports.verdict import verdict
+from etloom.trace import Job
 
 
 def of_findings(number: int) -> pl.DataFrame:
@@ -95,6 +96,37 @@ def test_what_is_compared_has_one_unit() -> None:
         "after (ms)",
         "change (ms)",
     ]
+
+
+def test_notes_of_many_ranks_are_one(tmp_path: Path) -> None:
+    one = etloom.open(small.write_run(tmp_path / "run"))[0]
+    few, many = (Job(dict.fromkeys(range(number), one)) for number in (2, 6))
+    size = one.events.height
+    assert html.render(few, max_events=4).count("events are left out of the timeline") == 2
+    page = html.render(many, max_events=4)
+    said = re.findall(r"([^>]*) events are left out of the timeline", page)
+    assert said == [f"All 6 ranks together: {6 * (size - 4)} of {6 * size}"]
+
+
+def test_of_many_rows_the_costliest_of_all_ranks_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = etloom.open(small.write_run(tmp_path / "run"))
+    operators = verdict(job).tables["top-ops"]
+    assert operators.height > 2
+    monkeypatch.setattr(html, "MOST_COSTLY", 2)
+    rows = re.findall(r'<table id="top-ops".*?</table>', html.render(job), re.DOTALL)[0].split("<tr>")[2:]
+    shown = [re.findall(r'data-value="([^"]*)"', row)[2] for row in rows]
+    assert shown == [str(ns) for ns in operators["self_ns"].sort(descending=True).head(2)]
+
+
+def test_a_path_that_is_not_worked_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = etloom.open(small.write_run(tmp_path / "run"))
+    monkeypatch.setattr("etloom.reports.verdict.MOST_EVENTS", 1)
+    (said,) = [one for one in verdict(job).sentences if one.topic == "Critical path"]
+    assert (said.figure, said.text) == (
+        *("not known", "more than 1 events: ask `etloom analyze critical-path`"),
+    )
 
 
 def no_work(*_: object, **__: object) -> None:

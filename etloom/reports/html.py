@@ -34,6 +34,8 @@ MAX_DRAWN = 1_200_000
 MAX_RANKS = 64
 """Ranks whose timelines are drawn; all ranks stand in the tables."""
 MAX_FINDINGS = 20
+FEW = 4
+"""Ranks each of which may have a note of its own."""
 MAX_BARS = 32
 """Ranks with a bar of their own."""
 SCRIPTS = ("data.js", "paint.js", "timeline.js", "hands.js", "tables.js", "page.js")
@@ -41,6 +43,9 @@ MAX_RANK_ROWS = 50_000
 """Rows of the table that has one a rank."""
 FILLS = dict(zip(PARTS, ("compute", "communication", "memory", "other", "idle"), strict=True))
 """Part of the breakdown -> its colour in report.css."""
+MOST_COSTLY = 600
+"""Rows of a table that has several a rank."""
+_COST = {"top-ops": "self_ns", "kernel-breakdown": "total_ns"}
 _TABLES = {
     "top-ops": (
         "Operators",
@@ -169,17 +174,25 @@ def _timelines(
         )
         for rank, trace in drawn.items()
     ]
-    for one in packed:
-        if one.left_out:
+    for total, left_out, crowded, who in _summed(packed):
+        if left_out:
             notes.append(
-                f"Rank {one.rank}: {one.left_out:,} of {one.total:,} events are left out of the timeline; "
+                f"{who}: {left_out:,} of {total:,} events are left out of the timeline; "
                 "the longest of each lane and time are drawn. The tables count all."
             )
-        if one.crowded:
-            notes.append(
-                f"Rank {one.rank}: {one.crowded:,} events overlap so many others that they share a row."
-            )
+        if crowded:
+            notes.append(f"{who}: {crowded:,} events overlap so many others that they share a row.")
     return packed, notes
+
+
+def _summed(packed: list[Packed]) -> list[tuple[int, int, int, str]]:
+    """(events, left out, crowded, of whom): a rank each, or of many ranks their sum."""
+    if len(packed) <= FEW:
+        return [(one.total, one.left_out, one.crowded, f"Rank {one.rank}") for one in packed]
+    total, left_out, crowded = (
+        sum(of) for of in zip(*((p.total, p.left_out, p.crowded) for p in packed), strict=True)
+    )
+    return [(total, left_out, crowded, f"All {len(packed):,} ranks together")]
 
 
 def _some(ranks: list[int]) -> str:
@@ -261,7 +274,11 @@ def _section(found: Verdict, name: str, title: str, note: str) -> str:
     if name == "steps":
         times = [column for column in frame.columns if column.endswith(("start_ns", "end_ns"))]
         frame = frame.with_columns(pl.col(times) - pl.col("start_ns").min())
-    table = html_table(_telling(frame), name, title, note, absent={"step": "all"})
+    if name in _COST and frame.height > MOST_COSTLY:
+        # Of many ranks the first ones would fill the table.
+        frame = frame.sort(_COST[name], "rank", descending=(True, False), maintain_order=True)
+        note = f"{note} The costliest of all ranks first."
+    table = html_table(_telling(frame), name, title, note, absent={"step": "all"}, limit=MOST_COSTLY)
     return f'<section id="{name}-section" aria-label="{title}">{table}</section>'
 
 

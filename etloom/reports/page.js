@@ -69,9 +69,11 @@ async function start() {
     // The page can be used from here on; the other ranks come, folded, while it is.
     root.dataset.ready = "true";
     window.etloom = { timeline };
+    timeline.coming = i + 1 < packed.length;
     await new Promise((go) => setTimeout(go));
   }
   const events = timeline.ranks.reduce((sum, rank) => sum + rank.events, 0);
+  timeline.layout();
   status.textContent = `${formatCount(events)} events`;
   const path = document.querySelector('button[data-act="path"]');
   path.disabled = !timeline.onPath();

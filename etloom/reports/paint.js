@@ -292,7 +292,15 @@ class Picture {
     this.view = this.extent;
     const lanes = this.ranks.flatMap((rank) => rank.lanes.map((lane) => [rank, lane]));
     const each = (MINIMAP - 6) / Math.max(1, lanes.length);
+    const weight = ({ rows, onPath }) => (this.path ? onPath : rows[rows.length - 1] - rows[0]);
+    // Of lanes that fall on one line of pixels, one stands for all.
+    const best = new Map();
+    lanes.forEach(([, lane], i) => {
+      const line = Math.floor(i * each);
+      if (!best.has(line) || weight(lane) > weight(lanes[best.get(line)][1])) best.set(line, i);
+    });
     lanes.forEach(([rank, { rows }], i) => {
+      if (best.get(Math.floor(i * each)) !== i && each < 1) return;
       for (let row = 0; row + 1 < rows.length; row++) {
         this.drawRow(rank, rows[row], rows[row + 1], 3 + i * each, Math.max(1, each - (each > 3 ? 1 : 0)), false);
       }

@@ -11,6 +11,8 @@ import polars as pl
 from etloom.reports.text import Shown, shown
 
 MAX_ROWS = 2000
+MANY = 40
+"""Rows that are higher than the box they scroll in."""
 LONG = frozenset({"name", "note", "example", "kernel"})
 """Columns of text that may break anywhere, so that a kernel's name does not push the numbers out of sight."""
 
@@ -49,10 +51,15 @@ def html_table(
         f"<p>{escape(note)}</p>"
         f'<input type="search" data-table="{name}" placeholder="Filter rows" '
         f'aria-label="Filter the rows of {escape(title)}"></div>'
-        f'<div class="wrap" tabindex="0" role="region" aria-labelledby="{name}-title">'
+        f'<div class="{_wrap(frame)}" tabindex="0" role="region" aria-labelledby="{name}-title">'
         f'<table id="{name}" class="sortable" aria-labelledby="{name}-title">'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>"
     )
+
+
+def _wrap(frame: pl.DataFrame) -> str:
+    """The classes of the box around a table: what is surely higher than the box need not be laid out out of sight."""
+    return "wrap many" if frame.height > MANY else "wrap"
 
 
 def _class(column: Shown, *more: str) -> str:

@@ -19,6 +19,7 @@ class Timeline extends Picture {
     this.measured = null;
     this.query = "";
     this.path = false; // whether the critical path is marked
+    this.coming = false; // whether more ranks are on their way
     this.frames = [];
     this.onselect = () => {};
     this.readColours();
@@ -28,7 +29,10 @@ class Timeline extends Picture {
   add(rank, fit = true) {
     rank.open = fit;
     rank.match = null;
-    for (const lane of rank.lanes) lane.open = true;
+    for (const lane of rank.lanes) {
+      lane.open = true;
+      lane.onPath = timeOnPath(rank, lane);
+    }
     this.ranks.push(rank);
     const lanes = this.ranks.flatMap((rank) => rank.lanes.map((lane) => [rank, lane]));
     const work = lanes.filter(([, lane]) => lane.work);
@@ -53,7 +57,7 @@ class Timeline extends Picture {
   mark(path) {
     this.path = path;
     this.overview = null;
-    const lanes = path ? this.ranks.flatMap((rank) => rank.lanes.map((lane) => ({ rank, lane, time: timeOnPath(rank, lane) }))) : [];
+    const lanes = path ? this.ranks.flatMap((rank) => rank.lanes.map((lane) => ({ rank, lane, time: lane.onPath }))) : [];
     const most = lanes.reduce((best, one) => (one.time > best.time ? one : best), { time: 0 });
     if (most.rank) {
       most.rank.open = most.lane.open = true;
@@ -89,7 +93,8 @@ class Timeline extends Picture {
     }
     this.height = y;
     this.spacer.style.height = `${Math.max(0, y + AXIS + MINIMAP - this.scroller.clientHeight)}px`;
-    this.overview = null;
+    // While ranks come in one after the other, the overview waits for the last.
+    if (!this.coming) this.overview = null;
     this.schedule();
   }
 

@@ -36,8 +36,8 @@ SAID = {
     "idle": "Python or nothing",
 }
 """Kinds of the critical path in a sentence."""
-MOST_EVENTS = 4_000_000
-"""Of a larger run the critical path is left to `etloom analyze critical-path`: its graph takes minutes."""
+MOST_EVENTS = 16_000_000
+"""Of a larger run the critical path is left to `etloom analyze critical-path`, for the memory that its graph takes."""
 PARTS = {
     "compute": "compute",
     "exposed_communication": "exposed communication",
@@ -92,7 +92,7 @@ def verdict(job: Job) -> Verdict:
         _costliest(tables["findings"]),
         _step_time(tables["steps"]),
         *_shares(tables["temporal-breakdown"], tables["comm-overlap"], basis),
-        _path(tables["critical-path"]),
+        _path(tables["critical-path"], unanswered.get("critical-path")),
         _top_operator(tables["top-ops"]),
         _links(tables["link-quality"]),
         _trouble(stats),
@@ -141,11 +141,11 @@ def _costliest(findings: pl.DataFrame) -> Sentence:
     return Sentence("To mend first", duration(first["cost_ns"]), text)
 
 
-def _path(path: pl.DataFrame) -> Sentence:
-    """What the longest chain of work and waits consists of."""
+def _path(path: pl.DataFrame, reason: str | None) -> Sentence:
+    """What the longest chain of work and waits consists of, or the reason why it is not known."""
     total = int(path["time_ns"].sum()) if path.height else 0
     if not total:
-        return Sentence("Critical path", "not known", "no timed operators and no device work")
+        return Sentence("Critical path", "not known", reason or "no timed operators and no device work")
     kinds = (
         path.group_by("kind").agg(pl.col("time_ns").sum()).sort("time_ns", "kind", descending=(True, False))
     )
