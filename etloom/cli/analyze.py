@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -13,6 +13,11 @@ from typer.core import TyperGroup
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import Format, FormatOption, OutOption, emit
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from etloom.trace import Job
 
 FILTERS: dict[str, Any] = {
     "rank": Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")],
@@ -110,6 +115,8 @@ def _command(name: str) -> Any:
         part = etloom.select(open_job(path, rank_pattern, strict, jobs, cache), **kept)
         answer = etloom.analyze(part, name, **chosen)
         emit(answer, format, out)
+        if module.SCOPE == "rank":
+            _say_refusals(part, answer, name, chosen)
         if answer.is_empty():
             say(getattr(module, "NOTHING", "nothing of the kind is in this run"))
         for line in getattr(module, "remarks", lambda table: ())(answer):
@@ -141,6 +148,22 @@ def _command(name: str) -> Any:
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     app.command(name, help=f"{_listed(inspect.cleandoc(module.__doc__ or ''))}\n\n{example}")(run)
     return typer.main.get_command(app)
+
+
+def _say_refusals(job: Job, answer: pl.DataFrame, name: str, options: dict[str, Any]) -> None:
+    """Say why ranks are not in the answer, those of one reason in one line."""
+    import etloom
+    from etloom.errors import AnalysisError
+
+    reasons: dict[str, list[int]] = {}
+    answered = set(answer["rank"]) if answer.width else set()
+    for rank in sorted(set(job) - answered):
+        try:
+            etloom.analyze(job[rank], name, **options)
+        except AnalysisError as error:
+            reasons.setdefault(error.what, []).append(rank)
+    for reason, ranks in reasons.items():
+        say(f"without rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {reason}")
 
 
 def _listed(text: str) -> str:
