@@ -138,9 +138,8 @@ class Graph:
     def residual(self) -> Ticks:
         """Of each point the excess of the edges that bind it; 0 of a point that no edge leads to."""
         most = np.zeros(len(self), np.int64)
-        some = np.diff(self.first) > 0
-        if some.any():
-            most[some] = np.maximum.reduceat(self.excess, self.first[:-1][some])
+        some = np.flatnonzero(self.excess)
+        np.maximum.at(most, np.searchsorted(self.first, some, side="right") - 1, self.excess[some])
         return most
 
 

@@ -73,14 +73,10 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
             f"rank {rank} holds no timed event",
             remedy="ask for another one, or for none",
         )
-    path = paths.critical_path(graph, end, begin)
-    path = paths.described(path, job, paths.WHAT if by == "edge" else set(_BY[by]) & set(paths.WHAT))
+    described = paths.describer(job, paths.WHAT if by == "edge" else set(_BY[by]) & set(paths.WHAT))
+    parts = (described(part).with_columns(count=1) for part in paths.pieces(graph, end, begin))
+    path = pl.concat(parts) if by == "edge" else _summed(pl.concat(_summed(part, by) for part in parts), by)
     total = int(path["time_ns"].sum())
-    path = path.with_columns(pl.lit(1).alias("count"))
-    if by != "edge":
-        path = path.group_by(_BY[by]).agg(
-            pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min()
-        )
     missing = [name for name in COLUMNS if name not in (*path.columns, "pct")]
     path = path.with_columns(
         (100 * pl.col("time_ns") / max(total, 1)).alias("pct"),
@@ -90,6 +86,12 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
     return (
         path if by == "edge" else path.sort("time_ns", *_BY[by], descending=[True] + [False] * len(_BY[by]))
     )
+
+
+def _summed(path: pl.DataFrame, by: str) -> pl.DataFrame:
+    """A row of what belongs together."""
+    sums = pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min()
+    return path.group_by(_BY[by]).agg(*sums)
 
 
 def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:

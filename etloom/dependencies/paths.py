@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import polars as pl
 
 from etloom import graphs, kinds, stacks
 from etloom.dependencies.events import Events, rows_of
-from etloom.graphs import Graph, Kind
+from etloom.graphs import Graph, Kind, Numbers, Ticks
 from etloom.trace import Job, Trace
 
 LATER_START = "later start"
@@ -30,6 +32,10 @@ EDGE: dict[str, Any] = {
 }
 
 
+PART = 1 << 20
+"""Pieces of a path that are looked at together."""
+
+
 def critical_path(graph: Graph, end: int | None = None, begin_ns: int | None = None) -> pl.DataFrame:
     """The edges (`EDGE`) that lead to the point ``end`` (default: the last) without play, in the order of time.
 
@@ -37,36 +43,45 @@ def critical_path(graph: Graph, end: int | None = None, begin_ns: int | None = N
     before the path begins, so the times sum to that of ``end`` less ``begin_ns``. Of an edge, ``event`` is its
     owner in its rank, null for none; ``unexplained_ns`` the part of its time beyond its floor.
     """
+    return pl.concat(pieces(graph, end, begin_ns))
+
+
+def pieces(graph: Graph, end: int | None = None, begin_ns: int | None = None) -> Iterator[pl.DataFrame]:
+    """`critical_path` in parts of about `PART` rows, one at least: a path may be as long as the recording."""
     if not len(graph):
-        return pl.DataFrame(schema=EDGE)
+        yield pl.DataFrame(schema=EDGE)
+        return
     end = int(np.argmax(graph.time)) if end is None else end
     begin = int(graph.time[0]) if begin_ns is None else begin_ns
     path = graphs.longest_path(graph, end)
-    target = np.append(graph.source[path[1:]], end)[: len(path)]
-    inside = graph.time[target] > begin
-    path, target = path[inside], target[inside]
-    source = graph.source[path]
-    start = np.maximum(graph.time[source], begin)
-    time = graph.time[target] - start
-    rank = np.where(graph.rank[target] >= 0, graph.rank[target], graph.rank[source])
-    table = pl.DataFrame(
+    # The points from the source of the first edge on; an edge counts if its target is in the window.
+    points = np.append(graph.source[path], np.int32(end))
+    skip = bisect_right(range(len(path)), begin, key=lambda at: graph.time[points[at + 1]])
+    path, points = path[skip:], points[skip:]
+    begun = max(int(graph.time[points[0]]), begin)
+    if begun > begin or not path.size:
+        rank = int(graph.rank[points[min(1, path.size)]])
+        first = [(rank, LATER_START, None, begin, begun - begin, 0)] if begun > begin else []
+        yield pl.DataFrame(first, schema=EDGE, orient="row")
+    for low in range(0, len(path), PART):
+        yield _pieces(graph, path[low : low + PART], points[low : low + PART + 1], begin)
+
+
+def _pieces(graph: Graph, path: Ticks, points: Numbers, begin: int) -> pl.DataFrame:
+    """`EDGE` of consecutive edges and the points between which they lead."""
+    at, rank = np.maximum(graph.time[points], begin), graph.rank[points]
+    time = np.diff(at)
+    return pl.DataFrame(
         {
-            "rank": rank,
+            "rank": np.where(rank[1:] >= 0, rank[1:], rank[:-1]),
             "kind": KIND_OF.gather(graph.kind[path]),
             "event": _or_none(graph.owner[path]),
-            "start_ns": start,
+            "start_ns": at[:-1],
             "time_ns": time,
             "unexplained_ns": np.minimum(graph.excess[path], time),
         },
         schema_overrides=EDGE,
     )
-    begun = int(start[0]) if path.size else int(graph.time[end])
-    first = pl.DataFrame(
-        [(int(rank[0]) if path.size else int(graph.rank[end]), LATER_START, None, begin, begun - begin, 0)],
-        schema=EDGE,
-        orient="row",
-    )
-    return pl.concat([first, table]) if begun > begin else table
 
 
 def last_point(graph: Graph, rank: int | None = None, events: pl.Series | None = None) -> int | None:
@@ -85,17 +100,25 @@ launch); the module around that, by the name of its event."""
 _MODULE = r"^nn\.Module: (.*)$"
 
 
-def described(path: pl.DataFrame, job: Job, wanted: Collection[str]) -> pl.DataFrame:
-    """The path with the columns of `WHAT` that are wanted."""
-    if not wanted:
-        return path
-    ranks = path["rank"].unique().to_list() or job.ranks
-    if len(ranks) == 1 or path.is_empty():
-        return path.hstack(_what(job[ranks[0]], path["event"], wanted))
-    parts = []
-    for (rank,), own in path.with_row_index("at").group_by("rank", maintain_order=True):
-        parts.append(own.hstack(_what(job[int(rank)], own["event"], wanted)))  # type: ignore[call-overload]
-    return pl.concat(parts).sort("at").drop("at")
+def describer(job: Job, wanted: Collection[str]) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """What gives a path the columns of `WHAT` that are wanted."""
+
+    @cache
+    def said(rank: int) -> Callable[[pl.Series], pl.DataFrame]:
+        return _what(job[rank], wanted)
+
+    def described(path: pl.DataFrame) -> pl.DataFrame:
+        if not wanted:
+            return path
+        ranks = path["rank"].unique().to_list() or job.ranks
+        if len(ranks) == 1 or path.is_empty():
+            return path.hstack(said(ranks[0])(path["event"]))
+        parts = []
+        for (rank,), own in path.with_row_index("at").group_by("rank", maintain_order=True):
+            parts.append(own.hstack(said(int(rank))(own["event"])))  # type: ignore[call-overload]
+        return pl.concat(parts).sort("at").drop("at")
+
+    return described
 
 
 def modules(names: pl.Expr) -> pl.Expr:
@@ -103,24 +126,33 @@ def modules(names: pl.Expr) -> pl.Expr:
     return names.cast(pl.String).str.extract(_MODULE)
 
 
-def _what(trace: Trace, event: pl.Series, wanted: Collection[str]) -> pl.DataFrame:
+def _what(trace: Trace, wanted: Collection[str]) -> Callable[[pl.Series], pl.DataFrame]:
+    """What gives events (ids) of a trace the columns of `WHAT` that are wanted."""
     table = trace.events
-    if not table.height:
-        return pl.DataFrame({name: [None] * len(event) for name in wanted})
-    row = rows_of(table, event)
-    columns = {"category": (table["cat"], row), "name": (table["name"], row)}
+    columns = {name: column for name, column in (("category", "cat"), ("name", "name")) if name in wanted}
+    around: dict[str, Numbers] = {}
     if {"operator", "module"} & set(wanted):
         events = Events(table)
-        launch = np.full(len(events) + 1, -1, np.int64)
+        # The last one answers for no event.
+        launch = np.full(len(events) + 1, -1, np.int32)
         launch[events.rows(trace.launches["device_event"])] = events.rows(trace.launches["launch"])
         launch[-1] = -1
-        caller = np.where(launch[row] >= 0, launch[row], row)
-        around = {"operator": events.cats.among(kinds.OPERATORS), "module": events.names.like(_MODULE)}
-        for name in set(wanted) & set(around):
-            columns[name] = table["name"], stacks.nearest(events.parent, around[name], caller)
-    return pl.DataFrame(
-        {name: columns[name][0].gather(_or_none(columns[name][1])) for name in WHAT if name in wanted}
-    )
+        caller = np.where(
+            launch >= 0, launch, np.append(np.arange(len(events), dtype=np.int32), np.int32(-1))
+        )
+        masks = {"operator": events.cats.among(kinds.OPERATORS), "module": events.names.like(_MODULE)}
+        for name in set(wanted) & set(masks):
+            around[name] = np.append(stacks.nearest(events.parent, masks[name]), np.int32(-1))[caller]
+
+    def said(event: pl.Series) -> pl.DataFrame:
+        if not table.height:
+            return pl.DataFrame({name: [None] * len(event) for name in wanted})
+        row = rows_of(table, event)
+        found = {name: table[column].gather(_or_none(row)) for name, column in columns.items()}
+        found |= {name: table["name"].gather(_or_none(above[row])) for name, above in around.items()}
+        return pl.DataFrame({name: found[name] for name in WHAT if name in found})
+
+    return said
 
 
 def _or_none(numbers: np.ndarray) -> pl.Series:

@@ -42,15 +42,16 @@ class Explained:
 def explained(graph: Graph, trace: Trace, rank: int) -> Explained:
     """Work starts within SOON_NS of the end of what its stream did or waited for, or between the start of its launch
     call and SOON_NS after its end, or while what its stream did still runs."""
-    target = graph.target
     work = np.zeros(len(graph), bool)
     work[graph.source[graph.kind == Kind.KERNEL]] = True
     work &= graph.rank == rank
     point = np.flatnonzero(work)
     if not point.size:
         return Explained(0, 1.0, 0.0, (0.0,) * len(SHIFTS_NS))
-    edges = np.flatnonzero(work[target])
-    kind, into = graph.kind[edges], target[edges]
+    degree = np.diff(graph.first)[point]
+    into = np.repeat(point, degree)
+    edges = np.arange(len(into)) + np.repeat(graph.first[point] - np.cumsum(degree) + degree, degree)
+    kind = graph.kind[edges]
     low, high = graph.time[graph.source[edges]].copy(), np.zeros(len(edges), np.int64)
     high[:] = low + SOON_NS
     high[kind == Kind.OVERLAP] = graph.time[into[kind == Kind.OVERLAP]]
@@ -94,20 +95,22 @@ class Fit:
 def fits(graph: Graph, ranks: list[int]) -> dict[int | None, Fit]:
     """The fit of each rank, and under None of all."""
     floors = graphs.schedule(graph, graph.floor)
-    of_edge = graph.rank[graph.target]
-    residual = graph.residual
+    degree, residual = np.diff(graph.first), graph.residual
     found: dict[int | None, Fit] = {}
     for rank in (*ranks, None):
-        own = graph.rank == rank if rank is not None else np.ones(len(graph), bool)
-        if not own.any():
+        chosen = np.ones(len(graph), bool) if rank is None else graph.rank == rank
+        # A view costs nothing where it is all of them.
+        own = slice(None) if chosen.all() else chosen
+        time, by_floors = graph.time[own], floors[own]
+        if not len(time):
             found[rank] = Fit(0, 0, 0, 0, 0, 0)
             continue
         found[rank] = Fit(
-            int(own.sum()),
-            int((of_edge == rank).sum()) if rank is not None else len(graph.source),
-            graphs.makespan(graph, graph.time[own]),
-            int(graph.time[own].max() - floors[own].max()),
-            int((graph.time - floors)[own].max()),
+            len(time),
+            int(degree[own].sum()),
+            graphs.makespan(graph, time),
+            int(time.max() - by_floors.max()),
+            int((time - by_floors).max()),
             int(residual[own].sum()),
         )
     return found
