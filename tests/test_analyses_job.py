@@ -218,6 +218,21 @@ def test_ranks_that_call_different_things(tmp_path: Path) -> None:
     ]
 
 
+def test_where_it_was_called_is_not_in_torch(tmp_path: Path) -> None:
+    inner = {
+        "name": "all_reduce",
+        "filename": "/x/site-packages/torch/distributed/distributed_c10d.py",
+        "line": 9,
+    }
+    late = entry(2, state="started")
+    late["frames"] = [inner, *late["frames"]]
+    found = hung(tmp_path, {0: [entry(1), late], 1: [entry(1)]})
+    assert [row[5] for row in found] == ["step (train.py:2)"] * 2
+    late["frames"] = [inner]
+    found = hung(tmp_path, {0: [entry(1), late], 1: [entry(1)]})
+    assert found[0][5].startswith("all_reduce (/x/site-packages/torch/")
+
+
 def test_other_collectives_have_other_sizes(tmp_path: Path) -> None:
     found = hung(tmp_path, {0: [entry(1)], 1: [entry(1, "all_gather", sizes=[[20]])]})
     assert [row[:4] for row in found] == [(1, "collective mismatch", "all_gather", [1])]

@@ -16,6 +16,7 @@ from etloom.collectives import clocks, factor, meet, message, together
 from etloom.collectives.clocks import FEW, on_one_clock
 from etloom.collectives.parts import COLUMNS
 from etloom.errors import AnalysisError
+from etloom.trace import Job
 
 RING = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
 
@@ -257,6 +258,18 @@ def test_dlrm_is_on_one_clock(data: Path) -> None:
     assert (first["wait_ns"], first["transfer_ns"], first["last_rank"]) == (7_116_000, 518_000, 2)
     assert rows["how"].to_list() == ["seq"] * 8
     assert rows["end_spread_ns"].max() <= 7_000  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("run", "surely"), [("cpu/pp_4", 48), ("cpu/coll_4", 8), ("cpu/ddp_2", 0)])
+def test_what_unsure_clocks_leave_of_delays(data: Path, run: str, surely: int) -> None:
+    """Hosts unknown, gloo leaves when it likes: waits of tens of ms in a pipeline stay, those of two collectives go."""
+    job = etloom.open(data / run)
+    nowhere = Job({rank: trace.replace({"host": None}) for rank, trace in job.items()})
+    assert set(etloom.analyze(nowhere, "clocks")["verdict"]) == {"reference", "unsure"}
+    assert etloom.analyze(nowhere, "stragglers")["surely"].sum() == surely
+    assert set(etloom.analyze(job, "clocks")["residual_ns"]) == {0, 10_000}
+    found = etloom.analyze(nowhere, "findings", pattern="stragglers", min_pct=0)
+    assert found["count"].sum() == surely
 
 
 def test_every_message_of_the_pipeline_meets(data: Path) -> None:

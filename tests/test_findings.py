@@ -81,7 +81,7 @@ def test_launch_bound(tmp_path: Path) -> None:
     run.op("aten::mean", 30, 40).kernel(60, 65, 10)  # the device is dry from 25 on, the call comes at 60
     trace = run.trace(tmp_path)
     assert found(trace, "launch-bound") == [(40_000, 1, "aten::mean")]
-    assert found(trace, "host-sync") == found(trace, "data-loading") == []
+    assert found(trace, "host-sync") == found(trace, "data-loading") == found(trace, "device-waits") == []
 
 
 def test_work_that_was_launched_in_time(tmp_path: Path) -> None:

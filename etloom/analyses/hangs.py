@@ -13,7 +13,8 @@ finding, worst first; of each group the first divergence is where to look, what 
 Of messages (send, recv) those that are not finished are compared, of each two ranks the first with the first: missing
 is the end that has not been called; seq is the recorder's number for messages, of the end that waits.
 
-others: the ranks on which it is as the row says of them. called_at: where the ranks named called it, else the others.
+others: the ranks on which it is as the row says of them. called_at: where the ranks named called it, else the others:
+the innermost frame that is not torch's.
 
 Definition: the matching of torch.distributed.flight_recorder.
 """
@@ -21,6 +22,7 @@ Definition: the matching of torch.distributed.flight_recorder.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +45,7 @@ COLUMNS: dict[str, Any] = {
     "detail": pl.String,
     "called_at": pl.String,
 }
+_TORCH = re.compile(r"[/\\]torch[/\\]")
 _UNEVEN = frozenset({"all_to_all", "gather", "scatter", "send", "recv"})
 _ORDER = ("collective mismatch", "size mismatch", "dtype mismatch", "missing", "not finished")
 _Records = dict[int, dict[str, Any]]  # of one number, by rank
@@ -127,7 +130,6 @@ def _of_pair(own: pl.DataFrame, dumped: set[int]) -> Iterator[dict[str, Any]]:
         rank = source if name == "recv" else destination
         number = f"{len(waiting)} messages" if len(waiting) > 1 else "a message"
         detail = f"rank {rank} waits for {number} {'to' if name == 'recv' else 'from'} rank {ranks[0]}"
-        called_at = (_args(waiting[0]).get("frames") or [None])[0]
         yield {
             "seq": waiting[0]["seq"],
             "finding": "missing",
@@ -135,7 +137,7 @@ def _of_pair(own: pl.DataFrame, dumped: set[int]) -> Iterator[dict[str, Any]]:
             "ranks": ranks,
             "others": [rank],
             "detail": detail,
-            "called_at": called_at,
+            "called_at": _called_at(waiting[0]),
         }
 
 
@@ -210,15 +212,19 @@ def _finding(
 ) -> dict[str, Any]:
     others = sorted(set(records) - set(ranks))
     asked = [rank for rank in ranks if rank in records] or others
-    frames = _args(records[asked[0]]).get("frames") or [None]
     return {
         "finding": finding,
         "collective": collective,
         "ranks": sorted(ranks),
         "others": others,
         "detail": detail,
-        "called_at": frames[0],
+        "called_at": _called_at(records[asked[0]]),
     }
+
+
+def _called_at(row: dict[str, Any]) -> str | None:
+    frames: list[str] = _args(row).get("frames") or []
+    return next((frame for frame in frames if not _TORCH.search(frame)), frames[0] if frames else None)
 
 
 def _args(row: dict[str, Any]) -> dict[str, Any]:
