@@ -70,6 +70,7 @@ class Work:
 class Raw:
     host: list[Event]
     work: list[Work]
+    memory: list[Event]
 
     @cached_property
     def steps(self) -> dict[int, Event]:
@@ -98,7 +99,13 @@ def load(path: Path) -> Raw:
         if one.cat in ("cuda_runtime", "cuda_driver") and "correlation" in one.args
     }
     work = [Work(one, calls.get(one.args["correlation"])) for one in events if one.cat in DEVICE]
-    return Raw(host, sorted(work, key=lambda one: one.event.start))
+    memory = []
+    for raw in content["traceEvents"]:
+        if raw.get("name") == "[memory]":
+            time = base + int(raw["ts"] * 1000)
+            memory.append(Event("memory", raw["name"], time, time, (raw["pid"], raw["tid"]), raw["args"]))
+    memory.sort(key=lambda one: one.start)
+    return Raw(host, sorted(work, key=lambda one: one.event.start), memory)
 
 
 def _nest(host: list[Event]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections import Counter, defaultdict
 from functools import cache
@@ -23,6 +24,7 @@ FILES = {
     "mi300": "tracelens/mi300_qwen.json.gz",
     "mi250": "hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
     "v100": "dlrm/kineto_trace_0.json.gz",
+    "h100": "tracelens/h100_qwen.json.gz",
     "queue": "hta_misc/negative_queue_a100.json.gz",
 }
 
@@ -324,3 +326,56 @@ def test_flops_of_matrix_products(file: str) -> None:
         pytest.skip("the trace holds no matrix products with shapes")
     table = asked(file, "flops", top=10**6).filter(pl.col("name").is_in(list(sizes)))
     assert dict(table.select("name", "flops").rows()) == found
+
+
+@pytest.mark.parametrize("file", ["mi300", "h100"])
+def test_peaks_of_memory(file: str, data: Path) -> None:
+    run = raw(file)
+    devices = {(one.args["Device Type"], one.args["Device Id"]) for one in run.memory}
+    rows = asked(file, "memory-timeline").filter(pl.col("step").is_null()).rows(named=True)
+    assert len(rows) == len(devices) > 0
+    for row in rows:
+        number = -1 if row["device"] is None else row["device"]
+        own = [
+            one
+            for one in run.memory
+            if (one.args["Device Type"], one.args["Device Id"]) == (row["device_type"], number)
+        ]
+        top = max(own, key=lambda one: one.args["Total Allocated"])
+        assert (row["peak_bytes"], row["peak_at_ns"]) == (top.args["Total Allocated"], top.start)
+        assert row["allocations"] == sum(one.args["Bytes"] > 0 for one in own)
+        assert row["peak_reserved_bytes"] == max(one.args["Total Reserved"] for one in own)
+        live: dict[int, Event] = {}
+        for one in own[: own.index(top) + 1]:
+            live.pop(one.args["Addr"], None)
+            if one.args["Bytes"] > 0:
+                live[one.args["Addr"]] = one
+        held: Counter[str] = Counter()
+        for one in live.values():
+            around = [
+                op
+                for op in run.host
+                if op.cat == "cpu_op" and op.lane == one.lane and op.start <= one.start <= op.end
+            ]
+            if around:
+                held[max(around, key=lambda op: (op.start, -op.end)).name] += one.args["Bytes"]
+        assert row["operator_bytes"] == (max(held.values()) if held else None)
+        assert row["operator"] is None or held[row["operator"]] == max(held.values())
+        assert row["unknown_bytes"] == top.args["Total Allocated"] - sum(
+            one.args["Bytes"] for one in live.values()
+        )
+
+
+@pytest.mark.parametrize("file", ["mi300", "h100"])
+def test_modules(file: str, data: Path) -> None:
+    run = raw(file)
+    found: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    device = below(run)
+    counted = Counter(id(outer) for one in run.work if one.call for outer in one.call.around())
+    for one in run.host:
+        if one.name.startswith("nn.Module: "):
+            path = [outer.name for outer in one.around() if outer.name.startswith("nn.Module: ")]
+            own = found["/".join(re.sub(r"^nn.Module: |_\d+$", "", name) for name in reversed(path))]
+            own[:] = own[0] + 1, own[1] + one.dur, own[2] + device[id(one)], own[3] + counted[id(one)]
+    table = asked(file, "module-view").select("path", "count", "host_ns", "device_ns", "kernels")
+    assert {path: rest for path, *rest in table.rows()} == found
