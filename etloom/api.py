@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import polars as pl
 
 from etloom import linker, readers, registry, selection
-from etloom.errors import EtloomError
-from etloom.trace import Job, Trace, by_rank
+from etloom.errors import AnalysisError, EtloomError
+from etloom.trace import Job, Trace
 
 if TYPE_CHECKING:
     from etloom import dependencies, opening
@@ -75,16 +75,21 @@ def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: st
     """The Trace of one rank in which operators, launches and device work are joined.
 
     ``traces`` are an execution trace and a profiler trace of one rank, in either order, or one of them alone.
+    Where they are of different ranks, by what they say or the names of their files, ``stats`` has a row of it.
     Raises LinkError where they are not of one program.
     """
-    return linker.link(*traces, inter_thread_threshold_us=inter_thread_threshold_us, iterations=iterations)
+    from etloom.opening import doubts
+
+    trace = linker.link(*traces, inter_thread_threshold_us=inter_thread_threshold_us, iterations=iterations)
+    return doubts.with_cut_device(trace).with_stats(doubts.between_files(traces))
 
 
 def analyze(trace: Trace | Job, name: str, **options: Any) -> pl.DataFrame:
     """The table of an analysis; for a Job the tables of all ranks under each other, ``rank`` first.
 
-    What is not linked yet is linked first. Raises UnknownName for an analysis that is not there, EtloomError
-    for an option it does not have, AnalysisError for a question the trace cannot answer.
+    What is not linked yet is linked first. A rank whose trace cannot answer (memory was recorded of another one only)
+    has no rows. Raises UnknownName for an analysis that is not there, EtloomError for an option it does not have,
+    AnalysisError for a question that no rank's trace can answer.
     """
     analysis = registry.get("analyses", name)
     _check_options("analyses", name, options)
@@ -92,7 +97,7 @@ def analyze(trace: Trace | Job, name: str, **options: Any) -> pl.DataFrame:
         trace = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
         answer: pl.DataFrame = analysis.analyze(trace.map(_linked), **options)
     elif isinstance(trace, Job):
-        answer = by_rank(trace, lambda one: analysis.analyze(_linked(one), **options))
+        answer = _of_ranks(trace, lambda one: analysis.analyze(_linked(one), **options))
     else:
         answer = analysis.analyze(_linked(trace), **options)
     return answer
@@ -235,6 +240,19 @@ def report(job: Trace | Job | Difference, path: StrPath) -> Path:
             return target
         html.write((job if isinstance(job, Job) else Job({job.rank or 0: job})).map(_linked), target)
     return target
+
+
+def _of_ranks(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
+    """The answers of the ranks that have one, ``rank`` first. Raises the first AnalysisError where none has."""
+    answers, refusals = [], []
+    for rank, trace in job.items():
+        try:
+            answers.append(question(trace).select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()))
+        except AnalysisError as error:
+            refusals.append(error)
+    if refusals and not answers:
+        raise refusals[0]
+    return pl.concat(answers) if answers else pl.DataFrame()
 
 
 def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:

@@ -39,6 +39,15 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
         )
     rows = by_rank(job, lambda trace: temporal_breakdown.analyze(trace, step=step))
     rows = rows if step is not None else rows.filter(pl.col("step").is_null())
+    of_host, of_device = (rows.filter(basis=basis)["rank"].unique().sort() for basis in ("host", "device"))
+    if len(of_host) and len(of_device):
+        few = min(of_host, of_device, key=len)
+        raise AnalysisError(
+            f"host times of rank {_some(of_host)} are not to be compared with device times of rank {_some(of_device)}",
+            remedy="leave one kind out with --rank"
+            if len(few) > 1
+            else f"leave rank {few[0]} out with --rank",
+        )
     parts = [name for name in temporal_breakdown.COLUMNS if name.endswith("_ns") and name != "start_ns"]
     long = rows.unpivot(parts, index="rank", variable_name="part", value_name="time")
     table = (
@@ -58,3 +67,7 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
     return answer(
         table.with_columns(pl.when(pl.col("mean_ns") > 0).then(over).alias("imbalance_pct")), COLUMNS
     )
+
+
+def _some(ranks: pl.Series) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from etloom.cli._guard import say
 from etloom.cli._output import progress
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ CacheOption = Annotated[
     bool, typer.Option(help="Keep what took long to read, and take it from there next time.")
 ]
 
+RANKS_TOLD = 8
+"""Ranks named in the line by which every verb says what was lost."""
+
 
 def open_job(
     path: Path,
@@ -38,11 +43,13 @@ def open_job(
     jobs: int | None = None,
     cache: bool = True,
     lazy: bool = False,
+    tell: bool = True,
     **linking: Any,
 ) -> Job:
     """The linked Job at ``path``, with a progress bar; with ``strict``, DataLoss where something was lost.
 
-    lazy: as for `etloom.open`, for verbs that do with `Trace.scan`. linking: options of `etloom.link`.
+    lazy: as for `etloom.open`, for verbs that do with `Trace.scan`. tell: say on stderr what was lost, for verbs that
+    do not show it. linking: options of `etloom.link`.
     """
     if jobs is not None:
         # Polars asks for it when it first works, not before.
@@ -54,4 +61,28 @@ def open_job(
         job = etloom.open(path, rank_pattern=rank_pattern, progress=update, **options, **linking)
     if strict:
         job.check_lossless()
+    if tell:
+        tell_loss(job, path)
     return job
+
+
+def tell_loss(job: Job, path: Path | str) -> None:
+    """One line on stderr where something of the files was lost, or answers may be wrong: what, of which ranks."""
+    import polars as pl
+
+    lost = job.stats.filter(pl.col("severity") != "info")
+    if lost.is_empty():
+        return
+    kinds: dict[tuple[int, ...], list[str]] = {}
+    for (name,), rows in lost.group_by("name", maintain_order=True):
+        ranks = tuple(rows["rank"].drop_nulls().unique().sort())
+        kinds.setdefault(ranks, []).append(f"{name} {rows['count'].sum():,}")
+    told = "; ".join(", ".join(names) + _of(ranks) for ranks, names in kinds.items())
+    say(f"{path}: lost or in doubt: {told}; etloom info {shlex.quote(str(path))} shows what")
+
+
+def _of(ranks: tuple[int, ...]) -> str:
+    if not ranks:
+        return ""
+    some = ", ".join(map(str, ranks[:RANKS_TOLD])) + (", ..." if len(ranks) > RANKS_TOLD else "")
+    return f" (rank{'s' * (len(ranks) > 1)} {some})"

@@ -38,7 +38,7 @@ def info(
       etloom info kineto_trace_0.json.gz --format json
       etloom info run/ --strict                   # exit 1 if anything was lost
     """
-    job = open_job(path, rank_pattern, strict, jobs, cache, lazy=True)
+    job = open_job(path, rank_pattern, strict, jobs, cache, lazy=True, tell=False)
     if format is Format.json or (format is None and out is not None and out.suffix == ".json"):
         write_text(json.dumps(describe(job, str(path)), indent=1, ensure_ascii=False) + "\n", out)
     elif format in (Format.csv, Format.parquet):
@@ -154,6 +154,7 @@ def _devices(trace: Trace) -> list[str]:
     import polars as pl
 
     from etloom import kinds
+    from etloom.opening.doubts import CUT_DEVICE, device_names
 
     if not _asked(trace, "events", pl.len())[0]:
         where = {str(name) for name in trace.tensors["device"].unique() if name}
@@ -163,6 +164,8 @@ def _devices(trace: Trace) -> list[str]:
     if not used.len():
         calls = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.RUNTIME))).head(1)
         called = calls.select(pl.len()).collect(engine=trace.engine).item()
+        if trace.table("stats")["name"].is_in([CUT_DEVICE]).any():
+            return [f"{' or '.join(device_names(trace))} (the file ends before its work)"]
         return ["cpu (calls to a device, but none of its work was recorded)" if called else "cpu"]
     properties = [one for one in trace.meta.get("device_properties", ()) if isinstance(one, dict)]
     names = {one.get("id"): one.get("name") for one in properties}

@@ -81,7 +81,7 @@ def link(
     linking = {name: value for name, value in chosen.items() if value != _DEFAULTS[name]}
     what: Trace | Job
     if path is not None:
-        what = open_job(path, rank_pattern, False, jobs, cache, **linking)
+        what = open_job(path, rank_pattern, False, jobs, cache, tell=False, **linking)
         what = what if rank is None else Job({rank: _of_rank(what, rank, path)}, what.meta)
     else:
         files = [file for file in (host, device) if file is not None]

@@ -59,7 +59,7 @@ def write_report(
     target = out or (path if path.is_dir() else path.parent) / "report.html"
     if path.exists():
         check_writable(target, "--out")
-    job = open_job(path, rank_pattern, strict, jobs, cache)
+    job = open_job(path, rank_pattern, strict, jobs, cache, tell=False)
     write_text(_summary(job), None)
     etloom.report(job, target)
     say(f"wrote {target}; open it in a browser: {target.resolve().as_uri()}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from etloom import cache, linker, readers
 from etloom.errors import EtloomError, ReadError
-from etloom.opening import files, large, parallel
+from etloom.opening import doubts, files, large, parallel
 from etloom.opening.files import Progress
 from etloom.readers import parquet as parquet_reader
 from etloom.trace import Job, Trace
@@ -51,7 +51,7 @@ class Opening:
             if len(job) == 1:
                 # The rank is what discovery says: the file itself need not know it.
                 (rank,), (trace,) = found.ranks, job.values()
-                said = _disagreements({rank: trace})
+                said = doubts.between_ranks({rank: trace})
                 job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta, job.own_stats).with_stats(
                     said
                 )
@@ -85,7 +85,7 @@ class Opening:
         with files.panics_of(path):
             if isinstance(whole, Job):
                 return whole.map(self._linked)
-            trace = self._linked(whole)
+            trace = doubts.with_cut_device(self._linked(whole))
         _keep(key, trace, start)
         return _as_job(trace, path)
 
@@ -110,7 +110,7 @@ class Opening:
             raise ReadError(f"{failures[0].what}{also}", where=failures[0].where, remedy=failures[0].remedy)
         job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
         stats = [("job.unreadable_file", "error", 1, str(error)) for error in failures]
-        return job.with_stats([*stats, *_disagreements(traces), *large.not_linked(job)])
+        return job.with_stats([*stats, *doubts.between_ranks(traces), *large.not_linked(job)])
 
     def _rank(self, rank: int, paths: Sequence[Path], unread: dict[Path, EtloomError] | None) -> Trace | None:
         """The linked Trace of the files of one rank. What cannot be read goes into ``unread``, if it is there."""
@@ -133,7 +133,7 @@ class Opening:
         if not parts:
             return None
         with files.panics_of(paths[0]):
-            trace = linker.link(*parts, **self.linking)
+            trace = doubts.with_cut_device(linker.link(*parts, **self.linking))
         if len(parts) == len(paths):
             _keep(key, trace, start)
         return trace
@@ -157,29 +157,3 @@ def _as_job(whole: Trace | Job, path: Path) -> Job:
 def _keep(key: str | None, trace: Trace, start: float) -> None:
     if time.monotonic() - start > WORTH_KEEPING_S:
         cache.keep(key, trace)
-
-
-def _disagreements(traces: Mapping[int, Trace]) -> list[tuple[str, str, int, str | None]]:
-    """What the files say of their rank and world against where they stand."""
-    stats: list[tuple[str, str, int, str | None]] = []
-    wrong = [(rank, trace.rank) for rank, trace in traces.items() if trace.rank not in (None, rank)]
-    if wrong:
-        example = f"a file in the place of rank {wrong[0][0]} says it is rank {wrong[0][1]}"
-        stats.append(("job.rank_disagrees", "error", len(wrong), example))
-    worlds = {world for trace in traces.values() if (world := trace.meta.get("world_size")) is not None}
-    if len(worlds) > 1:
-        stats.append(("job.world_size_disagrees", "error", len(worlds), f"world sizes {sorted(worlds)}"))
-    elif worlds:
-        (world,) = worlds
-        beyond = [rank for rank in traces if rank >= world]
-        if beyond:
-            example = f"rank {beyond[0]} of a world of {world} ranks"
-            stats.append(("job.world_size_disagrees", "error", len(beyond), example))
-        missing = world - (len(traces) - len(beyond))
-        if missing > 0:
-            first = itertools.islice(
-                (rank for rank in itertools.count() if rank not in traces), min(missing, 8)
-            )
-            some = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
-            stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some} of {world}"))
-    return stats

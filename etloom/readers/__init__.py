@@ -15,13 +15,13 @@ from etloom.readers._files import UNPACK_ERRORS, packing, unpacked
 from etloom.trace import Job, Trace
 
 if TYPE_CHECKING:
-    from etloom.readers._folder import Found, discover
+    from etloom.readers._folder import Found, discover, rank_in_name
     from etloom.readers._spill import spill
 
-__all__ = ["Found", "discover", "format_of", "is_packed", "read", "spill"]
+__all__ = ["Found", "discover", "format_of", "is_packed", "rank_in_name", "read", "spill"]
 
 _HEAD = 1 << 16
-_HOME = {"Found": "_folder", "discover": "_folder", "spill": "_spill"}
+_HOME = {"Found": "_folder", "discover": "_folder", "rank_in_name": "_folder", "spill": "_spill"}
 
 
 def __getattr__(name: str) -> Any:

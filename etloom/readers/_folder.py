@@ -110,6 +110,11 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     )
 
 
+def rank_in_name(path: Path) -> int | None:
+    """The rank that the name of a file states, by the names the field uses."""
+    return next((int(match[1]) for name in _NAMES if (match := re.search(name, path.name))), None)
+
+
 def _card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
     """The workload card, if there is one that can be read."""
     for path in cards(folder):

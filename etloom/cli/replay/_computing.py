@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom.cli._guard import guarded, say
+from etloom.cli._input import tell_loss
 from etloom.cli._output import Format, emit
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def work(asked: dict[str, Any]) -> None:
     if chosen not in job:
         raise UnknownName("rank", str(chosen), map(str, job))
     told, leave_out = apart.here()
+    if not leave_out:  # else an earlier process has said it
+        tell_loss(job, asked["path"])
     done = replay(
         job[chosen],
         asked["device"],

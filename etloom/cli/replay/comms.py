@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etloom.cli._guard import guarded, say
+from etloom.cli._input import tell_loss
 from etloom.cli._output import Format, emit
 
 if TYPE_CHECKING:
@@ -144,7 +145,9 @@ def comms(
     }
 
     def make(world: int) -> Plan:
-        return chosen(etloom.open(given), world, **asked)
+        job = etloom.open(given)
+        tell_loss(job, given)
+        return chosen(job, world, **asked)
 
     if dry_run:
         if place.rank == 0:
@@ -161,8 +164,8 @@ def comms(
     done = replay(make, options, place=place, address=master_addr, port=master_port, end=end)
     if done is None:
         return
-    for one in done.plan.skipped:
-        say(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}")
+    for line in notes(done.plan):
+        say(line)
     merged = sums(done.calls, per)
     emit(merged, format, None)
     tell_passes(done.passes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etloom.cli._guard import guarded, say
-from etloom.cli._input import PathArgument
+from etloom.cli._input import PathArgument, tell_loss
 from etloom.cli._output import Format, emit
 from etloom.cli.replay.comms import end, tell_passes
 
@@ -88,6 +88,7 @@ def full(
             raise EtloomError(
                 f"{world} processes for {len(opened())} recorded ranks", remedy=f"start {len(opened())}"
             )
+        tell_loss(opened(), path)
         return chosen(opened(), world)
 
     def prepare(tell: Callable[[str], None]) -> Work:
@@ -120,8 +121,8 @@ def full(
     done = replay(make, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end)
     if done is None:
         return
-    for one in done.plan.skipped:
-        say(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}")
+    for line in notes(done.plan):
+        say(line)
     emit(done.sums, format, None)
     outcomes = machines[0].outcomes
     ran = sum(one.result != "skipped" for one in outcomes)
