@@ -90,11 +90,14 @@ def test_annotations_and_what_ran_in_them(tmp_path: Path) -> None:
     trace = run.trace(tmp_path)
     marks = etloom.analyze(trace, "annotations")
     assert marks.select("where", "name", "count", "total_ns", "max_ns").rows() == [
+        # What the block launched is the block's own.
+        ("device", "block", 1, 7_000, 7_000),
+        ("device", "forward", 1, 4_000, 4_000),
         ("host", "forward", 2, 60_000, 50_000),
         ("host", "block", 1, 20_000, 20_000),
     ]
-    # 60 us of 80 and 20 us of 80: from the first to the last.
-    assert marks["pct"].to_list() == [75.0, 25.0]
+    # From 8 to 27 us; 60 us of 80 and 20 us of 80: from the first to the last.
+    assert marks["pct"].to_list() == pytest.approx([700 / 19, 400 / 19, 75.0, 25.0])
     rows = etloom.analyze(trace, "annotated-kernels")
     assert rows.select("annotation", "name", "total_ns").rows() == [
         ("block", "add", 7_000),

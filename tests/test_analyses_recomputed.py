@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -379,3 +380,21 @@ def test_modules(file: str, data: Path) -> None:
             own[:] = own[0] + 1, own[1] + one.dur, own[2] + device[id(one)], own[3] + counted[id(one)]
     table = asked(file, "module-view").select("path", "count", "host_ns", "device_ns", "kernels")
     assert {path: rest for path, *rest in table.rows()} == found
+
+
+KINETO_PADS = {"a100": 1_500, "mi250": 2, "mi300": 2, "h100": 2}  # ns
+
+
+@pytest.mark.parametrize("file", KINETO_PADS)
+def test_annotations_on_the_device_are_kinetos(file: str, data: Path) -> None:
+    """What Kineto drew (gpu_user_annotation) lies around what was launched, by at most what it pads."""
+    with gzip.open(DATA / FILES[file]) as opened:
+        drawn = [one for one in json.load(opened)["traceEvents"] if one.get("cat") == "gpu_user_annotation"]
+    lasted = defaultdict(list)
+    for one in drawn:
+        lasted[one["name"]].append(round(one["dur"] * 1000))
+    rows = asked(file, "annotations", where="device").rows(named=True)
+    assert {row["name"]: row["count"] for row in rows} == {name: len(own) for name, own in lasted.items()}
+    for row in rows:
+        for ours, theirs in ((row["max_ns"], max), (row["min_ns"], min)):
+            assert 0 < theirs(lasted[row["name"]]) - ours <= KINETO_PADS[file]

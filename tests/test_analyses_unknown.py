@@ -31,8 +31,9 @@ def of_lengths(tmp_path: Path, host: int, device: int) -> Trace:
     ],
 )
 def test_a_share_of_no_time_is_unknown(tmp_path: Path, name: str, column: str) -> None:
+    options = {"where": "host"} if name == "annotations" else {}
     trace = of_lengths(tmp_path, 10, 10)
-    shares = etloom.analyze(trace, name)[column]
+    shares = etloom.analyze(trace, name, **options)[column]
     assert shares.null_count() == 0 and shares.sum() == pytest.approx(100.0)
     instants = trace.replace(events=trace.events.with_columns(dur=pl.lit(0, pl.Int64)))
     shares = etloom.analyze(instants, name)[column]

@@ -84,7 +84,7 @@ def write_export(trace: Trace, path: Path) -> None:
     db.close()
 
 
-OPTIONS = {"top-ops": {"top": 10_000}, "annotations": {"where": "host"}}
+OPTIONS = {"top-ops": {"top": 10_000}}
 CLOCK = ("start_ns", "device_start_ns", "device_end_ns", "call_start_ns", "ts_ns")
 
 
