@@ -6,7 +6,7 @@ slowest rank decided.
 
 step: of this step only (default: of the whole trace of each rank).
 
-Units: ns, percent. Definition: DeRose, Homer, Johnson (2007), percent imbalance before scaling.
+Units: ns, percent. Definition: Pearce et al. (2012), percent imbalance.
 """
 
 from __future__ import annotations
