@@ -21,7 +21,7 @@ from etloom.compat._command import told
 from etloom.errors import EtloomError
 from etloom.opening import Opening
 from etloom.replayer.choice import chosen
-from etloom.replayer.plan import Plan, table
+from etloom.replayer.plan import Plan, notes, table
 from etloom.replayer.world import Place
 from etloom.reports import text
 
@@ -71,8 +71,8 @@ def replay(args: argparse.Namespace) -> None:
     )
     if done is None:
         return
-    for one in done.plan.skipped:
-        sys.stderr.write(f"not replayed, {one.count} times on rank {one.rank}: {one.name}: {one.reason}\n")
+    for line in notes(done.plan):
+        sys.stderr.write(f"etloom-comms-replay: {line}\n")
     _show(done.sums)
     if args.colls_per_batch > 0:
         _show(batches(done.calls, args.colls_per_batch))

@@ -69,11 +69,16 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls of every rank of the replay, and what is left out. recorded: which recorded rank each rank plays."""
+    """The calls of every rank of the replay, and what is left out.
+
+    recorded: which recorded rank each rank plays. guessed: of how many calls the group was not recorded, though there
+    are several, and is told by what other ranks call.
+    """
 
     calls: tuple[tuple[Call, ...], ...]
     skipped: tuple[Skipped, ...] = ()
     recorded: tuple[int, ...] = ()
+    guessed: int = 0
 
     @property
     def world(self) -> int:
@@ -83,6 +88,25 @@ class Plan:
     def groups(self) -> list[tuple[int, ...]]:
         """The groups of collectives, in the order in which every rank makes them. Messages go through the world's."""
         return sorted({call.group for own in self.calls for call in own if call.peer is None})
+
+
+def notes(made: Plan) -> list[str]:
+    """What a reader of a replay's figures must know of its plan, a line each."""
+    skipped = [
+        f"not replayed, {one.count:,} times on rank {one.rank}: {one.name}: {one.reason}"
+        for one in made.skipped
+    ]
+    return skipped + guesses(made)
+
+
+def guesses(made: Plan) -> list[str]:
+    """What of a plan is not recorded."""
+    if not made.guessed:
+        return []
+    return [
+        f"the groups of {made.guessed:,} calls were not recorded; they are told by what other ranks call, and may be "
+        "others of the same size (etloom collect --observer native records them)"
+    ]
 
 
 def table(made: Plan) -> pl.DataFrame:

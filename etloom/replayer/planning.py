@@ -45,8 +45,17 @@ def plan(
     played = played[:size]
     place = {rank: at for at, rank in enumerate(played)}
     met = meetings(job)
+    known = known_groups(job)
+    if len(known) > 1:
+        # Who met by time alone may be of two groups that were busy at once.
+        met = {
+            rank: {event: ((), start, end) for event, (_, start, end) in own.items()}
+            for rank, own in met.items()
+        }
     recorded = {rank: rows_of(trace, list(job), met.get(rank, {})) for rank, trace in job.items()}
-    if len(known := known_groups(job)) > 1:
+    guessed = 0
+    if len(known) > 1:
+        guessed = sum(row.group is None and row.peer is None for rank in played for row in recorded[rank][0])
         told_by_order({rank: rows for rank, (rows, _) in recorded.items()}, known)
     calls, skipped = [], []
     for rank in played:
@@ -67,7 +76,7 @@ def plan(
             if len(job) > 1 or not skipped
             else "play the one trace on all processes (--use-one-trace)",
         )
-    return Plan(tuple(calls), _summed(skipped), tuple(played))
+    return Plan(tuple(calls), _summed(skipped), tuple(played), guessed)
 
 
 def _summed(skipped: list[Skipped]) -> tuple[Skipped, ...]:

@@ -151,13 +151,17 @@ def comms(
 
     if dry_run:
         if place.rank == 0:
-            from etloom.replayer.plan import table
+            from etloom.replayer.plan import guesses, table
 
-            emit(table(make(place.world)), format, None)
+            made = make(place.world)
+            emit(table(made), format, None)
+            for line in guesses(made):
+                say(line)
         return
     # torch tells a lost connection in pages of its own; one line of ours says it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from etloom.replayer.comms import Options, placed
+    from etloom.replayer.plan import notes
     from etloom.replayer.session import replay
 
     options = Options(*placed(backend, device), timing, gap, blocking, repeats, warmup, verify, timeout)

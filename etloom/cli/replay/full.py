@@ -73,6 +73,7 @@ def full(
     from etloom.replayer.choice import chosen
     from etloom.replayer.comms import Options
     from etloom.replayer.compute import prepared
+    from etloom.replayer.plan import notes
     from etloom.replayer.saved import folder_of
     from etloom.replayer.session import Work, replay
     from etloom.replayer.world import Place
