@@ -36,11 +36,14 @@ class Ready:
     def __call__(self, slots: list[Any]) -> Any:
         for slot, view, base in self.views:
             slots[slot] = view_of(slots[base], view)
-        positional, named = self.positional, self.named
+        # Copies, since arguments that were kept here would keep their memory.
+        positional = self.positional.copy()
+        named = self.named.copy() if self.named else self.named
         for place, slot in self.slots:
             (named if isinstance(place, str) else positional)[place] = slots[slot]  # type: ignore[index,call-overload]
         for place, items in self.lists:
-            into = (named if isinstance(place, str) else positional)[place]  # type: ignore[index,call-overload]
+            holder: Any = named if isinstance(place, str) else positional
+            holder[place] = into = holder[place].copy()
             for at, slot in items:
                 into[at] = slots[slot]
         return self.call(*positional, **named)
