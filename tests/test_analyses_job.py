@@ -96,12 +96,12 @@ def test_a_rank_of_another_run_is_compared_with_nobody(tmp_path: Path) -> None:
 
 
 def chain(folder: Path, **header: Any) -> Path:
-    """Messages from 0 to 1 take 10 us, from 1 to 2 take 40; the third time rank 0 is 30 us late."""
+    """Messages from 0 to 1 take 100 us, from 1 to 2 take 400; the third time rank 0 is 300 us late."""
     folder.mkdir()
-    starts = [100.0 * at + (30 if at == 2 else 0) for at in range(4)]
-    sent = [("Dst Rank", 1, start, 10.0) for start in starts]
-    got = [("Src Rank", 0, 100.0 * at, start - 100 * at + 10) for at, start in enumerate(starts)]
-    on = [("Dst Rank", 2, start + 20, 40.0) for start in starts]
+    starts = [1000.0 * at + (300 if at == 2 else 0) for at in range(4)]
+    sent = [("Dst Rank", 1, start, 100.0) for start in starts]
+    got = [("Src Rank", 0, 1000.0 * at, start - 1000 * at + 100) for at, start in enumerate(starts)]
+    on = [("Dst Rank", 2, start + 200, 400.0) for start in starts]
     ranks = (sent, sorted(got + on, key=lambda one: one[2]), [("Src Rank", 1, *one[2:]) for one in on])
     for rank, messages in enumerate(ranks):
         made = rank_trace(rank, [("ncclDevKernel_SendRecv", start, took) for _, _, start, took in messages])
@@ -118,10 +118,10 @@ def test_when_a_rank_came_latest_and_whose_link_is_slow(tmp_path: Path) -> None:
     job = etloom.open(chain(tmp_path / "run", host_name="a"))
     rows = {row["rank"]: row for row in etloom.analyze(job, "stragglers").iter_rows(named=True)}
     # Rank 1 takes part in all of them; rank 2 only in the slow ones.
-    assert {rank: row["slow_link_ns"] for rank, row in rows.items()} == {0: 0, 1: None, 2: 4 * 30_000}
+    assert {rank: row["slow_link_ns"] for rank, row in rows.items()} == {0: 0, 1: None, 2: 4 * 300_000}
     assert (rows[2]["cause"], rows[2]["delay_ns"]) == ("slow link", 0)
-    assert (rows[0]["worst_ns"], rows[0]["worst_step"], rows[0]["surely"]) == (30_000, 3, 1)
-    assert rows[0]["worst_start_ns"] == 1_700_000_000_000_230_000
+    assert (rows[0]["worst_ns"], rows[0]["worst_step"], rows[0]["surely"]) == (300_000, 3, 1)
+    assert rows[0]["worst_start_ns"] == 1_700_000_000_002_300_000
 
 
 def test_messages_of_one_direction_tell_no_clock(tmp_path: Path) -> None:

@@ -122,12 +122,13 @@ def test_ranks_that_share_nothing_are_not_compared() -> None:
     assert clocks(met)["verdict"].to_list() == ["reference", "unknown"]
 
 
-def uneven(offset: int = 0) -> pl.DataFrame:
+def uneven(where: str = "host", offset: int = 0) -> pl.DataFrame:
     """Communications by a backend on the host: the ranks leave up to 3 ms after the last has come."""
     parts = made(5, [0, 0], [0.0, 0.0], numbered=True, count=30)
     later = (pl.struct("event", "rank").hash(7) % 3_000_000).cast(pl.Int64)
     moved = pl.when(pl.col("rank") == 1).then(offset).otherwise(0)
-    return meet(parts.with_columns(start=pl.col("start") + moved, end=pl.col("end") + later + moved))
+    start, end = pl.col("start") + moved, pl.col("end") + later + moved
+    return meet(parts.with_columns(start=start, end=end, where=pl.lit(where)))
 
 
 @pytest.mark.parametrize(
@@ -146,8 +147,13 @@ def test_one_host_has_one_clock(hosts: dict[int, str | None], verdict: str, same
     assert row["residual_ns"] == 10_000 if same else 10_000 < row["residual_ns"] < 3_000_000
 
 
+def test_devices_of_one_host_are_less_sure_of_its_clock() -> None:
+    row = clocks(uneven("device"), {0: "a", 1: "a"}).row(1, named=True)
+    assert (row["verdict"], row["same_host"], row["residual_ns"]) == ("unsure", True, 100_000)
+
+
 def test_a_clock_that_cannot_be_right_is_moved_though_the_host_has_the_name_of_another() -> None:
-    row = clocks(uneven(60_000_000), {0: "a", 1: "a"}).row(1, named=True)
+    row = clocks(uneven(offset=60_000_000), {0: "a", 1: "a"}).row(1, named=True)
     assert row["verdict"] == "corrected"
     assert abs(row["offset_ns"] - 60_000_000) <= row["residual_ns"] < 3_000_000
 

@@ -6,7 +6,8 @@
   communications, half of what lowest_ns and highest_ns allow.
 - drift_ppm: how much faster the clock runs, where a second and more of recording tells it.
 - residual_ns: how far the clock may still be off once offset_ns is taken out (or left, see verdict): three spreads, as
-  far as the bounds allow; 10 us of ranks that name the same host (same_host), whose processes read one clock. What is
+  far as the bounds allow; 10 us at most of ranks that name the same host (same_host), whose processes read one clock,
+  100 us of times that their devices took. What is
   compared across ranks holds to the sum of two ranks' residuals: see clock_error_ns of collectives.
 - verdict: reference; agrees (nothing tells it from the reference's, and residual_ns is 10 us or less); unsure (nothing
   tells it from the reference's, but it could as well be off by residual_ns; times are left as they are); corrected

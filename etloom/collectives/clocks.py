@@ -8,7 +8,7 @@ A clock that may be right, since zero lies within its bounds and within the spre
 How far it may still be off, the residual, follows from the same: three spreads about the estimate (of fewer than MANY
 ends, all that they differ by), as far as the bounds allow them. Processes of one host read one clock, so where ranks
 name the same host and nothing contradicts it, the residual is what reading it costs (TRUSTED_NS), however unevenly
-they leave.
+they leave; or, of times that devices took, what putting these on the host's clock costs (DEVICE_NS).
 
 Ranks are compared with the lowest rank of each group, and through it with each other. Ranks that share no group, not
 even through others, have a reference each.
@@ -43,6 +43,9 @@ ANYWHERE = ("", "localhost", "localhost.localdomain", "(none)")
 
 COMPARABLE = ("reference", "agrees", "unsure", "corrected")
 """Verdicts on ranks whose times can be compared with those of their reference, within residual_ns."""
+
+DEVICE_NS = 100_000
+"""Profilers put the times of devices of one host on its clock within this."""
 
 GRAIN_NS = 2_000
 """Times that are kept in whole us may contradict each other by this much."""
@@ -99,7 +102,9 @@ def clocks(met: pl.DataFrame, hosts: Mapping[int, str | None] | None = None) -> 
             pair, towards = edge
             through = known[pair.hub if towards else pair.rank]
             known[pair.rank if towards else pair.hub] = _joined(through, pair, towards)
-    rows = [_row(known.get(rank), rank, ranks[0], since, hosts) for rank in ranks]
+    on_device = set(met.filter(pl.col("where") == "device")["rank"].unique())
+    error = {rank: DEVICE_NS if rank in on_device else TRUSTED_NS for rank in ranks}
+    rows = [_row(known.get(rank), rank, ranks[0], since, hosts, error) for rank in ranks]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
@@ -209,19 +214,25 @@ def _minus(value: float | None) -> float | None:
 
 
 def _row(
-    pair: _Pair | None, rank: int, first: int, since: int | None, hosts: Mapping[int, str | None]
+    pair: _Pair | None,
+    rank: int,
+    first: int,
+    since: int | None,
+    hosts: Mapping[int, str | None],
+    error: Mapping[int, int],
 ) -> list[object]:
     if pair is None:
         return [rank, first, 0, None, None, None, None, None, None, None, None, "unknown"]
     same = _same(hosts.get(rank), hosts.get(pair.hub))
-    residual: float | None = _residual(pair, 0.0)
+    as_it_is = _residual(pair, 0.0)
+    residual: float | None = as_it_is
     if rank == pair.hub:
         verdict = "reference"
     elif pair.lowest > pair.highest + GRAIN_NS:
         verdict, residual = "impossible", None
     elif pair.lowest <= 0 <= pair.highest and abs(pair.offset) <= max(pair.margin, TRUSTED_NS):
-        residual = TRUSTED_NS if same else residual
-        verdict = "agrees" if residual is not None and residual <= TRUSTED_NS else "unsure"
+        residual = min(max(error[rank], error[pair.hub]), as_it_is) if same else as_it_is
+        verdict = "agrees" if residual <= TRUSTED_NS else "unsure"
     else:
         verdict, residual = "corrected", _residual(pair, pair.offset)
     if residual is not None and math.isinf(residual):
