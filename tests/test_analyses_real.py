@@ -77,6 +77,8 @@ def test_answers_can_be_true(name: str) -> None:
                 assert values.drop_nulls().is_finite().all(), (analysis, column)
             if values.dtype.is_numeric() and column not in KEYS | SIGNED:
                 assert values.drop_nulls().is_empty() or values.min() >= 0, (analysis, column)
+            if values.dtype.is_numeric() and column in ("rank", "stream", "device", "step"):
+                assert values.drop_nulls().is_empty() or values.min() >= 0, (analysis, column)
             if column.endswith("pct") and (analysis, column) not in SUMS:
                 assert values.drop_nulls().is_empty() or values.max() < 100.001, (analysis, column)
             if values.dtype == pl.String:
