@@ -28,14 +28,14 @@ RECORDED = kinds.OPERATORS | kinds.ANNOTATIONS
 
 def among(column: pl.Series, values: Collection[str]) -> np.ndarray:
     """Which rows of a text column hold one of these values; null holds none."""
-    return column.is_in(list(values)).fill_null(False).to_numpy()
+    return column.is_in(list(values), nulls_equal=True).to_numpy()
 
 
 def asked(column: pl.Series, question: Callable[[pl.Expr], pl.Expr]) -> np.ndarray:
     """Which rows of a text column a question is true of: asked once a distinct text, false of null."""
     texts = column.unique().drop_nulls()
     true = texts.filter(texts.to_frame("text").select(question(pl.col("text").cast(pl.String))).to_series())
-    return column.is_in(true.implode()).fill_null(False).to_numpy()
+    return column.is_in(true.implode(), nulls_equal=True).to_numpy()
 
 
 def rewritten(column: pl.Series, text: Callable[[pl.Expr], pl.Expr]) -> pl.Series:

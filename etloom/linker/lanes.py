@@ -22,15 +22,18 @@ def ids(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UI
 def rows_of(events: pl.DataFrame, wanted: pl.Series) -> np.ndarray:
     """The rows of a table with these ids; -1 for null and for an id it has not."""
     known = events["id"].to_numpy()
-    asked = wanted.fill_null(0).to_numpy().astype(np.int64)
+    asked = stacks.numbers(wanted, -1).astype(np.int64)
     order = None
     if not np.all(known[1:] > known[:-1]):
         order = np.argsort(known, kind="stable")
         known = known[order]
+    elif len(known) and known[0] == 0 and known[-1] == len(known) - 1:
+        # Of a table that was read whole the ids are the rows.
+        return np.where(asked < len(known), asked, -1)
     at = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
     found = (known[at] == asked) if len(known) else np.zeros(len(asked), bool)
     rows = at if order is None else order[at]
-    return np.where(found & wanted.is_not_null().to_numpy(), rows, -1).astype(np.int64)
+    return np.where(found, rows, -1).astype(np.int64)
 
 
 def place(trace: Trace) -> Trace:

@@ -20,7 +20,8 @@ def launch(trace: Trace) -> Trace:
     work = np.flatnonzero(stacks.among(events["cat"], kinds.DEVICE))
     if not work.size:
         return trace.replace(launches=trace.table("launches").clear(), events=_device_steps(events, None))
-    call, repeated = called(events, work)
+    process = processes(events, work)
+    call, repeated = called(events, work, process)
     around = np.where(call >= 0, operator_around(events, call), _stated(trace, work))
     launches = pl.DataFrame(
         {
@@ -34,7 +35,7 @@ def launch(trace: Trace) -> Trace:
     calls, works = np.unique(call[call >= 0], return_counts=True)
     graphs = calls[works > 1]
     idle = without_work(events, call)
-    numbers, process = events["correlation"].fill_null(0).to_numpy(), processes(events, work)
+    numbers = stacks.numbers(events["correlation"], 0)
     _, highest = _range_of(numbers, process, work)
     late = idle[numbers[idle] > highest[process[idle]]]
     other = np.setdiff1d(idle, late)
@@ -44,7 +45,7 @@ def launch(trace: Trace) -> Trace:
             ("link.launch_missing", "info", missing.size, example(events, missing)),
             *(
                 (f"link.{reason}", "info", rows.size, example(events, rows))
-                for reason, rows in why_missing(events, work, missing).items()
+                for reason, rows in why_missing(events, process, missing).items()
             ),
             ("link.work_after_recording", "info", late.size, example(events, late)),
             ("link.launches_without_work", "info", other.size, example(events, other)),
@@ -64,24 +65,24 @@ def _stated(trace: Trace, work: np.ndarray) -> np.ndarray:
     return found
 
 
-def called(events: pl.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, int]:
+def called(
+    events: pl.DataFrame, rows: np.ndarray, process: np.ndarray | None = None
+) -> tuple[np.ndarray, int]:
     """For device events the row of the call with their correlation (or -1), and how many calls repeat one.
+
+    process: of each event, where it is known already (`processes`).
 
     Correlations are numbers of a process: where several processes launch and the device events bear their
     pids, both must agree. Of calls that repeat a correlation the last one that starts before the device event
     is taken, else the first one after it.
     """
-    correlation = events["correlation"].fill_null(0).to_numpy()
+    correlation = stacks.numbers(events["correlation"], 0)
     hosts = np.flatnonzero(stacks.among(events["cat"], kinds.HOST) & (correlation > 0))
-    keys = ["correlation"] if not processes(events, rows).any() else ["correlation", "pid"]
-    calls = events[hosts].select(*keys, "ts", pl.Series("call", hosts))
-    wanted = events[rows].select(
-        *keys,
-        "ts",
-        pl.int_range(pl.len()).alias("at"),
-        pl.when(pl.col("correlation") > 0).then(True).alias("ok"),
-    )
-    wanted = wanted.filter("ok").drop("ok")
+    process = processes(events, rows) if process is None else process
+    keys = ["correlation", "pid"] if process.any() else ["correlation"]
+    calls = events.select(*keys, "ts")[hosts].with_columns(pl.Series("call", hosts))
+    at = np.flatnonzero(correlation[rows] > 0)
+    wanted = events.select(*keys, "ts")[rows[at]].with_columns(pl.Series("at", at))
     repeated = calls.height - calls.select(keys).n_unique()
     if not repeated:
         joined = wanted.join(calls.drop("ts"), on=keys, how="inner")
@@ -115,19 +116,18 @@ def processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     return pids.rank("dense").cast(pl.Int64).to_numpy()
 
 
-def why_missing(events: pl.DataFrame, work: np.ndarray, missing: np.ndarray) -> dict[str, np.ndarray]:
-    """Of rows of device work those without a launch call, by the reason.
+def why_missing(events: pl.DataFrame, process: np.ndarray, missing: np.ndarray) -> dict[str, np.ndarray]:
+    """These rows of device work without a launch call, by the reason; process: of each event (`processes`).
 
     A process numbers its calls upwards. So what bears a lower number than all calls recorded of it was
     launched_before_recording, its host running ahead of the device, and a higher one launched_after_recording;
     within, the recorder lost the call: launch_not_recorded. without_correlation: nothing says which call it was.
     no_calls_recorded: the recording holds the device side alone.
     """
-    correlation = events["correlation"].fill_null(0).to_numpy()
+    correlation = stacks.numbers(events["correlation"], 0)
     calls = np.flatnonzero(stacks.among(events["cat"], kinds.RUNTIME) & (correlation > 0))
     if not calls.size:
         return {"no_calls_recorded": missing}
-    process = processes(events, work)
     lowest, highest = _range_of(correlation, process, calls)
     numbers, own = correlation[missing], process[missing]
     before, after = numbers < lowest[own], numbers > highest[own]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from etloom.linker.lanes import rows_of
+from etloom.stacks import taken
 from etloom.trace import Trace
 
 
@@ -16,25 +18,23 @@ def in_order_of_launch(trace: Trace) -> pl.DataFrame:
     What was launched out of sight, mostly before the trace began, has its own start for its launch.
     """
     events = trace.events
-    starts = events.select(pl.col("id").alias("launch"), pl.col("ts").alias("launched"))
+    launches = trace.launches.select("launch", pl.col("device_event").alias("on"))
+    row = rows_of(events, launches["on"])
+    launches, row = launches.filter(pl.Series(row >= 0)), row[row >= 0]
+    work = events.select("device", "stream", "tid", "ts", "dur")[row]
+    call = rows_of(events, launches["launch"])
     return (
-        trace.launches.select("launch", pl.col("device_event").alias("on"))
-        .join(
-            events.select(
-                pl.col("id").alias("on"),
-                pl.col("device").fill_null(0),
-                pl.col("stream").fill_null(pl.col("tid")),
-                "ts",
-                (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end"),
-            ),
-            on="on",
-        )
-        .join(starts, on="launch", how="left")
-        .with_columns(
-            pl.col("launched").fill_null(pl.col("ts")), pl.col("launch").is_not_null().alias("known")
+        launches.hstack(work)
+        .select(
+            "on",
+            pl.col("device").fill_null(0),
+            pl.col("stream").fill_null(pl.col("tid")),
+            "ts",
+            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end"),
+            taken(events["ts"], call).alias("launched").fill_null(work["ts"]),
+            pl.col("launch").is_not_null().alias("known"),
         )
         .sort("launched", "ts", "end")
-        .drop("launch")
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.linker.lanes import ids
+from etloom.linker.lanes import ids, rows_of
 from etloom.linker.launches import called
 from etloom.linker.streams import first_after, in_order_of_launch, last_before
 from etloom.schema import TABLES
@@ -66,9 +66,10 @@ def wait(trace: Trace) -> Trace:
 
 def _calls(events: pl.DataFrame) -> pl.DataFrame:
     """Calls that synchronise: call (id), kind, pid, tid, at (start), until (end)."""
-    calls = stacks.among(events["cat"], kinds.RUNTIME)
+    runtime = np.flatnonzero(stacks.among(events["cat"], kinds.RUNTIME))
+    calls = events.select("id", "name", "pid", "tid", "ts", "dur")[runtime]
     parts = [
-        events.filter(calls & _named(events, pattern)).select(
+        calls.filter(_named(calls, pattern)).select(
             pl.col("id").alias("call"),
             pl.lit(kind).alias("kind"),
             "pid",
@@ -242,17 +243,13 @@ def _stream_waits(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame) -> pl.D
 
 def _copies(events: pl.DataFrame, trace: Trace, seen: pl.DataFrame) -> pl.DataFrame:
     """Waits of copying calls that returned only after the copy had ended."""
-    copies = events.filter(pl.Series(stacks.among(events["cat"], kinds.COPIES))).select(
-        pl.col("id").alias("device_event"), (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end")
-    )
-    until = events.select(
-        pl.col("id").alias("launch"), (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until")
-    )
+    launches = trace.launches.drop_nulls("launch")
+    work, call = (rows_of(events, launches[name]) for name in ("device_event", "launch"))
+    end = events["ts"].to_numpy() + stacks.numbers(events["dur"], 0)
+    blocking = (work >= 0) & (call >= 0) & stacks.among(events["cat"], kinds.COPIES)[work]
+    blocking &= end[work] <= end[call]
     return (
-        trace.launches.drop_nulls("launch")
-        .join(copies, on="device_event")
-        .join(until, on="launch")
-        .filter(pl.col("end") <= pl.col("until"))
+        launches.filter(blocking)
         .join(seen, left_on="launch", right_on="call", how="anti")
         .select(
             pl.col("launch").alias("event"),
