@@ -288,11 +288,27 @@ def test_table(run: Path, call: Callable[..., Outcome]) -> None:
     )
 
 
+def test_a_table_has_one_unit_but_for_columns_too_small_for_it() -> None:
+    frame = pl.DataFrame(
+        {"span_ns": [19_900_000], "copy_ns": [-250_000], "gap_ns": [9_900], "none_ns": [-0.0]}
+    )
+    assert _output.as_lines(frame).split() == [
+        *("span", "(ms)", "copy", "(ms)", "gap", "(ns)", "none", "(ms)", "19.90", "-0.2500", "9,900", "0")
+    ]
+
+
+def test_columns_that_no_row_fills_are_named_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    _output.emit(pl.DataFrame({"a": [1, 2], "b": [None, None], "c": [None, 3]}), None, None)
+    out, err = capsys.readouterr()
+    assert out.split() == ["a", "c", "1", "-", "2", "3"]
+    assert err == "etloom: not shown, since no row has any: b\n"
+
+
 def test_times_of_the_epoch_are_shown_since_the_first() -> None:
     epoch = 1_795_240_669_000_000_000
     frame = pl.DataFrame({"start_ns": [epoch, epoch + 69_330_000, None], "dur_ns": [5, 7, 9]})
     assert _output.render(_output.as_table(frame)).split() == [
-        *("start", "(ms", "since", "the", "first)", "dur", "(ns)", "0", "5", "69.33", "7", "-", "9")
+        *("start", "since", "the", "first", "(ms)", "dur", "(ns)", "0", "5", "69.33", "7", "-", "9")
     ]
 
 
@@ -527,7 +543,7 @@ def test_report_prints_the_verdict_and_writes_the_page(
     assert call("report", run, "--out", tmp_path / "new" / "r.html")[0] == 0
     status, _, err = call("report", run, "--out", page / "r.html")
     assert status == 1
-    assert err.endswith("r.html: cannot be written: File exists; name another path\n")
+    assert err.endswith("r.html: cannot be written: Not a directory; name another place with --out\n")
 
 
 def test_collect_passes_on_options_command_and_status(
@@ -561,7 +577,7 @@ def test_collect_passes_on_options_command_and_status(
     options = {"shapes": False, "stack": True, "memory": False, "overwrite": False, "observer": "native"}
     ((command, folder, steps, given),) = calls
     assert (command, folder, steps) == (["python", "t.py", "--out", "x"], tmp_path, "4:6")
-    assert given == {**dict.fromkeys(given), "ring": False, **options}
+    assert given == {**dict.fromkeys(given), "ring": False, "max_windows": 50, **options}
     call("collect", "--out", tmp_path, "python", "-c", "pass", "--help")
     assert calls[1][0] == ["python", "-c", "pass", "--help"]
 

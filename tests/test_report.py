@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.reports import html
+from etloom.reports.drawn import origins
 from etloom.reports.palette import COLOURS, with_colour
 from etloom.reports.tables import html_table, svg_bars
 from etloom.reports.text import duration, number, shown
@@ -291,14 +292,14 @@ def test_the_page_says_what_it_leaves_out(job: Job) -> None:
 def test_ranks_share_a_zero_only_where_they_share_a_clock() -> None:
     early, late = linked([kernel("a", 100, 50)]), linked([kernel("a", 120, 50)])
     apart = linked([kernel("a", 10_000, 50)])
-    assert html._origins({0: early, 1: late}) == {0: 100, 1: 120}  # one event each: they do not overlap
+    assert origins({0: early, 1: late}) == {0: 100, 1: 120}  # one event each: they do not overlap
     longer = linked([kernel("a", 100, 50), kernel("b", 500, 50)])
-    assert html._origins({0: longer, 1: late}) == {0: 100, 1: 100}
+    assert origins({0: longer, 1: late}) == {0: 100, 1: 100}
     both = linked([kernel("a", 120, 50), kernel("b", 480, 50)])
-    assert html._origins({0: longer, 1: both}) == {0: 100, 1: 100}
-    assert html._origins({0: longer, 1: apart}) == {0: 100, 1: 10_000}
+    assert origins({0: longer, 1: both}) == {0: 100, 1: 100}
+    assert origins({0: longer, 1: apart}) == {0: 100, 1: 10_000}
     relative = both.replace(meta={"clock": "relative"})
-    assert html._origins({0: longer, 1: relative}) == {0: 100, 1: 120}
+    assert origins({0: longer, 1: relative}) == {0: 100, 1: 120}
 
 
 def test_tables_carry_numbers_and_units() -> None:
@@ -306,9 +307,9 @@ def test_tables_carry_numbers_and_units() -> None:
         {"rank": [1000], "mean_ns": [1_500_000], "total_ns": [25_000_000], "note": ["<b>"], "n": [None]}
     )
     text = html_table(frame, "t", "T & t")
-    assert "mean (µs)" in text
+    assert "mean (ms)" in text
     assert "total (ms)" in text
-    assert '<td class="number" data-value="1500000">1,500</td>' in text
+    assert '<td class="number" data-value="1500000">1.500</td>' in text
     assert '<td class="number" data-value="1000">1000</td>' in text
     assert "&lt;b&gt;" in text
     assert "data-empty>none</td>" in text
@@ -367,7 +368,7 @@ def test_times_of_the_epoch_count_from_the_first_of_the_table() -> None:
         {"start_ns": [EPOCH, EPOCH + 10**9], "end_ns": [EPOCH + 10**6, None], "dur_ns": [5, 6]}
     )
     ends = shown(frame, "end_ns")
-    assert (ends.header, ends.text(EPOCH + 10**6)) == ("end (µs since the first)", "1,000")
+    assert (ends.header, ends.text(EPOCH + 10**6)) == ("end since the first (ms)", "1.000")
     assert shown(frame, "start_ns").text(EPOCH) == "0"
     assert shown(frame, "dur_ns").header == "dur (ns)"
 

@@ -50,6 +50,10 @@ def emit(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
     if chosen is Format.parquet and out is None and sys.stdout.isatty():
         raise EtloomError("Parquet is no text for a terminal", where="stdout", remedy="add --out FILE")
     if chosen is Format.table:
+        empty = [name for name in frame.columns if 0 < frame.height == frame[name].null_count()]
+        if empty:
+            say(f"not shown, since no row has any: {', '.join(empty)}")
+            frame = frame.drop(empty)
         terminal = out is None and sys.stdout.isatty()
         write_text(render(as_table(frame)) if terminal else as_lines(frame), out)
     elif chosen is Format.json:

@@ -1,7 +1,8 @@
 """How numbers and columns are said to people: one rule for the page and the terminal.
 
-A column whose name ends in ``_ns`` or ``_bytes`` is shown in one unit, chosen by its largest value; others in that
-which their name says (`etloom.schema.unit_of`). Times of the epoch are shown since the first of the table.
+Columns whose names end in ``_ns`` or ``_bytes`` are shown in one unit, that of the largest value of the table; one
+whose values are too small for it in a unit of its own. Others have the unit that their name says
+(`etloom.schema.unit_of`). Times of the epoch are shown since the first of the table.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 EPOCH_NS = 10**18
 """A time after 2001: no duration, and no clock relative to a session, reaches it."""
 _SIDES = ("before_ns", "after_ns", "change_ns")
+_LEAST = 0.01
+"""What the largest value of a column must come to in the unit of its table."""
 PLAIN = frozenset({"rank", "step", "stream", "correlation", "node", "event", "device"})
 """Columns of numbers that name something: never grouped by thousands."""
 _SAID = r"(?:^|_)(?:pct|ppm|[a-z]+_per_s)$"
@@ -52,26 +55,40 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
     """How a column of a table is shown."""
     numeric = frame.schema[name].is_numeric()
     for suffix, units in (("_ns", TIMES), ("_bytes", SIZES)):
-        if numeric and (name.endswith(suffix) or name == suffix[1:]):
-            zero = _zero(frame) if suffix == "_ns" and _since_epoch(frame[name]) else 0
-            tops: list[Any] = [(frame[one] - zero).abs().max() for one in _compared(frame, name)]
-            # A step up only from 10 on, so that columns of like size have like units.
-            unit, factor = scale(float(max(filter(None, tops), default=0)) / 10, units)
-            words = name.removesuffix(suffix).replace("_", " ")
-            return Shown(f"{words} ({unit}{' since the first' if zero else ''})", factor, True, True, zero)
+        if _is_in(frame, name, suffix):
+            tops = {one: _top(frame, one) for one in frame.columns if _is_in(frame, one, suffix)}
+            # A step up only from 10 on, so that most values have a digit before the point.
+            unit, factor = scale(max(tops.values()) / 10, units)
+            top = max(tops[one] for one in _compared(frame, name))
+            if 0 < top < _LEAST * factor:
+                unit, factor = scale(top / 10, units)
+            zero = _zero(frame) if _since_epoch(frame[name]) else 0
+            words = name.removesuffix(suffix).replace("_", " ") + (" since the first" if zero else "")
+            return Shown(f"{words} ({unit})", factor, True, True, zero)
     said = unit_of(name) if numeric else None
     words = (re.sub(_SAID, "", name) if said else name).replace("_", " ")
     header = f"{words} ({said})" if said and words else said or words
     return Shown(header, 1, numeric, name not in PLAIN)
 
 
+def _is_in(frame: pl.DataFrame, name: str, suffix: str) -> bool:
+    return frame.schema[name].is_numeric() and (name.endswith(suffix) or name == suffix[1:])
+
+
 def _compared(frame: pl.DataFrame, name: str) -> list[str]:
-    """The columns whose unit is one with this column's: what was before, what is after, the change."""
+    """The columns whose unit is one with this column's in any case: what was before, what is after, the change."""
     end = next((one for one in _SIDES if name.endswith(one)), None)
     if end is None:
         return [name]
     stem = name.removesuffix(end)
     return [f"{stem}{one}" for one in _SIDES if f"{stem}{one}" in frame.columns]
+
+
+def _top(frame: pl.DataFrame, name: str) -> float:
+    """The largest size of what is shown of a column."""
+    column = frame[name]
+    top: Any = (column - _zero(frame) if _since_epoch(column) else column).abs().max()
+    return float(top or 0)
 
 
 def _zero(frame: pl.DataFrame) -> int:
@@ -98,7 +115,7 @@ def number(value: float, digits: int = 4) -> str:
     if size >= 1000:
         return f"{value:,.0f}"
     decimals = 0 if value == 0 else max(0, min(6, digits - 1 - math.floor(math.log10(size))))
-    return f"{value:.{decimals}f}"
+    return f"{value + 0.0:.{decimals}f}"  # a zero without a sign
 
 
 def duration(ns: float) -> str:
