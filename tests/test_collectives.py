@@ -152,6 +152,15 @@ def test_devices_of_one_host_are_less_sure_of_its_clock() -> None:
     assert (row["verdict"], row["same_host"], row["residual_ns"]) == ("unsure", True, 100_000)
 
 
+def test_a_rank_of_the_host_that_always_leaves_late_keeps_its_clock() -> None:
+    """By 90 us, evenly, where the bounds would allow it: of two hosts a clock that is off, of one a habit."""
+    met = meet(made(5, [0, 0], [0.0, 0.0], numbered=True, count=30).with_columns(where=pl.lit("host")))
+    met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(90_000).otherwise(0))
+    one, two = (clocks(met, {0: "a", 1: host}).row(1, named=True) for host in "ab")
+    assert (one["verdict"], two["verdict"]) == ("unsure", "corrected")
+    assert 90_000 < one["residual_ns"] < 100_000 and abs(two["offset_ns"] - 90_000) < 2_000
+
+
 def test_a_clock_that_cannot_be_right_is_moved_though_the_host_has_the_name_of_another() -> None:
     row = clocks(uneven(offset=60_000_000), {0: "a", 1: "a"}).row(1, named=True)
     assert row["verdict"] == "corrected"

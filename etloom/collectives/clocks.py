@@ -226,13 +226,18 @@ def _row(
     same = _same(hosts.get(rank), hosts.get(pair.hub))
     as_it_is = _residual(pair, 0.0)
     residual: float | None = as_it_is
+    about = max(error[rank], error[pair.hub])
+    may_be = pair.lowest <= 0 <= pair.highest
     if rank == pair.hub:
         verdict = "reference"
     elif pair.lowest > pair.highest + GRAIN_NS:
         verdict, residual = "impossible", None
-    elif pair.lowest <= 0 <= pair.highest and abs(pair.offset) <= max(pair.margin, TRUSTED_NS):
-        residual = min(max(error[rank], error[pair.hub]), as_it_is) if same else as_it_is
+    elif may_be and abs(pair.offset) <= max(pair.margin, TRUSTED_NS):
+        residual = min(about, as_it_is) if same else as_it_is
         verdict = "agrees" if residual <= TRUSTED_NS else "unsure"
+    elif may_be and same and about == TRUSTED_NS:
+        # A host's own clock is not moved for a rank that always leaves late.
+        verdict = "unsure"
     else:
         verdict, residual = "corrected", _residual(pair, pair.offset)
     if residual is not None and math.isinf(residual):
