@@ -612,8 +612,7 @@ def test_the_native_observer_through_the_command_line(tmp_path: Path, native: No
             str(out),
             "--",
             sys.executable,
-            str(TINY),
-            "plain",
+            str(ROOT / "examples" / "train_ddp.py"),
         ],
         capture_output=True,
         text=True,
@@ -621,6 +620,8 @@ def test_the_native_observer_through_the_command_line(tmp_path: Path, native: No
     )
     assert done.returncode == 0, done.stderr
     assert visible(out) == sorted({*WHOLE["native"], *WHOLE["stock"]})
+    # What only the trace tells: 32 texts of 48 letters.
+    assert read_card(out / "run.yaml")["workload"]["data"]["seq_len"] == 48
     trace = etloom.open(out)[0]
     assert trace.meta["formats"] == ["kineto", "observer"] or trace.meta["formats"] == ["observer", "kineto"]
     operators = trace.nodes.filter(pl.col("rf_id").is_not_null()).height

@@ -21,6 +21,7 @@ from etloom.cli import main
 from etloom.collector import aftermath, asking, card, demand, files, launcher, nsys, recorder
 from etloom.collector.launcher import launch
 from etloom.collector.options import Options
+from etloom.collector.ranks import current_rank
 from etloom.errors import CollectError
 from etloom.readers._card import read_card
 
@@ -349,6 +350,62 @@ def test_steps_by_time_are_the_same_on_all_ranks(tmp_path: Path, native: None) -
     assert {entry["profiling_name"] for entry in dump["entries"]} == {"gloo:broadcast"}
 
 
+# What each launcher puts into the environment of rank 2 of 4.
+LAUNCHERS = {
+    "torchrun": {
+        "RANK": "2",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "SLURM_PROCID": "1",
+    },  # one a node, by srun
+    "accelerate": {"RANK": "2", "WORLD_SIZE": "4", "ACCELERATE_USE_CPU": "true"},
+    "deepspeed": {"RANK": "2", "WORLD_SIZE": "4", "CROSS_RANK": "0"},
+    "mpirun": {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+    "mpiexec": {"PMI_RANK": "2", "PMI_SIZE": "4"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_rank_by_each_launchers_environment(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+    for name in {name for names in LAUNCHERS.values() for name in names}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in LAUNCHERS[launcher].items():
+        monkeypatch.setenv(name, value)
+    assert current_rank() == (2, 4)
+
+
+SRUN = """#!/bin/sh
+shift 2
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 "$@" & done
+wait
+"""
+BY_SLURM = """
+import os, sys, time, torch, torch.distributed as dist
+rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=world)
+net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(5):
+    net(torch.ones(1, 2)).sum().backward(); dist.all_reduce(net.weight.grad); optimizer.step()
+dist.destroy_process_group()
+time.sleep(0.2)  # see examples/train_ddp.py
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_under_srun_the_process_group_says_the_rank(
+    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    command = [str(tmp_path / "srun"), "-n", "2", sys.executable, "-c", BY_SLURM, str(tmp_path / "meeting")]
+    collected = launch(command, tmp_path / "run", what="et", ranks="1")
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (1,))
+    assert sorted(path.name for path in (tmp_path / "run").glob("observer*")) == ["observer_1.etob"]
+    card = read_card(tmp_path / "run" / "run.yaml")
+    assert card["workload"]["hardware"]["xpu_spec"]["total_count"] == 2
+
+
 FAKE_NSYS = """#!/bin/sh
 echo "$@" > "$NSYS_SAID"
 while [ "${1#--}" != "$1" ] || [ "$1" = profile ]; do shift; done
@@ -456,6 +513,7 @@ def test_the_card_says_what_the_ranks_know(tmp_path: Path) -> None:
                 "training": True,
                 "dtype": "bfloat16",
                 "parallel": {"pp": 2, "tp": 2},
+                "sequence": 48,
             },
         }
 
@@ -473,7 +531,7 @@ def test_the_card_says_what_the_ranks_know(tmp_path: Path) -> None:
     workload = found["workload"]
     assert workload["model"]["model_arch"]["num_params"] == 2001  # of both stages
     assert (workload["model"]["phase"], workload["model"]["precision"]) == ("training", "bf16")
-    assert workload["data"]["batch_size"] == 8
+    assert (workload["data"]["batch_size"], workload["data"]["seq_len"]) == (8, 48)
     assert workload["hardware"]["xpu_spec"] == {
         "type": "GPU", "model": "NVIDIA H100", "total_count": 8, "count_per_node": 4,
     }  # fmt: skip
@@ -501,8 +559,11 @@ class Net(nn.Module):
         self.words = nn.Embedding(10, 8)
         self.blocks = nn.ModuleList([nn.MultiheadAttention(8, 2) for _ in range(3)])
         self.tied = self.words
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(5)])
+class Sums(torch.utils.data.Dataset):
+    def __len__(self): return 4
 net, loss = Net().bfloat16(), nn.MSELoss()
-loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4)), batch_size=2)
+loader = torch.utils.data.DataLoader(torch.utils.data.Subset(Sums(), [0, 1]), batch_size=2)
 print(json.dumps(facts.model_facts()))
 """
 
@@ -515,7 +576,7 @@ def test_what_a_process_knows_of_its_model() -> None:
     )
     attention = 3 * 8 * 8 + 3 * 8 + 8 * 8 + 8
     assert json.loads(done.stdout) == {
-        "parameters": 80 + 3 * attention,
+        "parameters": 80 + 3 * attention + 5 * 72,
         "embedding_parameters": 80,
         "class": "Net",
         "dtype": "bfloat16",
@@ -523,7 +584,9 @@ def test_what_a_process_knows_of_its_model() -> None:
         "heads": 2,
         "head_dim": 4,
         "training": True,
+        "moe": True,
         "batch_of_rank": 2,
+        "dataset": "Sums",
     }
 
 

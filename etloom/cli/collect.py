@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -150,6 +151,8 @@ def collect(
     for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
         rank = recorded.stem.removeprefix("observer_")
         _convert(recorded, recorded.parent / f"torch_et_{rank}.json.gz")
+    for folder in folders:
+        _note_sequence(folder)
     for warning in collected.warnings:
         say(warning)
     if collected.ranks:
@@ -214,6 +217,28 @@ def _convert(path: Path, target: Path) -> None:
         convert(path, target, "execution-trace")
     except (EtloomError, OSError) as error:
         say(f"{target} is not written: {error}")
+
+
+def _note_sequence(folder: Path) -> None:
+    """The length of a sequence, for the card: of the indices that embeddings look up, where all agree."""
+    import polars as pl
+
+    import etloom
+    from etloom.collector import files
+
+    recorded = min(folder.glob("observer_*.etob"), default=None)
+    if recorded is None:
+        return
+    try:
+        trace = cast("etloom.Trace", etloom.read(recorded))
+        lookups = trace.nodes.filter(pl.col("name").cast(pl.String) == "aten::embedding").select(node="id")
+        indices = trace.tensors.filter(pl.col("io") == 0, pl.col("index") == 1)
+        shapes = [json.loads(shape) for shape in indices.join(lookups, on="node")["shape"].cast(pl.String)]
+        lengths = {shape[-1] for shape in shapes if len(shape) > 1}
+        if len(lengths) == 1:
+            files.note_sequence(folder, lengths.pop())
+    except (EtloomError, OSError) as error:
+        say(f"{folder}: the card lacks the length of a sequence: {error}")
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

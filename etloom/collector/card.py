@@ -61,7 +61,7 @@ def card(name: str, run: dict[str, Any]) -> dict[str, Any]:
                 "phase": None
                 if model.get("training") is None
                 else ("training" if model["training"] else "inference"),
-                "moe": None,
+                "moe": model.get("moe"),
                 "granularity": "model_fwd_bwd_pass" if model.get("training") else "model_fwd",
                 "model_family": model.get("class"),
                 "precision": _PRECISIONS.get(model.get("dtype") or "", model.get("dtype")),
@@ -77,10 +77,10 @@ def card(name: str, run: dict[str, Any]) -> dict[str, Any]:
             },
             "data": {
                 "batch_size": None if batch is None else batch * shared,
-                "seq_len": None,
+                "seq_len": model.get("sequence"),
                 "input_len": None,
                 "output_len": None,
-                "dataset": None,
+                "dataset": model.get("dataset"),
             },
             "hardware": {
                 "network_topo": {"topology": None, "bandwidth_gbps": None},

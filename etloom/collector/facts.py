@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import re
 import socket
 import sys
 from typing import Any
@@ -29,6 +30,7 @@ _ROLES = {
     "Module": "torch.nn.modules.module",
     "DistributedDataParallel": "torch.nn.parallel.distributed",
 }
+_EXPERTS = re.compile(r"\bexperts?\b|Experts?\b|MoE|MOE|Moe[A-Z]|\bmoe\b|MixtureOfExperts")
 _PART_OF = {name: part for part, names in _PARTS.items() for name in names}
 
 
@@ -96,12 +98,13 @@ def model_facts() -> dict[str, Any]:
     A fact that several objects contradict, or none tells, is left out.
     """
     modules: list[Any] = []
-    loaders, parts, meshes = [], {}, []
+    loaders, datasets, parts, meshes = [], set(), {}, []
     roles = _roles()
     for thing in [thing for thing in gc.get_objects() if type(thing) in roles]:
         role = roles[type(thing)]
         if role == "DataLoader":
             loaders += [thing.batch_size] if getattr(thing, "batch_size", None) else []
+            datasets.add(_dataset(thing))
         elif role == "DeviceMesh":
             meshes.append(thing)
         elif role == "_PipelineStageBase":
@@ -121,7 +124,21 @@ def model_facts() -> dict[str, Any]:
         found["parallel"] = parts
     if len(set(loaders)) == 1:
         found["batch_of_rank"] = loaders[0]
+    if len(datasets) == 1 and (dataset := datasets.pop()) is not None:
+        found["dataset"] = dataset
     return found
+
+
+def _dataset(loader: Any) -> str | None:
+    """What a loader reads: the name that Hugging Face's datasets give themselves, else that of a class of the job's."""
+    dataset: Any = getattr(loader, "dataset", None)
+    while type(dataset).__name__ == "Subset":
+        dataset = dataset.dataset
+    name = getattr(getattr(dataset, "info", None), "dataset_name", None)
+    if isinstance(name, str) and name:
+        return name
+    own = type(dataset).__module__.partition(".")[0] not in ("torch", "builtins", "datasets")
+    return type(dataset).__name__ if own else None
 
 
 def _roles() -> dict[type, str]:
@@ -157,14 +174,25 @@ def _model(modules: list[Any]) -> dict[str, Any]:
             "heads": _only(sorted({m.num_heads for m in module.modules() if "num_heads" in m.__dict__})),
             "head_dim": _only(sorted({m.head_dim for m in module.modules() if "head_dim" in m.__dict__})),
             "training": module.training,
+            "moe": _has_experts(module),
         }
     return largest
 
 
 def _layers(module: Any) -> int | None:
     """The length of the longest ModuleList: a transformer's blocks."""
-    lists = [len(part) for part in module.modules() if type(part).__name__ == "ModuleList"]
+    lists = [
+        len(part)
+        for name, part in module.named_modules()
+        if type(part).__name__ == "ModuleList" and not _EXPERTS.search(name.rpartition(".")[2])
+    ]
     return max(lists, default=None)
+
+
+def _has_experts(module: Any) -> bool | None:
+    """True where a part is called so; that none is proves nothing."""
+    parts = ((name.rpartition(".")[2], type(part).__name__) for name, part in module.named_modules())
+    return True if any(_EXPERTS.search(f"{name} {kind}") for name, kind in parts) else None
 
 
 def _unwrapped(module: Any) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from .card import own_cards, write_card
-from .options import Options
+from .options import Options, new_scratch
 
 _SCHEME = re.compile(
     r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|observer_(\d+)\.etob|flight_recorder_(\d+)\.json"
@@ -125,6 +126,20 @@ def prune(out: Path, rank: int, keep: int) -> bool:
             with suppress(OSError):  # its people put something there
                 seal.parent.rmdir()
     return len(seals) > keep
+
+
+def note_sequence(out: Path, length: int) -> None:
+    """Add what the trace says of a sequence's length to the facts of the ranks and to the card."""
+    run = read_json(out / "run.json") or {}
+    scratch = Path(new_scratch(str(out)))
+    scratch.mkdir()
+    try:
+        for facts in sealed_ranks(out):
+            facts["model"] = {**(facts.get("model") or {}), "sequence": length}
+            write_json(out / f"rank_{facts['rank']}.json", facts, scratch)
+        write_run(out, {name: run.get(name) for name in ("command", "host", "returncode")}, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def sealed_ranks(out: Path) -> list[dict[str, Any]]:
