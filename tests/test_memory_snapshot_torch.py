@@ -8,6 +8,7 @@ allocation that fails, and a history that keeps its last entries only.
 from __future__ import annotations
 
 import gzip
+import json
 import pickle
 import random
 from dataclasses import dataclass, field
@@ -198,13 +199,14 @@ def devices() -> list[Caching]:
     return [run(0, 10**6, 1), run(1, 300, 2)]
 
 
-@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("protocol", [2, 4, 5, "json"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_totals_are_the_allocator_s(
-    devices: list[Caching], tmp_path: Path, protocol: int, packed: bool
+    devices: list[Caching], tmp_path: Path, protocol: Any, packed: bool
 ) -> None:
-    data = pickle.dumps(snapshot(*devices), protocol)
-    path = tmp_path / ("rank3_snapshot.pickle" + ".gz" * packed)
+    made = snapshot(*devices)
+    data = json.dumps(made).encode() if protocol == "json" else pickle.dumps(made, protocol)
+    path = tmp_path / ("rank3_snapshot." + ("json" if protocol == "json" else "pickle") + ".gz" * packed)
     path.write_bytes(gzip.compress(data) if packed else data)
     assert format_of(path) == "memory-snapshot"
     trace = memory_snapshot.read(path)

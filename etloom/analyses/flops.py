@@ -1,10 +1,10 @@
 """Floating-point operations and bytes of the operators, from their shapes, and the time they took.
 
 A row is an operator. flops: multiplications and additions; bytes: the least that memory must move. counted: of its
-calls, those whose shapes are known and that have a formula; covered_pct: their share of the row's time. What is not
-counted is null, never guessed. time: in which some device work of a call ran; basis host: its duration;
-basis none (an execution trace alone): not known. Of operators
-inside each other the outermost with a formula counts; communication is left out. The definitions are in docs/flops.md.
+calls, those that have a formula and whose shapes are known, or follow from the forward operator of a backward one;
+covered_pct: their share of the row's time. What is not counted is null, never guessed. time: in which some device work
+of a call ran; basis host: its duration; basis none (an execution trace alone): unknown. Of operators inside each other
+the outermost with a formula counts; communication is left out. The definitions are in docs/flops.md.
 
 by: operator, family (gemm, attention, ...; of kernels without a formula, by their names) or all (one row). step: only
 this step. top: how many rows, the longest first.
