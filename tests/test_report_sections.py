@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ import etloom
 from etloom import cli
 from etloom.reports import html
 from etloom.reports.sections import FIRST, findings, ranks
-from etloom.reports.text import shown
+from etloom.reports.text import duration, shown
 from etloom.reports.verdict import verdict
 from etloom.trace import Job
 
@@ -54,21 +55,52 @@ def test_the_costliest_findings_are_open_and_the_rest_a_click_away(number: int, 
 
 def test_each_collective_is_told_with_its_wait_and_transfer(data: Path) -> None:
     tables = verdict(etloom.open(data / "dlrm")).tables
-    page = ranks(tables)
-    rows = re.findall(r'<table id="collectives".*?</table>', page, re.DOTALL)[0]
-    heads = re.findall(r'<button type="button">(.*?)</button>', rows)
-    assert heads[:2] == ["start (ms since the first)", "collective"]
-    assert {"wait (µs)", "first rank", "last rank", "transfer (µs)"} <= set(heads)
+    rows = re.findall(r'<table id="collectives".*?</table>', ranks(tables, 4), re.DOTALL)[0]
+    heads = [re.sub(r" \(.*", "", one) for one in re.findall(r'<button type="button">(.*?)</button>', rows)]
+    assert heads[0].startswith("start") and heads[1] == "collective"
     first = re.findall(r"<tr>(.*?)</tr>", rows)[1]
-    cells = dict(zip(heads, re.findall(r"<td[^>]*>(.*?)</td>", first), strict=True))
+    values = [
+        number or text
+        for number, text in re.findall(r'<td(?:[^>]*data-value="([^"]*)")?[^>]*>(.*?)</td>', first)
+    ]
+    cells = dict(zip(heads, values, strict=True))
     # The costliest one is the first all-to-all, whose ranks came 7.1 ms apart.
-    assert (cells["collective"], cells["wait (µs)"], cells["transfer (µs)"]) == (
-        "all_to_all",
-        "7,116",
-        "518.0",
-    )
+    assert (cells["collective"], cells["wait"], cells["transfer"]) == ("all_to_all", "7116000", "518000")
     assert (cells["first rank"], cells["last rank"]) == ("1", "2")
     assert rows.count("<tr>") == 1 + tables["collectives"].height == 9
+
+
+def test_one_rank_says_what_it_cannot_know(data: Path) -> None:
+    page = html.render(etloom.open(data / "tracelens" / "b200_eager.json.gz"))
+    assert "Collectives of this rank" in page and "Between ranks" not in page
+    assert "One rank alone does not say who waited for whom" in page
+
+
+def test_an_execution_trace_alone_is_told_without_times(data: Path, tmp_path: Path) -> None:
+    job = etloom.open(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
+    found = verdict(job)
+    said = {one.topic: (one.figure, one.text) for one in found.sentences}
+    assert list(said) == ["Operators", "Communication", "Times", "Trouble", "Read"]
+    assert said["Operators"] == ("14,392", "of 103 names; aten::empty most often, 1,590 times")
+    assert said["Communication"] == ("21", "calls: all_reduce 15, broadcast 6; 307.3 MB in all")
+    assert said["Times"][0] == "not recorded" and found.unanswered == {}
+    page = html.render(job)
+    assert re.findall(r'<a href="#([\w-]+)"', page) == ["recorded-section", "quality"]
+    assert re.findall(r'<table id="([\w-]+)"', page) == ["recorded", "link-quality", "stats"]
+
+
+def test_chakra_s_nodes_say_how_long_they_take(data: Path) -> None:
+    job = etloom.open(data / "chakra" / "chakra.0.et.gz")
+    (times,) = [one for one in verdict(job).sentences if one.topic == "Times"]
+    stated = sum(json.loads(text).get("duration_micros", 0) for text in job[0].nodes["attrs"].drop_nulls())
+    assert stated > 0 and times.figure == duration(1000 * stated)
+    recorded = verdict(job).tables["recorded"]
+    assert recorded["total_ns"].sum() == 1000 * stated and recorded["count"].sum() == job[0].nodes.height
+
+
+def test_a_file_of_several_ranks_gives_its_name(data: Path) -> None:
+    page = html.render(etloom.open(data / "nsys" / "h100_2gpu_1s.sqlite.gz"))
+    assert "<h1>h100_2gpu_1s.sqlite.gz</h1>" in page
 
 
 def test_a_page_links_to_what_it_holds(data: Path, tmp_path: Path) -> None:

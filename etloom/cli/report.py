@@ -80,9 +80,10 @@ def _summary(job: Job) -> str:
         figure = Text(printable(sentence.figure), style=f"bold {colour}".strip())
         sentences.add_row(Text(sentence.topic), figure, Text(printable(sentence.text)))
     parts: list[Any] = [sentences]
-    operators = found.tables["top-ops"]
+    operators = found.tables.get("recorded", found.tables["top-ops"])
+    overview = found.tables["overview"].drop_nulls("span_ns")
     sections = {
-        "Ranks": found.tables["overview"],
+        "Ranks": overview,
         "Top operators" + (f" of rank {job.ranks[0]}" if len(job) > 1 else ""): operators.filter(
             pl.col("rank") == job.ranks[0]
         )
@@ -92,5 +93,6 @@ def _summary(job: Job) -> str:
     }
     for title, table in sections.items():
         if table.height:
-            parts += [Text(f"\n{title}", style="bold"), as_table(table)]
+            silent = [name for name in table.columns if table[name].null_count() == table.height]
+            parts += [Text(f"\n{title}", style="bold"), as_table(table.drop(silent))]
     return render(*parts)

@@ -18,24 +18,20 @@ from pathlib import Path
 import polars as pl
 
 import etloom
+from etloom.reports.drawn import some, timelines
 from etloom.reports.page import asset, fill, policy
 from etloom.reports.palette import COLOURS
 from etloom.reports.sections import findings, path, ranks
 from etloom.reports.tables import html_table, svg_bars
-from etloom.reports.text import count
-from etloom.reports.timeline import Packed, pack
+from etloom.reports.timeline import Packed
 from etloom.reports.verdict import PARTS, Verdict, verdict
-from etloom.trace import Job, Trace
+from etloom.trace import Job
 
 MAX_EVENTS = 200_000
 """Events drawn of a rank; about 8 bytes each in the file."""
-MAX_DRAWN = 1_200_000
-"""Events drawn of all ranks together: what a browser opens in a blink and a mail carries."""
 MAX_RANKS = 64
 """Ranks whose timelines are drawn; all ranks stand in the tables."""
 MAX_FINDINGS = 20
-FEW = 4
-"""Ranks each of which may have a note of its own."""
 MAX_BARS = 32
 """Ranks with a bar of their own."""
 SCRIPTS = ("data.js", "paint.js", "timeline.js", "hands.js", "tables.js", "page.js")
@@ -71,26 +67,20 @@ def write(
 def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS) -> str:
     """The page as text; see `write`."""
     found = verdict(job)
-    packed, notes = _timelines(job, max_events, max_ranks, found.tables["critical-path"])
+    packed, notes = timelines(job, max_events, max_ranks, found.tables["critical-path"])
     css, script = asset("report.css"), "\n".join(map(asset, SCRIPTS))
-    together = ranks(found.tables)
-    name = str(job.meta.get("path") or "")
+    name = _name(job)
+    sections = _sections(found, len(job), _timeline(packed, notes))
     return fill(
         asset("template.html"),
         csp=policy(css, script),
-        title=escape(f"{Path(name).name} - etloom report" if name else "etloom report"),
-        heading=escape(Path(name).name or "Execution trace report"),
+        title=escape(f"{name} - etloom report" if name else "etloom report"),
+        heading=escape(name or "Execution trace report"),
         subtitle=_subtitle(job),
         css=css,
         verdict=_sentences(found),
-        findings=findings(found.tables["findings"], len(job), MAX_FINDINGS),
-        path=path(found.tables["critical-path"]),
-        together=together,
-        timeline=_timeline(packed, notes),
-        breakdown=_breakdown(found),
-        links="".join(f'<a href="#{name}-section">{title}</a>' for name, title in _sections(found, together)),
-        tables="".join(_section(found, name, *texts) for name, texts in _tables(found).items()),
-        quality=_quality(found),
+        links="".join(f'<a href="#{one}">{title}</a>' for one, title, _ in sections),
+        sections="\n".join(inside for _, _, inside in sections),
         version=escape(etloom.__version__),
         facts=json.dumps({"colours": COLOURS}),
         ranks="\n".join(
@@ -101,17 +91,50 @@ def render(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
     )
 
 
-def _tables(found: Verdict) -> dict[str, tuple[str, str]]:
-    """The tables that have something to say."""
-    hidden = set() if found.tables["comm-overlap"]["communication_ns"].sum() else {"comm-overlap"}
-    return {name: texts for name, texts in _TABLES.items() if name not in hidden}
+def _name(job: Job) -> str:
+    """The folder or file that was opened; of a file with several ranks, which have none together, the first's."""
+    first = next((trace.meta.get("files") for trace in job.values()), None) or [""]
+    return Path(str(job.meta.get("path") or first[0])).name
 
 
-def _sections(found: Verdict, together: str) -> list[tuple[str, str]]:
-    """(name, title) of the sections below the breakdown."""
-    path_ = [("critical-path", "Critical path")] if found.tables["critical-path"].height else []
-    between = [("ranks", "Ranks")] if together else []
-    return [*path_, *between, *((name, title) for name, (title, _) in _tables(found).items())]
+def _sections(found: Verdict, of_ranks: int, timeline: str) -> list[tuple[str, str, str]]:
+    """(id, what the links call it, the section) of all that there is something to say about."""
+    tables = found.tables
+    if "recorded" in tables:
+        note = "Nodes of the execution traces by name."
+        return [
+            _block(
+                "recorded-section",
+                "Operators",
+                html_table(_telling(tables["recorded"]), "recorded", "By name", note),
+            ),
+            _quality(found),
+        ]
+    made = [
+        _block(
+            "findings",
+            "Findings",
+            findings(tables["findings"], of_ranks, MAX_FINDINGS),
+            "What costs time, and what to do",
+        ),
+        _block("timeline", "Timeline", timeline),
+        _block("breakdown", "Breakdown", _breakdown(found), "Where the time went"),
+        ("critical-path-section", "Critical path", path(tables["critical-path"])),
+        ("ranks-section", "Ranks" if of_ranks > 1 else "Collectives", ranks(tables, of_ranks)),
+        *((f"{name}-section", texts[0], _section(found, name, *texts)) for name, texts in _TABLES.items()),
+        _quality(found),
+    ]
+    return [one for one in made if one[2]]
+
+
+def _block(name: str, link: str, inside: str, title: str | None = None) -> tuple[str, str, str]:
+    """A section under a title, which is what the links call it where nothing else is said."""
+    return (
+        name,
+        link,
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title or link)}</h2>\n'
+        f"{inside}\n</section>",
+    )
 
 
 def _subtitle(job: Job) -> str:
@@ -138,83 +161,15 @@ def _sentences(found: Verdict) -> str:
         f"<b>{escape(sentence.figure)}</b><span>{escape(sentence.text)}</span></li>"
         for sentence in found.sentences
     )
-    notes = "".join(_note(f"{name}: {reason}") for name, reason in found.unanswered.items())
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in found.unanswered.items():
+        by_reason.setdefault(reason, []).append(name)
+    notes = "".join(_note(f"{', '.join(names)}: {reason}") for reason, names in by_reason.items())
     return f'<ul class="verdict">{items}</ul>{notes}'
 
 
 def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
-
-
-def _timelines(
-    job: Job, max_events: int, max_ranks: int, critical: pl.DataFrame
-) -> tuple[list[Packed], list[str]]:
-    """The packed ranks, and what a reader of the page must be told about what they leave out."""
-    drawn = {rank: trace for rank, trace in job.items() if trace.events.height}
-    notes = []
-    if empty := [rank for rank in job if rank not in drawn]:
-        notes.append(f"No profiler events were read of rank {_some(empty)}: there is no timeline to draw.")
-    if len(drawn) > max_ranks:
-        rest = list(drawn)[max_ranks:]
-        notes.append(
-            f"The timelines of {count(len(rest), 'rank')} ({_some(rest)}) are left out; the tables cover them."
-        )
-        drawn = dict(list(drawn.items())[:max_ranks])
-    origins = _origins(drawn)
-    if len(set(origins.values())) > 1:
-        notes.append("The ranks share no clock: each timeline starts at its own zero.")
-    most = min(max_events, MAX_DRAWN // max(1, len(drawn)))
-    packed = [
-        pack(
-            trace,
-            rank=rank,
-            origin=origins[rank],
-            max_events=most,
-            critical=critical.filter(pl.col("rank") == rank)["event"].drop_nulls(),
-        )
-        for rank, trace in drawn.items()
-    ]
-    for total, left_out, crowded, who in _summed(packed):
-        if left_out:
-            notes.append(
-                f"{who}: {left_out:,} of {total:,} events are left out of the timeline; "
-                "the longest of each lane and time are drawn. The tables count all."
-            )
-        if crowded:
-            notes.append(f"{who}: {crowded:,} events overlap so many others that they share a row.")
-    return packed, notes
-
-
-def _summed(packed: list[Packed]) -> list[tuple[int, int, int, str]]:
-    """(events, left out, crowded, of whom): a rank each, or of many ranks their sum."""
-    if len(packed) <= FEW:
-        return [(one.total, one.left_out, one.crowded, f"Rank {one.rank}") for one in packed]
-    total, left_out, crowded = (
-        sum(of) for of in zip(*((p.total, p.left_out, p.crowded) for p in packed), strict=True)
-    )
-    return [(total, left_out, crowded, f"All {len(packed):,} ranks together")]
-
-
-def _some(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
-
-
-def _origins(traces: Mapping[int, Trace]) -> dict[int, int]:
-    """The time that is zero on the page, per rank: the earliest of all where the ranks share a clock.
-
-    They do where each file says its base and the ranks ran at one time: else a rank would be a speck far from the
-    others.
-    """
-    bounds = pl.col("ts").min().alias("from"), pl.col("ts").max().alias("to")
-    spans = {rank: trace.events.select(bounds).row(0) for rank, trace in traces.items()}
-    starts = {rank: start for rank, (start, _) in spans.items()}
-    if not spans:
-        return {}
-    absolute = all(trace.meta.get("clock") == "epoch" for trace in traces.values())
-    together = max(starts.values()) <= min(end for _, end in spans.values())
-    if absolute and together:
-        return dict.fromkeys(spans, min(starts.values()))
-    return starts
 
 
 def _timeline(packed: list[Packed], notes: list[str]) -> str:
@@ -225,7 +180,7 @@ def _timeline(packed: list[Packed], notes: list[str]) -> str:
     return fill(
         asset("timeline.html"),
         legend=legend,
-        ranks=escape(f"rank {_some([one.rank for one in packed])}"),
+        ranks=escape(f"rank {some([one.rank for one in packed])}"),
         notes="".join(map(_note, notes)),
     )
 
@@ -270,7 +225,10 @@ def _breakdown(found: Verdict) -> str:
 
 
 def _section(found: Verdict, name: str, title: str, note: str) -> str:
+    """A table; nothing of one that has nothing to say."""
     frame = found.tables[name]
+    if frame.is_empty() or (name == "comm-overlap" and not frame["communication_ns"].sum()):
+        return ""
     if name == "steps":
         times = [column for column in frame.columns if column.endswith(("start_ns", "end_ns"))]
         frame = frame.with_columns(pl.col(times) - pl.col("start_ns").min())
@@ -290,7 +248,7 @@ def _telling(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.drop(silent)
 
 
-def _quality(found: Verdict) -> str:
+def _quality(found: Verdict) -> tuple[str, str, str]:
     order = pl.col("severity").replace_strict({"error": 0, "data_loss": 1, "info": 2}, default=3)
     stats = found.stats.sort(order, "rank", "name")
     rows = html_table(
@@ -300,7 +258,9 @@ def _quality(found: Verdict) -> str:
         _none(stats),
         absent={"rank": "run"},
     )
-    return html_table(_telling(found.tables["link-quality"]), "link-quality", "Links") + rows
+    links = found.tables["link-quality"].filter(pl.col("total") > 0)
+    linked = html_table(_telling(links), "link-quality", "Links") if links.height else ""
+    return _block("quality", "Quality", linked + rows, "Link quality, and what was lost or repaired")
 
 
 def _none(stats: pl.DataFrame) -> str:

@@ -102,7 +102,7 @@ def path(table: pl.DataFrame) -> str:
     return f'<section id="critical-path-section" aria-label="Critical path">{shown}</section>'
 
 
-def ranks(tables: Mapping[str, pl.DataFrame]) -> str:
+def ranks(tables: Mapping[str, pl.DataFrame], of_ranks: int) -> str:
     """Collectives with arrival, wait and transfer, and the ranks side by side; nothing of a run without any."""
     texts = {
         "collective-summary": (
@@ -128,10 +128,16 @@ def ranks(tables: Mapping[str, pl.DataFrame]) -> str:
     ]
     if not parts:
         return ""
-    inside = "".join(parts)
+    title, alone = "Between ranks", ""
+    if of_ranks == 1:
+        title = "Collectives of this rank"
+        alone = (
+            '<p class="note">One rank alone does not say who waited for whom, nor how long a transfer took: '
+            "a duration here is wait and transfer together. Open the folder that holds all ranks.</p>"
+        )
     return (
         '<section id="ranks-section" aria-labelledby="ranks-title">'
-        f'<h2 id="ranks-title">Between ranks</h2>{inside}</section>'
+        f'<h2 id="ranks-title">{title}</h2>{alone}{"".join(parts)}</section>'
     )
 
 

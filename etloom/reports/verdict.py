@@ -14,6 +14,8 @@ import polars as pl
 
 from etloom import registry
 from etloom.errors import AnalysisError
+from etloom.reports import untimed
+from etloom.reports.sentence import Sentence
 from etloom.reports.text import count, duration, number
 from etloom.trace import Job
 
@@ -51,18 +53,9 @@ WELL_LINKED = 95.0
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """``figure`` is the number that matters, ``text`` what it is of; tone is "plain", "warn" or "bad"."""
-
-    topic: str
-    figure: str
-    text: str
-    tone: str = "plain"
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """``tables``: by analysis, ``rank`` first; and ``overview``, a row a rank (see `_overview`)."""
+    """``tables``: by analysis, ``rank`` first; ``overview``, a row a rank (see `_overview`); and of a run without times
+    ``recorded``, its operators."""
 
     ranks: tuple[int, ...]
     sentences: tuple[Sentence, ...]
@@ -88,6 +81,9 @@ def verdict(job: Job) -> Verdict:
     stats = job.stats
     bases = overview["basis"].drop_nulls().unique().to_list()
     basis = bases[0] if len(bases) == 1 else "mixed" if bases else "none"
+    if untimed.is_untimed(job):
+        told = (*untimed.sentences(job), _trouble(stats), _size(job))
+        return Verdict(tuple(job.ranks), told, {**tables, "recorded": untimed.operators(job)}, stats, basis)
     sentences = (
         _costliest(tables["findings"]),
         _step_time(tables["steps"]),

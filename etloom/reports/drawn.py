@@ -1,0 +1,87 @@
+"""The timelines of all ranks: which are drawn, from which zero, and what is left out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from etloom.reports.text import count
+from etloom.reports.timeline import Packed, pack
+from etloom.trace import Job, Trace
+
+MAX_DRAWN = 1_200_000
+"""Events drawn of all ranks together: what a browser opens in a blink and a mail carries."""
+FEW = 4
+"""Ranks each of which may have a note of its own."""
+
+
+def timelines(
+    job: Job, max_events: int, max_ranks: int, critical: pl.DataFrame
+) -> tuple[list[Packed], list[str]]:
+    """The packed ranks, and what a reader of the page must be told about what they leave out."""
+    drawn = {rank: trace for rank, trace in job.items() if trace.events.height}
+    notes = []
+    if empty := [rank for rank in job if rank not in drawn]:
+        notes.append(f"No profiler events were read of rank {some(empty)}: there is no timeline to draw.")
+    if len(drawn) > max_ranks:
+        rest = list(drawn)[max_ranks:]
+        notes.append(
+            f"The timelines of {count(len(rest), 'rank')} ({some(rest)}) are left out; the tables cover them."
+        )
+        drawn = dict(list(drawn.items())[:max_ranks])
+    zeros = origins(drawn)
+    if len(set(zeros.values())) > 1:
+        notes.append("The ranks share no clock: each timeline starts at its own zero.")
+    most = min(max_events, MAX_DRAWN // max(1, len(drawn)))
+    packed = [
+        pack(
+            trace,
+            rank=rank,
+            origin=zeros[rank],
+            max_events=most,
+            critical=critical.filter(pl.col("rank") == rank)["event"].drop_nulls(),
+        )
+        for rank, trace in drawn.items()
+    ]
+    for total, left_out, crowded, who in _summed(packed):
+        if left_out:
+            notes.append(
+                f"{who}: {left_out:,} of {total:,} events are left out of the timeline; "
+                "the longest of each lane and time are drawn. The tables count all."
+            )
+        if crowded:
+            notes.append(f"{who}: {crowded:,} events overlap so many others that they share a row.")
+    return packed, notes
+
+
+def _summed(packed: list[Packed]) -> list[tuple[int, int, int, str]]:
+    """(events, left out, crowded, of whom): a rank each, or of many ranks their sum."""
+    if len(packed) <= FEW:
+        return [(one.total, one.left_out, one.crowded, f"Rank {one.rank}") for one in packed]
+    total, left_out, crowded = (
+        sum(of) for of in zip(*((p.total, p.left_out, p.crowded) for p in packed), strict=True)
+    )
+    return [(total, left_out, crowded, f"All {len(packed):,} ranks together")]
+
+
+def some(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
+
+
+def origins(traces: Mapping[int, Trace]) -> dict[int, int]:
+    """The time that is zero on the page, per rank: the earliest of all where the ranks share a clock.
+
+    They do where each file says its base and the ranks ran at one time: else a rank would be a speck far from the
+    others.
+    """
+    bounds = pl.col("ts").min().alias("from"), pl.col("ts").max().alias("to")
+    spans = {rank: trace.events.select(bounds).row(0) for rank, trace in traces.items()}
+    starts = {rank: start for rank, (start, _) in spans.items()}
+    if not spans:
+        return {}
+    absolute = all(trace.meta.get("clock") == "epoch" for trace in traces.values())
+    together = max(starts.values()) <= min(end for _, end in spans.values())
+    if absolute and together:
+        return dict.fromkeys(spans, min(starts.values()))
+    return starts

@@ -1,0 +1,73 @@
+"""What a run of execution traces alone comes to: operators and messages, and no times."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.reports.sentence import Sentence
+from etloom.reports.text import SIZES, count, duration, number, scale
+from etloom.trace import Job
+
+
+def is_untimed(job: Job) -> bool:
+    """Whether nodes were read and no events."""
+    return any(trace.nodes.height for trace in job.values()) and not any(
+        trace.events.height for trace in job.values()
+    )
+
+
+def operators(job: Job) -> pl.DataFrame:
+    """rank, name, count of the nodes, the most frequent first; total_ns: how long they take as Chakra's nodes state it,
+    null of others."""
+    stated = pl.col("attrs").cast(pl.String).str.extract(r'"duration_micros": ?(\d+)').cast(pl.Int64)
+    counts = [
+        trace.nodes.group_by(pl.col("name").cast(pl.String))
+        .agg(
+            pl.len().cast(pl.Int64).alias("count"),
+            pl.when(stated.count() > 0).then(1000 * stated.sum()).alias("total_ns"),
+        )
+        .select(pl.lit(rank, pl.Int64).alias("rank"), "name", "count", "total_ns")
+        for rank, trace in job.items()
+    ]
+    return pl.concat(counts).sort("count", "name", "rank", descending=(True, False, False))
+
+
+def sentences(job: Job) -> tuple[Sentence, ...]:
+    """Operators, communication, and why nothing is said of time."""
+    found = operators(job)
+    stated = int(found["total_ns"].sum())
+    by_name = (
+        found.group_by("name").agg(pl.col("count").sum()).sort("count", "name", descending=(True, False))
+    )
+    often, times = by_name.row(0)
+    return (
+        Sentence(
+            "Operators",
+            f"{by_name['count'].sum():,}",
+            f"of {count(by_name.height, 'name')}; {often} most often, {count(times, 'time')}",
+        ),
+        _messages(job),
+        _times(stated),
+    )
+
+
+def _times(stated: int) -> Sentence:
+    if not stated:
+        why = "an execution trace holds operators and tensors: put the profiler's trace of the same steps beside it"
+        return Sentence("Times", "not recorded", why)
+    return Sentence("Times", duration(stated), "summed over nodes, which say how long they take, not when")
+
+
+def _messages(job: Job) -> Sentence:
+    comms = pl.concat(
+        trace.comms.select(pl.col("collective").cast(pl.String), "bytes") for trace in job.values()
+    )
+    sent = comms.filter(pl.col("collective").is_not_null() & ~pl.col("collective").is_in(["wait", "init"]))
+    if sent.is_empty():
+        return Sentence("Communication", "none", "no communication in these traces")
+    size = int(sent["bytes"].sum())
+    unit, factor = scale(size, SIZES)
+    parts = sent.group_by("collective").len().sort("len", "collective", descending=(True, False))
+    said = ", ".join(f"{name} {calls:,}" for name, calls in parts.head(3).iter_rows())
+    text = f"calls: {said}{', ...' if parts.height > 3 else ''}; {number(size / factor)} {unit} in all"
+    return Sentence("Communication", f"{sent.height:,}", text)
