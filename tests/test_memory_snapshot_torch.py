@@ -264,6 +264,7 @@ def test_without_requests_what_is_freed_is_free_when_it_is_done(
     assert memory.select(pl.col("ts") // 1000, "bytes", "total_allocated").rows() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_torch_s_own_tools_read_the_snapshot_too(devices: list[Caching]) -> None:
     from torch.cuda import _memory_viz
