@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars as pl
 
-from etloom import linker, readers, registry, selection
+from etloom import given, linker, readers, registry, selection
 from etloom.errors import AnalysisError, EtloomError
 from etloom.trace import Job, Trace
 
@@ -91,16 +91,21 @@ def analyze(trace: Trace | Job, name: str, **options: Any) -> pl.DataFrame:
     has no rows. Raises UnknownName for an analysis that is not there, EtloomError for an option it does not have,
     AnalysisError for a question that no rank's trace can answer.
     """
+    given.check_is_run(trace)
     analysis = registry.get("analyses", name)
-    _check_options("analyses", name, options)
+    given.check_options("analyses", name, options)
+
+    def asked(of: Trace | Job) -> pl.DataFrame:
+        with registry.naming("analyses", name):
+            answer: pl.DataFrame = analysis.analyze(of, **options)
+        registry.check_answer(name, answer)
+        return answer
+
     if analysis.SCOPE == "job":
-        trace = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
-        answer: pl.DataFrame = analysis.analyze(trace.map(_linked), **options)
-    elif isinstance(trace, Job):
-        answer = _of_ranks(trace, lambda one: analysis.analyze(_linked(one), **options))
-    else:
-        answer = analysis.analyze(_linked(trace), **options)
-    return answer
+        return asked(given.as_job(trace).map(_linked))
+    if isinstance(trace, Job):
+        return _of_ranks(trace, lambda one: asked(_linked(one)))
+    return asked(_linked(trace))
 
 
 def select(
@@ -119,7 +124,7 @@ def select(
     (communication, ...). `etloom.selection` says what goes with what. What is not linked yet is linked first.
     Raises AnalysisError where a rank or category is not there, and where nothing is left.
     """
-    job = (trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})).map(_linked)
+    job = given.as_job(trace).map(_linked)
     part = selection.select(
         job,
         ranks=_several(rank),
@@ -139,6 +144,7 @@ def graph(trace: Trace | Job) -> dependencies.Dependencies:
     """
     from etloom.dependencies import depend
 
+    given.check_is_run(trace)
     return depend(trace.map(_linked) if isinstance(trace, Job) else _linked(trace))
 
 
@@ -146,12 +152,13 @@ def simulate(trace: Trace | Job, *changes: str | AnyChange) -> Simulated:
     """What a rank or a job would have taken with other times, by its dependency graph.
 
     changes: lines such as "kernel:*gemm* x0.5", "comm x0" (`etloom.simulator.changes` holds the language), or
-    RemoveSync, Network, NoStraggler of `etloom.simulator`, whose `summary`, `reasons` and `retimed` are functions of
-    the answer. Raises EtloomError for a change that cannot be read or is about nothing.
+    RemoveSync, Network, NoStraggler of `etloom.simulator`. The answer's ``table`` has a row for the job, each rank and
+    each step, its ``reasons`` say what that rests on; `etloom.simulator.retimed` makes a run of it. Raises EtloomError
+    for a change that cannot be read or is about nothing.
     """
     from etloom import simulator
 
-    job = trace if isinstance(trace, Job) else Job({trace.rank or 0: trace})
+    job = given.as_job(trace)
     parsed = [simulator.parse(change) if isinstance(change, str) else change for change in changes]
     return simulator.simulate(job.map(_linked), parsed)
 
@@ -163,8 +170,7 @@ def diff(before: Trace | Job, after: Trace | Job) -> Difference:
     """
     from etloom.comparing import Difference
 
-    jobs = (run if isinstance(run, Job) else Job({run.rank or 0: run}) for run in (before, after))
-    return Difference(*(job.map(_linked) for job in jobs))
+    return Difference(*(given.as_job(run).map(_linked) for run in (before, after)))
 
 
 def query(trace: Trace | Job, sql: str) -> pl.DataFrame:
@@ -172,6 +178,7 @@ def query(trace: Trace | Job, sql: str) -> pl.DataFrame:
 
     Raises UnknownName for a table or column that is not there, EtloomError for SQL that polars refuses.
     """
+    given.check_is_run(trace)
     return trace.query(sql)
 
 
@@ -181,11 +188,12 @@ def export(trace: Trace | Job, path: StrPath, format: str | None = None, **optio
     ``options`` are those of the format. Returns the path. Raises UnknownName and EtloomError for a format or option
     that is not there, and EtloomError where it cannot be written.
     """
+    given.check_is_run(trace)
     target = Path(path)
     name = format or registry.by_suffix("exports", target)
     plugin = registry.get("exports", name)
-    _check_options("exports", name, options)
-    with _writing(target):
+    given.check_options("exports", name, options)
+    with _writing(target), registry.naming("exports", name):
         plugin.write(trace, target, **options)
     return target
 
@@ -238,7 +246,7 @@ def report(job: Trace | Job | Difference, path: StrPath) -> Path:
         if isinstance(job, Difference):
             difference.write(job, target)
             return target
-        html.write((job if isinstance(job, Job) else Job({job.rank or 0: job})).map(_linked), target)
+        html.write(given.as_job(job).map(_linked), target)
     return target
 
 
@@ -253,19 +261,6 @@ def _of_ranks(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFra
     if refusals and not answers:
         raise refusals[0]
     return pl.concat(answers) if answers else pl.DataFrame()
-
-
-def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
-    """Raise EtloomError for an option that a plugin does not have."""
-    called = {"analyses": "analysis", "exports": "format"}[kind]
-    if not options:
-        return
-    known = [option.name for option in registry.options(kind, name)]
-    if unknown := sorted(set(options) - set(known)):
-        raise EtloomError(
-            f"the {called} {name!r} has no option {', '.join(map(repr, unknown))}",
-            remedy=f"its options: {', '.join(known)}" if known else "it has none",
-        )
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 ``analyses/comm_overlap.py`` *is* the analysis ``comm-overlap``; nothing is registered by hand. Other packages
 join through the entry points ``etloom.readers``, ``etloom.analyses`` and ``etloom.exports``, each naming a
-module. What a module of each kind must hold is said in `CONTRACT` and held by the conformance tests; beside
-that, the first line of its docstring says what it does, and an option is a keyword-only argument with a
-default.
+module (docs/plugins.md has an example). What a module of each kind must hold is said in `CONTRACT` and held by the
+conformance tests; beside that, the first line of its docstring says what it does, and an option is a keyword-only
+argument with a type and a default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike, fspath
@@ -28,11 +29,25 @@ from typing import Any
 from etloom.errors import EtloomError, UnknownName
 
 CONTRACT = {
-    "readers": ("sniff", "read"),
-    "analyses": ("SCOPE", "COLUMNS", "analyze"),
-    "exports": ("SUFFIX", "write"),
-    "patterns": ("SCOPE", "find"),
+    "readers": {
+        "sniff": "function (bytes) -> bool: whether the first 64 KiB of a file, unpacked, are of this format",
+        "read": "function (path, *, option=default, ...) -> Trace or Job: ReadError for what cannot be read",
+    },
+    "analyses": {
+        "SCOPE": '"rank": analyze is given a Trace, and asked once a rank; "job": it is given a Job',
+        "COLUMNS": "dict of str to polars type: the columns of the answer in order; names end in units (_ns, _pct)",
+        "analyze": "function (trace or job, *, option=default, ...) -> polars.DataFrame of exactly these columns",
+    },
+    "exports": {
+        "SUFFIX": 'str, or tuple of str: what names of such files end in, as ".json.gz"',
+        "write": "function (trace or job, path, *, option=default, ...) -> None",
+    },
+    "patterns": {
+        "SCOPE": '"rank": find is given the View of a rank; "job": those of all, by rank',
+        "find": 'function (view) -> iterable of Finding; of "job" (views) -> iterable of (rank, Finding)',
+    },
 }
+"""Kind -> what a module of it must hold -> of which type and with which values."""
 _ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 _SINGULAR = {"readers": "reader", "analyses": "analysis", "exports": "export", "patterns": "pattern"}
 
@@ -62,17 +77,96 @@ def get(kind: str, name: str) -> ModuleType:
     name = name.replace("_", "-")
     if name not in found:
         raise UnknownName(_SINGULAR[kind], name, found)
+    plugin = found[name]
     try:
-        module = importlib.import_module(found[name])
-    except ImportError as error:
+        module = importlib.import_module(plugin.module)
+    except Exception as error:
+        if plugin.package is None and not isinstance(error, ImportError):
+            raise
+        reason = str(error) if isinstance(error, ImportError) else _brief(error)
         raise EtloomError(
-            f"the {_SINGULAR[kind]} {name!r} cannot be loaded: {error}",
-            where=found[name],
+            f"{_called(kind, name)} cannot be loaded: {reason}",
+            where=plugin.module,
             remedy="install what it needs, or remove the package it comes from",
         ) from error
-    if missing := [part for part in CONTRACT[kind] if not hasattr(module, part)]:
-        raise EtloomError(f"the {_SINGULAR[kind]} {name!r} lacks {', '.join(missing)}", where=found[name])
+    if fault := _fault(kind, module):
+        raise EtloomError(
+            f"{_called(kind, name)} {fault}", where=plugin.module, remedy="docs/plugins.md shows one"
+        )
     return module
+
+
+def package(kind: str, name: str) -> str | None:
+    """The package of another project that brings a plugin; None for one of ours. Raises UnknownName."""
+    found = _found(kind)
+    name = name.replace("_", "-")
+    if name not in found:
+        raise UnknownName(_SINGULAR[kind], name, found)
+    return found[name].package
+
+
+@contextmanager
+def naming(kind: str, name: str) -> Iterator[None]:
+    """What a plugin of another package raises inside, other than an EtloomError, names the plugin and its package."""
+    try:
+        yield
+    except EtloomError:
+        raise
+    except Exception as error:
+        if package(kind, name) is None:
+            raise
+        raise EtloomError(
+            f"{_called(kind, name)} failed: {_brief(error)}",
+            remedy="tell those who wrote it; ETLOOM_DEBUG=1 shows where",
+        ) from error
+
+
+def check_answer(name: str, answer: Any) -> None:
+    """Raise EtloomError where the answer of an analysis of another package is not the table that it declares."""
+    if package("analyses", name) is None:
+        return  # the conformance tests hold ours
+    import polars as pl
+
+    def refuse(what: str) -> EtloomError:
+        return EtloomError(
+            f"{_called('analyses', name)} {what}", remedy="its COLUMNS and its answer must agree"
+        )
+
+    if not isinstance(answer, pl.DataFrame):
+        raise refuse(f"answers with {type(answer).__name__}, not with a polars DataFrame")
+    declared = pl.Schema(get("analyses", name).COLUMNS)
+    if answer.columns != declared.names():
+        raise refuse(
+            f"answers with the columns {', '.join(answer.columns)}, and declares {', '.join(declared.names())}"
+        )
+    for column, dtype in declared.items():
+        if answer.schema[column] != dtype:
+            raise refuse(f"answers with {column} as {answer.schema[column]}, and declares {dtype}")
+
+
+def _called(kind: str, name: str) -> str:
+    of = f" of package {package}" if (package := _found(kind)[name.replace("_", "-")].package) else ""
+    return f"the {_SINGULAR[kind]} {name!r}{of}"
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _fault(kind: str, module: ModuleType) -> str | None:
+    """What a module does not hold as `CONTRACT` says, as the end of a sentence."""
+    if missing := [part for part in CONTRACT[kind] if not hasattr(module, part)]:
+        return f"lacks {', '.join(missing)}"
+    for part, wanted in CONTRACT[kind].items():
+        value = getattr(module, part)
+        fits = {
+            "SCOPE": isinstance(value, str) and value in ("rank", "job"),
+            "COLUMNS": isinstance(value, dict) and all(isinstance(column, str) for column in value),
+            "SUFFIX": isinstance(value, (str, tuple)),
+        }
+        if not fits.get(part, callable(value)):
+            return f"holds {part} = {str(value)[:60]!r}, which must be: {wanted}"
+    return None
 
 
 def summary(kind: str, name: str) -> str:
@@ -119,7 +213,7 @@ def by_suffix(kind: str, path: str | PathLike[str]) -> str:
 def suffixes(kind: str, name: str) -> tuple[str, ...]:
     """What names of files of this plugin end in."""
     found = _found(kind)
-    suffix = _literal(found[name], "SUFFIX") if name in found else None
+    suffix = _literal(found[name].module, "SUFFIX") if name in found else None
     suffix = get(kind, name).SUFFIX if suffix is None else suffix
     return (suffix,) if isinstance(suffix, str) else tuple(suffix)
 
@@ -152,15 +246,22 @@ def _option_help(text: str, options: Collection[str]) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class _Plugin:
+    module: str
+    package: str | None = None  # of another project
+
+
 @cache
-def _found(kind: str) -> dict[str, str]:
-    """Name -> module path. Importing the folder's __init__ imports none of its files."""
+def _found(kind: str) -> dict[str, _Plugin]:
+    """The plugins of a kind by name. Importing the folder's __init__ imports none of its files."""
     folder = importlib.import_module(f"etloom.{kind}")
     found = {
-        module.name.replace("_", "-"): f"etloom.{kind}.{module.name}"
+        module.name.replace("_", "-"): _Plugin(f"etloom.{kind}.{module.name}")
         for module in pkgutil.iter_modules(folder.__path__)
         if not module.name.startswith("_")
     }
     for entry in importlib.metadata.entry_points(group=f"etloom.{kind}"):
-        found.setdefault(entry.name.replace("_", "-"), entry.value)
+        package = entry.dist.name if entry.dist else entry.value.partition(".")[0]
+        found.setdefault(entry.name.replace("_", "-"), _Plugin(entry.value, package))
     return found

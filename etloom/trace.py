@@ -146,7 +146,11 @@ class Job(Mapping[int, Trace]):
         return Job, (self._traces, dict(self._meta), self._own_stats)
 
     def __getitem__(self, rank: int) -> Trace:
-        return self._traces[rank]
+        try:
+            return self._traces[rank]
+        except KeyError:
+            some = ", ".join(map(str, self.ranks[:16])) + (", ..." if len(self) > 16 else "")
+            raise KeyError(f"there is no rank {rank!r}; the job holds {some or 'none'}") from None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._traces)

@@ -20,7 +20,7 @@ FLOORS = {
     "errors": 0, "schema": 0, "kinds": 0, "system": 0, "_native": 0,
     "sql": 0.5,
     "trace": 1, "registry": 1, "intervals": 1, "graphs": 1, "stacks": 1,
-    "selection": 2,
+    "selection": 2, "given": 2,
     "readers": 2, "linker": 2,
     "activity": 2, "calls": 2, "collectives": 2.5,
     "dependencies": 3, "chakra": 3, "patterns": 3.5,

@@ -47,7 +47,9 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 def test_a_plugin_of_another_package(plugin: ModuleType) -> None:
     plugin.SCOPE, plugin.COLUMNS = "rank", {}  # type: ignore[attr-defined]
-    with pytest.raises(EtloomError, match="the analysis 'their-own' lacks analyze"):
+    with pytest.raises(
+        EtloomError, match="the analysis 'their-own' of package elsewhere_analysis lacks analyze"
+    ):
         registry.get("analyses", "their-own")
 
     def analyze(trace: object, *, top_n: int = 3, by: str = "x", step: int | None = None) -> None:
@@ -76,7 +78,8 @@ def test_a_plugin_that_cannot_be_imported_is_an_error_of_one_line(
 ) -> None:
     monkeypatch.delitem(sys.modules, plugin.__name__)
     with pytest.raises(
-        EtloomError, match="elsewhere_analysis: the analysis 'their-own' cannot be loaded: No module"
+        EtloomError,
+        match="elsewhere_analysis: the analysis 'their-own' of package elsewhere_analysis cannot be loaded: No module",
     ):
         registry.get("analyses", "their-own")
 

@@ -48,9 +48,7 @@ class Analyses(TyperGroup):
     """The group of all analyses, looked up when it is asked for one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from etloom import registry
-
-        return registry.names("analyses")
+        return [name for name, _, works in _listed_analyses() if works]
 
     @guarded()
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -84,10 +82,22 @@ def analyze(
         return
     import polars as pl
 
-    from etloom import registry
-
-    rows = [(name, registry.summary("analyses", name)) for name in registry.names("analyses")]
+    rows = [(name, summary) for name, summary, _ in _listed_analyses()]
     emit(pl.DataFrame(rows, schema=["analysis", "summary"], orient="row"), format, None)
+
+
+def _listed_analyses() -> list[tuple[str, str, bool]]:
+    """(name, what it says of itself, whether it can be used): one that another package broke says why not."""
+    from etloom import registry
+    from etloom.errors import EtloomError
+
+    rows = []
+    for name in registry.names("analyses"):
+        try:
+            rows.append((name, registry.summary("analyses", name), True))
+        except EtloomError as error:
+            rows.append((name, f"cannot be used: {error}", False))
+    return rows
 
 
 def _command(name: str) -> Any:

@@ -24,7 +24,7 @@ from etloom.trace import Job, Trace
 QUANTILE = 0.95
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Simulated:
     """The times of all points: recorded, and with the changes if excess stays (``cautious``) or goes with its cause as
     far as its kind usually has it (``hopeful``). ``kept_ns``: excess on changed edges that stays even so.
@@ -42,6 +42,24 @@ class Simulated:
     @property
     def recorded(self) -> Ticks:
         return self.found.graph.time
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """A row for the job, for each rank, and for each step of each rank; times in ns."""
+        return summary(self)
+
+    @property
+    def reasons(self) -> list[str]:
+        """What a reader must know of the answer: what bounds it, what it rests on, what it leaves out."""
+        return reasons(self)
+
+    def __repr__(self) -> str:
+        graph = self.found.graph
+        before, after, best = (
+            graphs.makespan(graph, time) / 1e6 for time in (self.recorded, self.cautious, self.hopeful)
+        )
+        times = f"{before:,.3f} ms before, {after:,.3f} ms after, {best:,.3f} ms at best"
+        return f"<Simulated: {times}; .table has all, .reasons what it rests on>"
 
 
 def simulate(job: Job, changes: Sequence[AnyChange], found: Dependencies | None = None) -> Simulated:
