@@ -180,3 +180,36 @@ def test_nothing_to_say_is_said(data: Path) -> None:
         with pytest.raises(AnalysisError) as raised:
             etloom.analyze(job, name)
         assert raised.value.remedy
+
+
+BY_STEP = (
+    *("annotations", "comm-overlap", "flops", "kernel-breakdown", "kernel-families", "kernel-overlap"),
+    *(
+        "launch-stats",
+        "launches",
+        "memory-bandwidth-summary",
+        "mfu",
+        "operator-delays",
+        "queue-length",
+        "recompute",
+    ),
+    *("steps", "temporal-breakdown", "top-ops", "unique-args"),
+)
+
+
+@pytest.mark.parametrize(("run", "step"), [("nccl_ddp", 5), ("hta_multirank", 552)])
+def test_a_step_asked_for_is_that_step_cut_out(data: Path, run: str, step: int) -> None:
+    """These ask what happened in a step alone; a gap or a queue also depends on what was before it."""
+    trace = etloom.open(data / run)[0]
+    part = etloom.select(trace, step=step)
+    answered = 0
+    for name in BY_STEP:
+        top = {"top": 10**6} if name in ("flops", "top-ops", "unique-args") else {}
+        try:
+            asked, cut = etloom.analyze(trace, name, step=step, **top), etloom.analyze(part, name, **top)
+        except AnalysisError:
+            continue
+        cut = cut.filter(pl.col("step") == step) if "step" in cut.columns else cut
+        assert asked.sort(pl.all()).rows() == cut.sort(pl.all()).rows(), name
+        answered += asked.height > 0
+    assert answered >= len(BY_STEP) - 3

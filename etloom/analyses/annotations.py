@@ -3,7 +3,7 @@
 where: host, the record_function range itself; device, on each stream the time from the start of the first to the end of
 the last work launched in it and in no annotation within it. Kineto draws the same (gpu_user_annotation, up to 1.5 us
 longer), which is taken where the trace holds no launches. total sums all ranges; pct is the time in which some range of
-the name is open, of that from the first to the last annotation there.
+the name is open, of that from the first to the last annotation there (of the step).
 
 where: only these: host or device. step: only this step.
 
@@ -50,8 +50,9 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
             remedy="mark parts of the step with torch.profiler.record_function",
         )
     end = pl.col("ts") + pl.col("dur")
-    marks = marks.with_columns(end=end, span=(end.max() - pl.col("ts").min()).over("where"))
-    chosen = in_step(trace, marks, step)
+    chosen = in_step(trace, marks, step).with_columns(
+        end=end, span=(end.max() - pl.col("ts").min()).over("where")
+    )
     # What a range adds to the time in which its name is open: events are in order of start.
     since = pl.max_horizontal("ts", pl.col("end").cum_max().shift(1).over("where", "name"))
     dur = pl.col("dur")
