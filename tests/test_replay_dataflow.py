@@ -21,7 +21,8 @@ from etloom.replayer.machine import Machine  # noqa: E402
 from etloom.replayer.program import program  # noqa: E402
 
 pytestmark = pytest.mark.torch
-INPUTS = 3
+INPUTS, BASES, KEPT = 5, 3, 5
+"""Tensors to begin with, of which the last two are views of the first two; and how many results are still around."""
 OPERATIONS: dict[str, Callable[..., Any]] = {
     # views
     "t": lambda a, b: a.t(),
@@ -66,12 +67,22 @@ def interpret(written: Program, inputs: Sequence[Any]) -> tuple[list[list[Any]],
         tensors = [results] if isinstance(results, torch.Tensor) else list(results or ())
         given.append([one.clone() for one in tensors])
         done.append((name, first % len(pool), second % len(pool)))
-        pool += [one for one in tensors if one.is_floating_point()]
+        pool = after(pool, tensors)
     return given, done
+
+
+def after(pool: list[Any], results: list[Any]) -> list[Any]:
+    """The tensors to choose from next. Older results die, so that torch uses their memory again."""
+    newest = [*pool[INPUTS:], *(one for one in results if one.is_floating_point())]
+    return [*pool[:INPUTS], *newest[-KEPT:]]
 
 
 def made_inputs() -> list[Any]:
     return [torch.rand(4, 6, dtype=torch.float64), torch.rand(4, 6), torch.rand(6)]
+
+
+def with_views(bases: Sequence[Any]) -> list[Any]:
+    return [*bases, bases[0].t(), bases[1][1:]]
 
 
 def test_the_interpreter_knows_what_it_does() -> None:
@@ -89,10 +100,10 @@ def test_the_interpreter_knows_what_it_does() -> None:
 @given(PROGRAMS)
 def test_random_programs_replay_with_their_values(written: Program) -> None:
     with torch.no_grad():
-        _, written = interpret(written, made_inputs())
+        _, written = interpret(written, with_views(made_inputs()))
         if not written:
             return
-        inputs = made_inputs()
+        inputs = with_views(made_inputs())
         with tempfile.TemporaryDirectory() as folder:
             observer = ExecutionTraceObserver().register_callback(f"{folder}/torch_et_0.json")
             observer.start()
@@ -109,7 +120,7 @@ def test_random_programs_replay_with_their_values(written: Program) -> None:
         for at, held in zip(used, made.values(), strict=True):
             own[at] = held.reshape(own[at].shape).clone()
         for _ in range(3):
-            right, _ = interpret(written, own)
+            right, _ = interpret(written, with_views(own))
             assert_same([one for one in given if one], [one for one in right if one])
             given.clear()
             machine.run()
@@ -121,19 +132,20 @@ def pool_of(written: Program, inputs: Sequence[Any]) -> None:
     for name, first, second in written:
         results = OPERATIONS[name](pool[first], pool[second])
         tensors = [results] if isinstance(results, torch.Tensor) else list(results or ())
-        pool += [one for one in tensors if one.is_floating_point()]
+        pool = after(pool, tensors)
 
 
 BOTH = ("add_", "copy_", "add_each", "out", "mul", "cat")
 
 
 def used_inputs(written: Program) -> list[int]:
-    """The inputs in the order in which operations first take them."""
+    """The inputs, or those that they are views of, in the order in which operations first take them."""
     found: list[int] = []
     for name, first, second in written:
         for at in (first, second) if name in BOTH else (first,):
-            if at < INPUTS and at not in found:
-                found.append(at)
+            base = at - BASES if at >= BASES else at
+            if at < INPUTS and base not in found:
+                found.append(base)
     return found
 
 
