@@ -1,7 +1,8 @@
 """Chrome trace JSON as Kineto writes it: for Perfetto (https://ui.perfetto.dev), chrome://tracing and HTA.
 
 Of one rank, processes, threads and times are as they were read, so the file reads back to the same events. Of
-several ranks, each process becomes one of its own, called by its rank. Slices that overlap without nesting go
+several ranks, each process becomes one of its own, called by its rank; the file says so in ``mergedRanks``, and is to
+be looked at, not read back. Slices that overlap without nesting go
 to sub-lanes, since Perfetto drops them. An arrow leads from each launch call to its device work. What only an
 execution trace holds (nodes, tensors) has no time and is left out.
 
@@ -47,7 +48,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None 
     base = _base(traces.values())
     pid, flow = 1, 1
     with replacing(Path(path)) as file:
-        file.write(_header(None if several else next(iter(traces.values())), base))
+        file.write(_header(traces, base))
         separator = b""
         places = {}
         for rank, one in traces.items():
@@ -82,10 +83,12 @@ def _base(traces: Iterable[Trace]) -> int:
     return min((time for time in times if isinstance(time, int)), default=0)
 
 
-def _header(trace: Trace | None, base: int) -> bytes:
+def _header(traces: dict[int, Trace], base: int) -> bytes:
     """All before the first event; of one rank, with what its own file said."""
     said: dict[str, Any] = {"schemaVersion": 1}
-    if trace is not None:
+    if len(traces) > 1:
+        said |= {"mergedRanks": list(traces)}
+    for trace in traces.values() if len(traces) == 1 else ():
         own = {"traceEvents", "baseTimeNanoseconds", "execution_trace"}
         said |= {key: value for key, value in trace.meta.get("header", {}).items() if key not in own}
         said |= {"deviceProperties": trace.meta.get("device_properties", [])}

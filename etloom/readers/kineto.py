@@ -19,6 +19,7 @@ from typing import Any
 import polars as pl
 
 from etloom import _native, stacks
+from etloom.errors import ReadError
 from etloom.readers import _comms
 from etloom.readers._native import TEXT_NUMBER, Parsed, Progress, Stat, parse
 from etloom.trace import Trace
@@ -61,7 +62,15 @@ def trace_of(parsed: Parsed, path: Path, first_ts: int | None = None) -> Trace:
     """The Trace of parsed tables: named, numbered, on one clock.
 
     first_ts: the earliest time in the file, where the tables do not hold all of it.
+
+    Raises ReadError for a file into which several ranks were exported.
     """
+    if "mergedRanks" in parsed.header:
+        raise ReadError(
+            "holds several ranks drawn as one for a viewer: what belongs to which cannot be told apart",
+            where=path,
+            remedy="open the run that it was exported from, or export that as Parquet",
+        )
     stats = list(parsed.stats)
     tables = settled(parsed.tables, stats)
     threads, others = _threads(tables.pop("metadata"), tables.pop("lanes"))
