@@ -88,6 +88,23 @@ def test_a_type_that_is_not_there_is_an_error(data: Path) -> None:
         chosen(etloom.open(data / "dlrm"), 4, trace_type="nsys")
 
 
+def test_files_called_after_their_rank_and_messages_of_a_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the older tool has them: 0.json, 1.json; a batch names its messages before it."""
+    for rank in (0, 1):
+        message = {"in_msg_size": 5, "out_msg_size": 5, "dtype": "Float", "use_batch": True, "world_size": 2}
+        calls = [
+            {"comms": "isend", "src_rank": rank, "dst_rank": 1 - rank, **message},
+            {"comms": "irecv", "src_rank": 1 - rank, "dst_rank": rank, **message},
+            {"comms": "batch_isend_irecv", "world_size": 2},
+        ]
+        (tmp_path / f"{rank}.json").write_text(json.dumps(calls))
+    assert comms_replay.main(["--trace-path", str(tmp_path), "--trace-type", "basic", "--dry-run"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(row[0], row[2]) for row in rows] == [("0", "send"), ("0", "recv"), ("1", "send"), ("1", "recv")]
+
+
 def test_lists_of_ranks() -> None:
     assert numbers("0, 8-10") == [0, 8, 9, 10]
     with pytest.raises(EtloomError, match="'1-' is no list of ranks"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def replay(args: argparse.Namespace) -> None:
     wanted = range(place.world) if args.output_ranks is None else args.output_ranks
 
     def make(world: int) -> Plan:
-        job = Opening().folder(run) if run.is_dir() else Opening().file(run)
+        job = Opening().folder(run, _pattern(run)) if run.is_dir() else Opening().file(run)
         return chosen(
             job, world, trace_type=args.trace_type, one_for_all=args.use_one_trace, shrink=args.auto_shrink,
             only=args.allow_ops, first=args.max_msg_cnt or None, balance=args.rebalance_policy == "equal",
@@ -86,6 +87,12 @@ def _first(given: str) -> Path:
         raise EtloomError("traces are read from files", where=given, remedy="fetch it first")
     several = [Path(given), *(Path(one.strip()) for one in given.split(",") if one.strip())]
     return next((one for one in several if one.exists()), several[0])
+
+
+def _pattern(run: Path) -> str | None:
+    """How files are called where they are called after their rank alone, as the older tool wants them."""
+    ranks = r"(\d+)\.json"
+    return ranks if any(re.fullmatch(ranks, file.name) for file in run.iterdir()) else None
 
 
 def batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:

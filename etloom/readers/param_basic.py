@@ -23,7 +23,8 @@ from etloom.readers._tables import Stat, frame_of, trace_of
 from etloom.trace import Trace
 
 _ENTRY = re.compile(rb'^\s*\[\s*\{[^{}]*"(?:comms|compute|markers?)"\s*:')
-_ALSO = {"wait": "wait", "init": "init", "noop": None, "pt2pt": None}
+_ALSO = {"wait": "wait", "init": "init", **dict.fromkeys(("noop", "pt2pt", "batch_isend_irecv"))}
+"""Names with a meaning of their own; a batch only sets off messages that have entries."""
 _TYPES = {
     "int": "int",
     "long": "long int",

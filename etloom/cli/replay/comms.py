@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etloom.cli._guard import guarded, say
-from etloom.cli._input import tell_loss
+from etloom.cli._input import RankPatternOption, tell_loss
 from etloom.cli._output import Format, emit
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def comms(
             show_default=False,
         ),
     ] = None,
+    rank_pattern: RankPatternOption = None,
     use_one_trace: Annotated[
         bool, typer.Option("--use-one-trace", help="Play the lowest recorded rank on all processes.")
     ] = False,
@@ -145,7 +146,7 @@ def comms(
     }
 
     def make(world: int) -> Plan:
-        job = etloom.open(given)
+        job = etloom.open(given, rank_pattern=rank_pattern)
         tell_loss(job, given)
         return chosen(job, world, **asked)
 
