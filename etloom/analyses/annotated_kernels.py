@@ -3,7 +3,8 @@
 annotation: the innermost record_function range around the call that launched the work; null where there is none, or
 the launch lies outside the trace. A row is an annotation and a kernel name; kernels of one name count together.
 
-annotation: only ranges of this name. by: kernel (a row a kernel name) or annotation (all its work together).
+annotation: only ranges of this name. by: kernel (a row a kernel name) or annotation (all its work together). step: only
+what was launched in this step.
 
 Units: ns. Definition: HolisticTraceAnalysis get_gpu_kernels_with_user_annotations, by launch instead of by overlap in
 time with Kineto's device ranges, which neighbours on a stream share.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.analyses._activity import answer
+from etloom.analyses._activity import answer, in_step
 from etloom.analyses._launched import launched
 from etloom.errors import UnknownName
 from etloom.trace import Trace
@@ -31,10 +32,12 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, annotation: str | None = None, by: str = "kernel") -> pl.DataFrame:
+def analyze(
+    trace: Trace, *, annotation: str | None = None, by: str = "kernel", step: int | None = None
+) -> pl.DataFrame:
     if by not in ("kernel", "annotation"):
         raise UnknownName("grouping", by, ("kernel", "annotation"))
-    work = with_annotation(trace)
+    work = in_step(trace, with_annotation(trace), step)
     work = work if annotation is None else work.filter(pl.col("annotation") == annotation)
     dur = pl.col("dur")
     if by == "annotation":
@@ -51,8 +54,8 @@ def analyze(trace: Trace, *, annotation: str | None = None, by: str = "kernel") 
 
 
 def with_annotation(trace: Trace) -> pl.DataFrame:
-    """Device work (launch, name, kind, dur) with the name of the innermost ``annotation`` around its launch."""
-    work = launched(trace, "launch", "name", "kind", "dur")
+    """Device work (launch, step, name, kind, dur) with the name of the innermost ``annotation`` around its launch."""
+    work = launched(trace, "launch", "step", "name", "kind", "dur")
     events = trace.events
     marks = stacks.among(events["cat"], kinds.ANNOTATIONS) & ~stacks.asked(
         events["name"], lambda name: name.str.contains(kinds.STEP) | kinds.is_backend_range(name)

@@ -8,7 +8,7 @@ of its kernels' durations; host: the sum of the calls' durations.
 operator: part of a name of an operator, annotation or Python frame, such as "aten::linear", "forward" or
 "nn.Module: Attention"; by default every outermost operator.
 
-min_length: patterns of fewer kernels are left out. top: how many rows.
+min_length: patterns of fewer kernels are left out. top: how many rows. step: only calls in this step.
 
 Units: ns. Definition: HolisticTraceAnalysis get_frequent_cuda_kernel_sequences, which keeps the calls of the least
 depth instead of the outermost ones.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.analyses._activity import answer, check_top, of_rank
+from etloom.analyses._activity import answer, check_top, in_step, of_rank
 from etloom.analyses._launched import launched
 from etloom.errors import AnalysisError
 from etloom.stacks import row_of
@@ -36,10 +36,12 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int = 20) -> pl.DataFrame:
+def analyze(
+    trace: Trace, *, operator: str = "", min_length: int = 3, top: int = 20, step: int | None = None
+) -> pl.DataFrame:
     check_top(top)
     table = (
-        occurrences(trace, operator, min_length)
+        in_step(trace, occurrences(trace, operator, min_length), step)
         .group_by("operator", "sequence", maintain_order=True)
         .agg(
             pl.col("name", "length").first(),
@@ -59,7 +61,7 @@ def analyze(trace: Trace, *, operator: str = "", min_length: int = 3, top: int =
 
 def occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFrame:
     """A row a call, in order of its first kernel: call (row of the events), operator, name (of its kernels), sequence
-    (the same as numbers), length, kernel_ns, host_ns."""
+    (the same as numbers), length, kernel_ns, host_ns, step."""
     work = launched(trace, "launch", "name", "dur").drop_nulls("launch")
     events = trace.events
     sorts = kinds.OPERATORS | kinds.ANNOTATIONS | kinds.PYTHON if operator else kinds.OPERATORS
@@ -84,6 +86,7 @@ def occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFrame:
     return of_call.with_columns(
         operator=events["name"][rows].cast(pl.String),
         host_ns=events["dur"][rows],
+        step=events["step"][rows],
         length=pl.col("name").list.len(),
         sequence=pl.col("name").list.eval(pl.element().to_physical()),
     ).filter(pl.col("length") >= min_length)

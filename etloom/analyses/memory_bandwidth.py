@@ -3,6 +3,8 @@
 Copies of one sort that run at the same time add up. Those of which the trace states neither bandwidth nor size are left
 out. memory-bandwidth-summary sums up.
 
+step: only copies launched in this step.
+
 Units: ns on the trace's clock; GB/s with GB = 1e9 B. Definition: HolisticTraceAnalysis get_memory_bw_time_series.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.analyses._activity import of_rank
+from etloom.analyses._activity import in_step, of_rank
 from etloom.analyses._bandwidth import copies
 from etloom.analyses._running import Running
 from etloom.errors import AnalysisError
@@ -21,7 +23,7 @@ SCOPE = "rank"
 COLUMNS = {"name": pl.String, "ts_ns": pl.Int64, "gb_per_s": pl.Float64}
 
 
-def analyze(trace: Trace) -> pl.DataFrame:
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     known = copies(trace).drop_nulls("gbps")
     if not known.height:
         raise AnalysisError(
@@ -29,6 +31,7 @@ def analyze(trace: Trace) -> pl.DataFrame:
             where=of_rank(trace),
             remedy="memory-bandwidth-summary counts them and says how long they took",
         )
+    known = in_step(trace, known, step)
     # What lasts less than the clock's grain lasts one tick.
     ends = np.maximum(known["end"].to_numpy(), known["ts"].to_numpy() + 1)
     copying = Running(known["lane"].to_numpy(), known["ts"].to_numpy(), ends)
