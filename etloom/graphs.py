@@ -165,9 +165,13 @@ def schedule(graph: Graph, lag: Ticks | None = None, start: Ticks | None = None)
     An edge that is to be gone has the lag `NEVER`. Raises ValueError for arrays of another length.
     """
     time = np.array(graph.time if start is None else start, dtype=np.int64)
-    lags = graph.lag if lag is None else np.ascontiguousarray(lag, dtype=np.int64)
-    _native.schedule(graph.first, graph.source, lags, time)
+    _native.schedule(graph.first, graph.source, *_lags(graph, lag), time)
     return time
+
+
+def _lags(graph: Graph, lag: Ticks | None) -> tuple[Ticks, Ticks | None]:
+    """What the native sweeps add up to the lag of each edge: by default `Graph.lag`, without making it."""
+    return (graph.floor, graph.excess) if lag is None else (np.ascontiguousarray(lag, dtype=np.int64), None)
 
 
 NEVER = np.int64(-(2**61))
@@ -182,7 +186,7 @@ def makespan(graph: Graph, time: Ticks | None = None) -> int:
 
 def longest_path(
     graph: Graph, end: int | None = None, time: Ticks | None = None, lag: Ticks | None = None
-) -> Ticks:
+) -> Numbers:
     """The edges that lead from a source to the point ``end`` (default: the last in time) without any play.
 
     In the order of time; their lags and the own time of the source sum to the time of ``end``. Where several edges
@@ -190,11 +194,10 @@ def longest_path(
     most telling reason.
     """
     if not len(graph):
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int32)
     time = graph.time if time is None else time
     at = end if end is not None else int(np.argmax(time))
-    lags = graph.lag if lag is None else lag
-    path: Ticks = _native.walk_back(graph.first, graph.source, lags, time, graph.kind, at)
+    path: Numbers = _native.walk_back(graph.first, graph.source, *_lags(graph, lag), time, graph.kind, at)
     return path
 
 
@@ -211,7 +214,7 @@ def slack(
         # Far, and yet no lag that is taken from it wraps around.
         bound[:] = np.iinfo(np.int64).max // 2
         bound[np.asarray(ends)] = time[np.asarray(ends)]
-    _native.latest(graph.first, graph.source, graph.lag if lag is None else lag, bound)
+    _native.latest(graph.first, graph.source, *_lags(graph, lag), bound)
     bound -= time
     return bound
 

@@ -2,8 +2,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include <nanobind/stl/optional.h>
 
 #include "arrays.hpp"
 #include "bindings.hpp"
@@ -161,24 +164,37 @@ size_t check(const In<int32_t>& first, const In<int32_t>& source, size_t points,
     return points;
 }
 
-void schedule(In<int32_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
-    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+// The lags of edges: of one array or, where there are two, the sums of both.
+struct Lags {
+    In<int64_t> lag;
+    std::optional<In<int64_t>> more;
+    int64_t operator()(int32_t e) const { return more ? lag(e) + (*more)(e) : lag(e); }
+    size_t size() const {
+        if (more && more->shape(0) != lag.shape(0)) throw nb::value_error("the edges do not fit the points");
+        return lag.shape(0);
+    }
+};
+
+void schedule(In<int32_t> first, In<int32_t> source, In<int64_t> lag, std::optional<In<int64_t>> more, Out<int64_t> time) {
+    const Lags lags{lag, more};
+    const size_t n = check(first, source, time.shape(0), lags.size());
     nb::gil_scoped_release release;
     for (size_t v = 0; v < n; ++v) {
         const int32_t from = first(v), to = first(v + 1);
         if (from == to) continue;
-        int64_t at = time(source(from)) + lag(from);
-        for (int32_t e = from + 1; e < to; ++e) at = std::max(at, time(source(e)) + lag(e));
+        int64_t at = time(source(from)) + lags(from);
+        for (int32_t e = from + 1; e < to; ++e) at = std::max(at, time(source(e)) + lags(e));
         time(v) = at;
     }
 }
 
-void latest(In<int32_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
-    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+void latest(In<int32_t> first, In<int32_t> source, In<int64_t> lag, std::optional<In<int64_t>> more, Out<int64_t> time) {
+    const Lags lags{lag, more};
+    const size_t n = check(first, source, time.shape(0), lags.size());
     nb::gil_scoped_release release;
     for (size_t v = n; v-- > 0;)
         for (int32_t e = first(v); e < first(v + 1); ++e)
-            time(source(e)) = std::min(time(source(e)), time(v) - lag(e));
+            time(source(e)) = std::min(time(source(e)), time(v) - lags(e));
 }
 
 void reach(In<int32_t> first, In<int32_t> source, Out<uint8_t> reached, bool backward) {
@@ -217,16 +233,19 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> bind_floors(In<int32_t> first, In<i
 
 // The edges from a source to `end` of which each sets the time of its target: of several into a point the one from the
 // latest source, then of the highest kind.
-nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> walk_back(In<int32_t> first, In<int32_t> source, In<int64_t> lag,
-                                                       In<int64_t> time, In<uint8_t> kind, int64_t end) {
-    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> walk_back(In<int32_t> first, In<int32_t> source, In<int64_t> lag,
+                                                       std::optional<In<int64_t>> more, In<int64_t> time,
+                                                       In<uint8_t> kind, int64_t end) {
+    const Lags lags{lag, more};
+    const size_t n = check(first, source, time.shape(0), lags.size());
     if (kind.shape(0) != source.shape(0) || end < 0 || static_cast<size_t>(end) >= n)
         throw nb::value_error("the edges do not fit the points");
-    std::vector<int64_t> path;
+    std::vector<int32_t> path;
+    path.reserve(n);  // pages that are not reached cost nothing, growing would copy
     for (int64_t at = end;;) {
-        int64_t best = -1;
+        int32_t best = -1;
         for (int32_t e = first(at); e < first(at + 1); ++e) {
-            if (time(source(e)) + lag(e) != time(at)) continue;
+            if (time(source(e)) + lags(e) != time(at)) continue;
             if (best < 0 || std::pair(time(source(e)), kind(e)) >= std::pair(time(source(best)), kind(best))) best = e;
         }
         if (best < 0) break;
@@ -243,14 +262,17 @@ void bind_graph(nb::module_& module) {
     module.def("order_points", &order_points, nb::arg("time"), nb::arg("source"), nb::arg("target"),
                "The points in an order of ascending time in which edges go forward; the offsets of the edges into each; "
                "the sources of these, sorted by target, and which they are; the edges that do not go forward.");
-    module.def("schedule", &schedule, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
+    module.def("schedule", &schedule, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("more").none(),
+               nb::arg("time"),
                "Set the time of every point with edges into it to the greatest of source time + lag, in place.");
-    module.def("latest", &latest, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
+    module.def("latest", &latest, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("more").none(),
+               nb::arg("time"),
                "Lower the time of every point to the least of target time - lag, in place.");
     module.def("bind_floors", &bind_floors, nb::arg("first"), nb::arg("source"), nb::arg("time"), nb::arg("floor"),
                "Cut floors to what edges took, in place, and return what binding edges took beyond them.");
-    module.def("walk_back", &walk_back, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
-               nb::arg("kind"), nb::arg("end"), "The edges that set the time of a point, back to a source, in order.");
+    module.def("walk_back", &walk_back, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("more").none(),
+               nb::arg("time"), nb::arg("kind"), nb::arg("end"),
+               "The edges that set the time of a point, back to a source, in order.");
     module.def("reach", &reach, nb::arg("first"), nb::arg("source"), nb::arg("reached"), nb::arg("backward"),
                "Mark every point that a marked one leads to, or that leads to one, in place.");
 }

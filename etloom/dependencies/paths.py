@@ -12,7 +12,7 @@ import polars as pl
 
 from etloom import graphs, kinds, stacks
 from etloom.dependencies.events import Events, rows_of
-from etloom.graphs import Graph, Kind, Numbers, Ticks
+from etloom.graphs import Graph, Kind, Numbers
 from etloom.trace import Job, Trace
 
 LATER_START = "later start"
@@ -67,7 +67,7 @@ def pieces(graph: Graph, end: int | None = None, begin_ns: int | None = None) ->
         yield _pieces(graph, path[low : low + PART], points[low : low + PART + 1], begin)
 
 
-def _pieces(graph: Graph, path: Ticks, points: Numbers, begin: int) -> pl.DataFrame:
+def _pieces(graph: Graph, path: Numbers, points: Numbers, begin: int) -> pl.DataFrame:
     """`EDGE` of consecutive edges and the points between which they lead."""
     at, rank = np.maximum(graph.time[points], begin), graph.rank[points]
     time = np.diff(at)
