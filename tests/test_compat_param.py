@@ -107,8 +107,10 @@ def test_files_called_after_their_rank_and_messages_of_a_batch(
 
 def test_lists_of_ranks() -> None:
     assert numbers("0, 8-10") == [0, 8, 9, 10]
-    with pytest.raises(EtloomError, match="'1-' is no list of ranks"):
-        numbers("1-")
+    assert numbers("3,1-3") == [1, 2, 3]
+    for text in ("1-", "5-2", "", "0-99999999999"):
+        with pytest.raises(EtloomError, match=f"'{text}' is no list of ranks"):
+            numbers(text)
 
 
 def test_dry_run_and_flags_without_effect(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

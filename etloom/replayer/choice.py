@@ -14,6 +14,8 @@ from etloom.replayer.planning import plan
 from etloom.trace import Job
 
 TYPES = ("et", "kineto", "basic")
+_MOST = 1 << 20
+"""More ranks than that are a slip of the hand."""
 
 
 def chosen(
@@ -55,14 +57,15 @@ def chosen(
 
 
 def numbers(text: str) -> list[int]:
-    """0,8-15 as a list. Raises EtloomError for what is none."""
-    found: list[int] = []
+    """0,8-15 as a list without repetitions. Raises EtloomError for what is none."""
+    found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None:
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < first + _MOST:
             raise EtloomError(f"--ranks {text!r} is no list of ranks", remedy="such as 0,8-15")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return found
+        found.update(range(first, last + 1))
+    return sorted(found)
 
 
 def _insist(job: Job, kind: str) -> None:

@@ -93,8 +93,7 @@ class Plan:
 def notes(made: Plan) -> list[str]:
     """What a reader of a replay's figures must know of its plan, a line each."""
     skipped = [
-        f"not replayed, {one.count:,} times on rank {one.rank}: {one.name}: {one.reason}"
-        for one in made.skipped
+        f"not replayed on rank {one.rank}: {one.count:,} {one.name}: {one.reason}" for one in made.skipped
     ]
     return skipped + guesses(made)
 

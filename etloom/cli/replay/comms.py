@@ -55,7 +55,12 @@ def comms(
         str | None, typer.Option(help="The recorded ranks to play, such as 0,8-15.", show_default=False)
     ] = None,
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Play the first recorded ranks on fewer processes.")
+        bool,
+        typer.Option(
+            "--shrink",
+            help="Play the first recorded ranks on fewer processes: groups keep the members that are played, what is "
+            "shared among them shrinks with them, and calls without another member are left out.",
+        ),
     ] = False,
     only: Annotated[
         str | None,
