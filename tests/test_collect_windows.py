@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -348,6 +349,37 @@ def test_steps_by_time_are_the_same_on_all_ranks(tmp_path: Path, native: None) -
     assert abs(begins[0] - begins[1]) < 100_000_000
     dump = json.loads((out / "flight_recorder_1.json").read_text())
     assert {entry["profiling_name"] for entry in dump["entries"]} == {"gloo:broadcast"}
+
+
+FULL = """
+import torch
+net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(3):
+    for _ in range(6000): net(torch.ones(1, 2))
+    net(torch.ones(1, 2)).sum().backward(); optimizer.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["full", "another torch"])
+def test_a_poorer_recording_is_told_in_one_line(
+    tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why != "full":  # as where the job's Python has another one than this
+        monkeypatch.setattr(launcher, "usable_observer", lambda wanted: (wanted, []))
+        monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "nothing"))
+    collected = launch([sys.executable, "-c", FULL], tmp_path / "run", "1:2", what="et", max_bytes=1 << 20)
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("etloom:")]
+    if why == "full":
+        assert re.fullmatch(r"etloom: \d+ operators are left out, --max-size or the disk is full", line)
+        assert int(line.split()[1]) > 10_000
+    else:
+        assert line == "etloom: the native observer was not built for this torch: torch's own records"
+        assert (tmp_path / "run" / "torch_et_0.json.gz").exists()
+    said = json.loads((tmp_path / "run" / "rank_0.json").read_text())["warnings"]
+    assert said == [line.removeprefix("etloom: ")]
 
 
 # What each launcher puts into the environment of rank 2 of 4.

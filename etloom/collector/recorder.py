@@ -224,6 +224,10 @@ class Recorder:
                 f"{because} in step {self.count}: {len(window.steps)} whole steps recorded, of steps "
                 f"{first}:{last} asked for"
             )
+        before = "\n".join(self.warnings)
+        for line in [line for line in window.warnings if line not in before]:
+            self.warn(line)
+        window.warnings.clear()
         for line in [line for line, told in self._remarks.items() if not told]:
             self.warn(line)
             self._remarks[line] = True
@@ -243,7 +247,6 @@ class Recorder:
         else:
             self.wait()
             write()
-        self.warnings += window.warnings
         self._next()
 
     def _yield_to(self, what: str) -> None:

@@ -140,6 +140,8 @@ class Window:
         elif self._observer is not None:
             self._observer.stop()
         self._running = False
+        if self._native and (lost := self._observer.counters().get("no_space")):
+            self.warnings.append(f"{lost} operators are left out, --max-size or the disk is full")
         if self._observer is not None:
             self._observer.unregister_callback()
         self._facts = facts.rank_facts(self._options, *self._rank) | {
@@ -168,8 +170,9 @@ class Window:
             if self._options.flight_recorder:
                 self._dump_flight_recorder()
             sealed = self._facts | {"warnings": [*warnings, *self.warnings]}
+            own, self.warnings = self.warnings, []
             said = files.seal(self._folder, Path(self._options.out), sealed, self._options)
-            return [*said, *self._prune(warnings)]
+            return [*own, *said, *self._prune(warnings)]
         finally:
             self._clean()
 
