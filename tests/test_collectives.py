@@ -283,6 +283,9 @@ def test_what_unsure_clocks_leave_of_delays(data: Path, run: str, surely: int) -
     assert set(etloom.analyze(nowhere, "clocks")["verdict"]) == {"reference", "unsure"}
     assert etloom.analyze(nowhere, "stragglers")["surely"].sum() == surely
     assert set(etloom.analyze(job, "clocks")["residual_ns"]) == {0, 10_000}
+    # Times from each file's own zero are on no host's clock.
+    own_zero = Job({rank: trace.replace({"clock": "file"}) for rank, trace in job.items()})
+    assert set(etloom.analyze(own_zero, "clocks")["verdict"]) == {"reference", "unsure"}
     found = etloom.analyze(nowhere, "findings", pattern="stragglers", min_pct=0)
     assert found["count"].sum() == surely
 
