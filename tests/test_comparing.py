@@ -154,13 +154,19 @@ def test_two_devices_share_operators_and_no_gemm(data: Path) -> None:
     assert found.table("category")["share_pct"].sum() == pytest.approx(100, abs=0.01)
 
 
-def test_work_that_no_call_launched_counts_in_the_step_it_runs_in(data: Path) -> None:
-    job = etloom.open(data / "tracelens/h100_qwen.json.gz")
-    kernels = etloom.diff(job, job).table("kernel")["before_ns"].sum()
-    category = etloom.diff(job, job).table("category")
+def test_what_was_launched_before_the_recording_is_no_work_of_the_step(data: Path) -> None:
+    """The step begins by waiting for the one before it: 168 matrix products are its own, of 239 that run in it."""
+    found = etloom.diff(
+        *[etloom.open(data / "tracelens" / f"{name}_qwen.json.gz") for name in ("h100", "mi300")]
+    )
+    kernels, category = found.table("kernel"), found.table("category")
+    gemm = kernels.filter(pl.col("kernel").str.starts_with("sm90_xmma_gemm_bf16"))
+    assert gemm["count_before"].to_list() == [168.0]
+    (note,) = (line for line in found.notes if "before the recording" in line)
+    assert "13.48 ms before and 13.13 ms after" in note
     busy = sum(ns for name, ns in category.select("category", "before_ns").rows() if name != "idle")
-    # What was launched in the step and runs on after it counts here, and not there.
-    assert kernels == pytest.approx(busy, rel=0.06)
+    # What was launched in the step and runs on after it counts in kernels, and not in busy.
+    assert kernels["before_ns"].sum() + 13_480_000 == pytest.approx(busy, rel=0.06)
 
 
 def test_own_times_sum_to_the_whole(data: Path) -> None:

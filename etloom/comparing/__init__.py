@@ -19,7 +19,7 @@ from etloom.comparing.quiet import CONFIDENCE, QuietShift, quiet_shift
 from etloom.comparing.shift import Shift as Shift
 from etloom.comparing.shift import shift as shift
 from etloom.comparing.tables import BY as BY
-from etloom.comparing.tables import TABLES, beside, has_steps, largest, signed
+from etloom.comparing.tables import TABLES, beside, has_steps, largest, left_over, signed
 from etloom.errors import UnknownName
 from etloom.trace import Job
 
@@ -113,6 +113,12 @@ class Difference:
         if len(self.before) != len(self.after):
             ranks = f"ranks: {len(self.before)} before, {len(self.after)} after"
             lines.append(f"{ranks}; figures are means over ranks")
+        left = [max(map(left_over, job.values()), default=0) for job in (self.before, self.after)]
+        if self.stepped and any(left):
+            lines.append(
+                f"of the steps' time {left[0] / 1e6:,.2f} ms before and {left[1] / 1e6:,.2f} ms after is device work "
+                "launched before the recording: it counts in step time and categories, not by kernel, family, operator"
+            )
         bases = self._bases
         if bases[0] != bases[1]:
             lines.append(

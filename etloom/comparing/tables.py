@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from etloom.activity import device_work, steps
+from etloom.activity import device_work, during, steps
 from etloom.analyses import collective_summary, kernel_families, temporal_breakdown
 from etloom.analyses._operators import operators
 from etloom.collectives import together
+from etloom.intervals import Intervals
 from etloom.trace import Job, Trace
 
 BY = ("category", "family", "operator", "kernel", "collective", "step")
@@ -80,12 +81,32 @@ def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def _in_steps(trace: Trace) -> pl.DataFrame:
-    """Device work by start; what no recorded call launched has the step in whose time it starts."""
+    """Device work by start, with the step of its launch; what no recorded call launched has the step in whose time it
+    starts, unless `from_before` says that it belongs to none."""
     work = device_work(trace).sort("ts")
     marks = steps(trace).sort("start").select(pl.col("start", "end"), during="step")
     joined = work.join_asof(marks, left_on="ts", right_on="start")
-    during = pl.when(pl.col("ts") < pl.col("end")).then("during")
+    inside = (pl.col("ts") < pl.col("end")) & ~from_before(trace, work)
+    during = pl.when(inside).then("during")
     return joined.with_columns(step=pl.coalesce("step", during)).drop("during", "start", "end")
+
+
+def from_before(trace: Trace, work: pl.DataFrame) -> pl.Series:
+    """Of each row of device work whether it was launched before the trace began: it has no recorded launch, and the
+    first launched work of its stream, or else of any, comes after it. Streams work in the order of launches."""
+    launched = work["id"].is_in(trace.launches.drop_nulls("launch")["device_event"].implode())
+    start = pl.when(launched).then("ts")
+    first = pl.coalesce(start.min().over("device", "stream"), start.min())
+    return work.select((~launched & (pl.col("ts") < first)).fill_null(False)).to_series()
+
+
+def left_over(trace: Trace) -> int:
+    """ns of the marked steps in which device work ran that was launched before the trace began."""
+    work, marks = device_work(trace), steps(trace)
+    if not marks.height:
+        return 0
+    before = during(work.filter(from_before(trace, work)))
+    return (before & Intervals.of(marks["start"].to_numpy(), marks["end"].to_numpy())).total
 
 
 def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
