@@ -17,7 +17,9 @@ from etloom.reports import html
 from etloom.reports.sections import FIRST, findings, ranks
 from etloom.reports.text import duration, shown
 from etloom.reports.verdict import verdict
-from etloom.trace import Job
+from etloom.schema import TABLES
+from etloom.trace import Job, Trace
+from tests.test_report import HOSTILE, Elements
 
 
 def of_findings(number: int) -> pl.DataFrame:
@@ -87,6 +89,16 @@ def test_an_execution_trace_alone_is_told_without_times(data: Path, tmp_path: Pa
     page = html.render(job)
     assert re.findall(r'<a href="#([\w-]+)"', page) == ["recorded-section", "quality"]
     assert re.findall(r'<table id="([\w-]+)"', page) == ["recorded", "link-quality", "stats"]
+
+
+def test_hostile_names_of_nodes_are_text() -> None:
+    names = [*HOSTILE, "{{sections}}"]
+    nodes = TABLES["nodes"].conform(pl.DataFrame({"id": range(len(names)), "name": names}))
+    page = html.render(Job({0: Trace({"nodes": nodes}, {"rank": 0, "linked": True})}, {"path": HOSTILE[0]}))
+    elements = Elements(page)
+    assert len([tag for tag, _ in elements.found if tag == "script"]) == 2
+    shown = "".join(elements.text)
+    assert all(name in shown for name in names)
 
 
 def test_chakra_s_nodes_say_how_long_they_take(data: Path) -> None:

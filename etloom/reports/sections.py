@@ -93,10 +93,13 @@ def path(table: pl.DataFrame) -> str:
         .agg(pl.len().alias("count"), pl.col("time_ns", "unexplained_ns").sum())
         .with_columns(pct=100 * pl.col("time_ns") / total)
         .sort("time_ns", "name", descending=(True, False), maintain_order=True)
+        .select("time_ns", "pct", "count", "kind", "category", "name", "operator", "unexplained_ns")
     )
+    if not (rows["unexplained_ns"] != 0).any():
+        rows = rows.drop("unexplained_ns")
     note = (
-        "The chain of work and waits on which the end of the run hangs; unexplained: beyond the least that such a step "
-        "takes. The button above the timeline marks it there."
+        "The chain of work and waits on which the end of the run hangs; the button above the timeline marks it there. "
+        "Unexplained: beyond the least that such a step takes."
     )
     shown = html_table(rows, "critical-path", "Critical path", note, limit=500)
     return f'<section id="critical-path-section" aria-label="Critical path">{shown}</section>'
