@@ -135,6 +135,18 @@ def test_short_kernels(tmp_path: Path) -> None:
     }
 
 
+def test_a_gap_lies_behind_all_earlier_work_of_the_stream(tmp_path: Path) -> None:
+    run = (
+        Run()
+        .op("aten::add", 0, 9)
+        .kernel(1, 10, 50, "long")
+        .kernel(2, 15, 2, "tiny")
+        .kernel(3, 70, 2, "tiny")
+    )
+    (row,) = etloom.analyze(run.trace(tmp_path), "short-kernels").rows(named=True)
+    assert (row["count"], row["gap_ns"]) == (2, 10_000)
+
+
 # What a vendor's attention and matrix products allocate, clear and view within themselves is their own.
 OF_THE_VENDOR = [
     f"aten::{name}" for name in ("as_strided", "empty", "fill_", "permute", "view", "zero_", "zeros")
