@@ -17,12 +17,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / ".venv-peers" / "bin" / "python"
 
-# ru_maxrss is the highest so far: its growth over the imports is what the work itself took. It is read in kB on
-# Linux, in bytes on macOS. A file that is mapped into memory counts, as far as it was touched.
+# The highest so far: its growth over the imports is what the work itself took. Linux tells it of the process as VmHWM;
+# its ru_maxrss begins with what the parent had, and is what macOS tells, in bytes. A file that is mapped into memory
+# counts, as far as it was touched.
 CHILD = """
 import json, resource, sys, time
-unit = 1 if sys.platform == "darwin" else 1024
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def peak():
+    if sys.platform == "darwin": return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 {setup}
 bare, cpu, begin = peak(), time.process_time(), time.perf_counter()
 {body}

@@ -74,7 +74,7 @@ def _steps(events: pl.DataFrame) -> pl.Series:
     known = np.zeros(events.height, bool)
     annotations = stacks.among(events["cat"], kinds.ANNOTATIONS) & events["dur"].is_not_null().to_numpy()
     steps = events.filter(
-        annotations & stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP))
+        stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP), annotations)
     ).select(
         "ts",
         "pid",

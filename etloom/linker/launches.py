@@ -170,8 +170,8 @@ def operator_around(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
     outer = np.where(rows >= 0, parent[rows], -1)
     operators = stacks.among(events["cat"], kinds.OPERATORS)
     found = stacks.nearest(parent, operators, outer)
-    steps = stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP))
-    annotations = stacks.among(events["cat"], kinds.ANNOTATIONS) & ~steps
+    annotations = stacks.among(events["cat"], kinds.ANNOTATIONS)
+    annotations &= ~stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP), annotations)
     return np.where(found >= 0, found, stacks.nearest(parent, annotations, outer))
 
 

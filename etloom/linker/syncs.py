@@ -200,10 +200,9 @@ def _stream_waits(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame) -> pl.D
     for it.
     """
     events = trace.events
-    runtime = stacks.among(events["cat"], kinds.RUNTIME)
-    records = events.filter(runtime & _named(events, _RECORD)).select(
-        "pid", "tid", pl.col("ts").alias("noted")
-    )
+    runtime = np.flatnonzero(stacks.among(events["cat"], kinds.RUNTIME))
+    records = events.select("name", "pid", "tid", noted="ts")[runtime]
+    records = records.filter(_named(records, _RECORD)).drop("name")
     launched = (
         trace.launches.drop_nulls("launch")
         .select("launch", pl.col("device_event").alias("event"))
