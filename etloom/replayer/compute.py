@@ -42,9 +42,9 @@ but communication; times are of the host, inclusive, null where the recording ha
 class Replayed:
     """coverage: `COVERAGE`, most time or most calls first. recorded_ns: from the start of the first operator that is
     replayed to the end of the last, null where no times were recorded. repeats_ns: of each timed repeat. peak_bytes:
-    the most that tensors held at a time. trace: one more repeat, profiled and linked; on meta there is none. saved: how
-    many tensors hold values that were saved beside the trace; not_used: why others that were saved do not, and how
-    many."""
+    the most that tensors held between operators, which take more while they run. trace: one more repeat, profiled and
+    linked; on meta there is none. saved: how many tensors hold values that were saved beside the trace; not_used: why
+    others that were saved do not, and how many."""
 
     coverage: pl.DataFrame
     recorded_ns: int | None

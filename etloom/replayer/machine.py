@@ -38,7 +38,7 @@ class Outcome:
 class Machine:
     """The program on a device. `rehearse` it once; then `run` repeats what could be run, with the same tensors.
 
-    outcomes: of each step. peak_bytes: the most that storages held at a time. resources: the folder with what was
+    outcomes: of each step. peak_bytes: the most that storages held between steps. resources: the folder with what was
     recorded beside the trace. saved: what came from there.
     """
 

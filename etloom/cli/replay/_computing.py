@@ -52,7 +52,9 @@ def work(asked: dict[str, Any]) -> None:
     covered = done.covered() or 0.0
     of_time = done.covered("recorded_ns")
     time = "" if of_time is None else f", {of_time:.2%} of their recorded time"
-    say(f"covered: {covered:.2%} of operators{time}; at most {done.peak_bytes / 1e6:,.1f} MB at a time")
+    say(
+        f"covered: {covered:.2%} of operators{time}; at most {done.peak_bytes / 1e6:,.1f} MB between operators"
+    )
     if done.saved:
         say(f"{done.saved:,} tensors hold the values that were saved beside the trace")
     for reason, count in done.not_used.items():

@@ -1,0 +1,78 @@
+"""The memory of a computation replay is that of the recording: tensors die where they died."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etloom
+
+torch = pytest.importorskip("torch")
+from test_replay_compute import resnet, training  # noqa: E402
+from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
+
+from etloom.replayer.machine import Machine  # noqa: E402
+from etloom.replayer.program import program  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def mlp() -> Callable[[], None]:
+    nn = torch.nn
+    layers = [layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.GELU())]
+    return training(nn.Sequential(*layers), torch.rand(512, 128))
+
+
+def transformer() -> Callable[[], None]:
+    nn = torch.nn
+    layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+    model = nn.Sequential(nn.Embedding(50, 64), nn.TransformerEncoder(layer, 3), nn.Linear(64, 50))
+    return training(model, torch.randint(50, (8, 64)))
+
+
+def allocated(folder: Path, work: Callable[[], Any], **more: Any) -> int:
+    """The most that work allocates on top of what was there, as torch counts it (bytes)."""
+    with profile(profile_memory=True, **more) as profiler:
+        work()
+    profiler.export_chrome_trace(str(folder / "memory.json"))
+    events = json.loads((folder / "memory.json").read_text())["traceEvents"]
+    seen = [
+        one["args"]
+        for one in sorted(events, key=lambda one: one.get("ts", 0))
+        if one.get("name") == "[memory]"
+    ]
+    before = seen[0]["Total Allocated"] - seen[0]["Bytes"]
+    return max(int(one["Total Allocated"]) for one in seen) - before
+
+
+def alive() -> int:
+    """Bytes of all tensors that there are."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [mlp, transformer, resnet])
+def test_the_most_at_a_time_is_the_recordings(tmp_path: Path, step: Callable[[], Any]) -> None:
+    """What there is before a step, weights and optimizer's state above all, and the most on top of it."""
+    (tmp_path / "run").mkdir()
+    before = alive()
+    work = step()
+    work()
+    observer = ExecutionTraceObserver().register_callback(str(tmp_path / "run" / "torch_et_0.json"))
+    there = alive() - before
+    recorded = there + allocated(tmp_path, work, execution_trace_observer=observer)
+    before = alive()
+    machine = Machine(program(etloom.open(tmp_path / "run", use_cache=False)[0]), torch.device("cpu"))
+    machine.rehearse()
+    there = alive() - before
+    replayed = there + allocated(tmp_path, machine.run)
+    assert replayed == pytest.approx(recorded, rel=0.1), (recorded, replayed)
+    # Between operators; what they take while they run comes on top.
+    assert replayed / 2 < machine.peak_bytes <= replayed
