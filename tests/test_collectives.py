@@ -290,6 +290,42 @@ def test_what_unsure_clocks_leave_of_delays(data: Path, run: str, surely: int) -
     assert found["count"].sum() == surely
 
 
+@pytest.mark.parametrize(
+    "run", ["dlrm", "cpu/coll_4", "cpu/pp_4", "hta_multirank", "tracelens/b200_eager.json.gz"]
+)
+def test_arrivals_are_what_communications_are_summed_up_from(data: Path, run: str) -> None:
+    job = etloom.open(data / run)
+    rows = etloom.analyze(job, "collectives").with_row_index("communication")
+    each = etloom.analyze(job, "arrivals")
+    sums = each.group_by("communication", maintain_order=True).agg(
+        pl.col("start_ns").min(),
+        pl.len().alias("recorded"),
+        pl.col("arrival_ns").max().alias("wait_ns"),
+        pl.col("left_ns").max().alias("end_spread_ns"),
+        pl.col("duration_ns").min(),
+    )
+    assert sums.select(names := sums.columns[1:]).rows() == rows.select(names).rows()
+    for name, came in (("first_rank", pl.lit(0, pl.Int64)), ("last_rank", pl.col("wait_ns"))):
+        said = rows.drop_nulls(name).select("communication", rank=name, arrival_ns=came)
+        assert said.join(each, on=["communication", "rank", "arrival_ns"]).height == said.height
+    known = each.drop_nulls("wait_ns")
+    assert (known["wait_ns"] <= known["duration_ns"]).all()
+
+
+def test_who_only_sends_waits_for_nobody(data: Path) -> None:
+    each = etloom.analyze(etloom.open(data / "cpu/coll_4"), "arrivals").filter(
+        pl.col("collective") == "broadcast"
+    )
+    first = each.filter(pl.col("communication") == each["communication"][0])
+    # Root 1 comes last, after 1.32 ms; the others had waited for it.
+    assert first.select("rank", "arrival_ns", "wait_ns").rows() == [
+        (3, 0, 1_321_220),
+        (0, 345_510, 975_710),
+        (2, 921_301, 399_919),
+        (1, 1_321_220, 0),
+    ]
+
+
 def test_every_message_of_the_pipeline_meets(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "cpu/pp_4"), "collectives")
     assert rows.height == 48

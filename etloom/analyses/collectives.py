@@ -88,16 +88,21 @@ def unmet(group_size: int | None) -> str:
     )
 
 
+def numbered(parts: pl.DataFrame) -> pl.DataFrame:
+    """The parts (`Together.comparable`) with what each does (sends, receives); one that met nobody is a meeting too."""
+    alone = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
+    return parts.with_columns(meeting=pl.coalesce("meeting", alone), sends=sends(), receives=receives())
+
+
 def met(parts: pl.DataFrame) -> pl.DataFrame:
     """A row a communication, in order of start, with COLUMNS and its meeting. parts: `Together.comparable`."""
-    alone = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
     last = pl.col("start").max()
     shared = pl.len() > 1
     # Who only sends may have left before others came: what it did then was no transfer.
     comes = pl.col("start").filter("sends").max()
     took = pl.col("end") - pl.max_horizontal("start", comes)
     rows = (
-        parts.with_columns(meeting=pl.coalesce("meeting", alone), sends=sends(), receives=receives())
+        numbered(parts)
         .group_by("meeting")
         .agg(
             pl.col("start").min().alias("start_ns"),
