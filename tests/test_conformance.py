@@ -147,8 +147,8 @@ queue_length ranks recorded short short_works slow_calls surely threads_aside to
 """
 """Columns that say how many; the name says of what."""
 NAMES = """
-communication depth destination device device_type event first_rank group_size last_rank max_rank min_rank node parent pid rank
-reference seq source step stream tid worst_step
+communication depth destination device device_type event first_rank group_size last_rank max_rank min_rank node parent
+pid rank reference seq source step stream tid worst_step
 """
 """Columns of numbers that name something."""
 OWN_UNITS = {
