@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -25,6 +26,63 @@ HTA_COLUMNS = [
     "msg_dtype", "group_size", "process_rank", "in_split_size", "out_split_size", "index_correlation", "iteration",
     "end",
 ]  # fmt: skip
+
+
+SIGNATURES = {
+    "__init__": "trace_files=None trace_dir include_last_profiler_step=False",
+    "get_comm_comp_overlap": "visualize=True",
+    "get_profiler_steps": "",
+    "get_potential_stragglers": (
+        "profiler_steps=None num_candidates=2 visualize=False straggler_identification_impl"
+    ),
+    "get_gpu_kernel_breakdown": (
+        "visualize=True duration_ratio=0.8 num_kernels=10 include_memory_kernels=True image_renderer=''"
+    ),
+    "get_gpu_kernels_with_user_annotations": "rank expand_names=True shorten_names=True",
+    "get_gpu_user_annotation_breakdown": (
+        "use_gpu_annotation=True visualize=True duration_ratio=0.8 num_kernels=1000 allowlist_patterns=None "
+        "image_renderer=None"
+    ),
+    "get_temporal_breakdown": "visualize=True",
+    "get_frequent_cuda_kernel_sequences": (
+        "operator_name output_dir min_pattern_len=3 rank=0 top_k=5 visualize=False compress_other_kernels=True"
+    ),
+    "get_aten_op_kernels_and_delay": "ranks=None sort_by=None",
+    "get_cuda_kernel_launch_stats": (
+        "ranks=None runtime_cutoff=50 launch_delay_cutoff=100 include_memory_events=True visualize=True"
+    ),
+    "generate_trace_with_counters": "time_series=None ranks=None output_suffix='_with_counters'",
+    "get_queue_length_summary": "ranks=None",
+    "get_queue_length_summary_from_time_series": "queue_length_dict",
+    "get_queue_length_time_series": "ranks=None",
+    "get_time_spent_blocked_on_full_queue": "queue_length_dict max_queue_length=1024",
+    "get_memory_bw_summary": "ranks=None",
+    "get_memory_bw_time_series": "ranks=None",
+    "get_idle_time_breakdown": (
+        "ranks=None streams=None visualize=True visualize_pctg=True show_idle_interval_stats=False "
+        "consecutive_kernel_delay=30"
+    ),
+    "get_cupti_counter_data_with_operators": "ranks=None",
+    "critical_path_analysis": "rank annotation instance_id data_load_events=None",
+    "overlay_critical_path_analysis": (
+        "rank critical_path_graph output_dir only_show_critical_events=True show_all_edges=False"
+    ),
+}
+"""Of HTA 0.6.1: what each method takes, in order, with the default where it is the same here."""
+
+
+@pytest.mark.parametrize("method", SIGNATURES)
+def test_methods_take_what_htas_take(method: str) -> None:
+    ours = list(inspect.signature(getattr(TraceAnalysis, method)).parameters.values())[1:]
+    theirs = [one.partition("=") for one in SIGNATURES[method].split()]
+    assert [one.name for one in ours] == [name for name, _, _ in theirs]
+    for one, (_, given, default) in zip(ours, theirs, strict=True):
+        assert not given or repr(one.default) == default
+
+
+def test_nothing_else_is_public() -> None:
+    assert {name for name in vars(TraceAnalysis) if not name.startswith("_")} <= set(SIGNATURES)
+    assert {name for name in dir(TraceAnalysis) if not name.startswith("_")} == set(SIGNATURES) - {"__init__"}
 
 
 def analyzer_of(
