@@ -200,42 +200,43 @@ def shapes(call: Call, rank: int) -> tuple[list[int], list[int]]:
 
 
 def expected(ready: Ready, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs (tensor, what it must hold) after the call, where rank r put in `value(r)` everywhere."""
+    """Pairs (tensor, what it must hold) after the call, where each rank put in its `value` everywhere."""
     call, group = ready.call, ready.call.group
-    reduced = _reduced([value(member) for member in group], ready.reduce_op)
+    of = {member: value(member, one.dtype) for one in ready.tensors[:1] for member in (*group, rank)}
+    reduced = _reduced([of[member] for member in group], ready.reduce_op) if of else 0
     pairs: list[tuple[torch.Tensor, Sequence[float]]] = []
     match call.collective:
         case "all_reduce":
             pairs = [(one, [reduced]) for one in ready.inputs]
         case "broadcast":
-            pairs = [(ready.inputs[0], [value(call.root or 0)])]
+            pairs = [(ready.inputs[0], [of[call.root or 0]])]
         case "reduce" if rank == call.root:
             pairs = [(ready.inputs[0], [reduced])]
         case "all_gather" | "all_to_all" if (
             len(ready.outputs) == len(group) and not call.coalesced and len(group) > 1
         ):
-            pairs = [(one, [value(member)]) for one, member in zip(ready.outputs, group, strict=True)]
+            pairs = [(one, [of[member]]) for one, member in zip(ready.outputs, group, strict=True)]
         case "all_gather":
-            pairs = [(one, [value(member) for member in group]) for one in ready.outputs]
+            pairs = [(one, [of[member] for member in group]) for one in ready.outputs]
         case "all_to_all" if not call.out_split:
-            pairs = [(ready.outputs[0], [value(member) for member in group])]
+            pairs = [(ready.outputs[0], [of[member] for member in group])]
         case "all_to_all":
             parts = torch.split(ready.outputs[0], list(call.out_split))
-            pairs = [(one, [value(member)]) for one, member in zip(parts, group, strict=True)]
+            pairs = [(one, [of[member]]) for one, member in zip(parts, group, strict=True)]
         case "reduce_scatter":
             pairs = [(one, [reduced]) for one in ready.outputs]
         case "gather" if rank == call.root:
-            pairs = [(one, [value(member)]) for one, member in zip(ready.outputs, group, strict=True)]
+            pairs = [(one, [of[member]]) for one, member in zip(ready.outputs, group, strict=True)]
         case "scatter":
-            pairs = [(ready.outputs[0], [value(call.root or 0)])]
+            pairs = [(ready.outputs[0], [of[call.root or 0]])]
         case "recv":
-            pairs = [(ready.outputs[0], [value(call.peer or 0)])]
+            pairs = [(ready.outputs[0], [of[call.peer or 0]])]
     return [(one, _spread(one, values)) for one, values in pairs if one.numel()]
 
 
-def value(rank: int) -> int:
+def value(rank: int, dtype: torch.dtype = torch.float32) -> int:
     """What a rank puts into every element when results are verified: small, so that no type rounds the sum."""
-    return rank % 3 + 1
+    return rank % 2 if dtype == torch.bool else rank % 3 + 1
 
 
 def _reduced(values: list[int], operation: str) -> float:

@@ -152,7 +152,7 @@ class Runner:
             for one in together:
                 if check:
                     for tensor in self._ready[one].tensors:
-                        tensor.fill_(value(self.place.rank))
+                        tensor.fill_(value(self.place.rank, tensor.dtype))
             for one in together:
                 made[one] = time.monotonic_ns()
             works = (
