@@ -64,21 +64,70 @@ def select(
         job = Job({rank: job[rank] for rank in job if rank in set(ranks)}, job.meta, job.own_stats)
     if step is None and time is None and not names and not categories:
         return job
+    if categories:
+        _check_categories(job, categories)
     firsts: dict[int, int] = {
         rank: int(trace.events["ts"].to_numpy().min()) for rank, trace in job.items() if trace.events.height
     }
     one_clock = all(trace.meta.get("clock") == "epoch" for trace in job.values())
-    parts = {}
+    parts, matched = {}, dict.fromkeys(("step", "time", "name", "category", "all"), False)
     for rank, trace in job.items():
         first = min(firsts.values(), default=0) if one_clock else firsts.get(rank, 0)
         start, end = time or (None, None)
         window = (None if start is None else first + start, None if end is None else first + end)
-        parts[rank] = _part(trace, step, window, names, categories)
-    if not any(trace.events.height for trace in parts.values()):
-        raise AnalysisError(
-            "nothing is left of the run", remedy="ask for a longer time, other names or categories"
-        )
+        masks = _masks(trace, step, window if time else None, names, categories)
+        kept = np.logical_and.reduce(list(masks.values()))
+        for asked_for, mask in {**masks, "all": kept}.items():
+            matched[asked_for] |= bool(mask.any())
+        parts[rank] = _part(trace, kept, masks, window)
+    if not matched["all"]:
+        raise _nothing_left(job, step, names, categories, matched, bool(time))
     return Job(parts, job.meta, job.own_stats)
+
+
+def _nothing_left(
+    job: Job,
+    step: int | None,
+    names: Collection[str],
+    categories: Collection[str],
+    matched: dict[str, bool],
+    timed: bool,
+) -> AnalysisError:
+    """Which filter matched nothing, or that all of them together did."""
+    of = f" of rank{'s' * (len(job) > 1)} {', '.join(map(str, list(job)[:8]))}{', ...' if len(job) > 8 else ''}"
+    said = {
+        "step": (step is not None, f"there is no step {step}{of}", _steps(job)),
+        "name": (bool(names), f"no event{of} has a name that fits {' or '.join(map(repr, names))}",
+                 "a name is matched whole, upper and lower case told apart: '*gemm*', 'aten::*'"),
+        "category": (bool(categories), f"no event{of} is of category {' or '.join(map(repr, categories))}",
+                     "ask for another one"),
+        "time": (timed, f"no event{of} begins in that time", "it is counted from the first event"),
+    }  # fmt: skip
+    for asked_for, (given, what, remedy) in said.items():
+        if given and not matched[asked_for]:
+            return AnalysisError(what, remedy=remedy)
+    filters = [asked_for for asked_for, (given, _, _) in said.items() if given]
+    return AnalysisError(
+        f"no event{of} fits all filters ({', '.join(filters)}), though each fits some",
+        remedy="leave one out",
+    )
+
+
+def _check_categories(job: Job, categories: Collection[str]) -> None:
+    known = {str(cat) for trace in job.values() for cat in trace.events["cat"].unique().drop_nulls()}
+    if unknown := sorted(set(categories) - known - set(kinds.KINDS)):
+        raise AnalysisError(
+            f"there is no category {unknown[0]!r}",
+            remedy=f"known: {', '.join(sorted(known | set(kinds.KINDS)))}",
+        )
+
+
+def _steps(job: Job) -> str:
+    steps = sorted({step for trace in job.values() for step in trace.events["step"].drop_nulls().unique()})
+    if not steps:
+        return "no steps are marked"
+    few = ", ".join(map(str, steps)) if len(steps) <= 8 else f"{steps[0]} to {steps[-1]}"
+    return f"there {'is' if len(steps) == 1 else 'are'} {few}"
 
 
 def stretch(text: str) -> Stretch:
@@ -99,20 +148,32 @@ def stretch(text: str) -> Stretch:
     return start, end
 
 
-def _part(
-    trace: Trace, step: int | None, window: Stretch, names: Collection[str], categories: Collection[str]
-) -> Trace:
-    """The part of one rank; window: ns on the rank's clock."""
-    events = trace.events
-    keep = np.ones(events.height, dtype=np.bool_)
+def _masks(
+    trace: Trace,
+    step: int | None,
+    window: Stretch | None,
+    names: Collection[str],
+    categories: Collection[str],
+) -> dict[str, Mask]:
+    """What each filter that is given keeps of the events of one rank; window: ns on the rank's clock."""
+    masks: dict[str, Mask] = {}
     if step is not None:
-        keep &= (events["step"] == step).fill_null(False).to_numpy()
+        masks["step"] = (trace.events["step"] == step).fill_null(False).to_numpy()
     if names:
-        keep &= _named(trace, names)
+        masks["name"] = _named(trace, names)
     if categories:
-        keep &= _of_categories(trace, categories)
-    keep &= _within(events["ts"], window)
-    part = only(trace, keep)
+        masks["category"] = _of_categories(trace, categories)
+    if window is not None:
+        masks["time"] = _within(trace.events["ts"], window)
+    return masks
+
+
+def _part(trace: Trace, kept: Mask, masks: dict[str, Mask], window: Stretch) -> Trace:
+    """The part of one rank: these events, and under names and categories the marks of steps that other filters keep."""
+    if "name" in masks or "category" in masks:
+        others = [mask for asked_for, mask in masks.items() if asked_for in ("step", "time")]
+        kept = kept | np.logical_and.reduce([_marks(trace.events), *others])
+    part = only(trace, kept)
     rest = {
         name: part.table(name).filter(pl.Series(_within(part.table(name)["ts"], window)))
         for name in ("memory", "counters", "flows")
@@ -152,12 +213,6 @@ def _named(trace: Trace, globs: Collection[str]) -> Mask:
 
 def _of_categories(trace: Trace, categories: Collection[str]) -> Mask:
     events = trace.events
-    known = set(events["cat"].unique().drop_nulls().cast(pl.String))
-    if unknown := sorted(set(categories) - known - set(kinds.KINDS)):
-        raise AnalysisError(
-            f"there is no category {unknown[0]!r}",
-            remedy=f"known: {', '.join(sorted(known | set(kinds.KINDS)))}",
-        )
     keep = among(events["cat"], categories)
     return _with_calls(
         trace, keep | among(kinds.with_kind(events)["kind"], set(categories) & set(kinds.KINDS))
@@ -165,15 +220,16 @@ def _of_categories(trace: Trace, categories: Collection[str]) -> Mask:
 
 
 def _with_calls(trace: Trace, keep: Mask) -> Mask:
-    """Also the calls that launched device work kept, and the marks of steps."""
-    events = trace.events
-    device, call = (_row_of(events, trace.launches[column]) for column in ("device_event", "launch"))
+    """Also the calls that launched device work kept."""
+    device, call = (_row_of(trace.events, trace.launches[column]) for column in ("device_event", "launch"))
     keep[call[(device >= 0) & keep[device] & (call >= 0)]] = True
-    marks = among(events["cat"], kinds.ANNOTATIONS) & asked(
-        events["name"], lambda name: name.str.contains(kinds.STEP)
-    )
-    keep |= marks
     return keep
+
+
+def _marks(events: pl.DataFrame) -> Mask:
+    """The marks of steps."""
+    steps: Mask = asked(events["name"], lambda name: name.str.contains(kinds.STEP))
+    return among(events["cat"], kinds.ANNOTATIONS) & steps
 
 
 def _kept_events(events: pl.DataFrame, keep: Mask) -> pl.DataFrame:

@@ -227,7 +227,12 @@ def test_steps_are_parts_of_the_run(name: str) -> None:
 def test_nothing_to_list_is_said(data: Path) -> None:
     """Through the command line: an answer without rows, and a question that cannot be answered, in a sentence each."""
     empty = CliRunner().invoke(cli.app, ["analyze", "steps", str(data / "simple_add")])
-    assert empty.exit_code == 0
+    assert empty.exit_code == 1, "as where a question cannot be answered"
+    none = CliRunner().invoke(cli.app, ["analyze", "kernel-sequences", str(data / "simple_add")])
+    assert (none.exit_code, none.stderr) == (
+        0,
+        "etloom: no operator launched as many kernels as --min-length\n",
+    ), "nothing of the kind is an answer"
     assert (
         empty.stderr
         == "etloom: no ProfilerStep marks a step; call the step() of torch.profiler after each one\n"

@@ -416,7 +416,7 @@ def test_options_of_an_analysis_are_flags(run: Path, call: Callable[..., Outcome
     ] or [row["name"] for row in json.loads(out)] == ["aten::linear", "aten::linear"]  # fmt: skip
     assert call("analyze", "top_ops", run)[0] == 0
     assert call("analyze", "top-opz", run)[::2] == (
-        1, "etloom: no analysis is called 'top-opz'; did you mean 'top-ops'?\n",
+        2, "etloom: no analysis is called 'top-opz'; did you mean 'top-ops'?\n",
     )  # fmt: skip
     status, _, err = call("analyze", "steps", run, "--step", 99)
     assert (status, err.count("\n")) == (1, 1)
@@ -516,7 +516,7 @@ def test_export_by_suffix_name_and_rank(run: Path, tmp_path: Path, call: Callabl
         1, "etloom: no rank is called '2'; known: 0, 1\n",
     )  # fmt: skip
     status, _, err = call("export", run, "--out", tmp_path / "a.xyz")
-    assert status == 1
+    assert status == 2
     assert "no export is known by the end of this name" in err
 
 
@@ -654,3 +654,52 @@ def test_a_verb_imports_no_other_verb() -> None:
     ).stdout
     assert "etloom.cli.link" in said
     assert not [verb for verb in cli._VERBS if verb != "link" and f"'etloom.cli.{verb}'" in said]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["analyze", "top-ops", "RUN", "--out", "x.xlsx"],
+            "--out x.xlsx: no format ends in .xlsx; end it in .json, .csv, ",
+        ),
+        (["query", "RUN", "select name from events", "--out", "x.tsv"], "no format ends in .tsv"),
+        (["info", "RUN", "--out", "x.html"], "no format ends in .html"),
+        (["diff", "RUN", "RUN", "--out", "x.xlsx"], "no format ends in .xlsx"),
+        (["simulate", "RUN"], "nothing is to be changed; say what, such as "),
+        (["simulate", "RUN", "--set", "kernel"], "'kernel', character "),
+        (
+            ["simulate", "RUN", "--set", "comm x0", "--straggler", "1"],
+            "--straggler '1' is not known; none is",
+        ),
+        (["simulate", "RUN", "--set", "comm x0", "--out", "x.zzz"], "x.zzz: no export is known by the end"),
+        (["export", "RUN", "--out", "x", "--to", "zzz"], "no export is called 'zzz'"),
+        (["convert", "RUN/kineto_trace_0.json", "x.zzz"], "x.zzz: no export is known by the end"),
+        (["analyze", "zzzz", "RUN"], "no analysis is called 'zzzz'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_2_and_writes_nothing(
+    arguments: list[str],
+    words: str,
+    run: Path,
+    call: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = call(*(word.replace("RUN", str(run)) for word in arguments))
+    assert (status, out) == (2, "")
+    assert words in err and err.count("\n") == 1 and "Invalid value" not in err
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_the_end_of_out_chooses_also_of_info(run: Path, call: Callable[..., Outcome], tmp_path: Path) -> None:
+    assert call("info", run, "--out", tmp_path / "a.csv")[0] == 0
+    assert pl.read_csv(tmp_path / "a.csv")["rank"].to_list() == [0, 1]
+    assert call("info", run, "--out", tmp_path / "a.json")[0] == 0
+    assert json.loads((tmp_path / "a.json").read_text())["ranks"] == [0, 1]
+    status, out, _ = call("info", run, "--out", tmp_path / "a.txt")
+    assert (status, out) == (0, "") and (tmp_path / "a.txt").read_text().startswith(str(run))
+    assert call("query", run, "select 1 as x", "--out", tmp_path / "a.xlsx", "--format", "csv")[0] == 0
+    assert (tmp_path / "a.xlsx").read_text() == "x\n1\n"

@@ -125,13 +125,16 @@ def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, c
         (["--host", host, "--device", nsys, "--rank", 5, "--out", out], "no rank is called '5'; known: 0, 1"),
         (["--host", host, "--device", nsys, "--rank", 1, "--out", out], "not of one program"),
         (["--host", host, "--device", tmp_path / "none", "--out", out], "no such file or folder"),
-        ([*pair(data, "linear"), "--to", "nothing", "--out", out], "no export is called 'nothing'"),
         (["--host", host, "--device", mine, "--out", mine], "is one of the two to be linked"),
         (["--device", data / "linear" / "kineto_trace_0.json.gz", "--out", out], "no execution trace to add"),
     ):
         status, _, err = call(*arguments)
         assert status == 1 and err.count("\n") == 1 and words in err, err
         assert not out.exists()
+    status, _, err = call(*pair(data, "linear"), "--to", "nothing", "--out", out)
+    assert (
+        status == 2 and err.startswith("etloom: no export is called 'nothing'; known: ") and not out.exists()
+    )
     assert mine.read_text() == "{}"
 
 

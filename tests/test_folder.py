@@ -103,8 +103,21 @@ def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_p
     kineto(tmp_path / "one.json")
     assert by_rank(tmp_path) == {0: ["one.json"]}
     kineto(tmp_path / "two.json")
-    with pytest.raises(ReadError, match="do not say which rank"):
+    with pytest.raises(
+        ReadError, match=r": 2 traces do not say which rank they are of: one.json, two.json; say how"
+    ):
         discover(tmp_path)
+    kineto(tmp_path / "rank3.json")
+    kineto(tmp_path / "rank2.json")
+    for number in range(20):
+        kineto(tmp_path / f"more{number}.json")
+    with pytest.raises(
+        ReadError,
+        match=r"22 traces do .* and 10 more; others do, with their rank: rank2.json \(2\), rank3.json \(3\); ",
+    ):
+        discover(tmp_path)
+    for name in ("rank2", "rank3", *(f"more{number}" for number in range(20))):
+        (tmp_path / f"{name}.json").unlink()
     (tmp_path / "two.json").rename(tmp_path / "rank_0.json")
     (tmp_path / "one.json").rename(tmp_path / "rank-0.json")
     found = discover(tmp_path)

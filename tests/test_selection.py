@@ -106,8 +106,62 @@ def test_time_counts_from_the_first_event_and_keeps_what_begins_in_it(job: Job) 
     assert names(part) == ["aten::linear", "aten::mm", "cudaLaunchKernel"]
     whole(part)
     assert names(selection.select(job, time=(None, 1))[0]) == ["ProfilerStep#3"]
-    with pytest.raises(AnalysisError, match="nothing is left"):
+    with pytest.raises(AnalysisError, match="no event of ranks 0, 1 begins in that time"):
         selection.select(job, time=(2_000_000, None))
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"names": ["zzz"]}, "no event of ranks 0, 1 has a name that fits 'zzz'; a name is matched whole, "),
+        ({"names": ["zzz", "gem"]}, "no event of ranks 0, 1 has a name that fits 'zzz' or 'gem'; "),
+        ({"names": ["zzz"], "ranks": [1]}, "no event of rank 1 has a name that fits 'zzz'; "),
+        ({"step": 99}, "there is no step 99 of ranks 0, 1; there is 3"),
+        ({"step": 3, "names": ["zzz"]}, "no event of ranks 0, 1 has a name that fits 'zzz'; "),
+        ({"categories": ["other"]}, "no event of ranks 0, 1 is of category 'other'; ask for another one"),
+        (
+            {"names": ["gemm"], "categories": ["communication"]},
+            "no event of ranks 0, 1 fits all filters (name, category), though each fits some; leave one out",
+        ),
+        (
+            {"names": ["gemm"], "time": (0, 1000)},
+            "no event of ranks 0, 1 fits all filters (name, time), though each fits some; leave one out",
+        ),
+    ],
+)
+def test_what_matched_nothing_is_named(job: Job, filters: dict[str, object], message: str) -> None:
+    with pytest.raises(AnalysisError) as raised:
+        selection.select(job, **filters)  # type: ignore[arg-type]
+    assert str(raised.value).startswith(message)
+
+
+def test_a_category_of_one_rank_is_one_of_the_run(job: Job) -> None:
+    bare = job[1].replace(
+        events=job[1].events.filter(pl.col("cat").cast(pl.String) != "kernel"),
+        launches=TABLES["launches"].empty(),
+    )
+    part = selection.select(Job({0: job[0], 1: bare}), categories=["kernel"])
+    assert [names(part[rank])[-1] for rank in part] == ["ncclDevKernel_AllReduce_Sum", "ProfilerStep#3"]
+
+
+def test_an_analysis_says_where_the_filters_are_to_blame(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def err(*arguments: str) -> tuple[int, str]:
+        status = cli.main(["analyze", arguments[0], str(folder), *arguments[1:]])
+        return status, capsys.readouterr().err
+
+    assert err("imbalance", "--rank", "1", "--name", "*") == (
+        1,
+        "etloom: of what --rank 1 --name * leaves of the run: one rank alone has nothing to be compared with; "
+        "the whole run has an answer\n",
+    )
+    status, said = err("module-view", "--rank", "1")
+    assert status == 1 and "leaves of the run" not in said, "the whole run has no modules either"
+    status, said = err("kernel-breakdown", "--name", "zzz")
+    assert status == 1 and said.startswith("etloom: no event of ranks 0, 1 has a name that fits 'zzz'")
+    status, said = err("kernel-sequences", "--rank", "1", "--min-length", "9")
+    assert status == 0 and said.endswith("--min-length (of the run, only --rank 1)\n")
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,25 @@ def guarded() -> Iterator[None]:
         raise SystemExit(INTERNAL) from None
 
 
+@contextmanager
+def usage() -> Iterator[None]:
+    """What is raised inside of a command line alone, whatever the run holds, is wrong usage: exit status 2."""
+    try:
+        yield
+    except EtloomError as error:
+        import typer
+
+        raise typer.BadParameter(str(error)) from error
+
+
 def _misused(error: Any) -> int:
     """The exit status of wrong usage, told in one line; a bare group shows its help instead."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
         command = f" ({error.ctx.command_path} -h shows how)" if getattr(error, "ctx", None) else ""
-        say(" ".join(error.format_message().split()).rstrip(".") + command)
+        line = " ".join(error.format_message().split())
+        say(line.removeprefix("Invalid value: ").rstrip(".") + command)
     return int(error.exit_code)
 
 

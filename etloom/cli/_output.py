@@ -46,7 +46,7 @@ OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write to th
 
 def emit(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
     """Write a table to ``out``, or stdout. Raises EtloomError where Parquet would go to a terminal."""
-    chosen = format or _by_name(out)
+    chosen = chosen_format(format, out)
     if chosen is Format.parquet and out is None and sys.stdout.isatty():
         raise EtloomError("Parquet is no text for a terminal", where="stdout", remedy="add --out FILE")
     if chosen is Format.table:
@@ -168,9 +168,20 @@ def _console(out: Path | None) -> Console:
     )
 
 
-def _by_name(out: Path | None) -> Format:
+def chosen_format(format: Format | None, out: Path | None) -> Format:
+    """What was asked for, or by the end of the name of ``out``, or a table; wrong usage for an end that says neither.
+
+    Asked before the work whose outcome is to be written.
+    """
     suffix = out.suffix[1:].lower() if out else ""
-    return Format(suffix) if suffix in Format.__members__ else Format.table
+    if format is not None or suffix in ("", "txt"):
+        return format or Format.table
+    if suffix not in Format.__members__:
+        ends = ", ".join(f".{name}" for name in Format.__members__ if name != "table")
+        raise typer.BadParameter(
+            f"--out {out}: no format ends in .{suffix}; end it in {ends}, .txt, or add --format"
+        )
+    return Format(suffix)
 
 
 def _flat(frame: pl.DataFrame) -> pl.DataFrame:

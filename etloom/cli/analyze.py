@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
-from etloom.cli._output import Format, FormatOption, OutOption, emit
+from etloom.cli._output import Format, FormatOption, OutOption, chosen_format, emit
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,6 +43,9 @@ FILTERS: dict[str, Any] = {
 }
 """What every analysis can be asked of, unless it has an option of that name: see `etloom.select`."""
 
+NO_ANSWER = ("steps",)
+"""Analyses of which an empty answer is none: exit status 1, as where AnalysisError says so. Of others it is one."""
+
 
 class Analyses(TyperGroup):
     """The group of all analyses, looked up when it is asked for one."""
@@ -54,7 +57,8 @@ class Analyses(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from etloom import registry
 
-        registry.get("analyses", cmd_name)  # an unknown name is answered with the nearest known one
+        with usage():
+            registry.package("analyses", cmd_name)  # an unknown name is answered with the nearest known one
         return _command(cmd_name.replace("_", "-"))
 
 
@@ -77,6 +81,9 @@ def analyze(
       etloom analyze temporal-breakdown run/
       etloom analyze top-ops run/ --top 5 --format csv --out top.csv
       etloom analyze kernel-breakdown run/ --rank 0 --step 3 --name 'aten::*attention*'
+
+    Exit status: 0, also where nothing of the kind was found; 1 where the run cannot answer the question; 2 for a wrong
+    command line.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -119,16 +126,17 @@ def _command(name: str) -> Any:
         cache: bool,
         **chosen: Any,
     ) -> None:
-        import etloom
-
-        kept = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
-        part = etloom.select(open_job(path, rank_pattern, strict, jobs, cache), **kept)
-        answer = etloom.analyze(part, name, **chosen)
+        chosen_format(format, out)
+        filters = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
+        part, answer = _answer(open_job(path, rank_pattern, strict, jobs, cache), filters, name, chosen)
         emit(answer, format, out)
         if module.SCOPE == "rank":
             _say_refusals(part, answer, name, chosen)
         if answer.is_empty():
-            say(getattr(module, "NOTHING", "nothing of the kind is in this run"))
+            of = f" (of the run, only {_said(filters)})" if any(filters.values()) else ""
+            say(getattr(module, "NOTHING", "nothing of the kind is in this run") + of)
+            if name in NO_ANSWER:
+                raise SystemExit(1)
         for line in getattr(module, "remarks", lambda table: ())(answer):
             say(line)
 
@@ -158,6 +166,34 @@ def _command(name: str) -> Any:
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     app.command(name, help=f"{_listed(inspect.cleandoc(module.__doc__ or ''))}\n\n{example}")(run)
     return typer.main.get_command(app)
+
+
+def _answer(
+    job: Job, filters: dict[str, Any], name: str, options: dict[str, Any]
+) -> tuple[Job, pl.DataFrame]:
+    """The part of the job that filters keep, and the answer about it. AnalysisError says where they are to blame."""
+    import etloom
+    from etloom.errors import AnalysisError
+
+    part = etloom.select(job, **filters)
+    try:
+        return part, etloom.analyze(part, name, **options)
+    except AnalysisError as error:
+        if part is job:
+            raise
+        try:
+            etloom.analyze(job, name, **options)
+        except AnalysisError:
+            raise error from None  # the whole run has no answer either
+        raise AnalysisError(
+            f"of what {_said(filters)} leaves of the run: {error.what}", remedy="the whole run has an answer"
+        ) from None
+
+
+def _said(filters: dict[str, Any]) -> str:
+    """The filters as they were written."""
+    values = ((flag, value if isinstance(value, list) else [value]) for flag, value in filters.items())
+    return " ".join(f"--{flag} {one}" for flag, given in values for one in given if one is not None)
 
 
 def _say_refusals(job: Job, answer: pl.DataFrame, name: str, options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import guarded, say, usage
 from etloom.cli._output import progress
 
 
@@ -64,10 +64,13 @@ def convert(
       etloom convert samples.csv run/samples.parquet --time-column when --unit ms
     """
     import etloom
+    from etloom import registry
 
     target = out or out_option
     if target is None or (out and out_option):
         raise typer.BadParameter("say once what to write: etloom convert FILE OUT")
+    with usage():
+        registry.get("exports", to or registry.by_suffix("exports", target))
     given = {"time_column": time_column, "unit": unit and unit.value, "utc_offset": utc_offset}
     mapping = {name: value for name, value in given.items() if value is not None}
     with progress(f"converting {path}") as update:

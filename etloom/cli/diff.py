@@ -10,7 +10,7 @@ import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, StrictOption, open_job
-from etloom.cli._output import Format, FormatOption, OutOption, emit
+from etloom.cli._output import Format, FormatOption, OutOption, chosen_format, emit
 from etloom.cli._target import check_writable
 
 
@@ -63,6 +63,7 @@ def diff(
     """
     import etloom
 
+    chosen_format(format, out)
     if html is not None:
         check_writable(html, "--html")
     found = etloom.diff(*(open_job(path, None, strict, jobs, cache) for path in (before, after)))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 
 
@@ -55,7 +55,9 @@ def export(
     from etloom import registry
     from etloom.errors import UnknownName
 
-    name = to or registry.by_suffix("exports", out)
+    with usage():
+        name = to or registry.by_suffix("exports", out)
+        registry.get("exports", name)
     chosen = _options(name, (option or []) + ([f"overlay={overlay}"] if overlay else []))
 
     job = open_job(path, rank_pattern, strict, jobs, cache)

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom.cli._guard import guarded, printable
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
-from etloom.cli._output import Format, FormatOption, OutOption, as_table, emit, render, write_text
+from etloom.cli._output import (
+    Format,
+    FormatOption,
+    OutOption,
+    as_table,
+    chosen_format,
+    emit,
+    render,
+    write_text,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -38,13 +48,14 @@ def info(
       etloom info kineto_trace_0.json.gz --format json
       etloom info run/ --strict                   # exit 1 if anything was lost
     """
+    chosen = chosen_format(format, out)
     job = open_job(path, rank_pattern, strict, jobs, cache, lazy=True, tell=False)
-    if format is Format.json or (format is None and out is not None and out.suffix == ".json"):
+    if chosen is Format.json:
         write_text(json.dumps(describe(job, str(path)), indent=1, ensure_ascii=False) + "\n", out)
-    elif format in (Format.csv, Format.parquet):
-        emit(_ranks(job), format, out)
+    elif chosen in (Format.csv, Format.parquet):
+        emit(_ranks(job), chosen, out)
     else:
-        _show(job, describe(job, str(path)))
+        _show(job, describe(job, str(path)), out)
 
 
 def describe(job: Job, path: str) -> dict[str, Any]:
@@ -189,7 +200,7 @@ def _one(values: Iterable[Any]) -> Any:
     return known.pop() if len(known) == 1 else None
 
 
-def _show(job: Job, about: dict[str, Any]) -> None:
+def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
     import polars as pl
     from rich.table import Table
     from rich.text import Text
@@ -227,7 +238,7 @@ def _show(job: Job, about: dict[str, Any]) -> None:
         if stats.height
         else [Text(f"\nnothing was lost in {count(len(job), 'rank')}")]
     )
-    write_text(render(*parts), None)
+    write_text(render(*parts, out=out), out)
 
 
 def _known(frame: pl.DataFrame) -> pl.DataFrame:

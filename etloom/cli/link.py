@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
 from etloom.errors import EtloomError, UnknownName
 
@@ -75,7 +75,8 @@ def link(
     from etloom.trace import Job
 
     format = to or _by_name(out)
-    registry.get("exports", format)
+    with usage():
+        registry.get("exports", format)
     # Only what differs from the defaults: what was linked with those is in the cache, or saved so.
     chosen: dict[str, Any] = {"iterations": iterations, "inter_thread_threshold_us": inter_thread_threshold}
     linking = {name: value for name, value in chosen.items() if value != _DEFAULTS[name]}

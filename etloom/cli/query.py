@@ -9,7 +9,7 @@ import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
-from etloom.cli._output import FormatOption, OutOption, emit
+from etloom.cli._output import FormatOption, OutOption, chosen_format, emit
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,6 +42,7 @@ def query(
       etloom query run/ "select * from stats" --format json
       etloom query --tables
     """
+    chosen_format(format, out)
     if tables:
         emit(_declared(), format, out)
     elif path is None or sql is None:

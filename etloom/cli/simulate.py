@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import Format, emit
 
@@ -82,27 +82,27 @@ def simulate(
       etloom simulate run/ --set "launch x0" --out faster.json.gz
     """
     import etloom
-    from etloom.errors import EtloomError
-    from etloom.simulator import Network, NoStraggler, RemoveSync, parse, reasons, retimed
+    from etloom import registry
+    from etloom.simulator import Network, NoStraggler, RemoveSync, parse, retimed
     from etloom.simulator.changes import AnyChange, factor, time_ns
-    from etloom.simulator.engine import summary
 
-    changes: list[AnyChange] = [parse(text) for text in set_ or []]
-    changes += [RemoveSync(name) for name in remove_sync or []]
-    if bandwidth is not None or latency is not None:
-        changes.append(Network(factor(bandwidth or "1"), None if latency is None else time_ns(latency)))
+    with usage():
+        changes: list[AnyChange] = [parse(text) for text in set_ or []]
+        changes += [RemoveSync(name) for name in remove_sync or []]
+        if bandwidth is not None or latency is not None:
+            changes.append(Network(factor(bandwidth or "1"), None if latency is None else time_ns(latency)))
+        if out is not None:
+            registry.by_suffix("exports", out)
     if straggler is not None:
         if straggler != "none":
-            raise EtloomError(f"--straggler {straggler!r} is not known", remedy="none")
+            raise typer.BadParameter(f"--straggler {straggler!r} is not known; none is")
         changes.append(NoStraggler())
     if not changes:
-        raise EtloomError(
-            "nothing is to be changed", remedy='such as --set "comm x0"; see etloom simulate --help'
-        )
+        raise typer.BadParameter('nothing is to be changed; say what, such as --set "comm x0"')
     job = open_job(path, rank_pattern, strict, jobs, cache)
     done = etloom.simulate(job, *changes)
-    emit(summary(done), format, None)
-    for line in reasons(done):
+    emit(done.table, format, None)
+    for line in done.reasons:
         say(line)
     if out is not None:
         etloom.export(retimed(job, done.found.graph, done.cautious), out)

@@ -60,7 +60,8 @@ def read(
         )
     if progress is not None and "progress" in known:
         options["progress"] = progress
-    found: Trace | Job = registry.get("readers", name).read(path, **options)
+    with registry.naming("readers", name):
+        found: Trace | Job = registry.get("readers", name).read(path, **options)
     return found
 
 

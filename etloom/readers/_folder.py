@@ -34,6 +34,8 @@ _TRACE_NAME = re.compile(
     r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|fr_trace)_(?:rank)?\d+[^/]*\.json(?:\.gz|\.zst)?$"
     r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
 )
+_MOST_NAMED = 12
+"""Files that a message names."""
 _SALVAGED = ".salvaged"
 _MOST_RUN_BYTES = 1 << 26
 _SIDE_BY_SIDE = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
@@ -253,8 +255,13 @@ def _place(without: list[Path], ranks: dict[int, list[Path]], formats: dict[Path
         return
     kinds = [formats[path] for path in without]
     if len(ranks) > 1 or len(kinds) != len(set(kinds)):
+        some = ", ".join(path.name for path in without[:_MOST_NAMED])
+        more = f" and {len(without) - _MOST_NAMED} more" if len(without) > _MOST_NAMED else ""
+        placed = [f"{path.name} ({rank})" for rank, paths in ranks.items() for path in paths]
+        others = f"; others do, with their rank: {', '.join(placed[:_MOST_NAMED])}" if placed else ""
+        others += ", ..." if len(placed) > _MOST_NAMED else ""
         raise ReadError(
-            f"{len(without)} traces do not say which rank they are of, {without[0].name} for one",
+            f"{len(without)} traces do not say which rank they are of: {some}{more}{others}",
             where=folder,
             remedy=r"say how to tell, for example --rank-pattern 'host-(\d+)', or open one of them on its own",
         )
