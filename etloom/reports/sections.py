@@ -29,6 +29,8 @@ _LEFT_OUT = {
     "stragglers": ("communications", "worst_start_ns"),
 }
 """Columns of answers that the page has no room for."""
+_FIRST_TOLD = ("start_ns", "collective", "bytes", "wait_ns", "transfer_ns", "first_rank", "last_rank")
+"""Of a collective, what is in sight also on a narrow page."""
 
 
 def findings(table: pl.DataFrame, of_ranks: int, most: int) -> str:
@@ -150,6 +152,7 @@ def _chosen(name: str, table: pl.DataFrame) -> pl.DataFrame:
     if name == "collectives":
         cost = pl.sum_horizontal("wait_ns", "transfer_ns")
         table = table.sort(cost, "start_ns", descending=(True, False), nulls_last=True)
+        table = table.select(*_FIRST_TOLD, pl.exclude(_FIRST_TOLD))
     if name == "collective-summary" and table["matched"].equals(table["count"], check_names=False):
         table = table.drop("matched")
     if name == "imbalance":
