@@ -147,6 +147,9 @@ def test_names_that_state_no_rank_say_nothing(tmp_path: Path) -> None:
     assert doubts.between_files([of("torch_et_3.json", 1), of("kineto_trace_2.json", 1)]) == []
     (row,) = doubts.between_files([of("et_3.json", None), of("rank2.pt.trace.json", None)])
     assert row[:3] == ("link.ranks_differ", "error", 1)
+    beyond = of("kineto_trace_0.json", 0).replace(meta={"world_size": 8})
+    assert doubts.between_files([of("et_40.json", None), beyond]) == [], "40 is no rank of 8"
+    assert doubts.between_files([of("et_4.json", None), beyond])[0][1] == "error"
     # The linker itself tells where both say it.
     assert doubts.between_files([of("a.json", 1), of("b.json", 2)]) == []
 

@@ -144,7 +144,7 @@ class Opening:
         return trace if asis else linker.link(trace, **self.linking)
 
     def _left_on_disk(self, path: Path) -> Trace:
-        return large.left_on_disk(path, self.progress, self.use_cache, self.linking)
+        return doubts.with_cut_device(large.left_on_disk(path, self.progress, self.use_cache, self.linking))
 
     def _key(self, paths: Sequence[Path], **options: Any) -> str | None:
         return cache.key_of(paths, **options, **self.linking) if self.use_cache else None

@@ -71,10 +71,12 @@ def between_files(traces: Sequence[Trace]) -> list[Stat]:
     Where both say it themselves, the linker tells.
     """
     known: dict[int, str] = {}
+    worlds = [world for trace in traces if (world := trace.meta.get("world_size")) is not None]
     for trace in traces:
         for file in map(Path, trace.meta.get("files", ())):
             rank = readers.rank_in_name(file) if trace.rank is None else trace.rank
-            if rank is not None:
+            # A number beyond the world counts something else, such as steps.
+            if rank is not None and (trace.rank is not None or rank < min(worlds, default=rank + 1)):
                 how = "its name" if trace.rank is None else "what it says"
                 known.setdefault(rank, f"{file.name} is of rank {rank} by {how}")
     by_name = any(text.endswith("its name") for text in known.values())
