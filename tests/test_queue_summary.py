@@ -43,7 +43,9 @@ def by_tick(queue: list[tuple[int, int]], start: int, end: int) -> dict[str, flo
         "p95": at[0.95],
         "max": held[-1],
         "empty_ns": held.count(0),
-        "blocked_ns": sum(waiting >= LIMIT for waiting in held),
+        "empty_pct": 100 * held.count(0) / len(held),
+        "blocked_ns": (blocked := sum(waiting >= LIMIT for waiting in held)),
+        "blocked_pct": 100 * blocked / len(held),
     }
 
 

@@ -67,7 +67,7 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
 
     # All work counts in its step and once more in all. A place is a stream in a step or in all.
     steps = launched_numbers(trace, "step", _IN_ALL)
-    known = np.unique(np.append(steps, _IN_ALL))
+    known = np.unique(np.append(steps[np.diff(steps, prepend=_IN_ALL) != 0], _IN_ALL))  # steps come in runs
     row = np.flatnonzero(steps != _IN_ALL if step is None else steps == step)
     of_step = np.searchsorted(known, steps[row])
     if step is None:
@@ -109,9 +109,9 @@ def _sums(place: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
 
 def _idle(place: np.ndarray, gap: np.ndarray, wanted: np.ndarray) -> pl.DataFrame:
     """What COLUMNS say of the gaps at each wanted place, null where there are none."""
-    dur = pl.col("gap")
+    dur, some = pl.col("gap"), gap > 0
     found = (
-        pl.DataFrame({"place": place[gap > 0], "gap": gap[gap > 0]})
+        pl.DataFrame({"place": place[some], "gap": gap[some]})
         .group_by("place")
         .agg(
             pl.len().alias("gaps"),

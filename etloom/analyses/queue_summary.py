@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.analyses._activity import answer, check_step, percent, steps
+from etloom.analyses._activity import answer, check_step, steps
 from etloom.analyses._queue import LANE, series
 from etloom.errors import AnalysisError
 from etloom.stacks import by_lane, numbers
@@ -65,9 +65,7 @@ def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.D
     there, weighted = _weighted(window, length[piece], lasted, limit)
     lane = {name: changes[name][head[there % head.size]] for name in LANE}
     table = pl.DataFrame({"step": number[there // head.size], **lane, **weighted})
-    return answer(
-        table.with_columns(percent("empty_ns", "span_ns"), percent("blocked_ns", "span_ns")), COLUMNS
-    )
+    return answer(table, COLUMNS)
 
 
 def _pieces(
@@ -107,12 +105,15 @@ def _weighted(
     median, p95 = (
         length[np.searchsorted(until, before + np.ceil(q * span).astype(np.int64))] for q in (0.5, 0.95)
     )
+    empty, blocked = (np.add.reduceat(lasted * of, first) for of in (length == 0, length >= limit))
     return window[first], {
         "span_ns": span,
         "mean": np.add.reduceat(length * lasted, first) / span,
         "median": median,
         "p95": p95,
         "max": length[first + count - 1],
-        "empty_ns": np.add.reduceat(lasted * (length == 0), first),
-        "blocked_ns": np.add.reduceat(lasted * (length >= limit), first),
+        "empty_ns": empty,
+        "empty_pct": 100 * empty / span,
+        "blocked_ns": blocked,
+        "blocked_pct": 100 * blocked / span,
     }
