@@ -262,7 +262,7 @@ x - 1
     ),
     "what communicates asynchronously takes others as children": Fault(
         """
-import datetime, torch.distributed as dist
+import datetime, time, torch.distributed as dist
 store, ranks = dist.HashStore(), {}
 def join(rank): ranks[rank] = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60))
 threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
@@ -270,10 +270,14 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
         + START
-        + "w = ranks[0].allreduce([torch.ones(4)]); x * 2; ranks[1].allreduce([torch.ones(4)]).wait(); w.wait()"
+        + """
+waiting = ranks[0].allreduce([torch.ones(4)])
+for _ in range(20): time.sleep(0.02); x * 2
+ranks[1].allreduce([torch.ones(4)]).wait(); waiting.wait()
+"""
         + STOP,
-        lambda left: above(left, "aten::mul") == ["gloo:all_reduce"],
-        lambda left: "thread" in left.parents("aten::mul")[0],
+        lambda left: "gloo:all_reduce" in above(left, "aten::mul"),
+        lambda left: all("thread" in name for name in left.parents("aten::mul")),
     ),
     "gloo's group is an object": Fault(
         GROUP + START + "dist.all_reduce(torch.ones(4))" + STOP + "dist.destroy_process_group()",
