@@ -35,6 +35,14 @@ def test_the_most_particular_launcher_is_asked_first() -> None:
     assert Place.here({**slurm, **hydra, **torchrun}) == Place(1, 2, 1)
 
 
+@pytest.mark.parametrize("options", [(), ("--use-one-trace",)])
+def test_one_process_for_several_ranks_is_one_line(tmp_path: Path, options: tuple[str, ...]) -> None:
+    run = write(tmp_path, {rank: [reduce_(8)] for rank in range(2)})
+    ((status, out, err),) = ended(processes(1, run, *options))
+    assert (status, out, err.count("\n")) == (1, "", 1), err
+    assert "2 ranks to play, but 1 process; start 2 (torchrun --nproc-per-node 2" in err
+
+
 def test_the_store_outlives_those_who_still_ask_it() -> None:
     """Rank 0 has gathered all; rank 1 takes a second more to say that it is done."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

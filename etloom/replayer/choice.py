@@ -93,10 +93,10 @@ def _one_for_all(job: Job, world: int) -> Job:
         comms=first.comms.with_columns(pl.lit(None).alias(name) for name in ("in_split", "out_split"))
     )
     recorded = first.meta.get("world_size")
-    if world == 1 and isinstance(recorded, int) and 1 < recorded <= 1024:
-        world = recorded  # one process alone plans for all
     sizes = pl.concat([first.groups["size"], first.comms["group_size"]]).drop_nulls()
     most = max([recorded if isinstance(recorded, int) else 1, *sizes.unique()])
+    if world == 1 and 1 < most <= 1024:
+        world = most  # one process alone plans for all
     if most < world:
         fewer = pl.col("ranks").cast(pl.String).str.count_matches(",") + 1 < most
         ranks = pl.when(fewer).then("ranks")

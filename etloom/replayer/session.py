@@ -128,6 +128,12 @@ def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> Plan:
     if place.rank == 0:
         try:
             plan = make(place.world)
+            if plan.world != place.world:
+                raise EtloomError(
+                    f"{plan.world} ranks to play, but {place.world} process",
+                    remedy=f"start {plan.world} (torchrun --nproc-per-node {plan.world} -m etloom ..., mpirun -np "
+                    f"{plan.world} etloom ...), or only look at the plan (--dry-run)",
+                )
         except EtloomError as error:
             store.set("plan", json.dumps({"error": str(error)}))
             raise
