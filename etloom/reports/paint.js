@@ -289,7 +289,7 @@ class Picture {
     canvas.height = Math.round(MINIMAP * ratio);
     this.context = canvas.getContext("2d");
     this.context.scale(ratio, ratio);
-    this.view = this.extent;
+    this.view = this.home;
     const lanes = this.ranks.flatMap((rank) => rank.lanes.map((lane) => [rank, lane]));
     const each = (MINIMAP - 6) / Math.max(1, lanes.length);
     const weight = ({ rows, onPath }) => (this.path ? onPath : rows[rows.length - 1] - rows[0]);
@@ -314,7 +314,7 @@ class Picture {
     const { context: c, colour, width, gutter } = this;
     this.overview ??= this.paintOverview();
     c.drawImage(this.overview, 0, 0, width, MINIMAP);
-    const [low, high] = this.extent;
+    const [low, high] = this.home;
     const at = (time) => gutter + ((time - low) / (high - low)) * (width - gutter);
     const [left, right] = [Math.max(gutter, at(this.view[0])), Math.min(width, at(this.view[1]))];
     c.globalAlpha = 0.55;

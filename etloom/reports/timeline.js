@@ -219,7 +219,7 @@ class Timeline extends Picture {
   }
 
   centre(x) {
-    const [low, high] = this.extent;
+    const [low, high] = this.home;
     const middle = low + ((x - this.gutter) / (this.width - this.gutter)) * (high - low);
     const half = (this.view[1] - this.view[0]) / 2;
     this.setView(middle - half, middle + half);
