@@ -64,7 +64,10 @@ def verdicts(slowed: bool, draws: int, runs: int) -> list[str]:
     rng = np.random.default_rng(3)
     found = []
     for _ in range(draws):
-        sides = [[busy_run(rng, pieces) for _ in range(runs)] for pieces in (20, 21 if slowed else 20)]
+        sides = [
+            [busy_run(rng, pieces) for _ in range(number)]
+            for number, pieces in ((3, 20), (runs, 21 if slowed else 20))
+        ]
         found.append(gate(sides[1], sides[0], 3.0)["verdict"][0])
     return found
 
@@ -76,6 +79,17 @@ def test_five_percent_more_work_fails_and_none_passes_on_a_busy_machine(runs: in
     assert slow.count("failed") / len(slow) > (0.6 if runs == 1 else 0.85)
     assert same.count("failed") == 0
     assert same.count("passed") / len(same) > 0.9
+
+
+def test_one_run_against_one_on_a_host_cannot_fail_by_little() -> None:
+    """Whole runs of one program differed by a quarter and more, beside other work; no step of theirs shows it."""
+    rng = np.random.default_rng(11)
+    for pieces in (21, 23):
+        table = gate([busy_run(rng, pieces)], [busy_run(rng, 20)], 3.0)
+        row = table.row(0, named=True)
+        assert (row["verdict"], row["more_steps"], row["more_runs"]) == ("undecided", None, 2)
+        assert "needs about 2 more runs on each side" in sentences(table, 0)[0]
+    assert gate([busy_run(rng, 40)], [busy_run(rng, 20)], 3.0)["verdict"][0] == "failed"
 
 
 def test_the_interval_of_the_quiet_step_holds_the_truth() -> None:
@@ -203,8 +217,8 @@ def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path, capfd: pytest.Cap
 
 def test_near_the_limit_it_says_what_more_it_takes() -> None:
     rng = np.random.default_rng(2)
-    before, after = [busy_run(rng, 40)], [busy_run(rng, 41)]
-    table = gate(after, before, 2.2)
+    before, after = [busy_run(rng, 40) for _ in range(2)], [busy_run(rng, 41)]
+    table = gate(after, before, 1.8)
     (line,) = sentences(table, 0)
     assert table["verdict"][0] == "undecided" and "cannot tell" in line and "more run" in line
     assert gate(after, before, 6.0)["verdict"][0] == "passed"

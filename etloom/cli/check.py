@@ -56,15 +56,15 @@ def check(
     Exit status: 0 passed; 1 failed (or could not be read); 2 wrong command line; 3 cannot tell, with how many more
     steps or runs it takes.
 
-    step-time is judged by what a step takes when nothing disturbs it, which a busy machine does not change; what is
-    slow only now and then, wall-step-time sees, on a machine of its own. Record 50 steps or more, and repeat RUN and
-    --baseline with several runs, so that what differs from run to run counts as noise.
+    step-time is judged by what a step takes when nothing disturbs it, which a busy machine changes little; what is
+    slow only now and then, wall-step-time sees, on a machine of its own. Record 50 steps or more, three runs of each
+    side: one run against one does not show what differs from run to run, and on hosts tells large changes only.
 
     Examples:
 
     \b
       etloom check run/ --baseline main/ --max-regression 3%
-      etloom check run1/ run2/ --baseline main1/ --baseline main2/ --metric step-time --metric peak-memory
+      etloom check run1/ run2/ run3/ --baseline main1/ --baseline main2/ --baseline main3/ --metric step-time
       etloom check run/ --baseline main/ --junit perf.xml --github
     """
     from etloom.comparing.gate import METRICS, gate, sentences
@@ -76,6 +76,7 @@ def check(
     for name in metric or ():
         if name not in METRICS:
             _wrong(str(UnknownName("metric", name, METRICS)))
+    say(f"judged: {_listed(paths)}; baseline: {_listed(baseline)}")
     runs, bases = ([open_job(path, None, strict, jobs, cache) for path in side] for side in (paths, baseline))
     table = gate(runs, bases, limit, metric or ["step-time"])
     emit(table, format, None)
@@ -93,6 +94,10 @@ def check(
         raise SystemExit(1)
     if "undecided" in verdicts:
         raise SystemExit(UNDECIDED)
+
+
+def _listed(paths: list[Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def _percent(text: str) -> float:

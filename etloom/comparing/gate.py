@@ -19,6 +19,7 @@ import polars as pl
 
 from etloom.comparing.measures import MEASURES, change_of
 from etloom.comparing.quiet import CONFIDENCE, LEAST_STEPS, quiet_shift
+from etloom.comparing.tables import has_steps
 from etloom.errors import AnalysisError, UnknownName
 from etloom.trace import Job
 
@@ -61,6 +62,11 @@ def gate(
     for name in dict.fromkeys(metrics):
         if name not in METRICS:
             raise UnknownName("metric", name, METRICS)
+        if name in (STEP_TIME, WALL) and not all(map(has_steps, (*baselines, *runs))):
+            raise AnalysisError(
+                "a run marks no steps, so there is no step time to judge",
+                remedy="record it with etloom collect or torch.profiler's schedule, or judge another --metric",
+            )
         if name == STEP_TIME and (found := quiet_shift(baselines, runs)):
             row = {
                 "measure": QUIET,
@@ -76,6 +82,8 @@ def gate(
                 "values_after": found.steps_after,
             }
             quiet = _judged(row, max_regression, min(len(runs), len(baselines)), found.least)
+            if found.alone and quiet["verdict"] == "undecided":
+                quiet |= {"more_steps": None, "more_runs": 2}
             if WALL in metrics:
                 rows.append(quiet)
                 continue

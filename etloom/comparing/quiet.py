@@ -13,7 +13,9 @@ The shortest of more is shorter, so runs are compared in parts of as many steps 
 part is the delete-one-block jackknife's over its steps (Efron and Stein, 1981); on top of it comes what differs from
 one run to the next with nothing changed, at first RUN_TO_RUN, then what several runs of a side show. A machine that is
 never quiet slows the fastest pieces too, by caches and clocks that are shared; where the steps of one side are more
-often disturbed than those of the other, that is an error in itself (STRAIN).
+often disturbed than those of the other, that is an error in itself (STRAIN). One run against one shows nothing of what
+differs from run to run: of devices it is taken to be RUN_TO_RUN, of hosts more, the more their steps are disturbed
+(ALONE).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import kinds
-from etloom.activity import steps
+from etloom.activity import has_device_work, steps
 from etloom.comparing.student import quantile
 from etloom.stacks import among, asked
 from etloom.trace import Job, Trace
@@ -39,6 +41,10 @@ RUN_TO_RUN = 0.005
 STRAIN = 0.007
 """Standard deviation of the logarithm, for each quiet step by which the median steps of the two sides differ: steps of
 eight times their quiet time were 4 % too long at their quietest, beside steps of three times theirs."""
+ALONE = 0.05
+"""Standard deviation of the logarithm on hosts, where each side is one run, for each quiet step that the median step
+takes: of six runs of one program beside ten times the work that the machine can do, the quietest step differed by up to
+half; of two beside little else, by a quarter."""
 _WORTH = 4
 """Degrees of freedom that RUN_TO_RUN counts beside what several runs show."""
 LEAST_STEPS = 5
@@ -64,7 +70,8 @@ class Level:
 class QuietShift:
     """Of the quiet step, in percent: the change and its interval; the levels in ns, steps and runs of both sides.
 
-    noise: half the interval's width; least: what of that would remain with steps without end.
+    noise: half the interval's width; least: what of that would remain with steps without end; alone: that ALONE is in
+    it, so that a second run of either side tells more than any number of steps.
     """
 
     percent: float
@@ -72,6 +79,7 @@ class QuietShift:
     high: float
     noise: float
     least: float
+    alone: bool
     before: float
     after: float
     steps_before: int
@@ -98,11 +106,16 @@ def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | Non
         between += run_to_run / len(side)
     strains = [float(np.mean([level.strain for level in side])) for side in (first, second)]
     between += (STRAIN * (strains[1] - strains[0])) ** 2
+    alone = len(before) == len(after) == 1 and not any(
+        has_device_work(trace) for job in (*before, *after) for trace in job.values()
+    )
+    if alone:
+        between += (ALONE * strains[0]) ** 2 + (ALONE * strains[1]) ** 2
     t = quantile((1 + CONFIDENCE) / 2, sum(level.freedom for level in (*first, *second)))
     change, noise = means[1] - means[0], t * sqrt(within + between)
     percent, low, high = (100 * (exp(end) - 1) for end in (change, change - noise, change + noise))
     return QuietShift(
-        *(percent, low, high, (high - low) / 2, 100 * t * sqrt(between), exp(means[0]), exp(means[1])),
+        *(percent, low, high, (high - low) / 2, 100 * t * sqrt(between), alone, exp(means[0]), exp(means[1])),
         *(sum(level.steps for level in side) for side in (first, second)),
     )
 
