@@ -81,22 +81,23 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
     one = np.full(size, -1)
     one[place] = row
     there = np.flatnonzero(one >= 0)
+    idle, ran = _sums(place, gap, size)[there], _sums(place, busy, size)[there]
+    numbered = pl.Series([*known[:-1].tolist(), None], dtype=pl.Int64)
     places = pl.DataFrame(
         {
-            "step": known[there // lanes],
-            "all": _sums(place, gap, size)[there],
-            "busy_ns": _sums(place, busy, size)[there],
+            "step": numbered[there // lanes],
+            **{name: work[name][one[there]] for name in ("device", "stream")},
+            "all": idle,
+            "busy_ns": ran,
+            "span_ns": idle + ran,
         }
-    ).hstack(work.select("device", "stream")[one[there]])
-    of_cause = np.tile(np.arange(3), there.size)
-    idle = _idle(3 * place + cause, gap, 3 * np.repeat(there, 3) + of_cause)
-    table = places[np.repeat(np.arange(there.size), 3)].hstack([_CAUSES[of_cause], *idle])
-    table = table.with_columns(
-        pl.when(pl.col("step") != _IN_ALL).then("step"),
-        pl.col("gaps", "idle_ns").fill_null(0),
-        span_ns=pl.col("all") + pl.col("busy_ns"),
     )
-    table = table.with_columns(percent("idle_ns", "all"), percent("idle_ns", "span_ns").alias("span_pct"))
+    of_cause = np.tile(np.arange(3), there.size)
+    gaps = _idle(3 * place + cause, gap, 3 * np.repeat(there, 3) + of_cause)
+    table = places[np.repeat(np.arange(there.size), 3)].hstack([_CAUSES[of_cause], *gaps])
+    table = table.with_columns(pl.col("gaps", "idle_ns").fill_null(0)).with_columns(
+        percent("idle_ns", "all"), percent("idle_ns", "span_ns").alias("span_pct")
+    )
     return answer(table, COLUMNS)
 
 
