@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from etloom.collectives import together
-from etloom.intervals import Intervals
+from etloom.intervals import EMPTY, Intervals
 from etloom.patterns._finding import Finding
 from etloom.patterns._view import View
 from etloom.trace import Job
@@ -46,29 +46,46 @@ def _of_rank(view: View, waits: Intervals | None) -> Iterator[Finding]:
     if not exposed.total:
         return
     hidden = 100 * (1 - exposed.total / times["communication"].total)
+    aside = "; waiting for late ranks is left out" if waits else ""
+    moves = (
+        f"{hidden:.0f} % of the communication is hidden behind computation; during the rest none runs, which costs as "
+        f"much where nothing else holds the job up (etloom simulate --set 'comm x0'){aside}"
+    )
+    earlier = (
+        "issue collectives earlier and on their own stream (gradient buckets during backward, FSDP prefetch), make "
+        "buckets or messages larger"
+    )
+    waiting = "the rank stands in communication and computes nothing while ranks that come later are awaited"
+    evener = (
+        "`etloom analyze stragglers` says who comes late and why, `imbalance` how unevenly the work is shared"
+    )
+    yield from _costing(view, exposed - waits if waits else exposed, moves, earlier, "transfer")
+    yield from _costing(view, exposed & waits if waits else EMPTY, waiting, evener, "wait")
+
+
+def _costing(view: View, lost: Intervals, title: str, advice: str, place: str) -> Iterator[Finding]:
+    if not lost.total:
+        return
+    communication = view.activity.times["communication"]
+    starts, ends = communication.starts, communication.ends
     if view.activity.basis == "device":
         work = view.work.filter(pl.col("kind") == "communication")
         starts, ends = work["ts"].to_numpy(), work["end"].to_numpy()
-    else:
-        starts, ends = times["communication"].starts, times["communication"].ends
-    cost = exposed.covered(starts, ends)
+    cost = lost.covered(starts, ends)
     at = int(cost.argmax())
     worst: dict[str, Any] = {"step": view.step_at(int(starts[at]))}
     if view.activity.basis == "device":
         worst = work.row(at, named=True)
-    waited = (exposed & waits).total if waits else 0
-    late = f", {waited / 1e6:,.2f} ms of it waiting for ranks that come later" if waited else ""
     yield Finding(
-        f"{hidden:.0f} % of the communication is hidden behind computation; during the rest none runs{late}; it "
-        "costs as much where nothing else holds the job up (etloom simulate --set 'comm x0')",
-        exposed.total,
+        title,
+        lost.total,
         "medium",
-        "issue collectives earlier and on their own stream (gradient buckets during backward, FSDP prefetch), make "
-        "buckets or messages larger; what waits for a late rank is gained by mending that one, see stragglers",
+        advice,
         int((cost > 0).sum()),
         step=worst.get("step"),
         stream=worst.get("stream"),
         name=worst.get("name"),
         event=worst.get("launch"),
-        in_steps_ns=(exposed & view.stepped).total,
+        in_steps_ns=(lost & view.stepped).total,
+        place=place,
     )
