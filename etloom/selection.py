@@ -6,7 +6,8 @@ part. Several filters keep what all of them keep:
 - ranks: only these.
 - step: the events of this ProfilerStep; device work is of the step that launched it.
 - time: what begins in [start, end), whole, counted from the first event of the run (of the rank, where clocks are not
-  the epoch's). So stretches that follow each other share out all events: what straddles a border belongs to the first.
+  the epoch's) that is no note of the profiler about itself. So stretches that follow each other share out all events:
+  what straddles a border belongs to the first.
 - names: the events whose name fits one of these globs (* ? [...], upper and lower case told apart), all that is nested
   in them on their thread, all device work that was launched there, and the call that launched any device work kept.
 - categories: the events of these categories (cpu_op, kernel, gpu_memcpy, ...), the device work of these kinds
@@ -66,9 +67,8 @@ def select(
         return job
     if categories:
         _check_categories(job, categories)
-    firsts: dict[int, int] = {
-        rank: int(trace.events["ts"].to_numpy().min()) for rank, trace in job.items() if trace.events.height
-    }
+    begins = {rank: trace.events.select(kinds.extent()[0]).item() for rank, trace in job.items()}
+    firsts: dict[int, int] = {rank: begin for rank, begin in begins.items() if begin is not None}
     one_clock = all(trace.meta.get("clock") == "epoch" for trace in job.values())
     parts, matched = {}, dict.fromkeys(("step", "time", "name", "category", "all"), False)
     for rank, trace in job.items():
@@ -101,7 +101,7 @@ def _nothing_left(
                  "a name is matched whole, upper and lower case told apart: '*gemm*', 'aten::*'"),
         "category": (bool(categories), f"no event{of} is of category {' or '.join(map(repr, categories))}",
                      "ask for another one"),
-        "time": (timed, f"no event{of} begins in that time", "it is counted from the first event"),
+        "time": (timed, f"no event{of} begins in that time", "it is counted from the first event of the run"),
     }  # fmt: skip
     for asked_for, (given, what, remedy) in said.items():
         if given and not matched[asked_for]:

@@ -252,3 +252,18 @@ def test_itemsize_of_no_element_type_is_none(unknown: str | None) -> None:
 def test_step_annotation() -> None:
     assert re.match(kinds.STEP, "ProfilerStep#17")[1] == "17"
     assert re.match(kinds.STEP, "ProfilerStep#17 again") is None
+
+
+def test_the_extent_is_of_work_alone() -> None:
+    rows = [
+        ("X", "Trace", 10, 1000), ("i", None, 5, None), ("X", "cpu_op", 20, 30), ("X", "kernel", 40, 25),
+        ("i", "cpu_instant_event", 70, None), ("X", None, 15, 3), ("i", None, 2000, None),
+    ]  # fmt: skip
+    events = pl.DataFrame(
+        rows,
+        {"ph": pl.Categorical, "cat": pl.Categorical, "ts": pl.Int64, "dur": pl.Int64},
+        orient="row",
+    )
+    first, last = (one.alias(name) for one, name in zip(kinds.extent(), ("first", "last"), strict=True))
+    assert events.select(first, last).row(0) == (15, 70)
+    assert events[:2].select(first, last).row(0) == (None, None)

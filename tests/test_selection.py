@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -108,6 +109,30 @@ def test_time_counts_from_the_first_event_and_keeps_what_begins_in_it(job: Job) 
     assert names(selection.select(job, time=(None, 1))[0]) == ["ProfilerStep#3"]
     with pytest.raises(AnalysisError, match="no event of ranks 0, 1 begins in that time"):
         selection.select(job, time=(2_000_000, None))
+
+
+def test_what_the_profiler_notes_of_itself_is_in_no_run_s_time(tmp_path: Path) -> None:
+    """Kineto's span of the recording begins 50 us before the work (100 to 1100 us) and outlasts it; so do its marks."""
+    run = small.kineto()
+    run["traceEvents"] += [
+        small.slice_("Trace", "PyTorch Profiler (0)", 50, 5000, "Spans", "PyTorch Profiler"),
+        {
+            "ph": "i",
+            "s": "g",
+            "name": "Iteration Start: PyTorch Profiler",
+            "pid": "Traces",
+            "tid": "T",
+            "ts": 50,
+        },
+        {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 9000},
+    ]
+    path = tmp_path / "kineto_trace_0.json"
+    path.write_text(json.dumps(run))
+    part = selection.select(etloom.open(path, use_cache=False), time=(100_000, 300_000))
+    assert names(part[0]) == ["aten::linear", "aten::mm", "cudaLaunchKernel"]
+    out = CliRunner().invoke(cli.app, ["info", str(path), "--no-cache", "--format", "json"])
+    told = json.loads(out.stdout)
+    assert (told["start_ns"], told["span_ns"]) == (small.BASE_NS + 100_000, 1_000_000)
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,8 @@ def _ranks(job: Job) -> pl.DataFrame:
     rows = []
     for rank, trace in job.items():
         link, steps = trace.meta.get("link", {}), _steps(trace)["dur"]
-        end = pl.col("ts") + pl.col("dur").fill_null(0)
         device = pl.col("cat").is_in(list(kinds.DEVICE)).sum()
-        events, first, last, on_device = _asked(
-            trace, "events", pl.len(), pl.col("ts").min(), end.max(), device
-        )
+        events, first, last, on_device = _asked(trace, "events", pl.len(), *kinds.extent(), device)
         rows.append(
             {
                 "rank": rank,
