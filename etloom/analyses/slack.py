@@ -12,10 +12,12 @@ graph explains the recording.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import polars as pl
 
-from etloom import graphs, kinds
+from etloom import graphs, kinds, stacks
 from etloom.analyses._activity import answer
 from etloom.analyses._dependencies import dependencies
 from etloom.dependencies.events import rows_of
@@ -41,36 +43,40 @@ COLUMNS = {
 def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
     graph = dependencies(job).graph
     slack = graphs.slack(graph)
-    named = pl.concat(_ends(graph, slack, trace, rank) for rank, trace in job.items())
+    chosen = kinds.OPERATORS | kinds.DEVICE if category is None else {category}
+    named = pl.concat(_ends(graph, slack, trace, rank, chosen) for rank, trace in job.items())
+    if category is not None and not named.height:
+        known = {
+            name
+            for rank, trace in job.items()
+            for name in _ends(graph, slack, trace, rank)["category"].unique().drop_nulls().cast(pl.String)
+        }
+        raise UnknownName("category", category, known)
     del graph, slack
-    chosen = kinds.OPERATORS | kinds.DEVICE
-    if category is not None:
-        known = named["category"].unique().drop_nulls().cast(pl.String).to_list()
-        if category not in known:
-            raise UnknownName("category", category, known)
-        chosen = frozenset({category})
     slack_ns, dur = pl.col("slack_ns"), pl.col("dur")
-    table = (
-        named.filter(pl.col("category").is_in(list(chosen)))
-        .group_by("rank", "category", "name")
-        .agg(
-            pl.len().alias("count"),
-            (slack_ns == 0).sum().alias("critical"),
-            slack_ns.min().alias("least_ns"),
-            slack_ns.median().round().alias("median_ns"),
-            slack_ns.max().alias("most_ns"),
-            dur.sum().alias("total_ns"),
-            dur.filter(slack_ns == 0).sum().alias("critical_ns"),
-        )
+    table = named.group_by("rank", "category", "name").agg(
+        pl.len().alias("count"),
+        (slack_ns == 0).sum().alias("critical"),
+        slack_ns.min().alias("least_ns"),
+        slack_ns.median().round().alias("median_ns"),
+        slack_ns.max().alias("most_ns"),
+        dur.sum().alias("total_ns"),
+        dur.filter(slack_ns == 0).sum().alias("critical_ns"),
     )
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
     return answer(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
 
 
-def _ends(graph: Graph, slack: Ticks, trace: Trace, rank: int) -> pl.DataFrame:
-    """rank, category, name, dur, slack_ns of the events of a rank: the slack of an event is that of its end."""
+def _ends(
+    graph: Graph, slack: Ticks, trace: Trace, rank: int, categories: Collection[str] | None = None
+) -> pl.DataFrame:
+    """rank, category, name, dur, slack_ns of the events of a rank, by default of all categories: the slack of an event
+    is that of its end."""
     ends = np.flatnonzero((graph.rank == rank) & (graph.role == Role.END) & (graph.event >= 0))
     row = rows_of(trace.events, pl.Series(graph.event[ends]))
+    if categories is not None:
+        wanted = stacks.among(trace.events["cat"], categories)[row]
+        ends, row = ends[wanted], row[wanted]
     return trace.events.select(
         pl.lit(rank, pl.Int64).alias("rank"), pl.col("cat").alias("category"), "name", "dur"
     )[row].with_columns(pl.Series("slack_ns", slack[ends]))
