@@ -296,18 +296,16 @@ def test_one_trace_for_all(data: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("how", "ranks", "observer", "launcher"),
-    [("experts", 4, "stock", "mpirun"), ("1f1b", 2, "native", "torchrun")],
+    ("how", "ranks", "observer", "launchers"),
+    [("experts", 4, "stock", ["forked"]), ("1f1b", 2, "native", ["torchrun", "mpirun"])],
 )
-def test_what_collect_recorded_runs_again_under_a_real_launcher(
-    tmp_path: Path, how: str, ranks: int, observer: str, launcher: str
+def test_what_collect_recorded_runs_again(
+    tmp_path: Path, how: str, ranks: int, observer: str, launchers: list[str]
 ) -> None:
     started = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)],
         "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(ranks), sys.executable],
     }
-    if shutil.which("mpirun") is None and launcher == "mpirun":
-        pytest.skip("mpirun is not installed")
     script = Path(__file__).parent.parent / "examples" / "train_experts.py"
     run, out = tmp_path / "run", tmp_path / "replay.parquet"
     plain = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -322,20 +320,28 @@ def test_what_collect_recorded_runs_again_under_a_real_launcher(
     assert recorded.skipped == ()
     kinds = {"experts": {"all_to_all"}, "1f1b": {"send", "recv"}}[how]
     assert [{call.collective for call in own} for own in recorded.calls] == [kinds] * ranks
-    replay = ["etloom", "replay", "comms", str(run), "--master-port", str(free_port()), "--verify"]
-    done = subprocess.run(
-        [*started[launcher], "-m", *replay, "--repeats", "1", "--warmup", "0", "--out", str(out)],
-        env=plain, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    replayed = etloom.open(out)
-    for rank, own in enumerate(recorded.calls):
-        rows = (
-            replayed[rank]
-            .comms.sort("id")
-            .select(pl.col("collective").cast(pl.String), "in_nelems", "out_nelems")
-        )
-        assert rows.rows() == [(call.collective, sum(call.inputs), sum(call.outputs)) for call in own]
+    asked = ["--verify", "--repeats", "1", "--warmup", "0", "--out", str(out)]
+    for launcher in launchers:
+        shutil.rmtree(out, ignore_errors=True)
+        if launcher == "forked":
+            found = ended(processes(ranks, run, *asked))
+            assert [status for status, _, _ in found] == [0] * ranks, found
+        elif launcher == "torchrun" or shutil.which(launcher):
+            replay = ["-m", "etloom", "replay", "comms", str(run), "--master-port", str(free_port()), *asked]
+            done = subprocess.run(
+                [*started[launcher], *replay], env=plain, capture_output=True, text=True, timeout=100
+            )
+            assert done.returncode == 0, done.stderr
+        else:
+            continue
+        replayed = etloom.open(out)
+        for rank, own in enumerate(recorded.calls):
+            rows = (
+                replayed[rank]
+                .comms.sort("id")
+                .select(pl.col("collective").cast(pl.String), "in_nelems", "out_nelems")
+            )
+            assert rows.rows() == [(call.collective, sum(call.inputs), sum(call.outputs)) for call in own]
     if how == "experts":  # shares differ between ranks, in rows 16 elements wide
         splits = [call.in_split for own in recorded.calls for call in own if call.in_split]
         assert any(len(set(split)) > 1 for split in splits)
