@@ -232,8 +232,13 @@ def below(run: Raw) -> Counter[int]:
 
 def test_operators(file: str) -> None:
     run, device = raw(file), below(raw(file))
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
     for one in run.host:
+        if one.cat in ("cuda_runtime", "cuda_driver"):
+            operator = next((outer for outer in one.around() if outer.cat == "cpu_op"), None)
+            inside = covered((max(c.start, one.start), min(c.end, one.end)) for c in one.children)
+            if operator is not None:
+                sums[operator.name][4] += one.dur - inside
         if one.cat == "cpu_op":
             own = sums[one.name]
             outermost = all(outer.name != one.name for outer in list(one.around())[1:])
@@ -241,8 +246,11 @@ def test_operators(file: str) -> None:
             own[1] += one.dur - covered((max(c.start, one.start), min(c.end, one.end)) for c in one.children)
             own[2] += one.dur * outermost
             own[3] += device[id(one)] * outermost
-    table = asked(file, "top-ops", top=10**6).select("name", "count", "self_ns", "total_ns", "device_ns")
-    assert {name: list(rest) for name, *rest in table.rows()} == sums
+    table = asked(file, "top-ops", top=10**6)
+    columns = table.select("name", "count", "self_ns", "total_ns", "device_ns", "runtime_ns")
+    assert {name: list(rest) for name, *rest in columns.rows()} == sums
+    assert table.select((pl.col("own_ns") == pl.col("self_ns") + pl.col("runtime_ns")).all()).item()
+    assert table["own_ns"].is_sorted(descending=True)
 
 
 def test_operators_by_arguments(file: str) -> None:

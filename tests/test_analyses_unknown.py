@@ -27,6 +27,7 @@ def of_lengths(tmp_path: Path, host: int, device: int) -> Trace:
         ("kernel-breakdown", "total_pct"),
         ("kernel-families", "total_pct"),
         ("top-ops", "self_pct"),
+        ("top-ops", "own_pct"),
         ("annotations", "pct"),
     ],
 )

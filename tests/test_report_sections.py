@@ -161,7 +161,7 @@ def test_of_many_rows_the_costliest_of_all_ranks_come_first(
     monkeypatch.setattr(html, "MOST_COSTLY", 2)
     rows = re.findall(r'<table id="top-ops".*?</table>', html.render(job), re.DOTALL)[0].split("<tr>")[2:]
     shown = [re.findall(r'data-value="([^"]*)"', row)[2] for row in rows]
-    assert shown == [str(ns) for ns in operators["self_ns"].sort(descending=True).head(2)]
+    assert shown == [str(ns) for ns in operators["own_ns"].sort(descending=True).head(2)]
 
 
 def test_a_path_that_is_not_worked_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

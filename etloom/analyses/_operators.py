@@ -7,7 +7,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import kinds
-from etloom.stacks import exclusive_time, numbers, taken
+from etloom.stacks import among, exclusive_time, nearest, numbers, taken
 from etloom.stacks import row_of as row_of
 from etloom.trace import Trace
 
@@ -21,21 +21,43 @@ def with_self_time(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
 
 
 def operators(trace: Trace) -> pl.DataFrame:
-    """id, name, step, dur, self_ns, device_ns, outermost of each operator that has a duration.
+    """id, name, step, dur, self_ns, runtime_ns, own_ns, device_ns, outermost of each operator that has a duration.
 
-    device_ns: the sum of the durations of the device events launched in it or anywhere below it. outermost:
-    nothing of the same name encloses it, so that sums over the outermost ones count no time twice.
+    runtime_ns: in calls into the device's runtime or driver of which this is the innermost operator; null where the
+    trace holds none. own_ns: self_ns and that. device_ns: the sum of the durations of the device events launched in it
+    or anywhere below it. outermost: nothing of the same name encloses it, so that sums over the outermost ones count no
+    time twice.
     """
     events = trace.events
     is_operator = pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("dur").is_not_null()
     parent = row_of(events, events["parent"])
     names = numbers(events["name"].to_physical(), -1)
     rows = np.flatnonzero(events.select(is_operator.fill_null(False)).to_series().to_numpy())
+    own = exclusive_time(events)
+    runtime = runtime_time(events, own, parent, rows)
     return events.select("id", "name", "step", "dur")[rows].with_columns(
-        exclusive_time(events)[rows].alias("self_ns"),
+        own[rows].alias("self_ns"),
+        runtime.alias("runtime_ns"),
+        (own[rows] + runtime.fill_null(0)).alias("own_ns"),
         pl.Series("device_ns", device_time(trace, parent)[rows]),
         pl.Series("outermost", ~_enclosed_by_namesake(rows, parent, names)),
     )
+
+
+def runtime_time(events: pl.DataFrame, own: pl.Series, parent: Rows, operators: Rows) -> pl.Series:
+    """Of each of these rows the time in runtime calls of which it is the innermost operator; all null without calls.
+
+    A call inside a call (a runtime's into its driver) counts once, since each counts what it itself took (``own``).
+    """
+    calls = np.flatnonzero(among(events["cat"], kinds.RUNTIME) & own.is_not_null().to_numpy())
+    if not calls.size:
+        return pl.Series([None], dtype=pl.Int64).new_from_index(0, operators.size)
+    is_operator = np.zeros(events.height, dtype=np.bool_)
+    is_operator[operators] = True
+    around = nearest(parent, is_operator, calls)
+    total = np.zeros(events.height, dtype=np.int64)
+    np.add.at(total, around[around >= 0], own[calls].to_numpy()[around >= 0])
+    return pl.Series(total[operators])
 
 
 def device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:

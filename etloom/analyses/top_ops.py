@@ -1,19 +1,22 @@
-"""Operators by the time they take: calls, total and self time, and the device time they cause.
+"""Operators by the time they take: calls, own, self and total time, and the device time they cause.
 
-A row is an operator of the host. total: from its start to its end, where an operator that calls itself
-counts once. self: without what it calls, be it another operator, a call into the device's runtime, a
-Python frame or a range. mean: of all calls. device: the sum of the durations of the kernels, copies and
-sets that were launched in it or in what it calls; null where the trace holds no device work. self_pct is
-of the self time of all operators.
+A row is an operator of the host. total: from its start to its end, where an operator that calls itself counts once.
+self: without what it calls, be it another operator, a call into the device's runtime, a Python frame or a range.
+runtime: in calls into the device's runtime or driver (cudaMemcpyAsync, cudaLaunchKernel) of which it is the innermost
+operator: where a host waits for its device, it waits in one; null where none were recorded. own: self and runtime
+together. mean: of all calls. device: the sum of the durations of the kernels, copies and sets that were launched in it
+or in what it calls; null where the trace holds no device work. own_pct and self_pct are of the own and the self time of
+all operators.
 
 top: how many rows, the greatest first.
 
-by: what decides: self, total, mean, count or device.
+by: what decides: own, self, runtime, total, mean, count or device.
 
 step: only the operators of this step.
 
-Units: ns (mean rounded to whole ones), percent. Definition: as torch.profiler's key_averages, which
-counts an operator inside one of the same name twice.
+Units: ns (mean rounded to whole ones), percent. Definition: as torch.profiler's key_averages (self is its self CPU
+time, of which runtime calls are no part: they have rows there), which counts an operator inside one of the same name
+twice.
 """
 
 from __future__ import annotations
@@ -37,16 +40,21 @@ SCOPE = "rank"
 COLUMNS = {
     "name": pl.String,
     "count": pl.Int64,
+    "own_ns": pl.Int64,
+    "own_pct": pl.Float64,
     "self_ns": pl.Int64,
     "self_pct": pl.Float64,
+    "runtime_ns": pl.Int64,
     "total_ns": pl.Int64,
     "mean_ns": pl.Int64,
     "device_ns": pl.Int64,
 }
-_ORDERS = {"self": "self_ns", "total": "total_ns", "mean": "mean_ns", "count": "count", "device": "device_ns"}
+_ORDERS = {name: f"{name}_ns" for name in ("own", "self", "runtime", "total", "mean", "device")} | {
+    "count": "count"
+}
 
 
-def analyze(trace: Trace, *, top: int = 20, by: str = "self", step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, top: int = 20, by: str = "own", step: int | None = None) -> pl.DataFrame:
     if by not in _ORDERS:
         raise UnknownName("order", by, _ORDERS)
     check_top(top)
@@ -64,13 +72,17 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "self", step: int | None =
         .group_by("name")
         .agg(
             pl.len().alias("count"),
-            pl.col("self_ns").sum(),
+            pl.col("own_ns", "self_ns").sum(),
+            # Of a trace without calls each is null, and so is the sum.
+            pl.when(pl.col("runtime_ns").is_not_null().any()).then(pl.col("runtime_ns").sum()),
             pl.col("dur").filter(outermost).sum().alias("total_ns"),
             pl.col("dur").mean().round().alias("mean_ns"),
             pl.col("device_ns").filter(outermost).sum(),
         )
-        .with_columns(percent_of_all("self_ns"))
+        .with_columns(percent_of_all("own_ns"), percent_of_all("self_ns"))
     )
     if not has_device_work(trace):
         table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))
-    return answer(table, COLUMNS).sort(_ORDERS[by], "name", descending=[True, False]).head(top)
+    return (
+        answer(table, COLUMNS).sort(_ORDERS[by], "name", descending=[True, False], nulls_last=True).head(top)
+    )

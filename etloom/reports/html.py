@@ -41,11 +41,11 @@ FILLS = dict(zip(PARTS, ("compute", "communication", "memory", "other", "idle"),
 """Part of the breakdown -> its colour in report.css."""
 MOST_COSTLY = 600
 """Rows of a table that has several a rank."""
-_COST = {"top-ops": "self_ns", "kernel-breakdown": "total_ns"}
+_COST = {"top-ops": "own_ns", "kernel-breakdown": "total_ns"}
 _TABLES = {
     "top-ops": (
         "Operators",
-        "By self time: without what the operator calls. Device: the device work it causes.",
+        "Own: self (without what the operator calls) and its runtime calls. Device: the work it causes there.",
     ),
     "kernel-breakdown": ("Kernels", "Device work by name; without a device, operators by self time."),
     "steps": ("Steps", "From the start to the end of a ProfilerStep; device: the work launched in it."),

@@ -1,0 +1,62 @@
+"""Where the host's time goes: operators, and the calls of the device's runtime that they make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+import small
+
+import etloom
+
+HOST = (10, 11)
+CALLS = [
+    small.slice_("cpu_op", "copy", 0, 100, *HOST),
+    small.slice_(
+        "python_function", "hook", 10, 50, *HOST
+    ),  # runtime calls inside it are still the operator's
+    small.slice_("cuda_runtime", "cudaMemcpyAsync", 20, 30, *HOST),
+    small.slice_("cuda_driver", "cuMemcpy", 25, 20, *HOST),  # in that call: counts once
+    small.slice_("cpu_op", "add", 60, 30, *HOST),
+    small.slice_("cuda_runtime", "cudaLaunchKernel", 70, 5, *HOST),
+    small.slice_("cpu_op", "view", 100, 40, *HOST),
+    small.slice_("cuda_runtime", "cudaDeviceSynchronize", 200, 900, *HOST),  # of no operator
+]
+
+
+def top_ops(tmp_path: Path, *categories: str, **options: str) -> pl.DataFrame:
+    path = tmp_path / "kineto_trace_0.json"
+    run = small.kineto() | {"traceEvents": [call for call in CALLS if call["cat"] in categories]}
+    path.write_text(json.dumps(run))
+    return etloom.analyze(etloom.open(path, use_cache=False)[0], "top-ops", **options)
+
+
+EVERYTHING = ("cpu_op", "python_function", "cuda_runtime", "cuda_driver")
+
+
+def test_runtime_calls_are_of_their_innermost_operator(tmp_path: Path) -> None:
+    table = top_ops(tmp_path, *EVERYTHING)
+    assert table.select("name", "own_ns", "self_ns", "runtime_ns").rows() == [
+        ("copy", 50_000, 20_000, 30_000),
+        ("view", 40_000, 40_000, 0),
+        ("add", 30_000, 25_000, 5_000),
+    ]
+    assert table["own_pct"].to_list() == pytest.approx([100 * 50 / 120, 100 * 40 / 120, 25.0])
+
+
+@pytest.mark.parametrize(
+    ("by", "order"), [("self", "view add copy"), ("runtime", "copy add view"), ("own", "copy view add")]
+)
+def test_what_decides(tmp_path: Path, by: str, order: str) -> None:
+    assert top_ops(tmp_path, *EVERYTHING, by=by)["name"].to_list() == order.split()
+
+
+def test_without_calls_their_time_is_unknown(tmp_path: Path) -> None:
+    table = top_ops(tmp_path, "cpu_op")
+    assert table.select("name", "own_ns", "self_ns", "runtime_ns").rows() == [
+        ("copy", 70_000, 70_000, None),
+        ("view", 40_000, 40_000, None),
+        ("add", 30_000, 30_000, None),
+    ]
