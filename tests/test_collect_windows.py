@@ -416,8 +416,10 @@ import os, sys, time, torch, torch.distributed as dist
 rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=world)
 net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
-for step in range(5):
+for step in range(20):
+    if rank == 1 and step == 2: open(sys.argv[2], "w").close()  # anybody asks
     net(torch.ones(1, 2)).sum().backward(); dist.all_reduce(net.weight.grad); optimizer.step()
+    time.sleep(0.01)
 dist.destroy_process_group()
 time.sleep(0.2)  # see examples/train_ddp.py
 """
@@ -425,16 +427,18 @@ time.sleep(0.2)  # see examples/train_ddp.py
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_under_srun_the_process_group_says_the_rank(
+def test_under_srun_all_ranks_record_the_step_they_are_asked_for(
     tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
-    command = [str(tmp_path / "srun"), "-n", "2", sys.executable, "-c", BY_SLURM, str(tmp_path / "meeting")]
-    collected = launch(command, tmp_path / "run", what="et", ranks="1")
-    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (1,))
-    assert sorted(path.name for path in (tmp_path / "run").glob("observer*")) == ["observer_1.etob"]
-    card = read_card(tmp_path / "run" / "run.yaml")
+    script = [sys.executable, "-c", BY_SLURM, str(tmp_path / "meeting"), str(tmp_path / "run" / demand.ASKED)]
+    collected = launch([str(tmp_path / "srun"), "-n", "2", *script], tmp_path / "run", what="et", on_demand=2)
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    (window,) = collected.windows
+    steps = [json.loads((window / f"rank_{rank}.json").read_text())["steps"] for rank in (0, 1)]
+    assert steps[0] == steps[1] and len(steps[0]) == 2 and f"step_{steps[0][0]}" == window.name
+    card = read_card(window / f"{window.name}.yaml")
     assert card["workload"]["hardware"]["xpu_spec"]["total_count"] == 2
 
 
