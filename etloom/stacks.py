@@ -111,8 +111,9 @@ def lane_codes(events: pl.DataFrame, columns: Collection[str] = ("pid", "tid")) 
     code = np.zeros(events.height, np.int64)
     for column in columns:
         distinct = np.sort(events[column].unique().drop_nulls().to_numpy())
-        code *= distinct.size + 1
-        code += np.searchsorted(distinct, numbers(events[column], _LAST))
+        if distinct.size > 1 or events[column].null_count():
+            code *= distinct.size + 1
+            code += np.searchsorted(distinct, numbers(events[column], _LAST))
     return code
 
 
