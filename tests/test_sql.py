@@ -63,6 +63,14 @@ HOSTILE = [
 ]
 
 
+def polars_reads(query: str) -> None:
+    """Polars itself reads the file: else a test shows nothing. Not all of its versions take every form."""
+    try:
+        pl.SQLContext({"events": EVENTS.lazy()}, eager=False).execute(query).collect()
+    except pl.exceptions.PolarsError:
+        pytest.skip("this polars does not take that form")
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize(
     ("function", "end"),
@@ -72,9 +80,7 @@ HOSTILE = [
 def test_no_file_is_read(text: str, function: str, end: str, what: Trace | Job, secret: str) -> None:
     path = secret.removesuffix("csv") + end
     query = text.format(f=function, F=function.title(), p=path)
-    # Polars itself would have read it: else the test shows nothing.
-    context = pl.SQLContext({"events": EVENTS.lazy()}, eager=False)
-    context.execute(query).collect()
+    polars_reads(query)
     with pytest.raises(EtloomError, match=r"which reads files; a query sees the tables of the run only"):
         what.query(query)
 
@@ -83,9 +89,11 @@ def test_no_file_is_read(text: str, function: str, end: str, what: Trace | Job, 
 def test_the_plan_tells_of_a_file_where_the_text_did_not(
     text: str, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    query = text.format(f="read_csv", F="READ_CSV", p=secret)
+    polars_reads(query)
     monkeypatch.setattr(sql, "_file_function", lambda text: None)
     with pytest.raises(EtloomError, match="which reads files"):
-        TRACE.query(text.format(f="read_csv", F="READ_CSV", p=secret))
+        TRACE.query(query)
 
 
 @pytest.mark.parametrize(
