@@ -1,14 +1,19 @@
 """Operators by their arguments: which shapes and types they are called with, how often, at what cost.
 
 A row is an operator with the shapes, types and (where recorded) values of its inputs, as JSON. self: without what it
-calls. device: of the kernels launched in it or below it, null where the trace holds no device work.
+calls. device: of the kernels launched in it or below it, null where the trace holds no device work. Of an operator
+whose shapes Kineto did not record, its node of the execution trace says them, in the words of that: null is its value
+of a tensor.
 
 operator: only operators of this name. top: how many rows, the costliest first. step: only this step.
 
-Units: ns. Needs shapes: profile with record_shapes=True. Definition: TraceLens' ops_unique_args.
+Units: ns. Needs shapes: record_shapes=True, or the run's execution trace. Definition: TraceLens' ops_unique_args.
 """
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import polars as pl
 
@@ -37,16 +42,15 @@ def analyze(
 ) -> pl.DataFrame:
     check_top(top)
     require_linked(trace)
-    arguments = trace.arguments.select(id="event", shapes="dims", types="types", values="concrete_inputs")
-    calls = operators(trace) if arguments.height else arguments
-    if not calls.height or not arguments.height:
+    calls = operators(trace)
+    arguments = _of_events(trace, calls["id"])
+    if arguments["shapes"].null_count() == calls.height:
         raise AnalysisError(
             "the trace holds no operators with shapes",
             where=of_rank(trace),
-            remedy="profile with record_shapes=True",
+            remedy="profile with record_shapes=True, or put the execution trace of the run beside it",
         )
-    calls = in_step(trace, calls, step)
-    calls = calls.hstack(taken(arguments.drop("id"), row_of(arguments, calls["id"])))
+    calls = in_step(trace, calls.hstack(arguments), step)
     calls = calls if operator is None else calls.filter(pl.col("name") == operator)
     table = calls.group_by("name", "shapes", "types", "values").agg(
         pl.len().alias("count"),
@@ -62,3 +66,67 @@ def analyze(
     table = answer(table, COLUMNS)
     keys = (worst, "name", "shapes", "types", "values")
     return table.sort(keys, descending=(True, False, False, False, False)).head(top)
+
+
+def _of_events(trace: Trace, ids: pl.Series) -> pl.DataFrame:
+    """shapes, types, values of each of these events: Kineto's, else those of the node it is linked to, else null."""
+    columns = ("shapes", "types", "values")
+    arguments = trace.arguments.select("event", shapes="dims", types="types", values="concrete_inputs")
+    told = taken(arguments.drop("event"), row_of(arguments.rename({"event": "id"}), ids))
+    told = told.with_columns(pl.col(columns).cast(pl.String))
+    untold = ids.filter(told["shapes"].is_null())
+    links = trace.links.select("node", id="event").filter(pl.col("id").is_in(untold.implode()))
+    if not links.height:
+        return told
+    said = _of_nodes(trace, links.unique("id", keep="first", maintain_order=True))
+    said = taken(said.select(columns), row_of(said, ids))
+    by_kineto = pl.Series(told["shapes"].is_not_null())
+    return told.select(pl.when(by_kineto).then(name).otherwise(said[name]).alias(name) for name in columns)
+
+
+def _of_nodes(trace: Trace, asked: pl.DataFrame) -> pl.DataFrame:
+    """asked (node, id) with shapes, types, values in the form of Kineto's; each distinct call is worked out once."""
+    asked = asked.join(
+        trace.nodes.select("inputs", "input_types", node="id"), on="node", maintain_order="left"
+    )
+    tensors = trace.tensors.filter(pl.col("io") == 0).join(asked.select("node"), on="node", how="semi")
+    columns = ("index", "item", "dtype", "shape")
+    text = pl.concat_str(pl.col(columns).cast(pl.String).fill_null(""), separator="|")
+    keys = tensors.sort("node", "index", "item").group_by("node").agg(text.str.join(";").alias("key"))
+    asked = asked.join(keys, on="node", how="left", maintain_order="left")
+    call = ("inputs", "input_types", "key")
+    one = asked.group_by(call, maintain_order=True).agg(pl.col("node").first())
+    of_one = tensors.join(one.select("node"), on="node", how="semi").sort("node", "index", "item")
+    lists = {node: part.rows() for (node,), part in of_one.select("node", *columns).group_by("node")}
+    rows = [_written(inputs, types, lists.get(node, [])) for inputs, types, _, node in one.iter_rows()]
+    schema = dict.fromkeys(("shapes", "types", "values"), pl.String)
+    one = one.drop("node").hstack(pl.DataFrame(rows, schema=schema, orient="row"))
+    return asked.join(one, on=call, how="left", nulls_equal=True, maintain_order="left")
+
+
+def _written(
+    inputs: str | None, input_types: str | None, tensors: list[tuple[int, int, int | None, str, str]]
+) -> tuple[str | None, str | None, str | None]:
+    """shapes, types, values as JSON lists of the arguments; tensors: (node, index, item, dtype, shape), in order."""
+    values, types = (_listed(text) for text in (inputs, input_types))
+    size = max([len(values), *(index + 1 for _, index, *_ in tensors)])
+    if not size:
+        return None, None, None
+    shapes: list[Any] = [[] for _ in range(size)]
+    types = [*types, *[None] * (size - len(types))]
+    values = [*values, *[None] * (size - len(values))]
+    for _, index, item, dtype, shape in tensors:
+        sizes = json.loads(shape) if shape else None
+        values[index] = None
+        if item is None:
+            shapes[index], types[index] = sizes, dtype
+        else:
+            shapes[index].append(sizes)
+            types[index] = "TensorList"
+    return json.dumps(shapes), json.dumps(types), json.dumps(values)
+
+
+def _listed(text: str | None) -> list[Any]:
+    """The JSON list that a text is; an empty one for what is none."""
+    found = json.loads(text) if text else []
+    return found if isinstance(found, list) else []

@@ -1,0 +1,67 @@
+"""Operators by their arguments: by Kineto's shapes, and by those of the execution trace where Kineto has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+
+import etloom
+from etloom.errors import AnalysisError
+
+TENSOR, OTHER = [7, 8, 0, 32, 4, "cuda:0"], [9, 10, 0, 3, 4, "cuda:0"]
+CALL = {
+    "values": [TENSOR, [OTHER, OTHER], 2, "<None>"],
+    "shapes": [[4, 8], [[3], [5]], [], []],
+    "types": ["Tensor(float)", "GenericList[Tensor(c10::Half),Tensor(c10::Half)]", "Int", "None"],
+    "strides": [[8, 1], [[1], [1]], [], []],
+}
+
+
+def run(folder: Path, kineto_shapes: bool, call: dict[str, Any]) -> Path:
+    """A run of one rank, whose node of aten::mm holds the call; aten::linear may have shapes in Kineto's trace."""
+    small.write_run(folder, (0,))
+    nodes = small.execution_trace()
+    for node in nodes["nodes"]:
+        if node["name"] in ("aten::mm", "aten::linear"):
+            node["inputs"] = call
+    (folder / "torch_et_0.json").write_text(json.dumps(nodes))
+    trace = small.kineto(0, 1)
+    if not kineto_shapes:
+        for event in trace["traceEvents"]:
+            event["args"].pop("Input Dims", None)
+    (folder / "kineto_trace_0.json").write_text(json.dumps(trace))
+    return folder
+
+
+NODE = (
+    "[[4, 8], [[3], [5]], [], []]",
+    '["float", "TensorList", "Int", "None"]',
+    '[null, null, 2, "<None>"]',
+)
+
+
+def test_what_kineto_does_not_say_the_execution_trace_does(tmp_path: Path) -> None:
+    job = etloom.open(run(tmp_path / "run", True, CALL), use_cache=False)
+    table = etloom.analyze(job[0], "unique-args")
+    rows = {name: rest for name, *rest in table.select("name", "shapes", "types", "values").rows()}
+    assert rows["aten::mm"] == list(NODE)
+    assert [json.loads(rows["aten::linear"][0]), *rows["aten::linear"][1:]] == [[[4, 8], [8, 8]], None, None]
+    figures = {name: rest for name, *rest in table.select("name", "count", "self_ns", "total_ns").rows()}
+    assert figures["aten::mm"] == [1, 230_000, 250_000]
+
+
+def test_the_execution_trace_alone_knows_shapes(tmp_path: Path) -> None:
+    job = etloom.open(run(tmp_path / "run", False, CALL), use_cache=False)
+    table = etloom.analyze(job[0], "unique-args", operator="aten::linear")
+    assert table.select("shapes", "types", "values").rows() == [NODE]
+
+
+def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
+    nothing: dict[str, Any] = {"values": [], "shapes": [], "types": [], "strides": []}
+    job = etloom.open(run(tmp_path / "run", False, nothing), use_cache=False)
+    with pytest.raises(AnalysisError, match="or put the execution trace of the run beside it"):
+        etloom.analyze(job[0], "unique-args")
