@@ -68,6 +68,9 @@ def simulate(
       KEY     rank, step, stream, group
       CHANGE  x0.5 (times), =20us (to), +3us, -3us
 
+    "before" is what was recorded. A step lasts until the device has ended all that the step launched: where the device
+    lags behind, longer than its mark on the host, whose duration `etloom analyze steps` gives.
+
     The answer is an interval: "after" keeps every delay that the graph does not explain, "at best" lets it go with its
     cause as far as that is usual (the 95 % quantile of its kind). `etloom analyze graph-quality` says how far to
     believe it.
