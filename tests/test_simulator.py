@@ -16,7 +16,7 @@ from test_dependencies_laws import points, truth
 from typer.testing import CliRunner
 
 import etloom
-from etloom.cli import app
+from etloom.cli import app, main
 from etloom.dependencies import depend
 from etloom.errors import EtloomError
 from etloom.graphs import Kind
@@ -268,3 +268,18 @@ def test_about_nothing_is_an_error(data: Path) -> None:
     with pytest.raises(EtloomError, match="waits for the device"):
         etloom.simulate(job, RemoveSync("aten::item"))
     assert Kind.SYNC not in etloom.graph(job).graph.kind
+
+
+def test_a_path_through_what_nothing_explains_says_so(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The simulation of these runs is refused belief, and so is their path, here and in the report."""
+    from etloom.reports.verdict import verdict
+
+    for name, explained in (("dlrm", True), ("hta_multirank", False)):
+        path = etloom.analyze(etloom.open(data / name), "critical-path")
+        assert path["explainable"].unique().to_list() == [explained]
+        assert main(["analyze", "critical-path", str(data / name)]) == 0
+        assert ("do not rely on this path" in capsys.readouterr().err) is not explained
+        sentence = next(
+            one for one in verdict(etloom.open(data / name)).sentences if one.topic == "Critical path"
+        )
+        assert ("not to be relied on" in sentence.text) is not explained

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import polars as pl
+
 from etloom.dependencies import Dependencies, depend
 from etloom.errors import AnalysisError
 from etloom.trace import Job
@@ -16,3 +20,9 @@ def dependencies(job: Job) -> Dependencies:
             remedy="record it with torch.profiler and its CPU activity",
         )
     return found
+
+
+def unexplained(table: pl.DataFrame, what: str) -> Iterator[str]:
+    """What to say of an answer whose column explainable is false."""
+    if not table["explainable"].all():
+        yield f"do not rely on {what}: the graph does not explain the recording; etloom analyze graph-quality says why"

@@ -11,8 +11,8 @@ time to what was last to be ready. Its times sum to the makespan. A row is a par
 - count: of the pieces. time: their sum; pct is of the whole path. unexplained: the part of it beyond the least
   that such a dependency takes.
 
-See graph-quality for how far the graph explains the recording: where it does not, the path is no more than a
-chain of what came after what.
+- explainable: whether the graph explains the recording (as of graph-quality, of all ranks): where it does not, the path
+  is no more than a chain of what came after what.
 
 by: what a row is: kind, category, name, operator, module, or edge (every piece, in order of time).
 
@@ -27,11 +27,13 @@ etloom.dependencies.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
 
 from etloom.analyses._activity import answer, check_step, steps
-from etloom.analyses._dependencies import dependencies
-from etloom.dependencies import paths
+from etloom.analyses._dependencies import dependencies, unexplained
+from etloom.dependencies import paths, quality
 from etloom.errors import AnalysisError, UnknownName
 from etloom.graphs import Graph
 from etloom.trace import Job
@@ -50,6 +52,7 @@ COLUMNS = {
     "time_ns": pl.Int64,
     "unexplained_ns": pl.Int64,
     "pct": pl.Float64,
+    "explainable": pl.Boolean,
 }
 _BY = {
     "kind": ["kind"],
@@ -77,15 +80,21 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
     parts = (described(part).with_columns(count=1) for part in paths.pieces(graph, end, begin))
     path = pl.concat(parts) if by == "edge" else _summed(pl.concat(_summed(part, by) for part in parts), by)
     total = int(path["time_ns"].sum())
-    missing = [name for name in COLUMNS if name not in (*path.columns, "pct")]
+    missing = [name for name in COLUMNS if name not in (*path.columns, "pct", "explainable")]
     path = path.with_columns(
         (100 * pl.col("time_ns") / max(total, 1)).alias("pct"),
+        pl.lit(not quality.doubts(graph, job)).alias("explainable"),
         *(pl.lit(None).alias(name) for name in missing),
     ).with_columns(paths.modules(pl.col("module")).alias("module"))
     path = answer(path, COLUMNS)
     return (
         path if by == "edge" else path.sort("time_ns", *_BY[by], descending=[True] + [False] * len(_BY[by]))
     )
+
+
+def remarks(table: pl.DataFrame) -> Iterator[str]:
+    """What the rows alone do not say."""
+    yield from unexplained(table, "this path")
 
 
 def _summed(path: pl.DataFrame, by: str) -> pl.DataFrame:

@@ -2,7 +2,9 @@
 
 A measure has failed where all of its interval lies above the limit. It has passed where its change is not above the
 limit and its interval is narrow enough that a change of twice the limit would have failed, or lies below the limit
-whole. Else nothing can be told, and a gate that cannot tell does not pass: more steps or runs narrow the interval.
+whole. Else nothing can be told, and a gate that cannot tell does not pass: more steps or runs narrow the interval. One
+run of hosts against one passes where their steps alone would have it pass; to fail, it must be slower by more than
+such runs differ (`etloom.comparing.quiet.ALONE`).
 
 Step time is judged by the quiet step (`etloom.comparing.quiet`) where that can be told. What the steps took then stands
 in the table beside it and is judged only if it is asked for, as wall-step-time: on a machine that is shared, it follows
@@ -83,7 +85,9 @@ def gate(
             }
             quiet = _judged(row, max_regression, min(len(runs), len(baselines)), found.least)
             if found.alone and quiet["verdict"] == "undecided":
-                quiet |= {"more_steps": None, "more_runs": 2}
+                low, high = found.alone
+                seen = _judged({**row, "low_pct": low, "high_pct": high}, max_regression, 1, found.least)
+                quiet |= {"verdict": "passed"} if _passed(seen) else {"more_steps": None, "more_runs": 2}
             if WALL in metrics:
                 rows.append(quiet)
                 continue

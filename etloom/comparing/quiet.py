@@ -70,8 +70,8 @@ class Level:
 class QuietShift:
     """Of the quiet step, in percent: the change and its interval; the levels in ns, steps and runs of both sides.
 
-    noise: half the interval's width; least: what of that would remain with steps without end; alone: that ALONE is in
-    it, so that a second run of either side tells more than any number of steps.
+    noise: half the interval's width; least: what of that would remain with steps without end; alone: the interval
+    without ALONE, of what the steps alone show, None where ALONE is not in it.
     """
 
     percent: float
@@ -79,7 +79,7 @@ class QuietShift:
     high: float
     noise: float
     least: float
-    alone: bool
+    alone: tuple[float, float] | None
     before: float
     after: float
     steps_before: int
@@ -106,18 +106,25 @@ def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | Non
         between += run_to_run / len(side)
     strains = [float(np.mean([level.strain for level in side])) for side in (first, second)]
     between += (STRAIN * (strains[1] - strains[0])) ** 2
-    alone = len(before) == len(after) == 1 and not any(
-        has_device_work(trace) for job in (*before, *after) for trace in job.values()
-    )
-    if alone:
-        between += (ALONE * strains[0]) ** 2 + (ALONE * strains[1]) ** 2
     t = quantile((1 + CONFIDENCE) / 2, sum(level.freedom for level in (*first, *second)))
-    change, noise = means[1] - means[0], t * sqrt(within + between)
-    percent, low, high = (100 * (exp(end) - 1) for end in (change, change - noise, change + noise))
+    change = means[1] - means[0]
+    alone = None
+    if len(before) == len(after) == 1 and not any(
+        has_device_work(trace) for job in (*before, *after) for trace in job.values()
+    ):
+        alone = _interval(change, t * sqrt(within + between))
+        between += (ALONE * strains[0]) ** 2 + (ALONE * strains[1]) ** 2
+    low, high = _interval(change, t * sqrt(within + between))
     return QuietShift(
-        *(percent, low, high, (high - low) / 2, 100 * t * sqrt(between), alone, exp(means[0]), exp(means[1])),
+        *(100 * (exp(change) - 1), low, high, (high - low) / 2, 100 * t * sqrt(between), alone),
+        *(exp(means[0]), exp(means[1])),
         *(sum(level.steps for level in side) for side in (first, second)),
     )
+
+
+def _interval(change: float, noise: float) -> tuple[float, float]:
+    """Of a change of a logarithm, in percent."""
+    return 100 * (exp(change - noise) - 1), 100 * (exp(change + noise) - 1)
 
 
 def _run_to_run(sides: Sequence[Sequence[Level]]) -> float:

@@ -105,7 +105,8 @@ def describer(job: Job, wanted: Collection[str]) -> Callable[[pl.DataFrame], pl.
 
     @cache
     def said(rank: int) -> Callable[[pl.Series], pl.DataFrame]:
-        return _what(job[rank], wanted)
+        # What several ranks do together is of none (-1) and no event's: any of them says that.
+        return _what(job[rank if rank in job else job.ranks[0]], wanted)
 
     def described(path: pl.DataFrame) -> pl.DataFrame:
         if not wanted:

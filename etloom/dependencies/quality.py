@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from etloom import graphs
-from etloom.graphs import Graph, Kind, Ticks
-from etloom.trace import Trace
+from etloom.dependencies.events import Mask
+from etloom.graphs import Graph, Kind
+from etloom.stacks import numbers
+from etloom.trace import Job, Trace
 
 SOON_NS = 5_000
 """Work that starts so long after what it waited for is explained."""
@@ -48,26 +50,26 @@ def explained(graph: Graph, trace: Trace, rank: int) -> Explained:
     point = np.flatnonzero(work)
     if not point.size:
         return Explained(0, 1.0, 0.0, (0.0,) * len(SHIFTS_NS))
+    # Of each edge into the start of some work: which work, its start, and between which times it would be explained.
     degree = np.diff(graph.first)[point]
-    into = np.repeat(point, degree)
+    into = np.repeat(np.arange(len(point)), degree)
     edges = np.arange(len(into)) + np.repeat(graph.first[point] - np.cumsum(degree) + degree, degree)
-    kind = graph.kind[edges]
-    low, high = graph.time[graph.source[edges]].copy(), np.zeros(len(edges), np.int64)
-    high[:] = low + SOON_NS
-    high[kind == Kind.OVERLAP] = graph.time[into[kind == Kind.OVERLAP]]
+    began, kind, source = graph.time[point][into], graph.kind[edges], graph.source[edges]
+    low = graph.time[source]
+    high = np.where(kind == Kind.OVERLAP, began, low + SOON_NS)
     launch = np.flatnonzero(kind == Kind.LAUNCH)
     events = trace.events
-    call = np.searchsorted(events["id"].to_numpy(), graph.event[graph.source[edges[launch]]])
+    call = np.searchsorted(events["id"].to_numpy(), graph.event[source[launch]])
     low[launch] = events["ts"].to_numpy()[call]
-    high[launch] = low[launch] + events["dur"].fill_null(0).to_numpy()[call] + SOON_NS
+    high[launch] = low[launch] + numbers(events["dur"], 0)[call] + SOON_NS
 
-    def reasons(shift: int) -> tuple[Ticks, Ticks]:
-        start = graph.time[into] + shift
+    def reasons(shift: int) -> tuple[Mask, Mask]:
+        start = began + shift
         fits = (low <= start) & (start <= high)
-        launched, ordered = np.zeros(len(graph), bool), np.zeros(len(graph), bool)
+        launched, ordered = np.zeros((2, len(point)), bool)
         launched[into[fits & (kind == Kind.LAUNCH)]] = True
         ordered[into[fits & (kind != Kind.LAUNCH)]] = True
-        return launched[point], ordered[point]
+        return launched, ordered
 
     launched, ordered = reasons(0)
     chance = tuple(float(np.logical_or(*reasons(shift)).mean()) for shift in SHIFTS_NS)
@@ -125,3 +127,11 @@ def verdict(found: Explained, fit: Fit) -> str | None:
     if fit.makespan and fit.residual > fit.makespan / 2:
         return f"unexplained delays sum to {100 * fit.residual / fit.makespan:.0f} % of the makespan"
     return None
+
+
+def doubts(graph: Graph, job: Job) -> dict[int, str]:
+    """Rank -> why its recording is not explained, of those that are not: what follows from the graph is no more there
+    than a chain of what came after what."""
+    found = fits(graph, job.ranks)
+    verdicts = {rank: verdict(explained(graph, trace, rank), found[rank]) for rank, trace in job.items()}
+    return {rank: why for rank, why in verdicts.items() if why is not None}

@@ -103,6 +103,8 @@ def path(table: pl.DataFrame) -> str:
         "The chain of work and waits on which the end of the run hangs; the button above the timeline marks it there. "
         "Unexplained: beyond the least that such a step takes."
     )
+    if not table["explainable"].all():
+        note = f"Not to be relied on: the graph does not explain the recording (etloom analyze graph-quality). {note}"
     shown = html_table(rows, "critical-path", "Critical path", note, limit=500)
     return f'<section id="critical-path-section" aria-label="Critical path">{shown}</section>'
 

@@ -149,6 +149,8 @@ def _path(path: pl.DataFrame, reason: str | None) -> Sentence:
         f"{100 * time / total:.1f} % {SAID.get(kind, kind)}" for kind, time in kinds.head(4).iter_rows()
     ]
     first, *rest = shares
+    if not path["explainable"].all():
+        rest.append("not to be relied on, since the graph does not explain the recording")
     return Sentence(
         "Critical path", first, f"of {duration(total)}; then {', '.join(rest)}" if rest else "of all"
     )

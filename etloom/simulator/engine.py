@@ -244,13 +244,7 @@ def reasons(done: Simulated) -> list[str]:
 
 def _doubts(done: Simulated) -> list[str]:
     """Why the answer is not to be believed: of the ranks whose recording the graph does not explain."""
-    graph = done.found.graph
-    fits = quality.fits(graph, done.job.ranks)
-    verdicts = {
-        rank: quality.verdict(quality.explained(graph, trace, rank), fits[rank])
-        for rank, trace in done.job.items()
-    }
-    whys = [f"rank {rank}, {why}" for rank, why in verdicts.items() if why is not None]
+    whys = [f"rank {rank}, {why}" for rank, why in quality.doubts(done.found.graph, done.job).items()]
     if not whys:
         return []
     more = f"; {len(whys) - 1} more" if len(whys) > 1 else ""
