@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import re
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,17 @@ def test_tables_carry_numbers_and_units() -> None:
     many = pl.DataFrame({"x": range(50)})
     assert "The first 10 of 50 rows." in html_table(many, "t", "t", limit=10)
     assert "rows." not in html_table(many, "t", "t")
+
+
+def test_a_kernel_s_name_is_short_in_a_table_and_whole_in_its_title() -> None:
+    add = "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
+    name = f"void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, {add}"
+    short = "vectorized_elementwise_kernel&lt;4, CUDAFunctor_add&lt;float&gt;, array&lt;char*, 3ul&gt;&gt;"
+    frame = pl.DataFrame({"name": [name, "gemm", None], "label": [name, "gemm", None]})
+    row, plain, _ = re.findall("<tr><td.*?</tr>", html_table(frame, "t", "T"))
+    assert f'title="{escape(name)}"><div>{short}</div></td>' in row
+    assert f"<td>{escape(name)}</td>" in row  # of a column that is no name it stays
+    assert "title=" not in plain
 
 
 def test_bars_fill_their_row() -> None:

@@ -33,7 +33,11 @@ function filterable(input) {
   const table = document.getElementById(input.dataset.table);
   input.addEventListener("input", () => {
     const wanted = input.value.trim().toLowerCase();
-    for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    for (const row of table.tBodies[0].rows) {
+      // A name that is made short is whole in its title.
+      const texts = [row.textContent, ...[...row.cells].map((cell) => cell.title)];
+      row.hidden = !texts.some((text) => text.toLowerCase().includes(wanted));
+    }
   });
 }
 

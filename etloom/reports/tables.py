@@ -8,13 +8,15 @@ from typing import Any
 
 import polars as pl
 
+from etloom.reports.names import shortened
 from etloom.reports.text import Shown, shown
 
 MAX_ROWS = 2000
 MANY = 40
 """Rows that are higher than the box they scroll in."""
 LONG = frozenset({"name", "note", "example", "kernel"})
-"""Columns of text that may break anywhere, so that a kernel's name does not push the numbers out of sight."""
+"""Columns of text that may break anywhere, so that a kernel's name does not push the numbers out of sight. Names of
+kernels are made short in them, and are whole where the pointer rests, and for the filter."""
 
 
 def html_table(
@@ -42,8 +44,9 @@ def html_table(
     nulls = [(absent or {}).get(column, "none") for column in frame.columns]
     most = 0.0 if bar is None else float(frame.head(limit)[bar].abs().max() or 0)  # type: ignore[arg-type]
     tops = [most if column == bar else 0.0 for column in frame.columns]
+    short = [_short(frame[column].head(limit)) if column in LONG else {} for column in frame.columns]
     rows = "".join(
-        f"<tr>{''.join(map(_cell, columns, frame.columns, row, nulls, tops))}</tr>"
+        f"<tr>{''.join(map(_cell, columns, frame.columns, row, nulls, short, tops))}</tr>"
         for row in frame.head(limit).iter_rows()
     )
     return (
@@ -62,12 +65,21 @@ def _wrap(frame: pl.DataFrame) -> str:
     return "wrap many" if frame.height > MANY else "wrap"
 
 
+def _short(texts: pl.Series) -> dict[str, str]:
+    """Text -> what is shown in place of it, of those texts of a column that are not shown whole."""
+    if texts.dtype != pl.String and texts.dtype != pl.Categorical:
+        return {}
+    distinct = texts.drop_nulls().cast(pl.String).unique().to_list()
+    pairs = zip(distinct, shortened(distinct), strict=True)
+    return {text: said for text, said in pairs if said is not None and said != text}
+
+
 def _class(column: Shown, *more: str) -> str:
     classes = [*(["number"] if column.number else []), *more]
     return f' class="{" ".join(classes)}"' if classes else ""
 
 
-def _cell(column: Shown, name: str, value: Any, absent: str, top: float = 0) -> str:
+def _cell(column: Shown, name: str, value: Any, absent: str, short: Mapping[str, str], top: float = 0) -> str:
     text = column.text(value)
     if text == "" and value != "":
         return f"<td{_class(column, 'null')} data-empty>{escape(absent)}</td>"
@@ -75,6 +87,9 @@ def _cell(column: Shown, name: str, value: Any, absent: str, top: float = 0) -> 
     classes = ["long"] if name in LONG else []
     if name == "severity" and value in ("data_loss", "error"):
         classes.append(f"severity-{value}")
+    if text in short:
+        attribute += f' title="{escape(text)}"'
+    text = short.get(text, text)
     inside = f"<div>{escape(text)}</div>" if name in LONG else escape(text)
     if top:
         inside = _change_bar(value / top) + inside
