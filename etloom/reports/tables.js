@@ -62,6 +62,11 @@ function tables() {
   document.documentElement.classList.add("scripted");
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.querySelectorAll("input[data-table]").forEach(filterable);
-  // A long name is cut to two lines until it is clicked.
-  document.addEventListener("click", (event) => event.target.closest("td.long")?.classList.toggle("open"));
+  // A long name is cut to two lines until it is clicked, and one that was made short is shown whole then.
+  document.addEventListener("click", (event) => {
+    const cell = event.target.closest("td.long");
+    if (!cell) return;
+    cell.classList.toggle("open");
+    if (cell.title) [cell.firstChild.textContent, cell.title] = [cell.title, cell.textContent];
+  });
 }

@@ -41,10 +41,16 @@ def test_it_sorts_filters_and_turns_dark(browser: Any, data: Path, tmp_path: Pat
     assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
     widths = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
     assert widths[0] <= widths[1]
-    long = page.locator("#kernel td.long").first
-    closed = long.bounding_box()["height"]
+    long = page.locator("#kernel td.long[title]").first
+    closed, short, whole = long.bounding_box()["height"], long.inner_text(), long.get_attribute("title")
+    assert len(short) < len(whole)
+    page.get_by_label("Filter the rows of Kernels").fill(whole)
+    assert page.locator("#kernel tbody tr:not([hidden])").count() == 1
     long.click()
     assert long.bounding_box()["height"] > closed
+    assert long.inner_text() == whole
+    long.click()
+    assert (long.inner_text(), long.get_attribute("title")) == (short, whole)
     assert said == []
 
 
