@@ -41,7 +41,9 @@ def test_a_share_of_no_time_is_unknown(tmp_path: Path, name: str, column: str) -
     assert len(shares) and shares.null_count() == len(shares)
 
 
-@pytest.mark.parametrize("name", ["top-ops", "unique-args", "kernel-sequences", "flops", "roofline"])
+@pytest.mark.parametrize(
+    "name", ["top-ops", "unique-args", "kernel-sequences", "flops", "roofline", "kernel-breakdown"]
+)
 @pytest.mark.parametrize("top", [0, -1])
 def test_no_rows_are_no_table(tmp_path: Path, name: str, top: int) -> None:
     trace = etloom.open(small.write_run(tmp_path / "run", (0,)), use_cache=False)[0]

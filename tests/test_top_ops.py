@@ -8,8 +8,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 import small
+from typer.testing import CliRunner
 
 import etloom
+from etloom import cli
 
 HOST = (10, 11)
 CALLS = [
@@ -60,3 +62,23 @@ def test_without_calls_their_time_is_unknown(tmp_path: Path) -> None:
         ("view", 40_000, 40_000, None),
         ("add", 30_000, 30_000, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "top", "names", "said"),
+    [
+        ((0,), "1", ["gemm"], "etloom: 1 of 2 rows; --top 2 shows all\n"),
+        ((0,), "2", ["gemm", "ncclDevKernel_AllReduce_Sum"], ""),
+        ((0, 1), "1", ["gemm", "gemm"], "etloom: 2 of 4 rows, 1 of each rank; --top 2 shows all\n"),
+        ((0,), None, ["gemm", "ncclDevKernel_AllReduce_Sum"], ""),
+    ],
+)
+def test_rows_left_out_are_said(
+    tmp_path: Path, ranks: tuple[int, ...], top: str | None, names: list[str], said: str
+) -> None:
+    folder = small.write_run(tmp_path / "run", ranks)
+    options = ["--no-cache", "--format", "json", *([] if top is None else ["--top", top])]
+    out = CliRunner().invoke(cli.app, ["analyze", "kernel-breakdown", str(folder), *options])
+    assert ([row["name"] for row in json.loads(out.stdout)], out.stderr) == (names, said)
+    shares = [row["total_pct"] for row in json.loads(out.stdout)]
+    assert shares[0] == pytest.approx(100 * 600 / 850)

@@ -12,6 +12,8 @@ other).
 
 step: only what was launched in this step.
 
+top: how many rows, the longest total first; all where it is not given. Shares stay those of all.
+
 Units: ns (mean and std rounded to whole ones), percent. Definition: the second table of
 HolisticTraceAnalysis get_gpu_kernel_breakdown, which is wrong there where more names occur than it lists.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, device_work, host_work, in_step, percent_of_all
+from etloom.analyses._activity import answer, check_top, device_work, host_work, in_step, percent_of_all
 from etloom.analyses._operators import with_self_time
 from etloom.errors import UnknownName
 from etloom.trace import Trace
@@ -40,9 +42,12 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, by: str = "name", step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace, *, by: str = "name", step: int | None = None, top: int | None = None
+) -> pl.DataFrame:
     if by not in ("name", "kind"):
         raise UnknownName("grouping", by, ("name", "kind"))
+    check_top(1 if top is None else top)
     work, basis = device_work(trace, "kind", "name", "step", "dur"), "device"
     if not work.height:
         work, basis = with_self_time(trace, host_work(trace)).with_columns(dur="self_ns"), "host"
@@ -64,4 +69,5 @@ def analyze(trace: Trace, *, by: str = "name", step: int | None = None) -> pl.Da
             *([] if by == "name" else [pl.lit(None, dtype=pl.String).alias("name")]),
         )
     )
-    return answer(table, COLUMNS).sort("total_ns", "kind", "name", descending=[True, False, False])
+    table = answer(table, COLUMNS).sort("total_ns", "kind", "name", descending=[True, False, False])
+    return table if top is None else table.head(top)

@@ -43,6 +43,7 @@ FILTERS: dict[str, Any] = {
 }
 """What every analysis can be asked of, unless it has an option of that name: see `etloom.select`."""
 
+ALL_ROWS = 10**9
 NO_ANSWER = ("steps",)
 """Analyses of which an empty answer is none: exit status 1, as where AnalysisError says so. Of others it is one."""
 
@@ -128,8 +129,14 @@ def _command(name: str) -> Any:
     ) -> None:
         chosen_format(format, out)
         filters = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
+        top = chosen.get("top") if registry.package("analyses", name) is None else None
+        if top is not None and top >= 1:
+            chosen["top"] = ALL_ROWS  # so that it can be said how many are left out
         part, answer = _answer(open_job(path, rank_pattern, strict, jobs, cache), filters, name, chosen)
+        answer, left_out = _first_rows(answer, top)
         emit(answer, format, out)
+        if left_out:
+            say(left_out)
         if module.SCOPE == "rank":
             _say_refusals(part, answer, name, chosen)
         if answer.is_empty():
@@ -188,6 +195,18 @@ def _answer(
         raise AnalysisError(
             f"of what {_said(filters)} leaves of the run: {error.what}", remedy="the whole run has an answer"
         ) from None
+
+
+def _first_rows(answer: pl.DataFrame, top: int | None) -> tuple[pl.DataFrame, str]:
+    """The first rows of each rank, and what to say of those left out: nothing where there are none."""
+    import polars as pl
+
+    most = max(answer["rank"].value_counts()["count"]) if answer.height else 0
+    if top is None or most <= top:
+        return answer, ""
+    shown = answer.filter(pl.int_range(pl.len()).over("rank") < top)
+    of_each = f", {top:,} of each rank" if answer["rank"].n_unique() > 1 else ""
+    return shown, f"{shown.height:,} of {answer.height:,} rows{of_each}; --top {most} shows all"
 
 
 def _said(filters: dict[str, Any]) -> str:
