@@ -71,7 +71,7 @@ def analyze(job: Job) -> pl.DataFrame:
     for rank in job.ranks:
         fit, counts = fits[rank], found.counts[rank]
         seen = quality.explained(graph, job[rank], rank)
-        why_not = quality.verdict(seen, fit)
+        why_not = quality.verdict(seen, fit.makespan, fit.residual)
         shares = (seen.share, seen.by_chance[0], seen.by_chance[2], seen.ambiguous)
         rows.append(
             {

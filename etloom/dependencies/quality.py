@@ -118,20 +118,27 @@ def fits(graph: Graph, ranks: list[int]) -> dict[int | None, Fit]:
     return found
 
 
-def verdict(found: Explained, fit: Fit) -> str | None:
-    """Why a rank's recording is not explained; None where it is."""
+def verdict(found: Explained, makespan: int, residual: int) -> str | None:
+    """Why a rank's recording is not explained; None where it is. makespan and residual as of `Fit`."""
     if found.starts and found.starts < FEW:
         return f"only {found.starts} starts of device work"
     if found.share < LEAST_EXPLAINED:
         return f"{100 * (1 - found.share):.0f} % of the starts of device work are unexplained"
-    if fit.makespan and fit.residual > fit.makespan / 2:
-        return f"unexplained delays sum to {100 * fit.residual / fit.makespan:.0f} % of the makespan"
+    if makespan and residual > makespan / 2:
+        return f"unexplained delays sum to {100 * residual / makespan:.0f} % of the makespan"
     return None
 
 
 def doubts(graph: Graph, job: Job) -> dict[int, str]:
     """Rank -> why its recording is not explained, of those that are not: what follows from the graph is no more there
     than a chain of what came after what."""
-    found = fits(graph, job.ranks)
-    verdicts = {rank: verdict(explained(graph, trace, rank), found[rank]) for rank, trace in job.items()}
-    return {rank: why for rank, why in verdicts.items() if why is not None}
+    found: dict[int, str] = {}
+    residual = graph.residual
+    for rank, trace in job.items():
+        own = slice(None) if len(job) == 1 else graph.rank == rank
+        time = graph.time[own]
+        if len(time):
+            seen = explained(graph, trace, rank)
+            why = verdict(seen, graphs.makespan(graph, time), int(residual[own].sum()))
+            found |= {rank: why} if why is not None else {}
+    return found

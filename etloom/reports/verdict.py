@@ -149,11 +149,10 @@ def _path(path: pl.DataFrame, reason: str | None) -> Sentence:
         f"{100 * time / total:.1f} % {SAID.get(kind, kind)}" for kind, time in kinds.head(4).iter_rows()
     ]
     first, *rest = shares
+    text = f"of {duration(total)}; then {', '.join(rest)}" if rest else "of all"
     if not path["explainable"].all():
-        rest.append("not to be relied on, since the graph does not explain the recording")
-    return Sentence(
-        "Critical path", first, f"of {duration(total)}; then {', '.join(rest)}" if rest else "of all"
-    )
+        text += "; not to be relied on, since the graph does not explain the recording"
+    return Sentence("Critical path", first, text)
 
 
 def _overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
@@ -203,7 +202,7 @@ def _step_time(steps: pl.DataFrame) -> Sentence:
     return Sentence(
         "Step time",
         f"{duration(dur['mean'])} ± {number(100 * dur['std'] / dur['mean'], 2)} %",
-        f"mean and standard deviation of {of}; shortest {duration(dur['min'])}, longest {duration(dur['max'])}",
+        f"mean and standard deviation over {of}; shortest {duration(dur['min'])}, longest {duration(dur['max'])}",
     )
 
 
@@ -234,6 +233,8 @@ def _shares(time: pl.DataFrame, overlap: pl.DataFrame, basis: str) -> list[Sente
         f"of the {of} between the first and the last {'kernel' if basis == 'device' else 'operator'}, "
         f"{duration(span / time['rank'].n_unique())} a rank"
     )
+    if marked := int(time.filter(~whole)["span_ns"].sum()):
+        busy += f"; its steps take {duration(marked / time['rank'].n_unique())}"
     idle = "nothing runs on the device" if basis == "device" else "in no operator: Python, input, waiting"
     if copies:
         idle += f"; copies and sets alone take {100 * copies / span:.1f} %"
@@ -245,23 +246,23 @@ def _shares(time: pl.DataFrame, overlap: pl.DataFrame, basis: str) -> list[Sente
 
 
 def _top_operator(operators: pl.DataFrame) -> Sentence:
-    """The operator with the greatest self time over all ranks."""
+    """The operator with the greatest own time over all ranks."""
     if operators.is_empty():
         return Sentence("Top operator", "not known", "the traces hold no operators")
     # A rank lists only its first ones, so the shares of the rest are taken from what one row says of the whole.
-    total = operators.select((100 * pl.col("self_ns") / pl.col("self_pct")).alias("all"), "rank")
+    total = operators.select((100 * pl.col("own_ns") / pl.col("own_pct")).alias("all"), "rank")
     everything = (
         total.filter(pl.col("all").is_finite()).group_by("rank").agg(pl.col("all").first())["all"].sum()
     )
     top = (
         operators.group_by("name")
-        .agg(pl.col("self_ns").sum(), pl.col("count").sum())
-        .sort("self_ns", "name", descending=[True, False])
+        .agg(pl.col("own_ns").sum(), pl.col("count").sum())
+        .sort("own_ns", "name", descending=[True, False])
         .row(0, named=True)
     )
-    share = f"{100 * top['self_ns'] / everything:.1f} % of the operators' self time, " if everything else ""
+    share = f"{100 * top['own_ns'] / everything:.1f} % of the operators' own time, " if everything else ""
     return Sentence(
-        "Top operator", top["name"], f"{share}{duration(top['self_ns'])} in {count(top['count'], 'call')}"
+        "Top operator", top["name"], f"{share}{duration(top['own_ns'])} in {count(top['count'], 'call')}"
     )
 
 

@@ -16,7 +16,7 @@ from etloom.activity import device_work
 from etloom.compat.hta.asked import durations, listed
 from etloom.compat.hta.critical_path import CriticalPath
 from etloom.compat.hta.frames import US, HtaTrace, frame, without_last_step
-from etloom.errors import AnalysisError, UnknownName
+from etloom.errors import UnknownName
 from etloom.selection import select
 from etloom.trace import Job
 
@@ -101,17 +101,18 @@ class TraceAnalysis(CriticalPath):
         visualize: bool = False,
         straggler_identification_impl: Any = None,
     ) -> list[int]:
-        """The ranks that delay the others most, at most num_candidates. Empty where none could be compared.
+        """The ranks that delay the others most, at most num_candidates.
 
         HTA looks at one kernel of ncclKernel's older names; here each communication counts, on one clock.
-        profiler_steps: only communications that began in these steps. Raises UnknownName for another.
+        profiler_steps: only communications that began in these steps. Raises UnknownName for another, and
+        AnalysisError where the ranks cannot be compared.
         """
         known = self.get_profiler_steps()
         for step in profiler_steps or []:
             if step not in known:
                 raise UnknownName("step", str(step), map(str, known))
         runs = [self.job] if not profiler_steps else [select(self.job, step=step) for step in profiler_steps]
-        late = pl.concat(map(_delays, runs))
+        late = pl.concat(api.analyze(run, "stragglers").select("rank", "delay_ns") for run in runs)
         summed = late.group_by("rank").agg(pl.col("delay_ns").sum()).filter(pl.col("delay_ns") > 0)
         worst: list[int] = summed.sort("delay_ns", "rank", descending=(True, False))["rank"].to_list()
         return worst[:num_candidates]
@@ -133,14 +134,6 @@ class TraceAnalysis(CriticalPath):
     def _whole(self, name: str) -> pl.DataFrame:
         """The rows over all steps."""
         return self._ask(name).filter(pl.col("step").is_null())
-
-
-def _delays(job: Job) -> pl.DataFrame:
-    """rank, delay_ns; of no rank where they cannot be compared."""
-    try:
-        return api.analyze(job, "stragglers").select("rank", "delay_ns")
-    except AnalysisError:
-        return pl.DataFrame(schema={"rank": pl.Int64, "delay_ns": pl.Int64})
 
 
 def _overlapping(kinds: str) -> str:
