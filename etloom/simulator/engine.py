@@ -175,7 +175,11 @@ def _starts(graph: Graph) -> Ticks:
 
 
 def summary(done: Simulated) -> pl.DataFrame:
-    """A row for the job, for each rank, and for each step of each rank (SUMMARY)."""
+    """A row for the job, for each rank, and for each step of each rank (SUMMARY).
+
+    Times are from the first to the last point of its events: a step lasts until the device has ended all that the step
+    launched, which may be long after its mark on the host has ended (the ``dur_ns`` of the analysis steps).
+    """
     graph = done.found.graph
     rows = [_row("job", None, None, done, np.ones(len(graph), bool))]
     for rank in done.job:
