@@ -25,7 +25,8 @@ FILTERS: dict[str, Any] = {
     "time": Annotated[
         str | None,
         typer.Option(
-            help="Only what begins in START:END after the first work recorded, as 10ms:1.5s.", metavar="START:END"
+            help="Only what begins in START:END after the first work recorded, as 10ms:1.5s.",
+            metavar="START:END",
         ),
     ],
     "name": Annotated[
