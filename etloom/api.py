@@ -120,7 +120,7 @@ def select(
     """The part of a run that all these filters keep, as a run of its own that any other verb takes.
 
     time: what begins in "START:END" after the first work recorded, as "10ms:1.5s", or (start, end) in ns. name: globs;
-    kept with what such an event encloses and launches. category: of events (cpu_op, kernel, ...) or kinds of device work
+    kept with what such an event encloses and launches. category: of events (cpu_op, kernel) or kinds of device work
     (communication, ...). `etloom.selection` says what goes with what. What is not linked yet is linked first.
     Raises AnalysisError where a rank or category is not there, and where nothing is left.
     """
