@@ -578,3 +578,18 @@ def test_mutated_traces_end_in_outcomes_or_one_line(tmp_path: Path) -> None:
             assert "\n" not in str(error)
             ended += 1
     assert ended < 40
+
+
+def test_what_parts_of_an_operator_made_is_no_older_tensor(tmp_path: Path) -> None:
+    """A part's result, of which the operator itself tells nothing, has the address of a tensor that died before."""
+    inner = relu(5, one(13, 103), one(14, 101))  # 101 was the first operator's result
+    inner["ctrl_deps"] = 4
+    outer = {**relu(4, one(13, 103), one(15, 104)), "ctrl_deps": 1}
+    made = program(
+        of_nodes(
+            tmp_path, relu(2, one(10, 100), one(11, 101)), outer, inner, relu(6, one(14, 101), one(16, 105))
+        )
+    )
+    first, _, last = made.steps
+    assert last.values[0].storage != first.results[0].storage
+    assert first.frees == (first.results[0].storage,) and last.values[0].storage in made.external

@@ -72,15 +72,23 @@ def program(
     )
     for row in rows.iter_rows(named=True):
         tensors.setdefault(row["node"], []).append(row)
+    pieces = pl.DataFrame(
+        {"node": list(chosen.inside), "top": list(chosen.inside.values())},
+        schema={"node": pl.UInt32, "top": pl.Int64},
+    )
+    inner = trace.tensors.filter(pl.col("io") == OUTPUT).join(pieces, on="node")
+    within: dict[int, list[int]] = dict(inner.group_by("top").agg("storage_id").iter_rows())
     steps: list[Step] = []
     storages = Storages()
     for node, operator in found:
         own = tensors.get(node["id"], [])
+        hidden = set(within.get(node["id"], ()))
         if operator is None:
+            storages.forget(hidden - {row["storage_id"] for row in own if row["io"] == INPUT})
             storages.replaced(own)
             continue
         try:
-            one = _step(node, operator, own, storages)
+            one = _step(node, operator, own, hidden, storages)
         except ValueError as error:
             left_out.append(LeftOut(node["name"], str(error), spent.get(node["id"])))
             storages.replaced(own)
@@ -92,8 +100,11 @@ def program(
     return Program(steps, left_out, storages.bytes, external, external - given, unfilled(steps))
 
 
-def _step(node: Node, operator: Operator, rows: list[dict[str, Any]], storages: Storages) -> Step:
-    """Raises ValueError with the reason where what was recorded is not enough."""
+def _step(
+    node: Node, operator: Operator, rows: list[dict[str, Any]], within: set[int], storages: Storages
+) -> Step:
+    """within: ids of storages that parts of the operator gave. Raises ValueError with the reason where what was
+    recorded is not enough."""
     values = json.loads(node["inputs"] or "[]")
     if not isinstance(values, list):
         raise ValueError("its inputs were not recorded as a list")
@@ -108,6 +119,7 @@ def _step(node: Node, operator: Operator, rows: list[dict[str, Any]], storages: 
         at, item = row["index"], row["item"]
         values[at] = view if item is None else _put(values[at], item, view)
     own = {row["storage_id"] for row in taken if not _is_null(row)}
+    storages.forget(within - own)
     given = [row for row in rows if row["io"] == OUTPUT and not _is_null(row)]
     results = [storages.view(row, row["storage_id"] not in own) for row in given]
     ranges = _ranges(node["attrs"], inputs)

@@ -56,6 +56,11 @@ class Storages:
         self.bytes[storage] = max(self.bytes[storage], view.bytes)
         return view
 
+    def forget(self, names: set[int]) -> None:
+        """Ids that were given to other storages, of which no step tells: who reads them must not get older ones."""
+        for name in names:
+            self._now.pop(name, None)
+
     def replaced(self, rows: list[dict[str, Any]]) -> None:
         """Tensors that something gave which is not run: who reads them must not get what had their ids before."""
         taken = {row["storage_id"] for row in rows if row["io"] == INPUT}

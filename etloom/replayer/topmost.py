@@ -35,26 +35,29 @@ def range_of(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:
 @dataclass
 class Chosen:
     """run: the nodes to run. left_out: those of which neither they nor a part of them can be, with the reason.
-    compiled: code that the recording has no operators for, with the ids of the nodes around and in it that it has."""
+    compiled: code that the recording has no operators for, with the ids of the nodes in it that it has. inside: node ->
+    the one of these that it is a part of."""
 
     run: list[tuple[Node, Operator]] = field(default_factory=list)
     left_out: list[tuple[Node, str]] = field(default_factory=list)
     compiled: list[tuple[Node, list[int]]] = field(default_factory=list)
+    inside: dict[int, int] = field(default_factory=dict)
 
 
 def topmost(nodes: pl.DataFrame, namespaces: frozenset[str]) -> Chosen:
     """Which nodes to run, of whole trees of them."""
     chosen = Chosen()
     refused: dict[int, tuple[Node, str]] = {}
-    inside: set[int] = set()  # of what is run, or left out whole
+    inside: dict[int, int] = chosen.inside  # of what is run, or left out whole
+    whole: set[int] = set()
     around: dict[int, int] = {}  # node -> the innermost refused one that it is in
     graphs: dict[int, _Graph] = {}  # node -> the compiled graph that it is in
     columns = ("id", "et_id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
     # An id that comes twice is the first's: what is around what must end somewhere.
     for node in nodes.select(columns).unique("id", keep="first").sort("id").iter_rows(named=True):
         at, parent = node["id"], node["parent"]
-        if parent in inside:
-            inside.add(at)
+        if parent in whole or parent in inside:
+            inside[at] = parent if parent in whole else inside[parent]
             continue
         outer = parent if parent in refused else around.get(parent)
         if outer is not None:
@@ -70,7 +73,7 @@ def topmost(nodes: pl.DataFrame, namespaces: frozenset[str]) -> Chosen:
         elif found is not None:
             refused[at] = (node, found)
         if isinstance(found, Operator) or _never(node):
-            inside.add(at)
+            whole.add(at)
         if graph is not None and found is not None:
             graph.parts.append(at)
             graph.has_kernels |= bool(node["kernel_backend"])
