@@ -38,7 +38,8 @@ def by_category(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
-    """operator, count, ns (self time on the host), device_ns (of what it launched itself, not an operator inside it).
+    """operator, count, ns (own time on the host: self time and calls of the runtime), device_ns (of what it launched
+    itself, not an operator inside it).
 
     Device work that no operator launched has a row whose operator is null, so that device_ns sums to all device work.
     """
@@ -47,7 +48,7 @@ def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def _operators(trace: Trace, stepped: bool) -> pl.DataFrame:
-    sums = pl.len().alias("count"), pl.col("self_ns").sum().alias("ns")
+    sums = pl.len().alias("count"), pl.col("own_ns").sum().alias("ns")
     called = _per_step(trace, operators(trace), stepped, ["name"], *sums)
     by = trace.launches.select("device_event", id="operator").unique("device_event", keep="first")
     names = by.join(trace.events.select("id", "name"), on="id").select(id="device_event", operator="name")
