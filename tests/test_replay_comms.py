@@ -131,6 +131,19 @@ def test_what_one_rank_sends_another_gets_in_elements_at_every_scale(scale: floa
     ("row", "reason"),
     [
         ({"in_nelems": -8}, "a negative size was recorded"),
+        (
+            {"collective": "all_to_all", "in_split": f"[1, {10**22}]"},
+            "a size beyond 2**50 elements was recorded",
+        ),
+        (
+            {
+                "collective": "all_to_all",
+                "in_nelems": 1 << 50,
+                "in_split": "[1, 0]",
+                "out_split": f"[{1 << 50}, 0]",
+            },
+            "its splits have beyond 2**50 elements",
+        ),
         ({"dtype": "float128"}, "its type 'float128' is not known"),
         ({"dtype": None}, "its type was not recorded"),
         ({"ranks": "[0, 0]"}, "its group names a rank twice, or none"),
@@ -151,6 +164,34 @@ def test_what_cannot_be_played_has_a_reason(row: dict[str, Any], reason: str) ->
     made = plan(job)
     assert [call.collective for call in made.calls[0]] == ["barrier"]
     assert [one.reason for one in made.skipped if one.rank == 0] == [reason]
+
+
+def test_groups_are_sorted_with_what_their_ranks_share() -> None:
+    """Rank 0 is the second of its group: it keeps 2 rows and sends 0, rank 1 keeps 1 and sends 4."""
+    named = ("[1, 0]", "[0, 1]")  # the ranks need not name it in one order
+    for second in (0, 1):
+        own = {
+            0: {"in_split": "[0, 2]", "out_split": "[4, 2]", "in_nelems": 2, "out_nelems": 6},
+            1: [
+                {"in_split": "[1, 4]", "out_split": "[1, 0]", "in_nelems": 5, "out_nelems": 1},
+                {"in_split": "[4, 1]", "out_split": "[0, 1]", "in_nelems": 5, "out_nelems": 1},
+            ][second],
+        }
+        ranks = {0: named[0], 1: named[second]}
+        rows = {
+            rank: {"collective": "all_to_all", "ranks": ranks[rank], **row}  # type: ignore[dict-item]
+            for rank, row in own.items()
+        }
+        made = plan(Job({rank: calls_of(row, rank=rank, world=2) for rank, row in rows.items()}))
+        ((first,), (other,)) = made.calls
+        assert (first.group, first.in_split, first.out_split) == ((0, 1), (2, 0), (2, 4))
+        assert (other.group, other.in_split, other.out_split) == ((0, 1), (4, 1), (0, 1))
+
+
+def test_a_scale_beyond_all_memory_is_an_error() -> None:
+    job = Job({rank: calls_of(uneven(rank), rank=rank, world=2) for rank in (0, 1)})
+    with pytest.raises(EtloomError, match="more than 2\\*\\*50 elements at scale 1e\\+30"):
+        plan(job, scale=1e30)
 
 
 def test_a_wait_is_for_the_call_of_its_group() -> None:

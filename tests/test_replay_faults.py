@@ -59,6 +59,60 @@ def test_the_store_outlives_those_who_still_ask_it() -> None:
     assert ended == []
 
 
+class Kept(dict[str, str]):
+    """A store in this process."""
+
+    set = dict.__setitem__
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key].encode()
+
+    def wait(self, keys: list[str], timeout: Any) -> None:
+        assert all(map(self.check, ([key] for key in keys)))
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def test_a_rank_gets_its_own_calls_and_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    from etloom.replayer import session
+    from etloom.replayer.plan import Call, Part, Plan
+
+    monkeypatch.setattr(session, "_CHUNK", 2)
+    own = [
+        tuple(Call(at, "all_reduce", (rank, 2), "float", (rank,), ()) for at in range(5 * rank))
+        for rank in range(3)
+    ]
+    made, store = Plan(tuple(own)), Kept()
+    parts = [session._shared(store, Place(rank, 3, 0), lambda world: made) for rank in range(3)]
+    groups = ((1, 2), (2, 2))
+    assert parts == [(made if rank == 0 else None, Part(own[rank], groups, 3)) for rank in range(3)]
+    assert {key for key in store if key.startswith("plan/1")} == {
+        "plan/1",
+        *(f"plan/1/{at}" for at in range(3)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rank", "doing", "gone"), [(0, "the plan", False), (0, "gathering", True), (1, "the plan", True)]
+)
+def test_rank_0_may_plan_in_silence(rank: int, doing: str, gone: bool) -> None:
+    watch = object.__new__(Watch)
+    watch._place, watch._store = Place(1 - rank, 2, 0), Kept({f"beat/{rank}": f"3 {doing}"})
+    watch._seen = {rank: (f"3 {doing}", time.monotonic() - 100)}
+    assert watch._gone() == (f"rank {rank} is gone; it was at {doing}" if gone else None)
+
+
+def test_a_process_that_sees_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from etloom.replayer.comms import gpu_of
+
+    for seen, gpu in ((8, 3), (2, 1), (1, 0)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
+        assert gpu_of(Place(11, 16, 3)) == gpu
+
+
 @pytest.mark.parametrize(
     ("backend", "said"),
     [

@@ -168,3 +168,12 @@ def test_groups_of_uneven_sizes_run_again(tmp_path: Path) -> None:
     for one in json.loads(found[0][1]):
         counts[one["group"]] = counts.get(one["group"], 0) + one["count"]
     assert counts == {"[0, 1, 2, 3]": 8, "[0, 1, 2]": 9, "[1, 3]": 4, "[2]": 1}
+
+
+def test_ranks_may_name_a_group_in_different_orders() -> None:
+    """The call after it, of which no group was recorded, is told all the same."""
+    rows = {rank: [row("all_reduce", size, (0, 1), rank) for size in (8, 9)] for rank in (0, 1)}
+    rows[0][0].group, rows[1][0].group = (1, 0), (0, 1)
+    told_by_order(rows, [(0, 1)])
+    assert [[one.unknown for one in own] for own in rows.values()] == [[None, None], [None, None]]
+    assert (rows[0][1].group, rows[1][1].group) == ((0, 1), (0, 1))

@@ -51,6 +51,10 @@ def test_what_one_rank_lacks_is_left_out_with_a_reason() -> None:
         (collective("broadcast", root=0), collective("broadcast", root=1)),
         (collective(), collective(size=9)),
         (collective(), collective(dtype="double")),
+        (collective(dtype="int", inputs=(2,)), collective(dtype="short", inputs=(4,))),
+        (collective(), collective(inputs=(4, 4))),
+        (collective("all_gather", inputs=(4, 4), coalesced=True), collective("all_gather")),
+        (collective(), collective(reduce_op="max")),
         (message("send", (0, 1), 1), message("recv", (0, 1), 0, 9)),
         (
             collective("all_to_all", in_split=(3, 5), out_split=(3, 5)),
@@ -71,9 +75,19 @@ def test_what_may_differ_between_ranks() -> None:
         collective("all_to_all", inputs=(8,), outputs=(7,), in_split=(3, 5), out_split=(3, 4)),
         collective("all_to_all", inputs=(10,), outputs=(11,), in_split=(4, 6), out_split=(5, 6)),
     ]
-    types = [collective(), collective(dtype="int", inputs=(4, 4))]
-    own = [list(one) for one in zip(rooted, uneven, types, strict=True)]
-    assert matched(own) == ([{0, 1, 2}, {0, 1, 2}], [])
+    types = [collective(), collective(dtype="int")]
+    # Played as one tensor; and what does not reduce has no operation.
+    whole = [collective("all_gather", inputs=(4, 4), reduce_op="max"), collective("all_gather")]
+    barriers = [collective("barrier", dtype="double", inputs=()), collective("barrier")]
+    own = [list(one) for one in zip(rooted, uneven, types, whole, barriers, strict=True)]
+    assert matched(own) == ([{0, 1, 2, 3, 4}] * 2, [])
+
+
+def test_a_contradiction_says_what_differs() -> None:
+    one, other = collective(dtype="int", inputs=(1, 1)), collective(dtype="short", inputs=(4,))
+    said = r"rank 0 \(all_reduce, 8 B, 2 tensors of int, sum\) meets call 0 of rank 1 \(all_reduce, 8 B, short, sum\)"
+    with pytest.raises(EtloomError, match=said):
+        matched([[one], [other]])
 
 
 GROUPS = [(0, 1), (0, 1, 2), (1, 2), (0, 2)]

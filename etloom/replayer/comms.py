@@ -18,7 +18,7 @@ from etloom.errors import EtloomError
 from etloom.replayer.buffers import buffers
 from etloom.replayer.calls import Ready, expected, groups_of, start_all, value
 from etloom.replayer.clock import Clock
-from etloom.replayer.plan import Call, Plan
+from etloom.replayer.plan import Call, Part
 from etloom.replayer.world import Place
 
 TIMINGS = ("fast", "recorded")
@@ -67,23 +67,23 @@ class Runner:
 
     def __init__(
         self,
-        plan: Plan,
+        part: Part,
         place: Place,
         options: Options,
         between: Callable[[Call | None], None] = lambda call: None,
     ) -> None:
         self.options = options
         self.place = place
-        self.calls: Sequence[Call] = plan.calls[place.rank]
+        self.calls: Sequence[Call] = part.calls
         self.at = 0
         self._between = between
         self._blocked = 0
         self._device = (
-            torch.device(options.device, place.local)
+            torch.device(options.device, gpu_of(place))
             if options.device == "cuda"
             else torch.device(options.device)
         )
-        groups = groups_of(plan.groups, plan.world, timedelta(seconds=options.timeout_s))
+        groups = groups_of(part.groups, part.world, timedelta(seconds=options.timeout_s))
         self._after = _one_by_one(self.calls) if options.blocking else [call.after for call in self.calls]
         # Those that are not waited for at once: their end is asked of the backend.
         self._flying = set(range(len(self.calls) - 1)) - {
@@ -221,6 +221,11 @@ def _load(device: torch.device) -> Callable[[], None]:
     return multiply
 
 
+def gpu_of(place: Place) -> int:
+    """The GPU of a process among those that it sees: Slurm may show each process of a host its own one alone."""
+    return place.local % torch.cuda.device_count()
+
+
 def placed(backend: str | None, device: str | None) -> tuple[str, str]:
     """Backend and device. One that is not given follows from the other; neither, from whether there is a GPU."""
     if device is None:
@@ -240,7 +245,7 @@ def process_group(place: Place, store: Any, options: Options) -> Iterator[None]:
     if options.device == "cuda":
         if not torch.cuda.is_available():
             raise EtloomError("this torch sees no GPU", remedy="--backend gloo --device cpu")
-        torch.cuda.set_device(place.local)
+        torch.cuda.set_device(gpu_of(place))
     try:
         dist.init_process_group(
             options.backend,

@@ -140,7 +140,8 @@ def _planned(
     if device == "cuda" and not torch.cuda.is_available():
         raise EtloomError("this torch sees no GPU", remedy="--device cpu, or meta for shapes only")
     if device == "cuda":
-        torch.cuda.set_device(gpu)
+        # Slurm may show each process of a host its own GPU alone.
+        torch.cuda.set_device(gpu % torch.cuda.device_count())
     return Machine(program(trace, namespaces, step), torch.device(device), resources)
 
 

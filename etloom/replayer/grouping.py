@@ -78,7 +78,7 @@ class _Left:
         heads = [self._head(rank) for rank in group]
         kinds = {_kind(row) for row in heads if row is not None}
         return len(kinds) == 1 and all(
-            row is not None and row.group in (None, group) and _fits(row, len(group)) for row in heads
+            row is not None and _same(row.group, group) and _fits(row, len(group)) for row in heads
         )
 
     def _may_be_larger(self, group: Group) -> bool:
@@ -93,6 +93,11 @@ class _Left:
             and all(self._kinds[rank][kind] for rank in other)
             for other in self._groups
         )
+
+
+def _same(told: Group | None, group: Group) -> bool:
+    """Whether a call may be of a group: of one set of ranks, ranks may name them in different orders."""
+    return told in (None, group) or (told is not None and sorted(told) == sorted(group))
 
 
 def _kind(row: Row) -> tuple[object, ...]:

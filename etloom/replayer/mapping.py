@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from etloom.errors import EtloomError
 from etloom.replayer.plan import MESSAGES, ROOTED, Call
-from etloom.replayer.recorded import Row
+from etloom.replayer.recorded import MOST_ELEMENTS, Row
 
 
 def mapped(
@@ -31,13 +32,17 @@ def mapped(
 
 
 def _call(row: Row, rank: int, place: Mapping[int, int], world: tuple[int, ...]) -> Call | str:
-    """The call, or why there is none."""
+    """The call, or why there is none.
+
+    torch.distributed sorts the ranks of a group that it makes, and so are those of the call, with what is shared
+    between them; a group that was made unsorted (sort_ranks=False) is played sorted.
+    """
     if row.unknown:
         return row.unknown
     recorded = row.group or world
     if rank not in recorded:
         return f"rank {rank} is not in its group"
-    members = tuple(place[one] for one in recorded if one in place)
+    members = tuple(sorted(place[one] for one in recorded if one in place))
     made = Call(
         0,
         row.collective,
@@ -78,12 +83,14 @@ def _call(row: Row, rank: int, place: Mapping[int, int], world: tuple[int, ...])
     row = replace(
         row, in_split=_elements(row.in_split, row, size), out_split=_elements(row.out_split, row, size)
     )
-    kept = [at for at, one in enumerate(recorded) if one in place]
+    kept = sorted((at for at, one in enumerate(recorded) if one in place), key=lambda at: place[recorded[at]])
     ins, outs = _shrunk(row, size, kept)
     in_split, out_split = (
         tuple(split[at] for at in kept) if len(split) == size else ()
         for split in (row.in_split, row.out_split)
     )
+    if max(sum(in_split), sum(out_split)) > MOST_ELEMENTS:
+        return "its splits have beyond 2**50 elements"
     return replace(made, inputs=ins, outputs=outs, root=root, in_split=in_split, out_split=out_split)
 
 
@@ -146,8 +153,14 @@ def _flies(row: Row, other: Row) -> bool:
 
 
 def scaled(call: Call, scale: float) -> Call:
+    """The call with its sizes times the scale. Raises EtloomError where they become larger than any memory."""
     if scale == 1.0:
         return call
+    if max(map(sum, (call.inputs, call.outputs, call.in_split, call.out_split))) * scale > MOST_ELEMENTS:
+        raise EtloomError(
+            f"{call.collective} (call {call.index}) of more than 2**50 elements at scale {scale:g}",
+            remedy="a smaller --scale",
+        )
     size = len(call.group)
 
     def split(sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from etloom import kinds
 from etloom.errors import EtloomError
-from etloom.replayer.plan import Call, Skipped
+from etloom.replayer.plan import REDUCING, Call, Skipped
 
 Meeting = tuple[str, tuple[int, ...]]
 """Where calls meet: those of a group, or the messages from one rank to another."""
@@ -22,7 +22,7 @@ Meeting = tuple[str, tuple[int, ...]]
 def matched(calls: Sequence[Sequence[Call]]) -> tuple[list[set[int]], list[Skipped]]:
     """Of each rank, the places of its calls that all of their ranks make, and what is left out.
 
-    Raises EtloomError where calls that meet are not of one collective, root or size.
+    Raises EtloomError where calls that meet are not of one collective, root, operation, or of tensors as large.
     """
     own = [list(_met(rank, calls[rank])) for rank in range(len(calls))]
     made: dict[Meeting, dict[int, list[Call]]] = {}
@@ -80,7 +80,19 @@ def _common(meeting: Meeting, call: Call) -> tuple[object, ...]:
     """What all ranks of a call must agree on."""
     if meeting[0] == "message":
         return (_bytes(call),)
-    return (call.collective, call.root, None if call.collective == "all_to_all" else _bytes(call))
+    if call.collective == "barrier":
+        return (call.collective,)
+    sizes = _alike(call)
+    # Only these are made of several tensors one by one; all others are of all elements at once.
+    single = not (call.coalesced or call.collective == "all_reduce")
+    return (
+        call.collective,
+        call.root,
+        call.reduce_op if call.collective in REDUCING else None,
+        kinds.itemsize(call.dtype),
+        # An all-to-all sends each its own: see `_shares`.
+        None if call.collective == "all_to_all" else (sum(sizes),) if single else sizes,
+    )
 
 
 def _contradiction(rank: int, call: Call, other: int, its: Call) -> EtloomError:
@@ -90,10 +102,14 @@ def _contradiction(rank: int, call: Call, other: int, its: Call) -> EtloomError:
     )
 
 
-def _bytes(call: Call) -> int:
-    """Of the tensors that are as large on every rank."""
+def _alike(call: Call) -> tuple[int, ...]:
+    """Elements of the tensors that are as large on every rank."""
     sizes = call.outputs if call.collective in ("reduce_scatter", "scatter", "recv") else call.inputs
-    return (kinds.itemsize(call.dtype) or 0) * sum(sizes or call.outputs or call.inputs)
+    return sizes or call.outputs or call.inputs
+
+
+def _bytes(call: Call) -> int:
+    return (kinds.itemsize(call.dtype) or 0) * sum(_alike(call))
 
 
 def _shares(own: Sequence[Call], into: bool) -> np.ndarray:
@@ -108,4 +124,7 @@ def _shares(own: Sequence[Call], into: bool) -> np.ndarray:
 
 def _said(rank: int, call: Call) -> str:
     root = "" if call.root is None else f" from rank {call.root}"
-    return f"call {call.index} of rank {rank} ({call.collective}, {_bytes(call):,} B{root})"
+    sizes = _alike(call)
+    of = f"{len(sizes)} tensors of {call.dtype}" if len(sizes) > 1 else call.dtype
+    operation = f", {call.reduce_op}" if call.collective in REDUCING else ""
+    return f"call {call.index} of rank {rank} ({call.collective}, {_bytes(call):,} B, {of}{operation}{root})"

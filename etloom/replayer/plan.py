@@ -18,6 +18,7 @@ from etloom import kinds
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 COLLECTIVES = ROOTED | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
 MESSAGES = frozenset({"send", "recv"})
+REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ class Plan:
         return sorted({call.group for own in self.calls for call in own if call.peer is None})
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one rank must know of a plan: its own calls, and of all ranks the groups and how many there are."""
+
+    calls: tuple[Call, ...]
+    groups: tuple[tuple[int, ...], ...]
+    world: int
+
+
 def notes(made: Plan) -> list[str]:
     """What a reader of a replay's figures must know of its plan, a line each."""
     skipped = [
@@ -122,9 +132,7 @@ def table(made: Plan) -> pl.DataFrame:
             "bytes": call.bytes,
             "root": call.root,
             "peer": call.peer,
-            "reduce_op": call.reduce_op
-            if call.collective in ("all_reduce", "reduce", "reduce_scatter")
-            else None,
+            "reduce_op": call.reduce_op if call.collective in REDUCING else None,
             "waits_for": len(call.after),
             "gap_ns": call.gap_ns,
             "recorded_ns": call.recorded_ns,

@@ -16,6 +16,8 @@ from etloom.trace import Job, Trace
 
 _MOST_RANKS = 1 << 20
 """A file that names a larger world is not believed."""
+MOST_ELEMENTS = 1 << 50
+"""Nor is a size beyond this, of all tensors of a call together; in bytes it is far from the end of 64 bits."""
 
 
 @dataclass
@@ -141,6 +143,8 @@ def _unplayable(row: Row) -> str | None:
         return f"its type {row.dtype!r} is not known" if row.dtype else "its type was not recorded"
     if min((0, *row.inputs, *row.outputs, *row.in_split, *row.out_split)) < 0:
         return "a negative size was recorded"
+    if max(map(sum, (row.inputs, row.outputs, row.in_split, row.out_split))) > MOST_ELEMENTS:
+        return "a size beyond 2**50 elements was recorded"
     if row.group and (len(set(row.group)) < len(row.group) or min(row.group) < 0):
         return "its group names a rank twice, or none"
     return None
@@ -176,6 +180,6 @@ def _calls(trace: Trace) -> pl.DataFrame:
 def _numbers(text: str | None) -> tuple[int, ...]:
     try:
         values = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     return tuple(values) if isinstance(values, list) and all(type(value) is int for value in values) else ()

@@ -6,8 +6,8 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,11 +15,13 @@ import numpy as np
 import polars as pl
 
 from etloom.errors import EtloomError
-from etloom.replayer.plan import Call, Plan
+from etloom.replayer.plan import Call, Part, Plan
 from etloom.replayer.results import calls, passes, sums
-from etloom.replayer.world import BEAT_S, SUSPECT_S, Place, Watch, machine, store_of
+from etloom.replayer.world import BEAT_S, PLANNING, SUSPECT_S, Place, Watch, machine, store_of
 
 _LONG = timedelta(days=7)
+_CHUNK = 10_000
+"""Calls in one value of the store: some 40 ms of JSON, in which no other thread runs, the heart beat neither."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +75,7 @@ def replay(
             raise EtloomError(
                 f"stopped at {watch.at()}: {_why(error, watch)}", where=f"rank {place.rank}"
             ) from error
-    if gathered is None:
+    if plan is None or gathered is None:
         return None
     table = calls(plan, gathered)
     return Replayed(plan, table, sums(table), passes(gathered))
@@ -94,16 +96,16 @@ def _together(
     options: Any,
     prepare: Prepare,
     watch: Watch,
-) -> tuple[Plan, dict[int, Any] | None]:
+) -> tuple[Plan | None, dict[int, Any] | None]:
     from etloom.replayer.comms import Runner, process_group
 
-    watch.tell("the plan")
-    plan = _shared(store, place, make)
+    watch.tell(PLANNING)
+    plan, part = _shared(store, place, make)
     watch.tell("preparing")
     work = prepare(watch.tell)
     _all_ready(store, place)
     with process_group(place, store, options):
-        runner = Runner(plan, place, options, work.between)
+        runner = Runner(part, place, options, work.between)
         watch.at = lambda: work.where() or runner.where()
         times = runner.run()
         watch.tell("gathering")
@@ -123,8 +125,8 @@ def _meeting_point(address: str | None, port: int | None) -> tuple[str, int]:
     return address or os.environ.get("MASTER_ADDR") or "127.0.0.1", port or beside
 
 
-def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> Plan:
-    """The plan that rank 0 made, as plain JSON through the store; its error on every rank."""
+def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> tuple[Plan | None, Part]:
+    """(the plan, on rank 0 that made it, each rank's part of it), as plain JSON through the store; its error on all."""
     if place.rank == 0:
         try:
             plan = make(place.world)
@@ -137,13 +139,30 @@ def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> Plan:
         except EtloomError as error:
             store.set("plan", json.dumps({"error": str(error)}))
             raise
-        store.set("plan", json.dumps({"calls": [[asdict(c) for c in own] for own in plan.calls]}))
-        return plan
+        groups = tuple(plan.groups)
+        for rank in range(1, place.world):
+            _put(store, rank, plan.calls[rank])
+        store.set("plan", json.dumps({"groups": groups}))
+        return plan, Part(plan.calls[0], groups, place.world)
     store.wait(["plan"], _LONG)
     said = json.loads(store.get("plan"))
     if "error" in said:
         raise EtloomError(said["error"])
-    return Plan(tuple(tuple(Call(**_tuples(one)) for one in own) for own in said["calls"]))
+    groups = tuple(map(tuple, said["groups"]))
+    return None, Part(tuple(_taken(store, place.rank)), groups, place.world)
+
+
+def _put(store: Any, rank: int, own: Sequence[Call]) -> None:
+    starts = range(0, len(own), _CHUNK)
+    for chunk, start in enumerate(starts):
+        store.set(f"plan/{rank}/{chunk}", json.dumps([vars(call) for call in own[start : start + _CHUNK]]))
+    store.set(f"plan/{rank}", str(len(starts)))
+
+
+def _taken(store: Any, rank: int) -> Iterator[Call]:
+    for chunk in range(int(store.get(f"plan/{rank}"))):
+        for one in json.loads(store.get(f"plan/{rank}/{chunk}")):
+            yield Call(**_tuples(one))
 
 
 def _tuples(one: dict[str, Any]) -> dict[str, Any]:

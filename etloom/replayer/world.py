@@ -29,6 +29,7 @@ LAUNCHERS = (
 """Variables of rank, world size and rank on the host, by launcher."""
 
 LOST = "rank 0, which keeps the store, is gone"
+STARTING, PLANNING = "starting", "the plan"
 BEAT_S = 1.0
 SILENT_S = 6.0
 """A process that has not been heard of for so long is gone."""
@@ -79,7 +80,7 @@ class Watch:
     def __init__(self, store: Any, place: Place, end: Callable[[str], None]) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        self.tell("starting")
+        self.tell(STARTING)
         self._place, self._end = place, end
         self._store = TCPStore(store.host, store.port, place.world, False, wait_for_workers=False)
         self._done = threading.Event()
@@ -157,6 +158,10 @@ class Watch:
                 continue
             beat = self._store.get(key).decode() if self._store.check([key]) else ""
             self._seen[rank] = (beat, since if beat == before else now)
+            # Reading large traces may hold the interpreter, and with it the heart beat, for long. That rank 0 is gone
+            # the store tells as well, which goes with it.
+            if rank == 0 and _doing(beat) in (STARTING, PLANNING):
+                continue
             if beat != "done" and now - self._seen[rank][1] > patience:
                 return f"rank {rank} is gone; it was at {_doing(beat)}"
         return None
