@@ -176,6 +176,31 @@ def test_windows_come_again_and_a_full_disk_costs_one(made: Any, capsys: pytest.
 
 
 @pytest.mark.torch
+def test_what_every_window_finds_is_said_once_and_sealed_with_its_own(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sealed: list[list[str]] = []
+
+    def write(window: Window, warnings: list[str]) -> list[str]:
+        sealed.append([*warnings, *window.warnings])
+        return ["no dump"]
+
+    monkeypatch.setattr(Window, "write", write)
+    monkeypatch.setattr(Window, "stop", lambda window: window.warnings.append("lost"))
+    job = made(first=1, last=2, every=3)
+    job.warn("11 operators are lost")  # holds a line of the window's as a part
+    for _ in range(9):
+        job.step_done()
+        job.wait()
+    assert sealed == [["11 operators are lost", "lost"], ["lost", "no dump", "lost"], ["lost"]]
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: 11 operators are lost",
+        "etloom: lost",
+        "etloom: no dump",
+    ]
+
+
+@pytest.mark.torch
 def test_a_slow_disk_costs_windows_and_no_steps(
     made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +246,57 @@ def test_the_newest_windows_are_kept(tmp_path: Path) -> None:
     (tmp_path / "step_30" / "step_30.yaml").write_text("version: 1")
     assert files.prune(tmp_path, 0, 1)
     assert sorted(path.name for path in (tmp_path / "step_30").iterdir()) == ["notes.txt", "step_30.yaml"]
+
+
+def test_ranks_that_prune_at_once_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seal(step: int, rank: int, when: int) -> Path:
+        place = tmp_path / f"step_{step}"
+        place.mkdir(exist_ok=True)
+        for name in (f"observer_{rank}.etob", f"rank_{rank}.json", "run.json"):
+            (place / name).write_text("{}")
+        os.utime(place / f"rank_{rank}.json", (when, when))
+        return place
+
+    for rank in (0, 1):
+        seal(1, rank, 1)
+        seal(2, rank, 2)
+    unlink = Path.unlink
+
+    def interleaved(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "rank_0.json":  # each rank sees a file of the other's
+            monkeypatch.setattr(Path, "unlink", unlink)
+            assert files.prune(tmp_path, 1, 1)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", interleaved)
+    assert files.prune(tmp_path, 0, 1)
+    assert [path.name for path in files.windows_in(tmp_path)] == ["step_2"]
+    # Left by an earlier such race; one that is being filled now is another thing.
+    left = tmp_path / "step_1"
+    left.mkdir()
+    (left / "run.json").write_text("{}")
+    card.write_card(left, {"ranks": []}, tmp_path)
+    seal(3, 0, 3)
+    assert files.prune(tmp_path, 0, 1)
+    assert left.exists()
+    os.utime(left, (1, 1))
+    os.utime(seal(4, 0, 4) / "rank_0.json", (4, 4))
+    assert files.prune(tmp_path, 0, 1)
+    assert not left.exists()
+
+
+def test_a_card_that_goes_away_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card.write_card(tmp_path, {"ranks": []}, tmp_path)
+    assert card.own_cards(tmp_path) == [tmp_path / f"{tmp_path.name}.yaml"]
+    monkeypatch.setattr(Path, "exists", lambda path: True)  # as it was when it was asked
+    (tmp_path / f"{tmp_path.name}.yaml").unlink()
+    assert card.own_cards(tmp_path) == []
+
+
+def test_a_job_that_sealed_nothing_gets_no_card(tmp_path: Path) -> None:
+    (tmp_path / "observer_0.etob").write_bytes(b"")
+    files.note_sequence(tmp_path, 128)
+    assert [path.name for path in tmp_path.iterdir()] == ["observer_0.etob"]
 
 
 @pytest.mark.torch
@@ -624,6 +700,119 @@ def test_what_a_process_knows_of_its_model() -> None:
         "batch_of_rank": 2,
         "dataset": "Sums",
     }
+
+
+@pytest.mark.torch
+def test_what_a_loader_reads_is_asked_without_running_code_of_the_jobs() -> None:
+    from torch.utils.data import Subset as TorchSubset
+
+    from etloom.collector import facts
+
+    class Subset:  # by name only
+        @property
+        def info(self) -> Any:
+            raise RuntimeError("a database is asked here")
+
+    class Named:
+        def __init__(self) -> None:
+            self._info = SimpleNamespace(dataset_name="wikitext")
+
+    def of(dataset: Any) -> str | None:
+        return facts._dataset(SimpleNamespace(dataset=dataset))
+
+    ring: Any = TorchSubset(Named(), [0])  # type: ignore[arg-type,var-annotated]
+    assert (of(Subset()), of(ring)) == ("Subset", "wikitext")
+    ring.dataset = ring
+    assert of(ring) is None
+
+
+@pytest.mark.torch
+def test_a_model_that_cannot_be_asked_does_not_cost_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from etloom.collector import facts
+    from etloom.collector.window import Window as RealWindow
+
+    def raises() -> Any:
+        raise ValueError("no\nway")
+
+    monkeypatch.setattr(facts, "model_facts", raises)
+    window = RealWindow(Options(str(tmp_path), str(tmp_path / "s"), kineto=False, et=False))
+    window.prepare()
+    window.start()
+    window.stop()
+    assert window.warnings == ["nothing is known of the model: ValueError: no way"]
+    window.write([])
+    seal = json.loads((tmp_path / "rank_0.json").read_text())
+    assert (seal["model"], seal["warnings"]) == ({}, ["nothing is known of the model: ValueError: no way"])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("error", [OSError("file too short"), AttributeError("etloom_export")])
+def test_a_library_that_cannot_be_loaded_leaves_the_trace_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    pytest.importorskip("torch")
+    from etloom.collector.observer import BuildError, exporting, face
+
+    def broken(path: Path) -> Any:
+        raise error
+
+    monkeypatch.setattr(face, "build", lambda: tmp_path / "observer.so")
+    monkeypatch.setattr(face, "_load", broken)
+    face.loaded.cache_clear()
+    with pytest.raises(BuildError, match="cannot be loaded"):
+        face.loaded()
+    monkeypatch.setattr(exporting, "built", lambda: tmp_path / "observer.so")
+    written: list[str] = []
+    profile = SimpleNamespace(
+        profiler=SimpleNamespace(kineto_results=SimpleNamespace(_pybind11_conduit_v1_=None)),
+        export_chrome_trace=written.append,
+    )
+    exporting.export_chrome_trace(profile, tmp_path / "kineto.json")
+    assert written == [str(tmp_path / "kineto.json")]
+
+
+# After the job
+
+
+def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launched(*_: Any, **__: Any) -> launcher.Collected:
+        (tmp_path / "observer_0.etob").write_bytes(b"")
+        return launcher.Collected(tmp_path, 3, (0,), ())
+
+    def broken(*_: Any) -> None:
+        raise TypeError("not\nthis")
+
+    monkeypatch.setattr("etloom.collector.launch", launched)
+    monkeypatch.setattr("etloom.convert", broken)
+    monkeypatch.setattr("etloom.read", broken)
+    monkeypatch.setattr("etloom.cli.report.write_report", broken)
+    assert main(["collect", "--out", str(tmp_path), "--observer", "stock", "--report", "--", "true"]) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        f"etloom: {tmp_path / 'torch_et_0.json.gz'} is not written: TypeError: not this",
+        f"etloom: {tmp_path}: the card lacks the length of a sequence: TypeError: not this",
+        f"etloom: recorded rank 0 in {tmp_path}; next: etloom report {tmp_path}",
+        f"etloom: {tmp_path}: no report: TypeError: not this",
+    ]
+
+
+def test_the_length_of_a_sequence_beside_a_nested_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from etloom.cli import collect
+
+    (tmp_path / "observer_0.etob").write_bytes(b"")
+    nodes = pl.DataFrame({"id": [1, 2], "name": ["aten::embedding"] * 2})
+    tensors = pl.DataFrame({"node": [1, 2], "io": [0, 0], "index": [1, 1], "shape": [None, "[4, 128]"]})
+    noted: list[int] = []
+    monkeypatch.setattr("etloom.read", lambda path: SimpleNamespace(nodes=nodes, tensors=tensors))
+    monkeypatch.setattr(files, "note_sequence", lambda folder, length: noted.append(length))
+    collect._note_sequence(tmp_path)
+    assert noted == [128]
 
 
 # Several hosts

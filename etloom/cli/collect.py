@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -150,9 +151,12 @@ def collect(
     folders = collected.windows or (collected.out,)
     for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
         rank = recorded.stem.removeprefix("observer_")
-        _convert(recorded, recorded.parent / f"torch_et_{rank}.json.gz")
+        target = recorded.parent / f"torch_et_{rank}.json.gz"
+        with _afterwards(f"{target} is not written"):
+            _convert(recorded, target)
     for folder in folders:
-        _note_sequence(folder)
+        with _afterwards(f"{folder}: the card lacks the length of a sequence"):
+            _note_sequence(folder)
     for warning in collected.warnings:
         say(warning)
     if collected.ranks:
@@ -162,7 +166,8 @@ def collect(
         if report:
             from etloom.cli.report import write_report
 
-            write_report(where)
+            with _afterwards(f"{where}: no report"):
+                write_report(where)
     raise typer.Exit(collected.returncode)
 
 
@@ -209,14 +214,27 @@ def _build() -> None:
         raise CollectError(f"the native observer cannot be built: {error}") from None
 
 
+@contextlib.contextmanager
+def _afterwards(lost: str) -> Iterator[None]:
+    """The job has ended and its exit status stands: what fails now is one line that begins with what is `lost`."""
+    from polars.exceptions import PanicException  # a BaseException
+
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads what we say, either
+        raise
+    except (EtloomError, OSError) as error:
+        say(f"{lost}: {error}")
+    except (Exception, PanicException) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        say(f"{lost}: {why[:300]}")
+
+
 def _convert(path: Path, target: Path) -> None:
     """Put an observer's file into PyTorch's format beside it, for other tools."""
     from etloom import convert
 
-    try:
-        convert(path, target, "execution-trace")
-    except (EtloomError, OSError) as error:
-        say(f"{target} is not written: {error}")
+    convert(path, target, "execution-trace")
 
 
 def _note_sequence(folder: Path) -> None:
@@ -229,16 +247,14 @@ def _note_sequence(folder: Path) -> None:
     recorded = min(folder.glob("observer_*.etob"), default=None)
     if recorded is None:
         return
-    try:
-        trace = cast("etloom.Trace", etloom.read(recorded))
-        lookups = trace.nodes.filter(pl.col("name").cast(pl.String) == "aten::embedding").select(node="id")
-        indices = trace.tensors.filter(pl.col("io") == 0, pl.col("index") == 1)
-        shapes = [json.loads(shape) for shape in indices.join(lookups, on="node")["shape"].cast(pl.String)]
-        lengths = {shape[-1] for shape in shapes if len(shape) > 1}
-        if len(lengths) == 1:
-            files.note_sequence(folder, lengths.pop())
-    except (EtloomError, OSError) as error:
-        say(f"{folder}: the card lacks the length of a sequence: {error}")
+    trace = cast("etloom.Trace", etloom.read(recorded))
+    lookups = trace.nodes.filter(pl.col("name").cast(pl.String) == "aten::embedding").select(node="id")
+    indices = trace.tensors.filter(pl.col("io") == 0, pl.col("index") == 1).join(lookups, on="node")
+    # A nested tensor has no shape.
+    shapes = [json.loads(shape) for shape in indices["shape"].cast(pl.String).drop_nulls()]
+    lengths = {shape[-1] for shape in shapes if len(shape) > 1}
+    if len(lengths) == 1:
+        files.note_sequence(folder, lengths.pop())
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

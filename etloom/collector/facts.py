@@ -31,6 +31,7 @@ _ROLES = {
     "DistributedDataParallel": "torch.nn.parallel.distributed",
 }
 _EXPERTS = re.compile(r"\bexperts?\b|Experts?\b|MoE|MOE|Moe[A-Z]|\bmoe\b|MixtureOfExperts")
+_SUBSETS = 16  # of subsets that are looked through: one may hold itself
 _PART_OF = {name: part for part, names in _PARTS.items() for name in names}
 
 
@@ -103,7 +104,7 @@ def model_facts() -> dict[str, Any]:
     for thing in [thing for thing in gc.get_objects() if type(thing) in roles]:
         role = roles[type(thing)]
         if role == "DataLoader":
-            loaders += [thing.batch_size] if getattr(thing, "batch_size", None) else []
+            loaders += [size] if isinstance(size := _held(thing, "batch_size"), int) and size else []
             datasets.add(_dataset(thing))
         elif role == "DeviceMesh":
             meshes.append(thing)
@@ -131,14 +132,23 @@ def model_facts() -> dict[str, Any]:
 
 def _dataset(loader: Any) -> str | None:
     """What a loader reads: the name that Hugging Face's datasets give themselves, else that of a class of the job's."""
-    dataset: Any = getattr(loader, "dataset", None)
-    while type(dataset).__name__ == "Subset":
-        dataset = dataset.dataset
-    name = getattr(getattr(dataset, "info", None), "dataset_name", None)
+    from torch.utils.data import Subset
+
+    dataset = _held(loader, "dataset")
+    for _ in range(_SUBSETS):
+        if not issubclass(type(dataset), Subset):
+            break
+        dataset = _held(dataset, "dataset")
+    name = _held(_held(dataset, "_info"), "dataset_name")  # what their property `info` gives
     if isinstance(name, str) and name:
         return name
     own = type(dataset).__module__.partition(".")[0] not in ("torch", "builtins", "datasets")
     return type(dataset).__name__ if own else None
+
+
+def _held(thing: Any, name: str) -> Any:
+    """An attribute that the object itself holds, else null: a property of the job's may raise or change things."""
+    return getattr(thing, "__dict__", {}).get(name)
 
 
 def _roles() -> dict[type, str]:

@@ -112,29 +112,46 @@ def prune(out: Path, rank: int, keep: int) -> bool:
     """Remove this rank's traces of all windows of a run but the `keep` it sealed last; True where there were any.
 
     Each rank looks after its own, and the last one after the folder. Not by their steps, which begin anew where the
-    launcher restarts a job.
+    launcher restarts a job. A folder without any rank's traces, which nobody has touched since the oldest window
+    that is kept, goes too. What cannot be removed stays: the new window is sealed already.
     """
     seals = [place / f"rank_{rank}.json" for place in windows_in(out)]
     seals = sorted((seal for seal in seals if seal.exists()), key=lambda seal: seal.stat().st_mtime_ns)
+    if len(seals) <= keep:
+        return False
     for seal in seals[:-keep]:
-        traces = traces_in(seal.parent)
-        for path in [path for path, other in traces if other == rank]:
-            path.unlink(missing_ok=True)
-        if {other for _, other in traces} <= {rank, None}:
-            for path in (seal.parent / "run.json", *own_cards(seal.parent)):
+        with suppress(OSError):
+            for path in [path for path, other in traces_in(seal.parent) if other == rank]:
                 path.unlink(missing_ok=True)
-            with suppress(OSError):  # its people put something there
-                seal.parent.rmdir()
-    return len(seals) > keep
+            _remove_empty(seal.parent)
+    oldest_ns = seals[-keep].stat().st_mtime_ns
+    for place in windows_in(out):
+        with suppress(OSError):
+            if place.stat().st_mtime_ns < oldest_ns:  # else a rank may be about to seal there
+                _remove_empty(place)
+    return True
+
+
+def _remove_empty(place: Path) -> None:
+    """Remove the folder of a window that has no rank's traces. Raises OSError where its people put something there."""
+    # Listed after this rank's traces are gone: of two that prune at once the later one sees none.
+    if any(rank is not None for _, rank in traces_in(place)):
+        return
+    for path in (place / "run.json", *own_cards(place)):
+        path.unlink(missing_ok=True)
+    place.rmdir()
 
 
 def note_sequence(out: Path, length: int) -> None:
     """Add what the trace says of a sequence's length to the facts of the ranks and to the card."""
+    ranks = sealed_ranks(out)
+    if not ranks:  # of a killed job
+        return
     run = read_json(out / "run.json") or {}
     scratch = Path(new_scratch(str(out)))
     scratch.mkdir()
     try:
-        for facts in sealed_ranks(out):
+        for facts in ranks:
             facts["model"] = {**(facts.get("model") or {}), "sequence": length}
             write_json(out / f"rank_{facts['rank']}.json", facts, scratch)
         write_run(out, {name: run.get(name) for name in ("command", "host", "returncode")}, scratch)
@@ -169,10 +186,10 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None where there is no such file."""
+    """None where there is no such file, or not a whole one, as of a process that was killed while it wrote."""
     try:
         return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
 
 

@@ -59,6 +59,7 @@ class Recorder:
         self._guard: Guard | None = None
         self._writer = Writer()
         self._remarks: dict[str, bool] = {}  # and whether they were said
+        self._told: set[str] = set()
 
     def remark(self, line: str) -> None:
         """What the reader of a window ought to know of its steps; said once, as the window closes."""
@@ -75,6 +76,12 @@ class Recorder:
             sys.stderr.flush()
         except (OSError, ValueError, AttributeError):
             self.warnings.append("stderr could not be written")
+
+    def _warn_once(self, line: str) -> None:
+        """What every window may find anew."""
+        if line not in self._told:
+            self._told.add(line)
+            self.warn(line)
 
     @_never_raises
     def begin(self) -> None:
@@ -224,19 +231,19 @@ class Recorder:
                 f"{because} in step {self.count}: {len(window.steps)} whole steps recorded, of steps "
                 f"{first}:{last} asked for"
             )
-        before = "\n".join(self.warnings)
-        for line in [line for line in window.warnings if line not in before]:
-            self.warn(line)
-        window.warnings.clear()
         for line in [line for line, told in self._remarks.items() if not told]:
             self.warn(line)
             self._remarks[line] = True
         said = list(self.warnings)
+        if self.options.repeats:  # each window's seal has what was said since the one before
+            self.warnings.clear()
+        for line in window.warnings:  # which it seals itself
+            self._warn_once(line)
 
         def write() -> None:
             try:
                 for line in window.write(said):
-                    self.warn(line)
+                    self._warn_once(line)
             except Exception as error:
                 self.warn(f"the traces of steps {first}:{last} are dropped: {_in_words(error)}")
             if self.finished and self._guard is not None:

@@ -70,11 +70,12 @@ class Window:
 
             try:
                 if built() is not None:
-                    self._native = True
                     bounds: dict[str, Any] = {"ring": self._options.ring}
                     if self._options.max_bytes is not None:
                         bounds["max_bytes"] = self._options.max_bytes
-                    return ExecutionTraceObserver(**bounds).register_callback(self._folder / "et.etob")
+                    ours = ExecutionTraceObserver(**bounds).register_callback(self._folder / "et.etob")
+                    self._native = True
+                    return ours
                 self.warnings.append("the native observer was not built for this torch: torch's own records")
             except BuildError as error:
                 self.warnings.append(f"{error}: torch's own observer records")
@@ -150,8 +151,17 @@ class Window:
             "unfinished_step": self._open_step,
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
-            "model": facts.model_facts(),  # now: at the job's end its objects are gone
+            "model": self._model_facts(),  # now: at the job's end its objects are gone
         }
+
+    def _model_facts(self) -> dict[str, Any]:
+        """The job's objects may be of any make: what cannot be told of them must not cost the window."""
+        try:
+            return facts.model_facts()
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            self.warnings.append(f"nothing is known of the model: {why[:300]}")
+            return {}
 
     def write(self, warnings: list[str]) -> list[str]:
         """Write the files and seal them; what is worth a warning is returned. Needs nothing of the job's thread."""
@@ -172,17 +182,16 @@ class Window:
             sealed = self._facts | {"warnings": [*warnings, *self.warnings]}
             own, self.warnings = self.warnings, []
             said = files.seal(self._folder, Path(self._options.out), sealed, self._options)
-            return [*own, *said, *self._prune(warnings)]
+            return [*own, *said, *self._prune()]
         finally:
             self._clean()
 
-    def _prune(self, warnings: list[str]) -> list[str]:
+    def _prune(self) -> list[str]:
         options = self._options
         out, rank, keep = Path(options.out).parent, self._rank[0], options.max_windows
-        line = f"only the newest {keep} windows are kept (--max-windows)"
         if not (options.repeats and files.prune(out, rank, keep)) or rank:
             return []
-        return [] if any(line in said for said in warnings) else [line]
+        return [f"only the newest {keep} windows are kept (--max-windows)"]
 
     def abandon(self) -> None:
         """Leave the process as it was before; nothing is kept."""

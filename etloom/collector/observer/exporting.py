@@ -28,13 +28,20 @@ def export_chrome_trace(profile: Any, path: Path) -> None:
 
 
 def _pointer(result: Any) -> int | None:
-    """The C++ ProfilerResult of torch's, by pybind11's conduit; None where ours is not of the same making."""
+    """The C++ ProfilerResult of torch's, by pybind11's conduit; None where ours is not of the same making.
+
+    And where our library cannot be used at all: torch writes its trace itself.
+    """
     try:
         if built() is None or not hasattr(result, "_pybind11_conduit_v1_"):
             return None
-    except BuildError:
+        return _asked(result, loaded())
+    except (BuildError, OSError, AttributeError, ValueError):
         return None
-    library, python = loaded(), ctypes.PyDLL(None)
+
+
+def _asked(result: Any, library: ctypes.CDLL) -> int | None:
+    python = ctypes.PyDLL(None)
     make, look = python.PyCapsule_New, python.PyCapsule_GetPointer
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     look.restype, look.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_void_p)

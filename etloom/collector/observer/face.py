@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from .building import build
+from .building import BuildError, build
 
 COUNTERS = (
     "no_space",
@@ -182,8 +182,12 @@ def _end(library: ctypes.CDLL, handle: int, pid: int) -> None:
 
 @functools.cache
 def loaded() -> ctypes.CDLL:
-    """The library for this torch. Raises BuildError where it has to be built and cannot."""
-    return _load(build())
+    """The library for this torch. Raises BuildError where it has to be built and cannot, or cannot be loaded."""
+    path = build()
+    try:
+        return _load(path)
+    except (OSError, AttributeError) as error:  # cut short, of another machine, on a disk mounted noexec
+        raise BuildError(f"the native observer cannot be loaded: {error}") from error
 
 
 def _load(path: Path) -> ctypes.CDLL:
