@@ -190,10 +190,11 @@ def _steps(trace: Trace) -> pl.DataFrame:
         trace.events.lazy().filter(is_mark).select("name", "ts", end=pl.col("ts") + pl.col("dur")).collect()
     )
     marks = marks.filter(pl.Series(asked(marks["name"], lambda name: name.str.contains(kinds.STEP))))
-    number = pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64)
+    number = pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64, strict=False)
     return (
         marks.group_by(number.alias("step"))
         .agg(pl.col("ts").min().alias("start"), pl.col("end").max())
+        .drop_nulls("step")  # a number that no integer holds
         .sort("step")
     )
 

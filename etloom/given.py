@@ -23,13 +23,15 @@ _VALUES: dict[Any, tuple[str, tuple[type, ...]]] = {
 
 
 def check_is_run(given: object) -> None:
-    """Raise EtloomError for what is neither Trace nor Job."""
+    """Raise EtloomError for what is neither Trace nor Job, or a Job of no ranks."""
     if not isinstance(given, (Trace, Job)):
         path = isinstance(given, (str, os.PathLike))
         raise EtloomError(
             f"a Trace or a Job is needed, not {f'the path {str(given)!r}' if path else type(given).__name__}",
             remedy="etloom.open(path) gives the Job of what is there",
         )
+    if isinstance(given, Job) and not given:
+        raise EtloomError("the Job holds no rank", remedy="etloom.open(path) gives the Job of what is there")
 
 
 def as_job(run: Trace | Job) -> Job:
@@ -55,6 +57,8 @@ def check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
         kinds = tuple(kind for one in types if one in _VALUES for kind in _VALUES[one][1])
         if len(words) < len(types):
             continue  # of a type that only the plugin can judge
+        if isinstance(value, Integral) and abs(int(value)) >= 1 << 63:
+            raise EtloomError(f"the option {given!r} of {called} is too large", remedy="64 bits must hold it")
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise EtloomError(
                 f"the option {given!r} of {called} is {' or '.join(words)}, not {value!r:.60}",

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from etloom import kinds
 from etloom.errors import AnalysisError
 from etloom.schema import TABLES
-from etloom.stacks import among, asked, nearest
+from etloom.stacks import among, asked, nearest, row_of
 from etloom.trace import Job, Trace
 
 Rows = NDArray[np.int64]
@@ -40,6 +40,7 @@ Stretch = tuple[int | None, int | None]
 
 _MENTIONS = {("events", "parent"), ("launches", "launch"), ("launches", "operator"), ("waits", "sync")}
 """Columns that refer to an event their row can do without; any other reference makes the row about the event."""
+_MOST = 1 << 63
 _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
@@ -138,7 +139,7 @@ def stretch(text: str) -> Stretch:
             raise ValueError(text)
         start = None if found[1] is None else round(float(found[1]) * _UNITS[found[2]])
         end = None if found[3] is None else round(float(found[3]) * _UNITS[found[4]])
-        if start is not None and end is not None and start >= end:
+        if (start is not None and end is not None and start >= end) or max(start or 0, end or 0) >= _MOST:
             raise ValueError(text)
     except ValueError:
         raise AnalysisError(
@@ -158,7 +159,9 @@ def _masks(
     """What each filter that is given keeps of the events of one rank; window: ns on the rank's clock."""
     masks: dict[str, Mask] = {}
     if step is not None:
-        masks["step"] = (trace.events["step"] == step).fill_null(False).to_numpy()
+        masks["step"] = np.zeros(trace.events.height, dtype=np.bool_)
+        if abs(step) < _MOST:  # no column holds another
+            masks["step"] = (trace.events["step"] == step).fill_null(False).to_numpy()
     if names:
         masks["name"] = _named(trace, names)
     if categories:
@@ -202,10 +205,10 @@ def _named(trace: Trace, globs: Collection[str]) -> Mask:
     events = trace.events
     texts = events["name"].unique().drop_nulls().cast(pl.String)
     keep = among(events["name"], {text for text in texts if any(fnmatchcase(text, glob) for glob in globs)})
-    keep = nearest(_row_of(events, events["parent"]), keep, np.arange(events.height)) >= 0
-    device = _row_of(events, trace.launches["device_event"])
+    keep = nearest(row_of(events, events["parent"]), keep, np.arange(events.height)) >= 0
+    device = row_of(events, trace.launches["device_event"])
     for column in ("launch", "operator"):
-        above = _row_of(events, trace.launches[column])
+        above = row_of(events, trace.launches[column])
         below = device[(above >= 0) & keep[above] & (device >= 0)]
         keep[below] = True
     return _with_calls(trace, keep)
@@ -221,7 +224,7 @@ def _of_categories(trace: Trace, categories: Collection[str]) -> Mask:
 
 def _with_calls(trace: Trace, keep: Mask) -> Mask:
     """Also the calls that launched device work kept."""
-    device, call = (_row_of(trace.events, trace.launches[column]) for column in ("device_event", "launch"))
+    device, call = (row_of(trace.events, trace.launches[column]) for column in ("device_event", "launch"))
     keep[call[(device >= 0) & keep[device] & (call >= 0)]] = True
     return keep
 
@@ -236,7 +239,7 @@ def _kept_events(events: pl.DataFrame, keep: Mask) -> pl.DataFrame:
     """The events kept, each under the nearest one around it that is kept too, at the depth it then has."""
     if keep.all():
         return events
-    parent = _row_of(events, events["parent"])
+    parent = row_of(events, events["parent"])
     around = np.where(parent < 0, -1, nearest(parent, keep, np.maximum(parent, 0)))
     depth = events["depth"].fill_null(-1).to_numpy().astype(np.int64)
     level = np.where(depth < 0, -1, 0)
@@ -256,7 +259,7 @@ def _reduced(trace: Trace, name: str, keep: Mask) -> pl.DataFrame:
     for column in TABLES[name].columns:
         if column.refers != "events":
             continue
-        row = _row_of(events, frame[column.name])
+        row = row_of(events, frame[column.name])
         gone = (row < 0) | ~keep[row] if keep.size else np.ones(row.size, dtype=np.bool_)
         gone &= frame[column.name].is_not_null().to_numpy()
         if (name, column.name) in _MENTIONS:
@@ -264,15 +267,3 @@ def _reduced(trace: Trace, name: str, keep: Mask) -> pl.DataFrame:
         else:
             frame = frame.filter(pl.Series(~gone))
     return frame
-
-
-def _row_of(events: pl.DataFrame, ids: pl.Series) -> Rows:
-    """The row of each id in events, -1 for null and for one that is not there. Ids need not ascend."""
-    known = events["id"].to_numpy()
-    if not known.size:
-        return np.full(len(ids), -1, dtype=np.int64)
-    at = np.full(int(known.max()) + 2, -1, dtype=np.int64)
-    at[known] = np.arange(known.size)
-    wanted = ids.fill_null(int(known.max()) + 1).to_numpy()
-    rows: Rows = at[np.minimum(wanted, at.size - 1)]
-    return rows

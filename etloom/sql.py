@@ -14,6 +14,7 @@ from etloom.errors import EtloomError, UnknownName
 from etloom.schema import TABLES
 
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`""")
+_CALLED = re.compile(r"\s*\(")
 _UNSURE = re.compile(r"[\\$#]|--|/\*")
 _PREFIXED = re.compile(r"[\w&]''")
 """What makes it unsure where a text ends: escapes, dollar quotes, comments; prefixes such as q'[...]'."""
@@ -45,6 +46,8 @@ def answer(
         if _FILE_PLAN.search(_execute(empty, sql).explain(optimized=False)):
             raise _of_files("a function of files")
         table = _execute(frames, sql).collect(engine=engine)
+    except OSError as error:
+        raise _of_files(f"a file ({error.strerror or 'that cannot be read'})") from None
     except pl.exceptions.PolarsError as error:
         raise _refused(str(error), sql, {name: schema.names() for name, schema in schemas.items()}) from None
     unnamed = "len" in table.columns and "count" not in table.columns and not re.search(r"\blen\b", sql)
@@ -61,7 +64,13 @@ def _file_function(sql: str) -> str | None:
     Where it is plain what is text and what is not, texts may say anything. Where it is not, the name alone is enough,
     wherever it stands: whoever hides it must still spell it.
     """
-    plain = _TOKEN.sub(lambda token: "''" if token[0].startswith("'") else token[0], sql)
+
+    def without_text(token: re.Match[str]) -> str:
+        # A text before a parenthesis is the name of a function.
+        is_text = token[0].startswith("'") and not _CALLED.match(sql, token.end())
+        return "''" if is_text else token[0]
+
+    plain = _TOKEN.sub(without_text, sql)
     unsure = _UNSURE.search(sql) or _PREFIXED.search(plain)
     found = _FILE.search(sql) if unsure else _FILE_CALL.search(plain)
     return re.sub(r"\W.*", "", found[0], flags=re.DOTALL) if found else None

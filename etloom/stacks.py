@@ -69,6 +69,10 @@ def row_of(table: pl.DataFrame, ids: pl.Series) -> np.ndarray:
     known = table["id"].to_numpy()
     size = int(known.max()) + 1 if known.size else 0
     rows: np.ndarray = numbers(ids, -1).astype(np.int64)
+    if size > 64 * known.size + 4096:  # so far apart, a table of them would be as large as the greatest
+        order = np.argsort(known, kind="stable")
+        at = order[np.minimum(np.searchsorted(known[order], rows), known.size - 1)]
+        return np.where(known[at] == rows, at, -1)
     rows[rows >= size] = -1
     # Of a table that was read whole the ids are the rows.
     if not (size == known.size and size and known[0] == 0 and (known[1:] > known[:-1]).all()):

@@ -28,10 +28,10 @@ def copies(trace: Trace) -> pl.DataFrame:
         )
     facts = trace.kernels.select("bytes", "bandwidth")
     work = work.hstack(taken(facts, row_of(trace.kernels.rename({"event": "id"}), work["id"])))
-    sort = pl.col("name").cast(pl.String).str.replace(r"\s*\(.*$", "").str.strip_chars()
+    sort = pl.col("name").cast(pl.String).str.replace(r"\s*\(.*$", "").str.strip_chars().fill_null("")
     sorts = work.select("name").unique().with_columns(sort=sort)
     sorts = sorts.with_columns(lane=pl.col("sort").rank("dense").cast(pl.Int64) - 1)
     measured = pl.when(pl.col("dur") > 0).then(pl.col("bytes") / pl.col("dur"))
-    return work.join(sorts, on="name", how="left", maintain_order="left").with_columns(
+    return work.join(sorts, on="name", how="left", nulls_equal=True, maintain_order="left").with_columns(
         gbps=pl.coalesce("bandwidth", measured)
     )

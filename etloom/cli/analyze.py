@@ -202,8 +202,10 @@ def _first_rows(answer: pl.DataFrame, top: int | None) -> tuple[pl.DataFrame, st
     """The first rows of each rank, and what to say of those left out: nothing where there are none."""
     import polars as pl
 
-    most = max(answer["rank"].value_counts()["count"]) if answer.height else 0
-    if top is None or most <= top:
+    if top is None or answer.is_empty():
+        return answer, ""
+    most = max(answer["rank"].value_counts()["count"])
+    if most <= top:
         return answer, ""
     shown = answer.filter(pl.int_range(pl.len()).over("rank") < top)
     of_each = f", {top:,} of each rank" if answer["rank"].n_unique() > 1 else ""

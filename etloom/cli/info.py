@@ -147,7 +147,7 @@ def _steps(trace: Trace) -> pl.DataFrame:
     marks = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.ANNOTATIONS)))
     name = pl.col("name").cast(pl.String)
     return (
-        marks.select(name.str.extract(kinds.STEP).cast(pl.Int64).alias("step"), "ts", "dur")
+        marks.select(name.str.extract(kinds.STEP).cast(pl.Int64, strict=False).alias("step"), "ts", "dur")
         .filter(pl.col("step").is_not_null())
         .collect(engine=trace.engine)
         .unique("step", keep="first", maintain_order=True)

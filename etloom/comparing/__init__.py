@@ -76,6 +76,7 @@ class Difference:
             or not found.percent
             or (found.is_known and not found.is_clear)
             or len(set(self._bases)) > 1
+            or "mixed" in self._bases
         ):
             return None
         parts, operators = self.table("category"), self.table("operator")
@@ -91,7 +92,9 @@ class Difference:
 
     @property
     def _bases(self) -> list[str]:
-        return [activity(next(iter(job.values()))).basis for job in (self.before, self.after)]
+        """Of each side what its categories are of: device, host, or mixed where its ranks differ in that."""
+        found = [{activity(trace).basis for trace in job.values()} for job in (self.before, self.after)]
+        return [bases.pop() if len(bases) == 1 else "mixed" for bases in found]
 
     @property
     def notes(self) -> list[str]:
@@ -120,7 +123,11 @@ class Difference:
                 "launched before the recording: it counts in step time and categories, not by kernel, family, operator"
             )
         bases = self._bases
-        if bases[0] != bases[1]:
+        if "mixed" in bases:
+            lines.append(
+                "categories are of the device of some ranks and of the host of others, which is not one thing"
+            )
+        elif bases[0] != bases[1]:
             lines.append(
                 f"categories are of the {bases[0]} before and of the {bases[1]} after, which is not one thing"
             )

@@ -156,6 +156,8 @@ def _pieces(trace: Trace) -> _Pieces | None:
         return None
     events = trace.events.filter(pl.col("depth").is_not_null() & pl.col("dur").is_not_null())
     marks = events.filter(pl.Series(asked(events["name"], lambda name: name.str.contains(kinds.STEP))))
+    if marks.is_empty():
+        return None  # they lie on no stack of calls
     pid, tid = marks.select("pid", "tid").row(0)
     events = events.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
     waits = among(events["cat"], kinds.RUNTIME) | asked(events["name"], kinds.is_communication)

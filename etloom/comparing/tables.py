@@ -95,10 +95,11 @@ def _in_steps(trace: Trace) -> pl.DataFrame:
 def from_before(trace: Trace, work: pl.DataFrame) -> pl.Series:
     """Of each row of device work whether it was launched before the trace began: it has no recorded launch, and the
     first launched work of its stream, or else of any, comes after it. Streams work in the order of launches."""
-    launched = work["id"].is_in(trace.launches.drop_nulls("launch")["device_event"].implode())
-    start = pl.when(launched).then("ts")
+    by_a_call = trace.launches.drop_nulls("launch")["device_event"].implode()
+    work = work.with_columns(launched=work["id"].is_in(by_a_call))
+    start = pl.when("launched").then("ts")
     first = pl.coalesce(start.min().over("device", "stream"), start.min())
-    return work.select((~launched & (pl.col("ts") < first)).fill_null(False)).to_series()
+    return work.select((~pl.col("launched") & (pl.col("ts") < first)).fill_null(False)).to_series()
 
 
 def left_over(trace: Trace) -> int:

@@ -60,7 +60,7 @@ def example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
     """The first of these rows of a table sorted by time, in words; None if there is none."""
     if not rows.size:
         return None
-    name, when = events["name"][int(rows[0])], events["ts"][int(rows[0])] - events["ts"][0]
+    name, when = events["name"][int(rows[0])] or "(no name)", events["ts"][int(rows[0])] - events["ts"][0]
     short = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
     return f"{short}, {when / 1e6:.3f} ms into the recording"
 

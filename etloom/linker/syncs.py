@@ -44,7 +44,7 @@ def wait(trace: Trace) -> Trace:
         _copies(events, trace, seen),
     ]
     waits = pl.concat([frame.select(_WAIT) for frame in found], how="vertical_relaxed")
-    waits = TABLES["waits"].conform(waits.unique().sort("event", "on", "kind"))
+    waits = TABLES["waits"].conform(waits.unique().sort("event", "on", "kind", "sync", "how"))
     unknown = calls.join(waits, left_on="call", right_on="sync", how="anti").height
     return trace.replace(waits=waits).with_stats(
         [

@@ -164,7 +164,13 @@ def _read_trace(folder: Path, saved: _Saved, lazy: bool = False, owner: object =
 
 def _table(name: str, file: Path) -> pl.DataFrame:
     with _named(name, file):
-        return TABLES[name].conform(pl.read_parquet(file, glob=False, hive_partitioning=False))
+        table = TABLES[name].conform(pl.read_parquet(file, glob=False, hive_partitioning=False))
+    last: Any = table["id"].max() if "id" in table.columns else None
+    if last is not None and last >= 1 << 31:
+        raise ReadError(
+            f"has a row with the id {last}, and ids are numbers of rows", where=file, remedy="export it again"
+        )
+    return table
 
 
 def _in_one_piece(frame: pl.DataFrame) -> pl.DataFrame:

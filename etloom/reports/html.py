@@ -142,7 +142,9 @@ def _subtitle(job: Job) -> str:
     if first is None:
         return "no rank was read"
     devices = {
-        str(device.get("name")) for device in first.meta.get("device_properties") or [] if device.get("name")
+        str(device["name"])
+        for device in first.meta.get("device_properties") or []
+        if isinstance(device, dict) and device.get("name")
     }
     backend = (first.meta.get("distributed") or {}).get("backend")
     worked = any(trace.launches.height for trace in job.values())

@@ -273,7 +273,7 @@ def _steps(events: pl.DataFrame, kept: pl.DataFrame, origin: int) -> tuple[list[
     name = pl.col("name").cast(pl.String)
     steps = (
         events.filter((pl.col("cat") == "user_annotation") & pl.col("dur").is_not_null())
-        .with_columns(name.str.extract(kinds.STEP).cast(pl.Int64).alias("step"))
+        .with_columns(name.str.extract(kinds.STEP).cast(pl.Int64, strict=False).alias("step"))
         .drop_nulls("step")
         .unique("step", keep="first", maintain_order=True)
         .select("step", pl.col("ts") - origin, "dur")

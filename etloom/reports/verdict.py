@@ -197,8 +197,10 @@ def _step_time(steps: pl.DataFrame) -> Sentence:
         )
     ).to_series()
     of = f"{count(steps.height, 'step')} on {count(dur['ranks'], 'rank')}"
-    if dur["std"] is None:
-        return Sentence("Step time", duration(dur["mean"]), f"the only step: {of}")
+    if dur["std"] is None or not dur["mean"]:
+        return Sentence(
+            "Step time", duration(dur["mean"]), f"{'the only step' if steps.height == 1 else 'mean'}: {of}"
+        )
     return Sentence(
         "Step time",
         f"{duration(dur['mean'])} ± {number(100 * dur['std'] / dur['mean'], 2)} %",
@@ -262,7 +264,9 @@ def _top_operator(operators: pl.DataFrame) -> Sentence:
     )
     share = f"{100 * top['own_ns'] / everything:.1f} % of the operators' own time, " if everything else ""
     return Sentence(
-        "Top operator", top["name"], f"{share}{duration(top['own_ns'])} in {count(top['count'], 'call')}"
+        "Top operator",
+        top["name"] or "without a name",
+        f"{share}{duration(top['own_ns'])} in {count(top['count'], 'call')}",
     )
 
 

@@ -200,7 +200,7 @@ def without_last_step(trace: Trace) -> Trace:
     """What HTA keeps by default of a trace of two steps and more: not the host's part of the last step, nor what that
     launched."""
     starts = trace.events.filter(stacks.among(trace.events["cat"], kinds.ANNOTATIONS)).with_columns(
-        number=pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64)
+        number=pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64, strict=False)
     )
     starts = starts.drop_nulls("number").sort("number")
     if starts["number"].n_unique() < 2:
