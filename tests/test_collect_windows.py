@@ -304,7 +304,7 @@ def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
     job = made(on_demand=2)
     for step in range(30):
         if step in (2, 20):
-            demand.trigger(tmp_path)
+            assert not demand.trigger(tmp_path, patience_s=0)
         job.step_done()
         job.wait()
     assert [steps for what, steps in Window.done if what == "write"] == [[6, 7], [24, 25]]
@@ -315,7 +315,7 @@ def test_a_ring_holds_what_came_before_the_question(made: Any, tmp_path: Path) -
     job = made(first=3, last=5, on_demand=2, ring=True)
     for step in range(30):
         if step == 20:
-            demand.trigger(tmp_path)
+            assert not demand.trigger(tmp_path, patience_s=0)
         job.step_done()
         job.wait()
     job.leave()

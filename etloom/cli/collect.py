@@ -118,8 +118,13 @@ def collect(
     if trigger is not None:
         from etloom.collector import demand
 
-        demand.trigger(trigger)
-        say(f"asked: {trigger} records as soon as its ranks have agreed on a step")
+        if demand.trigger(trigger):
+            say(f"asked: {trigger} records as soon as its ranks have agreed on a step")
+        else:
+            say(
+                f"asked, and nothing took note yet: {trigger} records at the end of its step, if a job runs there that "
+                "was started with --on-demand"
+            )
         return
     if out is None:
         raise typer.BadParameter("needed: the folder for the traces", param_hint="--out")

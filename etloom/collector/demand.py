@@ -23,10 +23,15 @@ _AGREED = ".etloom-window.json"
 _ZERO = ".etloom-zero"
 
 
-def trigger(out: str | os.PathLike[str]) -> None:
-    """Ask the job that records into the folder `out` to open its window. Raises CollectError without one."""
+def trigger(out: str | os.PathLike[str], patience_s: float = 5.0) -> bool:
+    """Ask the job that records into the folder `out` to open its window.
+
+    Returns whether it took note within so many seconds: it does so at the end of its next step, and later too. Raises
+    CollectError without such a folder.
+    """
+    asked = Path(out) / ASKED
     try:
-        (Path(out) / ASKED).touch()
+        asked.touch()
     except OSError as error:
         from etloom.errors import CollectError
 
@@ -35,6 +40,10 @@ def trigger(out: str | os.PathLike[str]) -> None:
             where=out,
             remedy="name the folder of a running --on-demand",
         ) from error
+    until = time.monotonic() + patience_s
+    while asked.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    return not asked.exists()
 
 
 def forget(out: Path) -> None:
