@@ -21,7 +21,7 @@ from etloom.replayer.world import BEAT_S, PLANNING, SUSPECT_S, Place, Watch, mac
 
 _LONG = timedelta(days=7)
 _CHUNK = 10_000
-"""Calls in one value of the store: some 40 ms of JSON, in which no other thread runs, the heart beat neither."""
+"""Calls in one value of the store: a fraction of a second, in which no other thread runs, the heart beat neither."""
 
 
 @dataclass(frozen=True, eq=False)
