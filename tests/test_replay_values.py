@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 
 from etloom.replayer.machine import Machine  # noqa: E402
+from etloom.replayer.materials import beside, bounds  # noqa: E402
 from etloom.replayer.program import program  # noqa: E402
 from etloom.replayer.saved import folder_of  # noqa: E402
 
@@ -142,6 +143,63 @@ def test_a_strangers_values_are_bounded(tmp_path: Path, held: list[int], taken: 
 
 
 @pytest.mark.usefixtures("saving")
+def test_no_saved_index_reaches_a_reader_that_does_not_look(tmp_path: Path) -> None:
+    """An expanded table takes any index; what writes by the same indices has 9 rows, or trusts them."""
+    ids, counts = torch.tensor([5, 2, 0]), torch.tensor([0, 0, 0])
+    table, grad, empty = (
+        torch.rand(1, 2).expand(1 << 40, 2),
+        torch.rand(1, 2),
+        torch.empty(0, dtype=torch.int64),
+    )
+
+    def step() -> None:
+        torch.nn.functional.embedding(ids, table)
+        torch.nn.functional.embedding(counts, table)
+        torch.ops.aten._embedding_bag_dense_backward(grad, ids, counts, counts[:1], empty, 9, False, 0, None)
+
+    run = record(tmp_path, step)
+    for file in (run / "torch_et_0_resources").iterdir():
+        np.full(file.stat().st_size // 8, 1 << 30, np.int64).tofile(file)
+    machine = rehearsed(run)
+    assert [one.result for one in machine.outcomes if one.result != "replayed"] == []
+    assert dict(machine.saved.refused) == {"an operator that reads it would trust what it holds": 1}
+    assert [8, 8, 8] in integers(machine) and [0, 0, 0] in integers(machine)
+    assert max(max(one, default=0) for one in integers(machine)) == 8
+
+
+@pytest.mark.usefixtures("saving")
+def test_integers_read_at_two_sizes_are_zero(tmp_path: Path) -> None:
+    table, ids = torch.rand(9, 2), torch.tensor([5, 2, 0])
+
+    def step() -> None:
+        torch.nn.functional.embedding(ids, table)
+        torch.nn.functional.embedding(ids.view(torch.int32), table)
+
+    machine = rehearsed(record(tmp_path, step))
+    assert dict(machine.saved.refused) == {"it is read as integers of several sizes": 2}
+    assert [0, 0, 0] in integers(machine) and [5, 2, 0] not in integers(machine)
+
+
+def test_labels_of_a_training_keep_their_bound(tmp_path: Path) -> None:
+    """Their backward looks at none of them, but is known to take as many as there are classes."""
+    out, labels = torch.rand(4, 9, requires_grad=True), torch.tensor([5, 2, 0, 8])
+    run = record(tmp_path, lambda: torch.nn.functional.cross_entropy(out, labels).backward())
+    made = program(etloom.open(run, use_cache=False)[0])
+    (labels_,) = {
+        one.storage for step in made.steps for one in step.inputs.values() if one.dtype == "long int"
+    }
+    known = bounds(made)
+    assert known.reach[labels_] == 9 and labels_ not in known.trusting | known.mixed
+
+
+def test_memory_is_shared_with_the_processes_of_the_host() -> None:
+    assert [beside(one) for one in (
+        {}, {"LOCAL_WORLD_SIZE": "8"}, {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, {"LOCAL_WORLD_SIZE": "x"},
+        {"SLURM_STEP_TASKS_PER_NODE": "4(x12),3"}, {"LOCAL_WORLD_SIZE": "0"},
+    )] == [1, 8, 2, 1, 4, 1]  # fmt: skip
+
+
+@pytest.mark.usefixtures("saving")
 @pytest.mark.skipif(os.name == "nt", reason="links and pipes")
 def test_no_link_is_followed(tmp_path: Path) -> None:
     run, file = embedded(tmp_path)
@@ -167,6 +225,12 @@ def test_resources_are_looked_for_in_the_run_alone(tmp_path: Path) -> None:
     for files in ([str(other / "et_0.json")], [str(run / "et_0.json.gz")], ["/etc/../x/et_0.json.zst"]):
         assert folder_of(run, etloom.Trace({}, {"files": files})) == run / "et_0_resources"
     assert folder_of(run, etloom.Trace({}, {"files": [str(other / ".." / "..")]})) is None
+    outside = [str(run / ".." / "other" / "et_0.json")]
+    (run / "et_0_resources").rename(run / "et_1_resources")
+    assert folder_of(run, etloom.Trace({}, {"files": outside})) is None
+    (run / "linked").symlink_to(other)
+    assert folder_of(run, etloom.Trace({}, {"files": [str(run / "linked" / "et_0.json")]})) is None
+    (run / "et_1_resources").rename(run / "et_0_resources")
     (run / "et_0.json").touch()
     assert folder_of(run / "et_0.json", etloom.Trace({}, {"files": []})) is None
 

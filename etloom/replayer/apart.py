@@ -5,60 +5,129 @@ Kernels of torch do not look at all of their arguments; what a trace makes up, o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from etloom.errors import EtloomError
 
 MOST_DEATHS = 50
+LIMIT_S = 60.0
+"""An operator that takes longer is left out."""
+_LOOK_S = 0.25
+_WIDTH = 20
 _FOLDER = "ETLOOM_REPLAY_APART"
+_PARENT = "ETLOOM_REPLAY_APART_OF"
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+_REMEDY = "less memory (--max-memory), or --device meta"
+# Not the user's folder: python -m would import what lies in it, and -P is not in Python 3.10.
+_BEGIN = "import sys; sys.path[:] = filter(None, sys.path); from etloom.replayer import apart; apart.begin()"
 
 
 def run(command: Sequence[str], quiet: bool = False) -> tuple[int, dict[int, str]]:
     """Run ``python -m`` and the command until it ends by itself; its exit status, and the nodes that it had to leave
     out with the reason.
 
-    Each time a signal ends it, the node that it `told` last is left out from then on. quiet: what it writes is thrown
-    away. Raises EtloomError where it told none, or that often that it is no use.
+    Each time a signal ends it, the node that it `told` last is left out from then on; so is one that takes longer than
+    LIMIT_S. It ends with this process. quiet: what it writes is thrown away. Raises EtloomError where it told none, or
+    that often that it is no use, and where it was killed from outside, as the system does for want of memory.
     """
     left_out: dict[int, str] = {}
-    with tempfile.TemporaryDirectory(prefix="etloom-") as folder:
+    with _terminable(), tempfile.TemporaryDirectory(prefix="etloom-") as folder:
         while True:
             at = Path(folder, "at")
             at.unlink(missing_ok=True)
             Path(folder, "left_out").write_text(json.dumps(left_out))
-            # Not the user's folder: python -m would import what lies in it.
             started = subprocess.Popen(
-                [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", "-m", *command],
-                env={**os.environ, _FOLDER: folder, "PYTHONUNBUFFERED": "1"},
+                [sys.executable, "-c", _BEGIN, *command],
+                env={**os.environ, _FOLDER: folder, _PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
                 stdout=subprocess.DEVNULL if quiet else None,
                 stderr=subprocess.DEVNULL if quiet else None,
             )
             try:
-                status = started.wait()
-            except BaseException:
+                status = _status(started, at)
+            finally:
                 started.kill()
                 started.wait()
-                raise
-            if status >= 0:
+            if status is not None and status >= 0:
                 return status, left_out
-            name = signal.Signals(-status).name
-            node = at.read_text().strip() if at.exists() else ""
+            if status == -signal.SIGKILL:
+                raise EtloomError("the replay was killed, most likely for want of memory", remedy=_REMEDY)
+            name = (
+                f"an operator of more than {LIMIT_S:g} s" if status is None else signal.Signals(-status).name
+            )
+            node = next(iter(_told(at)), "")
             if not node or int(node) in left_out or len(left_out) == MOST_DEATHS:
-                raise EtloomError(
-                    f"the replay was ended by {name}", remedy="less memory (--max-memory), or --device meta"
-                )
-            left_out[int(node)] = f"it ended the process: {name}"
+                raise EtloomError(f"the replay was ended by {name}", remedy=_REMEDY)
+            left_out[int(node)] = (
+                f"it did not end within {LIMIT_S:g} s" if status is None else f"it ended the process: {name}"
+            )
 
 
-def here() -> tuple[Callable[[int], None], Mapping[int, str]]:
-    """In the process: what to call with a node before it is tried, and the nodes to leave out with the reason."""
+def _status(started: subprocess.Popen[bytes], at: Path) -> int | None:
+    """The exit status of the process; None where it stays longer than LIMIT_S with one operator."""
+    before: int | None = None
+    waited = 0.0
+    while True:
+        try:
+            return started.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            # Not by the clock, which goes on while both processes are stopped.
+            waited += _LOOK_S
+        # Once all were tried they are repeated, and nobody tells how far that is.
+        now = at.stat().st_mtime_ns if len(_told(at)) == 1 else None
+        if now is None or now != before:
+            before, waited = now, 0.0
+        elif waited > LIMIT_S:
+            return None
+
+
+def _told(at: Path) -> list[str]:
+    """The last node, and a word more when all were tried."""
+    return at.read_text().split() if at.exists() else []
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, too, is an exception here, unless somebody else handles it."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def begin() -> None:
+    """What the process does first: it binds its life to its parent's, where the system can, and becomes the command."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != int(os.environ[_PARENT]):  # it was gone before
+            os._exit(1)
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def here() -> tuple[Callable[[int | None], None], Mapping[int, str]]:
+    """In the process: what to call with a node before it is tried and with None when all were, and the nodes to leave
+    out with the reason."""
     folder = os.environ.get(_FOLDER)
     if folder is None:
         return lambda node: None, {}
@@ -67,5 +136,8 @@ def here() -> tuple[Callable[[int], None], Mapping[int, str]]:
     return lambda node: _write(told, node), {int(node): why for node, why in left_out.items()}
 
 
-def _write(told: int, node: int) -> None:
-    os.pwrite(told, f"{node:<20}".encode(), 0)
+def _write(told: int, node: int | None) -> None:
+    if node is None:
+        os.pwrite(told, b"tried", _WIDTH)
+    else:
+        os.pwrite(told, f"{node:<{_WIDTH}}".encode(), 0)

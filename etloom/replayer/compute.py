@@ -71,22 +71,24 @@ def replay(
     warmup: int = 1,
     max_bytes: int | None = None,
     progress: Progress = lambda step: None,
+    tried: Callable[[], None] = lambda: None,
     leave_out: Mapping[int, str] = MappingProxyType({}),
     resources: Path | None = None,
 ) -> Replayed:
     """Replay the operators of a linked trace, or of its step N, ``repeats`` times after ``warmup``.
 
     Only operators of ``namespaces`` are run, and none that opens files or trusts its sizes. max_bytes: what this
-    process may take more on a CPU (default: 60 % of what is free); an operator that wants more is skipped. progress:
-    called with each step before it is tried. leave_out: node -> why its operator is not to be tried. resources: the
-    folder with values that were saved beside the trace (`saved.folder_of`). Raises EtloomError where the trace has
-    nothing to replay or the device is not there.
+    process may take more on a CPU (default: its share of 60 % of what is free); an operator that wants more is skipped.
+    progress: called with each step before it is tried. tried: called when all were. leave_out: node -> why its operator
+    is not to be tried. resources: the folder with values that were saved beside the trace (`saved.folder_of`). Raises
+    EtloomError where the trace has nothing to replay or the device is not there.
     """
     machine = _planned(trace, device, namespaces, step, resources, 0)
     profiled = None
     times = []
     with _bounded(device, max_bytes):
         machine.rehearse(progress, leave_out)
+        tried()
         if device != "meta":
             for _ in range(warmup):
                 machine.run()

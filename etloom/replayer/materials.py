@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+import operator
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,26 +26,58 @@ from etloom.system import available_memory
 _ALIKE = frozenset({
     "aten::to", "aten::_to_copy", "aten::view", "aten::reshape", "aten::contiguous", "aten::clone", "aten::slice",
     "aten::select", "aten::flatten", "aten::squeeze", "aten::unsqueeze", "aten::t", "aten::transpose", "aten::permute",
-    "aten::expand", "aten::detach", "aten::alias", "aten::copy_", "aten::cat", "aten::stack",
+    "aten::expand", "aten::detach", "aten::alias", "aten::copy_", "aten::cat", "aten::stack", "aten::_unsafe_view",
+    "aten::_reshape_alias", "aten::repeat", "aten::flip",
 })  # fmt: skip
 """Operators whose results hold what their inputs hold."""
 
-_REACH: dict[str, tuple[str, Callable[[dict[str, Any]], int]]] = {
-    "aten::embedding": ("indices", lambda had: had["weight"].shape[0]),
-    "aten::embedding_bag": ("indices", lambda had: had["weight"].shape[0]),
-    "aten::_embedding_bag": ("indices", lambda had: had["weight"].shape[0]),
-    "aten::index_select": ("index", lambda had: had["self"].shape[had["dim"]]),
-    "aten::gather": ("index", lambda had: had["self"].shape[had["dim"]]),
-    "aten::nll_loss": ("target", lambda had: had["self"].shape[1]),
-    "aten::nll_loss_nd": ("target", lambda had: had["self"].shape[1]),
-    "aten::cross_entropy_loss": ("target", lambda had: had["self"].shape[1]),
-    "aten::embedding_dense_backward": ("indices", lambda had: had["num_weights"]),
+_Reach = tuple[str, Callable[[dict[str, Any]], int]]
+_ROWS: _Reach = ("indices", lambda had: had["weight"].shape[0])
+_NUMBER: _Reach = ("indices", lambda had: had["num_weights"])
+_ALONG: _Reach = ("index", lambda had: had["self"].shape[had["dim"]])
+_CLASSES: _Reach = ("target", lambda had: had["self"].shape[1])
+_REACH: dict[str, _Reach] = {
+    "aten::embedding": _ROWS,
+    "aten::embedding_bag": _ROWS,
+    "aten::_embedding_bag": _ROWS,
+    "aten::_embedding_bag_forward_only": _ROWS,
+    "aten::embedding_backward": _NUMBER,
+    "aten::embedding_dense_backward": _NUMBER,
+    "aten::_embedding_bag_backward": _NUMBER,
+    "aten::_embedding_bag_dense_backward": _NUMBER,
+    "aten::index_select": _ALONG,
+    "aten::index_select_backward": ("index", lambda had: had["self_sizes"][had["dim"]]),
+    "aten::gather": _ALONG,
+    "aten::gather_backward": _ALONG,
+    "aten::nll_loss": _CLASSES,
+    "aten::nll_loss_nd": _CLASSES,
+    "aten::nll_loss_forward": _CLASSES,
+    "aten::nll_loss_backward": _CLASSES,
+    "aten::nll_loss2d": _CLASSES,
+    "aten::nll_loss2d_forward": _CLASSES,
+    "aten::nll_loss2d_backward": _CLASSES,
+    "aten::cross_entropy_loss": _CLASSES,
 }
 """Operator -> the argument that holds places, and below what they must lie."""
 
+_READS_NUMBERS = frozenset({
+    "aten::_local_scalar_dense", "aten::_assert_async", "aten::_is_all_true", "aten::_is_any_true",
+})  # fmt: skip
+"""Private operators to which integers are no places."""
+
+_ON_HOST = (
+    "LOCAL_WORLD_SIZE",  # torchrun
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",  # MPICH, Intel MPI
+    "PMIX_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+"""Variables of how many processes are on the host, by launcher."""
 
 _MOST = 1 << 31
 _DRAWN = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_INTEGERS = _DRAWN | {torch.uint16, torch.uint32, torch.uint64}
 
 
 @dataclass(frozen=True)
@@ -50,13 +85,15 @@ class Bounds:
     """What storages of integers may hold, by what their readers say.
 
     reach: below what; least: not below what (0 where it is not told). bags: those that hold where bags begin, and below
-    what. trusting: those of which a reader may trust that they are right.
+    what. trusting: those of which a reader may trust that they are right. mixed: those that are read as integers of
+    several sizes, to which no bound applies. Both hold zeros.
     """
 
     reach: dict[int, int] = field(default_factory=dict)
     least: dict[int, int] = field(default_factory=dict)
     bags: dict[int, int] = field(default_factory=dict)
     trusting: set[int] = field(default_factory=set)
+    mixed: set[int] = field(default_factory=set)
 
 
 def bounds(program: Program) -> Bounds:
@@ -65,23 +102,32 @@ def bounds(program: Program) -> Bounds:
     found = Bounds()
     reach, bags, trusting = found.reach, found.bags, found.trusting
     recorded: dict[int, tuple[int, int]] = {}
+    sizes: dict[int, int] = {}
     for step in reversed(program.steps):
         had = {one.name: value for one, value in zip(step.operator.arguments, step.values, strict=False)}
         name = step.operator.name
+        bounded_here: set[str] = set()
         if name in _REACH:
             argument, bound = _REACH[name]
             if isinstance(places := had.get(argument), View):
                 with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):
-                    reach[places.storage] = min(bound(had), reach.get(places.storage, _MOST))
-        if name.endswith("embedding_bag") and isinstance(starts := had.get("offsets"), View):
+                    below = max(1, operator.index(bound(had)))
+                    reach[places.storage] = min(below, reach.get(places.storage, _MOST))
+                    bounded_here.add(argument)
+        if "embedding_bag" in name and isinstance(starts := had.get("offsets"), View):
+            bounded_here.add("offsets")
             indices = had.get("indices")
             count = math.prod(indices.shape) if isinstance(indices, View) else 0
             bags[starts.storage] = min(count + 1, bags.get(starts.storage, _MOST))
         for view, low, high in step.ranges:
             before = recorded.get(view.storage, (low, high))
             recorded[view.storage] = min(low, before[0]), max(high, before[1])
-        if name.removeprefix("aten::").startswith("_") or "backward" in name or not name.startswith("aten::"):
-            trusting.update(view.storage for view in views_of(step.values))
+        for view in (*views_of(step.values), *step.results):
+            if (size := _integer_size(view)) and sizes.setdefault(view.storage, size) != size:
+                found.mixed.add(view.storage)
+        if _trusts(name):
+            others = [value for argument, value in had.items() if argument not in bounded_here]
+            trusting.update(view.storage for view in views_of(others) if _integer_size(view))
         if name in _ALIKE and step.results:
             for view in views_of(step.values):
                 for result in step.results:
@@ -99,9 +145,25 @@ def bounds(program: Program) -> Bounds:
     return found
 
 
+def _trusts(name: str) -> bool:
+    """Whether the operator may take integers as places without a look."""
+    looks = name in _ALIKE or name in _READS_NUMBERS
+    return not looks and (
+        name.removeprefix("aten::").startswith("_") or "backward" in name or not name.startswith("aten::")
+    )
+
+
+def _integer_size(view: View) -> int:
+    """Bytes of an element that may be a place; 0 of others."""
+    dtype = DTYPES[view.dtype]
+    return dtype.itemsize if dtype in _INTEGERS else 0
+
+
 def made(view: View, count: int, device: torch.device, known: Bounds) -> torch.Tensor:
     """A flat tensor of ``count`` elements for the storage of a view."""
     dtype = DTYPES[view.dtype]
+    if view.storage in known.trusting or view.storage in known.mixed:
+        return torch.zeros(count, dtype=dtype, device=device)
     if dtype == torch.bool:
         return torch.ones(count, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
@@ -118,9 +180,20 @@ def made(view: View, count: int, device: torch.device, known: Bounds) -> torch.T
     return torch.zeros(count, dtype=dtype, device=device)
 
 
+def beside(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes the launcher started on this host, this one among them; 1 where it does not say."""
+    for name in _ON_HOST:
+        # Slurm says 4(x2),3 for two hosts with four each and one with three: the most.
+        told = [int(one) for one in re.findall(r"(?:^|,)(\d{1,6})", environment.get(name, ""))]
+        if told:
+            return max(1, *told)
+    return 1
+
+
 @contextlib.contextmanager
 def bounded(more: int | None) -> Iterator[None]:
-    """This process may take only so many bytes more (None: 60 % of what is free), since a trace asks for any size.
+    """This process may take only so many bytes more, since a trace asks for any size. None: 60 % of what is free, in
+    equal parts for the processes of a replay on this host.
 
     Where the system does not tell how much it has taken (other than Linux), there is no bound.
     """
@@ -132,7 +205,7 @@ def bounded(more: int | None) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = taken + (int(available_memory() * 0.6) if more is None else more)
+    limit = taken + (int(available_memory() * 0.6) // beside() if more is None else more)
     resource.setrlimit(
         resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
     )

@@ -67,6 +67,10 @@ class Saved:
         assert self._folder is not None
         values = np.frombuffer(_read(self._folder / name, int(count) * np.dtype(kind).itemsize), kind)
         storage, bounds = view.storage, self._bounds
+        if storage in bounds.trusting:
+            raise ValueError("an operator that reads it would trust what it holds")
+        if storage in bounds.mixed:
+            raise ValueError("it is read as integers of several sizes")
         if storage in bounds.bags:
             whole = values.astype(np.int64)
             if whole[:1].any() or (np.diff(whole) < 0).any() or (whole[-1:] >= bounds.bags[storage]).any():
@@ -75,8 +79,6 @@ class Saved:
             # A padding label such as -100, or a stranger's index: brought to what readers take.
             low, high = bounds.least.get(storage, 0), bounds.reach[storage] - 1
             values = np.clip(values.astype(np.int64), low, high).astype(kind)
-        elif storage in bounds.trusting:
-            raise ValueError("an operator that reads it would trust what it holds")
         return values.copy()
 
 
@@ -84,13 +86,15 @@ def folder_of(run: Path, trace: Trace) -> Path | None:
     """The resources of a trace that was read from a run (a folder or a file): the folder beside its file, which is
     looked for in the run alone, whatever path the trace was recorded under."""
     root = run if run.is_dir() else run.parent
+    inner = root.resolve()
     for file in map(Path, trace.meta.get("files", ())):
-        inside = file.parent.is_relative_to(root)
-        beside = file.parent if inside else root
+        beside = file.parent if file.parent.resolve().is_relative_to(inner) else root
         plain = file.name.removesuffix(".gz").removesuffix(".zst")
         for name in (plain.removesuffix(".json"), plain):
             found = beside / f"{name}_resources"
-            if name and not found.is_symlink() and found.is_dir():
+            # Through no link, also of a folder above it.
+            inside = found.resolve().is_relative_to(inner)
+            if name and inside and not found.is_symlink() and found.is_dir():
                 return found
     return None
 

@@ -44,6 +44,7 @@ def work(asked: dict[str, Any]) -> None:
         warmup=asked["warmup"],
         max_bytes=asked["max_bytes"],
         progress=_progress(told),
+        tried=lambda: told(None),
         leave_out=leave_out,
         resources=folder_of(Path(asked["path"]), job[chosen]),
     )
