@@ -8,6 +8,14 @@ from pathlib import Path
 from etloom.errors import EtloomError
 
 
+def check_export(target: Path, option: str = "--out") -> None:
+    """`check_writable`, and raise UnknownName where no export is known by the end of the name."""
+    from etloom import registry
+
+    registry.by_suffix("exports", target)
+    check_writable(target, option)
+
+
 def check_writable(target: Path, option: str) -> None:
     """Raise EtloomError where the file cannot be written, nor the folders that it lacks be made.
 

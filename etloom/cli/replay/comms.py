@@ -13,7 +13,8 @@ import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import RankPatternOption, tell_loss
-from etloom.cli._output import Format, emit
+from etloom.cli._output import Format, emit, to_json
+from etloom.cli._target import check_export, check_writable
 
 if TYPE_CHECKING:
     import polars as pl
@@ -135,6 +136,10 @@ def comms(
     ):
         if value not in known:
             raise EtloomError(f"{option} {value!r} is not known", remedy=f"one of {', '.join(known)}")
+    if out:
+        check_export(out)
+    if json_file:
+        check_writable(json_file, "--json")
     import etloom
     from etloom.replayer.choice import chosen, numbers
     from etloom.replayer.world import Place
@@ -160,6 +165,8 @@ def comms(
             from etloom.replayer.plan import guesses, table
 
             made = make(place.world)
+            if json_file:
+                json_file.write_text(to_json(table(made)))
             emit(table(made), format, None)
             for line in guesses(made):
                 say(line)
@@ -179,6 +186,10 @@ def comms(
     merged = sums(done.calls, per)
     emit(merged, format, None)
     tell_passes(done.passes)
+    if verify:
+        say(
+            "verified: before the repeats every call was made once, and its result on each rank was as computed"
+        )
     if json_file:
         json_file.write_text(json.dumps(_report(done, merged, options), indent=1))
     if out:

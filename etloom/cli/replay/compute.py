@@ -11,6 +11,7 @@ import typer
 from etloom.cli._guard import guarded
 from etloom.cli._input import PathArgument
 from etloom.cli._output import Format
+from etloom.cli._target import check_export
 
 
 @guarded()
@@ -58,6 +59,8 @@ def compute(
       etloom replay compute run/ --device meta --min-coverage 95
       etloom replay compute run/ --step 3 --out replay.parquet && etloom diff run/ replay.parquet
     """
+    if out:
+        check_export(out)
     asked = {
         "path": str(path),
         "device": device,
