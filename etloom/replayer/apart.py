@@ -120,7 +120,7 @@ def begin() -> None:
 
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != int(os.environ[_PARENT]):  # it was gone before
-            os._exit(1)
+            raise SystemExit(1)
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

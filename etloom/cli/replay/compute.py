@@ -32,7 +32,10 @@ def compute(
     warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
     max_memory: Annotated[
         float | None,
-        typer.Option(min=0, help="GB that tensors may take on a CPU; by default 60 % of what is free."),
+        typer.Option(
+            min=0,
+            help="GB that tensors may take on a CPU; by default 60 % of what is free, shared by the ranks of a host.",
+        ),
     ] = None,
     min_coverage: Annotated[
         float, typer.Option(min=0, max=100, help="Fail where less than this % of operators is covered.")
