@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 from hypothesis import strategies as st
 
-from etloom.schema import SEVERITIES, TABLES
+from etloom.schema import SEVERITIES, TABLES, Column
 from etloom.trace import Job, Trace
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -33,6 +33,10 @@ def _values(dtype: Any) -> st.SearchStrategy[Any]:
     return st.integers(low, high)
 
 
+def _of(column: Column) -> st.SearchStrategy[Any]:
+    return st.integers(0, 2**31 - 1) if column.name == "id" else _values(column.dtype)
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> dict[str, pl.DataFrame]:
     found = {}
@@ -40,7 +44,7 @@ def tables(draw: st.DrawFn) -> dict[str, pl.DataFrame]:
         height = draw(st.integers(0, 4))
         columns = {
             column.name: pl.Series(
-                draw(st.lists(st.none() | _values(column.dtype), min_size=height, max_size=height)),
+                draw(st.lists(st.none() | _of(column), min_size=height, max_size=height)),
                 dtype=pl.String if column.dtype == pl.Categorical else column.dtype,
             )
             for column in TABLES[name].columns

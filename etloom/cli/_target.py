@@ -13,7 +13,8 @@ def check_export(target: Path, option: str = "--out") -> None:
     from etloom import registry
 
     registry.by_suffix("exports", target)
-    check_writable(target, option)
+    if not target.is_dir():  # an earlier export, which the export itself tells from a folder of somebody's
+        check_writable(target, option)
 
 
 def check_writable(target: Path, option: str) -> None:
