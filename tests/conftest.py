@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from places import DATA, ROOT
+
+from etloom import cli
 
 # A busy machine is no failure: speed is what benchmarks are for.
 settings.register_profile("etloom", deadline=None)
@@ -34,3 +37,14 @@ def golden(data: Path) -> Path:
 def own() -> Path:
     """Small traces that were recorded for this project."""
     return ROOT / "tests" / "data"
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line here: (exit status, stdout, stderr)."""
+
+    def run_it(*arguments: object) -> tuple[int, str, str]:
+        status = cli.main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return run_it

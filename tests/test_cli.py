@@ -42,18 +42,6 @@ def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 Outcome = tuple[int, str, str]
 
 
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Run the command line here: (exit status, stdout, stderr)."""
-
-    def run_it(*arguments: object) -> Outcome:
-        status = cli.main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run_it
-
-
 def etloom_process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "etloom", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)

@@ -11,21 +11,12 @@ import pytest
 import small
 
 import etloom
-from etloom import cli, readers
+from etloom import readers
 from etloom.errors import AnalysisError
 from etloom.opening import doubts
 from etloom.trace import Trace
 
 Outcome = tuple[int, str, str]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    def run_it(*arguments: object) -> Outcome:
-        status = cli.main([str(argument) for argument in arguments])
-        return status, *capsys.readouterr()
-
-    return run_it
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import small
 
 import etloom
-from etloom import cli, registry
+from etloom import registry
 from etloom.errors import AnalysisError, EtloomError
 from etloom.trace import Job
 
@@ -57,15 +57,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small.write_run(tmp_path_factory.mktemp("plugins") / "run")
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    def run_it(*arguments: object) -> Outcome:
-        status = cli.main([str(argument) for argument in arguments])
-        return status, *capsys.readouterr()
-
-    return run_it
 
 
 def test_an_analysis_of_another_package_is_one_of_ours(

@@ -90,7 +90,7 @@ class Difference:
         line = f"of {signed(change)} a {'step' if self.stepped else 'run'}: {', '.join(made_of)}"
         return f"{line}; {whose} that changed most: {', '.join(done_by)}" if done_by else line
 
-    @property
+    @cached_property
     def _bases(self) -> list[str]:
         """Of each side what its categories are of: device, host, or mixed where its ranks differ in that."""
         found = [{activity(trace).basis for trace in job.values()} for job in (self.before, self.after)]
