@@ -1,6 +1,6 @@
 """The errors a user can meet.
 
-EtloomError            exit status 1, one line: what, where, what to do
+EtloomError            exit status 1 (2 where it is of an `option`), one line: what, where, what to do
 ├── ReadError          a file is missing, unreadable, or no trace
 ├── LimitError         an input exceeds a stated bound (a gzip bomb, a nesting depth)
 ├── LinkError          the traces are not of one program, so pairing them would be wrong
@@ -20,15 +20,25 @@ from typing import Any
 
 
 class EtloomError(Exception):
-    """What went wrong, where, and what to do about it, as one line."""
+    """What went wrong, where, and what to do about it, as one line.
+
+    option: the parameter whose value is wrong whatever the files hold, as Python calls it (max_bytes). A command tells
+    it as the flag of that parameter, and as wrong usage.
+    """
 
     def __init__(
-        self, what: str, *, where: str | PathLike[str] | None = None, remedy: str | None = None
+        self,
+        what: str,
+        *,
+        where: str | PathLike[str] | None = None,
+        remedy: str | None = None,
+        option: str | None = None,
     ) -> None:
         self.what = what
         self.where = None if where is None else str(where)
         self.remedy = remedy
-        line = what if where is None else f"{where}: {what}"
+        self.option = option
+        line = ": ".join(part for part in (self.where, option, what) if part is not None)
         if remedy:
             line = f"{line}; {remedy}"
         super().__init__(" ".join(line.split()))
@@ -70,13 +80,13 @@ class DataLoss(EtloomError):
 
 
 class UnknownName(EtloomError):
-    """A name that is not registered; the remedy is the nearest known one."""
+    """A name that is not registered; the remedy is the nearest known one, of an option all that there are."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1)
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, option: str | None = None) -> None:
+        known = list(known) if option else sorted(known)
+        near = () if option else difflib.get_close_matches(name, known, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        super().__init__(f"no {kind} is called {name!r}", remedy=remedy)
+        super().__init__(f"no {kind} is called {name!r}", remedy=remedy, option=option)
 
 
 class MissingExtra(EtloomError):

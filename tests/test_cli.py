@@ -404,7 +404,7 @@ def test_options_of_an_analysis_are_flags(run: Path, call: Callable[..., Outcome
     ] or [row["name"] for row in json.loads(out)] == ["aten::linear", "aten::linear"]  # fmt: skip
     assert call("analyze", "top_ops", run)[0] == 0
     assert call("analyze", "top-opz", run)[::2] == (
-        2, "etloom: no analysis is called 'top-opz'; did you mean 'top-ops'?\n",
+        2, "etloom: no analysis is called 'top-opz'; did you mean 'top-ops'?; see etloom analyze --help\n",
     )  # fmt: skip
     status, _, err = call("analyze", "steps", run, "--step", 99)
     assert (status, err.count("\n")) == (1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 from etloom.errors import EtloomError
 
+MISUSED = 2  # as click exits
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -26,8 +28,12 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def guarded() -> Iterator[None]:
-    """Turn whatever is raised inside into a message and SystemExit. Also a decorator."""
+def guarded(**called: str) -> Iterator[None]:
+    """Turn whatever is raised inside into a message and SystemExit. Also a decorator.
+
+    An EtloomError of an `option` becomes wrong usage of the flag of that name. called: what others call a parameter of
+    the verb -> how the verb does, where it is not the same.
+    """
     try:
         yield
     except (SystemExit, GeneratorExit):
@@ -40,8 +46,13 @@ def guarded() -> Iterator[None]:
         raise SystemExit(PIPE_CLOSED) from None
     except EtloomError as error:
         _traceback_if_asked(error)
-        say(str(error))
-        raise SystemExit(1) from None
+        if error.option is None:
+            say(str(error))
+            raise SystemExit(1) from None
+        flag = _flag(called.get(error.option, error.option))
+        told = ": ".join(filter(None, (flag, error.where, error.what)))
+        say("; ".join(filter(None, (told, error.remedy, _help()))))
+        raise SystemExit(MISUSED) from None
     except OSError as error:
         _traceback_if_asked(error)
         where = f"{error.filename}: " if error.filename else ""
@@ -60,25 +71,56 @@ def guarded() -> Iterator[None]:
 
 
 @contextmanager
-def usage() -> Iterator[None]:
-    """What is raised inside of a command line alone, whatever the run holds, is wrong usage: exit status 2."""
+def usage(option: str = "") -> Iterator[None]:
+    """What is raised inside is of the command line alone, whatever the run holds: wrong usage of the option, where it
+    does not name one itself."""
     try:
         yield
     except EtloomError as error:
-        import typer
-
-        raise typer.BadParameter(str(error)) from error
+        error.option = error.option or option
+        raise
 
 
 def _misused(error: Any) -> int:
-    """The exit status of wrong usage, told in one line; a bare group shows its help instead."""
+    """The exit status of wrong usage that the parser found, told in one line; a bare group shows its help instead."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        command = f" ({error.ctx.command_path} -h shows how)" if getattr(error, "ctx", None) else ""
-        line = " ".join(error.format_message().split())
-        say(line.removeprefix("Invalid value: ").rstrip(".") + command)
+        line = error.format_message()
+        if type(error).__name__ == "BadParameter":
+            hint = error.param_hint if error.param is None else _spelt(error.param)
+            line = f"{hint}: {error.message}" if hint else error.message
+        say(f"{' '.join(line.split()).rstrip('.')}; {_help(error.ctx)}".removesuffix("; "))
     return int(error.exit_code)
+
+
+def _flag(option: str) -> str:
+    """A parameter of the command that runs as its user writes it; as it is, where the command has none of that name."""
+    context = _context()
+    parameters = context.command.params if context else ()
+    return next((_spelt(one) for one in parameters if one.name == option), option)
+
+
+def _spelt(parameter: Any) -> str:
+    """The longest of its flags; of an argument what the help calls it."""
+    flags = parameter.opts if parameter.param_type_name == "option" else [parameter.human_readable_name]
+    return str(max(flags, key=len))
+
+
+def _help(context: Any = None) -> str:
+    """Where the command that runs says what it takes."""
+    context = context or _context()
+    return f"see {context.command_path} --help" if context else ""
+
+
+def _context() -> Any:
+    """What the parser knows of the command that runs, None where there is none."""
+    typer = sys.modules.get("typer")
+    if typer is None:
+        return None
+    # Typer's parser is click, of which its later versions hold a copy.
+    parser = typer.Context.__mro__[1].__module__.rpartition(".")[0]
+    return importlib.import_module(f"{parser}.globals").get_current_context(silent=True)
 
 
 def _traceback_if_asked(error: BaseException) -> None:
