@@ -14,6 +14,7 @@ namespace etloom {
 namespace {
 
 constexpr size_t kPage = 1 << 21;
+constexpr size_t kSmallPage = 1 << 12;
 constexpr size_t kSmall = 1 << 18;  // what is not larger comes from malloc
 
 }  // namespace
@@ -41,6 +42,24 @@ void Room::grow(size_t wanted) {
     bytes = more;
 }
 
+void Room::fit(size_t used) {
+    // Of more pages the last one is little, and those that were never reached were never got.
+    if (bytes <= kSmall || bytes > 4 * kPage || bytes - used < kSmall) return;
+    const size_t small = std::max((used + kSmallPage - 1) / kSmallPage * kSmallPage, kSmallPage);
+    Room fitting;
+    fitting.bytes = small;
+    if (small <= kSmall) {
+        fitting.data = std::malloc(small);
+    } else {
+        fitting.data = mmap(nullptr, small, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (fitting.data == MAP_FAILED) fitting.data = nullptr;
+    }
+    if (fitting.data == nullptr) return;  // it stays as roomy as it is
+    if (used != 0) std::memcpy(fitting.data, data, used);
+    release();
+    *this = fitting;
+}
+
 void Room::release() {
     if (bytes <= kSmall) {
         std::free(data);
@@ -55,6 +74,14 @@ void Room::grow(size_t wanted) {
     if (moved == nullptr) throw std::bad_alloc();
     data = moved;
     bytes = more;
+}
+
+void Room::fit(size_t used) {
+    if (bytes - used <= used / 4) return;
+    void* moved = std::realloc(data, std::max(used, size_t{1}));
+    if (moved == nullptr) return;
+    data = moved;
+    bytes = used;
 }
 
 void Room::release() { std::free(data); }

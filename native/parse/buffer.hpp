@@ -15,6 +15,8 @@ struct Room {
     size_t bytes = 0;
     // Makes it larger, by half or more. Throws std::bad_alloc.
     void grow(size_t wanted);
+    // Gives back what is beyond the ``used`` bytes, where that is a good part of it.
+    void fit(size_t used);
     void release();
 };
 
@@ -53,6 +55,8 @@ class Buffer {
         if (size * sizeof(T) > room_.bytes) room_.grow(size * sizeof(T));
         size_ = size;
     }
+    // Nothing is added afterwards.
+    void fit() { room_.fit(size_ * sizeof(T)); }
     void swap(Buffer& other) {
         std::swap(room_, other.room_);
         std::swap(size_, other.size_);

@@ -146,6 +146,7 @@ class Numbers : public Column {
 
   protected:
     void leave_as(ArrowSchema* schema, ArrowArray* array, const char* format, Dictionary* texts) {
+        values_.fit();
         auto values = std::make_shared<Buffer<T>>(std::move(values_));
         leave_with(schema, array, format, values->size(), values, values->data(), texts);
     }
