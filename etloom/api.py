@@ -255,7 +255,9 @@ def _of_ranks(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFra
     answers, refusals = [], []
     for rank, trace in job.items():
         try:
-            answers.append(question(trace).select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()))
+            answer = question(trace)
+            of_rank = pl.Series("rank", [rank], pl.Int64).new_from_index(0, answer.height)
+            answers.append(pl.DataFrame([of_rank, *answer]))
         except AnalysisError as error:
             refusals.append(error)
     if refusals and not answers:

@@ -28,9 +28,9 @@ import numpy as np
 import polars as pl
 
 from etloom.activity import launched_numbers, streams
-from etloom.analyses._activity import answer, check_step, percent
+from etloom.analyses._activity import answer, check_step
 from etloom.analyses._launched import launched
-from etloom.stacks import grouped, taken
+from etloom.stacks import by_lane, grouped, taken
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -68,65 +68,70 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
     # All work counts in its step and once more in all. A place is a stream in a step or in all.
     steps = launched_numbers(trace, "step", _IN_ALL)
     known = np.unique(np.append(steps[np.diff(steps, prepend=_IN_ALL) != 0], _IN_ALL))  # steps come in runs
-    row = np.flatnonzero(steps != _IN_ALL if step is None else steps == step)
+    every = np.argsort(gap, kind="stable")  # so that the gaps of each place come in order of length
+    row = every[steps[every] != _IN_ALL if step is None else steps[every] == step]
     of_step = np.searchsorted(known, steps[row])
     if step is None:
-        of_step = np.append(of_step, np.full(steps.size, known.size - 1))
-        row = np.append(row, np.arange(steps.size))
+        of_step = np.append(of_step, np.full(every.size, known.size - 1))
+        row = np.append(row, every)
     lanes = int(lane.max()) + 1
     place = of_step * lanes + lane[row]
-    gap, busy, cause = gap[row], busy[row], cause[row]
 
-    size = known.size * lanes
-    one = np.full(size, -1)
+    one, busy_of = np.full(known.size * lanes, -1), np.zeros(known.size * lanes, np.int64)
     one[place] = row
+    np.add.at(busy_of, place, busy[row])
     there = np.flatnonzero(one >= 0)
-    idle, ran = _sums(place, gap, size)[there], _sums(place, busy, size)[there]
-    numbered = pl.Series([*known[:-1].tolist(), None], dtype=pl.Int64)
-    places = pl.DataFrame(
-        {
-            "step": numbered[there // lanes],
-            **{name: work[name][one[there]] for name in ("device", "stream")},
-            "all": idle,
-            "busy_ns": ran,
-            "span_ns": idle + ran,
-        }
-    )
-    of_cause = np.tile(np.arange(3), there.size)
-    gaps = _idle(3 * place + cause, gap, 3 * np.repeat(there, 3) + of_cause)
-    table = places[np.repeat(np.arange(there.size), 3)].hstack([_CAUSES[of_cause], *gaps])
-    table = table.with_columns(pl.col("gaps", "idle_ns").fill_null(0)).with_columns(
-        percent("idle_ns", "all"), percent("idle_ns", "span_ns").alias("span_pct")
-    )
+    stream, of_cause = np.repeat(there, 3), np.tile(np.arange(3), there.size)
+    some = gap[row] > 0
+    count, idle, stats = _stats((3 * place + cause[row])[some], gap[row[some]], 3 * stream + of_cause)
+    whole, ran = np.repeat(idle.reshape(-1, 3).sum(axis=1), 3), busy_of[stream]
+    number = pl.Series([*known[:-1].tolist(), None], dtype=pl.Int64)
+    table = {
+        "step": number[stream // lanes],
+        **{name: work[name][one[stream]] for name in ("device", "stream")},
+        "cause": _CAUSES[of_cause],
+        "gaps": count,
+        "idle_ns": idle,
+        "idle_pct": _percent(idle, whole),
+        "span_pct": _percent(idle, whole + ran),
+        "busy_ns": ran,
+        "span_ns": whole + ran,
+        **stats,
+    }
     return answer(table, COLUMNS)
 
 
-def _sums(place: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
-    """The sum of the values at each of so many places."""
-    sums = np.zeros(size, np.int64)
-    np.add.at(sums, place, values)
-    return sums
+def _percent(part: np.ndarray, whole: np.ndarray) -> pl.Series:
+    """100 part / whole, null where the whole is 0."""
+    share = np.divide(100 * part, whole, out=np.full(part.size, np.nan), where=whole > 0)
+    return pl.Series(share, nan_to_null=True)
 
 
-def _idle(place: np.ndarray, gap: np.ndarray, wanted: np.ndarray) -> pl.DataFrame:
-    """What COLUMNS say of the gaps at each wanted place, null where there are none."""
-    dur, some = pl.col("gap"), gap > 0
-    found = (
-        pl.DataFrame({"place": place[some], "gap": gap[some]})
-        .group_by("place")
-        .agg(
-            pl.len().alias("gaps"),
-            dur.sum().alias("idle_ns"),
-            dur.mean().round().alias("mean_ns"),
-            dur.std().round().alias("std_ns"),
-            dur.min().alias("min_ns"),
-            dur.median().round().alias("median_ns"),
-            dur.max().alias("max_ns"),
-        )
-    )
-    at = np.full(int(wanted.max(initial=-1)) + 1, -1)
-    at[found["place"]] = np.arange(found.height)
-    return taken(found, at[wanted])
+def _stats(
+    place: np.ndarray, gap: np.ndarray, wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, dict[str, pl.Series]]:
+    """Of the gaps at each wanted place how many there are, their sum, and what else COLUMNS say of them.
+
+    Gaps come in order of their length. wanted: every place that has one, and maybe others, ascending.
+    """
+    gap = gap[by_lane(place)]
+    count = np.bincount(place, minlength=int(wanted.max(initial=-1)) + 1)[wanted]
+    some = np.flatnonzero(count)
+    n = count[some]
+    first = np.cumsum(n) - n
+    total = np.add.reduceat(gap, first)
+    mean = total / n
+    squares = np.add.reduceat((gap - np.repeat(mean, n)) ** 2, first)
+    idle, at = np.zeros(wanted.size, np.int64), np.full(wanted.size, -1)
+    idle[some], at[some] = total, np.arange(some.size)
+    stats = {
+        "mean_ns": (np.rint(mean), at),
+        "std_ns": (np.rint(np.sqrt(squares / np.maximum(n - 1, 1))), np.where(count < 2, -1, at)),
+        "min_ns": (gap[first], at),
+        "median_ns": (np.rint((gap[first + (n - 1) // 2] + gap[first + n // 2]) / 2), at),
+        "max_ns": (gap[first + n - 1], at),
+    }
+    return count, idle, {name: taken(pl.Series(of), rows) for name, (of, rows) in stats.items()}
 
 
 def _gaps(work: pl.DataFrame, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,10 +12,11 @@ lists what happens at one time in any order.
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from etloom.analyses._activity import answer, check_step, steps
-from etloom.analyses._queue import series
+from etloom.analyses._queue import changes
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -23,9 +24,11 @@ COLUMNS = {"device": pl.Int64, "stream": pl.Int64, "time_ns": pl.Int64, "queue_l
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    changes = series(trace)
+    queues = changes(trace)
     check_step(trace, step)
+    rows = np.arange(queues.time.size)
     if step is not None:
         _, start, end = steps(trace).row(by_predicate=pl.col("step") == step)
-        changes = changes.filter(pl.col("ts").is_between(start, end, closed="left"))
-    return answer(changes.rename({"ts": "time_ns"}), COLUMNS)
+        rows = np.flatnonzero((queues.time >= start) & (queues.time < end))
+    table = {"time_ns": queues.time[rows], "queue_length": queues.length[rows], **queues.lane(rows)}
+    return answer(table, COLUMNS)

@@ -19,9 +19,9 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses._activity import answer, check_step, steps
-from etloom.analyses._queue import LANE, series
+from etloom.analyses._queue import changes
 from etloom.errors import AnalysisError
-from etloom.stacks import by_lane, numbers
+from etloom.stacks import by_lane
 from etloom.trace import Trace
 
 SCOPE = "rank"
@@ -44,34 +44,33 @@ _IN_ALL = pl.Series([None], dtype=pl.Int64)
 
 def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.DataFrame:
     if limit < 1:
-        raise AnalysisError(f"a queue of {limit} blocks nothing", remedy="limit is 1 or more")
-    changes = series(trace)
+        raise AnalysisError(f"a queue of {limit} blocks nothing", remedy="1 or more", option="limit")
+    queues = changes(trace)
     check_step(trace, step)
     marked = steps(trace)
     if step is not None:
         marked = marked.filter(pl.col("step") == step)
-    time, length = changes["ts"].to_numpy(), changes["queue_length"].to_numpy()
-    lanes = [numbers(changes[name], -1) for name in LANE]
-    head = np.flatnonzero(np.append(True, np.logical_or.reduce([np.diff(lane) != 0 for lane in lanes])))
-    tail = np.append(head[1:], time.size) - 1
+    head = queues.head
+    tail = np.append(head[1:], queues.time.size) - 1
 
     # A row is a step or, the last, all of the time; a column is a stream.
     start, end = (np.repeat(marked[name].to_numpy()[:, None], head.size, axis=1) for name in ("start", "end"))
     number = marked["step"]
     if step is None:
-        start, end = np.vstack((start, time[head])), np.vstack((end, time[tail]))
+        start, end = np.vstack((start, queues.time[head])), np.vstack((end, queues.time[tail]))
         number = pl.concat((number, _IN_ALL))
-    piece, window, lasted = _pieces(time, head, tail, start, end)
-    there, weighted = _weighted(window, length[piece], lasted, limit)
-    lane = {name: changes[name][head[there % head.size]] for name in LANE}
-    table = pl.DataFrame({"step": number[there // head.size], **lane, **weighted})
-    return answer(table, COLUMNS)
+    piece, count, lasted = _pieces(queues.time, head, tail, start, end)
+    there = np.flatnonzero(count)
+    weighted = _weighted(count[there], queues.length[piece], lasted, limit)
+    lane = queues.lane(head[there % head.size])
+    return answer({"step": number[there // head.size], **lane, **weighted}, COLUMNS)
 
 
 def _pieces(
     time: np.ndarray, head: np.ndarray, tail: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What lasted when: the change from which on (a row of ``time``), the window, and how long within it.
+    """What lasted when, by window: the change from which on (a row of ``time``), how many such pieces each window has,
+    and how long each lasted within it.
 
     The changes of a stream are from head to tail. A window [start, end) is of the stream of its column.
     """
@@ -79,26 +78,27 @@ def _pieces(
     for at, (low, high) in enumerate(zip(head, tail, strict=True)):
         own = time[low : high + 1]
         first[:, at] = low + np.maximum(np.searchsorted(own, start[:, at], side="right") - 1, 0)
-        last[:, at] = low + np.searchsorted(own, end[:, at])
-    count = np.maximum(last - first, 0).ravel()
-    window = np.repeat(np.arange(count.size), count)
-    piece = np.arange(window.size) + np.repeat(first.ravel() - np.cumsum(count) + count, count)
-    until = np.append(time[1:], 0)
-    until[tail] = time[tail]
-    lasted = np.minimum(until[piece], end.ravel()[window]) - np.maximum(time[piece], start.ravel()[window])
-    some = lasted > 0
-    return piece[some], window[some], lasted[some]
+        last[:, at] = low + np.searchsorted(own[:-1], end[:, at])
+    first, last, start, end = first.ravel(), last.ravel(), start.ravel(), end.ravel()
+    count = np.where(start < end, np.maximum(last - first, 0), 0)
+    begin = np.cumsum(count) - count
+    piece = np.repeat(first - begin, count)
+    piece += np.arange(piece.size)
+    lasted = np.diff(time, append=0)[piece]
+    # Of a window only the first piece may begin before it, and only the last may end after it.
+    some = np.flatnonzero(count)
+    lasted[begin[some]] -= np.maximum(start[some] - time[first[some]], 0)
+    lasted[(begin + count)[some] - 1] -= np.maximum(time[last[some]] - end[some], 0)
+    return piece, count, lasted
 
 
-def _weighted(
-    window: np.ndarray, length: np.ndarray, lasted: np.ndarray, limit: int
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The windows in which a queue had a length for some time, and what COLUMNS say of that."""
+def _weighted(count: np.ndarray, length: np.ndarray, lasted: np.ndarray, limit: int) -> dict[str, np.ndarray]:
+    """What COLUMNS say of windows, each of so many pieces (one or more) in which a queue had a length for some time."""
+    window = np.repeat(np.arange(count.size, dtype=np.min_scalar_type(count.size)), count)
     order = by_lane(length)
     order = order[by_lane(window[order])]
-    window, length, lasted = window[order], length[order], lasted[order]
-    first = np.flatnonzero(np.diff(window, prepend=-1))
-    count = np.diff(first, append=window.size)
+    length, lasted = length[order], lasted[order]
+    first = np.cumsum(count) - count
     span = np.add.reduceat(lasted, first)
     until = np.cumsum(lasted)
     before = until[first] - lasted[first]
@@ -106,7 +106,7 @@ def _weighted(
         length[np.searchsorted(until, before + np.ceil(q * span).astype(np.int64))] for q in (0.5, 0.95)
     )
     empty, blocked = (np.add.reduceat(lasted * of, first) for of in (length == 0, length >= limit))
-    return window[first], {
+    return {
         "span_ns": span,
         "mean": np.add.reduceat(length * lasted, first) / span,
         "median": median,
