@@ -89,6 +89,10 @@ class Trace:
         """One table by name, to be read as far as it is asked for. Raises UnknownName."""
         return self.table(name).lazy()
 
+    def rows(self, name: str) -> int:
+        """How many rows a table has, which is told without reading one that lies on disk. Raises UnknownName."""
+        return int(self.scan(name).select(pl.len()).collect(engine=self.engine).item())
+
     def once(self, question: Callable[..., _Answer], *about: Hashable) -> _Answer:
         """question(trace, *about), worked out when it is first asked for and kept as long as the trace is.
 
@@ -129,7 +133,7 @@ class Trace:
 class Job(Mapping[int, Trace]):
     """The Traces of a run by rank, and what is said once of the whole run (``meta``)."""
 
-    __slots__ = ("_meta", "_own_stats", "_traces")
+    __slots__ = ("_answers", "_meta", "_own_stats", "_traces")
 
     def __init__(
         self,
@@ -141,6 +145,7 @@ class Job(Mapping[int, Trace]):
         self._traces = {rank: traces[rank] for rank in sorted(traces)}
         self._meta = MappingProxyType(dict(meta or {}))
         self._own_stats = _stats_table(stats)
+        self._answers: dict[Callable[[Job], Any], Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Job, (self._traces, dict(self._meta), self._own_stats)
@@ -188,9 +193,18 @@ class Job(Mapping[int, Trace]):
         return Job(self._traces, self._meta, pl.concat([self._own_stats, _stats_table(rows)]))
 
     def map(self, verb: Callable[[Trace], Trace]) -> Job:
-        """A Job of verb(trace) for every rank."""
+        """A Job of verb(trace) for every rank; the same Job where that is every trace itself."""
         traces = {rank: verb(trace) for rank, trace in self._traces.items()}
+        if all(traces[rank] is trace for rank, trace in self._traces.items()):
+            return self
         return Job(traces, self._meta, self._own_stats)
+
+    def once(self, question: Callable[[Job], _Answer]) -> _Answer:
+        """question(job), worked out when it is first asked for and kept as long as the job is: see `Trace.once`."""
+        if question not in self._answers:
+            self._answers[question] = question(self)
+        answer: _Answer = self._answers[question]
+        return answer
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of all ranks under each other, with a ``rank`` column first. Raises UnknownName."""

@@ -219,3 +219,22 @@ def test_what_is_asked_of_a_trace_once_is_asked_once_of_each_trace() -> None:
     other = trace.replace(meta={"rank": 1})
     assert other.once(question) == 0
     assert asked == [trace, other]
+
+
+def test_rows_are_counted_also_of_a_table_that_is_not_there() -> None:
+    trace = Trace({"events": pl.DataFrame({"id": [0, 1, 2], "ts": [5, 6, 7]})})
+    assert (trace.rows("events"), trace.rows("nodes")) == (3, 0)
+
+
+def test_what_is_asked_of_a_job_once_is_asked_once() -> None:
+    asked: list[list[int]] = []
+
+    def question(job: Job) -> int:
+        asked.append(job.ranks)
+        return len(job)
+
+    job = Job({rank: Trace(meta={"rank": rank}) for rank in (0, 1)})
+    assert [job.once(question), job.once(question)] == [2, 2]
+    assert job.map(lambda trace: trace) is job
+    assert job.map(lambda trace: trace.replace(meta={"seen": True})).once(question) == 2
+    assert asked == [[0, 1], [0, 1]]

@@ -47,6 +47,10 @@ class Together:
 
 def together(job: Job) -> Together:
     """The communications of all ranks of a job, matched, on one clock. Raises LinkError if a rank is not linked."""
+    return job.once(_together)
+
+
+def _together(job: Job) -> Together:
     for rank, trace in job.items():
         if not trace.meta.get("linked"):
             raise LinkError("the trace is not linked", where=f"rank {rank}", remedy="etloom.link(job)")
