@@ -18,7 +18,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import polars as pl
 
 import etloom
 from etloom.errors import EtloomError
@@ -73,7 +73,7 @@ def write_meta(folder: Path, kind: str, meta: Mapping[str, Any], ranks: Sequence
     """
     content: dict[str, Any] = {"etloom": etloom.__version__, "layout": LAYOUT, "kind": kind}
     content["tables"] = {
-        name: pq.read_metadata(file).num_rows
+        name: pl.scan_parquet(file).select(pl.len()).collect().item()
         for name in TABLES
         if (file := Path(folder, f"{name}.parquet")).exists()
     }
