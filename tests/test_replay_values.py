@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 
 from etloom.replayer.machine import Machine  # noqa: E402
-from etloom.replayer.materials import beside, bounds  # noqa: E402
+from etloom.replayer.materials import bounds  # noqa: E402
+from etloom.replayer.memory import beside  # noqa: E402
 from etloom.replayer.program import program  # noqa: E402
 from etloom.replayer.saved import folder_of  # noqa: E402
 

@@ -37,8 +37,9 @@ def run(command: Sequence[str], quiet: bool = False) -> tuple[int, dict[int, str
     out with the reason.
 
     Each time a signal ends it, the node that it `told` last is left out from then on; so is one that takes longer than
-    LIMIT_S. It ends with this process. quiet: what it writes is thrown away. Raises EtloomError where it told none, or
-    that often that it is no use, and where it was killed from outside, as the system does for want of memory.
+    LIMIT_S. It ends with this process; where the user interrupts, it may show what it has, until the user interrupts
+    again. quiet: what it writes is thrown away. Raises EtloomError where it told none, or that often that it is no use,
+    and where it was killed from outside, as the system does for want of memory.
     """
     left_out: dict[int, str] = {}
     with _terminable(), tempfile.TemporaryDirectory(prefix="etloom-") as folder:
@@ -54,6 +55,12 @@ def run(command: Sequence[str], quiet: bool = False) -> tuple[int, dict[int, str
             )
             try:
                 status = _status(started, at)
+            except KeyboardInterrupt:
+                if quiet:
+                    raise
+                if os.name == "posix":  # nobody but a terminal interrupts both
+                    started.send_signal(signal.SIGINT)
+                status = started.wait()
             finally:
                 started.kill()
                 started.wait()
@@ -114,7 +121,16 @@ def _terminable() -> Iterator[None]:
 
 
 def begin() -> None:
-    """What the process does first: it binds its life to its parent's, where the system can, and becomes the command."""
+    """What the process does first: it binds its life to its parent's, where the system can, and becomes the command.
+
+    It is interrupted once: a terminal interrupts it and its parent, which then does so as well.
+    """
+
+    def once(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, once)
     if sys.platform == "linux":
         import ctypes
 
@@ -122,7 +138,10 @@ def begin() -> None:
         if os.getppid() != int(os.environ[_PARENT]):  # it was gone before
             raise SystemExit(1)
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def here() -> tuple[Callable[[int | None], None], Mapping[int, str]]:

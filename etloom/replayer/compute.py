@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from etloom import linker, readers
-from etloom.errors import EtloomError
+from etloom.errors import EtloomError, UnknownName
+from etloom.replayer import memory
+from etloom.replayer.pace import INTERRUPTED, OUT_OF_TIME, Pace
 from etloom.trace import Trace
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from etloom.replayer.steps import Step
 
 Progress = Callable[["Step"], None]
+Note = Callable[[str], None]
 DEVICES = ("cpu", "cuda", "meta")
+SLOW_S = 5.0
+"""What takes longer is told of."""
 COVERAGE = {
     "name": pl.String,
     "result": pl.String,
@@ -43,8 +46,9 @@ class Replayed:
     """coverage: `COVERAGE`, most time or most calls first. recorded_ns: from the start of the first operator that is
     replayed to the end of the last, null where no times were recorded. repeats_ns: of each timed repeat. peak_bytes:
     the most that tensors held between operators, which take more while they run. trace: one more repeat, profiled and
-    linked; on meta there is none. saved: how many tensors hold values that were saved beside the trace; not_used: why
-    others that were saved do not, and how many."""
+    linked, or where it did not come to that what was rehearsed; on meta there is none. saved: how many tensors hold
+    values that were saved beside the trace; not_used: why others that were saved do not, and how many. stopped: why the
+    replay ended before its end, which is then a row of the trace's stats; failed: an operator that had run failed."""
 
     coverage: pl.DataFrame
     recorded_ns: int | None
@@ -53,6 +57,8 @@ class Replayed:
     trace: Trace | None
     saved: int = 0
     not_used: Mapping[str, int] = field(default_factory=dict)
+    stopped: str | None = None
+    failed: bool = False
 
     def covered(self, by: str = "count") -> float | None:
         """The share that is replayed or substituted, by count or recorded_ns; None where that is not known."""
@@ -70,41 +76,73 @@ def replay(
     repeats: int = 3,
     warmup: int = 1,
     max_bytes: int | None = None,
+    until: float | None = None,
     progress: Progress = lambda step: None,
+    note: Note = lambda line: None,
     tried: Callable[[], None] = lambda: None,
     leave_out: Mapping[int, str] = MappingProxyType({}),
     resources: Path | None = None,
+    allow_code: bool = False,
 ) -> Replayed:
     """Replay the operators of a linked trace, or of its step N, ``repeats`` times after ``warmup``.
 
-    Only operators of ``namespaces`` are run, and none that opens files or trusts its sizes. max_bytes: what this
-    process may take more on a CPU (default: its share of 60 % of what is free); an operator that wants more is skipped.
-    progress: called with each step before it is tried. tried: called when all were. leave_out: node -> why its operator
-    is not to be tried. resources: the folder with values that were saved beside the trace (`saved.folder_of`). Raises
-    EtloomError where the trace has nothing to replay or the device is not there.
+    Only operators of ``namespaces`` are run, and none that opens files or trusts its sizes. max_bytes: what it may
+    take (default: `memory.allowed`); operators that do not fit are skipped. until: by time.monotonic(), when no
+    operator is tried any more and no repeat begun that would take longer. progress: called with each step before it is
+    tried. note: called with lines for who waits. tried: called when all were. leave_out: node -> why its operator is
+    not to be tried. resources: the folder with what was saved beside the trace (`saved.folder_of`), whose
+    Python code, of kernels, is run only with allow_code: code of whoever wrote the trace. Who
+    interrupts it (KeyboardInterrupt) gets what there is. Raises EtloomError where the trace has nothing to replay or
+    the device is not there.
     """
-    machine = _planned(trace, device, namespaces, step, resources, 0)
-    profiled = None
-    times = []
-    with _bounded(device, max_bytes):
-        machine.rehearse(progress, leave_out)
+    from etloom.replayer.traced import profiled, rehearsed
+
+    machine = _planned(trace, device, namespaces, step, resources, allow_code, 0)
+    times: list[int] = []
+    made = None
+    failed = False
+    with _rehearsed(machine, max_bytes, until, progress, note, leave_out):
         tried()
-        if device != "meta":
-            for _ in range(warmup):
-                machine.run()
-            for _ in range(repeats):
+        stopped = machine.stopped
+        count = warmup + repeats + 1 if device != "meta" and not stopped else 0
+        expected = sum(one.took_ns for one in machine.outcomes)
+        if count * expected > 1e9 * SLOW_S:
+            note(f"all were tried; {count} repeats to come, of about {expected / 1e9:,.1f} s each")
+        try:
+            for turn in range(count):
+                if until is not None and time.monotonic() + expected / 1e9 > until:
+                    stopped = OUT_OF_TIME
+                    break
                 start = time.perf_counter_ns()
-                machine.run()
-                times.append(time.perf_counter_ns() - start)
-            profiled = _profiled(machine, trace.rank)
+                if turn < warmup + repeats:
+                    machine.run()
+                else:
+                    made = profiled(machine, trace.rank)
+                expected = time.perf_counter_ns() - start
+                times += [expected] * (warmup <= turn < warmup + repeats)
+                if expected > 1e9 * SLOW_S:
+                    note(f"repeat {turn + 1} of {count} took {expected / 1e9:,.1f} s")
+        except KeyboardInterrupt:
+            stopped = INTERRUPTED
+        except EtloomError as error:
+            stopped, failed = str(error), True
+    if made is None and device != "meta":
+        made = rehearsed(machine, trace.rank)
+    if made is not None and stopped:
+        lost = sum(one.result == "skipped" for one in machine.outcomes)
+        made = made.count(
+            "replay.stopped", max(1, lost), f"{stopped}; operators that did not run", "data_loss"
+        )
     return Replayed(
         coverage(machine),
         _recorded_ns(trace, machine.program),
         times,
         machine.peak_bytes,
-        profiled,
+        made,
         machine.saved.used,
         machine.saved.refused,
+        stopped,
+        failed,
     )
 
 
@@ -116,61 +154,94 @@ def prepared(
     step: int | None = None,
     max_bytes: int | None = None,
     progress: Progress = lambda step: None,
+    note: Note = lambda line: None,
     leave_out: Mapping[int, str] = MappingProxyType({}),
     resources: Path | None = None,
+    allow_code: bool = False,
     gpu: int = 0,
 ) -> Machine:
     """The operators of a linked trace, rehearsed on a device: of several GPUs on this one. Other arguments and errors
-    as for `replay`."""
-    machine = _planned(trace, device, namespaces, step, resources, gpu)
-    with _bounded(device, max_bytes):
-        machine.rehearse(progress, leave_out)
+    as for `replay`; KeyboardInterrupt is raised."""
+    machine = _planned(trace, device, namespaces, step, resources, allow_code, gpu)
+    with _rehearsed(machine, max_bytes, None, progress, note, leave_out):
+        if machine.stopped == INTERRUPTED:
+            raise KeyboardInterrupt
     return machine
 
 
+@contextlib.contextmanager
+def _rehearsed(
+    machine: Machine,
+    max_bytes: int | None,
+    until: float | None,
+    progress: Progress,
+    note: Note,
+    leave_out: Mapping[int, str],
+) -> Iterator[None]:
+    """With the machine rehearsed, but for what does not fit into memory, and what it may take bounded."""
+    import torch
+
+    on = machine.device.type
+    limit = memory.allowed(on, max_bytes)
+    if limit is not None:
+        leave_out = {**_too_large(machine.program, limit, note), **leave_out}
+    pace = Pace(machine.program.steps, until)
+    said = time.monotonic()
+
+    def begin(step: Step) -> None:
+        nonlocal said
+        pace.next()
+        progress(step)
+        if (now := time.monotonic()) > said + SLOW_S:
+            said = now
+            left = f"about {pace.left_s():,.0f} s to go"
+            note(f"rehearsing: {pace.tried:,} of {pace.total:,} operators tried, {left}, now {step.name}")
+
+    torch.ones(1 << 17).add(1)  # threads are started before memory for their stacks is bounded
+    with memory.bounded(limit) if on == "cpu" and limit is not None else contextlib.nullcontext():
+        machine.rehearse(begin, leave_out)
+        yield
+
+
+def _too_large(todo: Program, limit: int, note: Note) -> Mapping[int, str]:
+    """Node -> why it does not fit."""
+    whole = memory.need(todo).bytes * memory.AT_WORK
+    if whole <= limit:
+        return {}
+    beyond = memory.need(todo, limit / memory.AT_WORK).beyond
+    note(
+        f"it needs about {whole / 1e9:,.1f} GB at once and may take {limit / 1e9:,.1f} GB: {len(beyond):,} of "
+        f"{len(todo.steps):,} operators do not fit and are left out; --max-memory {math.ceil(whole / 1e9)} has room "
+        "for all, --step N runs one step, and --device meta needs no memory"
+    )
+    return beyond
+
+
 def _planned(
-    trace: Trace, device: str, namespaces: frozenset[str], step: int | None, resources: Path | None, gpu: int
+    trace: Trace,
+    device: str,
+    namespaces: frozenset[str],
+    step: int | None,
+    resources: Path | None,
+    allow_code: bool,
+    gpu: int,
 ) -> Machine:
     """The operators of a trace on a device, of which none was tried."""
     import torch
 
+    from etloom.replayer.kernels import Kernels
     from etloom.replayer.machine import Machine
     from etloom.replayer.program import program
 
     if device not in DEVICES:
-        raise EtloomError(f"no device is called {device!r}", remedy=f"one of {', '.join(DEVICES)}")
+        raise UnknownName("device", device, DEVICES, option="device")
     if device == "cuda" and not torch.cuda.is_available():
         raise EtloomError("this torch sees no GPU", remedy="--device cpu, or meta for shapes only")
     if device == "cuda":
         # Slurm may show each process of a host its own GPU alone.
         torch.cuda.set_device(gpu % torch.cuda.device_count())
-    return Machine(program(trace, namespaces, step), torch.device(device), resources)
-
-
-def _bounded(device: str, max_bytes: int | None) -> AbstractContextManager[None]:
-    """What this process may take from now on: taken once, since a bound on top of a bound is none."""
-    import torch
-
-    from etloom.replayer.materials import bounded
-
-    if device != "cpu":
-        return contextlib.nullcontext()
-    torch.ones(1 << 17).add(1)  # threads are started before memory for their stacks is bounded
-    return bounded(max_bytes)
-
-
-def _profiled(machine: Machine, rank: int | None) -> Trace:
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    wanted = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (machine.device.type == "cuda")
-    with tempfile.TemporaryDirectory(prefix="etloom-") as folder:
-        file = Path(folder) / "replay.json"
-        with profile(activities=wanted, record_shapes=True) as profiler, record_function("ProfilerStep#0"):
-            machine.run()
-        profiler.export_chrome_trace(str(file))
-        read = readers.read(file)
-    assert isinstance(read, Trace)
-    return linker.link(read.replace(meta={"rank": rank or 0, "path": None}))
+    kernels = Kernels(device, resources, allow_code)
+    return Machine(program(trace, namespaces, step, kernels), torch.device(device), resources)
 
 
 def _recorded_ns(trace: Trace, todo: Program) -> int | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from etloom.errors import EtloomError
 from etloom.replayer import materials, operators
+from etloom.replayer.pace import INTERRUPTED, Stopped
 from etloom.replayer.program import Program
 from etloom.replayer.ready import Place, Ready, view_of
 from etloom.replayer.saved import Saved
@@ -29,23 +31,26 @@ _PLAIN_NUMBERS = {"double": 0.5, "long int": 1, "long": 1}
 @dataclass(frozen=True)
 class Outcome:
     """Of one step. result: replayed, skipped, or substituted: another operator did it, or its readers get tensors made
-    as recorded."""
+    as recorded. began_ns, took_ns: of the operator alone, by time.perf_counter_ns; 0 where it was skipped."""
 
     result: str
     reason: str | None = None
+    began_ns: int = field(default=0, compare=False)
+    took_ns: int = field(default=0, compare=False)
 
 
 class Machine:
     """The program on a device. `rehearse` it once; then `run` repeats what could be run, with the same tensors.
 
-    outcomes: of each step. peak_bytes: the most that storages held between steps. resources: the folder with what was
-    recorded beside the trace. saved: what came from there.
+    outcomes: of each step. stopped: why the rehearsal ended before its end. peak_bytes: the most that storages held
+    between steps. resources: the folder with what was recorded beside the trace. saved: what came from there.
     """
 
     def __init__(self, program: Program, device: torch.device, resources: Path | None = None) -> None:
         self.program = program
         self.device = device
         self.outcomes: list[Outcome] = []
+        self.stopped: str | None = None
         self.peak_bytes = 0
         bounds = materials.bounds(program)
         self._bounds = bounds
@@ -71,29 +76,49 @@ class Machine:
     ) -> None:
         """Run every step once. What an operator raises is the outcome of its step; the others still run.
 
-        leave_out: node -> why it is not to be tried. Raises EtloomError where the device itself fails.
+        tell: called with each step before it is tried; where it raises Stopped, or the user interrupts, the steps from
+        there on are skipped. leave_out: node -> why it is not to be tried. Raises EtloomError where the device itself
+        fails.
         """
-        for step in self.program.steps:
-            tell(step)
-            ready = Ready(step.node, step.name, step.operator.call)
-            why = leave_out.get(step.node)
-            outcome = self._attempt(step, ready) if why is None else Outcome("skipped", why)
-            self.outcomes.append(outcome)
-            if outcome.result != "skipped" and step.name not in self._numbers:
-                self._ready.append(ready)
-            else:
-                # A view that only this step would make again is no view for later ones.
-                for slot, view, _ in ready.views:
-                    self._slots[slot] = None
-                    self._on[view.storage].remove(slot)
-            for storage in step.frees:
-                self._held.pop(storage, None)
-                if storage not in self._kept:
-                    freed = self._on.pop(storage, [])
-                    if self._ready:
-                        self._ready[-1].frees += freed
-                    for slot in freed:
-                        self._slots[slot] = None
+        try:
+            for step in self.program.steps:
+                tell(step)
+                ready = Ready(step.node, step.name, step.operator.call)
+                why = leave_out.get(step.node)
+                outcome = self._attempt(step, ready) if why is None else Outcome("skipped", why)
+                self.outcomes.append(outcome)
+                self._keep(step, ready, outcome)
+                for storage in step.frees:
+                    self._free(storage)
+        except KeyboardInterrupt:
+            self.stopped = INTERRUPTED
+        except Stopped as error:
+            self.stopped = str(error)
+        if self.stopped:
+            left = len(self.program.steps) - len(self.outcomes)
+            self.outcomes += [Outcome("skipped", f"not tried: {self.stopped}")] * left
+            for storage in list(self._on):
+                self._free(storage)
+
+    def _keep(self, step: Step, ready: Ready, outcome: Outcome) -> None:
+        """Repeat what could be run."""
+        if outcome.result != "skipped" and step.name not in self._numbers:
+            self._ready.append(ready)
+            return
+        # A view that only this step would make again is no view for later ones.
+        for slot, view, _ in ready.views:
+            self._slots[slot] = None
+            self._on[view.storage].remove(slot)
+
+    def _free(self, storage: int) -> None:
+        if storage in self._kept:
+            return
+        self._held.pop(storage, None)
+        freed = self._on.pop(storage, [])
+        if self._ready:
+            self._ready[-1].frees += freed
+        for slot in freed:
+            self._slots[slot] = None
 
     def run(self) -> None:
         """All that can run, once more, to its end."""
@@ -140,10 +165,11 @@ class Machine:
     def _attempt(self, step: Step, ready: Ready) -> Outcome:
         if step.name in self._numbers:
             return Outcome("substituted", "gives a number, and meta tensors hold none")
-        reason = None
+        reason = step.operator.instead
         try:
             self._lay_out(step, ready)
             self._fill(step, ready)
+            began = time.perf_counter_ns()
             try:
                 given = ready(self._slots)
             except NotImplementedError:
@@ -153,11 +179,14 @@ class Machine:
                 given = ready(self._slots)
                 reason = f"by {name}"
             self._synchronize()
+            took = time.perf_counter_ns() - began
         except Exception as error:  # whatever an operator raises is its step's reason
             self._check_device(step)
             return Outcome("skipped", _first_line(error))
-        outcome = self._take(step, ready, given)
-        return Outcome("substituted", reason) if reason and outcome.result == "replayed" else outcome
+        outcome = replace(self._take(step, ready, given), began_ns=began, took_ns=took)
+        if reason and outcome.result == "replayed":
+            return replace(outcome, result="substituted", reason=reason)
+        return outcome
 
     def _fill(self, step: Step, ready: Ready) -> None:
         """Where nobody fills what a step gives, put in at each pass what is made up for it: integers of chance would

@@ -1,4 +1,4 @@
-"""What tensors of no recorded origin hold, and how much memory all of them may take.
+"""What tensors of no recorded origin hold.
 
 Floating point is random, scaled so that products stay near one. Integers are zero, a valid index everywhere, unless an
 operator that reads them says how far they may reach; offsets of bags are evenly spread; masks are true.
@@ -9,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +18,6 @@ import torch
 from etloom.replayer.program import Program
 from etloom.replayer.steps import View, views_of
 from etloom.replayer.values import DTYPES
-from etloom.system import available_memory
 
 _ALIKE = frozenset({
     "aten::to", "aten::_to_copy", "aten::view", "aten::reshape", "aten::contiguous", "aten::clone", "aten::slice",
@@ -64,16 +60,6 @@ _READS_NUMBERS = frozenset({
     "aten::_local_scalar_dense", "aten::_assert_async", "aten::_is_all_true", "aten::_is_any_true",
 })  # fmt: skip
 """Private operators to which integers are no places."""
-
-_ON_HOST = (
-    "LOCAL_WORLD_SIZE",  # torchrun
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",  # MPICH, Intel MPI
-    "PMIX_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "SLURM_STEP_TASKS_PER_NODE",
-)
-"""Variables of how many processes are on the host, by launcher."""
 
 _MOST = 1 << 31
 _DRAWN = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -178,38 +164,3 @@ def made(view: View, count: int, device: torch.device, known: Bounds) -> torch.T
     if (low or high > 1) and low < high and dtype in _DRAWN:
         return torch.randint(low, high, (count,), dtype=dtype, device=device)
     return torch.zeros(count, dtype=dtype, device=device)
-
-
-def beside(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes the launcher started on this host, this one among them; 1 where it does not say."""
-    for name in _ON_HOST:
-        # Slurm says 4(x2),3 for two hosts with four each and one with three: the most.
-        told = [int(one) for one in re.findall(r"(?:^|,)(\d{1,6})", environment.get(name, ""))]
-        if told:
-            return max(1, *told)
-    return 1
-
-
-@contextlib.contextmanager
-def bounded(more: int | None) -> Iterator[None]:
-    """This process may take only so many bytes more, since a trace asks for any size. None: 60 % of what is free, in
-    equal parts for the processes of a replay on this host.
-
-    Where the system does not tell how much it has taken (other than Linux), there is no bound.
-    """
-    try:
-        import resource
-
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except (ImportError, OSError):
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = taken + (int(available_memory() * 0.6) // beside() if more is None else more)
-    resource.setrlimit(
-        resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
-    )
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
