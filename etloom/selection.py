@@ -145,6 +145,7 @@ def stretch(text: str) -> Stretch:
         raise AnalysisError(
             f"{text!r} is no stretch of time",
             remedy="write START:END with a unit each, as 10ms:1.5s, 250us: or :2s",
+            option="time",
         ) from None
     return start, end
 

@@ -652,7 +652,7 @@ def test_a_verb_imports_no_other_verb() -> None:
     [
         (
             ["analyze", "top-ops", "RUN", "--out", "x.xlsx"],
-            "--out x.xlsx: no format ends in .xlsx; end it in .json, .csv, ",
+            "--out: x.xlsx: no format ends in .xlsx; end it in .json, .csv, ",
         ),
         (["query", "RUN", "select name from events", "--out", "x.tsv"], "no format ends in .tsv"),
         (["info", "RUN", "--out", "x.html"], "no format ends in .html"),
@@ -661,7 +661,7 @@ def test_a_verb_imports_no_other_verb() -> None:
         (["simulate", "RUN", "--set", "kernel"], "'kernel', character "),
         (
             ["simulate", "RUN", "--set", "comm x0", "--straggler", "1"],
-            "--straggler '1' is not known; none is",
+            "--straggler: no straggler is called '1'; known: none",
         ),
         (["simulate", "RUN", "--set", "comm x0", "--out", "x.zzz"], "x.zzz: no export is known by the end"),
         (["export", "RUN", "--out", "x", "--to", "zzz"], "no export is called 'zzz'"),

@@ -82,7 +82,9 @@ def test_iterations(data: Path, tmp_path: Path, call: Call, folder: bool) -> Non
     status, _, err = call(*given, "--iterations", 39, "--out", out)
     assert status == 1 and "there is no iteration 39; the profile matches in 39: 0 to 38" in err
     status, _, err = call(*given, "--iterations", "some", "--out", out)
-    assert (status, err) == (1, "etloom: no iterations are called 'some'; give best, all or a number\n")
+    assert (status, err) == (
+        2, "etloom: --iterations: no iterations are called 'some'; give best, all or a number; see etloom link --help\n",
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -133,7 +135,9 @@ def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, c
         assert not out.exists()
     status, _, err = call(*pair(data, "linear"), "--to", "nothing", "--out", out)
     assert (
-        status == 2 and err.startswith("etloom: no export is called 'nothing'; known: ") and not out.exists()
+        status == 2
+        and err.startswith("etloom: --to: no export is called 'nothing'; known: ")
+        and not out.exists()
     )
     assert mine.read_text() == "{}"
 

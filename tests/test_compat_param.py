@@ -84,7 +84,7 @@ def test_what_is_no_basic_trace(tmp_path: Path, text: str) -> None:
 def test_a_type_that_is_not_there_is_an_error(data: Path) -> None:
     with pytest.raises(EtloomError, match="holds no trace of type basic"):
         chosen(etloom.open(data / "dlrm"), 4, trace_type="basic")
-    with pytest.raises(EtloomError, match="--trace-type 'nsys' is not known"):
+    with pytest.raises(EtloomError, match="trace_type: no type of traces is called 'nsys'"):
         chosen(etloom.open(data / "dlrm"), 4, trace_type="nsys")
 
 

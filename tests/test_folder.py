@@ -95,7 +95,7 @@ def test_a_pattern_overrides_the_names(tmp_path: Path) -> None:
     kineto(tmp_path / "rank0.node3.json")
     assert by_rank(tmp_path, r"node(\d+)") == {3: ["rank0.node3.json"]}
     for pattern in ("(", "node"):
-        with pytest.raises(EtloomError, match="rank pattern"):
+        with pytest.raises(EtloomError, match=r"^rank_pattern: .*; for example"):
             discover(tmp_path, pattern)
 
 

@@ -191,9 +191,12 @@ def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.C
     assert "::error title=etloom check::quiet step time: +5.0 %25 (" in capfd.readouterr().err
     assert main(["check", slow, "--baseline", a, "--max-regression", "8%"]) == 0
     for wrong, said in (
-        (["--baseline", a, "--max-regression", "x"], "--max-regression 'x' is no percentage; write it as 3%"),
-        (["--baseline", a, "--max-regression", "-3%"], "--max-regression '-3%' is no percentage"),
-        (["--baseline", a, "--metric", "speed"], "no metric is called 'speed'"),
+        (
+            ["--baseline", a, "--max-regression", "x"],
+            "--max-regression: 'x' is no percentage; write it as 3%; see etloom check --help",
+        ),
+        (["--baseline", a, "--max-regression", "-3%"], "--max-regression: '-3%' is no percentage"),
+        (["--baseline", a, "--metric", "speed"], "--metric: no metric is called 'speed'"),
         ([], f"what to compare with is missing: etloom check {slow} --baseline MAIN"),
         ([b], f"what to compare with is missing: etloom check {b} --baseline {slow}"),
     ):

@@ -257,15 +257,8 @@ def test_dry_run_needs_no_process_group(data: Path) -> None:
 def test_what_is_mistyped_is_an_error(data: Path) -> None:
     run = str(data / "cpu/ddp_2")
     assert cli(run, "--drynrun")[0] == 2
-    for options, said in (
-        (("--only", "allreduce"), "'allreduce' is no collective"),
-        (("--timing", "slow"), "--timing 'slow' is not known"),
-        (("--ranks", "0-x"), "is no list of ranks"),
-        (("--trace-type", "basic"), "holds no trace of type basic"),
-        (("--trace-type", "nsys"), "--trace-type 'nsys' is not known"),
-    ):
-        status, _, err = cli(run, "--dry-run", *options)
-        assert (status, said in err, err.count("\n")) == (1, True, 1)
+    status, _, err = cli(run, "--dry-run", "--trace-type", "basic")
+    assert (status, "holds no trace of type basic" in err, err.count("\n")) == (1, True, 1)
 
 
 @pytest.mark.slow

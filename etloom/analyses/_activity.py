@@ -65,7 +65,7 @@ def percent_of_all(part: str) -> pl.Expr:
 def check_top(top: int) -> None:
     """Raise AnalysisError for a number of rows below 1."""
     if top < 1:
-        raise AnalysisError(f"{top} rows are no table", remedy="top is 1 or more")
+        raise AnalysisError(f"{top} rows are no table", remedy="1 or more", option="top")
 
 
 def answer(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[str, Any]) -> pl.DataFrame:

@@ -69,9 +69,9 @@ def peaks(
     Raises AnalysisError for a device that is in no file, unless the numbers are given, and for a file that cannot be
     used.
     """
-    for number in (peak_tflops, bandwidth_gbs):
+    for option, number in (("peak_tflops", peak_tflops), ("bandwidth_gbs", bandwidth_gbs)):
         if number is not None and not number > 0:
-            raise AnalysisError(f"a peak of {number} is none", remedy="give a number above 0")
+            raise AnalysisError(f"a peak of {number} is none", remedy="give a number above 0", option=option)
     give = "give --peak-tflops" + " and --bandwidth-gbs" * memory
     enough = peak_tflops is not None and (bandwidth_gbs is not None or not memory)
     given = Peaks("given", bandwidth_gbs, {}, {}, peak_tflops)

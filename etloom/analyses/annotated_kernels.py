@@ -36,7 +36,7 @@ def analyze(
     trace: Trace, *, annotation: str | None = None, by: str = "kernel", step: int | None = None
 ) -> pl.DataFrame:
     if by not in ("kernel", "annotation"):
-        raise UnknownName("grouping", by, ("kernel", "annotation"))
+        raise UnknownName("grouping", by, ("kernel", "annotation"), option="by")
     work = in_step(trace, with_annotation(trace), step)
     work = work if annotation is None else work.filter(pl.col("annotation") == annotation)
     dur = pl.col("dur")

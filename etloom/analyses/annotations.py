@@ -38,7 +38,7 @@ ON_DEVICE = "gpu_user_annotation"
 
 def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) -> pl.DataFrame:
     if where not in (None, "host", "device"):
-        raise UnknownName("place", str(where), ("host", "device"))
+        raise UnknownName("place", str(where), ("host", "device"), option="where")
     require_linked(trace)
     places = {"host": _on_host, "device": _on_device}
     asked = [places[name](trace).with_columns(where=pl.lit(name)) for name in places if where in (None, name)]

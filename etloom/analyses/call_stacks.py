@@ -39,7 +39,7 @@ def analyze(
 ) -> pl.DataFrame:
     require_linked(trace)
     if not 0 <= least_pct <= 100:
-        raise AnalysisError(f"{least_pct} is no share", remedy="least_pct is 0 to 100")
+        raise AnalysisError(f"{least_pct} is no share", remedy="it is 0 to 100", option="least_pct")
     tree = call_tree(trace, joined=joined, kernels=kernels)
     if not tree.height:
         raise AnalysisError(

@@ -66,7 +66,7 @@ _BY = {
 
 def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | None = None) -> pl.DataFrame:
     if by not in _BY:
-        raise UnknownName("grouping", by, _BY)
+        raise UnknownName("grouping", by, _BY, option="by")
     if rank is not None and rank not in job:
         raise AnalysisError(f"there is no rank {rank}", remedy=f"the run has ranks {job.ranks}")
     graph = dependencies(job).graph

@@ -49,7 +49,7 @@ _VALUE = pl.List(pl.Struct({"counter": pl.String, "value": pl.Float64}))
 def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -> pl.DataFrame:
     require_linked(trace)
     if by not in ("operator", "kernel"):
-        raise UnknownName("grouping", by, ("operator", "kernel"))
+        raise UnknownName("grouping", by, ("operator", "kernel"), option="by")
     ranges = trace.events.filter(pl.col("cat") == RANGE).sort("ts", "id")
     ranges = parse_distinct(ranges, "args", _values, _VALUE, alias="values")
     nobody = pl.lit(None, pl.String)

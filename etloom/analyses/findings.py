@@ -26,6 +26,7 @@ import polars as pl
 
 from etloom import registry
 from etloom.analyses._activity import answer
+from etloom.errors import UnknownName
 from etloom.patterns import Finding, View
 from etloom.trace import Job
 
@@ -53,6 +54,9 @@ COLUMNS = {
 
 
 def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl.DataFrame:
+    known = registry.names("patterns")
+    if pattern is not None and pattern.replace("_", "-") not in known:
+        raise UnknownName("pattern", pattern, known, option="pattern")
     views = {rank: View(trace) for rank, trace in job.items()}
     rows = [
         {
@@ -62,7 +66,7 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl
             "step_pct": _percent(finding.in_steps_ns, views[rank].stepped.total),
             **dataclasses.asdict(finding),
         }
-        for name in ([pattern] if pattern else registry.names("patterns"))
+        for name in ([pattern] if pattern is not None else known)
         for rank, finding in _found(name, views)
     ]
     table = pl.DataFrame(

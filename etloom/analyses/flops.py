@@ -41,7 +41,7 @@ _KEYS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["famil
 
 def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top: int = 50) -> pl.DataFrame:
     if by not in _KEYS:
-        raise UnknownName("grouping", by, _KEYS)
+        raise UnknownName("grouping", by, _KEYS, option="by")
     check_top(top)
     calls = in_step(trace, counted(trace), step)
     time, known = pl.col("time_ns"), pl.col("known")

@@ -46,7 +46,7 @@ def analyze(
     trace: Trace, *, by: str = "name", step: int | None = None, top: int | None = None
 ) -> pl.DataFrame:
     if by not in ("name", "kind"):
-        raise UnknownName("grouping", by, ("name", "kind"))
+        raise UnknownName("grouping", by, ("name", "kind"), option="by")
     check_top(1 if top is None else top)
     work, basis = device_work(trace, "kind", "name", "step", "dur"), "device"
     if not work.height:

@@ -63,7 +63,7 @@ def analyze(
     bandwidth_gbs: float | None = None,
 ) -> pl.DataFrame:
     if by not in _KEYS:
-        raise UnknownName("grouping", by, _KEYS)
+        raise UnknownName("grouping", by, _KEYS, option="by")
     check_top(top)
     calls = in_step(trace, counted(trace), step)
     if not calls["time_ns"].count():

@@ -56,7 +56,7 @@ _ORDERS = {name: f"{name}_ns" for name in ("own", "self", "runtime", "total", "m
 
 def analyze(trace: Trace, *, top: int = 20, by: str = "own", step: int | None = None) -> pl.DataFrame:
     if by not in _ORDERS:
-        raise UnknownName("order", by, _ORDERS)
+        raise UnknownName("order", by, _ORDERS, option="by")
     check_top(top)
     require_linked(trace)
     calls = operators(trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,15 @@ def usage(option: str = "") -> Iterator[None]:
     except EtloomError as error:
         error.option = error.option or option
         raise
+
+
+def finite(value: float | None) -> float | None:
+    """As the callback of an option: refuses nan and infinities, which the parser takes for numbers."""
+    if value is not None and not math.isfinite(value):
+        import typer
+
+        raise typer.BadParameter(f"{value} is no number to reckon with")
+    return value
 
 
 def _misused(error: Any) -> int:

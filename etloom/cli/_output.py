@@ -178,8 +178,10 @@ def chosen_format(format: Format | None, out: Path | None) -> Format:
         return format or Format.table
     if suffix not in Format.__members__:
         ends = ", ".join(f".{name}" for name in Format.__members__ if name != "table")
-        raise typer.BadParameter(
-            f"--out {out}: no format ends in .{suffix}; end it in {ends}, .txt, or add --format"
+        raise EtloomError(
+            f"{out}: no format ends in .{suffix}",
+            remedy=f"end it in {ends}, .txt, or add --format",
+            option="out",
         )
     return Format(suffix)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from etloom.cli._guard import usage
 from etloom.errors import EtloomError
 
 
@@ -12,7 +13,8 @@ def check_export(target: Path, option: str = "--out") -> None:
     """`check_writable`, and raise UnknownName where no export is known by the end of the name."""
     from etloom import registry
 
-    registry.by_suffix("exports", target)
+    with usage(option.removeprefix("--")):
+        registry.by_suffix("exports", target)
     if not target.is_dir():  # an earlier export, which the export itself tells from a folder of somebody's
         check_writable(target, option)
 

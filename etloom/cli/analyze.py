@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperGroup
 
-from etloom.cli._guard import guarded, say, usage
+from etloom.cli._guard import finite, guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import Format, FormatOption, OutOption, chosen_format, emit
 
@@ -112,6 +112,7 @@ def _listed_analyses() -> list[tuple[str, str, bool]]:
 def _command(name: str) -> Any:
     """The click command of one analysis."""
     from etloom import registry
+    from etloom.selection import stretch
 
     module = registry.get("analyses", name)
     options = registry.options("analyses", name)
@@ -129,6 +130,8 @@ def _command(name: str) -> Any:
         **chosen: Any,
     ) -> None:
         chosen_format(format, out)
+        if isinstance(time := chosen.get("time"), str) and "time" not in own:
+            stretch(time)  # before all is read
         filters = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
         top = chosen.get("top") if registry.package("analyses", name) is None else None
         if top is not None and top >= 1:
@@ -240,4 +243,5 @@ def _listed(text: str) -> str:
 
 
 def _flag(type: Any, help: str) -> Any:
-    return Annotated[type, typer.Option(help=help)]
+    number = float in (get_args(type) or (type,))
+    return Annotated[type, typer.Option(help=help, callback=finite if number else None)]

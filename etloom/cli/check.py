@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from etloom.cli._guard import guarded, say
 from etloom.cli._input import CacheOption, JobsOption, StrictOption, open_job
 from etloom.cli._output import FormatOption, emit
-from etloom.errors import UnknownName
+from etloom.errors import EtloomError, UnknownName
 
 if TYPE_CHECKING:
     import polars as pl
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 UNDECIDED = 3
 """The exit status of a gate that cannot tell."""
-WRONG = 2
-"""The exit status of a command line that asks for nothing that can be judged, as of the parser's own errors."""
 
 
 @guarded()
@@ -72,10 +70,13 @@ def check(
     limit = _percent(max_regression)
     if not baseline:
         before = paths[0] if len(paths) > 1 else "MAIN"
-        _wrong(f"what to compare with is missing: etloom check {paths[-1]} --baseline {before}")
+        raise EtloomError(
+            f"what to compare with is missing: etloom check {paths[-1]} --baseline {before}",
+            option="baseline",
+        )
     for name in metric or ():
         if name not in METRICS:
-            _wrong(str(UnknownName("metric", name, METRICS)))
+            raise UnknownName("metric", name, METRICS, option="metric")
     say(f"judged: {_listed(paths)}; baseline: {_listed(baseline)}")
     runs, bases = ([open_job(path, None, strict, jobs, cache) for path in side] for side in (paths, baseline))
     table = gate(runs, bases, limit, metric or ["step-time"])
@@ -106,13 +107,8 @@ def _percent(text: str) -> float:
     except ValueError:
         limit = -1
     if not 0 <= limit < float("inf"):
-        _wrong(f"--max-regression {text!r} is no percentage; write it as 3%")
+        raise EtloomError(f"{text!r} is no percentage", remedy="write it as 3%", option="max_regression")
     return limit
-
-
-def _wrong(line: str) -> NoReturn:
-    say(line)
-    raise SystemExit(WRONG)
 
 
 def escaped(text: str) -> str:

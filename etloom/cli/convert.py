@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say, usage
+from etloom.cli._guard import finite, guarded, say, usage
 from etloom.cli._output import progress
 
 
@@ -46,6 +46,7 @@ def convert(
         float | None,
         typer.Option(
             "--utc-offset",
+            callback=finite,
             help="Of a file of metrics: hours by which dates without a zone are ahead of UTC.",
             show_default=False,
         ),
@@ -69,7 +70,7 @@ def convert(
     target = out or out_option
     if target is None or (out and out_option):
         raise typer.BadParameter("say once what to write: etloom convert FILE OUT")
-    with usage():
+    with usage("to" if to else "out"):
         registry.get("exports", to or registry.by_suffix("exports", target))
     given = {"time_column": time_column, "unit": unit and unit.value, "utc_offset": utc_offset}
     mapping = {name: value for name, value in given.items() if value is not None}

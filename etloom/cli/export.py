@@ -9,6 +9,7 @@ import typer
 
 from etloom.cli._guard import guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
+from etloom.errors import EtloomError, UnknownName
 
 
 @guarded()
@@ -53,17 +54,26 @@ def export(
     """
     import etloom
     from etloom import registry
-    from etloom.errors import UnknownName
+    from etloom.given import check_options
 
-    with usage():
+    with usage("to" if to else "out"):
         name = to or registry.by_suffix("exports", out)
         registry.get("exports", name)
-    chosen = _options(name, (option or []) + ([f"overlay={overlay}"] if overlay else []))
+    chosen = _options(name, option or [])
+    if overlay is not None:
+        chosen["overlay"] = overlay
+    with usage("option"):
+        check_options("exports", name, chosen)
 
     job = open_job(path, rank_pattern, strict, jobs, cache)
     if rank is not None and rank not in job:
         raise UnknownName("rank", str(rank), map(str, job))
-    etloom.export(job if rank is None else job[rank], out, name, **chosen)
+    try:
+        etloom.export(job if rank is None else job[rank], out, name, **chosen)
+    except EtloomError as error:
+        if error.option in chosen and error.option != "overlay":
+            error.option = "option"
+        raise
     if name == "chakra" and rank is None and len(job) > 1:
         from etloom.chakra.files import of_rank
 
@@ -81,13 +91,13 @@ def _options(name: str, given: list[str]) -> dict[str, Any]:
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+            raise EtloomError(f"{text!r} is not NAME=VALUE", option="option")
         kinds = get_args(types.get(key)) or (types.get(key),)
         try:
             chosen[key] = int(value) if int in kinds else _TRUTH[value] if bool in kinds else value
         except (ValueError, KeyError):
             wanted = "a number" if int in kinds else "true or false"
-            raise typer.BadParameter(f"{key} is {wanted}, not {value!r}") from None
+            raise EtloomError(f"{key} is {wanted}, not {value!r}", option="option") from None
     return chosen
 
 

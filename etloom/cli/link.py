@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etloom.cli._guard import guarded, say, usage
+from etloom.cli._guard import finite, guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
 from etloom.errors import EtloomError, UnknownName
 
@@ -44,7 +44,11 @@ def link(
     ] = _DEFAULTS["iterations"],
     inter_thread_threshold: Annotated[
         float,
-        typer.Option(min=0, help="Pause of a thread in us after which it is taken to follow another one."),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Pause of a thread in us after which it is taken to follow another one.",
+        ),
     ] = _DEFAULTS["inter_thread_threshold_us"],
     rank_pattern: RankPatternOption = None,
     strict: StrictOption = False,
@@ -75,7 +79,7 @@ def link(
     from etloom.trace import Job
 
     format = to or _by_name(out)
-    with usage():
+    with usage("to" if to else "out"):
         registry.get("exports", format)
     # Only what differs from the defaults: what was linked with those is in the cache, or saved so.
     chosen: dict[str, Any] = {"iterations": iterations, "inter_thread_threshold_us": inter_thread_threshold}

@@ -10,6 +10,7 @@ import typer
 from etloom.cli._guard import guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import Format, emit
+from etloom.errors import UnknownName
 
 SetOption = Annotated[
     list[str] | None,
@@ -89,16 +90,20 @@ def simulate(
     from etloom.simulator import Network, NoStraggler, RemoveSync, parse, retimed
     from etloom.simulator.changes import AnyChange, factor, time_ns
 
-    with usage():
+    with usage("set_"):
         changes: list[AnyChange] = [parse(text) for text in set_ or []]
-        changes += [RemoveSync(name) for name in remove_sync or []]
-        if bandwidth is not None or latency is not None:
-            changes.append(Network(factor(bandwidth or "1"), None if latency is None else time_ns(latency)))
-        if out is not None:
+    changes += [RemoveSync(name) for name in remove_sync or []]
+    if bandwidth is not None or latency is not None:
+        with usage("bandwidth"):
+            faster = factor(bandwidth or "1")
+        with usage("latency"):
+            changes.append(Network(faster, None if latency is None else time_ns(latency)))
+    if out is not None:
+        with usage("out"):
             registry.by_suffix("exports", out)
     if straggler is not None:
         if straggler != "none":
-            raise typer.BadParameter(f"--straggler {straggler!r} is not known; none is")
+            raise UnknownName("straggler", straggler, ["none"], option="straggler")
         changes.append(NoStraggler())
     if not changes:
         raise typer.BadParameter('nothing is to be changed; say what, such as --set "comm x0"')

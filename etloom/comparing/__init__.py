@@ -138,7 +138,7 @@ class Difference:
         if by == "step":
             return measures_table([self.before], [self.after])
         if by not in TABLES:
-            raise UnknownName("grouping", by, BY)
+            raise UnknownName("grouping", by, BY, option="by")
         first, second = (TABLES[by](job, self.stepped) for job in (self.before, self.after))
         noise = self.step_time is not None and self.step_time.is_known and not self.step_time.is_clear
         table = beside(first, second, clear=not noise)

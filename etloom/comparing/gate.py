@@ -63,7 +63,7 @@ def gate(
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys(metrics):
         if name not in METRICS:
-            raise UnknownName("metric", name, METRICS)
+            raise UnknownName("metric", name, METRICS, option="metric")
         if name in (STEP_TIME, WALL) and not all(map(has_steps, (*baselines, *runs))):
             raise AnalysisError(
                 "a run marks no steps, so there is no step time to judge",

@@ -20,7 +20,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.errors import EtloomError
+from etloom.errors import EtloomError, UnknownName
 from etloom.exports import _lanes
 from etloom.exports._files import replacing
 from etloom.exports._members import ARGS, MEMORY_ARGS, arguments, joined, objects, quoted, split_rest
@@ -38,7 +38,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None 
     Raises EtloomError for a trace without timed events.
     """
     if overlay not in (None, "critical-path"):
-        raise EtloomError(f"the overlay {overlay!r} is not known", remedy="critical-path")
+        raise UnknownName("overlay", overlay, ["critical-path"], option="overlay")
     traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
     if not any(one.events.height for one in traces.values()):
         raise EtloomError(

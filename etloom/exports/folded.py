@@ -29,7 +29,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", 
     launch). joined: backward operators below their forward ones.
     """
     if time not in _TIMES:
-        raise UnknownName("time", time, _TIMES)
+        raise UnknownName("time", time, _TIMES, option="time")
     traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
     lines = [
         line

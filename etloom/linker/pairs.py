@@ -28,7 +28,11 @@ def pair(trace: Trace, *, iterations: str = "best") -> Trace:
     nodes, events, stated = trace.nodes, trace.events, trace.links
     trace = trace.replace(links=stated.clear(), meta={"link": {}})
     if iterations not in ("best", "all") and not iterations.isdecimal():
-        raise LinkError(f"no iterations are called {iterations!r}", remedy="give best, all or a number")
+        raise LinkError(
+            f"no iterations are called {iterations!r}",
+            remedy="give best, all or a number",
+            option="iterations",
+        )
     if stated.height:
         linked = trace.replace(links=stated, meta={"link": {"how": "file", "score": 1.0}})
         return linked.with_stats(_unlinked(nodes, rows_of(nodes, stated["node"])))

@@ -35,6 +35,7 @@ _TRACE_NAME = re.compile(
     r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
 )
 _MOST_NAMED = 12
+_PATTERN = r"for example 'host-(\d+)'"
 """Files that a message names."""
 _SALVAGED = ".salvaged"
 _MOST_RUN_BYTES = 1 << 26
@@ -216,9 +217,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise EtloomError(f"the rank pattern is no regular expression: {error}", where=pattern) from None
+        raise EtloomError(
+            f"{pattern!r} is no regular expression: {error}", remedy=_PATTERN, option="rank_pattern"
+        ) from None
     if compiled.groups < 1:
-        raise EtloomError("the rank pattern has no group", where=pattern, remedy=r"for example 'host-(\d+)'")
+        raise EtloomError(f"{pattern!r} has no group for the rank", remedy=_PATTERN, option="rank_pattern")
     return compiled
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from etloom.errors import EtloomError
+from etloom.errors import EtloomError, UnknownName
 from etloom.replayer.plan import COLLECTIVES, MESSAGES, Call, Plan
 from etloom.replayer.planning import plan
 from etloom.trace import Job
@@ -38,9 +38,7 @@ def chosen(
     give every rank of an all-to-all the same share. Raises EtloomError where that cannot be.
     """
     if unknown := sorted(set(only) - COLLECTIVES - MESSAGES):
-        raise EtloomError(
-            f"{unknown[0]!r} is no collective", remedy=f"one of {', '.join(sorted(COLLECTIVES | MESSAGES))}"
-        )
+        raise UnknownName("collective", unknown[0], sorted(COLLECTIVES | MESSAGES), option="only")
     if trace_type is not None:
         _insist(job, trace_type)
     if one_for_all:
@@ -63,16 +61,14 @@ def numbers(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < first + _MOST:
-            raise EtloomError(f"--ranks {text!r} is no list of ranks", remedy="such as 0,8-15")
+            raise EtloomError(f"{text!r} is no list of ranks", remedy="such as 0,8-15", option="ranks")
         found.update(range(first, last + 1))
     return sorted(found)
 
 
 def _insist(job: Job, kind: str) -> None:
     if kind not in TYPES:
-        raise EtloomError(
-            f"--trace-type {kind!r} is not known", remedy=f"one of {', '.join(TYPES)}, or leave it out"
-        )
+        raise UnknownName("type of traces", kind, TYPES, option="trace_type")
     if kind == "basic":
         there = any("param-basic" in trace.meta.get("formats", ()) for trace in job.values())
     else:

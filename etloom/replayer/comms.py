@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from etloom.errors import EtloomError
+from etloom.replayer.backends import check_backend
 from etloom.replayer.buffers import buffers
 from etloom.replayer.calls import Ready, expected, groups_of, start_all, value
 from etloom.replayer.clock import Clock
@@ -237,11 +238,7 @@ def placed(backend: str | None, device: str | None) -> tuple[str, str]:
 @contextmanager
 def process_group(place: Place, store: Any, options: Options) -> Iterator[None]:
     """torch's default process group over a store. Raises EtloomError for a backend that this torch does not have."""
-    known = [name for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
-    if options.backend not in known:
-        raise EtloomError(
-            f"this torch has no backend {options.backend!r}", remedy=f"it has {', '.join(known)}"
-        )
+    check_backend(options.backend)
     if options.device == "cuda":
         if not torch.cuda.is_available():
             raise EtloomError("this torch sees no GPU", remedy="--backend gloo --device cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import finite, guarded, say
 from etloom.cli._input import RankPatternOption, tell_loss
 from etloom.cli._output import Format, emit, to_json
 from etloom.cli._target import check_export, check_writable
@@ -24,6 +25,33 @@ if TYPE_CHECKING:
     from etloom.replayer.session import Replayed
 
 
+class TraceType(str, enum.Enum):
+    et = "et"
+    kineto = "kineto"
+    basic = "basic"
+
+
+class Device(str, enum.Enum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Timing(str, enum.Enum):
+    fast = "fast"
+    recorded = "recorded"
+
+
+class Gap(str, enum.Enum):
+    spin = "spin"
+    load = "load"
+
+
+class Per(str, enum.Enum):
+    group = "group"
+    all = "all"
+    call = "call"
+
+
 @guarded()
 def comms(
     path: Annotated[
@@ -34,10 +62,10 @@ def comms(
         Path | None, typer.Option("--trace-path", help="The same as PATH.", show_default=False)
     ] = None,
     trace_type: Annotated[
-        str | None,
+        TraceType | None,
         typer.Option(
             "--trace-type",
-            help="et, kineto or basic (PARAM): fail where there is no such trace.",
+            help="Fail where there is no such trace; basic is PARAM's.",
             show_default=False,
         ),
     ] = None,
@@ -49,7 +77,7 @@ def comms(
         str, typer.Option(help="nccl, gloo, mpi, ucc, or another that torch has registered.")
     ] = "gloo",
     device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default what the backend is for.", show_default=False)
+        Device | None, typer.Option(help="By default what the backend is for.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
     ranks: Annotated[
@@ -70,20 +98,24 @@ def comms(
     first: Annotated[
         int | None, typer.Option(min=1, help="Only the first N calls of each rank.", show_default=False)
     ] = None,
-    scale: Annotated[float, typer.Option(min=0.0, help="Multiply the sizes.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0.0, callback=finite, help="Multiply the sizes.")] = 1.0,
     timing: Annotated[
-        str, typer.Option(help="fast, or recorded: keep the recorded gaps between calls.")
-    ] = "fast",
-    gap: Annotated[str, typer.Option(help="What fills a gap: spin, or load (matrix products).")] = "spin",
+        Timing, typer.Option(help="recorded: keep the recorded gaps between calls.")
+    ] = Timing.fast,
+    gap: Annotated[Gap, typer.Option(help="What fills a gap; load: matrix products.")] = Gap.spin,
     blocking: Annotated[bool, typer.Option("--blocking", help="Wait for each call before the next.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often all calls are run and timed.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="How often they are run before that.")] = 1,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every result once, before the timed runs.")
     ] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a call counts as hung.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, callback=finite, help="Seconds after which a call counts as hung.")
+    ] = 60.0,
     master_addr: Annotated[str | None, typer.Option(help="Host of rank 0.", show_default=False)] = None,
-    master_port: Annotated[int | None, typer.Option(help="A free port there.", show_default=False)] = None,
+    master_port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="A free port there.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -94,11 +126,11 @@ def comms(
         ),
     ] = None,
     per: Annotated[
-        str,
+        Per,
         typer.Option(
             help="group: a row a collective, group and size; all: groups of a size together; call: a row a call."
         ),
-    ] = "group",
+    ] = Per.group,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write table, repeats and what was skipped as JSON.", show_default=False),
@@ -123,19 +155,12 @@ def comms(
       srun -n 16 etloom replay comms run/ --backend nccl --timing recorded --out replay.parquet
       torchrun --nproc-per-node 4 -m etloom replay comms run/ --shrink --verify
     """
-    from etloom.errors import EtloomError
-    from etloom.replayer.results import PER, job, sums
-
     given = path or trace_path
     if given is None or (path and trace_path):
-        raise EtloomError("one run is needed", remedy="etloom replay comms PATH")
-    for value, known, option in (
-        (timing, ("fast", "recorded"), "--timing"),
-        (gap, ("spin", "load"), "--gap"),
-        (per, PER, "--per"),
-    ):
-        if value not in known:
-            raise EtloomError(f"{option} {value!r} is not known", remedy=f"one of {', '.join(known)}")
+        raise typer.BadParameter("say once what to replay: etloom replay comms PATH")
+    from etloom.replayer.backends import check_backend
+
+    check_backend(backend)
     if out:
         check_export(out)
     if json_file:
@@ -146,7 +171,7 @@ def comms(
 
     place = Place.here()
     asked: dict[str, Any] = {
-        "trace_type": trace_type,
+        "trace_type": trace_type and trace_type.value,
         "one_for_all": use_one_trace,
         "ranks": None if ranks is None else numbers(ranks),
         "shrink": shrink,
@@ -175,15 +200,17 @@ def comms(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from etloom.replayer.comms import Options, placed
     from etloom.replayer.plan import notes
+    from etloom.replayer.results import job, sums
     from etloom.replayer.session import replay
 
-    options = Options(*placed(backend, device), timing, gap, blocking, repeats, warmup, verify, timeout)
+    on = placed(backend, device and device.value)
+    options = Options(*on, timing.value, gap.value, blocking, repeats, warmup, verify, timeout)
     done = replay(make, options, place=place, address=master_addr, port=master_port, end=end)
     if done is None:
         return
     for line in notes(done.plan):
         say(line)
-    merged = sums(done.calls, per)
+    merged = sums(done.calls, per.value)
     emit(merged, format, None)
     tell_passes(done.passes)
     if verify:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import finite, guarded, say
 from etloom.cli._input import PathArgument, tell_loss
 from etloom.cli._output import Format, emit
-from etloom.cli.replay.comms import end, tell_passes
+from etloom.cli.replay.comms import Device, end, tell_passes
 
 if TYPE_CHECKING:
     from etloom.replayer.machine import Machine
@@ -28,7 +28,7 @@ def full(
         str, typer.Option(help="nccl, gloo, mpi, ucc, or another that torch has registered.")
     ] = "gloo",
     device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default what the backend is for.", show_default=False)
+        Device | None, typer.Option(help="By default what the backend is for.", show_default=False)
     ] = None,
     allow_namespace: Annotated[
         list[str] | None,
@@ -38,9 +38,13 @@ def full(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a call counts as hung.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, callback=finite, help="Seconds after which a call counts as hung.")
+    ] = 60.0,
     master_addr: Annotated[str | None, typer.Option(help="Host of rank 0.", show_default=False)] = None,
-    master_port: Annotated[int | None, typer.Option(help="A free port there.", show_default=False)] = None,
+    master_port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="A free port there.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -70,6 +74,7 @@ def full(
     import etloom
     from etloom.errors import EtloomError
     from etloom.replayer import apart
+    from etloom.replayer.backends import check_backend
     from etloom.replayer.choice import chosen
     from etloom.replayer.comms import Options
     from etloom.replayer.compute import prepared
@@ -79,7 +84,8 @@ def full(
     from etloom.replayer.world import Place
 
     place = Place.here()
-    on = device or ("cuda" if backend in ("nccl", "ucc") else "cpu")
+    check_backend(backend)
+    on = device.value if device else ("cuda" if backend in ("nccl", "ucc") else "cpu")
     namespaces = frozenset({"aten", *(allow_namespace or ())})
     opened = cache(lambda: etloom.open(path))
     machines: list[Machine] = []
