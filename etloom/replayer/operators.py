@@ -70,12 +70,13 @@ class Argument:
 @dataclass(frozen=True)
 class Operator:
     """call: the operator. arguments: of the recorded schema, in its order, as this torch declares them.
-    order: all that this torch declares, in its order."""
+    order: all that this torch declares, in its order. instead: why it is not the operator itself that is called."""
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[Argument, ...]
     order: tuple[Argument, ...]
+    instead: str | None = None
 
 
 @lru_cache(maxsize=4096)

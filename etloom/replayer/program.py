@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from etloom.errors import EtloomError
+from etloom.replayer.kernels import Kernels
 from etloom.replayer.operators import Operator
 from etloom.replayer.steps import Step, View
 from etloom.replayer.storages import INPUT, OUTPUT, Storages, free, unfilled
@@ -43,9 +44,13 @@ class Program:
 
 
 def program(
-    trace: Trace, namespaces: frozenset[str] = frozenset({"aten"}), step: int | None = None
+    trace: Trace,
+    namespaces: frozenset[str] = frozenset({"aten"}),
+    step: int | None = None,
+    kernels: Kernels | None = None,
 ) -> Program:
-    """The program of a linked trace, or of its step N. Raises EtloomError where nothing was recorded to replay."""
+    """The program of a linked trace, or of its step N. kernels: how those of torch.compile are treated, by default as
+    where none may run. Raises EtloomError where nothing was recorded to replay."""
     nodes = trace.nodes.with_columns(pl.col(pl.Categorical).cast(pl.String))
     if not nodes.height:
         raise EtloomError(
@@ -55,7 +60,8 @@ def program(
     first, last = range_of(nodes, step)
     timed = trace.links.join(trace.events.select(event="id", dur="dur"), on="event")
     spent: dict[int, int] = dict(timed.select("node", "dur").iter_rows())
-    chosen = topmost(nodes.filter(pl.col("id").is_between(first, last, closed="left")), namespaces)
+    asked = nodes.filter(pl.col("id").is_between(first, last, closed="left"))
+    chosen = topmost(asked, namespaces, kernels or Kernels())
     left_out = [LeftOut(node["name"], reason, spent.get(node["id"])) for node, reason in chosen.left_out]
     for node, parts in chosen.compiled:
         whole = spent.get(node["id"])

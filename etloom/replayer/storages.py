@@ -85,7 +85,7 @@ def free(steps: list[Step]) -> tuple[set[int], set[int]]:
         taken = {view.storage for view in views_of(step.values)}
         results = {view.storage for view in step.results}
         made |= results - taken - last.keys()
-        given |= results
+        given |= results | step.written()
         last |= dict.fromkeys(taken | results, at)
     ends: dict[int, list[int]] = {}
     for storage in made:

@@ -8,11 +8,12 @@ from typing import Any
 import polars as pl
 
 from etloom.errors import EtloomError
+from etloom.replayer.kernels import Kernels
 from etloom.replayer.operators import Operator, resolve
 
 Node = dict[str, Any]
 COMMUNICATES = "communication: etloom replay comms"
-COMPILED = "code that torch.compile made: its source would have to be run"
+COMPILED = "torch.compile made it: no kernel was recorded (C++ never is, Triton's only with record_shapes)"
 _COMPILED = "## Call CompiledFxGraph"
 _COMMUNICATION = ("record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
 
@@ -44,7 +45,7 @@ class Chosen:
     inside: dict[int, int] = field(default_factory=dict)
 
 
-def topmost(nodes: pl.DataFrame, namespaces: frozenset[str]) -> Chosen:
+def topmost(nodes: pl.DataFrame, namespaces: frozenset[str], kernels: Kernels) -> Chosen:
     """Which nodes to run, of whole trees of them."""
     chosen = Chosen()
     refused: dict[int, tuple[Node, str]] = {}
@@ -52,7 +53,8 @@ def topmost(nodes: pl.DataFrame, namespaces: frozenset[str]) -> Chosen:
     whole: set[int] = set()
     around: dict[int, int] = {}  # node -> the innermost refused one that it is in
     graphs: dict[int, _Graph] = {}  # node -> the compiled graph that it is in
-    columns = ("id", "et_id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
+    kernel = ("kernel_backend", "kernel_file")
+    columns = ("id", "et_id", "name", "parent", "op_schema", *kernel, "inputs", "attrs")
     # An id that comes twice is the first's: what is around what must end somewhere.
     for node in nodes.select(columns).unique("id", keep="first").sort("id").iter_rows(named=True):
         at, parent = node["id"], node["parent"]
@@ -64,7 +66,7 @@ def topmost(nodes: pl.DataFrame, namespaces: frozenset[str]) -> Chosen:
             around[at] = outer
         if (graph := _graph(node, graphs.get(parent))) is not None:
             graphs[at] = graph
-        found = _never(node) or (resolve(node["op_schema"], namespaces) if node["op_schema"] else None)
+        found = _found(node, namespaces, kernels)
         if isinstance(found, Operator):
             chosen.run.append((node, found))
             while outer is not None:  # a part of it is run instead
@@ -72,7 +74,7 @@ def topmost(nodes: pl.DataFrame, namespaces: frozenset[str]) -> Chosen:
                 outer = around.get(outer)
         elif found is not None:
             refused[at] = (node, found)
-        if isinstance(found, Operator) or _never(node):
+        if isinstance(found, Operator) or found == COMMUNICATES or node["kernel_backend"]:
             whole.add(at)
         if graph is not None and found is not None:
             graph.parts.append(at)
@@ -97,10 +99,10 @@ def _graph(node: Node, outer: _Graph | None) -> _Graph | None:
     return _Graph(node) if (node["name"] or "").startswith(_COMPILED) else outer
 
 
-def _never(node: Node) -> str | None:
-    """Why a node is left out with all that is in it."""
+def _found(node: Node, namespaces: frozenset[str], kernels: Kernels) -> Operator | str | None:
+    """What a node is, or why it is not run; None of one that is no operator."""
     if (node["name"] or "").startswith(_COMMUNICATION):
         return COMMUNICATES
     if node["kernel_backend"]:
-        return f"a {node['kernel_backend']} kernel: its source would have to be run"
-    return None
+        return kernels.resolve(node)
+    return resolve(node["op_schema"], namespaces) if node["op_schema"] else None
