@@ -299,8 +299,9 @@ def test_a_trace_without_work_is_refused_in_one_sentence(name: str) -> None:
     assert "\n" not in str(said.value)
 
 
-def test_a_trace_without_steps_has_no_rows_of_steps_and_one_without_operators_no_top() -> None:
-    assert analyze(EMPTY, "steps").height == 0
+def test_a_trace_without_steps_has_no_answer_of_steps_and_one_without_operators_no_top() -> None:
+    with pytest.raises(AnalysisError, match="rank 5: no ProfilerStep marks a step; call the step"):
+        analyze(EMPTY, "steps")
     with pytest.raises(AnalysisError, match="rank 5: the trace holds no operators; kernel-breakdown"):
         analyze(EMPTY, "top-ops")
 

@@ -14,7 +14,7 @@ import small
 
 import etloom
 from etloom import api
-from etloom.errors import EtloomError, LinkError, ReadError, UnknownName
+from etloom.errors import AnalysisError, EtloomError, LinkError, ReadError, UnknownName
 from etloom.trace import Job, Trace
 
 
@@ -221,6 +221,10 @@ def test_bad_input_is_one_line(verb: object, tmp_path: Path) -> None:
 def test_real_runs(data: Path, folder: str, ranks: list[int], steps: int) -> None:
     job = etloom.open(data / folder)
     assert job.ranks == ranks
-    assert etloom.analyze(job, "steps").height == steps * len(ranks)
+    if steps:
+        assert etloom.analyze(job, "steps").height == steps * len(ranks)
+    else:
+        with pytest.raises(AnalysisError, match="no ProfilerStep marks a step"):
+            etloom.analyze(job, "steps")
     quality = etloom.analyze(job, "link-quality").filter(pl.col("subject") == "host operators")
     assert quality["share_pct"].to_list() == [100.0] * len(ranks)

@@ -1,7 +1,7 @@
 """The steps of the run: when each began, how long it took, and what the device did for it.
 
 A row is a step that a ProfilerStep#N annotation marks on the host, which torch.profiler writes when its
-step() is called; a trace without one has no rows. dur is the annotation's. The device's columns are of
+step() is called; a trace without one has no answer. dur is the annotation's. The device's columns are of
 the work that was launched in the step, whenever it ran: its first start, its last end, and the time in
 which some of it ran (on several streams at once it counts once). They are null where the step launched
 none, as on a trace of the CPU alone.
@@ -16,11 +16,19 @@ from __future__ import annotations
 import polars as pl
 
 from etloom import kinds
-from etloom.analyses._activity import answer, check_step, device_work, during, require_linked, steps
+from etloom.analyses._activity import (
+    answer,
+    check_step,
+    device_work,
+    during,
+    of_rank,
+    require_linked,
+    steps,
+)
+from etloom.errors import AnalysisError
 from etloom.trace import Trace
 
 SCOPE = "rank"
-NOTHING = "no ProfilerStep marks a step; call the step() of torch.profiler after each one"
 COLUMNS = {
     "step": pl.Int64,
     "start_ns": pl.Int64,
@@ -37,6 +45,12 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
     check_step(trace, step)
     marked = steps(trace)
+    if marked.is_empty():
+        raise AnalysisError(
+            "no ProfilerStep marks a step",
+            where=of_rank(trace),
+            remedy="call the step() of torch.profiler after each one",
+        )
     if step is not None:
         marked = marked.filter(pl.col("step") == step)
     work = device_work(trace, "step", "ts", "dur").drop_nulls("step")

@@ -45,8 +45,6 @@ FILTERS: dict[str, Any] = {
 """What every analysis can be asked of, unless it has an option of that name: see `etloom.select`."""
 
 ALL_ROWS = 10**9
-NO_ANSWER = ("steps",)
-"""Analyses of which an empty answer is none: exit status 1, as where AnalysisError says so. Of others it is one."""
 
 
 class Analyses(TyperGroup):
@@ -146,8 +144,6 @@ def _command(name: str) -> Any:
         if answer.is_empty():
             of = f" (of the run, only {_said(filters)})" if any(filters.values()) else ""
             say(getattr(module, "NOTHING", "nothing of the kind is in this run") + of)
-            if name in NO_ANSWER:
-                raise SystemExit(1)
         for line in getattr(module, "remarks", lambda table: ())(answer):
             say(line)
 

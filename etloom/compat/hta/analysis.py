@@ -16,7 +16,7 @@ from etloom.activity import device_work
 from etloom.compat.hta.asked import durations, listed
 from etloom.compat.hta.critical_path import CriticalPath
 from etloom.compat.hta.frames import US, HtaTrace, frame, without_last_step
-from etloom.errors import UnknownName
+from etloom.errors import AnalysisError, UnknownName
 from etloom.selection import select
 from etloom.trace import Job
 
@@ -49,7 +49,10 @@ class TraceAnalysis(CriticalPath):
 
     def get_profiler_steps(self) -> list[int]:
         """The steps that some rank recorded, in order."""
-        return sorted(self._ask("steps")["step"].unique().to_list())
+        try:
+            return sorted(self._ask("steps")["step"].unique().to_list())
+        except AnalysisError:
+            return []  # no rank marks one
 
     def get_temporal_breakdown(self, visualize: bool = True) -> pd.DataFrame:
         """Of each rank: idle, compute and other busy time of the device, us and percent of the span."""
