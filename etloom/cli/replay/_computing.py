@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import INTERRUPTED, guarded, say
 from etloom.cli._input import tell_loss
 from etloom.cli._output import Format, emit
-
-if TYPE_CHECKING:
-    from etloom.replayer.steps import Step
-
-PROGRESS_S = 5.0
 
 
 @guarded()
 def work(asked: dict[str, Any]) -> None:
     """The command, in the process that may die of it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # its profiler says that it begins and ends
     import etloom
     from etloom.errors import EtloomError, UnknownName
-    from etloom.replayer import apart
+    from etloom.replayer import apart, pace
     from etloom.replayer.compute import replay
     from etloom.replayer.saved import folder_of
 
@@ -35,6 +30,10 @@ def work(asked: dict[str, Any]) -> None:
     told, leave_out = apart.here()
     if not leave_out:  # else an earlier process has said it
         tell_loss(job, asked["path"])
+    if asked["threads"] is not None:
+        import torch
+
+        torch.set_num_threads(asked["threads"])
     done = replay(
         job[chosen],
         asked["device"],
@@ -43,7 +42,9 @@ def work(asked: dict[str, Any]) -> None:
         repeats=asked["repeats"],
         warmup=asked["warmup"],
         max_bytes=asked["max_bytes"],
-        progress=_progress(told),
+        until=asked["until"],
+        progress=lambda step: told(step.node),
+        note=say,
         tried=lambda: told(None),
         leave_out=leave_out,
         resources=folder_of(Path(asked["path"]), job[chosen]),
@@ -64,6 +65,8 @@ def work(asked: dict[str, Any]) -> None:
         best = min(done.repeats_ns)
         against = f", recorded {done.recorded_ns / 1e6:,.3f} ms" if done.recorded_ns else ""
         say(f"took {best / 1e6:,.3f} ms at best of {len(done.repeats_ns)}{against}")
+    if done.stopped:
+        say(f"not whole: {done.stopped}")
     if out and done.trace is None:
         raise EtloomError("on meta nothing takes time, so there is no trace to write", remedy="--device cpu")
     if out and done.trace is not None:
@@ -71,22 +74,8 @@ def work(asked: dict[str, Any]) -> None:
         say(f"wrote {out}")
     if covered * 100 < (least := asked["min_coverage"]):
         raise EtloomError(f"{covered:.2%} of operators are covered, {least:g} % were asked for")
-
-
-def _progress(told: Callable[[int], None]) -> Callable[[Step], None]:
-    """Tells what is tried; the user only every few seconds, of a rehearsal that takes long."""
-    tried = 0
-    last = time.monotonic()
-
-    def tell(step: Step) -> None:
-        nonlocal tried, last
-        told(step.node)
-        tried += 1
-        if time.monotonic() - last > PROGRESS_S:
-            last = time.monotonic()
-            say(f"rehearsing: {tried:,} operators tried, now {step.name}")
-
-    return tell
+    if done.failed or done.stopped == pace.INTERRUPTED:
+        raise SystemExit(1 if done.failed else INTERRUPTED)
 
 
 if __name__ == "__main__":

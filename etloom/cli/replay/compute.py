@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import enum
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded
+from etloom.cli._guard import finite, guarded
 from etloom.cli._input import PathArgument
 from etloom.cli._output import Format
 from etloom.cli._target import check_export
 
 
+class Device(str, enum.Enum):
+    cpu = "cpu"
+    cuda = "cuda"
+    meta = "meta"
+
+
 @guarded()
 def compute(
     path: PathArgument,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or meta: shapes and types only.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="meta: shapes and types only.")] = Device.cpu,
     rank: Annotated[int | None, typer.Option(help="By default the lowest.", show_default=False)] = None,
     step: Annotated[
         int | None, typer.Option(help="Only ProfilerStep#N; by default all.", show_default=False)
@@ -34,11 +42,33 @@ def compute(
         float | None,
         typer.Option(
             min=0,
-            help="GB that tensors may take on a CPU; by default 60 % of what is free, shared by the ranks of a host.",
+            callback=finite,
+            help="GB that it may take; by default 80 % of what is free, on a CPU shared by the ranks of a host. "
+            "Operators that do not fit are left out.",
+        ),
+    ] = None,
+    max_time: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Seconds after which no operator is tried and no repeat begun any more.",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads of an operator on a CPU; by default torch's. Recordings do not tell theirs.",
+            show_default=False,
         ),
     ] = None,
     min_coverage: Annotated[
-        float, typer.Option(min=0, max=100, help="Fail where less than this % of operators is covered.")
+        float,
+        typer.Option(
+            min=0, max=100, callback=finite, help="Fail where less than this % of operators is covered."
+        ),
     ] = 0,
     out: Annotated[
         Path | None,
@@ -53,7 +83,8 @@ def compute(
 
     Each operator gets what the operators before it gave; what comes from elsewhere is made up. Only operators of
     torch's own registry are run, of aten and of the namespaces that are allowed; nothing of the trace is executed as
-    code. With --out, etloom diff compares the replay with the recording.
+    code. With --out, etloom diff compares the replay with the recording. Where it is interrupted (Ctrl-C, --max-time),
+    what ran until then is told and written, and the trace's stats say that it is not whole.
 
     Examples:
 
@@ -66,13 +97,15 @@ def compute(
         check_export(out)
     asked = {
         "path": str(path),
-        "device": device,
+        "device": device.value,
         "rank": rank,
         "step": step,
         "namespaces": sorted({"aten", *(allow_namespace or ())}),
         "repeats": repeats,
         "warmup": warmup,
         "max_bytes": None if max_memory is None else int(max_memory * 1e9),
+        "until": None if max_time is None else time.monotonic() + max_time,
+        "threads": threads,
         "min_coverage": min_coverage,
         "out": None if out is None else str(out),
         "format": None if format is None else format.value,
