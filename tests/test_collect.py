@@ -347,7 +347,7 @@ def test_a_window_that_ends_early_is_kept(
     by_front = case == "sys_exit"
     done = front(out, "2:5", sys.executable, TINY, case) if by_front else tiny(out, case, observer=observer)
     assert done.returncode == returncode
-    assert done.said == [f"etloom: {because} in step 3: 1 whole steps recorded, of steps 2:5 asked for"]
+    assert done.said == [f"etloom: {because} in step 3: 1 whole step recorded, of steps 2:5 asked for"]
     assert done.stdout == (ALL_STEPS if not returncode else "step 0\nstep 1\nstep 2\n")
     assert visible(out) == WHOLE[observer]
     nodes, events = operators(out)

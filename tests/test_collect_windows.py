@@ -110,6 +110,7 @@ class Window:
 
     def __init__(self, options: Options) -> None:
         self.options, self.started, self.steps, self.warnings = options, False, [], []
+        self.overwrote = False
 
     def prepare(self) -> None:
         self.done.append(("prepare", Path(self.options.out).name))
@@ -118,10 +119,10 @@ class Window:
         self.started = True
 
     def begin_step(self, number: int) -> None:
-        pass
+        self.open = number
 
-    def end_step(self, count: int) -> None:
-        self.steps.append(count - 1)
+    def end_step(self) -> None:
+        self.steps.append(self.open)
 
     def stop(self) -> None:
         self.done.append(("stop", self.steps))
@@ -172,7 +173,7 @@ def test_windows_come_again_and_a_full_disk_costs_one(made: Any, capsys: pytest.
     assert (
         line == "etloom: the traces of steps 20:22 are dropped: OSError: [Errno 28] No space left on device"
     )
-    assert "1 whole steps recorded, of steps 30:32" in end
+    assert "1 whole step recorded, of steps 30:32" in end
 
 
 @pytest.mark.torch
@@ -188,7 +189,7 @@ def test_what_every_window_finds_is_said_once_and_sealed_with_its_own(
     monkeypatch.setattr(Window, "write", write)
     monkeypatch.setattr(Window, "stop", lambda window: window.warnings.append("lost"))
     job = made(first=1, last=2, every=3)
-    job.warn("11 operators are lost")  # holds a line of the window's as a part
+    job.words.warn("11 operators are lost")  # holds a line of the window's as a part
     for _ in range(9):
         job.step_done()
         job.wait()
@@ -452,7 +453,7 @@ def test_a_poorer_recording_is_told_in_one_line(
         assert re.fullmatch(r"etloom: \d+ operators are left out, --max-size or the disk is full", line)
         assert int(line.split()[1]) > 10_000
     else:
-        assert line == "etloom: the native observer was not built for this torch: torch's own records"
+        assert line == "etloom: the native observer was not built for this torch: torch's own records, without a bound"
         assert (tmp_path / "run" / "torch_et_0.json.gz").exists()
     said = json.loads((tmp_path / "run" / "rank_0.json").read_text())["warnings"]
     assert said == [line.removeprefix("etloom: ")]

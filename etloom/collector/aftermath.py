@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
-from . import demand, files
+from . import demand, files, reasons, seen
 from .options import Options
+from .words import runs
 
 
 def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], list[str]]:
@@ -19,9 +21,7 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     warnings: list[str] = []
     demand.forget(out)
     scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
-    with_torch = [path for path in scratch.iterdir() if path.name.startswith("torch-")]
-    for path in with_torch:
-        path.unlink()
+    processes = seen.taken(scratch)
     left = sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir()))
     kept = [rank for path in left if (rank := _keep_killed(path, out)) is not None]
     if kept:
@@ -32,21 +32,21 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     windows = [folder for folder in [out, *files.windows_in(out)] if files.sealed_ranks(folder)]
     recorded: set[int] = set()
     for folder in windows:
-        recorded.update(_finish_run(options, folder, returncode, scratch, warnings))
-    if not windows and not with_torch:
-        warnings.append(
-            f"{out}: nothing recorded, no Python of the command imported torch.optim; was PYTHONPATH lost "
-            "on the way (python -I, -E, -S, env -i, a container)?"
-        )
-    elif not windows and not left and not kept:
-        warnings.append(f"{out}: nothing recorded, {_why_nothing(options)}")
+        recorded.update(_finish_run(options, folder, returncode, scratch, processes, warnings))
+    if not (windows or left or kept):
+        warnings.append(f"{out}: nothing recorded: {reasons.why_nothing(options, processes)}")
     if not left:
         shutil.rmtree(scratch, ignore_errors=True)
     return windows, sorted(recorded), warnings
 
 
 def _finish_run(
-    options: Options, folder: Path, returncode: int, scratch: Path, warnings: list[str]
+    options: Options,
+    folder: Path,
+    returncode: int,
+    scratch: Path,
+    processes: list[dict[str, Any]],
+    warnings: list[str],
 ) -> list[int]:
     """Write run.json of a folder, with the command's exit status; the ranks in it."""
     ranks = files.sealed_ranks(folder)
@@ -64,7 +64,15 @@ def _finish_run(
             f"{folder}: the {len(ranks)} ranks of this host, of {world}; etloom gather joins the folders of hosts"
         )
     elif missing:
-        warnings.append(f"{folder}: no traces of rank {', '.join(map(str, missing))} of {world}")
+        why = {
+            facts["rank"]: f"; rank {facts['rank']}: {reasons.why_not(options, facts)}"
+            for facts in processes
+            if facts.get("rank") in missing and facts.get("began") and not facts.get("sealed")
+        }
+        told = "".join(list(why.values())[:4])
+        warnings.append(f"{folder}: no traces of rank {runs(missing)} of {world}{told}")
+    if ring := reasons.of_ring(ranks):
+        warnings.append(f"{folder}: {ring}")
     return [rank["rank"] for rank in ranks]
 
 
@@ -81,21 +89,3 @@ def _keep_killed(scratch: Path, out: Path) -> int | None:
     (scratch / "et.etob").replace(target)
     shutil.rmtree(scratch, ignore_errors=True)
     return int(facts["rank"])
-
-
-def _why_nothing(options: Options) -> str:
-    if options.on_demand is not None:
-        return "nobody asked for the window or the job ended before it"
-    steps = options.steps if options.every is None else f"{options.steps}, every {options.every},"
-    if options.step_ns is not None:
-        return (
-            f"no process with an nn.Module was there in the steps {steps} of {options.step_ns / 1e9:g} s each"
-        )
-    return (
-        f"{_stepper(options)} made the steps {steps} in a window that was kept; "
-        "see the messages above, or record from the job's code with etloom.record"
-    )
-
-
-def _stepper(options: Options) -> str:
-    return "no optimizer" if options.step_name is None else f"no record_function named {options.step_name!r}"

@@ -7,10 +7,9 @@ or closed inside it would lose that operator and leave its children without a pa
 
 from __future__ import annotations
 
+import atexit
 import functools
-import os
 import re
-import socket
 import threading
 import time
 import weakref
@@ -22,6 +21,12 @@ from typing import Any
 from . import demand
 from .options import Options
 from .recorder import Recorder
+
+
+def _tell_of_no_step(recorder: Recorder) -> None:
+    """A process that ends and never counted one."""
+    if "began" not in recorder.seen.facts:
+        recorder.note(ended=True)
 
 
 class _Leader:
@@ -55,8 +60,8 @@ def attach(module: ModuleType) -> None:
     """`module` is torch.optim.optimizer, just imported. Nothing of the job has an optimizer yet."""
     options = Options.from_environment()
     recorder = Recorder(options)
-    # For the launcher to tell a job without torch from one whose optimizer never stepped.
-    (Path(options.scratch) / f"torch-{socket.gethostname()}-{os.getpid()}").touch()
+    recorder.note()  # for the launcher to tell a job without torch from one in which nothing steps
+    atexit.register(_tell_of_no_step, recorder)
     if options.step_name is not None:
         _count_scopes(recorder, re.compile(options.step_name), options.marked)
         return
@@ -71,6 +76,7 @@ def attach(module: ModuleType) -> None:
         nonlocal begun
         if not begun:  # the first optimizer of the process is being made: here training begins
             begun = True
+            recorder.note(optimizer=step.__qualname__.partition(".")[0])
             _tell_of_skipped(leader, module.torch.amp.GradScaler)
             recorder.begin()
         profiled = original(step)
@@ -121,6 +127,8 @@ def _count_scopes(recorder: Recorder, name: re.Pattern[str], marked: bool) -> No
 
     def __enter__(self: Any) -> Any:
         ours = not marked and self.name.startswith(("ProfilerStep#", "etloom:"))
+        if not (ours or state["begun"]):
+            recorder.seen.enters(self.name)
         if not ours and state["outer"] is None and name.search(self.name):
             if not state["begun"]:
                 state["begun"] = True
@@ -163,10 +171,13 @@ def _clock(recorder: Recorder, step_ns: int) -> None:
     try:
         zero_ns = demand.zero_ns(Path(recorder.options.out))
     except (OSError, ValueError) as error:
-        recorder.warn(f"the ranks cannot agree on a time, nothing recorded: {error}")
+        recorder.words.warn(f"the ranks cannot agree on a time, nothing recorded: {error}")
         return
     recorder.count = (time.time_ns() - zero_ns) // step_ns
     recorder.begin()
     while not recorder.finished:
-        time.sleep(max(0.0, (zero_ns + (recorder.count + 1) * step_ns - time.time_ns()) / 1e9))
-        recorder.step_done()
+        now = time.time_ns() - zero_ns  # later than in the step before, where that took long to mark
+        time.sleep((step_ns - now % step_ns) / 1e9)
+        count = (time.time_ns() - zero_ns) // step_ns
+        if count > recorder.count:  # a clock that is set back makes no steps
+            recorder.step_done(count)

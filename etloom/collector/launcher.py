@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ def launch(
         max_windows=max_windows,
         what=what,
     )
+    options = replace(options, supervised=True)
     words = command_of(options)
     if options.nsys and shutil.which("nsys") is None:
         raise CollectError(

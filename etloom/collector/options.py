@@ -37,6 +37,7 @@ class Options:
     step_name: str | None = None  # record_functions whose name has this regular expression are steps
     step_ns: int | None = None  # a step is so much time
     marked: bool = False  # the job names its steps ProfilerStep#N itself
+    supervised: bool = False  # a launcher waits for the command, and says what became of the recording
     etloom: str | None = None
     command: tuple[str, ...] | None = None
 

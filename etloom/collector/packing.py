@@ -29,11 +29,20 @@ def pack_execution_trace(path: Path, unfinished: int | None) -> None:
         _compress(_rename(_quote_names(_blocks(source)), unfinished), path)
 
 
-def pack_kineto(path: Path, unfinished: int | None) -> None:
-    """`kineto.json` to `kineto.json.gz`. Raises OSError where the file is cut."""
+def pack_kineto(path: Path, unfinished: int | None) -> int:
+    """`kineto.json` to `kineto.json.gz`; how many operators it holds. Raises OSError where the file is cut."""
     _require_end(path, b'"traceName"')
+    operators = 0
+
+    def counted(blocks: Iterable[bytes]) -> Iterator[bytes]:
+        nonlocal operators
+        for block in blocks:
+            operators += block.count(b'"cat": "cpu_op"')
+            yield block
+
     with path.open("rb") as source:
-        _compress(_rename(_blocks(source), unfinished), path)
+        _compress(_rename(counted(_blocks(source)), unfinished), path)
+    return operators
 
 
 def _require_end(path: Path, mark: bytes) -> None:

@@ -8,18 +8,22 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import demand, forking
+from . import forking
 from .options import Options
-from .ranks import current_rank, rank_hint
+from .plan import Plan
+from .ranks import current_rank
+from .reasons import why_not
+from .seen import Seen
+from .words import Words, counted, in_words
 from .writing import Writer
 
 if TYPE_CHECKING:
     from .guard import Guard
     from .window import Window
 
+_LATER = "ask for later steps"
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
@@ -40,54 +44,38 @@ def _never_raises(method: _F) -> _F:
 
 
 class Recorder:
-    """The windows of one process, one after the other. Nothing it does raises, whatever fails: see `warnings`."""
+    """The windows of one process, one after the other. Nothing it does raises, whatever fails: see `words`."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.count = 0
         self.finished = False
-        self.warnings: list[str] = []
-        # What a ring holds is wanted from before the question on, so its window opens at once.
-        self._looks_back = options.ring and options.on_demand is not None
-        self._first, self._last = options.first, None if self._looks_back else options.last
+        self.words = Words()
+        self.seen = Seen(options.scratch)
+        self._plan = Plan(options)
         self._pid = os.getpid()
         self._lock = threading.RLock()  # steps by time end on a thread of ours, the job on its own
         self._profiled = False
-        self._waits = options.on_demand is not None and not self._looks_back
-        self._demand = demand.Demand(Path(options.out))
         self._window: Window | None = None
         self._guard: Guard | None = None
         self._writer = Writer()
-        self._remarks: dict[str, bool] = {}  # and whether they were said
-        self._told: set[str] = set()
 
     def remark(self, line: str) -> None:
         """What the reader of a window ought to know of its steps; said once, as the window closes."""
         if self._window is not None and self._window.started:
-            self._remarks.setdefault(line, False)
+            self.words.remark(line)
 
-    def warn(self, message: str) -> None:
-        """One line on stderr; `stderr` may be closed or full, which is no reason to stop a job."""
-        rank = rank_hint()
-        line = " ".join(f"rank {rank}: {message}".split()) if rank is not None else " ".join(message.split())
-        self.warnings.append(line)
-        try:
-            sys.stderr.write(f"etloom: {line}\n")
-            sys.stderr.flush()
-        except (OSError, ValueError, AttributeError):
-            self.warnings.append("stderr could not be written")
-
-    def _warn_once(self, line: str) -> None:
-        """What every window may find anew."""
-        if line not in self._told:
-            self._told.add(line)
-            self.warn(line)
+    def note(self, **facts: Any) -> bool:
+        """Tell the launcher, if there is one, what it may have to explain; False where it does not hear."""
+        self.seen.facts.update(facts)
+        return self.options.supervised and self.seen.leave()
 
     @_never_raises
     def begin(self) -> None:
         """The first sign of training: the current step, 0 if none was told, starts here."""
         from .guard import Guard
 
+        self.note(began=True, rank=current_rank()[0])
         self._guard = Guard(self._yield_to, self.options)
         atexit.register(self.leave)
         if hasattr(os, "register_at_fork"):
@@ -98,41 +86,52 @@ class Recorder:
             from multiprocessing.util import Finalize
 
             Finalize(None, self.leave, exitpriority=100)
-        if self.count > self._first and not self._waits:
-            self._next(f"training began in step {self.count}")
+        if self.count > self._plan.first and not self._plan.waits:
+            self._next(f"training began in step {self.count}", _LATER)
         else:
             self._advance()
 
     @_never_raises
-    def step_done(self) -> None:
-        """A step ended: the next one begins."""
-        self.count += 1
-        if self._waits and not self._asked():
-            return
-        if self._looks_back and self._last is None and (asked := self._agreed()) is not None:
-            self._last = max(asked[1], self.count)
-        if self._window is not None or self._first - self.options.lead <= self.count <= self._first:
+    def step_done(self, count: int | None = None) -> None:
+        """A step ended: the next one begins, or step `count`, where steps went by that nobody could mark."""
+        passed = 1 if count is None else count - self.count
+        self.count += passed
+        if passed > 1:
+            self.remark(
+                "steps of time went by unmarked, the process was busy: a step before them lasted longer"
+            )
+        if self._plan.hear(self.count):
+            self.note(asked=[self._plan.first, self._plan.last])
+            if self._plan.waits:
+                self._miss(
+                    f"this rank saw too late that step {self._plan.first} was agreed on: nothing recorded"
+                )
+        if self._window is not None or self._plan.due(self.count):
             self._advance()
 
     @_never_raises
     def finish(self) -> None:
         """The job, or its recorded part, ends: keep what there is."""
         repeats = self.options.repeats
+        # A forked helper of the job, which never trained, says nothing.
+        helper = os.getpid() != self._pid and not self.count
         if self._window is not None and self._window.started and (self._window.steps or not repeats):
             if not self._window.device_is_done():
                 raise RuntimeError("the device did not finish its work within 30 s")
             self._close("the job ended", in_background=False)
-        elif self._window is not None and repeats:
+        elif self._window is not None:
             window, self._window = self._window, None
             window.abandon()
-        elif not (repeats or self._left_out() or (os.getpid() != self._pid and not self.count)):
-            # A forked helper of the job, which never trained, says nothing either.
-            self.warn(
-                f"the job ended after {self.count} steps, before step {self._first} began (steps "
-                f"{self.options.steps}): nothing recorded; ask for earlier steps"
-            )
+        if not helper:
+            self._tell_of_the_end()
         self.finished = True
         self._dismiss()
+
+    def _tell_of_the_end(self) -> None:
+        facts = self.seen.facts
+        told = self.note(rank=current_rank()[0], steps=self.count, ended=True)
+        if not (told or facts.get("sealed") or facts.get("missed") or self.options.repeats):
+            self.words.warn(f"nothing recorded: {why_not(self.options, facts)}")
 
     def leave(self) -> None:
         """The end of the process."""
@@ -142,23 +141,7 @@ class Recorder:
     def wait(self) -> None:
         """Until what was recorded is written."""
         if not self._writer.wait():
-            self.warn("the disk is too slow: the traces of the window before are dropped")
-
-    def _asked(self) -> bool:
-        """Whether somebody has asked for the window; from then on it is as one of given steps."""
-        window = self._agreed()
-        if window is None:
-            return False
-        self._first, self._last = window
-        if self.count > self._first:
-            self.warn(f"this rank saw too late that step {self._first} was agreed on: nothing recorded")
-            return False
-        self._waits = False
-        return True
-
-    def _agreed(self) -> tuple[int, int] | None:
-        options = self.options
-        return self._demand.agreed(self.count, options.on_demand or 1, ahead=max(3, options.lead + 1))
+            self.words.warn("the disk is too slow: the traces of the window before are dropped")
 
     def _left_out(self) -> bool:
         ranks = self.options.ranks
@@ -166,23 +149,32 @@ class Recorder:
 
     def _advance(self) -> None:
         if self._window is None:
-            if self._waits or self.count < self._first - self.options.lead:
+            if not self._plan.due(self.count):
                 return
             if self._left_out():
+                self.note(left_out=True)
                 self.finished = True
                 self._dismiss()
+                return
+            if self.count > self._plan.first:
+                self._next(f"step {self._plan.first} went by unmarked", _LATER)
                 return
             if not self._prepare():
                 return
         window = self._window
         assert window is not None
+        over = self._plan.over(self.count)
         if window.started:
-            window.end_step(self.count)
-            if self.count == self._last:
+            window.end_step()
+            if over:
                 self._close("", in_background=True)
             else:
                 window.begin_step(self.count)
-        elif self.count >= self._first:
+        elif over:
+            self._window = None
+            window.abandon()
+            self._next(f"the profilers were ready only in step {self.count}", _LATER)
+        elif self.count >= self._plan.first:
             window.start()
             window.begin_step(self.count)
 
@@ -196,56 +188,48 @@ class Recorder:
             self._next(f"{taken} is in use by the job itself")
             return False
         if self._writer.busy:
-            self._next(None if self._looks_back else "the window before is still being written")
+            self._next(None if self._plan.looks_back else "the window before is still being written")
             return False
-        self._window = Window(self.options.of_window(self._first, self._last))
+        self._window = Window(self.options.of_window(self._plan.first, self._plan.last))
         self._profiled = True
         with guard.ours():
             self._window.prepare()
         return True
 
-    def _next(self, missed: str | None = None) -> None:
+    def _next(self, missed: str | None = None, remedy: str = "choose other steps or turn it off") -> None:
         """On to the next window, if there is one; `missed` says why this one is not recorded."""
-        every = self.options.every
         if missed:
-            remedy = "" if self.options.repeats else "; choose other steps or turn it off"
-            self.warn(f"{missed}: nothing recorded of steps {self._first}:{self._last}{remedy}")
-        if every is not None and self._last is not None:
-            windows = max(1, -(-(self.count + 1 - self._first) // every))
-            self._first, self._last = self._first + windows * every, self._last + windows * every
-        elif self._looks_back:
-            self._first, self._last = self.count + self.options.lead, None
-        elif self.options.on_demand is not None:
-            self._waits = True
-        else:
+            remedy = "" if self.options.repeats else f"; {remedy}"
+            self._miss(f"{missed}: nothing recorded of steps {self._plan}{remedy}", missed + remedy)
+        if not self._plan.go_on(self.count):
             self.finished = True
             self._dismiss()
+
+    def _miss(self, line: str, why: str | None = None) -> None:
+        self.words.warn(line)
+        self.note(missed=[*self.seen.facts.get("missed", ()), why or line][-10:])
 
     def _close(self, because: str, *, in_background: bool) -> None:
         window, self._window = self._window, None
         assert window is not None
         window.stop()
-        first, last = self._first, self._last
-        if last is not None and not self._looks_back and len(window.steps) < last - first:
-            self.warn(
-                f"{because} in step {self.count}: {len(window.steps)} whole steps recorded, of steps "
-                f"{first}:{last} asked for"
+        steps, asked = str(self._plan), self._plan.asked
+        if asked is not None and len(window.steps) < asked and not window.overwrote:
+            self.words.warn(
+                f"{because} in step {self.count}: {counted(len(window.steps), 'whole step')} recorded, of steps "
+                f"{steps} asked for"
             )
-        for line in [line for line, told in self._remarks.items() if not told]:
-            self.warn(line)
-            self._remarks[line] = True
-        said = list(self.warnings)
-        if self.options.repeats:  # each window's seal has what was said since the one before
-            self.warnings.clear()
+        said = self.words.seal(repeats=self.options.repeats)
         for line in window.warnings:  # which it seals itself
-            self._warn_once(line)
+            self.words.warn_once(line)
 
         def write() -> None:
             try:
                 for line in window.write(said):
-                    self._warn_once(line)
+                    self.words.warn_once(line)
+                self.note(sealed=True)
             except Exception as error:
-                self.warn(f"the traces of steps {first}:{last} are dropped: {_in_words(error)}")
+                self._miss(f"the traces of steps {steps} are dropped: {in_words(error)}")
             if self.finished and self._guard is not None:
                 self._guard.remove()
 
@@ -268,20 +252,20 @@ class Recorder:
                     return
                 window, self._window = self._window, None
                 window.abandon()
-                self._next(f"the job started {what} before step {self._first}")
+                self._next(f"the job started {what} before step {self._plan.first}")
             except Exception as error:
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         self.finished = True
-        self.warn(f"recording failed in step {self.count}, the job goes on without: {_in_words(error)}")
+        self._miss(f"recording failed in step {self.count}, the job goes on without: {in_words(error)}")
         window, self._window = self._window, None
         try:
             if window is not None:
                 window.abandon()
             self._dismiss()
         except Exception as second:
-            self.warn(f"and left something behind: {second!r}")
+            self.words.warn(f"and left something behind: {second!r}")
 
     def _dismiss(self) -> None:
         if self._guard is not None and not self._writer.busy:
@@ -297,7 +281,3 @@ class Recorder:
             forking.leave_without_destructors()
         if self._window is not None:
             self._window.forget()
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]

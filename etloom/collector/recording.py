@@ -38,7 +38,7 @@ class Recording:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(self._recorder.warnings)
+        return tuple(self._recorder.words.said)
 
 
 def record(
@@ -98,5 +98,5 @@ def record(
     )
     recorder = Recorder(options)
     for line in unbuilt:
-        recorder.warn(line)
+        recorder.words.warn(line)
     return Recording(recorder)

@@ -13,13 +13,15 @@ import shutil
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import facts, files, forking, packing
+from . import facts, files, forking, packing, reasons, sources
 from .nsys import Markers
 from .options import Options
 from .ranks import current_rank
+from .words import runs
 
 
 class Window:
@@ -27,8 +29,9 @@ class Window:
 
     def __init__(self, options: Options) -> None:
         self.started = False
-        # Of a ring that runs for days the last thousand are named.
-        self.steps: deque[int] = deque(maxlen=1000 if options.ring else None)
+        self.steps: deque[int] = deque()  # those that are whole
+        self.overwrote = False  # what the ring held of the first ones
+        self._begins: deque[int] = deque()  # of the steps, by the monotonic clock
         self.warnings: list[str] = []
         self._options = options
         self._folder = Path(options.scratch) / str(os.getpid())
@@ -40,63 +43,25 @@ class Window:
         self._running = self._native = False
         self._rank = (0, 1)
         self._groups = 0
+        self._marks = 0  # records of ours among the operators
         self._facts: dict[str, Any] = {}
 
     def prepare(self) -> None:
         """What takes long (about a second, the first time), so that the window itself opens at once."""
         self._folder.mkdir(parents=True)
         options = self._options
-        observer = self._make_observer() if options.et else None
+        if options.et:
+            self._observer, self._native = sources.observer(options, self._folder, self.warnings)
         if options.kineto:
-            from torch.profiler import profile
-
-            self._profile = profile(
-                record_shapes=options.shapes,
-                with_stack=options.stack,
-                profile_memory=options.memory,
-                experimental_config=self._all_threads() if options.all_threads else None,
-                execution_trace_observer=observer,
-            )
-        self._observer = observer
-        if self._profile is not None:
+            self._profile = sources.profile(options, self._observer, self.warnings)
             self._profile.prepare_trace()
         if options.nsys:
             self._markers = Markers(options.shapes)
 
-    def _make_observer(self) -> Any:
-        """The observer that the options name, its file open; torch's where ours was not built for this torch."""
-        if self._options.observer == "native":
-            from .observer import BuildError, ExecutionTraceObserver, built
-
-            try:
-                if built() is not None:
-                    bounds: dict[str, Any] = {"ring": self._options.ring}
-                    if self._options.max_bytes is not None:
-                        bounds["max_bytes"] = self._options.max_bytes
-                    ours = ExecutionTraceObserver(**bounds).register_callback(self._folder / "et.etob")
-                    self._native = True
-                    return ours
-                self.warnings.append("the native observer was not built for this torch: torch's own records")
-            except BuildError as error:
-                self.warnings.append(f"{error}: torch's own observer records")
-        from torch.profiler import ExecutionTraceObserver as Stock
-
-        # A registration that fails breaks every later one of the process, the job's own too: try the folder
-        # first.
-        (self._folder / "et.json").write_text("")
-        (self._folder / "et.json").unlink()
-        stock = Stock()
-        stock.register_callback(str(self._folder / "et.json"))
-        if not (self._folder / "et.json").exists():
-            # True is answered even where another observer is registered; to unregister would then remove that
-            # one.
-            stock._registered = False
-            raise RuntimeError("another execution trace observer is registered in this process")
-        return stock
-
     def start(self) -> None:
         self.started = self._running = True
-        self._groups = _group_count()
+        self._groups = sources.group_count()
+        self._marks += self._groups > 0
         self._rank = current_rank()
         if self._native:  # what the launcher needs where this process is killed
             killed = {"rank": self._rank[0], "out": self._options.out}
@@ -111,18 +76,32 @@ class Window:
 
     def begin_step(self, number: int) -> None:
         self._open_step = number
+        self._begins.append(time.monotonic_ns())
         if self._options.marked:
             return
         from torch.profiler import record_function
 
+        self._marks += 1
         self._step = record_function(f"ProfilerStep#{number}")
         self._step.__enter__()
 
-    def end_step(self, count: int) -> None:
-        """The step `count` - 1 is whole."""
+    def end_step(self) -> None:
+        """The step that is open is whole."""
         self._leave_step()
-        self.steps.append(count - 1)
+        if self._open_step is not None:
+            self.steps.append(self._open_step)
         self._open_step = None
+        self._forget_overwritten()
+
+    def _forget_overwritten(self) -> None:
+        """A ring runs for days, and what it holds of a step may be its end alone."""
+        until = self._observer.overwritten_ns() if self._native and self._options.ring else None
+        if until is None:
+            return
+        self.overwrote = True
+        while self.steps and self._begins[0] <= until:
+            self.steps.popleft()
+            self._begins.popleft()
 
     def stop(self) -> None:
         """All off; the step that is open, if one is, stays unfinished."""
@@ -132,8 +111,9 @@ class Window:
         self.end_ns = time.time_ns()
         if self._markers is not None:
             self._markers.stop()
-        if _group_count() != self._groups:
+        if sources.group_count() != self._groups:
             self._note_groups()
+            self._marks += 1
         if not self._groups:  # else the job may have left its process group since, and with it its rank
             self._rank = current_rank()
         if self._profile is not None:
@@ -141,18 +121,34 @@ class Window:
         elif self._observer is not None:
             self._observer.stop()
         self._running = False
-        if self._native and (lost := self._observer.counters().get("no_space")):
-            self.warnings.append(f"{lost} operators are left out, --max-size or the disk is full")
+        held = self._held() if self._native else {}
         if self._observer is not None:
             self._observer.unregister_callback()
         self._facts = facts.rank_facts(self._options, *self._rank) | {
             "observer": ("native" if self._native else "stock") if self._observer is not None else None,
             "steps": list(self.steps),
             "unfinished_step": self._open_step,
+            **held,
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
             "model": self._model_facts(),  # now: at the job's end its objects are gone
         }
+
+    def _held(self) -> dict[str, Any]:
+        """What our observer's file holds, before it is closed."""
+        self._forget_overwritten()
+        counters = self._observer.counters()
+        if lost := counters["no_space"]:
+            self.warnings.append(f"{lost} operators are left out, --max-size or the disk is full")
+        overwritten = counters["overwritten_operators"]
+        marks = self._marks if not overwritten else 0 if self._options.marked else len(self._begins)
+        held: dict[str, Any] = {"operators": max(0, counters["operators"] - overwritten - marks)}
+        if self._options.ring:
+            since_ns = self.start_ns
+            if (until := self._observer.overwritten_ns()) is not None:
+                since_ns = until + time.time_ns() - time.monotonic_ns()
+            held["ring"] = {"overwritten_operators": overwritten, "whole_since_ns": since_ns}
+        return held
 
     def _model_facts(self) -> dict[str, Any]:
         """The job's objects may be of any make: what cannot be told of them must not cost the window."""
@@ -171,14 +167,21 @@ class Window:
                 from .observer.exporting import export_chrome_trace
 
                 export_chrome_trace(self._profile, self._folder / "kineto.json")
-                packing.pack_kineto(self._folder / "kineto.json", unfinished)
+                operators = packing.pack_kineto(self._folder / "kineto.json", unfinished)
+                self._facts.setdefault("operators", operators)
             with_et = self._observer is not None
             self._profile = self._observer = None
             (self._folder / "killed.json").unlink(missing_ok=True)
             if with_et and not self._native:
                 packing.pack_execution_trace(self._folder / "et.json", unfinished)
             if self._options.flight_recorder:
-                self._dump_flight_recorder()
+                sources.dump_flight_recorder(self._folder / "flight_recorder.json", self.warnings)
+            if self._facts.get("operators") == 0:
+                self.warnings.append(
+                    f"no operator ran in the window, {_steps(self.steps)}: its traces are empty"
+                )
+            if not self._options.supervised and (ring := reasons.of_ring([self._facts])):
+                self.warnings.append(ring)
             sealed = self._facts | {"warnings": [*warnings, *self.warnings]}
             own, self.warnings = self.warnings, []
             said = files.seal(self._folder, Path(self._options.out), sealed, self._options)
@@ -246,17 +249,6 @@ class Window:
         if step is not None:
             step.__exit__(None, None, None)
 
-    def _all_threads(self) -> Any:
-        from torch._C._profiler import _ExperimentalConfig
-
-        try:
-            return _ExperimentalConfig(profile_all_threads=True)
-        except TypeError:
-            self.warnings.append(
-                "this torch cannot profile threads that Python code starts: theirs will be missing"
-            )
-            return None
-
     def _note_groups(self) -> None:
         """Process groups made inside the window: both observers noted groups only as they started."""
         try:
@@ -269,18 +261,6 @@ class Window:
         except (AttributeError, TypeError, ValueError) as error:
             self.warnings.append(f"process groups made inside the window are not noted: {error}")
 
-    def _dump_flight_recorder(self) -> None:
-        """What torch's Flight Recorder holds: the last collectives of the job, before and in the window."""
-        from torch._C import _distributed_c10d as c10d
-
-        dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
-        if dump is None:
-            self.warnings.append("this torch gives no dump of its Flight Recorder")
-            return
-        dumped = dump()
-        text = dumped.decode() if isinstance(dumped, bytes) else dumped
-        (self._folder / "flight_recorder.json").write_text(text)
-
     def _clean(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._options.repeats:
@@ -291,9 +271,5 @@ class Window:
             return  # other ranks of the run still use it
 
 
-def _group_count() -> int:
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0
-    return len(dist.distributed_c10d._world.pg_names)
+def _steps(steps: Sequence[int]) -> str:
+    return f"steps {runs(list(steps))}" if steps else "in which no step ended"

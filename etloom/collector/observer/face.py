@@ -27,6 +27,8 @@ COUNTERS = (
     "thread_gone",
     "overwritten",
     "stuck",
+    "operators",
+    "overwritten_operators",
 )
 """What the C++ side counts, in its order (native/format.hpp)."""
 
@@ -125,6 +127,10 @@ class ExecutionTraceObserver:
         """What was recorded, left out and cut so far, by the names of COUNTERS; empty without a file."""
         return {} if self._session is None else self._session.counters()
 
+    def overwritten_ns(self) -> int | None:
+        """Up to when the ring lost something, by time.monotonic_ns: what it holds of later is whole. None: nothing."""
+        return None if self._session is None else self._session.overwritten_ns() or None
+
     def __del__(self) -> None:
         self.unregister_callback()
 
@@ -170,6 +176,9 @@ class _Session:
     def close(self) -> None:
         self._close()
 
+    def overwritten_ns(self) -> int:
+        return int(self._library.etloom_overwritten_ns(self._handle))
+
     def counters(self) -> dict[str, int]:
         return {name: self._library.etloom_counter(self._handle, i) for i, name in enumerate(COUNTERS)}
 
@@ -201,6 +210,8 @@ def _load(path: Path) -> ctypes.CDLL:
         ctypes.c_int,
         ctypes.c_int,
     )
+    library.etloom_overwritten_ns.restype = ctypes.c_int64
+    library.etloom_overwritten_ns.argtypes = (ctypes.c_void_p,)
     library.etloom_counter.restype = ctypes.c_uint64
     library.etloom_counter.argtypes = (ctypes.c_void_p, ctypes.c_int)
     for name in ("etloom_start", "etloom_stop"):

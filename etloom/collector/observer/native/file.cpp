@@ -49,6 +49,27 @@ bool reserve(int descriptor, uint64_t from, uint64_t to) {
   return true;
 }
 
+struct Held {
+  uint64_t operators = 0;
+  int64_t last_ns = 0;
+};
+
+// What a chunk of events holds: the operators that began, and the time of its last record.
+Held held_by(const ChunkHeader& chunk) {
+  const uint64_t* at = reinterpret_cast<const uint64_t*>(&chunk + 1);
+  const uint64_t* const end = at + chunk.used.load(std::memory_order_relaxed) / 8;
+  Held held;
+  while (at < end) {
+    Record record;
+    std::memcpy(&record, at, sizeof record);
+    if (record.words == 0) break;
+    held.operators += record.type == kBegin;
+    if (record.type == kBegin || record.type == kEnd) held.last_ns = static_cast<int64_t>(at[1]);
+    at += record.words;
+  }
+  return held;
+}
+
 }  // namespace
 
 int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
@@ -120,8 +141,11 @@ ChunkHeader* File::take(ChunkKind kind, uint32_t stream, uint64_t os_tid, uint64
     if (kind != kEvents || !header_->ring || again_.empty()) return nullptr;
     chunk = again_.front();
     again_.pop_front();
+    const Held lost = held_by(*chunk);
     chunk->used.store(0, std::memory_order_release);
     count(kOverwritten);
+    count(kOverwrittenOperators, lost.operators);
+    header_->overwritten_ns.store(std::max(header_->overwritten_ns.load(), lost.last_ns));
   }
   chunk->closed = 0;
   chunk->kind = kind;
@@ -149,6 +173,7 @@ void File::close_chunk(ChunkHeader* chunk) {
   chunk->weighted = weighted;
   std::atomic_thread_fence(std::memory_order_release);
   chunk->closed = 1;
+  if (chunk->kind == kEvents) this->count(kOperators, held_by(*chunk).operators);
   if (header_->ring && chunk->kind == kEvents) {
     const std::lock_guard<std::mutex> lock(mutex_);
     again_.push_back(chunk);

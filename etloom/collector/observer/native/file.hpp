@@ -34,6 +34,12 @@ class File {
   void count(Counter counter, uint64_t by = 1) {
     header_->counters[counter].fetch_add(by, std::memory_order_relaxed);
   }
+  // A window opens.
+  void open_window() {
+    if (header_->first_ns.load() == 0) header_->first_ns.store(monotonic_ns());
+  }
+  // Monotonic: what the ring holds is whole from here on; 0 where nothing was overwritten.
+  int64_t overwritten_ns() const { return header_->overwritten_ns.load(); }
   uint64_t counted(int counter) const { return header_->counters[counter].load(std::memory_order_relaxed); }
 
  private:

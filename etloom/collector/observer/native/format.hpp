@@ -27,6 +27,8 @@ enum Counter {
   kThreadGone,     // operators on a thread that was already being torn down
   kOverwritten,    // chunks of the ring that were used again
   kStuck,          // threads that were inside the observer when it stopped, and stayed there
+  kOperators,      // operators that began, in chunks that were closed
+  kOverwrittenOperators,  // those of them in chunks that were used again
   kCounters = 24
 };
 
@@ -46,6 +48,8 @@ struct FileHeader {
   std::atomic<uint64_t> counters[kCounters];
   char torch[64];
   char host[64];
+  std::atomic<int64_t> first_ns;        // monotonic: the first window opened; 0 before
+  std::atomic<int64_t> overwritten_ns;  // monotonic: the last record that the ring overwrote; 0 for none
 };
 static_assert(sizeof(FileHeader) <= kHeaderBytes);
 

@@ -69,6 +69,7 @@ int etloom_start(void* given) {
                                                  .needsIds(true));
   }
   etloom::current_window.fetch_add(1);
+  session->file->open_window();
   etloom::mark(*session, true);
   etloom::running.store(session);
   return 0;
@@ -105,6 +106,8 @@ void etloom_note(void* given, const char* text) {
   etloom::join_window(*stream, *session->file, window);
   etloom::write_note(*stream, 0, stream->text(text));
 }
+
+int64_t etloom_overwritten_ns(void* given) { return static_cast<Session*>(given)->file->overwritten_ns(); }
 
 uint64_t etloom_counter(void* given, int counter) { return static_cast<Session*>(given)->file->counted(counter); }
 

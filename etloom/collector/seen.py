@@ -1,0 +1,61 @@
+"""What a process of the job saw of its steps, left in the run's hidden folder for the launcher.
+
+Where nothing was recorded the launcher says why: see reasons.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from . import files
+
+_PREFIX = "seen-"
+_MOST_NAMES = 1000
+
+
+class Seen:
+    """The facts of this process; `leave` writes them down.
+
+    began: whether steps are counted; without, only `names` and `ended` are there. rank: as far as known. optimizer: the
+    class of the first one made. steps: so many ended. asked: the window agreed on. missed: why windows were not
+    recorded. sealed: one was. left_out: by --ranks. names: record_functions, how often entered. ended: the process
+    came to its end in order.
+    """
+
+    def __init__(self, scratch: str) -> None:
+        self._scratch = Path(scratch)
+        self.facts: dict[str, Any] = {}
+        self.names: Counter[str] = Counter()
+
+    def enters(self, name: str) -> None:
+        """A record_function; of a job that makes up new names for ever the first thousand are counted."""
+        if name in self.names or len(self.names) < _MOST_NAMES:
+            self.names[name] += 1
+
+    def leave(self) -> bool:
+        """False where the folder is not there, as on a host that does not share it."""
+        if self.names:
+            self.facts["names"] = self.names.most_common(3)
+        # By process: a child of fork has facts of its own.
+        own = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}"
+        try:
+            unfinished = self._scratch / f".{own}"
+            unfinished.write_text(json.dumps(self.facts))
+            unfinished.replace(self._scratch / own)
+        except (OSError, TypeError, ValueError):
+            return False
+        return True
+
+
+def taken(scratch: Path) -> list[dict[str, Any]]:
+    """The facts of all processes that imported torch.optim, by rank; their files are removed."""
+    found = []
+    for path in scratch.glob(f"{_PREFIX}*"):
+        found.append(files.read_json(path) or {})
+        path.unlink()
+    return sorted(found, key=lambda facts: facts.get("rank") or 0)

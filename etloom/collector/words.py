@@ -1,0 +1,68 @@
+"""What a process of the job says of its recording: on stderr, a line at a time, and in the seals of its windows."""
+
+from __future__ import annotations
+
+import sys
+
+from .ranks import rank_hint
+
+
+class Words:
+    """`said` is what was said so far, without what `seal` gave away."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self._remarks: dict[str, bool] = {}  # and whether they were said
+        self._told: set[str] = set()
+
+    def warn(self, message: str) -> None:
+        """One line on stderr; `stderr` may be closed or full, which is no reason to stop a job."""
+        rank = rank_hint()
+        line = " ".join(f"rank {rank}: {message}".split()) if rank is not None else " ".join(message.split())
+        self.said.append(line)
+        try:
+            sys.stderr.write(f"etloom: {line}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):
+            self.said.append("stderr could not be written")
+
+    def warn_once(self, line: str) -> None:
+        """What every window may find anew."""
+        if line not in self._told:
+            self._told.add(line)
+            self.warn(line)
+
+    def remark(self, line: str) -> None:
+        """What the reader of the open window ought to know of its steps; said once, as a window closes."""
+        self._remarks.setdefault(line, False)
+
+    def seal(self, *, repeats: bool) -> list[str]:
+        """What belongs into the seal of the window that closes now; of several each has what is new since the last."""
+        for line in [line for line, told in self._remarks.items() if not told]:
+            self.warn(line)
+            self._remarks[line] = True
+        said = list(self.said)
+        if repeats:
+            self.said.clear()
+        return said
+
+
+def in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+def counted(number: int, what: str) -> str:
+    """1 step, 2 steps; from four digits on with commas."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def runs(numbers: list[int]) -> str:
+    """Ascending numbers, without repetition, as `0-3, 7`; where that gets long, the first of it."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts[:8]]
+    return ", ".join(shown) + (", ..." if len(parts) > 8 else "")
