@@ -342,9 +342,8 @@ UNITS = {
 
 
 def unit_of(column: str) -> str | None:
-    """The unit of a column of an answer, by its name: ``mean_gb_per_s``, ``transfer_p95_ns``, ``bus_bandwidth_p50``."""
-    words = column.removesuffix("_p50")
-    return next((unit for end, unit in UNITS.items() if f"_{words}".endswith(f"_{end}")), None)
+    """The unit of a column of an answer, by its name: ``mean_gb_per_s``, ``transfer_p95_ns``."""
+    return next((unit for end, unit in UNITS.items() if f"_{column}".endswith(f"_{end}")), None)
 
 
 def parse_distinct(

@@ -75,8 +75,8 @@ def test_a_late_rank_and_why(late_pair: Path) -> None:
     assert rows["waited_ns"].to_list() == [0, 300_000]
     second = etloom.analyze(job, "collectives").row(1, named=True)
     assert (second["wait_ns"], second["transfer_ns"], second["last_rank"]) == (300_000, 50_000, 1)
-    assert second["algo_bandwidth"] == pytest.approx(4000 / 50_000)
-    assert second["bus_bandwidth"] == pytest.approx(4000 / 50_000)  # 2 (n - 1) / n is 1 of two ranks
+    assert second["algo_gb_per_s"] == pytest.approx(4000 / 50_000)
+    assert second["bus_gb_per_s"] == pytest.approx(4000 / 50_000)  # 2 (n - 1) / n is 1 of two ranks
 
 
 def test_a_rank_of_another_run_is_compared_with_nobody(tmp_path: Path) -> None:

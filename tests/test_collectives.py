@@ -218,7 +218,7 @@ def test_who_only_sends_tells_no_transfer(collective: str) -> None:
     row = analysis.met(found).row(0, named=True)
     starts = [start for _, start, _ in ranks]
     assert (row["recorded"], row["wait_ns"], row["transfer_ns"]) == (3, max(starts) - min(starts), transfer)
-    assert row["algo_bandwidth"] == pytest.approx(120 / transfer)
+    assert row["algo_gb_per_s"] == pytest.approx(120 / transfer)
     assert ranks[starts.index(max(starts))][0] == row["last_rank"]
 
 

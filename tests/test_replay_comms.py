@@ -411,15 +411,15 @@ def test_figures_of_a_replay_worked_out_by_hand() -> None:
     assert (row["p95_us"], row["p99_us"]) == (2.0, 2.0)
     assert row["skew_p50_us"] == 0.75  # of 1 and 0.5
     # From the last call to the last end: 1,000 ns and 2,000 ns; 1,000 B in the median of 1,500 ns.
-    assert row["algo_bandwidth"] == pytest.approx(1_000 / 1_500)
-    assert row["bus_bandwidth"] == row["algo_bandwidth"]  # 2 (n - 1) / n of 2 ranks
+    assert row["algo_gb_per_s"] == pytest.approx(1_000 / 1_500)
+    assert row["bus_gb_per_s"] == row["algo_gb_per_s"]  # 2 (n - 1) / n of 2 ranks
     assert (row["recorded_p50_us"], row["replayed_over_recorded"]) == (1.0, 2.0)
     row = found["message"]  # latencies 0.5, 1, 0.8 and 1.6 us
     assert row["p50_us"] == pytest.approx(0.9)
     assert row["p95_us"] == pytest.approx(1.0 + 0.85 * 0.6)
     assert row["p99_us"] == pytest.approx(1.0 + 0.97 * 0.6)
     assert row["share_pct"] == pytest.approx(100 * 3.9 / 10.9)
-    assert row["algo_bandwidth"] == pytest.approx(400 / 1_200)  # medians of 800 ns and 1,600 ns
+    assert row["algo_gb_per_s"] == pytest.approx(400 / 1_200)  # medians of 800 ns and 1,600 ns
     assert sums(table, "all")["collective"].to_list() == ["all_reduce", "message"]
     assert passes(measured).rows() == [
         (0, 0, 9_000, 3_000),

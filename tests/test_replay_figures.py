@@ -49,8 +49,8 @@ def test_bandwidths_on_four_ranks(collective: str, ins: int, outs: int, size: in
     call = Call(0, collective, WORLD, "float", (ins,), (outs,))
     (row,) = sums(calls(*measured([[call]] * 4))).iter_rows(named=True)
     assert (row["bytes"], row["count"], row["group_size"]) == (size, 4, 4)
-    assert row["algo_bandwidth"] == pytest.approx(4.0)
-    assert row["bus_bandwidth"] == pytest.approx(4.0 * bus)
+    assert row["algo_gb_per_s"] == pytest.approx(4.0)
+    assert row["bus_gb_per_s"] == pytest.approx(4.0 * bus)
     # Latencies of 1.3, 1.2, 1.1 and 1 us.
     assert (row["p50_us"], row["min_us"], row["max_us"]) == (1.15, 1.0, 1.3)
     assert (row["p95_us"], row["p99_us"]) == pytest.approx((1.2 + 0.85 * 0.1, 1.2 + 0.97 * 0.1))
@@ -66,7 +66,7 @@ def test_an_uneven_all_to_all_by_its_bytes() -> None:
         Call(0, "all_to_all", (0, 1), "float", (6,), (12,), in_split=(6, 0), out_split=(12, 0)),
     ]
     (row,) = sums(calls(*measured([[one] for one in own], made=0, done=10))).iter_rows(named=True)
-    assert (row["bytes"], row["algo_bandwidth"], row["bus_bandwidth"]) == (60, 6.0, 4.8)
+    assert (row["bytes"], row["algo_gb_per_s"], row["bus_gb_per_s"]) == (60, 6.0, 4.8)
 
 
 def test_a_barrier_and_what_took_no_time_have_no_bandwidth() -> None:
@@ -77,8 +77,8 @@ def test_a_barrier_and_what_took_no_time_have_no_bandwidth() -> None:
         row["collective"]: row
         for row in sums(calls(*measured([own] * 2, made=0, done=0))).iter_rows(named=True)
     }
-    assert (rows["barrier"]["bytes"], rows["barrier"]["bus_bandwidth"]) == (None, None)
-    assert (rows["all_reduce"]["bytes"], rows["all_reduce"]["algo_bandwidth"]) == (32, None)
+    assert (rows["barrier"]["bytes"], rows["barrier"]["bus_gb_per_s"]) == (None, None)
+    assert (rows["all_reduce"]["bytes"], rows["all_reduce"]["algo_gb_per_s"]) == (32, None)
 
 
 def test_a_row_a_call() -> None:

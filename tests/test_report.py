@@ -354,7 +354,7 @@ def test_numbers() -> None:
     assert number(10.4, 2) == "10"
     assert shown(pl.DataFrame({"idle_pct": [1.5]}), "idle_pct").header == "idle (%)"
     for name, header in (
-        ("bus_bandwidth_p50", "bus bandwidth p50 (GB/s)"),
+        ("bus_p50_gb_per_s", "bus p50 (GB/s)"),
         ("bandwidth", "bandwidth (GB/s)"),
         ("mean_gb_per_s", "mean (GB/s)"),
         ("attainable_tflops_per_s", "attainable (TFLOP/s)"),

@@ -55,7 +55,7 @@ class Run:
         # A rank that was recorded alone has no transfer: its whole time stands for it.
         alone = met.with_columns(
             bus=pl.coalesce(
-                "bus_bandwidth",
+                "bus_gb_per_s",
                 pl.when(time > 0).then(pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / time),
             ),
             time=time,

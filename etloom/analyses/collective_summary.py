@@ -33,8 +33,8 @@ COLUMNS = {
     "transfer_p95_ns": pl.Float64,
     "transfer_max_ns": pl.Int64,
     "slowest_over_median": pl.Float64,
-    "algo_bandwidth_p50": pl.Float64,
-    "bus_bandwidth_p50": pl.Float64,
+    "algo_p50_gb_per_s": pl.Float64,
+    "bus_p50_gb_per_s": pl.Float64,
 }
 
 
@@ -61,8 +61,8 @@ def analyze(job: Job) -> pl.DataFrame:
             transfer.quantile(0.95, "linear").alias("transfer_p95_ns"),
             transfer.max().alias("transfer_max_ns"),
             (transfer.max() / transfer.median()).alias("slowest_over_median"),
-            pl.col("algo_bandwidth").median().alias("algo_bandwidth_p50"),
-            pl.col("bus_bandwidth").median().alias("bus_bandwidth_p50"),
+            pl.col("algo_gb_per_s").median().alias("algo_p50_gb_per_s"),
+            pl.col("bus_gb_per_s").median().alias("bus_p50_gb_per_s"),
         )
         .sort(
             "duration_ns",

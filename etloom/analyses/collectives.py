@@ -14,7 +14,7 @@ ranks are put on one clock first: see clocks.
   only one rank recorded it: duration_ns, with whatever wait it holds, is then all there is.
 - end_spread_ns: between the first and the last to leave.
 - bytes: message size as nccl-tests counts it: the whole result of an all-gather, the whole input of a reduce-scatter,
-  else what a rank puts in. algo_bandwidth is bytes / transfer_ns; bus_bandwidth is that times 2(n-1)/n (all-reduce),
+  else what a rank puts in. algo_gb_per_s is bytes / transfer_ns; bus_gb_per_s is that times 2(n-1)/n (all-reduce),
   (n-1)/n (all-gather, reduce-scatter, all-to-all, gather, scatter), 1 (others); of an uneven all-to-all the bytes that
   leave or reach the busiest rank / transfer_ns.
 
@@ -54,8 +54,8 @@ COLUMNS = {
     "clock_error_ns": pl.Int64,
     "transfer_ns": pl.Int64,
     "end_spread_ns": pl.Int64,
-    "algo_bandwidth": pl.Float64,
-    "bus_bandwidth": pl.Float64,
+    "algo_gb_per_s": pl.Float64,
+    "bus_gb_per_s": pl.Float64,
 }
 
 
@@ -135,8 +135,8 @@ def met(parts: pl.DataFrame) -> pl.DataFrame:
     )
     took_any = pl.when(pl.col("transfer_ns") > 0).then("transfer_ns")
     return rows.with_columns(
-        algo_bandwidth=pl.col("bytes") / took_any,
-        bus_bandwidth=pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / took_any,
+        algo_gb_per_s=pl.col("bytes") / took_any,
+        bus_gb_per_s=pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / took_any,
     ).sort("start_ns", "meeting")
 
 

@@ -43,8 +43,8 @@ SUMS = {
     "min_us": pl.Float64,
     "max_us": pl.Float64,
     "skew_p50_us": pl.Float64,
-    "algo_bandwidth": pl.Float64,
-    "bus_bandwidth": pl.Float64,
+    "algo_gb_per_s": pl.Float64,
+    "bus_gb_per_s": pl.Float64,
     "total_ms": pl.Float64,
     "share_pct": pl.Float64,
     "recorded_p50_us": pl.Float64,
@@ -143,8 +143,8 @@ def sums(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
         .join(moved, on=key, nulls_equal=True)
         .with_columns(
             skew_p50_us=pl.col("skew") / 1e3,
-            algo_bandwidth=pl.when(timed, pl.col("bytes") > 0).then(pl.col("bytes") / pl.col("transfer")),
-            bus_bandwidth=pl.when(timed, pl.col("bytes") > 0).then(pl.col("bus_bytes") / pl.col("transfer")),
+            algo_gb_per_s=pl.when(timed, pl.col("bytes") > 0).then(pl.col("bytes") / pl.col("transfer")),
+            bus_gb_per_s=pl.when(timed, pl.col("bytes") > 0).then(pl.col("bus_bytes") / pl.col("transfer")),
             share_pct=100 * pl.col("total_ms") / pl.col("total_ms").sum(),
             replayed_over_recorded=pl.col("p50_us") / pl.col("recorded_p50_us"),
         )

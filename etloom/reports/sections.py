@@ -24,7 +24,7 @@ _LEFT_OUT = {
         "mean_wait_ns",
         "clock_error_ns",
         "end_spread_ns",
-        "algo_bandwidth",
+        "algo_gb_per_s",
     ),
     "stragglers": ("communications", "worst_start_ns"),
 }
