@@ -19,7 +19,7 @@ import yaml
 
 import etloom
 from etloom.cli import main
-from etloom.collector import aftermath, asking, card, demand, files, launcher, nsys, recorder
+from etloom.collector import asking, card, demand, files, launcher, nsys, recorder
 from etloom.collector.launcher import launch
 from etloom.collector.options import Options
 from etloom.collector.ranks import current_rank
@@ -453,7 +453,10 @@ def test_a_poorer_recording_is_told_in_one_line(
         assert re.fullmatch(r"etloom: \d+ operators are left out, --max-size or the disk is full", line)
         assert int(line.split()[1]) > 10_000
     else:
-        assert line == "etloom: the native observer was not built for this torch: torch's own records, without a bound"
+        assert (
+            line
+            == "etloom: the native observer was not built for this torch: torch's own records, without a bound"
+        )
         assert (tmp_path / "run" / "torch_et_0.json.gz").exists()
     said = json.loads((tmp_path / "run" / "rank_0.json").read_text())["warnings"]
     assert said == [line.removeprefix("etloom: ")]
@@ -814,81 +817,3 @@ def test_the_length_of_a_sequence_beside_a_nested_tensor(
     monkeypatch.setattr(files, "note_sequence", lambda folder, length: noted.append(length))
     collect._note_sequence(tmp_path)
     assert noted == [128]
-
-
-# Several hosts
-
-
-def host(folder: Path, ranks: range, steps: list[int], window: str = "") -> Path:
-    place = folder / window
-    place.mkdir(parents=True, exist_ok=True)
-    for rank in ranks:
-        (place / f"observer_{rank}.etob").write_text(f"{folder.name} {rank}")
-        facts = {"rank": rank, "world_size": 4, "start_ns": 10**18, "end_ns": 10**18, "host": folder.name}
-        facts |= {"steps": steps, "versions": {}, "files": [f"observer_{rank}.etob"], "restart": 0}
-        (place / f"rank_{rank}.json").write_text(json.dumps(facts))
-    run = {"command": ["train"], "host": folder.name, "returncode": ranks[0]}
-    (place / "run.json").write_text(json.dumps(run))
-    return folder
-
-
-def test_folders_of_several_hosts_are_gathered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = host(tmp_path / "a", range(2), [3, 4]), host(tmp_path / "b", range(2, 4), [3, 4])
-    out = tmp_path / "run"
-    assert main(["gather", str(one), str(two), "--out", str(out)]) == 0
-    assert capsys.readouterr().err == f"etloom: {out}: 4 ranks; next: etloom report {out}\n"
-    run = json.loads((out / "run.json").read_text())
-    assert [(rank["rank"], rank["host"]) for rank in run["ranks"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
-    assert (run["command"], run["host"], run["returncode"]) == (["train"], "a, b", 2)
-    assert (out / "observer_3.etob").read_text() == "b 3" and (one / "observer_0.etob").exists()
-    assert sorted(path.name for path in out.iterdir()) == sorted(
-        [
-            *(f"observer_{r}.etob" for r in range(4)),
-            *(f"rank_{r}.json" for r in range(4)),
-            "run.json",
-            "run.yaml",
-        ]
-    )
-    # Again: not over the first.
-    assert main(["gather", str(one), "--out", str(out)]) == 1
-    assert "of an earlier run" in capsys.readouterr().err
-    assert main(["gather", str(one), "--out", str(out), "--overwrite"]) == 0
-    assert "no traces of rank 2, 3 of 4" in capsys.readouterr().err
-
-
-def test_windows_of_several_hosts_are_gathered_side_by_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder, ranks in (("a", range(2)), ("b", range(2, 4))):
-        for window in ("step_5", "step_10"):
-            host(tmp_path / folder, ranks, [5] if folder == "a" else [6], window)
-    assert main(["gather", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "run")]) == 0
-    assert (tmp_path / "run" / "step_10" / "observer_2.etob").exists()
-    assert "different steps" in capsys.readouterr().err
-
-
-def test_what_cannot_be_gathered(tmp_path: Path) -> None:
-    from etloom.collector.gathering import gather
-
-    one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(1, 3), [3])
-    with pytest.raises(CollectError, match=r"holds observer_1\.etob as .*a does"):
-        gather([one, two], tmp_path / "run")
-    with pytest.raises(CollectError, match="into itself"):
-        gather([one], one)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CollectError, match="no traces of etloom collect"):
-        gather([tmp_path / "empty"], tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_hosts_apart_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where every rank of this host is there, the others are another folder's."""
-    monkeypatch.setattr("socket.gethostname", lambda: "a")
-    folder = host(tmp_path / "a", range(2), [3])
-    for path in folder.glob("rank_*.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"local_world_size": 2}))
-    (tmp_path / "s").mkdir()
-    warnings: list[str] = []
-    options = Options(str(folder), str(tmp_path / "s"), command=("train",))
-    assert aftermath._finish_run(options, folder, 0, tmp_path / "s", warnings) == [0, 1]
-    assert warnings == [f"{folder}: the 2 ranks of this host, of 4; etloom gather joins the folders of hosts"]

@@ -17,10 +17,16 @@ def gather(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the traces of an earlier run.")
     ] = False,
+    same_job: Annotated[
+        bool,
+        typer.Option("--same-job", help="They are of one job, whatever they say: clocks may be far off."),
+    ] = False,
 ) -> None:
     """Put the traces that several hosts wrote to disks of their own into one folder.
 
-    Ranks keep their numbers, run.json and the workload card are written anew; the folders stay as they are.
+    Ranks keep their numbers, run.json and the workload card are written anew; the folders stay as they are. What two
+    folders hold of a rank is taken once where it is the same recording. Traces of different jobs are refused: ranks
+    that met in torch.distributed are known by it, others by batch system, world size and time.
 
     Examples:
 
@@ -29,10 +35,11 @@ def gather(
       etloom gather /shared/run-* --out run
     """
     from etloom.collector import gathering
+    from etloom.collector.words import counted
 
-    gathered = gathering.gather(folders, out, overwrite=overwrite)
+    gathered = gathering.gather(folders, out, overwrite=overwrite, same_job=same_job)
     for warning in gathered.warnings:
         say(warning)
     for window, ranks in gathered.windows.items():
         where = out / window.relative_to(gathered.out)
-        say(f"{where}: {len(ranks)} ranks; next: etloom report {where}")
+        say(f"{where}: {counted(len(ranks), 'rank')}; next: etloom report {where}")

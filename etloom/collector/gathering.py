@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import files
+from . import files, identity
 from .options import new_scratch
+from .words import runs
+
+Facts = dict[str, Any]
+_APART_NS = 60 * 10**9
+"""Windows of one job that lie further apart than this are not taken for one without proof: clocks differ by less."""
 
 
 @dataclass(frozen=True)
@@ -22,52 +28,55 @@ class Gathered:
     warnings: tuple[str, ...]
 
 
+@dataclass
+class _Window:
+    """What the folders hold of a window: files by name, what rank_<r>.json says, and from which folder it is."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    seals: dict[int, Facts] = field(default_factory=dict)
+    homes: dict[int, Path] = field(default_factory=dict)
+
+
 def gather(
-    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, overwrite: bool = False
+    folders: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    same_job: bool = False,
 ) -> Gathered:
     """Copy the traces of `folders` into `out`, and write run.json and the card of the whole job.
 
-    Windows (step_<first>) of a name go together. Nothing of `folders` is changed.
+    Windows (step_<first>) of a name go together. A rank that two folders have is taken once where it is the same
+    recording: of one process and moment, else equal to the last byte. Nothing of `folders` is changed.
 
-    Raises CollectError, before anything is copied: a folder is missing or without traces of `collect`, two have
-    the same rank of a window, `out` is one of them, holds traces already (unless `overwrite`) or cannot be written.
+    Raises CollectError, before anything is copied: a folder is missing or without traces of `collect`; two have a rank
+    of a window that is not the same; they are of different jobs (identity.py says how that is known), or nothing shows
+    that they are of one and their windows lie more than a minute apart, unless `same_job`; `out` is one of them, holds
+    traces already (unless `overwrite`) or cannot be written.
     """
     from etloom.errors import CollectError
 
     target = Path(os.path.abspath(out))  # noqa: PTH100
-    plan: dict[str, dict[str, Path]] = {}
-    for folder in map(Path, folders):
-        if folder.resolve() == target.resolve():
-            raise CollectError("is gathered into itself", where=folder, remedy="choose another --out")
-        parts = [part for part in (folder, *files.windows_in(folder)) if _traces(part)]
-        if not parts:
-            raise CollectError("holds no traces of etloom collect", where=folder, remedy="check the path")
-        for part in parts:
-            window = "" if part == folder else part.name
-            for path in _traces(part):
-                other = plan.setdefault(window, {}).setdefault(path.name, path)
-                if other != path:
-                    raise CollectError(
-                        f"holds {path.name} as {other.parent} does",
-                        where=part,
-                        remedy="gather one job at a time",
-                    )
+    warnings: list[str] = []
+    plan = _plan(_distinct(folders, target, warnings), warnings)
+    _refuse_several_jobs(plan, warnings, same_job)
     files.claim(str(target), overwrite)
     scratch = Path(new_scratch(str(target)))
-    scratch.mkdir()
-    warnings: list[str] = []
     windows = {}
     try:
         for window, found in sorted(plan.items()):
+            (scratch / window).mkdir(parents=True, exist_ok=True)
+            for name, path in found.files.items():
+                shutil.copy2(path, scratch / window / name)
+        for window, found in sorted(plan.items()):
             place = target / window
             place.mkdir(exist_ok=True)
-            for name, path in found.items():
-                shutil.copy2(path, scratch / name)
-                (scratch / name).replace(place / name)
-            parents = sorted({path.parent for path in found.values()})
+            for name in found.files:
+                (scratch / window / name).replace(place / name)
+            parents = sorted({path.parent for path in found.files.values()})
             ranks = files.write_run(place, _facts(parents, warnings), scratch)
-            windows[place] = tuple(rank["rank"] for rank in ranks)
-            _check(place, ranks, warnings)
+            windows[place] = tuple(sorted(found.homes))
+            _check(place, ranks, found, warnings)
     except OSError as error:
         raise CollectError(f"cannot be written: {error.strerror}", where=error.filename or target) from error
     finally:
@@ -75,32 +84,159 @@ def gather(
     return Gathered(target, windows, tuple(warnings))
 
 
+def _distinct(
+    folders: Iterable[str | os.PathLike[str]], target: Path, warnings: list[str]
+) -> dict[Path, list[Path]]:
+    """The folders, each once, with the folders of their windows."""
+    from etloom.errors import CollectError
+
+    found: dict[Path, list[Path]] = {}
+    known: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        real = folder.resolve()
+        if real == target.resolve():
+            raise CollectError("is gathered into itself", where=folder, remedy="choose another --out")
+        if real in known:
+            also = "" if known[real] == folder else f", as {known[real]}"
+            warnings.append(f"{folder}: given twice{also}, taken once")
+            continue
+        known[real] = folder
+        found[folder] = [part for part in (folder, *files.windows_in(folder)) if _traces(part)]
+        left = [path for path in folder.glob(".etloom-*") if path.is_dir() and any(path.iterdir())]
+        if left:
+            warnings.append(
+                f"{folder}: holds what processes left that were killed; etloom salvage {folder} keeps it"
+            )
+        if not found[folder]:
+            remedy = f"etloom salvage {folder}" if left else "check the path"
+            raise CollectError("holds no traces of etloom collect", where=folder, remedy=remedy)
+    return found
+
+
+def _plan(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[str, _Window]:
+    """Which file of a window comes from where. Raises CollectError where two folders have a rank differently."""
+    plan: dict[str, _Window] = {}
+    for folder, parts in folders.items():
+        twice: set[int] = set()
+        for part in parts:
+            window = plan.setdefault("" if part == folder else part.name, _Window())
+            seals = {facts["rank"]: facts for facts in files.sealed_ranks(part)}
+            mine: dict[int, list[Path]] = {}
+            for path, rank in files.traces_in(part):
+                if rank is not None:
+                    mine.setdefault(rank, []).append(path)
+            for rank, paths in mine.items():
+                if rank in window.homes:
+                    _refuse_another(window, part, rank, paths, seals)
+                    twice.add(rank)
+                window.homes.setdefault(rank, part)
+                for path in paths:
+                    window.files.setdefault(path.name, path)
+                if rank in seals:
+                    window.seals.setdefault(rank, seals[rank])
+        if twice:
+            warnings.append(f"{folder}: rank {runs(sorted(twice))} is in another folder too, and taken once")
+    return plan
+
+
+def _refuse_another(
+    window: _Window, part: Path, rank: int, paths: list[Path], seals: dict[int, Facts]
+) -> None:
+    from etloom.errors import CollectError
+
+    known, here = window.seals.get(rank), seals.get(rank)
+    if known is not None and here is not None:
+        same = all(known.get(name) == here.get(name) for name in ("host", "pid", "start_ns"))
+        whose = f", of process {known.get('pid')} on {known['host']}"
+        whose += f"; here of process {here.get('pid')} on {here['host']}"
+    else:
+        pairs = [(path, window.files[path.name]) for path in paths if path.name in window.files]
+        same = bool(pairs) and all(filecmp.cmp(path, other, shallow=False) for path, other in pairs)
+        whose = ", and differs"
+    if not same:
+        raise CollectError(
+            f"rank {rank} is in {window.homes[rank]} too{whose}",
+            where=part,
+            remedy="gather one job at a time",
+        )
+
+
+def _refuse_several_jobs(plan: dict[str, _Window], warnings: list[str], same_job: bool) -> None:
+    from etloom.errors import CollectError
+
+    every = [facts for window in plan.values() for facts in window.seals.values()]
+    # A job that was restarted may have left windows of each of its lives.
+    lives = [
+        [one for one in every if one.get("restart") == life] for life in {one.get("restart") for one in every}
+    ]
+    parts = [list(window.seals.values()) for window in plan.values()]
+    found = [why for some in (*parts, *lives) if (why := identity.contradiction(some)) is not None]
+    found += [why for some in parts if not identity.proven(some) and (why := _far_apart(some)) is not None]
+    if found and not same_job:
+        raise CollectError(
+            f"these are traces of several jobs: {found[0]}",
+            where=", ".join(
+                sorted({str(home) for window in plan.values() for home in window.homes.values()})
+            ),
+            remedy="gather one job at a time, or say --same-job where you know that they are of one",
+        )
+    warnings += [f"taken as one job, as you said, though {why}" for why in dict.fromkeys(found)]
+    if not found:
+        clocks = [why for some in parts if (why := _far_apart(some, 0)) is not None]
+        warnings += [f"the clocks of the hosts differ: {why}" for why in clocks]
+    unknown = sorted({str(w.homes[rank]) for w in plan.values() for rank in w.homes.keys() - w.seals.keys()})
+    if unknown:
+        warnings.append(
+            f"{', '.join(unknown)}: without rank_<r>.json nothing says of which job the traces are"
+        )
+
+
+def _far_apart(ranks: list[Facts], most_ns: int = _APART_NS) -> str | None:
+    """Which two ranks have windows of more than `most_ns` between them; null where none have."""
+    timed = [rank for rank in ranks if rank.get("start_ns") is not None and rank.get("end_ns") is not None]
+    if not timed:
+        return None
+    last = max(timed, key=lambda rank: int(rank["start_ns"]))
+    first = min(timed, key=lambda rank: int(rank["end_ns"]))
+    gap_ns = last["start_ns"] - first["end_ns"]
+    if gap_ns <= most_ns:
+        return None
+    ended = f"{_length(gap_ns)} after that of rank {first['rank']} on {first['host']} had ended"
+    return f"the window of rank {last['rank']} on {last['host']} began {ended}"
+
+
+def _length(ns: int) -> str:
+    seconds = ns / 1e9
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.3g} s"
+
+
 def _traces(folder: Path) -> list[Path]:
     return [path for path, rank in files.traces_in(folder) if rank is not None]
 
 
-def _facts(folders: list[Path], warnings: list[str]) -> dict[str, Any]:
+def _facts(folders: list[Path], warnings: list[str]) -> Facts:
     """What the runs of the hosts say of their commands: the first command, all hosts, the worst exit status."""
-    runs = [run for folder in folders if (run := files.read_json(folder / "run.json")) is not None]
-    commands = [run.get("command") for run in runs]
+    found = [run for folder in folders if (run := files.read_json(folder / "run.json")) is not None]
+    commands = [run.get("command") for run in found]
     if any(command != commands[0] for command in commands):
-        warnings.append(f"the hosts ran different commands; run.json has that of {folders[0]}")
-    statuses = [run["returncode"] for run in runs if run.get("returncode") is not None]
+        line = f"the hosts ran different commands; run.json has that of {folders[0]}"
+        warnings += [line] if line not in warnings else []
+    statuses = [run["returncode"] for run in found if run.get("returncode") is not None]
     return {
         "command": commands[0] if commands else None,
-        "host": ", ".join(sorted({str(run["host"]) for run in runs if run.get("host")})) or None,
+        "host": ", ".join(sorted({str(run["host"]) for run in found if run.get("host")})) or None,
         "returncode": max(statuses, default=None),
     }
 
 
-def _check(place: Path, ranks: list[dict[str, Any]], warnings: list[str]) -> None:
-    worlds = {rank["world_size"] for rank in ranks}
-    if len(worlds) > 1:
-        warnings.append(f"{place}: the ranks are of worlds of {sorted(worlds)} ranks, so of several jobs")
-    missing = sorted(set(range(max(worlds, default=0))) - {rank["rank"] for rank in ranks})
+def _check(place: Path, ranks: list[Facts], window: _Window, warnings: list[str]) -> None:
+    world = max((rank["world_size"] for rank in ranks), default=0)
+    missing = sorted(set(range(world)) - window.homes.keys())
     if missing:
-        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
-        warnings.append(f"{place}: no traces of rank {shown} of {max(worlds)}")
-    steps = {tuple(rank["steps"]) for rank in ranks}
+        warnings.append(f"{place}: no traces of rank {runs(missing)} of {world}")
+    steps = {tuple(rank["steps"]) for rank in ranks if rank.get("steps") is not None}
     if len(steps) > 1:
         warnings.append(f"{place}: the ranks recorded different steps")

@@ -1,0 +1,232 @@
+"""What several hosts recorded, put into one folder: of one job, each rank once, nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etloom.cli import main
+from etloom.collector import aftermath, identity
+from etloom.collector.gathering import gather
+from etloom.collector.options import Options
+from etloom.errors import CollectError
+
+SECOND = 10**9
+
+
+def host(
+    folder: Path,
+    ranks: range,
+    steps: list[int],
+    window: str = "",
+    *,
+    job: dict[str, Any] | None = None,
+    start_ns: int = 10**18,
+    **facts: Any,
+) -> Path:
+    """A folder as `etloom collect` leaves it on the host of that name; the ranks ran for a second."""
+    place = folder / window
+    place.mkdir(parents=True, exist_ok=True)
+    for rank in ranks:
+        (place / f"observer_{rank}.etob").write_text(f"{folder.name} {rank}")
+        seal = {"rank": rank, "world_size": 4, "start_ns": start_ns, "end_ns": start_ns + SECOND}
+        seal |= {"host": folder.name, "pid": 100 + rank, "steps": steps, "versions": {}, "restart": 0}
+        seal |= {"files": [f"observer_{rank}.etob"], "job": job} | facts
+        (place / f"rank_{rank}.json").write_text(json.dumps(seal))
+    run = {"command": ["train"], "host": folder.name, "returncode": ranks[0]}
+    (place / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def of(token: str | None, **more: Any) -> dict[str, Any]:
+    return {"token": token, "batch": None, "rendezvous": None, "launch": None} | more
+
+
+def test_folders_of_several_hosts_are_gathered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = host(tmp_path / "a", range(2), [3, 4]), host(tmp_path / "b", range(2, 4), [3, 4])
+    out = tmp_path / "run"
+    assert main(["gather", str(one), str(two), "--out", str(out)]) == 0
+    assert capsys.readouterr().err == f"etloom: {out}: 4 ranks; next: etloom report {out}\n"
+    run = json.loads((out / "run.json").read_text())
+    assert [(rank["rank"], rank["host"]) for rank in run["ranks"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    assert (run["command"], run["host"], run["returncode"]) == (["train"], "a, b", 2)
+    assert (out / "observer_3.etob").read_text() == "b 3" and (one / "observer_0.etob").exists()
+    names = [*(f"observer_{r}.etob" for r in range(4)), *(f"rank_{r}.json" for r in range(4))]
+    assert sorted(path.name for path in out.iterdir()) == sorted([*names, "run.json", "run.yaml"])
+    # Again: not over the first.
+    assert main(["gather", str(one), "--out", str(out)]) == 1
+    assert "of an earlier run" in capsys.readouterr().err
+    assert main(["gather", str(one), "--out", str(out), "--overwrite"]) == 0
+    assert "no traces of rank 2-3 of 4" in capsys.readouterr().err
+
+
+def test_windows_of_several_hosts_are_gathered_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, ranks in (("a", range(2)), ("b", range(2, 4))):
+        for window in ("step_5", "step_10"):
+            host(tmp_path / folder, ranks, [5] if folder == "a" else [6], window)
+    assert main(["gather", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "step_10" / "observer_2.etob").exists()
+    assert "different steps" in capsys.readouterr().err
+
+
+def test_what_cannot_be_gathered(tmp_path: Path) -> None:
+    one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(1, 3), [3])
+    words = r"rank 1 is in .*/a too, of process 101 on a; here of process 101 on b; gather one job"
+    with pytest.raises(CollectError, match=words):
+        gather([one, two], tmp_path / "run", same_job=True)
+    with pytest.raises(CollectError, match="into itself"):
+        gather([one], one)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CollectError, match="no traces of etloom collect; check the path"):
+        gather([tmp_path / "empty"], tmp_path / "run")
+    (tmp_path / "empty" / ".etloom-a-1-00" / "7").mkdir(parents=True)
+    with pytest.raises(CollectError, match="no traces of etloom collect; etloom salvage "):
+        gather([tmp_path / "empty"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"job": of("aa")}, {"job": of("bb")}, "rank 0 on a and rank 2 on b never met"),
+        # The store knows better than what a job is called.
+        ({"job": of("aa", batch="X=1")}, {"job": of("aa", batch="X=2")}, None),
+        ({"job": of("aa", batch="X=1")}, {"job": of(None, batch="X=2")}, "batch system, X=1 and X=2"),
+        ({"job": of(None, rendezvous="q")}, {"job": of(None, rendezvous="r")}, "torchrun, q and r"),
+        ({}, {"world_size": 6}, "worlds of 4 and of 6 ranks"),
+        ({"job": of("aa")}, {"job": of("aa"), "world_size": 6}, "worlds of 4 and of 6 ranks"),
+        # Seconds may lie between clocks, days between jobs.
+        ({}, {"start_ns": 10**18 + 40 * SECOND}, None),
+        ({}, {"start_ns": 10**18 + 3 * 86400 * SECOND}, "rank 2 on b began 3 days after that of rank 0 on a"),
+        ({"job": of("aa")}, {"job": of("aa"), "start_ns": 10**18 + 3 * 86400 * SECOND}, None),
+        ({"job": of(None, launch="l")}, {"job": of(None, launch="l"), "start_ns": 2 * 10**18}, None),
+        ({"job": of(None, launch="l")}, {"job": of(None, launch="k"), "start_ns": 2 * 10**18}, "years|days"),
+    ],
+)
+def test_traces_of_different_jobs_are_refused(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], words: str | None
+) -> None:
+    folders = [host(tmp_path / "a", range(2), [3], **one), host(tmp_path / "b", range(2, 4), [3], **other)]
+    if words is None:
+        assert list(gather(folders, tmp_path / "run").windows.values()) == [(0, 1, 2, 3)]
+        return
+    with pytest.raises(CollectError, match=f"traces of several jobs: .*{words}.*--same-job"):
+        gather(folders, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    said = gather(folders, tmp_path / "run", same_job=True).warnings
+    assert said[0].startswith("taken as one job, as you said, though ")
+
+
+def test_the_lives_of_a_restarted_job_are_of_one_window_each(tmp_path: Path) -> None:
+    for name, ranks in (("a", range(2)), ("b", range(2, 4))):
+        host(tmp_path / name, ranks, [5], "step_5", job=of("first"))
+        host(tmp_path / name, ranks, [9], "step_9", job=of("second"), restart=1)
+    assert len(gather([tmp_path / "a", tmp_path / "b"], tmp_path / "run").windows) == 2
+    host(tmp_path / "b", range(2, 4), [9], "step_9", job=of("third"), restart=2)
+    with pytest.raises(CollectError, match="never met"):
+        gather([tmp_path / "a", tmp_path / "b"], tmp_path / "again")
+    # Windows that no two folders share: of the same life, so of two jobs.
+    shutil.rmtree(tmp_path / "a" / "step_9")
+    shutil.rmtree(tmp_path / "b" / "step_5")
+    host(tmp_path / "b", range(2, 4), [9], "step_9", job=of("third"))
+    with pytest.raises(CollectError, match="never met"):
+        gather([tmp_path / "a", tmp_path / "b"], tmp_path / "again")
+
+
+def test_what_is_the_same_is_taken_once(tmp_path: Path) -> None:
+    one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(2, 4), [3])
+    shutil.copytree(one, tmp_path / "copy")
+    (tmp_path / "copy" / "torch_et_1.json.gz").write_text("made later, of the same recording")
+    (tmp_path / "link").symlink_to(two)
+    found = gather([one, one, two, tmp_path / "link", tmp_path / "copy"], tmp_path / "run")
+    assert found.warnings == (
+        f"{one}: given twice, taken once",
+        f"{tmp_path / 'link'}: given twice, as {two}, taken once",
+        f"{tmp_path / 'copy'}: rank 0-1 is in another folder too, and taken once",
+    )
+    assert found.windows == {tmp_path / "run": (0, 1, 2, 3)}
+    assert (tmp_path / "run" / "torch_et_1.json.gz").exists()
+
+
+def test_traces_without_a_seal_are_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "observer_0.etob").write_text("as it was")
+    (unsealed,) = [
+        line for line in gather([tmp_path / "a"], tmp_path / "one").warnings if "rank_<r>.json" in line
+    ]
+    assert unsealed == f"{tmp_path / 'a'}: without rank_<r>.json nothing says of which job the traces are"
+    assert gather([tmp_path / "a", tmp_path / "b"], tmp_path / "two").windows == {tmp_path / "two": (0,)}
+    (tmp_path / "b" / "observer_0.etob").write_text("as it is!")
+    with pytest.raises(CollectError, match=r"rank 0 is in .*/a too, and differs"):
+        gather([tmp_path / "a", tmp_path / "b"], tmp_path / "three")
+
+
+def test_clocks_that_differ_are_told(tmp_path: Path) -> None:
+    one = host(tmp_path / "a", range(2), [3], job=of("aa"))
+    two = host(tmp_path / "b", range(2, 4), [3], job=of("aa"), start_ns=10**18 + 300 * SECOND)
+    (line,) = gather([one, two], tmp_path / "run").warnings
+    assert line == (
+        "the clocks of the hosts differ: the window of rank 2 on b began 5 minutes after that of rank 0 on a "
+        "had ended"
+    )
+
+
+def test_a_full_disk_leaves_nothing_half_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(2, 4), [3])
+    copy = shutil.copy2
+
+    def full(path: Path, target: Path) -> Any:
+        if path.name == "observer_3.etob":
+            raise OSError(28, "No space left on device", str(target))
+        return copy(path, target)
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(CollectError, match="cannot be written: No space left on device"):
+        gather([one, two], tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("store", ["hash", "fake", "none"])
+def test_a_job_agrees_on_a_token_where_it_can(store: str) -> None:
+    """The store of the job is asked once; one that cannot answer costs nothing but the token."""
+    dist = pytest.importorskip("torch.distributed")
+    token = identity.Token()
+    token.ask()
+    assert token.value is None
+    if store == "none":
+        return
+    if store == "hash":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        other = identity.Token()
+        token.ask(), other.ask()
+        assert token.value == other.value
+        assert (token.value is None) == (store == "fake")
+    finally:
+        dist.destroy_process_group()
+    value = token.value
+    token.ask()  # nobody is there any more
+    assert token.value == value
+
+
+def test_hosts_apart_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every rank of this host is there, the others are another folder's."""
+    monkeypatch.setattr("socket.gethostname", lambda: "a")
+    folder = host(tmp_path / "a", range(2), [3], local_world_size=2)
+    (tmp_path / "s").mkdir()
+    warnings: list[str] = []
+    options = Options(str(folder), str(tmp_path / "s"), command=("train",))
+    assert aftermath._finish_run(options, folder, 0, tmp_path / "s", [], warnings) == [0, 1]
+    assert warnings == [f"{folder}: the 2 ranks of this host, of 4; etloom gather joins the folders of hosts"]
