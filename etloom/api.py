@@ -44,6 +44,7 @@ def open(
     jobs: int | None = None,
     use_cache: bool = True,
     lazy: bool = False,
+    room: int | None = None,
     **linking: Any,
 ) -> Job:
     """The Job that a folder, a file or a mapping ``{rank: file or files}`` holds, every rank linked.
@@ -55,14 +56,15 @@ def open(
     where memory would not hold them. What takes long to read is kept as Parquet in the user's cache folder
     and taken from there while the files stay as they are, unless ``use_cache`` is off. ``lazy`` leaves tables that
     are Parquet already on disk until they are asked for, and a Kineto file of more than `opening.large.SPILL_BYTES` as
-    well, in bounded memory: as Parquet in the cache or a temporary folder, and not linked. ``linking`` are the
-    options of `link`.
+    well, in bounded memory: as Parquet in the cache or a temporary folder, and not linked. The tables of a run of
+    ranks that may take more than ``room`` bytes (default: half of the memory that is left) lie there too, and are read
+    when they are asked for. ``linking`` are the options of `link`.
 
     Raises ReadError and LimitError for what cannot be read, LinkError for files that are not of one run.
     """
     from etloom import opening
 
-    how = opening.Opening(progress, jobs, use_cache, lazy, linking)
+    how = opening.Opening(progress, jobs, use_cache, lazy, room, linking)
     if isinstance(path, Mapping):
         return how.ranks({rank: _as_files(given) for rank, given in path.items()})
     path = Path(path)

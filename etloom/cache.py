@@ -28,6 +28,10 @@ from etloom.schema import TABLES
 from etloom.trace import Trace
 
 LIMIT_BYTES = 4 * 10**9
+_LOOK = 64
+"""Part of the limit that is written before the folder is looked through again: of many ranks each is an entry."""
+_written: list[int] = []
+"""Bytes of what was written since."""
 
 
 def folder() -> Path:
@@ -78,17 +82,20 @@ def load(key: str | None) -> Trace | None:
 def on_disk(keys: Sequence[str | None], make: Callable[[Path], None]) -> Trace:
     """The first entry of these keys that there is, its tables left on disk; else that of the last one, made.
 
-    make: writes the Trace to a folder. Where the cache cannot be used (a key is None, a read-only home) this is a
-    temporary one, which goes with the Trace. Raises what ``make`` raises.
+    make: writes the Trace to a folder. Where the cache cannot be used (a key is None, a read-only home, what is in use
+    fills it) this is a temporary one, which goes with the Trace. Raises what ``make`` raises.
     """
     for key in keys:
-        if key is not None and (found := _left_there(folder() / key)) is not None:
+        if (found := left_there(key)) is not None:
             return found
-    if (key := keys[-1]) is not None and _writable(folder()):
-        entry = folder() / key
-        make(entry)
-        _prune(_limit(), but=entry)
-        if (found := _left_there(entry)) is not None:
+    in_use = sum(size for _, size in list(_in_use.values()))
+    if (key := keys[-1]) is not None and in_use < _limit() and _writable(folder()):
+        made_by = _Owner()
+        _in_use[made_by] = folder() / key, 0  # no other thread of ours removes it meanwhile
+        make(folder() / key)
+        found = left_there(key)
+        _wrote(folder() / key)
+        if found is not None:
             return found
     owner, place = _Owner(), Path(tempfile.mkdtemp(prefix="etloom-"))
     weakref.finalize(owner, shutil.rmtree, place, ignore_errors=True)  # also when the process ends
@@ -99,15 +106,22 @@ def on_disk(keys: Sequence[str | None], make: Callable[[Path], None]) -> Trace:
 
 
 class _Owner:
-    """What a temporary folder lives as long as."""
+    """What a temporary folder, or an entry whose tables are read when they are asked for, lives as long as."""
 
 
-def _left_there(entry: Path) -> Trace | None:
-    if not reader.holds(entry):
+_in_use: weakref.WeakKeyDictionary[_Owner, tuple[Path, int]] = weakref.WeakKeyDictionary()
+"""Entries that this process does not remove, and their bytes."""
+
+
+def left_there(key: str | None) -> Trace | None:
+    """The entry of that key, its tables left on disk, or None; a damaged entry is none."""
+    if key is None or not reader.holds(entry := folder() / key):
         return None
+    owner = _Owner()
     try:
-        trace = reader.read(entry, lazy=True)
+        trace = reader.read(entry, lazy=True, owner=owner)
         os.utime(entry / "meta.json")
+        _in_use[owner] = entry, _bytes(entry)
     except (OSError, EtloomError):
         _remove(entry)
         return None
@@ -129,9 +143,19 @@ def keep(key: str | None, trace: Trace) -> None:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         writer.write(trace, folder() / key)
-        _prune(_limit())
+        _wrote(folder() / key)
     except (OSError, EtloomError):
         return
+
+
+def _wrote(entry: Path) -> None:
+    """Note that an entry was written, and remove others where they take too much."""
+    looked = bool(_written)
+    with contextlib.suppress(OSError):  # another process may have removed it
+        _written.append(_bytes(entry))
+    if not looked or sum(_written) * _LOOK > _limit():
+        _prune(_limit())
+        _written[:] = [0]
 
 
 def clear() -> int:
@@ -149,14 +173,15 @@ def _limit() -> int:
         return LIMIT_BYTES
 
 
-def _prune(limit: int, but: Path | None = None) -> None:
+def _prune(limit: int) -> None:
     entries = sorted(_entries())
+    in_use = {entry for entry, _ in list(_in_use.values())}
     total = sum(size for _, size, _ in entries)
     for _, size, entry in entries:
         if total <= limit:
             return
-        if entry == but:
-            continue  # it is in use
+        if entry in in_use:
+            continue
         _remove(entry)
         total -= size
 
@@ -174,6 +199,10 @@ def _remove(entry: Path) -> None:
         entry.rename(Path(gone, entry.name))
 
 
+def _bytes(entry: Path) -> int:
+    return sum(file.stat().st_size for file in entry.iterdir())
+
+
 def _entries() -> list[tuple[float, int, Path]]:
     """(time of last use, bytes, path) of every entry of ours; nothing else in the folder is touched."""
     found = []
@@ -181,6 +210,5 @@ def _entries() -> list[tuple[float, int, Path]]:
         if not re.fullmatch("[0-9a-f]{32}", meta.parent.name) or meta.parent.is_symlink():
             continue
         with contextlib.suppress(OSError):
-            size = sum(file.stat().st_size for file in meta.parent.iterdir())
-            found.append((meta.stat().st_mtime, size, meta.parent))
+            found.append((meta.stat().st_mtime, _bytes(meta.parent), meta.parent))
     return found

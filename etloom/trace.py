@@ -99,9 +99,10 @@ class Trace:
         For what many questions need and is small beside the tables. Nobody changes an answer.
         """
         asked = question, *about
-        if asked not in self._answers:
-            self._answers[asked] = question(self, *about)
-        answer: _Answer = self._answers[asked]
+        try:
+            answer: _Answer = self._answers[asked]
+        except KeyError:
+            answer = self._answers[asked] = question(self, *about)
         return answer
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:

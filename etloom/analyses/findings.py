@@ -20,14 +20,14 @@ Units: ns, percent.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 import polars as pl
 
 from etloom import registry
 from etloom.analyses._activity import answer
 from etloom.errors import UnknownName
-from etloom.patterns import Finding, View
+from etloom.patterns import Finding, Views
 from etloom.trace import Job
 
 SCOPE = "job"
@@ -57,7 +57,7 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl
     known = registry.names("patterns")
     if pattern is not None and pattern.replace("_", "-") not in known:
         raise UnknownName("pattern", pattern, known, option="pattern")
-    views = {rank: View(trace) for rank, trace in job.items()}
+    views = Views(job)
     rows = [
         {
             "pattern": name,
@@ -66,14 +66,13 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl
             "step_pct": _percent(finding.in_steps_ns, views[rank].stepped.total),
             **dataclasses.asdict(finding),
         }
-        for name in ([pattern] if pattern is not None else known)
-        for rank, finding in _found(name, views)
+        for name, rank, finding in _found(known if pattern is None else [pattern], views)
     ]
     table = pl.DataFrame(
         rows, schema={**COLUMNS, "in_steps_ns": pl.Int64, "place": pl.String}, infer_schema_length=None
     )
     worst = table.filter(pl.col("pct") >= min_pct).sort(
-        "cost_ns", "rank", descending=(True, False), maintain_order=True
+        "cost_ns", "rank", "pattern", descending=(True, False, False), maintain_order=True
     )
     everywhere = worst.group_by("pattern", "place", maintain_order=True).agg(
         pl.exclude("ranks").first(), pl.col("rank").n_unique().alias("ranks")
@@ -85,11 +84,15 @@ def _percent(part: int, whole: int) -> float | None:
     return 100 * part / whole if whole else None
 
 
-def _found(name: str, views: Mapping[int, View]) -> Iterator[tuple[int, Finding]]:
-    module = registry.get("patterns", name)
-    if module.SCOPE == "job":
-        yield from module.find(views)
-    else:
-        for rank, view in views.items():
-            for finding in module.find(view):
-                yield rank, finding
+def _found(names: Collection[str], views: Views) -> Iterator[tuple[str, int, Finding]]:
+    """What these patterns find: a rank is put to all that look at one before the next rank is."""
+    patterns = {name: registry.get("patterns", name) for name in names}
+    alone = {name: pattern for name, pattern in patterns.items() if pattern.SCOPE == "rank"}
+    for rank in views:
+        for name, pattern in alone.items():
+            for finding in pattern.find(views[rank]):
+                yield name, rank, finding
+    for name, pattern in patterns.items():
+        if name not in alone:
+            for rank, finding in pattern.find(views):
+                yield name, rank, finding

@@ -32,6 +32,8 @@ CacheOption = Annotated[
     bool, typer.Option(help="Keep what took long to read, and take it from there next time.")
 ]
 
+ROOM_BYTES = 512_000_000
+"""What the tables of a run take in memory at a time: verbs go from rank to rank."""
 RANKS_TOLD = 8
 """Ranks named in the line by which every verb says what was lost."""
 
@@ -57,7 +59,7 @@ def open_job(
     import etloom
 
     with progress(f"reading {path}") as update:
-        options: dict[str, Any] = {"jobs": jobs, "use_cache": cache, "lazy": lazy}
+        options: dict[str, Any] = {"jobs": jobs, "use_cache": cache, "lazy": lazy, "room": ROOM_BYTES}
         job = etloom.open(path, rank_pattern=rank_pattern, progress=update, **options, **linking)
     if strict:
         job.check_lossless()

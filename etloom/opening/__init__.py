@@ -7,18 +7,25 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from etloom import cache, linker, readers
 from etloom.errors import EtloomError, ReadError
+from etloom.exports import parquet as parquet_writer
 from etloom.opening import doubts, files, large, parallel
 from etloom.opening.files import Progress
+from etloom.opening.shelf import Shelf
 from etloom.readers import parquet as parquet_reader
+from etloom.readers.parquet import OnDisk
+from etloom.system import available_memory
 from etloom.trace import Job, Trace
 
 __all__ = ["Opening", "Progress"]
 
+_HELD_BYTES = 0.6
+"""What the tables of a linked rank take, in bytes for each byte of text (measured: 0.4 to 0.6)."""
 WORTH_KEEPING_S = 0.5
 """What took less to read and link is not worth a cache entry."""
 
@@ -29,14 +36,16 @@ class Opening:
 
     jobs: ranks read at a time (default: one a CPU), fewer where memory would not hold them; reading and linking run
     outside the interpreter's lock, so threads are enough. lazy: leave the tables of our own Parquet where they are;
-    turn a large Kineto file into that, and leave it unlinked, which takes all of it in memory. linking: options of
-    `linker.link` other than its defaults.
+    turn a large Kineto file into that, and leave it unlinked, which takes all of it in memory. room: bytes of tables to
+    hold in memory at a time (default: half of what is left); those of a run of several ranks that may take more lie on
+    disk, see `shelf`. linking: options of `linker.link` other than its defaults.
     """
 
     progress: Progress | None = None
     jobs: int | None = None
     use_cache: bool = True
     lazy: bool = False
+    room: int | None = None
     linking: Mapping[str, Any] = field(default_factory=dict)
 
     def folder(self, folder: Path, rank_pattern: str | None = None) -> Job:
@@ -98,8 +107,9 @@ class Opening:
         for path in itertools.chain(*of_rank.values()):
             files.tell(self.progress, path, 0)
         unread: dict[Path, EtloomError] | None = {} if keep_going else None
+        shelf = self._shelf(of_rank) if len(of_rank) > 1 else None
         opened = parallel.side_by_side(
-            lambda rank: self._rank(rank, of_rank[rank], unread),
+            lambda rank: self._rank(rank, of_rank[rank], unread, shelf),
             list(of_rank),
             parallel.at_a_time(of_rank, self.jobs or os.cpu_count() or 1),
         )
@@ -112,15 +122,24 @@ class Opening:
         stats = [("job.unreadable_file", "error", 1, str(error)) for error in failures]
         return job.with_stats([*stats, *doubts.between_ranks(traces), *large.not_linked(job)])
 
-    def _rank(self, rank: int, paths: Sequence[Path], unread: dict[Path, EtloomError] | None) -> Trace | None:
-        """The linked Trace of the files of one rank. What cannot be read goes into ``unread``, if it is there."""
+    def _shelf(self, of_rank: Mapping[int, Sequence[Path]]) -> Shelf | None:
+        """Where the tables of all these may take more memory than they should, a shelf for them."""
+        room = available_memory() // 2 if self.room is None else self.room
+        text = sum(files.text_bytes(path) for path in itertools.chain(*of_rank.values()) if path.is_file())
+        return Shelf(room) if text * _HELD_BYTES > room else None
+
+    def _rank(
+        self, rank: int, paths: Sequence[Path], unread: dict[Path, EtloomError] | None, shelf: Shelf | None
+    ) -> Trace | None:
+        """The linked Trace of the files of one rank, on the shelf if there is one. What cannot be read goes into
+        ``unread``, if it is there."""
         if self.lazy and len(paths) == 1 and large.is_large(paths[0]):
             return self._left_on_disk(paths[0])
         key = self._key(paths, rank=rank)
-        if (kept := cache.load(key)) is not None:
+        if (kept := cache.left_there(key) if shelf else cache.load(key)) is not None:
             for path in paths:
                 files.tell(self.progress, path, path.stat().st_size)
-            return kept
+            return _put(shelf, kept)
         start = time.monotonic()
         parts = []
         for path in paths:
@@ -134,7 +153,11 @@ class Opening:
             return None
         with files.panics_of(paths[0]):
             trace = doubts.with_cut_device(linker.link(*parts, **self.linking))
-        if len(parts) == len(paths):
+        whole = len(parts) == len(paths)
+        if shelf is not None:
+            write = partial(parquet_writer.write, trace)
+            return _put(shelf, cache.on_disk([key if whole else None], write))
+        if whole:
             _keep(key, trace, start)
         return trace
 
@@ -152,6 +175,13 @@ class Opening:
 
 def _as_job(whole: Trace | Job, path: Path) -> Job:
     return whole if isinstance(whole, Job) else Job({whole.rank or 0: whole}, {"path": str(path)})
+
+
+def _put(shelf: Shelf | None, trace: Trace) -> Trace:
+    """The trace on the shelf, but for what all verbs ask of each rank."""
+    if shelf is None or not isinstance(trace, OnDisk):
+        return trace
+    return shelf.put(trace).replace(stats=trace.table("stats"))
 
 
 def _keep(key: str | None, trace: Trace, start: float) -> None:

@@ -6,5 +6,6 @@ its docstring says what the pattern is. `etloom analyze findings` runs them all 
 
 from etloom.patterns._finding import Finding
 from etloom.patterns._view import View
+from etloom.patterns._views import Views
 
-__all__ = ["Finding", "View"]
+__all__ = ["Finding", "View", "Views"]

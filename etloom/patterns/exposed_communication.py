@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
@@ -11,23 +11,23 @@ from etloom.collectives import together
 from etloom.intervals import EMPTY, Intervals
 from etloom.patterns._finding import Finding
 from etloom.patterns._view import View
-from etloom.trace import Job
+from etloom.patterns._views import Views
 
 SCOPE = "job"
 
 
-def find(views: Mapping[int, View]) -> Iterator[tuple[int, Finding]]:
+def find(views: Views) -> Iterator[tuple[int, Finding]]:
     waits = _waits(views)
     for rank, view in views.items():
         for finding in _of_rank(view, waits.get(rank)):
             yield rank, finding
 
 
-def _waits(views: Mapping[int, View]) -> dict[int, Intervals]:
+def _waits(views: Views) -> dict[int, Intervals]:
     """When each rank stood in a communication before the last one had come, on its own clock."""
     if len(views) < 2:
         return {}
-    parts = together(Job({rank: view.trace for rank, view in views.items()})).comparable
+    parts = together(views.job).comparable
     arrival = pl.col("start").max().over("meeting")
     waited = (
         parts.filter(pl.col("meeting").is_not_null())

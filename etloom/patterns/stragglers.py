@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import polars as pl
 
@@ -10,8 +10,7 @@ from etloom.collectives import together
 from etloom.collectives.lateness import CAUSES, cause, delays
 from etloom.intervals import Intervals
 from etloom.patterns._finding import Finding, times
-from etloom.patterns._view import View
-from etloom.trace import Job
+from etloom.patterns._views import Views
 
 SCOPE = "job"
 _WHY = {
@@ -37,8 +36,8 @@ _SAID = {
 }
 
 
-def find(views: Mapping[int, View]) -> Iterator[tuple[int, Finding]]:
-    job = Job({rank: view.trace for rank, view in views.items()})
+def find(views: Views) -> Iterator[tuple[int, Finding]]:
+    job = views.job
     if len(job) < 2:
         return
     parts = together(job).comparable.filter(pl.col("meeting").is_not_null())

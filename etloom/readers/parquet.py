@@ -124,6 +124,12 @@ class OnDisk(Trace):
     def __repr__(self) -> str:
         return f"<Trace rank {self.rank} on disk: {', '.join(self._files)}>"
 
+    def parts(
+        self,
+    ) -> tuple[Mapping[str, Path], Mapping[str, pl.DataFrame], Mapping[str, Any], object]:
+        """What it is made of: files, tables in their place, meta, owner."""
+        return self._files, self._tables, self.meta, self._owner
+
     @property
     def tables(self) -> Mapping[str, pl.DataFrame]:
         return MappingProxyType({name: self.table(name) for name in (*self._files, *self._tables)})

@@ -20,7 +20,7 @@ def timelines(
     job: Job, max_events: int, max_ranks: int, critical: pl.DataFrame
 ) -> tuple[list[Packed], list[str]]:
     """The packed ranks, and what a reader of the page must be told about what they leave out."""
-    drawn = {rank: trace for rank, trace in job.items() if trace.events.height}
+    drawn = {rank: trace for rank, trace in job.items() if trace.rows("events")}
     notes = []
     if empty := [rank for rank in job if rank not in drawn]:
         notes.append(f"No profiler events were read of rank {some(empty)}: there is no timeline to draw.")
@@ -76,7 +76,10 @@ def origins(traces: Mapping[int, Trace]) -> dict[int, int]:
     others.
     """
     bounds = pl.col("ts").min().alias("from"), pl.col("ts").max().alias("to")
-    spans = {rank: trace.events.select(bounds).row(0) for rank, trace in traces.items()}
+    spans = {
+        rank: trace.scan("events").select(bounds).collect(engine=trace.engine).row(0)
+        for rank, trace in traces.items()
+    }
     starts = {rank: start for rank, (start, _) in spans.items()}
     if not spans:
         return {}

@@ -147,7 +147,7 @@ def _subtitle(job: Job) -> str:
         if isinstance(device, dict) and device.get("name")
     }
     backend = (first.meta.get("distributed") or {}).get("backend")
-    worked = any(trace.launches.height for trace in job.values())
+    worked = any(trace.rows("launches") for trace in job.values())
     parts = [
         f"rank {', '.join(map(str, job.ranks[:8]))}{', ...' if len(job) > 8 else ''}",
         " and ".join(sorted(devices)) or ("" if worked else "no device"),

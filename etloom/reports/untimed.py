@@ -11,8 +11,8 @@ from etloom.trace import Job
 
 def is_untimed(job: Job) -> bool:
     """Whether nodes were read and no events."""
-    return any(trace.nodes.height for trace in job.values()) and not any(
-        trace.events.height for trace in job.values()
+    return any(trace.rows("nodes") for trace in job.values()) and not any(
+        trace.rows("events") for trace in job.values()
     )
 
 

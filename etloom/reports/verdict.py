@@ -67,12 +67,11 @@ class Verdict:
 
 def verdict(job: Job) -> Verdict:
     """The verdict on a run whose traces are linked."""
-    tables: dict[str, pl.DataFrame] = {}
-    unanswered: dict[str, str] = {}
-    for name in ANALYSES:
-        tables[name], reason = _ask(job, name)
-        if reason:
-            unanswered[name] = reason
+    return job.once(_verdict)
+
+
+def _verdict(job: Job) -> Verdict:
+    tables, unanswered = _of_ranks(job)
     for name in OF_THE_JOB:
         tables[name], reason = _ask_all(job, name)
         if reason:
@@ -97,29 +96,36 @@ def verdict(job: Job) -> Verdict:
     return Verdict(tuple(job.ranks), sentences, tables, stats, basis, unanswered)
 
 
-def _ask(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
-    """The answers of all ranks that have one, and why the others have none."""
-    analysis = registry.get("analyses", name)
-    frames, reasons = [], {}
+def _of_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
+    """The answers of all ranks that have one, and why the others have none. A rank is asked all before the next is."""
+    analyses = {name: registry.get("analyses", name) for name in ANALYSES}
+    answers: dict[str, list[pl.DataFrame]] = {name: [] for name in ANALYSES}
+    reasons: dict[str, dict[int, str]] = {name: {} for name in ANALYSES}
     for rank, trace in job.items():
-        try:
-            frames.append(
-                analysis.analyze(trace).select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
-            )
-        except AnalysisError as error:
-            reasons[rank] = error.what
-    table = pl.concat(frames) if frames else pl.DataFrame(schema={"rank": pl.Int64, **analysis.COLUMNS})
-    if not reasons:
-        return table, None
-    some = ", ".join(map(str, list(reasons)[:8])) + (", ..." if len(reasons) > 8 else "")
-    return table, f"{next(iter(reasons.values()))} (rank {some})"
+        for name, analysis in analyses.items():
+            try:
+                answer = analysis.analyze(trace)
+            except AnalysisError as error:
+                reasons[name][rank] = error.what
+            else:
+                answers[name].append(answer.select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()))
+    nothing = {
+        name: pl.DataFrame(schema={"rank": pl.Int64, **analysis.COLUMNS})
+        for name, analysis in analyses.items()
+    }
+    tables = {name: pl.concat(frames) if frames else nothing[name] for name, frames in answers.items()}
+    return tables, {
+        name: f"{next(iter(why.values()))} (rank {', '.join(map(str, list(why)[:8]))}{', ...' if len(why) > 8 else ''})"
+        for name, why in reasons.items()
+        if why
+    }
 
 
 def _ask_all(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
     """The answer of the job; no reason is given where one rank alone was asked to be compared."""
     analysis = registry.get("analyses", name)
     nothing = pl.DataFrame(schema=analysis.COLUMNS)
-    if name == "critical-path" and sum(trace.events.height for trace in job.values()) > MOST_EVENTS:
+    if name == "critical-path" and _rows(job, "events") > MOST_EVENTS:
         return nothing, f"more than {MOST_EVENTS:,} events: ask `etloom analyze critical-path`"
     try:
         return analysis.analyze(job, **WITH_OPTIONS.get(name, {})), None
@@ -300,9 +306,12 @@ def _trouble(stats: pl.DataFrame) -> Sentence:
     )
 
 
+def _rows(job: Job, table: str) -> int:
+    return sum(trace.rows(table) for trace in job.values())
+
+
 def _size(job: Job) -> Sentence:
-    events = sum(trace.events.height for trace in job.values())
-    nodes = sum(trace.nodes.height for trace in job.values())
+    events, nodes = _rows(job, "events"), _rows(job, "nodes")
     worlds = {int(trace.meta["world_size"]) for trace in job.values() if trace.meta.get("world_size")}
     world = f" of {max(worlds):,}" if worlds and max(worlds) != len(job) else ""
     return Sentence(

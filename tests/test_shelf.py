@@ -1,0 +1,143 @@
+"""A run that memory should not hold at once answers as one that it holds does, and holds no more than it may."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import tempfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+import small
+
+import etloom
+from etloom import cache
+from etloom.errors import ReadError
+from etloom.opening import Progress, files
+from etloom.opening.shelf import Shelved
+from etloom.schema import TABLES
+from etloom.trace import Job, Trace
+
+RANKS = (0, 1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return small.write_run(tmp_path / "run", RANKS)
+
+
+def held(job: Job) -> list[int]:
+    """The tables that each rank holds in memory."""
+    return [len(trace._here) for trace in job.values() if isinstance(trace, Shelved)]
+
+
+def test_a_run_answers_alike_whether_its_tables_are_held_or_lie_on_disk(run: Path) -> None:
+    whole, shelved = etloom.open(run, use_cache=False), etloom.open(run, room=0)
+    assert [type(trace) for trace in whole.values()] == [Trace] * 4
+    assert [type(trace) for trace in shelved.values()] == [Shelved] * 4
+    assert [dict(trace.meta) for trace in shelved.values()] == [dict(trace.meta) for trace in whole.values()]
+    for name in TABLES:
+        for rank in RANKS:
+            assert shelved[rank].table(name).equals(whole[rank].table(name)), name
+            assert shelved[rank].scan(name).collect().equals(whole[rank].table(name)), name
+            assert shelved[rank].rows(name) == whole[rank].table(name).height
+    for name in ("findings", "temporal-breakdown", "collectives", "critical-path"):
+        assert etloom.analyze(shelved, name).equals(etloom.analyze(whole, name)), name
+    assert (
+        etloom.report(shelved, run / "a.html").read_text() == etloom.report(whole, run / "b.html").read_text()
+    )
+
+
+def test_only_the_rank_that_was_used_last_holds_tables_where_there_is_room_for_none(run: Path) -> None:
+    job = etloom.open(run, room=0)
+    assert held(job) == [0, 0, 0, 0]
+    for rank in RANKS:
+        assert job[rank].events.height == 7
+        assert job[rank].kernels.height
+        assert held(job) == [2 * (rank == one) for one in RANKS]
+
+
+def test_what_was_asked_once_goes_with_the_tables(run: Path) -> None:
+    job, asked = etloom.open(run, room=0), []
+
+    def question(trace: Trace) -> int:
+        asked.append(trace.rank)
+        return trace.events.height
+
+    assert [job[rank].once(question) for rank in (0, 0, 1, 0)] == [7, 7, 7, 7]
+    assert asked == [0, 1, 0]
+
+
+def test_as_many_ranks_are_held_as_there_is_room_for(run: Path) -> None:
+    size = int(etloom.open(run, use_cache=False)[0].events.estimated_size())
+    job = etloom.open(run, room=2 * size + size // 2)
+    for rank in (0, 1, 0, 2):
+        assert job[rank].events.height == 7
+    assert held(job) == [1, 0, 1, 0]  # rank 1 was used longest ago
+
+
+def test_a_second_opening_reads_what_the_first_one_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    etloom.open(run, room=0)
+    assert len(list(cache.folder().iterdir())) == 4
+    monkeypatch.setattr("etloom.linker.link", None)
+    assert etloom.open(run, room=0)[3].events.height == 7
+
+
+def test_without_a_cache_the_tables_lie_in_temporary_folders_which_go_with_the_run(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    job = etloom.open(run, room=0, use_cache=False)
+    assert not cache.folder().exists()
+    assert job[2].events.height == 7
+    assert len(list((tmp_path / "temporary").iterdir())) == 4
+    del job
+    gc.collect()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_the_cache_stays_within_its_limit_and_the_rest_lies_elsewhere(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("ETLOOM_CACHE_BYTES", "1")
+    job = etloom.open(run, room=0, jobs=1)
+    assert len(list(cache.folder().iterdir())) == 1
+    assert [trace.events.height for trace in job.values()] == [7, 7, 7, 7]
+
+
+def test_a_table_put_in_stays_and_a_pickle_holds_all(run: Path) -> None:
+    trace = etloom.open(run, room=0)[1]
+    changed = trace.replace(events=trace.events.head(2), meta={"seen": True})
+    assert isinstance(changed, Shelved)
+    assert (changed.events.height, changed.meta["seen"], trace.events.height) == (2, True, 7)
+    assert changed.query("select count(*) as n from events").item() == 2
+    again = pickle.loads(pickle.dumps(changed))
+    assert type(again) is Trace
+    assert again.kernels.equals(trace.kernels)
+
+
+def test_a_rank_of_which_a_file_cannot_be_read_is_not_kept(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = files.read_one_rank
+
+    def fails(path: Path, progress: Progress | None) -> Trace:
+        if path.name == "torch_et_1.json":
+            raise ReadError("is damaged", where=path)
+        return read(path, progress)
+
+    monkeypatch.setattr(files, "read_one_rank", fails)
+    job = etloom.open(run, room=0)
+    assert job.own_stats.filter(pl.col("name") == "job.unreadable_file")["count"].to_list() == [1]
+    assert [trace.events.height for trace in job.values()] == [7, 7, 7, 7]
+    assert len(list(cache.folder().iterdir())) == 3
