@@ -235,7 +235,7 @@ def test_nothing_to_list_is_said(data: Path) -> None:
     ), "nothing of the kind is an answer"
     assert (
         empty.stderr
-        == "etloom: no ProfilerStep marks a step; call the step() of torch.profiler after each one\n"
+        == "etloom: rank 0: no ProfilerStep marks a step; call the step() of torch.profiler after each one\n"
     )
     refused = CliRunner().invoke(cli.app, ["analyze", "queue-length", str(data / "cpu" / "ddp_2")])
     assert refused.exit_code == 1
