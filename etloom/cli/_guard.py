@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,12 +97,20 @@ def _misused(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        line = error.format_message()
+        line = _of_a_folder(error.format_message())
         if type(error).__name__ == "BadParameter":
             hint = error.param_hint if error.param is None else _spelt(error.param)
             line = f"{hint}: {error.message}" if hint else error.message
         say(f"{' '.join(line.split()).rstrip('.')}; {_help(error.ctx)}".removesuffix("; "))
     return int(error.exit_code)
+
+
+def _of_a_folder(line: str) -> str:
+    """`run/*` names the files of a folder where the folder is wanted."""
+    extra = re.search(r"unexpected extra argument.* \((.+)\)", line)
+    if extra is None or not all(os.path.exists(word) for word in extra[1].split()):  # noqa: PTH110
+        return line
+    return "more than one path: name the folder that holds them"
 
 
 def _flag(option: str) -> str:
