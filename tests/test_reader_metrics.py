@@ -217,7 +217,15 @@ def test_what_is_no_table_is_one_line(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [b"", b"\x80\x02}q", b'{"schemaVersion": 1}', b"# a note, a time\n", b"SQLite format 3\0"]
+    "head",
+    [
+        b"",
+        b"\x80\x02}q",
+        b'{"schemaVersion": 1}',
+        b"# a note, a time\nx\n",
+        b"import os, time\nprint(1)\n",
+        b"SQLite format 3\0",
+    ],
 )
 def test_other_files_are_not_taken_for_metrics(head: bytes) -> None:
     assert not metrics.sniff(head)

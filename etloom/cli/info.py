@@ -81,6 +81,7 @@ def describe(job: Job, path: str) -> dict[str, Any]:
         "span_ns": last - first if whole else None,  # type: ignore[operator]
         "steps": sorted({step for trace in traces for step in _steps(trace)["step"]}),
         "mean_step_ns": ranks["mean_step_ns"].mean(),
+        "rings": _rings(job),
         "tables": {
             name: count
             for name in TABLES
@@ -130,6 +131,33 @@ def _ranks(job: Job) -> pl.DataFrame:
     schema: dict[str, Any] = dict.fromkeys(integers, pl.Int64) | {"linked_by": pl.String}
     schema |= dict.fromkeys(("mean_step_ns", "linked_pct", "launched_pct"), pl.Float64)
     return pl.DataFrame(rows, schema_overrides=schema)
+
+
+def _rings(job: Job) -> list[dict[str, Any]]:
+    """What the rings of the collector overwrote, and since when they hold everything, a rank each."""
+    return [
+        {"rank": rank, **overwritten}
+        for rank, trace in job.items()
+        if (overwritten := trace.meta.get("header", {}).get("observer", {}).get("overwritten"))
+    ]
+
+
+def _of_rings(about: dict[str, Any]) -> str:
+    """Of the rank whose ring holds least: what is there of all of them."""
+    from etloom.reports.text import count, duration
+
+    if not about["rings"]:
+        return ""
+    least = min(about["rings"], key=lambda ring: len(ring["whole_steps"]))
+    ends = {row["rank"]: row["end_ns"] for row in about["by_rank"]}
+    steps = least["whole_steps"]
+    named = f" ({_some(steps)})" if steps else ""
+    held = duration(ends[least["rank"]] - least["whole_since_ns"])
+    of = f" of rank {least['rank']}, which holds least" if len(about["by_rank"]) > 1 else ""
+    return (
+        f"holds {count(len(steps), 'whole step')}{named} of the last {held}{of}; overwritten: "
+        f"{count(least['overwritten_operators'], 'operator')} of the {duration(least['overwritten_ns'])} before"
+    )
 
 
 def _asked(trace: Trace, table: str, *what: pl.Expr) -> tuple[Any, ...]:
@@ -218,6 +246,7 @@ def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
         "steps": f"{_some(about['steps'])}, {duration(about['mean_step_ns'])} in the mean"
         if about["mean_step_ns"] is not None
         else "none marked",
+        "ring": _of_rings(about),
         "tables": ", ".join(f"{name} {rows:,}" for name, rows in about["tables"].items()),
         "categories": ", ".join(f"{name} {rows:,}" for name, rows in about["categories"].items()),
     }

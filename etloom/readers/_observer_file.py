@@ -41,6 +41,8 @@ _HEADER = np.dtype(
         ("counters", "<u8", 24),
         ("torch", "S64"),
         ("host", "S64"),
+        ("first_ns", "<i8"),  # 0 in files of the first etloom, and before a window opened
+        ("overwritten_ns", "<i8"),
     ]
 )
 _CHUNK_MAGIC = 0x4B4E4843

@@ -9,6 +9,9 @@ import polars as pl
 
 from etloom.readers._observer_file import NOTE, TEXT, Records
 
+_STEP = r"^ProfilerStep#(\d+)$"
+_OVERWRITTEN = 14  # place of the counter
+
 
 def of_operators(records: Records, known: Any, operators: pl.DataFrame) -> dict[int, dict[str, Any]]:
     """Row of nodes -> what a note says of the operator: facts of a communication, or of a compiled kernel."""
@@ -52,6 +55,31 @@ def renamed(operators: pl.DataFrame, notes: dict[str, Any]) -> pl.DataFrame:
     partial = pl.when(pl.col("name").cast(pl.String) == f"ProfilerStep#{step}")
     renamed = partial.then(pl.lit(f"etloom:unfinished step {step}")).otherwise(pl.col("name").cast(pl.String))
     return operators.with_columns(name=renamed.cast(pl.Categorical))
+
+
+def ring_of(operators: pl.DataFrame, records: Records) -> tuple[pl.DataFrame, dict[str, Any] | None]:
+    """Operators in which no step that the ring overwrote in part passes for a whole one, and what the ring holds.
+
+    whole_since_ns: since the epoch, as start and end of `operators`. overwritten_ns: from the begin of the first window
+    to there. whole_steps: their numbers, ascending. None where nothing was overwritten.
+    """
+    header = records.header
+    until, lost = int(header["overwritten_ns"]), int(header["counters"][_OVERWRITTEN])
+    if not until:
+        return operators, None
+    since = until + int(header["wall_ns"]) - int(header["mono_ns"])
+    name = pl.col("name").cast(pl.String)
+    partial = name.str.contains(_STEP) & (pl.col("start") <= since)
+    renamed = (
+        pl.when(partial).then(pl.lit("etloom:overwritten step ") + name.str.extract(_STEP)).otherwise(name)
+    )
+    steps = operators.select(renamed.str.extract(_STEP).cast(pl.Int64, strict=False)).to_series().drop_nulls()
+    return operators.with_columns(name=renamed.cast(pl.Categorical)), {
+        "overwritten_operators": lost,
+        "overwritten_ns": until - int(header["first_ns"]),
+        "whole_since_ns": since,
+        "whole_steps": steps.sort().to_list(),
+    }
 
 
 def with_kernels(nodes: pl.DataFrame, notes: dict[int, dict[str, Any]]) -> pl.DataFrame:

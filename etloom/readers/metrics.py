@@ -38,6 +38,8 @@ _KEYS = re.compile(
 )
 _LONG = (("metric", "value"), ("name", "value"), ("counter", "value"))
 _EPOCH_NS = 10**18
+_ROWS_LOOKED_AT = 10
+_BEGINS_NUMBER = re.compile(r'[\s"]*[-+.]?\d')
 
 
 def sniff(head: bytes) -> bool:
@@ -49,9 +51,15 @@ def sniff(head: bytes) -> bool:
     text = head.decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     if text.startswith("{"):
         return _sniff_json(text)
-    line = text.split("\n", 1)[0]
+    line, *rows = [line for line in text.splitlines() if line.strip()][:_ROWS_LOOKED_AT] or [""]
     names = [plain(name) for name in line.split(",")]
-    return len(names) > 1 and (begins_with_date(line) or any(name in TIME_NAMES for name in names))
+    if len(names) == 1 or begins_with_date(line):
+        return len(names) > 1
+    at = next((place for place, name in enumerate(names) if name in TIME_NAMES), None)
+    # `import os, time` is no header: of a table some row has a time below its name.
+    return at is not None and (
+        not rows or any(_BEGINS_NUMBER.match((row.split(",")[at:] or [""])[0]) for row in rows)
+    )
 
 
 def _sniff_json(text: str) -> bool:

@@ -64,6 +64,7 @@ def read(source: str | PathLike[str]) -> Trace:
     operators = _observer_notes.renamed(
         _operators(records, known, stats), _observer_notes.of_file(records, known)
     )
+    operators, ring = _observer_notes.ring_of(operators, records)
     sides = _observer_arguments.of_operators(records, known, operators, stats)
     notes = _observer_notes.of_operators(records, known, operators)
     bare = _observer_tables.with_sides(_observer_tables.nodes(operators, stats), operators["row"], sides)
@@ -79,6 +80,11 @@ def read(source: str | PathLike[str]) -> Trace:
     stats.append(("read.open_operators", "info", still_open, "had not ended when the file or window did"))
     if not header["closed"]:
         stats.append(("read.unfinished_file", "info", 1, "its process was killed, or still writes"))
+    if ring is not None:
+        before, steps = ring["overwritten_ns"] / 1e9, ring["whole_steps"]
+        named = f" ({steps[0]} to {steps[-1]})" if steps else ""
+        told = f"of the first {before:.3g} s of the window; the ring holds {len(steps)} whole steps{named}"
+        stats.append(("read.overwritten_operators", "info", ring["overwritten_operators"], told))
     stats.append(("read.nodes", "info", operators.height, "operators in the file"))
     tables = {
         "events": _observer_tables.events(operators, records),
@@ -87,7 +93,7 @@ def read(source: str | PathLike[str]) -> Trace:
         "comms": comms,
         "groups": _comms.groups(_et_comms.group_config(nodes)),
     }
-    return trace_of(tables, _meta(path, records, sides.rank), stats)
+    return trace_of(tables, _meta(path, records, sides.rank, ring), stats)
 
 
 def _operators(records: Records, known: Any, stats: list[Stat]) -> pl.DataFrame:
@@ -171,7 +177,7 @@ def _names(records: Records, known: Any, begin: npt.NDArray[np.int64], ids: Any)
     }
 
 
-def _meta(path: Path, records: Records, rank: int | None) -> dict[str, Any]:
+def _meta(path: Path, records: Records, rank: int | None, ring: dict[str, Any] | None) -> dict[str, Any]:
     header = records.header
     windows = records.words[records.at[records.of(WINDOW)] + 1].astype(np.int64)
     told = {name: header[name].decode("utf-8", "replace") for name in ("host", "torch")}
@@ -198,6 +204,7 @@ def _meta(path: Path, records: Records, rank: int | None) -> dict[str, Any]:
                 **told,
                 "detail": bool(header["detail"]),
                 "ring": bool(header["ring"]),
+                **({} if ring is None else {"overwritten": ring}),
                 "windows": int((records.flags[records.of(WINDOW)] == 1).sum()),
             },
         },
