@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 from torch.profiler import ExecutionTraceObserver  # noqa: E402
 
 from etloom.replayer.machine import Machine  # noqa: E402
+from etloom.replayer.memory import need  # noqa: E402
 from etloom.replayer.program import program  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -124,6 +125,18 @@ def test_random_programs_replay_with_their_values(written: Program) -> None:
             assert_same([one for one in given if one], [one for one in right if one])
             given.clear()
             machine.run()
+    assert_memory_is_known_before(machine)
+
+
+def assert_memory_is_known_before(machine: Machine) -> None:
+    """The need of a program is what its machine holds at most, also where a limit leaves steps out."""
+    made = machine.program
+    assert need(made).bytes == machine.peak_bytes and not need(made, machine.peak_bytes).beyond
+    for limit in (machine.peak_bytes - 1, machine.peak_bytes // 2):
+        partly = need(made, limit)
+        less = Machine(made, torch.device("meta"))
+        less.rehearse(leave_out=partly.beyond)
+        assert partly.beyond and partly.bytes == less.peak_bytes <= limit
 
 
 def pool_of(written: Program, inputs: Sequence[Any]) -> None:
