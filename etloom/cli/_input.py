@@ -32,7 +32,7 @@ CacheOption = Annotated[
     bool, typer.Option(help="Keep what took long to read, and take it from there next time.")
 ]
 
-ROOM_BYTES = 512_000_000
+ROOM_BYTES = 256_000_000
 """What the tables of a run take in memory at a time: verbs go from rank to rank."""
 RANKS_TOLD = 8
 """Ranks named in the line by which every verb says what was lost."""

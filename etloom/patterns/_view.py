@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,7 @@ import polars as pl
 
 from etloom import kinds, stacks
 from etloom.activity import Activity, activity, launched, steps
-from etloom.intervals import Intervals
+from etloom.intervals import EMPTY, Intervals
 from etloom.trace import Trace
 
 _MODULE = r"^nn\.Module: (.*)$"
@@ -31,12 +31,18 @@ waited, the delay of a launch)."""
 class View:
     """One linked rank. The tables are described at the properties."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, awaiting: Callable[[], Intervals] = lambda: EMPTY) -> None:
         self.trace = trace
+        self._awaiting = awaiting
 
     @cached_property
     def activity(self) -> Activity:
         return activity(self.trace)
+
+    @cached_property
+    def awaiting(self) -> Intervals:
+        """When it stood in a communication to which another rank had yet to come."""
+        return self._awaiting()
 
     @cached_property
     def span_ns(self) -> int:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
 
+import polars as pl
+
+from etloom.collectives import together
+from etloom.intervals import EMPTY, Intervals
 from etloom.patterns._view import View
 from etloom.trace import Job
 
@@ -19,7 +24,7 @@ class Views(Mapping[int, View]):
         self._held: dict[int, View] = {}
 
     def __getitem__(self, rank: int) -> View:
-        view = self._held.pop(rank, None) or View(self.job[rank])
+        view = self._held.pop(rank, None) or View(self.job[rank], partial(self._awaiting, rank))
         self._held[rank] = view
         if len(self._held) > HELD:
             del self._held[next(iter(self._held))]
@@ -30,3 +35,23 @@ class Views(Mapping[int, View]):
 
     def __len__(self) -> int:
         return len(self.job)
+
+    def _awaiting(self, rank: int) -> Intervals:
+        return self._waits.get(rank, EMPTY)
+
+    @cached_property
+    def _waits(self) -> dict[int, Intervals]:
+        """When each rank stood in a communication before the last one had come, on its own clock."""
+        if len(self) < 2:
+            return {}
+        parts = together(self.job).comparable
+        arrival = pl.col("start").max().over("meeting")
+        waited = (
+            parts.filter(pl.col("meeting").is_not_null())
+            .with_columns(until=pl.col("own_start") + arrival - pl.col("start"))
+            .filter(pl.col("until") - pl.col("own_start") > pl.col("error"))
+        )
+        return {
+            rank: Intervals.of(own["own_start"], pl.Series(own.select(pl.min_horizontal("until", "own_end"))))
+            for (rank,), own in waited.group_by("rank")
+        }

@@ -7,46 +7,21 @@ from typing import Any
 
 import polars as pl
 
-from etloom.collectives import together
-from etloom.intervals import EMPTY, Intervals
+from etloom.intervals import Intervals
 from etloom.patterns._finding import Finding
 from etloom.patterns._view import View
-from etloom.patterns._views import Views
 
-SCOPE = "job"
-
-
-def find(views: Views) -> Iterator[tuple[int, Finding]]:
-    waits = _waits(views)
-    for rank, view in views.items():
-        for finding in _of_rank(view, waits.get(rank)):
-            yield rank, finding
+SCOPE = "rank"
 
 
-def _waits(views: Views) -> dict[int, Intervals]:
-    """When each rank stood in a communication before the last one had come, on its own clock."""
-    if len(views) < 2:
-        return {}
-    parts = together(views.job).comparable
-    arrival = pl.col("start").max().over("meeting")
-    waited = (
-        parts.filter(pl.col("meeting").is_not_null())
-        .with_columns(until=pl.col("own_start") + arrival - pl.col("start"))
-        .filter(pl.col("until") - pl.col("own_start") > pl.col("error"))
-    )
-    return {
-        rank: Intervals.of(own["own_start"], pl.Series(own.select(pl.min_horizontal("until", "own_end"))))
-        for (rank,), own in waited.group_by("rank")
-    }
-
-
-def _of_rank(view: View, waits: Intervals | None) -> Iterator[Finding]:
+def find(view: View) -> Iterator[Finding]:
     times = view.activity.times
     exposed = times["communication"] - times["computation"]
     if not exposed.total:
         return
+    waits = view.awaiting
     hidden = 100 * (1 - exposed.total / times["communication"].total)
-    aside = "; waiting for late ranks is left out" if waits else ""
+    aside = "; waiting for late ranks is left out" if waits.total else ""
     moves = (
         f"{hidden:.0f} % of the communication is hidden behind computation; during the rest none runs, which costs as "
         f"much where nothing else holds the job up (etloom simulate --set 'comm x0'){aside}"
@@ -59,8 +34,8 @@ def _of_rank(view: View, waits: Intervals | None) -> Iterator[Finding]:
     evener = (
         "`etloom analyze stragglers` says who comes late and why, `imbalance` how unevenly the work is shared"
     )
-    yield from _costing(view, exposed - waits if waits else exposed, moves, earlier, "transfer")
-    yield from _costing(view, exposed & waits if waits else EMPTY, waiting, evener, "wait")
+    yield from _costing(view, exposed - waits, moves, earlier, "transfer")
+    yield from _costing(view, exposed & waits, waiting, evener, "wait")
 
 
 def _costing(view: View, lost: Intervals, title: str, advice: str, place: str) -> Iterator[Finding]:

@@ -38,7 +38,7 @@ SAID = {
     "idle": "Python or nothing",
 }
 """Kinds of the critical path in a sentence."""
-MOST_EVENTS = 16_000_000
+MOST_EVENTS = 8_000_000
 """Of a larger run the critical path is left to `etloom analyze critical-path`, for the memory that its graph takes."""
 PARTS = {
     "compute": "compute",
