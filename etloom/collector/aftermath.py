@@ -7,7 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from . import demand, files, reasons, seen
+from . import demand, ends, files, leftovers, reasons, seen
+from .identity import launch_of
 from .options import Options
 from .words import runs
 
@@ -23,10 +24,9 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
     processes = seen.taken(scratch)
     left = sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir()))
-    kept = [rank for path in left if (rank := _keep_killed(path, out)) is not None]
-    if kept:
-        names = ", ".join(map(str, sorted(kept)))
-        warnings.append(f"{out}: rank {names} was killed in its window; its operators up to then are kept")
+    kept = [facts for path in left if (facts := leftovers.keep_killed(path, out)) is not None]
+    if said := ends.told(kept):
+        warnings.append(f"{out}: {said}; what was recorded up to then is kept")
     left = [path for path in left if path.exists()]
     warnings += [f"{path}: left by process {path.name}, which died in its window" for path in left]
     windows = [folder for folder in [out, *files.windows_in(out)] if files.sealed_ranks(folder)]
@@ -51,6 +51,7 @@ def _finish_run(
     """Write run.json of a folder, with the command's exit status; the ranks in it."""
     ranks = files.sealed_ranks(folder)
     try:
+        leftovers.note(folder, launch_of(options), returncode, processes, scratch)
         facts = {"command": options.command, "host": socket.gethostname(), "returncode": returncode}
         ranks = files.write_run(folder, facts, scratch)
     except OSError as error:
@@ -74,18 +75,3 @@ def _finish_run(
     if ring := reasons.of_ring(ranks):
         warnings.append(f"{folder}: {ring}")
     return [rank["rank"] for rank in ranks]
-
-
-def _keep_killed(scratch: Path, out: Path) -> int | None:
-    """The rank of a process that was killed in its window, after its observer's file was given its final name."""
-    facts = files.read_json(scratch / "killed.json")
-    if facts is None or not (scratch / "et.etob").is_file() or not isinstance(facts.get("rank"), int):
-        return None
-    folder = Path(facts["out"])
-    folder.mkdir(exist_ok=True)
-    target = folder / f"observer_{facts['rank']}.etob"
-    if target.exists():
-        return None
-    (scratch / "et.etob").replace(target)
-    shutil.rmtree(scratch, ignore_errors=True)
-    return int(facts["rank"])

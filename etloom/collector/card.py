@@ -54,7 +54,7 @@ def card(name: str, run: dict[str, Any]) -> dict[str, Any]:
     command = run.get("command")
     return {
         "version": 1,
-        "description": f"{name}: {' '.join(command)}" if command else name,
+        "description": ": ".join(part for part in (name, " ".join(command or ()), run.get("ended")) if part),
         "hf_url": None,
         "trace_url": None,
         "contributor": None,
@@ -69,7 +69,7 @@ def card(name: str, run: dict[str, Any]) -> dict[str, Any]:
                 "model_family": model.get("class"),
                 "precision": _PRECISIONS.get(model.get("dtype") or "", model.get("dtype")),
                 "epochs": None,
-                "iteration": len(first.get("steps") or ()),
+                "iteration": max((len(rank["steps"]) for rank in ranks if rank.get("steps")), default=None),
                 "model_arch": {
                     "num_params": parameters,
                     "num_params_embedding": _over_stages(ranks, "embedding_parameters", parts),

@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import Any
 
+from .identity import job_facts
 from .options import Options
 from .ranks import environment_int
 
@@ -42,8 +43,11 @@ def cuda_in_use() -> bool:
     return bool(cuda.is_available() and cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def rank_facts(options: Options, rank: int, world_size: int) -> dict[str, Any]:
-    """What one process knows of itself. Times are ns since the Unix epoch; what is unknown is null."""
+def rank_facts(options: Options, rank: int, world_size: int, token: str | None = None) -> dict[str, Any]:
+    """What one process knows of itself. Times are ns since the Unix epoch; what is unknown is null.
+
+    token: see identity.Token.
+    """
     import torch
 
     distributed = torch.distributed
@@ -60,6 +64,8 @@ def rank_facts(options: Options, rank: int, world_size: int) -> dict[str, Any]:
             name: value for name, value in sorted(os.environ.items()) if name.startswith(_COMMUNICATION)
         },
         "restart": environment_int("TORCHELASTIC_RESTART_COUNT") or 0,
+        "job": job_facts(options, token),
+        "ended": None,  # the launcher knows, later: see ends.py
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "device": f"cuda:{torch.cuda.current_device()}" if cuda else "cpu",

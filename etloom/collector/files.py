@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .card import own_cards, write_card
+from .ends import told
+from .identity import common
 from .options import Options, new_scratch
 
 _SCHEME = re.compile(
@@ -175,7 +177,10 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
             **facts,
             "start_ns": first,
             "start": None if first is None else iso(first),
+            "job": common(ranks),
+            "hosts": sorted({rank["host"] for rank in ranks}),
             "world_size": max((rank["world_size"] for rank in ranks), default=None),
+            "ended": told(ranks),
             "versions": ranks[0]["versions"] if ranks else None,
             "ranks": ranks,
         }

@@ -27,30 +27,31 @@ class Token:
         self.value: str | None = None
         self._asked = False
 
-    def ask(self) -> None:
+    def ask(self) -> str | None:
         """Once, as soon as there is a process group; as a step begins, when the other ranks are there too."""
         distributed = sys.modules.get("torch.distributed")
-        if self._asked or distributed is None or not distributed.is_available():
-            return
-        if not distributed.is_initialized():
-            return
+        there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+        if self._asked or distributed is None or not there:
+            return self.value
         self._asked = True
         try:
             store = distributed.distributed_c10d._get_default_store()
             self.value = str(store.compare_set(_KEY, "", os.urandom(8).hex()).decode())
         except Exception:  # a store of any make, or one whose host has left: the job must not notice
             self.value = None
+        return self.value
 
 
 def job_facts(options: Options, token: str | None) -> dict[str, Any]:
     """Of a process, for rank_<r>.json: `Token.value`; name and id of the batch system's job; torchrun's id; and the
-    `launch`, or the process that called `record`, by host, process and chance."""
+    `launch`, or the process that called `record`, by host, process and chance; supervised: it is a `launch`."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return {
         "token": token,
         "batch": next((f"{name}={os.environ[name]}" for name in _BATCH if os.environ.get(name)), None),
         "rendezvous": None if run in _NO_ID else run,
         "launch": launch_of(options),
+        "supervised": options.supervised,
     }
 
 

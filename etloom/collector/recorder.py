@@ -137,6 +137,8 @@ class Recorder:
         """The end of the process."""
         self.finish()
         self.wait()
+        error = getattr(sys, "last_value", None)  # what Python ends with, where nothing caught it
+        self.note(ended=True, raised=None if error is None else type(error).__name__)
 
     def wait(self) -> None:
         """Until what was recorded is written."""

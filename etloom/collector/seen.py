@@ -24,7 +24,7 @@ class Seen:
     began: whether steps are counted; without, only `names` and `ended` are there. rank: as far as known. optimizer: the
     class of the first one made. steps: so many ended. asked: the window agreed on. missed: why windows were not
     recorded. sealed: one was. left_out: by --ranks. names: record_functions, how often entered. ended: the process
-    came to its end in order.
+    came to its end in order. raised: the class of the exception that ended it.
     """
 
     def __init__(self, scratch: str) -> None:
@@ -56,6 +56,7 @@ def taken(scratch: Path) -> list[dict[str, Any]]:
     """The facts of all processes that imported torch.optim, by rank; their files are removed."""
     found = []
     for path in scratch.glob(f"{_PREFIX}*"):
-        found.append(files.read_json(path) or {})
+        host, _, pid = path.name.removeprefix(_PREFIX).rpartition("-")
+        found.append((files.read_json(path) or {}) | {"host": host, "pid": int(pid)})
         path.unlink()
     return sorted(found, key=lambda facts: facts.get("rank") or 0)

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import facts, files, forking, packing, reasons, sources
+from . import ends, facts, files, forking, packing, reasons, sources
+from .identity import Token
 from .nsys import Markers
 from .options import Options
 from .ranks import current_rank
@@ -42,6 +43,7 @@ class Window:
         self._markers: Markers | None = None
         self._running = self._native = False
         self._rank = (0, 1)
+        self._token = Token()
         self._groups = 0
         self._marks = 0  # records of ours among the operators
         self._facts: dict[str, Any] = {}
@@ -64,8 +66,9 @@ class Window:
         self._marks += self._groups > 0
         self._rank = current_rank()
         if self._native:  # what the launcher needs where this process is killed
-            killed = {"rank": self._rank[0], "out": self._options.out}
-            (self._folder / "killed.json").write_text(json.dumps(killed))
+            known = facts.rank_facts(self._options, *self._rank, self._token.ask())
+            known |= {"observer": "native", "start_ns": time.time_ns(), "out": self._options.out}
+            (self._folder / ends.NOTE).write_text(json.dumps(known))
         if self._profile is not None:
             self._profile.start_trace()
         elif self._observer is not None:
@@ -76,6 +79,7 @@ class Window:
 
     def begin_step(self, number: int) -> None:
         self._open_step = number
+        self._token.ask()
         self._begins.append(time.monotonic_ns())
         if self._options.marked:
             return
@@ -124,7 +128,7 @@ class Window:
         held = self._held() if self._native else {}
         if self._observer is not None:
             self._observer.unregister_callback()
-        self._facts = facts.rank_facts(self._options, *self._rank) | {
+        self._facts = facts.rank_facts(self._options, *self._rank, self._token.value) | {
             "observer": ("native" if self._native else "stock") if self._observer is not None else None,
             "steps": list(self.steps),
             "unfinished_step": self._open_step,
@@ -171,7 +175,7 @@ class Window:
                 self._facts.setdefault("operators", operators)
             with_et = self._observer is not None
             self._profile = self._observer = None
-            (self._folder / "killed.json").unlink(missing_ok=True)
+            (self._folder / ends.NOTE).unlink(missing_ok=True)
             if with_et and not self._native:
                 packing.pack_execution_trace(self._folder / "et.json", unfinished)
             if self._options.flight_recorder:
