@@ -48,6 +48,7 @@ def work(asked: dict[str, Any]) -> None:
         tried=lambda: told(None),
         leave_out=leave_out,
         resources=folder_of(Path(asked["path"]), job[chosen]),
+        allow_code=asked["allow_code"],
     )
     out = None if asked["out"] is None else Path(asked["out"])
     emit(done.coverage, None if asked["format"] is None else Format(asked["format"]), None)

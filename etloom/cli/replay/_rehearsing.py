@@ -28,6 +28,7 @@ def work(asked: dict[str, Any]) -> None:
         progress=lambda step: told(step.node),
         leave_out=leave_out,
         resources=folder_of(Path(asked["path"]), trace),
+        allow_code=asked["allow_code"],
         gpu=asked["gpu"],
     )
 

@@ -15,6 +15,15 @@ from etloom.cli._input import PathArgument
 from etloom.cli._output import Format
 from etloom.cli._target import check_export
 
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Run the kernels of torch.compile whose source lies in the trace's resources folder: Python code of "
+        "whoever wrote the trace, which may do all that you may.",
+    ),
+]
+
 
 class Device(str, enum.Enum):
     cpu = "cpu"
@@ -36,6 +45,7 @@ def compute(
             help="Run the operators of this namespace too, such as torchvision.", show_default=False
         ),
     ] = None,
+    allow_code: AllowCode = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
     max_memory: Annotated[
@@ -83,8 +93,8 @@ def compute(
 
     Each operator gets what the operators before it gave; what comes from elsewhere is made up. Only operators of
     torch's own registry are run, of aten and of the namespaces that are allowed; nothing of the trace is executed as
-    code. With --out, etloom diff compares the replay with the recording. Where it is interrupted (Ctrl-C, --max-time),
-    what ran until then is told and written, and the trace's stats say that it is not whole.
+    code without --allow-code. With --out, etloom diff compares the replay with the recording. Where it is interrupted
+    (Ctrl-C, --max-time), what ran until then is told and written, and the trace's stats say that it is not whole.
 
     Examples:
 
@@ -101,6 +111,7 @@ def compute(
         "rank": rank,
         "step": step,
         "namespaces": sorted({"aten", *(allow_namespace or ())}),
+        "allow_code": allow_code,
         "repeats": repeats,
         "warmup": warmup,
         "max_bytes": None if max_memory is None else int(max_memory * 1e9),

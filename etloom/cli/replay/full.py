@@ -15,6 +15,7 @@ from etloom.cli._guard import finite, guarded, say
 from etloom.cli._input import PathArgument, tell_loss
 from etloom.cli._output import Format, emit
 from etloom.cli.replay.comms import Device, end, tell_passes
+from etloom.cli.replay.compute import AllowCode
 
 if TYPE_CHECKING:
     from etloom.replayer.machine import Machine
@@ -36,14 +37,20 @@ def full(
             help="Run the operators of this namespace too, such as torchvision.", show_default=False
         ),
     ] = None,
+    allow_code: AllowCode = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
     timeout: Annotated[
         float, typer.Option(min=1, callback=finite, help="Seconds after which a call counts as hung.")
     ] = 60.0,
-    master_addr: Annotated[str | None, typer.Option(help="Host of rank 0.", show_default=False)] = None,
+    master_addr: Annotated[
+        str | None, typer.Option(help="Host of rank 0; by default as the launcher tells.", show_default=False)
+    ] = None,
     master_port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="A free port there.", show_default=False)
+        int | None,
+        typer.Option(
+            min=0, max=65_535, help="A free port there; by default as the launcher tells.", show_default=False
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -106,6 +113,7 @@ def full(
             "rank": rank,
             "device": on,
             "namespaces": [*namespaces],
+            "allow_code": allow_code,
             "gpu": place.local,
         }
         tell("trying its operators")
@@ -118,6 +126,7 @@ def full(
             progress=lambda step: tell(f"trying {step.name} (node {step.node})"),
             leave_out=lost,
             resources=folder_of(path, trace),
+            allow_code=allow_code,
             gpu=place.local,
         )
         machines.append(machine)
