@@ -297,7 +297,11 @@ def test_a_training_script_with_five_percent_more_work(tmp_path: Path) -> None:
             [job for name, job in runs.items() if name.startswith(side)] for side in ("base", "slow")
         )
         found = gate(slow, base, 3.0)
-        assert gate([runs["again"]], base, 3.0)["verdict"][0] != "failed"
+        if (
+            gate([runs["again"]], base, 3.0)["verdict"][0] == "failed"
+        ):  # one time in twenty, by chance: not twice
+            runs |= recorded(tmp_path, {"twice": 20})
+            assert gate([runs["twice"]], base, 3.0)["verdict"][0] != "failed"
         if found["verdict"][0] != "undecided":
             break
     if found["verdict"][0] == "undecided":
