@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from etloom.replayer.within import looking
+
 _REFUSED = re.compile(
     r"from_file|set_data|set_source\w*|.*dlpack.*|pin_memory|record_stream|sym_\w*|segment_reduce|batch_norm_backward"
     r"|quantized_\w*|choose_qparams_optimized|mkldnn_rnn_\w*|fractional_max_pool[23]d_backward|bincount|fbgemm_\w*"
@@ -111,6 +113,7 @@ def resolve(schema: str, namespaces: frozenset[str] = frozenset({"aten"})) -> Op
     if strange := [one for one in recorded if one not in known]:
         return f"this torch's operator has no argument {strange[0][:40]}"
     run = _aliased if name == "_reshape_alias" else call[0]
+    run = looking(f"{namespace}::{name}", run, [one.name for one in order])
     return Operator(f"{namespace}::{name}", run, tuple(known[one] for one in recorded), order)
 
 
