@@ -807,7 +807,7 @@ def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
 def test_the_length_of_a_sequence_beside_a_nested_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from etloom.cli import collect
+    from etloom.cli import _collected
 
     (tmp_path / "observer_0.etob").write_bytes(b"")
     nodes = pl.DataFrame({"id": [1, 2], "name": ["aten::embedding"] * 2})
@@ -815,5 +815,5 @@ def test_the_length_of_a_sequence_beside_a_nested_tensor(
     noted: list[int] = []
     monkeypatch.setattr("etloom.read", lambda path: SimpleNamespace(nodes=nodes, tensors=tensors))
     monkeypatch.setattr(files, "note_sequence", lambda folder, length: noted.append(length))
-    collect._note_sequence(tmp_path)
+    _collected.note_sequence(tmp_path)
     assert noted == [128]

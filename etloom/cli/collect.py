@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
+from etloom.cli._collected import afterwards, convert_observed, held, note_sequence, ranks_of
 from etloom.cli._guard import guarded, say
-from etloom.errors import CollectError, EtloomError
+from etloom.errors import CollectError
 
 
-@guarded()
+@guarded(max_bytes="max_size")
 def collect(
     command: Annotated[
         list[str] | None,
@@ -33,8 +32,9 @@ def collect(
     ] = None,
     length: Annotated[int | None, typer.Option("--for", help="Steps of a window of --every (2).")] = None,
     max_windows: Annotated[
-        int, typer.Option(help="Of the windows of --every and --on-demand keep the newest so many.")
-    ] = 50,
+        int | None,
+        typer.Option(help="Of the windows of --every and --on-demand keep the newest so many (50)."),
+    ] = None,
     step_by: Annotated[
         str | None,
         typer.Option(
@@ -55,9 +55,12 @@ def collect(
             help="All that is recorded: kineto,et,shapes (the default); also memory, stacks, flight-recorder, nsys.",
         ),
     ] = None,
-    shapes: Annotated[bool, typer.Option(help="Record the shapes of operators' inputs.")] = True,
-    stack: Annotated[bool, typer.Option("--stack", help="Record Python stacks.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Record allocations.")] = False,
+    shapes: Annotated[
+        bool | None,
+        typer.Option(help="Without --with: shapes of operators' inputs (yes).", show_default=False),
+    ] = None,
+    stack: Annotated[bool, typer.Option("--stack", help="Without --with: Python stacks, too.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Without --with: allocations, too.")] = False,
     observer: Annotated[
         str, typer.Option(help="native (our own, with times, for a tenth of the cost) or stock (torch's).")
     ] = "native",
@@ -94,8 +97,8 @@ def collect(
 
     Each rank writes an execution trace and a Kineto trace of the same steps. The exit status is the command's.
     The native observer is compiled once for a torch, some 20 s; its file (observer_0.etob) is kept and also put
-    into PyTorch's format (torch_et_0.json.gz) after the command. OUT.yaml is a workload card, filled in as far as
-    the run knows itself.
+    into PyTorch's format (torch_et_0.json.gz) after the command. A workload card, filled in as far as the run knows
+    itself, lies beside the traces under the folder's name: run/run.yaml for --out run/.
 
     Examples:
 
@@ -112,6 +115,10 @@ def collect(
       etloom collect --out run/ --with et,nsys --print-command -- torchrun --nproc-per-node 8 train.py
       etloom collect --build
     """
+    _refuse_beside(
+        {"--build": build, "--trigger": trigger is not None, "--print-command": print_command},
+        {"a command": bool(command), "--out": out is not None, "--overwrite": overwrite, "--report": report},
+    )
     if build:
         _build()
         return
@@ -151,29 +158,48 @@ def collect(
     if print_command:
         typer.echo(_command_line(command, out, steps, options))
         return
-    _announce_build(observer)
+    if what is None or "et" in what:
+        _announce_build(observer)
     collected = launch(command, out, steps, overwrite=overwrite, **options)
     folders = collected.windows or (collected.out,)
     for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
         rank = recorded.stem.removeprefix("observer_")
         target = recorded.parent / f"torch_et_{rank}.json.gz"
-        with _afterwards(f"{target} is not written"):
-            _convert(recorded, target)
+        with afterwards(f"{target} is not written"):
+            convert_observed(recorded, target)
     for folder in folders:
-        with _afterwards(f"{folder}: the card lacks the length of a sequence"):
-            _note_sequence(folder)
+        with afterwards(f"{folder}: the card lacks the length of a sequence"):
+            note_sequence(folder)
     for warning in collected.warnings:
         say(warning)
     if collected.ranks:
         where = _relative(folders[-1], collected.out, out)
         windows = f"{len(folders)} windows of " if len(folders) > 1 else ""
-        say(f"recorded {windows}{_ranks(collected.ranks)} in {out}; next: etloom report {where}")
+        what_held = held(folders[-1]) if len(folders) == 1 else ""
+        if what_held.endswith(", 0 operators"):
+            say(
+                f"nothing ran while {ranks_of(collected.ranks)} recorded{what_held}: the traces in {out} are empty"
+            )
+        else:
+            say(
+                f"recorded {windows}{ranks_of(collected.ranks)}{what_held} in {out}; next: etloom report {where}"
+            )
         if report:
             from etloom.cli.report import write_report
 
-            with _afterwards(f"{where}: no report"):
+            with afterwards(f"{where}: no report"):
                 write_report(where)
     raise typer.Exit(collected.returncode)
+
+
+def _refuse_beside(alone: dict[str, bool], others: dict[str, bool]) -> None:
+    """What only builds, asks or prints takes no note of the rest."""
+    asked = [name for name, given in alone.items() if given]
+    beside = [*asked[1:], *(name for name, given in others.items() if given)]
+    if asked == ["--print-command"]:
+        beside = [name for name in beside if name in ("--overwrite", "--report")]
+    if asked and beside:
+        raise typer.BadParameter(f"does nothing with {beside[0]}: leave out one", param_hint=asked[0])
 
 
 def _relative(folder: Path, whole: Path, out: Path) -> Path:
@@ -217,50 +243,3 @@ def _build() -> None:
         ) from None
     except BuildError as error:
         raise CollectError(f"the native observer cannot be built: {error}") from None
-
-
-@contextlib.contextmanager
-def _afterwards(lost: str) -> Iterator[None]:
-    """The job has ended and its exit status stands: what fails now is one line that begins with what is `lost`."""
-    from polars.exceptions import PanicException  # a BaseException
-
-    try:
-        yield
-    except BrokenPipeError:  # nobody reads what we say, either
-        raise
-    except (EtloomError, OSError) as error:
-        say(f"{lost}: {error}")
-    except (Exception, PanicException) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"{lost}: {why[:300]}")
-
-
-def _convert(path: Path, target: Path) -> None:
-    """Put an observer's file into PyTorch's format beside it, for other tools."""
-    from etloom import convert
-
-    convert(path, target, "execution-trace")
-
-
-def _note_sequence(folder: Path) -> None:
-    """The length of a sequence, for the card: of the indices that embeddings look up, where all agree."""
-    import polars as pl
-
-    import etloom
-    from etloom.collector import files
-
-    recorded = min(folder.glob("observer_*.etob"), default=None)
-    if recorded is None:
-        return
-    trace = cast("etloom.Trace", etloom.read(recorded))
-    lookups = trace.nodes.filter(pl.col("name").cast(pl.String) == "aten::embedding").select(node="id")
-    indices = trace.tensors.filter(pl.col("io") == 0, pl.col("index") == 1).join(lookups, on="node")
-    # A nested tensor has no shape.
-    shapes = [json.loads(shape) for shape in indices["shape"].cast(pl.String).drop_nulls()]
-    lengths = {shape[-1] for shape in shapes if len(shape) > 1}
-    if len(lengths) == 1:
-        files.note_sequence(folder, lengths.pop())
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"

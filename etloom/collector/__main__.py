@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
             command,
             given.out,
             given.steps,
-            shapes=not given.no_shapes,
+            shapes=False if given.no_shapes else None,
             stack=given.stack,
             memory=given.memory,
             overwrite=given.overwrite,
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     except EtloomError as error:
         print(f"etloom: {error}", file=sys.stderr)
-        return 1
+        return 1 if error.option is None else 2
     for warning in collected.warnings:
         print(f"etloom: {warning}", file=sys.stderr)
     return collected.returncode

@@ -27,7 +27,7 @@ def parse_steps(steps: str | None) -> tuple[int, int | None]:
         last = (int(match[3]) if match[3] else None) if match[2] else first + 1
         if last is None or first < last:
             return first, last
-    raise _error(
+    raise error_of(
         f"{steps!r} is no range of steps",
         "steps",
         "write FIRST:LAST as in a slice, for example 3:5 for steps 3 and 4",
@@ -38,20 +38,24 @@ def parse_window(
     steps: str | None, every: int | None, length: int | None, on_demand: int | None
 ) -> tuple[int, int | None]:
     """The first window [first, last): `steps`, else of `every` N `length` L the steps from N to N + L, else 3:5."""
-    for name, number in (("every", every), ("for", length), ("on_demand", on_demand)):
+    for name, number in (("every", every), ("length", length), ("on_demand", on_demand)):
         if number is not None and number < 1:
-            raise _error(f"{number} steps", name, "ask for 1 or more")
+            raise error_of(f"{number} steps", name, "ask for 1 or more")
     if every is None:
         if length is not None:
-            raise _error("needs a period", "for", "write --every N --for M, or --steps FIRST:LAST")
+            raise error_of("needs a period", "length", "write --every N --for M, or --steps FIRST:LAST")
         return parse_steps(steps or "3:5")
     if on_demand is not None:
-        raise _error("windows come by the clock or on demand", "every", "leave out one of the two")
+        raise error_of("windows come by the clock or on demand", "every", "leave out one of the two")
     first, last = parse_steps(steps) if steps else (every, every + (length or 2))
     if last is None or (steps and length is not None):
-        raise _error("the length of a window is told twice or not at all", "every", "write --every N --for M")
+        raise error_of(
+            "the length of a window is told twice or not at all", "every", "write --every N --for M"
+        )
     if last - first >= every:
-        raise _error(f"windows of {last - first} steps every {every} overlap", "every", "leave room between")
+        raise error_of(
+            f"windows of {last - first} steps every {every} overlap", "every", "leave room between"
+        )
     return first, last
 
 
@@ -63,7 +67,9 @@ def parse_ranks(ranks: str | None) -> tuple[int, ...] | None:
     for part in ranks.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise _error(f"{ranks!r} names no ranks", "ranks", "write numbers and ranges, for example 0,8-15")
+            raise error_of(
+                f"{ranks!r} names no ranks", "ranks", "write numbers and ranges, for example 0,8-15"
+            )
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
 
@@ -73,15 +79,15 @@ def parse_sources(what: str) -> dict[str, bool]:
     asked = [part.strip() for part in what.split(",")]
     unknown = [part for part in asked if part not in SOURCES]
     if unknown:
-        raise _error(f"{unknown[0]!r} is nothing to record", "with", f"choose of {', '.join(SOURCES)}")
+        raise error_of(f"{unknown[0]!r} is nothing to record", "what", f"choose of {', '.join(SOURCES)}")
     if "nsys" in asked and "kineto" in asked:
-        raise _error(
-            "nsys and kineto cannot record at once, both take CUPTI", "with", "record one after the other"
+        raise error_of(
+            "nsys and kineto cannot record at once, both take CUPTI", "what", "record one after the other"
         )
     if not {"nsys", "kineto", "et", "flight-recorder"} & set(asked):
-        raise _error(f"{what!r} adds to a trace, and there is none", "with", "add kineto")
+        raise error_of(f"{what!r} adds to a trace, and there is none", "what", "add kineto")
     if {"stacks", "memory"} & set(asked) and "kineto" not in asked:
-        raise _error("stacks and memory stand in the Kineto trace", "with", "add kineto")
+        raise error_of("stacks and memory stand in the Kineto trace", "what", "add kineto")
     fields = {"stacks": "stack", "flight-recorder": "flight_recorder"}
     return {fields.get(name, name): name in asked for name in SOURCES}
 
@@ -95,10 +101,12 @@ def parse_step_by(step_by: str | None) -> dict[str, Any]:
         return {"step_name": r"^ProfilerStep#\d+$", "marked": True, "kineto": False}
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m)\s*", step_by or "")
     if match is None:
-        raise _error(f"{step_by!r} makes no steps", "step-by", "write optimizer, profiler or a time as 500ms")
+        raise error_of(
+            f"{step_by!r} makes no steps", "step_by", "write optimizer, profiler or a time as 500ms"
+        )
     step_ns = round(float(match[1]) * _UNITS[match[2]])
     if step_ns < _LEAST_STEP_NS:
-        raise _error(f"{step_by} is too short for a step", "step-by", "take 10ms or more")
+        raise error_of(f"{step_by} is too short for a step", "step_by", "take 10ms or more")
     return {"step_ns": step_ns}
 
 
@@ -114,13 +122,18 @@ def expand(out: str) -> str:
         name = match[1]
         if values.get(name) is None:
             why = "is not in the environment" if name in values else "is not known"
-            raise _error(f"{{{name}}} {why}", out, "use {host}, {time}, or {rank} where a launcher sets RANK")
+            raise error_of(
+                f"{{{name}}} of {out} {why}",
+                "out",
+                "use {host}, {time}, or {rank} where a launcher sets RANK",
+            )
         return str(values[name])
 
     return re.sub(r"\{(\w*)\}", value, out)
 
 
-def _error(message: str, where: str, remedy: str) -> Exception:
+def error_of(message: str, option: str, remedy: str) -> Exception:
+    """The CollectError of a parameter of `launch`."""
     from etloom.errors import CollectError
 
-    return CollectError(message, where=where, remedy=remedy)
+    return CollectError(message, option=option, remedy=remedy)

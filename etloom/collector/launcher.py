@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import aftermath, demand, files, nsys
-from .asking import expand, parse_ranks, parse_sources, parse_step_by, parse_window
+from . import aftermath, combining, demand, files, nsys
+from .asking import error_of, expand, parse_ranks, parse_step_by, parse_window
 from .options import VARIABLE, Options, new_scratch, own_version
 
 
@@ -39,7 +39,7 @@ def launch(
     out: str | os.PathLike[str],
     steps: str | None = None,
     *,
-    shapes: bool = True,
+    shapes: bool | None = None,
     stack: bool = False,
     memory: bool = False,
     all_threads: bool = True,
@@ -53,7 +53,7 @@ def launch(
     step_by: str | None = None,
     every: int | None = None,
     length: int | None = None,
-    max_windows: int = 50,
+    max_windows: int | None = None,
     what: str | None = None,
 ) -> Collected:
     """Run `command` and record windows of its training steps into the folder `out`, on every rank it starts.
@@ -137,40 +137,45 @@ def prepared(
     *,
     observer: str,
     max_bytes: int | None,
+    ring: bool,
     ranks: str | None,
     on_demand: int | None,
     step_name: str | None,
     step_by: str | None,
     every: int | None,
     length: int | None,
-    max_windows: int,
+    max_windows: int | None,
     what: str | None,
-    **noted: bool,
+    shapes: bool | None,
+    stack: bool,
+    memory: bool,
+    all_threads: bool,
 ) -> tuple[Options, list[str]]:
     """The options of a launch, and what is worth a warning. Raises CollectError as `launch` does."""
     from etloom.errors import CollectError
 
+    combining.check_windows(locals())
     first, last = parse_window(steps, every, length, on_demand)
     chosen = parse_ranks(ranks)
     if step_name is not None:
         try:
             re.compile(step_name)
         except re.error as error:
-            raise CollectError(f"no regular expression: {error}", where=step_name) from None
-        if step_by is not None:
-            raise CollectError("steps are told twice", where="step-by", remedy="leave out one of the two")
-    if max_bytes is not None and max_bytes < 1 << 20:
-        raise CollectError(f"{max_bytes} bytes are too few", where="max_bytes", remedy="allow 1 MiB or more")
-    if max_windows < 1:
-        raise CollectError(f"{max_windows} windows", where="max-windows", remedy="keep 1 or more")
+            raise error_of(
+                f"{step_name!r} is no regular expression: {error}", "step_name", "mend it"
+            ) from None
+    by = parse_step_by(step_by)
+    found = combining.sources(what, shapes=shapes, stack=stack, memory=memory, ring=ring, step_by=step_by)
+    combining.check_observer(found, observer, ring=ring, max_bytes=max_bytes)
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
-    sources = noted | ({} if what is None else parse_sources(what)) | parse_step_by(step_by)
-    usable, unbuilt = usable_observer(observer) if sources.get("et", True) else (observer, [])
-    if noted.get("ring") and on_demand is not None:
-        if usable != "native" or (what is not None and sources.get("kineto", True)):
-            raise CollectError("only the native observer has a ring", where="ring", remedy="add --with et")
-        sources["kineto"] = False
+    usable, unbuilt = usable_observer(observer) if found["et"] else (observer, [])
+    if ring and usable != "native":
+        raise CollectError(f"no ring: {unbuilt[0]}", remedy="leave out --ring")
+    if max_bytes is not None and usable != "native":
+        unbuilt.append("--max-size does not bound its file")
+    if ring and what is None:
+        unbuilt.append("a ring is recorded without Kineto's trace, which has no bound (--with et says so)")
     folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
     options = Options(
         folder,
@@ -179,13 +184,15 @@ def prepared(
         last,
         observer=usable,
         max_bytes=max_bytes,
+        ring=ring,
         ranks=chosen,
         on_demand=on_demand,
         every=every,
-        max_windows=max_windows,
+        max_windows=max_windows or Options.max_windows,
+        all_threads=all_threads,
         etloom=own_version(),
         command=tuple(command),
-        **{"step_name": step_name, **sources},
+        **{"step_name": step_name, **found, **by},
     )
     return options, unbuilt
 
@@ -220,10 +227,8 @@ def environment_of(options: Options) -> dict[str, str]:
 
 def usable_observer(wanted: str) -> tuple[str, list[str]]:
     """The observer to use and, where it is not the one that is wanted, a line that says why."""
-    from etloom.errors import CollectError
-
     if wanted not in ("native", "stock"):
-        raise CollectError(f"{wanted!r} is no observer", where="observer", remedy="choose native or stock")
+        raise error_of(f"{wanted!r} is no observer", "observer", "choose native or stock")
     if wanted == "stock":
         return wanted, []
     from .observer import BuildError, build

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import files
-from .asking import expand, parse_sources, parse_steps
+from . import combining, files
+from .asking import expand, parse_steps
 from .options import Options, new_scratch, own_version
 from .ranks import current_rank
 from .recorder import Recorder
@@ -45,7 +45,7 @@ def record(
     out: str | os.PathLike[str],
     *,
     steps: str | None = None,
-    shapes: bool = True,
+    shapes: bool | None = None,
     stack: bool = False,
     memory: bool = False,
     all_threads: bool = True,
@@ -77,9 +77,8 @@ def record(
     from .launcher import usable_observer
 
     first, last = parse_steps(steps)
-    noted: dict[str, Any] = {"shapes": shapes, "stack": stack, "memory": memory}
-    if what is not None:
-        noted = dict(parse_sources(what))
+    found = combining.sources(what, shapes=shapes, stack=stack, memory=memory, ring=ring)
+    combining.check_observer(found, observer, ring=ring, max_bytes=max_bytes)
     folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
     files.claim(folder, overwrite, *current_rank())
     usable, unbuilt = usable_observer(observer)
@@ -94,7 +93,7 @@ def record(
         ring=ring,
         etloom=own_version(),
         command=tuple(sys.orig_argv),
-        **noted,
+        **found,
     )
     recorder = Recorder(options)
     for line in unbuilt:

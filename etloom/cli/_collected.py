@@ -1,0 +1,73 @@
+"""What `etloom collect` does after the command: PyTorch's format, the length of a sequence, the closing line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from etloom.cli._guard import say
+from etloom.errors import EtloomError
+
+
+def held(folder: Path) -> str:
+    """The steps and operators of a window, as its ranks sealed it; empty where they do not say."""
+    from etloom.collector import files
+    from etloom.collector.words import counted, runs
+
+    ranks = files.sealed_ranks(folder)
+    steps = sorted({step for facts in ranks for step in facts.get("steps") or ()})
+    operators = [facts.get("operators") for facts in ranks]
+    told = [f"step{'s' * (len(steps) > 1)} {runs(steps)}" if steps else "no whole step"] if ranks else []
+    if told and None not in operators:
+        told.append(counted(sum(operators), "operator"))  # type: ignore[arg-type]
+    return "".join(f", {part}" for part in told)
+
+
+@contextlib.contextmanager
+def afterwards(lost: str) -> Iterator[None]:
+    """The job has ended and its exit status stands: what fails now is one line that begins with what is `lost`."""
+    from polars.exceptions import PanicException  # a BaseException
+
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads what we say, either
+        raise
+    except (EtloomError, OSError) as error:
+        say(f"{lost}: {error}")
+    except (Exception, PanicException) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        say(f"{lost}: {why[:300]}")
+
+
+def convert_observed(path: Path, target: Path) -> None:
+    """Put an observer's file into PyTorch's format beside it, for other tools."""
+    from etloom import convert
+
+    convert(path, target, "execution-trace")
+
+
+def note_sequence(folder: Path) -> None:
+    """The length of a sequence, for the card: of the indices that embeddings look up, where all agree."""
+    import polars as pl
+
+    import etloom
+    from etloom.collector import files
+
+    recorded = min(folder.glob("observer_*.etob"), default=None)
+    if recorded is None:
+        return
+    trace = cast("etloom.Trace", etloom.read(recorded))
+    lookups = trace.nodes.filter(pl.col("name").cast(pl.String) == "aten::embedding").select(node="id")
+    indices = trace.tensors.filter(pl.col("io") == 0, pl.col("index") == 1).join(lookups, on="node")
+    # A nested tensor has no shape.
+    shapes = [json.loads(shape) for shape in indices["shape"].cast(pl.String).drop_nulls()]
+    lengths = {shape[-1] for shape in shapes if len(shape) > 1}
+    if len(lengths) == 1:
+        files.note_sequence(folder, lengths.pop())
+
+
+def ranks_of(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
