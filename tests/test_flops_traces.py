@@ -117,6 +117,7 @@ def test_the_time_of_a_call_is_the_union_of_its_kernels(
         tf32=pl.lit(False),
         bus=pl.lit(False),
         product=pl.lit(True),
+        gradient=pl.lit(""),
     )
     found = _flops_counted._by_owner(work)
     alone = sorted(dur for call, _, dur in kernels if call < 0)
@@ -489,6 +490,7 @@ def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
         ),
         ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "elementwise"),
         ("void vllm::rms_norm_kernel<c10::BFloat16, 8>(attention*)", "normalisation"),
+        ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16>(unsigned short*)", "copy"),
     ],
 )
 def test_kernels_tell_their_family_by_their_own_name(name: str, family: str) -> None:
@@ -574,3 +576,25 @@ def test_the_execution_trace_says_the_types_that_kineto_leaves_out(data: Path) -
     alone = row(etloom.open(data / "cpu" / "ddp_2" / "kineto_trace_0.json.gz"), "flops", "aten::cat")
     assert together["bytes"] > 0
     assert alone["bytes"] is None
+
+
+def test_what_has_no_flops_is_named(tmp_path: Path) -> None:
+    made = product(100).kernel("gemm", 110, 2000, 100)
+    made.operator("vllm::moe_forward", 300, 100, [[888, 3072], [888, 128], []])
+    made.kernel("bmm_MxE4m3", 310, 2200, 250).kernel("finalizeKernel", 320, 2450, 50)
+    made.kernel("elementwise_kernel", None, 2600, 100).open(tmp_path)
+
+    def said(name: str, *flags: str) -> str:
+        return CliRunner().invoke(app, ["analyze", name, str(tmp_path), *flags, "--format", "csv"]).stderr
+
+    lacking = "etloom: neither flops nor bytes are known of 2 calls, 80.0 % of the time"
+    named = "vllm::moe_forward (60.0 %), elementwise kernels of no known operator (20.0 %)"
+    assert said("flops") == f"{lacking}: {named}\n"
+    assert said("flops", "--top", "1").endswith(f"{lacking}: {named}\n"), "of all rows, shown or not"
+    assert said("flops", "--by", "family") == f"{lacking}: gemm (60.0 %), elementwise (20.0 %)\n"
+    assert said("flops", "--by", "all") == f"{lacking}\n"
+    assert said("flops", "--name", "aten::mm") == ""
+    assert said("mfu") == (
+        "etloom: no flops are known of up to 75.0 % of the time of matrix work: the utilisations are too low; "
+        "`etloom analyze flops` says of what\n"
+    )

@@ -29,6 +29,9 @@ _BUS = r"HtoD|DtoH|Pinned|Pageable|PtoP|HostToDevice|DeviceToHost"
 _SUM_OF_PARTS = r"(?i)split_?k_?reduce|reduce_?split_?k"
 """Kernels that sum the parts of a product that was split along k; they count as gemm and are no product."""
 _TF32 = r"(?i)tf32|s1688|nvjet_s"
+_OF_INPUT, _OF_WEIGHT = r"(?i)dgrad|igemm_bwd", r"(?i)wgrad|igemm_wrw"
+"""Which gradient of a convolution a kernel is part of, as cuDNN, CUTLASS and MIOpen call them."""
+_LAYOUT = r"nchwToNhwc|nhwcToNchw"
 
 
 def counted(trace: Trace) -> pl.DataFrame:
@@ -61,7 +64,7 @@ def counted(trace: Trace) -> pl.DataFrame:
         pl.Series("costed", costed), pl.Series("recomputed", costed & again[at])
     )
     units = _checked(trace, with_costs(trace, units))
-    units = with_derived(trace, units, parent).drop("products")
+    units = with_derived(trace, units, parent).drop("products", "gradients")
     return units.with_columns(
         known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null(),
         family=pl.when("costed").then("family").otherwise("kernel_family"),
@@ -98,7 +101,8 @@ def families(names: pl.Series) -> pl.Series:
 def kernels(trace: Trace, parent: Rows | None = None, chosen: Mask | None = None) -> pl.DataFrame:
     """Device work with the call it belongs to: id, kind, name, step, ts, dur, end, row (of the call in events, else of
     the operator that launched it, -1 where unknown), kernel_family, tf32, bus, product (whether
-    it is one by itself, where its family is gemm).
+    it is one by itself, where its family is gemm), gradient (of a convolution: "input", "weight", "" of a kernel that
+    computes and does not say, null of others).
 
     Raises AnalysisError for a trace without device work.
     """
@@ -110,7 +114,13 @@ def kernels(trace: Trace, parent: Rows | None = None, chosen: Mask | None = None
         tf32=name.str.contains(_TF32),
         product=~name.str.contains(_SUM_OF_PARTS),
         bus=name.str.contains(_BUS),
-    )
+        gradient=pl.when(name.str.contains(_OF_INPUT))
+        .then(pl.lit("input"))
+        .when(name.str.contains(_OF_WEIGHT))
+        .then(pl.lit("weight"))
+        .when(~name.str.contains(f"{_SUM_OF_PARTS}|{_LAYOUT}"))
+        .then(pl.lit("")),
+    ).with_columns(pl.when(pl.col("kernel_family").is_in(["gemm", "convolution"])).then("gradient"))
     work = work.join(names, on=["kind", "name"], how="left", maintain_order="left")
     if parent is None or chosen is None:
         parent = row_of(trace.events, trace.events["parent"])
@@ -170,7 +180,8 @@ def _above(parent: Rows, rows: Rows) -> Rows:
 
 def _by_owner(work: pl.DataFrame) -> pl.DataFrame:
     """A row a call, and one a kernel without, with row, step, kernel_family (of the longest), kernels, time_ns, tf32,
-    bus, products (how many of its kernels are matrix products), basis."""
+    bus, products (how many of its kernels are matrix products), gradients (of a convolution, 0 where the names of its
+    kernels do not tell how many), basis."""
     # Where no operator is known each kernel stands for itself.
     own = pl.when(pl.col("row") < 0).then(pl.col("id").cast(pl.Int64)).otherwise(-1)
     work = work.with_columns(own=own).sort("row", "own", "ts")
@@ -187,6 +198,8 @@ def _by_owner(work: pl.DataFrame) -> pl.DataFrame:
     before = np.append(0, latest[:-1])
     before[begins] = start[begins]
     fresh = np.clip(end - np.maximum(start, before), 0, None)
+    sides = pl.col("gradient").replace("", None).drop_nulls().n_unique()
+    says = (pl.col("gradient") != "").all()
     return (
         work.with_columns(pl.Series("of", of), pl.Series("fresh", fresh))
         .group_by("of", maintain_order=True)
@@ -197,6 +210,8 @@ def _by_owner(work: pl.DataFrame) -> pl.DataFrame:
             pl.col("fresh").sum().alias("time_ns"),
             pl.col("tf32", "bus").any(),
             (pl.col("product") & (pl.col("kernel_family") == "gemm")).sum().cast(pl.Int64).alias("products"),
+            # What does not say its gradient may be of either: then only both together are known to be two.
+            pl.when((sides == 2) | says).then(sides.cast(pl.Int64)).otherwise(0).alias("gradients"),
         )
         .with_columns(basis=pl.lit("device"))
     )
@@ -216,6 +231,7 @@ def _host_units(events: pl.DataFrame, parent: Rows, chosen: Mask) -> pl.DataFram
             "kernel_family": np.where(talks[rows], "communication", "other"),
             "kernels": np.zeros(rows.size, np.int64),
             "products": np.zeros(rows.size, np.int64),
+            "gradients": np.zeros(rows.size, np.int64),
             "time_ns": np.where(chosen, events["dur"].fill_null(0).to_numpy(), own)[rows],
         },
         schema_overrides={"kernel_family": pl.String},

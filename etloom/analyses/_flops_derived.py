@@ -6,11 +6,13 @@ operator to its forward one (the handoffs of kind fwd_bwd), and two things then 
 
 - Of a matrix product (m, k) x (k, n) each gradient is one product of the same m n k. So every product that is seen in
   the backward operator, be it an operator (aten::mm) or a kernel, costs what forward did; two there are at most.
+- Each gradient of a convolution costs what forward did. How many there are (a frozen weight has none, nor has the
+  image a network begins with) is known where the names of the kernels say it: dgrad, wgrad.
 - Of fused attention with keys and values of one size, backward is five products where forward is two; one of the
   five, the scores, is worked out a second time.
 
-Where forward was several products or backward shows more than it can hold, and of convolutions, whose gradients are
-split into kernels in many ways, nothing is said. Bytes are not derived.
+Where forward was several products or backward shows more than it can hold, and of convolutions of which some kernel
+does not tell what it is for, nothing is said. Bytes are not derived.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from etloom.stacks import nearest, row_of
 from etloom.trace import Trace
 
 Rows = NDArray[np.int64]
-_DERIVED = ("gemm", "attention")
+_DERIVED = ("gemm", "attention", "convolution")
 _PRODUCTS = 2
 """Of a matrix product: the gradients of its two factors."""
 
 
 def with_derived(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFrame:
-    """units (row, costed, family, kernel_family, products, flops, model_flops, dtype, dims) with the flops, model_flops
-    and dtype that follow from forward where a unit has none."""
+    """units (row, costed, family, kernel_family, products, gradients, flops, model_flops, dtype, dims) with the flops,
+    model_flops and dtype that follow from forward where a unit has none."""
     joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
     events, rows = trace.events, units["row"].to_numpy()
     after, event = row_of(events, joins["after"]), row_of(events, joins["event"])
@@ -78,18 +80,22 @@ def with_derived(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFram
     )
     gemm = (pl.col("sort") == "gemm") & (pl.col("products") > 0) & (pl.col("shown") <= _PRODUCTS)
     attention = (pl.col("sort") == "attention") & pl.col("square") & pl.col("alone")
+    convolution = (pl.col("sort") == "convolution") & (pl.col("gradients") > 0) & pl.col("alone")
     told = asked.select(
         "unit",
-        pl.when(gemm)
-        .then(pl.col("products") * pl.col("done"))
-        .when(attention)
-        .then(pl.col("done") * 5 // 2)
-        .alias("of_flops"),
-        pl.when(gemm)
-        .then(pl.col("products") * pl.col("done"))
-        .when(attention)
-        .then(pl.col("done") * 2)
-        .alias("of_model"),
+        *(
+            pl.when(gemm)
+            .then(pl.col("products") * pl.col("done"))
+            .when(convolution)
+            .then(pl.col("gradients") * pl.col("done"))
+            .when(attention)
+            .then(of_attention)
+            .alias(name)
+            for name, of_attention in (
+                ("of_flops", pl.col("done") * 5 // 2),
+                ("of_model", pl.col("done") * 2),
+            )
+        ),
         of_dtype="done_in",
     ).drop_nulls("of_flops")
     return (

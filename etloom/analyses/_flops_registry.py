@@ -54,6 +54,10 @@ def entry(operator: str) -> Entry | None:
 _NOT_FBGEMM = r"(?:^|[^b]|[^f]b)gemm"
 _KERNELS = (
     ("embedding", r"(?i)embedding_(?:codegen|backward|bag|dense)|index_?select|gather_kernel"),
+    (
+        "copy",
+        r"(?i)reshape_and_cache",
+    ),  # keys and values into the pages of a cache; named after whose layout that is
     ("attention", r"(?i)flash|fmha|attention|attn_|_attn|sdpa"),
     (
         "convolution",

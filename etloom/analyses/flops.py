@@ -15,6 +15,8 @@ torch.utils.flop_counter's, but for the mask of causal attention and the groups 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
 
 from etloom.analyses._activity import answer, check_top, in_step, percent_of_all
@@ -36,6 +38,9 @@ COLUMNS = {
     "time_pct": pl.Float64,
     "covered_pct": pl.Float64,
 }
+_NAMED = 3
+_LEAST_PCT = 0.1
+"""How many of the operators without flops a sentence names, and of how much of the time."""
 _KEYS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["family"], "all": []}
 
 
@@ -68,3 +73,27 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
     table = answer(table, COLUMNS)
     keys, descending = ("time_ns", "flops", "family", "name"), (True, True, False, False)
     return table.sort(keys, descending=descending, nulls_last=True).head(top)
+
+
+def remarks(table: pl.DataFrame) -> Iterator[str]:
+    """Of what neither flops nor bytes are known, for who reads the table in a terminal."""
+    lacking = table.filter(pl.col("counted") < pl.col("calls")).with_columns(
+        lost=pl.col("time_pct") * (1 - pl.col("covered_pct").fill_null(0) / 100) / table["rank"].n_unique(),
+        lacks=pl.col("calls") - pl.col("counted"),
+        who=pl.coalesce("name", pl.format("{} kernels of no known operator", "family"))
+        if table["name"].count()
+        else pl.col("family"),
+    )
+    if lacking.is_empty():
+        return
+    who = lacking.group_by("who").agg(pl.col("lost", "lacks").sum())
+    who = who.drop_nulls("who").sort("lost", "lacks", "who", descending=(True, True, False), nulls_last=True)
+    timed = lacking["lost"].count() > 0
+    each = [
+        f"{name} ({lost:.1f} %)" if timed else f"{name} ({lacks:,} calls)"
+        for name, lost, lacks in who.head(_NAMED).iter_rows()
+        if not timed or lost >= _LEAST_PCT
+    ]
+    share = f", {lacking['lost'].sum():.1f} % of the time" if timed else ""
+    names = f": {', '.join(each)}{', ...' if who.height > _NAMED else ''}" if each else ""
+    yield f"neither flops nor bytes are known of {lacking['lacks'].sum():,} calls{share}{names}"

@@ -17,6 +17,7 @@ peaks are known. Definitions: MFU, Chowdhery et al. 2022 (PaLM); HFU, Korthikant
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
@@ -79,3 +80,13 @@ def _of(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:
     most = known.group_by("precision").agg(pl.col("flops").sum()).sort("flops", "precision")["precision"][-1]
     peak = flops / needed / 1e3
     return (most, peak, model, flops, flops / dur / 1e3, 100 * wanted / dur, 100 * needed / dur, covered)
+
+
+def remarks(table: pl.DataFrame) -> Iterator[str]:
+    """What the utilisations leave out, for who reads them in a terminal."""
+    least = table["covered_pct"].min()
+    if isinstance(least, float) and least < 100:
+        yield (
+            f"no flops are known of up to {100 - least:.1f} % of the time of matrix work: the utilisations are too "
+            "low; `etloom analyze flops` says of what"
+        )

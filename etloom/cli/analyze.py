@@ -135,8 +135,8 @@ def _command(name: str) -> Any:
         if top is not None and top >= 1:
             chosen["top"] = ALL_ROWS  # so that it can be said how many are left out
         part, answer = _answer(open_job(path, rank_pattern, strict, jobs, cache), filters, name, chosen)
-        answer, left_out = _first_rows(answer, top)
-        emit(answer, format, out)
+        shown, left_out = _first_rows(answer, top)
+        emit(shown, format, out)
         if left_out:
             say(left_out)
         if module.SCOPE == "rank":
