@@ -169,7 +169,7 @@ class Recorder:
         if window.started:
             window.end_step()
             if over:
-                self._close("", in_background=True)
+                self._close("the window was over", in_background=True)
             else:
                 window.begin_step(self.count)
         elif over:
