@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+import small
 from small import slice_
 
 import etloom
 from etloom import registry
+from etloom.analyses import findings
+from etloom.cli._findings import as_paragraphs
 from etloom.patterns import View
 from etloom.trace import Job, Trace
 
@@ -440,3 +444,40 @@ def test_costs_are_within_the_run_and_ranked(data: Path) -> None:
 def test_every_pattern_is_tried_here() -> None:
     text = Path(__file__).read_text()
     assert [name for name in registry.names("patterns") if f'"{name}"' not in text] == []
+
+
+def test_findings_are_told_in_lines_that_fit_a_page(
+    tmp_path: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    small.write_run(tmp_path / "run")
+    status, out, err = call("analyze", "findings", tmp_path / "run", "--no-cache")
+    assert (status, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 100
+    rows = etloom.analyze(etloom.open(tmp_path / "run", use_cache=False), "findings")
+    paragraphs = [" ".join(text.split()) for text in out.split("\n\n")]
+    assert len(paragraphs) == rows.height > 0
+    for told, row in zip(paragraphs, rows.iter_rows(named=True), strict=True):
+        assert f"{row['title']} -> {row['advice']} rank {row['rank']}" in told
+        assert f": {row['pattern']} ({row['confidence']} confidence)" in told
+    assert json.loads(call("analyze", "findings", tmp_path / "run", "--format", "json")[1]) == rows.to_dicts()
+
+
+def test_a_name_steers_no_terminal_and_a_rank_is_named_once() -> None:
+    row = dict.fromkeys(findings.COLUMNS) | {
+        "pattern": "stragglers",
+        "rank": 1,
+        "ranks": 3,
+        "cost_ns": 1_500_000,
+    }
+    row |= {
+        "confidence": "low",
+        "title": "\x1b[2Jlate",
+        "advice": "wait",
+        "count": 1,
+        "name": "rank 1",
+        "step": 4,
+    }
+    told = as_paragraphs(pl.DataFrame([row], schema=findings.COLUMNS), False)
+    assert told == (
+        "1.500 ms: stragglers (low confidence)\n  \\x1b[2Jlate\n  -> wait\n  rank 1 and 2 more; 1 time; step 4\n"
+    )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from etloom.cli._findings import are_findings, as_paragraphs
 from etloom.cli._guard import printable, say
 from etloom.errors import EtloomError
 
@@ -49,7 +50,9 @@ def emit(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
     chosen = chosen_format(format, out)
     if chosen is Format.parquet and out is None and sys.stdout.isatty():
         raise EtloomError("Parquet is no text for a terminal", where="stdout", remedy="add --out FILE")
-    if chosen is Format.table:
+    if chosen is Format.table and are_findings(frame):
+        write_text(as_paragraphs(frame, out is None and sys.stdout.isatty()), out)
+    elif chosen is Format.table:
         empty = [name for name in frame.columns if 0 < frame.height == frame[name].null_count()]
         if empty:
             say(f"not shown, since no row has any: {', '.join(empty)}")

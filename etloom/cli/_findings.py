@@ -1,0 +1,62 @@
+"""Findings as text: a table of them would be as wide as its longest advice."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from etloom.cli._guard import printable
+
+if TYPE_CHECKING:
+    import polars as pl
+
+WIDEST = 100
+_PLACE = ("step", "stream", "operator", "module", "frame", "name", "event")
+
+
+def are_findings(frame: pl.DataFrame) -> bool:
+    """Whether the rows are findings, whatever else they hold."""
+    return {"pattern", "cost_ns", "title", "advice"} <= set(frame.columns)
+
+
+def as_paragraphs(frame: pl.DataFrame, to_terminal: bool) -> str:
+    """A paragraph a finding, no line longer than the terminal or `WIDEST`: what it costs, what happens, what to do,
+    where."""
+    width = min(WIDEST, shutil.get_terminal_size().columns) if to_terminal else WIDEST
+    several = frame["ranks"].max() != 1 or frame["rank"].n_unique() > 1
+    bold = ("\x1b[1m", "\x1b[0m") if to_terminal and sys.stdout.isatty() else ("", "")
+    paragraphs = []
+    for row in frame.iter_rows(named=True):
+        head, *rest = _lines(row, several)
+        wrapped = [
+            textwrap.fill(
+                line,
+                max(width, 40),
+                initial_indent="  ",
+                subsequent_indent="  ",
+                break_on_hyphens=False,
+            )
+            for line in map(printable, rest)
+        ]
+        paragraphs.append("\n".join([f"{bold[0]}{printable(head)}{bold[1]}", *wrapped]))
+    return "\n\n".join(paragraphs) + "\n" if paragraphs else ""
+
+
+def _lines(row: Mapping[str, Any], several: bool) -> Iterator[str]:
+    from etloom.reports.names import shortened
+    from etloom.reports.text import count, duration
+
+    share = f", {row['pct']:.1f} % of the run" if row["pct"] is not None else ""
+    if row["step_pct"] is not None:
+        share += f", {row['step_pct']:.1f} % of its steps"
+    yield f"{duration(row['cost_ns'])}{share}: {row['pattern']} ({row['confidence']} confidence)"
+    yield row["title"]
+    yield f"-> {row['advice']}"
+    ranks = f"rank {row['rank']}" + (f" and {row['ranks'] - 1:,} more" if row["ranks"] > 1 else "")
+    place = [ranks] if several else []
+    place.append(count(row["count"], "time"))
+    told = {**row, "name": None if row["name"] == f"rank {row['rank']}" else shortened([row["name"]])[0]}
+    yield "; ".join([*place, *(f"{name} {told[name]}" for name in _PLACE if told[name] is not None)])
