@@ -15,8 +15,10 @@ Points are numbered in an order in which every edge goes forward, so that each a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,8 @@ from etloom import _native
 Ticks = NDArray[np.int64]
 Numbers = NDArray[np.int32]
 Codes = NDArray[np.uint8]
+Parts = list[NDArray[Any]]
+"""A column in parts; of several rows of one value a part may be that value, repeated without a copy."""
 
 
 class Role(IntEnum):
@@ -68,10 +72,10 @@ class Graph:
 
     Of points: ``time`` int64 ns as recorded, ``event`` int32 (the id in `events` of its rank, -1 for none),
     ``role`` uint8 (`Role`), ``rank`` int32 (-1 of an arrival, which is of no rank).
-    Of edges, sorted by target: ``source`` int32, ``floor`` and ``excess`` int64 ns, ``kind`` uint8 (`Kind`),
-    ``owner`` int32 (the id of the event whose time it is, -1 for none; of the target's rank or, where that has
-    none, of the source's). ``first`` int32 (n + 1): the edges into v are first[v] to first[v + 1].
-    ``dropped`` int64: how many edges of each `Kind` would not go forward and were left out.
+    Of edges, sorted by target: ``source`` int32, ``floor`` int64 ns, ``kind`` uint8 (`Kind`), ``owner`` int32 (the id
+    of the event whose time it is, -1 for none; of the target's rank or, where that has none, of the source's).
+    ``first`` int32 (n + 1): the edges into v are first[v] to first[v + 1]. ``dropped`` int64: how many edges of each
+    `Kind` would not go forward and were left out.
     """
 
     time: Ticks
@@ -81,7 +85,6 @@ class Graph:
     first: Numbers
     source: Numbers
     floor: Ticks
-    excess: Ticks
     kind: Codes
     owner: Numbers
     dropped: Ticks
@@ -107,9 +110,15 @@ class Graph:
         the recording took; what a point took beyond all its floors becomes the excess of the edge that binds
         it, or of all that do. Raises ValueError for an edge to a point that is not there.
         """
-        columns: dict[str, NDArray[Any]] = {"time": time, "event": event, "role": role, "rank": rank}
-        columns |= {"source": source, "target": target, "floor": floor, "kind": kind, "owner": owner}
-        return ordered(columns)
+        points: dict[str, Parts] = {"time": [time], "event": [event], "role": [role], "rank": [rank]}
+        edges: dict[str, Parts] = {
+            "source": [source],
+            "target": [target],
+            "floor": [floor],
+            "kind": [kind],
+            "owner": [owner],
+        }
+        return ordered(points, edges)
 
     def __len__(self) -> int:
         """The number of points."""
@@ -122,6 +131,13 @@ class Graph:
     def target(self) -> Numbers:
         """The target of each edge."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first))
+
+    @cached_property
+    def excess(self) -> Ticks:
+        """Of each edge what the recording took beyond the floors of all edges into its target, if it is one of those
+        that bind it, else 0; int64 ns. Made when it is first asked for."""
+        excess: Ticks = _native.excess(self.first, self.source, self.time, self.floor)
+        return excess
 
     @property
     def lag(self) -> Ticks:
@@ -137,26 +153,30 @@ class Graph:
     @property
     def residual(self) -> Ticks:
         """Of each point the excess of the edges that bind it; 0 of a point that no edge leads to."""
-        most = np.zeros(len(self), np.int64)
-        some = np.flatnonzero(self.excess)
-        np.maximum.at(most, np.searchsorted(self.first, some, side="right") - 1, self.excess[some])
-        return most
+        residual: Ticks = _native.residual(self.first, self.source, self.time, self.floor)
+        return residual
 
 
-def ordered(columns: dict[str, NDArray[Any]]) -> Graph:
-    """`Graph.of` these columns, which are taken out of the dictionary so that none is there twice for long."""
-    order, first, source, edges, left = _native.order_points(
-        columns["time"], columns.pop("source"), columns.pop("target")
+def ordered(points: Mapping[str, Parts], edges: Mapping[str, Parts]) -> Graph:
+    """`Graph.of` columns in parts, one at least, which are taken out of their lists so that none is there twice for
+    long."""
+    order = _native.order_points(points["time"], edges["source"], edges["target"])
+    columns = {name: _gathered(points[name], order) for name in ("time", "event", "role", "rank")}
+    first, source, floor, kind, owner, left = _native.order_edges(
+        order, columns["time"], *(edges[name] for name in ("source", "target", "floor", "kind", "owner"))
     )
-    columns["dropped"] = np.bincount(columns["kind"][left], minlength=len(Kind)).astype(np.int64)
-    for name in ("time", "event", "role", "rank"):
-        columns[name] = columns[name][order]
-    del order
-    for name in ("floor", "kind", "owner"):
-        columns[name] = columns[name][edges]
-    del edges
-    excess = _native.bind_floors(first, source, columns["time"], columns["floor"])
-    return Graph(first=first, source=source, excess=excess, **columns)
+    dropped = np.bincount(left, minlength=len(Kind)).astype(np.int64)
+    return Graph(**columns, first=first, source=source, floor=floor, kind=kind, owner=owner, dropped=dropped)
+
+
+def _gathered(parts: Parts, order: Numbers) -> NDArray[Any]:
+    """The values of a column in this order; the parts are dropped."""
+    taken = [part for part in parts if part.size] or parts[:1]
+    parts.clear()
+    if taken[0].size and all(part.strides == (0,) and part[0] == taken[0][0] for part in taken):
+        return np.broadcast_to(taken[0][0], len(order))
+    values: NDArray[Any] = _native.gather(taken, order)
+    return values
 
 
 def schedule(graph: Graph, lag: Ticks | None = None, start: Ticks | None = None) -> Ticks:
@@ -165,13 +185,9 @@ def schedule(graph: Graph, lag: Ticks | None = None, start: Ticks | None = None)
     An edge that is to be gone has the lag `NEVER`. Raises ValueError for arrays of another length.
     """
     time = np.array(graph.time if start is None else start, dtype=np.int64)
-    _native.schedule(graph.first, graph.source, *_lags(graph, lag), time)
+    lag = graph.lag if lag is None else np.ascontiguousarray(lag, dtype=np.int64)
+    _native.schedule(graph.first, graph.source, lag, time)
     return time
-
-
-def _lags(graph: Graph, lag: Ticks | None) -> tuple[Ticks, Ticks | None]:
-    """What the native sweeps add up to the lag of each edge: by default `Graph.lag`, without making it."""
-    return (graph.floor, graph.excess) if lag is None else (np.ascontiguousarray(lag, dtype=np.int64), None)
 
 
 NEVER = np.int64(-(2**61))
@@ -195,10 +211,17 @@ def longest_path(
     """
     if not len(graph):
         return np.zeros(0, np.int32)
+    # Among floors, at the recorded times, those bind that have excess.
+    lag = _lags(graph, time) if lag is None else np.ascontiguousarray(lag, dtype=np.int64)
     time = graph.time if time is None else time
     at = end if end is not None else int(np.argmax(time))
-    path: Numbers = _native.walk_back(graph.first, graph.source, *_lags(graph, lag), time, graph.kind, at)
+    path: Numbers = _native.walk_back(graph.first, graph.source, lag, time, graph.kind, at)
     return path
+
+
+def _lags(graph: Graph, time: Ticks | None) -> Ticks:
+    """The lags as which sweeps take those of the graph: floors where the times are the recorded ones."""
+    return graph.floor if time is None else graph.lag
 
 
 def slack(
@@ -208,13 +231,15 @@ def slack(
 
     ends: points that must not come later than they do (default: no point may come after the last one).
     """
+    recorded = graph.time if time is None and lag is None else None
+    lag = _lags(graph, time) if lag is None else np.ascontiguousarray(lag, dtype=np.int64)
     time = graph.time if time is None else time
     bound = np.full(len(graph), time.max() if len(time) else 0, np.int64)
     if ends is not None:
         # Far, and yet no lag that is taken from it wraps around.
         bound[:] = np.iinfo(np.int64).max // 2
         bound[np.asarray(ends)] = time[np.asarray(ends)]
-    _native.latest(graph.first, graph.source, *_lags(graph, lag), bound)
+    _native.latest(graph.first, graph.source, lag, recorded, bound)
     bound -= time
     return bound
 
@@ -247,7 +272,7 @@ def subgraph(graph: Graph, points: NDArray[np.bool_]) -> Graph:
 
 @dataclass(frozen=True, eq=False)
 class Contraction:
-    """A graph of fewer points with the same times.
+    """A graph of fewer points with the same times, which are recorded in it: those that the lags give.
 
     ``graph`` holds the points into which several edges lead, and the sources: ``kept`` (numbers in the whole
     graph). Every other point v comes ``offset[v]`` after the kept point ``head[v]`` (a number in ``graph``).
@@ -267,7 +292,11 @@ class Contraction:
 
 def contract(graph: Graph, lag: Ticks | None = None) -> Contraction:
     """Merge every point into which one edge leads with that edge's source, by pointer doubling."""
-    lag = graph.lag if lag is None else lag
+    time, floor = graph.time, graph.floor
+    if lag is None:
+        lag = graph.lag
+    else:
+        time, floor = schedule(graph, lag), lag
     degree = np.diff(graph.first)
     single = degree == 1
     head = np.arange(len(graph), dtype=np.int32)
@@ -287,14 +316,13 @@ def contract(graph: Graph, lag: Ticks | None = None) -> Contraction:
     source = graph.source[edges]
     smaller = replace(
         graph,
-        time=graph.time[kept],
+        time=time[kept],
         event=graph.event[kept],
         role=graph.role[kept],
         rank=graph.rank[kept],
         first=np.concatenate([[0], np.cumsum(degree[kept])]).astype(np.int32),
         source=number[head[source]],
-        floor=lag[edges] - graph.excess[edges] + offset[source],
-        excess=graph.excess[edges],
+        floor=floor[edges] + offset[source],
         kind=graph.kind[edges],
         owner=graph.owner[edges],
     )

@@ -3,7 +3,9 @@
 #include <nanobind/nanobind.h>
 
 void bind_align(nanobind::module_& module);
+void bind_codes(nanobind::module_& module);
 void bind_graph(nanobind::module_& module);
+void bind_order(nanobind::module_& module);
 void bind_tour(nanobind::module_& module);
 void bind_nesting(nanobind::module_& module);
 void bind_parsers(nanobind::module_& module);

@@ -4,8 +4,10 @@
 NB_MODULE(_native, module) {
     module.doc() = "Native parts of etloom: trace files to columns, stack nesting.";
     bind_align(module);
+    bind_codes(module);
     bind_graph(module);
-    bind_tour(module);
     bind_nesting(module);
+    bind_order(module);
     bind_parsers(module);
+    bind_tour(module);
 }

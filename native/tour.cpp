@@ -11,7 +11,7 @@
 namespace {
 
 // The marked rows lane by lane, each by start and depth, so that what is around comes first.
-std::vector<int32_t> lane_by_lane(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int16_t> depth) {
+Paged<int32_t> lane_by_lane(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int16_t> depth) {
     const size_t all = lane.shape(0);
     std::vector<size_t> at;
     size_t count = 0;
@@ -23,7 +23,7 @@ std::vector<int32_t> lane_by_lane(In<bool> marked, In<int32_t> lane, In<int64_t>
         ++count;
     }
     for (size_t l = 1; l < at.size(); ++l) at[l] += at[l - 1];
-    std::vector<int32_t> rows(count);
+    Paged<int32_t> rows(count);
     for (size_t row = 0; row < all; ++row)
         if (marked(row)) rows[at[lane(row)]++] = static_cast<int32_t>(row);
     // A table in the order of time needs no more than this.
@@ -49,12 +49,12 @@ nb::tuple tour(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int64_t>
     if (calls.shape(0) != submit.shape(0)) throw nb::value_error("the columns of the calls differ in length");
     for (size_t row = 0; row < all; ++row)
         if (lane(row) < 0) throw nb::value_error("there is no such lane");
-    std::vector<int32_t> event, before, places[2], submission(calls.shape(0), -1);
-    std::vector<uint8_t> role;
-    std::vector<int64_t> time;
+    Paged<int32_t> event, before, places[2], submission(calls.shape(0), -1);
+    Paged<uint8_t> role;
+    Paged<int64_t> time;
     {
         nb::gil_scoped_release release;
-        const std::vector<int32_t> rows = lane_by_lane(marked, lane, start, depth);
+        const Paged<int32_t> rows = lane_by_lane(marked, lane, start, depth);
         const size_t n = rows.size();
         for (auto* each : {&event, &before}) each->reserve(2 * n + n / 4);
         role.reserve(2 * n + n / 4);

@@ -76,6 +76,75 @@ def test_every_edge_of_an_acyclic_draft_is_kept_and_goes_forward(draft):
     assert pairs == [edges[e][:2] for e in graph.owner]
 
 
+def slow_order(times: list[int], edges: list[tuple[int, int, int]]) -> list[int]:
+    """Places by time; of equal times those that wait for none, then those that waited for these, the lowest first,
+    which also goes on where all wait for each other."""
+    found = []
+    for now in sorted(set(times)):
+        tied = [v for v in range(len(times)) if times[v] == now]
+        inner = [(u, v) for u, v, _ in edges if u != v and times[u] == now == times[v]]
+        waiting = {v: sum(target == v for _, target in inner) for v in tied}
+        ready = [v for v in tied if not waiting[v]]
+        for at in range(len(tied)):
+            if at == len(ready):
+                ready.append(next(v for v in tied if v not in ready))
+            for target in [v for u, v in inner if u == ready[at]]:
+                waiting[target] -= 1
+                if not waiting[target] and target not in ready:
+                    ready.append(target)
+        found += ready
+    return found
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_points_and_edges_in_parts_are_ordered_as_in_one(data):
+    """Points that ascend for a while, as threads do, or hardly do; in parts of any length."""
+    runs = data.draw(st.lists(st.lists(st.integers(0, 9), max_size=12).map(sorted), min_size=1, max_size=40))
+    times = [time for run in runs for time in run]
+    if not times:
+        return
+    place = st.integers(0, len(times) - 1)
+    edges = data.draw(st.lists(st.tuples(place, place, st.integers(0, 5)), max_size=40))
+    graph = build(times, edges)
+    assert graph.event.tolist() == slow_order(times, edges)
+
+    def cut(values: list, dtype: type) -> list[np.ndarray]:
+        cuts = data.draw(st.lists(st.integers(0, len(values)), max_size=4).map(sorted))
+        return np.split(np.array(values, dtype), cuts)
+
+    n, m = len(times), len(edges)
+    bounds = data.draw(st.lists(st.integers(0, m), max_size=4).map(sorted))
+    source, target, floor = np.array(edges, np.int64).reshape(-1, 3).T
+    columns = {"source": (source, np.int32), "target": (target, np.int32), "floor": (floor, np.int64)}
+    columns |= {"kind": (np.zeros(m), np.uint8), "owner": (np.arange(m), np.int32)}
+    parts = graphs.ordered(
+        {
+            "time": cut(times, np.int64),
+            "event": cut(list(range(n)), np.int32),
+            "role": cut([0] * n, np.uint8),
+            "rank": [np.broadcast_to(np.int32(3), n)],
+        },
+        {name: np.split(values.astype(dtype), bounds) for name, (values, dtype) in columns.items()},
+    )
+    for name in ("time", "event", "role", "first", "source", "floor", "excess", "kind", "owner", "dropped"):
+        assert getattr(parts, name).tolist() == getattr(graph, name).tolist(), name
+    assert parts.rank.tolist() == [3] * n
+
+
+@settings(deadline=None)
+@given(drafts(acyclic=False))
+def test_excess_and_residual_are_what_no_floor_explains(draft):
+    graph = build(*draft)
+    for v in range(len(graph)):
+        into = range(graph.first[v], graph.first[v + 1])
+        beyond = [int(graph.time[v] - graph.time[graph.source[e]] - graph.floor[e]) for e in into]
+        assert graph.residual[v] == min(beyond, default=0)
+        assert [int(graph.excess[e]) for e in into] == [
+            min(beyond) if one == min(beyond) else 0 for one in beyond
+        ]
+
+
 @settings(deadline=None)
 @given(drafts(acyclic=False))
 def test_what_cannot_go_forward_is_dropped_and_counted(draft):
@@ -165,6 +234,14 @@ def test_slack_is_how_far_a_point_can_be_delayed(draft):
             for w in range(v + 1, len(graph)):
                 time[w] = max([time[w], *(time[u] + lag for u, lag in in_edges(graph)[w])])
             assert (max(time) > last) == grows
+
+
+@settings(deadline=None)
+@given(drafts(acyclic=False))
+def test_slack_and_path_of_a_recording_are_those_with_its_lags(draft):
+    graph = build(*draft)
+    assert graphs.slack(graph).tolist() == graphs.slack(graph, lag=graph.lag).tolist()
+    assert graphs.longest_path(graph).tolist() == graphs.longest_path(graph, lag=graph.lag).tolist()
 
 
 def test_slack_towards_chosen_ends():

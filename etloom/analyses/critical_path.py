@@ -76,8 +76,10 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
             f"rank {rank} holds no timed event",
             remedy="ask for another one, or for none",
         )
-    described = paths.describer(job, paths.WHAT if by == "edge" else set(_BY[by]) & set(paths.WHAT))
-    parts = (described(part).with_columns(count=1) for part in paths.pieces(graph, end, begin))
+    what = paths.WHAT if by == "edge" else set(_BY[by]) & set(paths.WHAT)
+    described = paths.describer(job, what)
+    columns = paths.EDGE if what else ("kind", "start_ns", "time_ns", "unexplained_ns")
+    parts = (described(part).with_columns(count=1) for part in paths.pieces(graph, end, begin, columns))
     path = pl.concat(parts) if by == "edge" else _summed(pl.concat(_summed(part, by) for part in parts), by)
     total = int(path["time_ns"].sum())
     missing = [name for name in COLUMNS if name not in (*path.columns, "pct", "explainable")]

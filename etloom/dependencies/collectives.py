@@ -56,12 +56,12 @@ def ranges(draft: Draft, events: Events, built: Hosts, found: pl.DataFrame | Non
     """The host ranges of a rank that end on another thread, each begun by the operator that issued it or, where that
     is not known, by what was open on its thread."""
     row = np.flatnonzero(_off(events))
-    issuer = np.full(len(events), -1, np.int64)
+    issuer = _open_around(events, built, row)
     if found is not None:
         called = found.filter(pl.col("issuer").is_not_null() & (pl.col("where") == "host"))
-        issuer[events.rows(called["event"])] = events.rows(called["issuer"])
-    around = _open_around(events, built, row)
-    issuer = np.where(issuer[row] >= 0, issuer[row], around)
+        named = np.full(len(events), -1, np.int64)
+        named[events.rows(called["event"])] = events.rows(called["issuer"])
+        issuer = np.where(named[row] >= 0, named[row], issuer)
     at = np.where(issuer >= 0, built.start[issuer], -1) if len(row) else issuer
     issued = at >= 0
     ids, own, end = events.id[row], events.start[row], events.end[row]

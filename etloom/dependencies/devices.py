@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -41,6 +42,14 @@ class Devices:
     call: Numbers
     begin: Numbers
     finish: Numbers
+
+    @cached_property
+    def first_start(self) -> Ticks:
+        """The start of the first work that each call launched."""
+        first = np.full(len(self.calls), np.iinfo(np.int64).max)
+        launched = np.flatnonzero(self.call >= 0)
+        np.minimum.at(first, self.call[launched], self.start[launched])
+        return first
 
     @property
     def first(self) -> np.ndarray:
@@ -105,15 +114,7 @@ def submissions(events: Events, work: Devices, given: Floors | None) -> tuple[Ti
         idle = np.flatnonzero(work.launch >= 0)
         idle = idle[work.before[idle] <= events.end[work.launch[idle]]]
         delay = typical(work.start[idle] - events.end[work.launch[idle]])
-    return np.clip(first_starts(work) - delay, events.start[work.calls], events.end[work.calls]), delay
-
-
-def first_starts(work: Devices) -> Ticks:
-    """The start of the first work that each call launched."""
-    first = np.full(len(work.calls), np.iinfo(np.int64).max)
-    launched = np.flatnonzero(work.call >= 0)
-    np.minimum.at(first, work.call[launched], work.start[launched])
-    return first
+    return np.clip(work.first_start - delay, events.start[work.calls], events.end[work.calls]), delay
 
 
 def draw(draft: Draft, events: Events, work: Devices, rank: int) -> None:
@@ -158,7 +159,7 @@ def leaving(built: Hosts, work: Devices) -> Numbers:
     """The place of the point from which the work of each call leaves: its submission, else its end or start."""
     end, start = built.end[work.calls], built.start[work.calls]
     returned = end >= 0
-    returned[returned] = built.time[end[returned]] <= first_starts(work)[returned]
+    returned[returned] = built.time[end[returned]] <= work.first_start[returned]
     return np.where(built.submit >= 0, built.submit, np.where(returned, end, start)).astype(np.int32)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from etloom.graphs import Graph, Kind, Numbers, Role, ordered
+from etloom.graphs import Graph, Kind, Numbers, Parts, Role, ordered
 
 _POINT = {"time": np.int64, "event": np.int32, "role": np.uint8, "rank": np.int32}
 _EDGE = {"source": np.int32, "target": np.int32, "floor": np.int64, "kind": np.uint8, "owner": np.int32}
@@ -22,8 +23,7 @@ class Draft:
 
     def __init__(self) -> None:
         self.size = 0
-        self._points: dict[str, list[NDArray[Any]]] = {name: [] for name in _POINT}
-        self._edges: dict[str, list[NDArray[Any]]] = {name: [] for name in _EDGE}
+        self._points, self._edges = _nothing(_POINT), _nothing(_EDGE)
 
     def points(
         self, time: ArrayLike, event: ArrayLike, role: Role | ArrayLike, rank: int | ArrayLike
@@ -48,14 +48,17 @@ class Draft:
 
     def graph(self) -> Graph:
         """The graph of all that was added; the draft is empty afterwards."""
-        columns = {}
-        for parts, dtypes in ((self._points, _POINT), (self._edges, _EDGE)):
-            for name, dtype in dtypes.items():
-                columns[name] = np.concatenate([np.zeros(0, dtype), *parts[name]])
-                parts[name].clear()
-        return ordered(columns)
+        points, edges = self._points, self._edges
+        self.size = 0
+        self._points, self._edges = _nothing(_POINT), _nothing(_EDGE)
+        return ordered(points, edges)
 
 
-def _extend(parts: dict[str, list[Any]], dtypes: dict[str, Any], count: int, **columns: ArrayLike) -> None:
+def _nothing(dtypes: Mapping[str, Any]) -> dict[str, Parts]:
+    """Columns of no rows."""
+    return {name: [np.zeros(0, dtype)] for name, dtype in dtypes.items()}
+
+
+def _extend(parts: dict[str, Parts], dtypes: Mapping[str, Any], count: int, **columns: ArrayLike) -> None:
     for name, values in columns.items():
         parts[name].append(np.broadcast_to(np.asarray(values, dtypes[name]), count))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom import kinds, stacks
+from etloom import _native, kinds, stacks
 from etloom.graphs import Numbers, Ticks
 
 Mask = NDArray[np.bool_]
+
+_NONE = 2**32 - 1
+"""An id that no table has; -1 as int32."""
 
 WAITS = r"(?i)::_?wait|^wait|::barrier|monitored_barrier"
 """Host events that are there to wait."""
@@ -23,7 +27,7 @@ class Texts:
     """A text column, by codes: a question about it costs one look at each distinct text."""
 
     def __init__(self, column: pl.Series) -> None:
-        codes = column.to_physical()
+        codes = column.to_physical().cast(pl.UInt32)
         self.none = int(codes.max() or 0) + 1  # type: ignore[arg-type]
         self.codes = codes.fill_null(self.none).to_numpy()
         row = codes.arg_unique()
@@ -48,8 +52,19 @@ class Texts:
     def _true(self, of_texts: list[bool]) -> Mask:
         true = np.zeros(self.none + 1, bool)
         true[self._used] = of_texts
-        found: Mask = true[self.codes]
-        return found
+        return marks(true, self.codes)
+
+    def as_in(self, rows: NDArray[Any]) -> Mask:
+        """Which rows hold what one of these does; null is as any text."""
+        held = np.zeros(self.none + 1, bool)
+        held[self.codes[rows]] = True
+        return marks(held, self.codes)
+
+
+def marks(table: NDArray[Any], codes: NDArray[Any]) -> Mask:
+    """What a table, true or false, says of each code (not negative)."""
+    found: Mask = _native.looked_up(table.view(np.uint8), codes.view(np.uint32)).view(np.bool_)
+    return found
 
 
 class Events:
@@ -84,7 +99,9 @@ class Events:
     @cached_property
     def lanes(self) -> Numbers:
         """A number for the thread of each."""
-        return stacks.lane_codes(self.table).astype(np.int32)
+        tid = stacks.numbers(self.table["tid"], np.iinfo(np.int64).max)
+        lanes: Numbers = _native.number_pairs(stacks.numbers(self.table["pid"], np.iinfo(np.int64).max), tid)
+        return lanes
 
     @cached_property
     def parent(self) -> Numbers:
@@ -113,7 +130,11 @@ def ids_of(rows: Numbers, ids: Numbers) -> Numbers:
 def rows_of(events: pl.DataFrame, wanted: pl.Series) -> Numbers:
     """The rows of a table with these ids, which ascend in it; -1 for null and for an id it has not."""
     known = events["id"].to_numpy()
-    asked: Numbers = wanted.cast(pl.Int32).fill_null(-1).to_numpy()
+    asked: Numbers
+    if wanted.dtype == pl.UInt32:
+        asked = wanted.fill_null(_NONE).to_numpy().view(np.int32)
+    else:
+        asked = wanted.cast(pl.Int32).fill_null(-1).to_numpy()
     # Ids of a table from which no row was taken are its row numbers.
     if known.size and known[0] == 0 and known[-1] == known.size - 1:
         return asked if asked.max(initial=-1) < known.size else np.where(asked < known.size, asked, -1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from etloom.graphs import Ticks
 
 LOW = 0.05
@@ -39,11 +37,18 @@ class Floors:
 
 def low(values: Ticks) -> int:
     """The low quantile of the values that are not negative; 0 of none."""
-    some = values[values >= 0]
-    return int(np.quantile(some, LOW, method="lower")) if some.size else 0
+    return _quantile(values[values >= 0], LOW)
 
 
 def typical(values: Ticks) -> int:
     """The median of the values above 0; 0 of none."""
-    some = values[values > 0]
-    return int(np.quantile(some, 0.5, method="lower")) if some.size else 0
+    return _quantile(values[values > 0], 0.5)
+
+
+def _quantile(values: Ticks, share: float) -> int:
+    """The lower quantile, as numpy has it, of values that are put out of order; 0 of none."""
+    if not values.size:
+        return 0
+    at = int((values.size - 1) * share)
+    values.partition(at)
+    return int(values[at])

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from etloom import kinds
-from etloom._native import tour
+from etloom._native import codes_of, tour
 from etloom.dependencies.draft import Draft
-from etloom.dependencies.events import WAITS, Events, Mask, ids_of
+from etloom.dependencies.events import WAITS, Events, Mask, ids_of, marks
 from etloom.graphs import Codes, Kind, Numbers, Ticks
 
 NO_SUBMISSION = np.iinfo(np.int64).min
@@ -64,10 +64,11 @@ def hosts(draft: Draft, events: Events, calls: Numbers, submission: Ticks, rank:
     lanes = events.lanes
     standing = events.host & (events.depth >= 0)
     works = standing & ~events.names.like(_POLLS) & ~events.cats.among(kinds.PYTHON)
-    working, seen = np.zeros((2, int(lanes.max(initial=0)) + 1), bool)
-    working[lanes[works]] = True
-    seen[lanes[standing]] = True
-    standing &= working[lanes]
+    threads = int(lanes.max(initial=0)) + 1
+    working = codes_of(works, lanes.view(np.uint32), threads)
+    aside = int((codes_of(standing, lanes.view(np.uint32), threads) > working).sum())
+    if aside:
+        standing &= marks(working, lanes)
 
     row, role, time, owner, start, end, submit = tour(
         standing, lanes, events.start, events.end, events.depth, events.parent, calls, submission
@@ -77,7 +78,7 @@ def hosts(draft: Draft, events: Events, calls: Numbers, submission: Ticks, rank:
     floor = np.zeros_like(time)
     np.subtract(time[1:], time[:-1], out=floor[1:])
     built = Hosts(point, time, row, owner, kind, floor, start, end, submit)
-    return built, int((seen & ~working).sum())
+    return built, aside
 
 
 def quiet(events: Events, built: Hosts) -> Mask:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -19,8 +19,7 @@ LATER_START = "later start"
 """In place of a kind: the time from the beginning of the window to the own time of the path's first point."""
 
 KIND = pl.Enum([*(kind.label for kind in Kind), LATER_START])
-KIND_OF = pl.Series([kind.label for kind in Kind], dtype=KIND)
-"""The label of each `Kind`, by number."""
+_KIND_OF = pl.Series([kind.label for kind in Kind], dtype=KIND)
 
 EDGE: dict[str, Any] = {
     "rank": pl.Int64,
@@ -46,10 +45,16 @@ def critical_path(graph: Graph, end: int | None = None, begin_ns: int | None = N
     return pl.concat(pieces(graph, end, begin_ns))
 
 
-def pieces(graph: Graph, end: int | None = None, begin_ns: int | None = None) -> Iterator[pl.DataFrame]:
-    """`critical_path` in parts of about `PART` rows, one at least: a path may be as long as the recording."""
+def pieces(
+    graph: Graph, end: int | None = None, begin_ns: int | None = None, columns: Collection[str] = tuple(EDGE)
+) -> Iterator[pl.DataFrame]:
+    """`critical_path` in parts of about `PART` rows, one at least: a path may be as long as the recording.
+
+    columns: those of `EDGE` that are wanted, of many pieces the fewer the better.
+    """
+    schema = {name: dtype for name, dtype in EDGE.items() if name in columns}
     if not len(graph):
-        yield pl.DataFrame(schema=EDGE)
+        yield pl.DataFrame(schema=schema)
         return
     end = int(np.argmax(graph.time)) if end is None else end
     begin = int(graph.time[0]) if begin_ns is None else begin_ns
@@ -62,30 +67,40 @@ def pieces(graph: Graph, end: int | None = None, begin_ns: int | None = None) ->
     if begun > begin or not path.size:
         rank = int(graph.rank[points[min(1, path.size)]])
         first = [(rank, LATER_START, None, begin, begun - begin, 0)] if begun > begin else []
-        yield pl.DataFrame(first, schema=EDGE, orient="row")
+        yield pl.DataFrame(first, schema=EDGE, orient="row").select(*schema)
     for low in range(0, len(path), PART):
-        yield _pieces(graph, path[low : low + PART], points[low : low + PART + 1], begin)
+        yield _pieces(graph, path[low : low + PART], points[low : low + PART + 1], begin, schema)
 
 
-def _pieces(graph: Graph, path: Numbers, points: Numbers, begin: int) -> pl.DataFrame:
-    """`EDGE` of consecutive edges and the points between which they lead."""
-    at, rank = np.maximum(graph.time[points], begin), graph.rank[points]
+def _pieces(
+    graph: Graph, path: Numbers, points: Numbers, begin: int, schema: Mapping[str, Any]
+) -> pl.DataFrame:
+    """Columns of `EDGE` of consecutive edges and the points between which they lead."""
+
+    def ranks() -> Numbers:
+        rank = graph.rank[points]
+        return np.where(rank[1:] >= 0, rank[1:], rank[:-1])
+
+    recorded = graph.time[points]
+    took = np.diff(recorded)
+    at = np.maximum(recorded, begin, out=recorded)
     time = np.diff(at)
-    return pl.DataFrame(
-        {
-            "rank": np.where(rank[1:] >= 0, rank[1:], rank[:-1]),
-            "kind": KIND_OF.gather(graph.kind[path]),
-            "event": _or_none(graph.owner[path]),
-            "start_ns": at[:-1],
-            "time_ns": time,
-            "unexplained_ns": np.minimum(graph.excess[path], time),
-        },
-        schema_overrides=EDGE,
-    )
+    found: dict[str, Callable[[], Any]] = {
+        "rank": ranks,
+        "kind": lambda: _KIND_OF.gather(pl.Series(graph.kind[path]).cast(pl.UInt32)),
+        "event": lambda: _or_none(graph.owner[path]),
+        "start_ns": lambda: at[:-1],
+        "time_ns": lambda: time,
+        # Each edge of a path binds its target: what it took beyond its floor is the excess.
+        "unexplained_ns": lambda: np.minimum(took - graph.floor[path], time),
+    }
+    return pl.DataFrame({name: found[name]() for name in schema}, schema_overrides=schema)
 
 
 def last_point(graph: Graph, rank: int | None = None, events: pl.Series | None = None) -> int | None:
     """The last point of all, of a rank, or of these events (ids) of it; None where there is none."""
+    if rank is None and events is None:
+        return int(np.searchsorted(graph.time, graph.time[-1])) if len(graph) else None
     chosen = np.ones(len(graph), bool) if rank is None else graph.rank == rank
     if events is not None:
         chosen &= np.isin(graph.event, events.to_numpy())

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from etloom import graphs
-from etloom.dependencies.events import Mask
+from etloom.dependencies.events import Mask, rows_of
 from etloom.graphs import Graph, Kind
 from etloom.stacks import numbers
 from etloom.trace import Job, Trace
@@ -59,7 +60,7 @@ def explained(graph: Graph, trace: Trace, rank: int) -> Explained:
     high = np.where(kind == Kind.OVERLAP, began, low + SOON_NS)
     launch = np.flatnonzero(kind == Kind.LAUNCH)
     events = trace.events
-    call = np.searchsorted(events["id"].to_numpy(), graph.event[source[launch]])
+    call = rows_of(events, pl.Series(graph.event[source[launch]]))
     low[launch] = events["ts"].to_numpy()[call]
     high[launch] = low[launch] + numbers(events["dur"], 0)[call] + SOON_NS
 

@@ -98,10 +98,7 @@ class Waits:
         # A queue is of a process and its device; with several of them in a rank it is not known how full each is.
         if len(work.row) + len(launched) < QUEUE or len(np.unique(events.pid[launched])) != 1:
             return
-        names = events.names.codes
-        hands = (
-            np.isin(names, np.unique(names[launched])) & events.cats.among(kinds.RUNTIME) & (built.end >= 0)
-        )
+        hands = events.names.as_in(launched) & events.cats.among(kinds.RUNTIME) & (built.end >= 0)
         calls = np.flatnonzero(hands)
         calls = calls[np.argsort(events.start[calls], kind="stable")]
         by_end = np.argsort(work.end, kind="stable")

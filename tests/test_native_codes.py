@@ -1,0 +1,52 @@
+"""Native columns of codes against what numpy and obvious Python give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etloom import _native
+
+CODES = st.lists(st.integers(0, 5), max_size=30).map(lambda codes: np.array(codes, np.uint32))
+# Threads of several processes, and as many of each as do not fit what is remembered of the last ones.
+VALUES = st.one_of(st.integers(-3, 3), st.integers(0, 500), st.sampled_from([-(2**63), 2**63 - 1]))
+
+
+@given(CODES, st.lists(st.booleans(), min_size=6, max_size=6))
+def test_a_table_is_looked_up(codes, table):
+    found = _native.looked_up(np.array(table, np.uint8), codes)
+    assert found.tolist() == [int(table[code]) for code in codes]
+
+
+@pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
+def test_a_code_that_no_table_has_is_refused(place):
+    codes = np.zeros(10_000, np.uint32)
+    codes[place] = 7
+    assert _native.looked_up(np.ones(8, np.uint8), codes).sum() == 10_000
+    with pytest.raises(ValueError, match="no such code"):
+        _native.looked_up(np.ones(7, np.uint8), codes)
+    with pytest.raises(ValueError, match="no such code"):
+        _native.codes_of(np.ones(10_000, bool), codes, 7)
+
+
+@given(CODES, st.data())
+def test_the_codes_of_marked_rows(codes, data):
+    marked = np.array(data.draw(st.lists(st.booleans(), min_size=len(codes), max_size=len(codes))), bool)
+    held = _native.codes_of(marked, codes, 6)
+    assert held.tolist() == [int(code in codes[marked]) for code in range(6)]
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), max_size=200))
+def test_pairs_are_numbered_in_their_order(pairs):
+    columns = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
+    numbers = {pair: number for number, pair in enumerate(sorted(set(pairs)))}
+    assert _native.number_pairs(*columns).tolist() == [numbers[pair] for pair in pairs]
+
+
+def test_columns_of_other_lengths_are_refused():
+    with pytest.raises(ValueError, match="differ in length"):
+        _native.number_pairs(np.zeros(2, np.int64), np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="differ in length"):
+        _native.codes_of(np.zeros(2, bool), np.zeros(3, np.uint32), 1)
