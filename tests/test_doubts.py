@@ -163,3 +163,47 @@ def test_a_packed_file_that_ends_early(data: Path, tmp_path: Path) -> None:
         gzip.decompress(file.read_bytes())
     (trace,) = etloom.open(file).values()
     assert "Tesla V100-SXM2-32GB" in trace.stats.filter(name=doubts.CUT_DEVICE)["example"].item()
+
+
+DIFFER = (
+    "the execution trace is of process 3233936, recorded 2024-04-17 16:29:57, the Kineto trace of process 2910249, "
+    "recorded 2024-05-23 00:15:22 UTC: operators, shapes and sizes are of one run and times of another"
+)
+
+
+def test_an_execution_trace_of_another_process_is_told(data: Path, call: Callable[..., Outcome]) -> None:
+    job = etloom.open(data / "nccl_ddp", use_cache=False)
+    rows = (
+        job.stats.filter(name="link.processes_differ").select("rank", "severity", "count", "example").rows()
+    )
+    assert rows == [(0, "error", 1, DIFFER)]
+    status, _, err = call("analyze", "steps", data / "nccl_ddp", "--no-cache")
+    assert status == 0 and "lost or in doubt: link.processes_differ 1 (rank 0)" in err
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "simple_add",
+        "dlrm",
+        "linear",
+        *(f"cpu/{name}" for name in ("coll_4", "compile", "ddp_2", "mt_bwd", "pp_4")),
+    ],
+)
+def test_pairs_of_one_process_raise_no_doubt(folder: str, data: Path) -> None:
+    assert etloom.open(data / folder, use_cache=False).stats.filter(name="link.processes_differ").is_empty()
+
+
+def test_a_process_is_compared_only_where_both_files_name_it(tmp_path: Path) -> None:
+    def doubted(pid: object) -> list[str]:
+        run = small.write_run(tmp_path / "run", (0,))
+        whole = small.execution_trace() | {"pid": pid, "time": "then"}
+        (run / "torch_et_0.json").write_text(json.dumps(whole))
+        stats = etloom.open(run, use_cache=False).stats.filter(name="link.processes_differ")
+        return stats["example"].to_list()
+
+    assert doubted(10) == doubted(None) == doubted("11") == doubted(True) == []
+    (told,) = doubted(11)
+    assert told.startswith(
+        "the execution trace is of process 11, recorded then, the Kineto trace of process 10,"
+    )

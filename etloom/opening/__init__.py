@@ -153,6 +153,7 @@ class Opening:
             return None
         with files.panics_of(paths[0]):
             trace = doubts.with_cut_device(linker.link(*parts, **self.linking))
+        trace = trace.with_stats(doubts.between_processes(parts))
         whole = len(parts) == len(paths)
         if shelf is not None:
             write = partial(parquet_writer.write, trace)

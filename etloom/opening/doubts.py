@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 import polars as pl
@@ -66,6 +67,54 @@ def between_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
 
 
 def between_files(traces: Sequence[Trace]) -> list[Stat]:
+    """What speaks against linking these traces to each other: they are of several processes, or of several ranks."""
+    return _ranks(traces) or between_processes(traces)
+
+
+def between_processes(traces: Sequence[Trace]) -> list[Stat]:
+    """Whether an execution trace and a Kineto trace name different processes.
+
+    Both ask the system for their own number, so in one process they say the same; and two runs of one program may be
+    alike in everything that is linked by.
+    """
+    told = {trace: _told_process(trace) for trace in traces}
+    of_nodes = {
+        one: at for trace in traces for one, at in told[trace].items() if _is(trace, "execution_trace")
+    }
+    of_times = {one: at for trace in traces for one, at in told[trace].items() if _is(trace, "kineto")}
+    if not of_nodes or not of_times or of_nodes.keys() & of_times.keys():
+        return []
+    (first, nodes), (second, times) = (next(iter(one.items())) for one in (of_nodes, of_times))
+    example = (
+        f"the execution trace is of process {first}{nodes}, the Kineto trace of process {second}{times}: operators, "
+        "shapes and sizes are of one run and times of another"
+    )
+    return [("link.processes_differ", "error", 1, example)]
+
+
+def _is(trace: Trace, format: str) -> bool:
+    return list(trace.meta.get("formats", ())) == [format]
+
+
+def _told_process(trace: Trace) -> dict[int, str]:
+    """The processes whose operators a file of one format holds, and when it was recorded, as far as it says."""
+    if _is(trace, "execution_trace"):
+        said = trace.meta.get("header", {}).get("execution_trace")
+        if isinstance(said, dict) and type(pid := said.get("pid")) is int:
+            return {pid: f", recorded {said['time']}" if isinstance(said.get("time"), str) else ""}
+    elif _is(trace, "kineto"):
+        operators = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.OPERATORS)))
+        found = operators.group_by("pid").agg(pl.col("ts").min()).drop_nulls().sort("ts")
+        epoch = trace.meta.get("clock") == "epoch"
+        return {pid: _when(ts) if epoch else "" for pid, ts in found.collect(engine=trace.engine).iter_rows()}
+    return {}
+
+
+def _when(ns: int) -> str:
+    return f", recorded {datetime.fromtimestamp(ns // 10**9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _ranks(traces: Sequence[Trace]) -> list[Stat]:
     """Whether traces to be linked to each other are of different ranks, by what they say or else by their names.
 
     Where both say it themselves, the linker tells.
