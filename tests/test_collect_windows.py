@@ -19,7 +19,7 @@ import yaml
 
 import etloom
 from etloom.cli import main
-from etloom.collector import asking, card, demand, files, launcher, nsys, recorder
+from etloom.collector import asking, card, demand, files, launcher, nsys, reasons, recorder, seen
 from etloom.collector.launcher import launch
 from etloom.collector.options import Options
 from etloom.collector.ranks import current_rank
@@ -28,6 +28,7 @@ from etloom.readers._card import read_card
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
+LIGHT = f"import sys; sys.path.insert(0, {str(Path(__file__).parent / 'collect_scripts')!r}); import light\n"
 
 
 # What is asked for
@@ -312,6 +313,64 @@ def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_what_a_job_that_recorded_nothing_tells_its_launcher(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(ranks: tuple[int, ...] | None = None, steps: int = 6, **options: Any) -> str:
+        (tmp_path / "s").mkdir()
+        job = made(supervised=True, ranks=ranks, **options)
+        job.note(began=True, rank=0)
+        for _ in range(steps):
+            job.step_done()
+        job.leave()
+        said = reasons.why_nothing(job.options, seen.taken(tmp_path / "s"))
+        (tmp_path / "s").rmdir()
+        return said
+
+    assert told(on_demand=2) == "nobody asked: the job ended after 6 steps"
+    assert told(first=10, last=12).startswith("the job ended after 6 steps, before step 10 began")
+    monkeypatch.setenv("RANK", "1")
+    assert told(ranks=(0,), first=2, last=4) == "--ranks 0 names none of the ranks that ran, 1"
+    monkeypatch.delenv("RANK")
+    demand.trigger(tmp_path, patience_s=0)
+    assert told(on_demand=2, steps=2) == "the job ended after 2 steps, before step 4, asked for, began"
+    assert capsys.readouterr().err == ""  # it is the launcher who says it
+    # Where none waits, the process says it itself.
+    job = made(first=10, last=12)
+    job.step_done()
+    job.leave()
+    assert capsys.readouterr().err.startswith(
+        "etloom: nothing recorded: the job ended after 1 step, before step 10"
+    )
+
+
+@pytest.mark.torch
+def test_steps_of_time_that_went_by_are_none(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def ran(*counts: int, **options: Any) -> list[Any]:
+        Window.done.clear()
+        job = made(step_ns=20_000_000, first=3, last=6, **options)
+        job.count = 1
+        for count in counts:
+            job.step_done(count)
+            job.wait()
+        job.leave()
+        return [steps for what, steps in Window.done if what == "write"]
+
+    assert ran(2, 3, 4, 5, 6) == [[3, 4, 5]] and capsys.readouterr().err == ""
+    # 4 was marked too late to be one: 3 lasted for both.
+    assert ran(2, 3, 5, 6) == [[3, 5]]
+    assert "went by unmarked" in capsys.readouterr().err
+    # As where the profilers took long to get ready: no window of empty steps.
+    assert ran(2, 52, 53) == [] and Window.done[-1] == ("abandon", [])
+    assert capsys.readouterr().err == (
+        "etloom: the profilers were ready only in step 52: nothing recorded of steps 3:6; ask for later steps\n"
+    )
+    # The last steps of the window went by.
+    assert ran(2, 3, 9) == [[3]]
+    assert "1 whole step recorded, of steps 3:6" in capsys.readouterr().err
+
+
+@pytest.mark.torch
 def test_a_ring_holds_what_came_before_the_question(made: Any, tmp_path: Path) -> None:
     job = made(first=3, last=5, on_demand=2, ring=True)
     for step in range(30):
@@ -337,7 +396,9 @@ def native() -> None:
         pytest.skip(f"the native observer cannot be built here: {error}")
 
 
-ASKING = """
+ASKING = (
+    LIGHT
+    + """
 import os, signal, sys, time, torch
 from pathlib import Path
 net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -349,6 +410,7 @@ for step in range(40):
         (run / ".etloom-asked").touch()
     net(torch.ones(1, 2)).sum().backward(); optimizer.step()
 """
+)
 
 
 @pytest.mark.torch
@@ -388,7 +450,9 @@ def test_steps_of_the_jobs_own_profiler(tmp_path: Path, native: None) -> None:
     assert sorted(trace.events["step"].drop_nulls().unique()) == [3, 4]
 
 
-TIMED = """
+TIMED = (
+    LIGHT
+    + """
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 net = torch.nn.Linear(2, 2)
@@ -401,6 +465,7 @@ while True:
 dist.destroy_process_group()
 time.sleep(0.2)  # see examples/train_ddp.py
 """
+)
 
 
 @pytest.mark.torch
@@ -428,13 +493,16 @@ def test_steps_by_time_are_the_same_on_all_ranks(tmp_path: Path, native: None) -
     assert {entry["profiling_name"] for entry in dump["entries"]} == {"gloo:broadcast"}
 
 
-FULL = """
+FULL = (
+    LIGHT
+    + """
 import torch
 net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
 for step in range(3):
     for _ in range(6000): net(torch.ones(1, 2))
     net(torch.ones(1, 2)).sum().backward(); optimizer.step()
 """
+)
 
 
 @pytest.mark.torch
@@ -491,7 +559,9 @@ shift 2
 for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 "$@" & done
 wait
 """
-BY_SLURM = """
+BY_SLURM = (
+    LIGHT
+    + """
 import os, sys, time, torch, torch.distributed as dist
 rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=world)
@@ -503,6 +573,7 @@ for step in range(20):
 dist.destroy_process_group()
 time.sleep(0.2)  # see examples/train_ddp.py
 """
+)
 
 
 @pytest.mark.torch

@@ -154,7 +154,7 @@ class Recorder:
             if not self._plan.due(self.count):
                 return
             if self._left_out():
-                self.note(left_out=True)
+                self.note(left_out=True, rank=current_rank()[0])
                 self.finished = True
                 self._dismiss()
                 return

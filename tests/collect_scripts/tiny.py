@@ -1,4 +1,4 @@
-"""A few steps of training on a linear layer, in which one thing goes wrong: python tiny.py CASE [STEPS].
+"""A few steps of training on a linear layer, in which something goes wrong: python tiny.py CASE[+CASE...] [STEPS].
 
 It prints `step N` as each step is done, so that a test sees that the job itself was not disturbed.
 """
@@ -13,6 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
+import light  # noqa: F401
 import torch
 
 BREAK = 3  # the step in whose middle things happen
@@ -102,37 +103,37 @@ class Twice(torch.optim.SGD):
 
 
 def main() -> None:
-    case, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 6
+    cases, steps = sys.argv[1].split("+"), int(sys.argv[2]) if len(sys.argv) > 2 else 6
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Linear(8, 4)
     other = torch.nn.Linear(8, 4)
-    if case == "no_optimizer":
+    if "no_optimizer" in cases:
         print(float(model(torch.ones(8)).sum()) != 0)
         return
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if case == "subclass":
+    if "subclass" in cases:
         optimizer = Twice(model.parameters(), lr=0.1)
-    second = torch.optim.Adam(other.parameters()) if case == "two_optimizers" else None
-    if case == "small_files":  # stands in for a full disk: every write past 64 KiB of a file fails
+    second = torch.optim.Adam(other.parameters()) if "two_optimizers" in cases else None
+    if "small_files" in cases:  # stands in for a full disk: every write past 64 KiB of a file fails
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    if case == "no_folder":  # as where a disk was unmounted; permissions would not stop root
+    if "no_folder" in cases:  # as where a disk was unmounted; permissions would not stop root
         shutil.rmtree(os.environ["OUT"])
         Path(os.environ["OUT"]).write_text("not a folder")
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if case == "scaler" else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if "scaler" in cases else None
     own = None
-    if case == "running_profiler":
+    if "running_profiler" in cases:
         own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
         own.start()
-    if case == "warmed_profiler":  # prepared in step 0, running from step 5 on
+    if "warmed_profiler" in cases:  # prepared in step 0, running from step 5 on
         schedule = torch.profiler.schedule(wait=0, warmup=5, active=1, repeat=1)
         own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule)
         own.start()
 
     for step in range(steps):
         loss = model(torch.ones(2, 8)).square().sum() + other(torch.ones(2, 8)).square().sum()
-        if step == BREAK and case in IN_THE_MIDDLE:
-            IN_THE_MIDDLE[case]()
+        for case in cases if step == BREAK else ():
+            IN_THE_MIDDLE.get(case, lambda: None)()
         optimizer.zero_grad()
         if scaler is not None:
             scaler.scale(loss * (float("inf") if step == BREAK else 1.0)).backward()
@@ -143,7 +144,7 @@ def main() -> None:
             optimizer.step()
         if second is not None:
             second.step()
-        if case == "warmed_profiler":
+        if "warmed_profiler" in cases:
             own.step()
         print("step", step, flush=True)
     if own is not None:
