@@ -73,7 +73,7 @@ def occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFrame:
         raise AnalysisError(
             f"no operator's name contains {operator!r}" if operator else "the trace holds no operators",
             where=of_rank(trace),
-            remedy="etloom analyze top-ops lists names",
+            remedy="top-ops lists names" if operator else "kernel-breakdown tells of its kernels",
         )
     parent = row_of(events, events["parent"])
     outermost = calls & (stacks.nearest(parent, calls, parent) < 0)

@@ -32,6 +32,7 @@ from etloom.stacks import row_of
 from etloom.trace import Trace
 
 SCOPE = "rank"
+NOTHING = "no operator of the forward pass ran again in the backward pass"
 COLUMNS = {
     "operator": pl.String,
     "backward": pl.String,
