@@ -144,6 +144,7 @@ def _rings(job: Job) -> list[dict[str, Any]]:
 
 def _of_rings(about: dict[str, Any]) -> str:
     """Of the rank whose ring holds least: what is there of all of them."""
+    from etloom.collector.words import runs
     from etloom.reports.text import count, duration
 
     if not about["rings"]:
@@ -151,7 +152,7 @@ def _of_rings(about: dict[str, Any]) -> str:
     least = min(about["rings"], key=lambda ring: len(ring["whole_steps"]))
     ends = {row["rank"]: row["end_ns"] for row in about["by_rank"]}
     steps = least["whole_steps"]
-    named = f" ({_some(steps)})" if steps else ""
+    named = f" ({runs(steps)})" if steps else ""
     held = duration(ends[least["rank"]] - least["whole_since_ns"])
     of = f" of rank {least['rank']}, which holds least" if len(about["by_rank"]) > 1 else ""
     return (
