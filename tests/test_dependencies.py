@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom import graphs
+from etloom.analyses import critical_path, slack
 from etloom.dependencies import Floors, depend, quality
 from etloom.errors import AnalysisError, LinkError, UnknownName
 from etloom.graphs import Graph, Kind, Role
@@ -110,6 +111,39 @@ def test_critical_paths_of_recordings(name: str, kinds: dict[str, float], data: 
     assert {kind: round(found[kind], 1) for kind in kinds} == pytest.approx(kinds, abs=0.15)
 
 
+def test_a_late_rank_is_named(data: Path) -> None:
+    """Rank 2 of dlrm begins 6.887 ms after rank 1, and its first collective holds up the others."""
+    table = etloom.analyze(opened(data, "dlrm"), "critical-path")
+    ranks = dict(table.select("kind", "rank").iter_rows())
+    assert (ranks["later start"], ranks["transfer"], ranks["segment"]) == (2, 3, None)
+    (said,) = critical_path.remarks(table)
+    assert said.startswith(
+        "later start: for 6.887 ms (34 % of the time) nothing recorded leads to the path's first"
+    )
+    assert "on rank 2:" in said
+    edges = etloom.analyze(opened(data, "dlrm"), "critical-path", by="edge")
+    assert edges.row(0, named=True)["rank"] == 2 and list(critical_path.remarks(edges)) == [said]
+    assert not list(
+        critical_path.remarks(etloom.analyze(opened(data, "dlrm"), "critical-path", by="operator"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "explainable"),
+    [
+        ("hta_multirank", False),
+        ("hta_misc/negative_queue_a100.json.gz", False),
+        ("dlrm", True),
+        ("tracelens/h100_qwen.json.gz", True),
+    ],
+)
+def test_slack_is_doubted_where_the_graph_does_not_explain(name: str, explainable: bool, data: Path) -> None:
+    table = etloom.analyze(opened(data, name), "slack")
+    assert table["explainable"].unique().to_list() == [explainable]
+    doubt = "do not rely on these slacks: the graph does not explain the recording"
+    assert [line.partition(";")[0] for line in slack.remarks(table)] == ([] if explainable else [doubt])
+
+
 def saved(graph: Graph, lag: np.ndarray) -> float:
     """Of the makespan, percent."""
     return 100 * (graph.time.max() - graphs.schedule(graph, lag).max()) / graphs.makespan(graph)
@@ -186,8 +220,8 @@ def test_a_run_known_by_heart(run: Job) -> None:
         ("aten::mm", 230_000),
         ("cudaLaunchKernel", 40_000),
     ]
-    slack = etloom.analyze(run, "slack")
-    known = {row["name"]: row["least_ns"] for row in slack.iter_rows(named=True)}
+    spare = etloom.analyze(run, "slack")
+    known = {row["name"]: row["least_ns"] for row in spare.iter_rows(named=True)}
     assert known["gemm"] == 100_000
     assert known["ncclDevKernel_AllReduce_Sum"] == 50_000
     assert known["aten::linear"] == 0

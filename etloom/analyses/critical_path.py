@@ -5,7 +5,9 @@ time to what was last to be ready. Its times sum to the makespan. A row is a par
 
 - kind: what sort of dependency the time belongs to. segment: the innermost event open on a thread. idle:
   nothing open, so Python or the operating system. kernel: device work. launch, stream, sync and the others: the
-  delay from one to the next. later start: the path's rank was not recorded from the beginning.
+  delay from one to the next. later start: the time until the path's first event, to which nothing recorded leads, as
+  where one rank comes to the recording later than others.
+- rank: of all its pieces; null where they are of several.
 - category, name: of the event whose time it is. operator, module: the innermost around it or, of device work,
   around its launch.
 - count: of the pieces. time: their sum; pct is of the whole path. unexplained: the part of it beyond the least
@@ -62,6 +64,8 @@ _BY = {
     "module": ["module"],
     "edge": [],
 }
+_WORTH_A_WORD = 1
+"""Percent of the path: a later start that takes less goes without a remark."""
 
 
 def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | None = None) -> pl.DataFrame:
@@ -78,12 +82,16 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
         )
     what = paths.WHAT if by == "edge" else set(_BY[by]) & set(paths.WHAT)
     described = paths.describer(job, what)
-    columns = paths.EDGE if what else ("kind", "start_ns", "time_ns", "unexplained_ns")
-    parts = (described(part).with_columns(count=1) for part in paths.pieces(graph, end, begin, columns))
+    columns = paths.EDGE if what else ("rank", "kind", "start_ns", "time_ns", "unexplained_ns")
+    parts = (
+        described(part).with_columns(count=1, last=pl.col("rank"))
+        for part in paths.pieces(graph, end, begin, columns)
+    )
     path = pl.concat(parts) if by == "edge" else _summed(pl.concat(_summed(part, by) for part in parts), by)
     total = int(path["time_ns"].sum())
     missing = [name for name in COLUMNS if name not in (*path.columns, "pct", "explainable")]
     path = path.with_columns(
+        pl.when(pl.col("rank") == pl.col("last")).then("rank"),
         (100 * pl.col("time_ns") / max(total, 1)).alias("pct"),
         pl.lit(not quality.doubts(graph, job)).alias("explainable"),
         *(pl.lit(None).alias(name) for name in missing),
@@ -97,12 +105,18 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
     """What the rows alone do not say."""
     yield from unexplained(table, "this path")
+    late = table.filter(pl.col("kind") == paths.LATER_START, pl.col("pct") >= _WORTH_A_WORD)
+    for rank, time_ns, pct in late.select("rank", "time_ns", "pct").iter_rows():
+        yield (
+            f"later start: for {time_ns / 1e6:,.3f} ms ({pct:.0f} % of the time) nothing recorded leads to the path's "
+            f"first event, on rank {rank}: what held it up came before that rank's recording, or was not recorded"
+        )
 
 
 def _summed(path: pl.DataFrame, by: str) -> pl.DataFrame:
     """A row of what belongs together."""
     sums = pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min()
-    return path.group_by(_BY[by]).agg(*sums)
+    return path.group_by(_BY[by]).agg(*sums, pl.col("rank").min(), pl.col("last").max())
 
 
 def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:

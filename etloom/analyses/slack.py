@@ -4,22 +4,25 @@ A row is a name. count: how many events of it the graph holds. critical: how man
 delay of them delays the whole. least, median, most: of their slack, counted from the end of the event. total: the
 sum of their durations. The names with the most time in events without slack come first.
 
+- explainable: whether the graph explains the recording (as of graph-quality, of all ranks): where it does not, slack
+  is no more than what lies between things that came after each other.
+
 category: events of this category (python_function, user_annotation, ...) instead of operators and device work.
 
-Units: ns. The slack holds for one event at a time: those of one chain share it. See graph-quality for how far the
-graph explains the recording.
+Units: ns. The slack holds for one event at a time: those of one chain share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import polars as pl
 
 from etloom import graphs, kinds, stacks
 from etloom.analyses._activity import answer
-from etloom.analyses._dependencies import dependencies
+from etloom.analyses._dependencies import dependencies, unexplained
+from etloom.dependencies import quality
 from etloom.dependencies.events import rows_of
 from etloom.errors import UnknownName
 from etloom.graphs import Graph, Role, Ticks
@@ -37,6 +40,7 @@ COLUMNS = {
     "most_ns": pl.Int64,
     "total_ns": pl.Int64,
     "critical_ns": pl.Int64,
+    "explainable": pl.Boolean,
 }
 
 
@@ -52,6 +56,7 @@ def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
             for name in _ends(graph, slack, trace, rank)["category"].unique().drop_nulls().cast(pl.String)
         }
         raise UnknownName("category", category, known)
+    explainable = not quality.doubts(graph, job)
     del graph, slack
     slack_ns, dur = pl.col("slack_ns"), pl.col("dur")
     table = named.group_by("rank", "category", "name").agg(
@@ -63,8 +68,14 @@ def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
         dur.sum().alias("total_ns"),
         dur.filter(slack_ns == 0).sum().alias("critical_ns"),
     )
+    table = table.with_columns(explainable=pl.lit(explainable))
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
     return answer(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
+
+
+def remarks(table: pl.DataFrame) -> Iterator[str]:
+    """What the rows alone do not say."""
+    yield from unexplained(table, "these slacks")
 
 
 def _ends(

@@ -65,7 +65,8 @@ def pieces(
     path, points = path[skip:], points[skip:]
     begun = max(int(graph.time[points[0]]), begin)
     if begun > begin or not path.size:
-        rank = int(graph.rank[points[min(1, path.size)]])
+        # An arrival is of no rank.
+        rank = next((int(rank) for rank in graph.rank[points[:2]] if rank >= 0), None)
         first = [(rank, LATER_START, None, begin, begun - begin, 0)] if begun > begin else []
         yield pl.DataFrame(first, schema=EDGE, orient="row").select(*schema)
     for low in range(0, len(path), PART):
