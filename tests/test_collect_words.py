@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 
 from etloom.cli import _collected
@@ -16,6 +18,7 @@ from etloom.collector.asking import SOURCES
 from etloom.collector.options import Options
 from etloom.collector.words import Words, counted, runs
 from etloom.errors import CollectError
+from etloom.readers import _observer_notes
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -199,3 +202,26 @@ def test_a_remark_is_said_once_and_sealed(capsys: pytest.CaptureFixture[str]) ->
     words.warn_once("full\ndisk")
     assert words.seal(repeats=False) == ["full disk"]
     assert capsys.readouterr().err == "etloom: two optimizers\netloom: full disk\n"
+
+
+def test_a_step_that_the_ring_overwrote_in_part_is_named_so() -> None:
+    operators = pl.DataFrame(
+        {
+            "name": ["ProfilerStep#7", "aten::add", "ProfilerStep#8", "ProfilerStep#9"],
+            "start": [90, 95, 100, 101],
+        }
+    )
+    counters = [0] * 24
+    counters[14] = 55
+    # Of what the ring lost the last was at 20 by the monotonic clock, 100 since the epoch; a window opened at 5.
+    header = {"overwritten_ns": 20, "first_ns": 5, "wall_ns": 1080, "mono_ns": 1000, "counters": counters}
+    records: Any = SimpleNamespace(header=header)
+    named, ring = _observer_notes.ring_of(operators, records)
+    assert named["name"].cast(pl.String).to_list() == [
+        "etloom:overwritten step 7", "aten::add", "etloom:overwritten step 8", "ProfilerStep#9",
+    ]  # fmt: skip
+    assert ring == {
+        "overwritten_operators": 55, "overwritten_ns": 15, "whole_since_ns": 100, "whole_steps": [9],
+    }  # fmt: skip
+    header["overwritten_ns"] = 0
+    assert _observer_notes.ring_of(operators, records) == (operators, None)
