@@ -1,4 +1,4 @@
-"""etloom salvage: a truncated or damaged JSON trace made valid."""
+"""etloom salvage: a truncated or damaged JSON trace made valid, and a killed run finished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from etloom.cli._output import Format, emit, progress
 
 @guarded()
 def salvage(
-    path: Annotated[Path, typer.Argument(help="A damaged trace.", show_default=False, metavar="FILE")],
+    path: Annotated[
+        Path, typer.Argument(help="A damaged trace, or the folder of a killed run.", show_default=False)
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -29,12 +31,19 @@ def salvage(
     Every whole node or event is kept. Names that PyTorch did not escape are escaped, a missing end is written, and
     what could not be saved is listed. A valid file is left alone.
 
+    Of a folder that `etloom collect` recorded into, and was killed with its job: keep what the ranks had recorded,
+    which lies in a hidden folder until then.
+
     Examples:
 
     \b
       etloom salvage torch_et_0.json
       etloom salvage kineto_trace_0.json.gz --out whole/kineto_trace_0.json.gz
+      etloom salvage run/
     """
+    if path.is_dir():
+        _salvage_run(path, out)
+        return
     import polars as pl
 
     from etloom.salvage import default_out
@@ -50,3 +59,17 @@ def salvage(
     rows = [*counts, *((what, count, first or None) for what, (count, first) in found.troubles.items())]
     emit(pl.DataFrame(rows, schema=["what", "count", "example"], orient="row"), Format.table, None)
     say(f"wrote {target}")
+
+
+def _salvage_run(folder: Path, out: Path | None) -> None:
+    from etloom.collector import ends, leftovers
+
+    if out is not None:
+        raise typer.BadParameter("a run is finished in its own folder", param_hint="--out")
+    kept, warnings = leftovers.salvage(folder)
+    for warning in warnings:
+        say(warning)
+    if kept:
+        say(f"{folder}: {ends.told(kept)}; what was recorded up to then is kept; next: etloom info {folder}")
+    else:
+        say(f"{folder}: nothing more to keep")

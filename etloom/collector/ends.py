@@ -14,8 +14,8 @@ from .words import runs
 
 Facts = dict[str, Any]
 NOTE = "killed.json"
-"""What a window leaves beside its unfinished files, for the case that its process is killed: its facts as it opened,
-and as `out` the folder it records into."""
+"""What a window leaves beside its unfinished files, for the case that its process is killed: its facts as far as they
+are known, and as `window` and `command` its folder in that of the run and what runs."""
 IN_WINDOW = {"how": "killed", "in_window": True, "error": None}
 
 
@@ -32,7 +32,8 @@ def told(ranks: Iterable[Facts]) -> str | None:
     for facts in ranks:
         ended = facts.get("ended") or {}
         if ended.get("how") == "killed":
-            when = "in {their} window" if ended.get("in_window") else "after {their} window"
+            written = "as {their} window was written" if facts.get("end_ns") else "in {their} window"
+            when = written if ended.get("in_window") else "after {their} window"
             groups.setdefault(f"{{was}} killed {when}, or left by os._exit", []).append(facts["rank"])
         elif ended.get("how") == "raised":
             groups.setdefault(f"ended by {ended.get('error')}", []).append(facts["rank"])

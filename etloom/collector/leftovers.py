@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import time
@@ -21,20 +22,20 @@ def keep_killed(folder: Path, here: Path) -> Facts | None:
     """Seal what a process that was killed in its window left in `folder`; its facts, or null where there is nothing to
     keep: no record of ours, or the rank was recorded by another process since.
 
-    here: the run's folder, which may have been moved since.
+    here: the run's folder.
     """
     facts = files.read_json(folder / ends.NOTE)
     if facts is None or not (folder / "et.etob").is_file() or not isinstance(facts.get("rank"), int):
         return None
-    out = Path(facts.pop("out"))
-    place = here / out.name if out.parent.name == here.name and out.name.startswith("step_") else here
+    window, _ = str(facts.pop("window", ".")), facts.pop("command", None)
+    place = here / window if re.fullmatch(r"step_\d+", window) else here
     name = f"observer_{facts['rank']}.etob"
     if (place / name).exists() or (place / f"rank_{facts['rank']}.json").exists():
         return None
     place.mkdir(exist_ok=True)
-    facts |= {"steps": None, "end_ns": None, "files": [name], "warnings": []}
-    facts |= {"start": files.iso(facts["start_ns"]), "end": None}
-    facts["ended"] = ends.IN_WINDOW
+    end_ns = facts.get("end_ns")
+    facts = {"steps": None, "end_ns": None, "warnings": [], **facts, "files": [name], "ended": ends.IN_WINDOW}
+    facts |= {"start": files.iso(facts["start_ns"]), "end": None if end_ns is None else files.iso(end_ns)}
     files.write_json(place / f"rank_{facts['rank']}.json", facts, folder)
     (folder / "et.etob").replace(place / name)
     shutil.rmtree(folder, ignore_errors=True)
@@ -59,33 +60,46 @@ def note(place: Path, launch: str, returncode: int, processes: Iterable[Facts], 
 def salvage(out: Path) -> tuple[list[Facts], list[str]]:
     """Finish a run whose launcher was killed: seal what killed processes left in its hidden folders, write run.json.
 
-    Gives the ranks that were kept, and what is worth a warning. Raises CollectError where a process of the run lives.
+    Gives the ranks that were kept, and what is worth a warning. Raises CollectError where a process of the run lives,
+    where there is no such folder, and where it cannot be written.
     """
+    from etloom.errors import CollectError
+
     hidden = [path for path in sorted(out.glob(".etloom-*")) if path.is_dir()]
+    if not hidden:
+        raise CollectError(
+            "nothing was left here by a job that was killed", where=out, remedy="check the path"
+        )
     for scratch in hidden:
         _refuse_alive(scratch)
     kept: list[Facts] = []
     warnings: list[str] = []
-    places = {place for place in (out, *files.windows_in(out)) if files.sealed_ranks(place)}
-    for scratch in hidden:
-        for folder in [path for path in sorted(scratch.iterdir()) if path.is_dir()]:
-            facts = keep_killed(folder, out)
-            if facts is None and any(folder.iterdir()):
-                names = ", ".join(sorted(path.name for path in folder.iterdir()))
-                warnings.append(f"{folder}: left as it is, holds {names}")
-            elif facts is not None:
-                kept.append(facts)
-        places |= {place for place in (out, *files.windows_in(out)) if files.sealed_ranks(place)}
-        for place in places:
-            run = files.read_json(place / "run.json") or {}
-            commands = [run.get("command"), *(facts.get("command") for facts in kept)]
-            command = next((one for one in commands if one), None)
-            files.write_run(
-                place, {**{n: run.get(n) for n in ("host", "returncode")}, "command": command}, scratch
-            )
-        if not any(path.is_dir() and any(path.iterdir()) for path in scratch.iterdir()):
-            shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        for scratch in hidden:
+            kept += _finish(scratch, out, warnings)
+    except OSError as error:
+        raise CollectError(f"cannot be written: {error.strerror}", where=error.filename or out) from error
     return kept, warnings
+
+
+def _finish(scratch: Path, out: Path, warnings: list[str]) -> list[Facts]:
+    """As the launcher would, had it lived; what cannot be kept stays where it is."""
+    folders = [path for path in sorted(scratch.iterdir()) if path.is_dir() and any(path.iterdir())]
+    commands = [note.get("command") for path in folders if (note := files.read_json(path / ends.NOTE))]
+    kept = [facts for path in folders if (facts := keep_killed(path, out)) is not None]
+    for place in (out, *files.windows_in(out)):
+        if files.sealed_ranks(place):
+            run = files.read_json(place / "run.json") or {}
+            known = {name: run.get(name) for name in ("host", "returncode")}
+            command = next((one for one in (run.get("command"), *commands) if one), None)
+            files.write_run(place, {"command": command, **known}, scratch)
+    left = [path for path in folders if path.exists()]
+    for path in left:
+        names = ", ".join(sorted(inside.name for inside in path.iterdir()))
+        warnings.append(f"{path}: stays, of process {path.name}, with {names}")
+    if not left:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return kept
 
 
 def _refuse_alive(scratch: Path) -> None:

@@ -67,8 +67,7 @@ class Window:
         self._rank = current_rank()
         if self._native:  # what the launcher needs where this process is killed
             known = facts.rank_facts(self._options, *self._rank, self._token.ask())
-            known |= {"observer": "native", "start_ns": time.time_ns(), "out": self._options.out}
-            (self._folder / ends.NOTE).write_text(json.dumps(known))
+            self._leave_note(known | {"observer": "native", "start_ns": time.time_ns()})
         if self._profile is not None:
             self._profile.start_trace()
         elif self._observer is not None:
@@ -76,6 +75,11 @@ class Window:
         if self._markers is not None:
             self._markers.start()
         self.start_ns = time.time_ns()
+
+    def _leave_note(self, known: dict[str, Any]) -> None:
+        window = os.path.relpath(self._options.out, Path(self._options.scratch).parent)
+        more = {"window": window, "command": self._options.command}
+        (self._folder / ends.NOTE).write_text(json.dumps(known | more))
 
     def begin_step(self, number: int) -> None:
         self._open_step = number
@@ -137,6 +141,8 @@ class Window:
             "end_ns": self.end_ns,
             "model": self._model_facts(),  # now: at the job's end its objects are gone
         }
+        if self._native:
+            self._leave_note(self._facts)
 
     def _held(self) -> dict[str, Any]:
         """What our observer's file holds, before it is closed."""

@@ -14,6 +14,7 @@ from typing import Any
 from etloom.errors import EtloomError, ReadError
 from etloom.readers._card import cards, read_card
 from etloom.readers._files import UNPACK_ERRORS, chunks
+from etloom.readers._run import left_behind, read_run
 
 Stat = tuple[str, str, int, str | None]
 
@@ -38,7 +39,6 @@ _MOST_NAMED = 12
 _PATTERN = r"for example 'host-(\d+)'"
 """Files that a message names."""
 _SALVAGED = ".salvaged"
-_MOST_RUN_BYTES = 1 << 26
 _SIDE_BY_SIDE = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
 """Formats of which a rank has one of each kind; any other stands alone."""
 
@@ -109,7 +109,7 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
         some = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
         stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some}"))
     return Found(
-        dict(sorted(ranks.items())), formats, stats, ignored, _card(folder, stats), _run(folder, stats)
+        dict(sorted(ranks.items())), formats, stats, ignored, _card(folder, stats), read_run(folder, stats)
     )
 
 
@@ -126,19 +126,6 @@ def _card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
         except EtloomError as error:
             stats.append(("job.workload_card", "data_loss", 1, str(error)))
     return None
-
-
-def _run(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
-    """The run.json of `etloom collect`, if there is one."""
-    path = folder / "run.json"
-    if not path.is_file() or path.stat().st_size > _MOST_RUN_BYTES:
-        return None
-    try:
-        run = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        stats.append(("job.run_json", "info", 1, f"{path.name} cannot be read"))
-        return None
-    return run if isinstance(run, dict) and str(run.get("schema", "")).startswith("etloom-run") else None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -297,8 +284,6 @@ def _one_of_a_kind(rank: int, paths: list[Path], formats: dict[Path, str], stats
 
 def _where_else(folder: Path) -> str:
     inside = sorted(path.name for path in _files(folder) if path.is_dir())
-    return (
-        f"try one of its folders: {', '.join(inside[:5])}"
-        if inside
-        else "expected Kineto or execution traces"
-    )
+    if inside:
+        return f"try one of its folders: {', '.join(inside[:5])}"
+    return left_behind(folder) or "expected Kineto or execution traces"

@@ -1,0 +1,55 @@
+"""run.json, which `etloom collect` writes beside the traces, and the hidden folders it has while it records.
+
+Read: what run.json says of how the processes and the command ended, as rows of stats. The rest of it is kept as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Stat = tuple[str, str, int, str | None]
+
+_MOST_BYTES = 1 << 26
+_HIDDEN = ".etloom-*"
+
+
+def read_run(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
+    """The run.json of `etloom collect`, if there is one; rows of stats where a process or the command ended oddly."""
+    if (left := left_behind(folder)) is not None:
+        stats.append(("job.left_behind", "data_loss", 1, left))
+    path = folder / "run.json"
+    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        return None
+    try:
+        run = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        stats.append(("job.run_json", "info", 1, f"{path.name} cannot be read"))
+        return None
+    if not (isinstance(run, dict) and str(run.get("schema", "")).startswith("etloom-run")):
+        return None
+    ended = run.get("ended")
+    if isinstance(ended, str) and ended:
+        stats.append(("job.ended_early", "info", 1, ended[:500]))
+    if run.get("returncode") is None and _was_launched(run):
+        unseen = "etloom collect did not see the job end: it was killed, or the job still runs"
+        stats.append(("job.end_not_seen", "info", 1, unseen))
+    elif run.get("returncode"):
+        stats.append(("job.failed", "info", 1, f"the command ended with status {run['returncode']}"))
+    return run
+
+
+def left_behind(folder: Path) -> str | None:
+    """What to do about unfinished files that the processes of a run have in a folder, where there are any."""
+    held = (place for hidden in folder.glob(_HIDDEN) if hidden.is_dir() for place in hidden.iterdir())
+    if any(place.is_dir() and next(place.iterdir(), None) is not None for place in held):
+        return f"a job records here; if it was killed, etloom salvage {folder} keeps what it left"
+    return None
+
+
+def _was_launched(run: dict[str, Any]) -> bool:
+    """By `etloom collect`, which waits for the command; not by etloom.record."""
+    ranks = run.get("ranks")
+    jobs = [rank.get("job") for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+    return any(isinstance(job, dict) and job.get("supervised") for job in jobs)

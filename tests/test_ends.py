@@ -1,0 +1,251 @@
+"""Who ended how: what the launcher seals and says after a kill, and what it says where it was killed too."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+import etloom
+from etloom.cli import main
+from etloom.collector import ends, files, leftovers
+from etloom.collector.launcher import launch
+from etloom.errors import CollectError
+
+HERE = socket.gethostname()
+
+
+def left(run: Path, rank: int, pid: int, *, host: str = HERE, window: str = "", **facts: Any) -> Path:
+    """What a process that was killed in its window leaves."""
+    folder = run / f".etloom-{host}-1-abc" / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "et.etob").write_text(f"of rank {rank}")
+    job = {"token": "t", "launch": f"{host}-1-abc", "supervised": True}
+    note = {"rank": rank, "world_size": 3, "host": host, "pid": pid, "start_ns": 10**18, "restart": 0}
+    note |= {"versions": {}, "job": job, "ended": None, "window": window or ".", "command": ["train"]}
+    (folder / ends.NOTE).write_text(json.dumps(note | facts))
+    return folder
+
+
+def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "ended": {"how": how, "in_window": in_window, "error": facts.pop("error", None)},
+        **facts,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([ended(0, "in order"), {"rank": 1, "ended": None}, {"rank": 2}], None),
+        ([ended(1, "killed", True)], "rank 1 was killed in its window, or left by os._exit"),
+        (
+            [ended(r, "killed", True) for r in (3, 0, 1)],
+            "ranks 0-1, 3 were killed in their window, or left by os._exit",
+        ),
+        (
+            [ended(1, "killed", True, end_ns=5), ended(0, "killed")],
+            "rank 1 was killed as its window was written, or left by os._exit; "
+            "rank 0 was killed after its window, or left by os._exit",
+        ),
+        ([ended(0, "raised", error="ValueError"), ended(1, "in order")], "rank 0 ended by ValueError"),
+    ],
+)
+def test_who_ended_how_in_words(ranks: list[dict[str, Any]], words: str | None) -> None:
+    assert ends.told(ranks) == words
+
+
+def test_a_killed_run_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    left(run, 0, 2**22 + 1)
+    left(run, 1, 2**22 + 2, end_ns=10**18 + 9, steps=[5, 6])
+    assert main(["info", str(run)]) == 1
+    assert f"if it was killed, etloom salvage {run} keeps what it left" in capsys.readouterr().err
+    assert main(["salvage", str(run)]) == 0
+    assert capsys.readouterr().err == (
+        f"etloom: {run}: rank 0 was killed in its window, or left by os._exit; rank 1 was killed as its window was "
+        f"written, or left by os._exit; what was recorded up to then is kept; next: etloom info {run}\n"
+    )
+    assert (run / "observer_1.etob").read_text() == "of rank 1"
+    assert not list(run.glob(".etloom-*"))
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["command"], facts["returncode"], facts["world_size"]) == (["train"], None, 3)
+    assert (facts["job"]["token"], facts["hosts"]) == ("t", [HERE])
+    assert facts["ended"].startswith("rank 0 was killed in its window")
+    assert [(rank["steps"], rank["end"]) for rank in facts["ranks"]] == [
+        (None, None),
+        ([5, 6], "2001-09-09T01:46:40+00:00"),
+    ]
+    card = yaml.safe_load((run / "run.yaml").read_text())
+    assert card["description"] == f"run: train: {facts['ended']}"
+    assert card["workload"]["model"]["iteration"] == 2
+    assert main(["salvage", str(run)]) == 1
+    assert "nothing was left here" in capsys.readouterr().err
+
+
+def test_windows_of_a_run_that_was_moved(tmp_path: Path) -> None:
+    left(tmp_path / "run", 2, 2**22 + 1, window="step_40")
+    (tmp_path / "run").rename(tmp_path / "kept")
+    (tmp_path / "run").mkdir()
+    kept, warnings = leftovers.salvage(tmp_path / "kept")
+    assert [facts["rank"] for facts in kept] == [2] and not warnings
+    assert (tmp_path / "kept" / "step_40" / "observer_2.etob").exists()
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_what_is_sealed_or_no_record_of_ours_stays(tmp_path: Path) -> None:
+    mine = left(tmp_path, 0, 2**22 + 1)
+    (tmp_path / "rank_0.json").write_text(
+        json.dumps({"rank": 0, "host": "a", "start_ns": 1, "world_size": 1, "versions": {}})
+    )
+    stock = left(tmp_path, 1, 2**22 + 2)
+    (stock / "et.etob").rename(stock / "et.json")
+    kept, warnings = leftovers.salvage(tmp_path)
+    assert kept == []
+    assert warnings == [
+        f"{mine}: stays, of process {2**22 + 1}, with et.etob, killed.json",
+        f"{stock}: stays, of process {2**22 + 2}, with et.json, killed.json",
+    ]
+    assert (mine / "et.etob").exists() and (stock / "et.json").exists()
+
+
+def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
+    run = {**os.environ, "ETLOOM_COLLECT": f"{tmp_path}/.etloom-{HERE}-1-abc"}
+    process = subprocess.Popen(["sh", "-c", "echo; exec sleep 60"], env=run, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        left(tmp_path, 0, process.pid)
+        with pytest.raises(CollectError, match=f"process {process.pid} still records; wait"):
+            leftovers.salvage(tmp_path)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(leftovers.salvage(tmp_path)[0]) == 1
+    # This process has the number, and is of no such run.
+    left(tmp_path, 1, os.getpid())
+    assert len(leftovers.salvage(tmp_path)[0]) == 1
+    # Of another host only time tells.
+    folder = left(tmp_path, 2, 7, host="elsewhere")
+    with pytest.raises(
+        CollectError, match="process 7 of the host of elsewhere-1-abc recorded until a moment ago"
+    ):
+        leftovers.salvage(tmp_path)
+    for path in folder.iterdir():
+        os.utime(path, (10**9, 10**9))
+    assert len(leftovers.salvage(tmp_path)[0]) == 1
+
+
+def test_each_launch_notes_the_ends_of_its_own_ranks(tmp_path: Path) -> None:
+    for rank, launched in ((0, "one"), (1, "one"), (2, "two")):
+        seal = {"rank": rank, "host": "a", "pid": rank, "job": {"launch": launched}, "ended": None}
+        (tmp_path / f"rank_{rank}.json").write_text(json.dumps(seal))
+    (tmp_path / "s").mkdir()
+    processes = [
+        {"host": "a", "pid": 0, "ended": True, "raised": "KeyError"},
+        {"host": "a", "pid": 1},
+        {"host": "b", "pid": 2, "ended": True},
+    ]
+    leftovers.note(tmp_path, "one", 3, processes, tmp_path / "s")
+    assert [
+        (r["ended"] and r["ended"]["how"], r.get("returncode")) for r in files.sealed_ranks(tmp_path)
+    ] == [
+        ("raised", 3),
+        ("killed", 3),
+        (None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "stats"),
+    [
+        (
+            {"ended": "rank 1 was killed", "returncode": 1},
+            {"job.ended_early": "rank 1 was killed", "job.failed": "status 1"},
+        ),
+        ({"ended": None, "returncode": 0}, {}),
+        (
+            {"ended": None, "returncode": None, "ranks": [{"job": {"supervised": True}}]},
+            {"job.end_not_seen": "still runs"},
+        ),
+        ({"returncode": None, "ranks": [{"job": {"supervised": False}}]}, {}),
+        ({"returncode": None, "ranks": [None, {"job": 5}]}, {}),
+        ({"returncode": None, "ranks": 5, "ended": 7}, {}),
+    ],
+)
+def test_a_reader_of_a_run_is_told(tmp_path: Path, run: dict[str, Any], stats: dict[str, str]) -> None:
+    (tmp_path / "torch_et_0.json").write_text('{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}')
+    (tmp_path / "run.json").write_text(json.dumps({"schema": "etloom-run-1", **run}))
+    found = etloom.open(tmp_path).stats.filter(pl.col("name").cast(pl.String).str.starts_with("job."))
+    told = dict(found.select(pl.col("name", "example").cast(pl.String)).rows())
+    assert told.keys() == stats.keys()
+    assert all(words in told[name] for name, words in stats.items())
+
+
+# Jobs
+
+JOB = """
+import os, signal, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, at = dist.get_rank(), int(sys.argv[2])
+net = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for step in range(12):
+    if step == at and rank == 1:
+        time.sleep(1)  # the window before is written
+        if sys.argv[1] == "raise": raise ValueError("no")
+        os.kill(os.getpid(), signal.SIGKILL)
+    net(torch.ones(1, 8)).sum().backward()
+    dist.all_reduce(net.weight.grad)
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def native() -> None:
+    from etloom.collector.observer import BuildError, build
+
+    pytest.importorskip("torch")
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"the native observer cannot be built here: {error}")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "step", "words"),
+    [
+        ("kill", 4, "rank 1 was killed in its window"),
+        ("raise", 9, "rank 1 ended by ValueError"),
+    ],
+)
+def test_one_rank_of_two(tmp_path: Path, native: None, how: str, step: int, words: str) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    out = tmp_path / "run"
+    collected = launch([*torchrun, str(script), how, str(step)], out, "2:6", what="et")
+    assert (collected.returncode, collected.ranks) == (1, (0, 1))
+    run = json.loads((out / "run.json").read_text())
+    # What torchrun makes of rank 0 then is a matter of moments.
+    assert run["returncode"] == 1
+    assert any(part.startswith(words) for part in run["ended"].split("; ")) or (
+        run["ended"].startswith("ranks 0-1 were killed") and how == "kill"
+    )
+    one = run["ranks"][1]
+    assert one["ended"]["in_window"] == (step == 4)
+    assert one["steps"] == (None if step == 4 else [2, 3, 4, 5])
+    assert len({rank["job"]["token"] for rank in run["ranks"]}) == 1 and one["job"]["token"]
+    job = etloom.open(out)
+    assert job[1].events.height > 0
+    assert run["ended"] in job.stats["example"].cast(pl.String).to_list()
