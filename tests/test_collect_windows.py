@@ -379,8 +379,23 @@ def test_a_ring_holds_what_came_before_the_question(made: Any, tmp_path: Path) -
         job.step_done()
         job.wait()
     job.leave()
-    # Asked in step 20, so two steps from 24 on; then anew, to the job's end.
-    assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 26)], [*range(27, 30)]]
+    # Asked in step 20, so two steps from 24 on; what the ring held at the job's end nobody asked for.
+    assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 26)]]
+    assert Window.done[-1] == ("abandon", [*range(27, 30)])
+
+
+@pytest.mark.torch
+def test_what_a_ring_holds_as_the_job_raises_is_kept(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = made(first=3, last=5, on_demand=2, ring=True)
+    for _ in range(10):
+        job.step_done()
+    monkeypatch.setattr(sys, "last_value", KeyError("x"), raising=False)
+    job.leave()
+    assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 10)]]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "etloom: nobody asked for this window: it is kept because the job ended by KeyError"
 
 
 # Jobs

@@ -27,6 +27,11 @@ class Plan:
         """Steps of the window, where they are known beforehand."""
         return None if self.last is None or self.looks_back else self.last - self.first
 
+    @property
+    def unasked(self) -> bool:
+        """The window that is open is a ring nobody has asked about."""
+        return self.looks_back and self.last is None
+
     def due(self, count: int) -> bool:
         """The profilers should get ready, or be."""
         return not self.waits and count >= self.first - self._options.lead
@@ -36,7 +41,7 @@ class Plan:
 
     def hear(self, count: int) -> bool:
         """Take note, at the end of step `count` - 1, of a window that somebody has asked for; True where one has."""
-        if not (self.waits or (self.looks_back and self.last is None)):
+        if not (self.waits or self.unasked):
             return False
         options = self._options
         window = self._demand.agreed(count, options.on_demand or 1, ahead=max(3, options.lead + 1))

@@ -115,7 +115,16 @@ class Recorder:
         repeats = self.options.repeats
         # A forked helper of the job, which never trained, says nothing.
         helper = os.getpid() != self._pid and not self.count
-        if self._window is not None and self._window.started and (self._window.steps or not repeats):
+        error = _error_at_the_end()
+        if error is not None and self._plan.unasked:
+            self.remark(f"nobody asked for this window: it is kept because the job ended by {error}")
+        wanted = error is not None or not self._plan.unasked
+        if (
+            self._window is not None
+            and self._window.started
+            and wanted
+            and (self._window.steps or not repeats)
+        ):
             if not self._window.device_is_done():
                 raise RuntimeError("the device did not finish its work within 30 s")
             self._close("the job ended", in_background=False)
@@ -137,8 +146,7 @@ class Recorder:
         """The end of the process."""
         self.finish()
         self.wait()
-        error = getattr(sys, "last_value", None)  # what Python ends with, where nothing caught it
-        self.note(ended=True, raised=None if error is None else type(error).__name__)
+        self.note(ended=True, raised=_error_at_the_end())
 
     def wait(self) -> None:
         """Until what was recorded is written."""
@@ -283,3 +291,9 @@ class Recorder:
             forking.leave_without_destructors()
         if self._window is not None:
             self._window.forget()
+
+
+def _error_at_the_end() -> str | None:
+    """The class of what Python ends with, where nothing caught it; null before its end."""
+    error = getattr(sys, "last_value", None)
+    return None if error is None else type(error).__name__
