@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import polars as pl
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from etloom import linker, readers
 from etloom.replayer.machine import Machine
@@ -15,10 +15,14 @@ from etloom.trace import Trace
 
 def profiled(machine: Machine, rank: int | None) -> Trace:
     """One more pass, as torch's profiler sees it."""
-    wanted = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (machine.device.type == "cuda")
+    # Not torch.profiler, whose start imports torch._inductor: seconds of work.
+    on = "cuda" if machine.device.type == "cuda" else None
     with tempfile.TemporaryDirectory(prefix="etloom-") as folder:
         file = Path(folder) / "replay.json"
-        with profile(activities=wanted, record_shapes=True) as profiler, record_function("ProfilerStep#0"):
+        with (
+            profile(use_device=on, use_kineto=True, record_shapes=True) as profiler,
+            record_function("ProfilerStep#0"),
+        ):
             machine.run()
         profiler.export_chrome_trace(str(file))
         read = readers.read(file)
