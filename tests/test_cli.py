@@ -412,7 +412,7 @@ def test_options_of_an_analysis_are_flags(run: Path, call: Callable[..., Outcome
 
 INFO_KEYS = [
     "path", "ranks", "world_size", "formats", "schema_versions", "devices", "hosts", "clock", "start_ns",
-    "span_ns", "steps", "mean_step_ns", "tables", "categories", "by_rank", "stats",
+    "span_ns", "steps", "mean_step_ns", "rings", "tables", "categories", "by_rank", "stats",
 ]  # fmt: skip
 RANK_KEYS = [
     "rank", "events", "nodes", "device_events", "start_ns", "end_ns", "steps", "mean_step_ns", "linked_by",
@@ -442,7 +442,14 @@ def test_info_json_has_stable_keys(run: Path, call: Callable[..., Outcome]) -> N
 def test_info_for_people_and_as_a_table(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     status, out, err = call("info", run)
     assert (status, err) == (0, "")
-    for words in ("0, 1 of 2", "2 x GPU of the test", "host0, host1", "1.000 ms", "kernel 4", "rf_id"):
+    for words in (
+        "2 of 2 (ranks 0, 1)",
+        "2 x GPU of the test",
+        "host0, host1",
+        "1.000 ms",
+        "kernel 4",
+        "rf_id",
+    ):
         assert words in out
     status, out, _ = call("info", run, "--format", "csv")
     assert pl.read_csv(io.StringIO(out))["rank"].to_list() == [0, 1]
@@ -622,7 +629,7 @@ def test_info_says_what_it_does_not_know(tmp_path: Path, call: Callable[..., Out
     file.write_text(json.dumps(document))
     lines = [line.split(maxsplit=1) for line in call("info", file)[1].splitlines() if line]
     facts = {line[0]: line[1] for line in reversed(lines) if len(line) == 2}  # of two "rank" the first
-    assert facts["ranks"] == "0, which no file says"
+    assert facts["ranks"] == "1 (rank 0, which no file says)"
     assert facts["devices"] == "1 x cpu (calls to a device, but none of its work was recorded)"
     assert facts["time"] == "1.000 ms"
     assert facts["rank"].split()[:2] == ["events", "steps"]  # no column that is 0 throughout

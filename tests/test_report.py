@@ -175,7 +175,8 @@ def test_the_verdict_says_what_the_run_shows(job: Job) -> None:
     found = verdict(job)
     said = {sentence.topic: sentence for sentence in found.sentences}
     # Device work of a rank from 400 to 1050 us: gemm 600, the all-reduce alone from 1000 on.
-    assert said["Step time"].figure == "1.000 ms ± 0 %"
+    assert said["Step time"].figure == "1.000 ms"
+    assert said["Step time"].text == "the only step, mean over 2 ranks"
     assert said["Compute"].figure == "92.3 %"
     assert said["Exposed communication"].figure == "7.7 %"
     assert "computation hides 80.0 % of that" in said["Exposed communication"].text
@@ -386,3 +387,19 @@ def test_times_of_the_epoch_count_from_the_first_of_the_table() -> None:
 
 
 EPOCH = 1_700_000_000_000_000_000
+
+
+def test_step_time_is_of_steps_each_the_mean_over_its_ranks_as_diff_and_check_have_it(data: Path) -> None:
+    job = etloom.open(data / "hta_multirank", use_cache=False)
+    # By hand: 607.3 and 622.9 ms on rank 0, 607.9 and 630.6 ms on rank 1.
+    steps = etloom.analyze(job, "steps")["dur_ns"].to_list()
+    first, second = (steps[0] + steps[2]) / 2, (steps[1] + steps[3]) / 2
+    mean, spread = (first + second) / 2, abs(second - first) / 2**0.5
+    said = {sentence.topic: sentence for sentence in verdict(job).sentences}["Step time"]
+    assert said.figure == f"{mean / 1e6:.1f} ms ± {100 * spread / mean:.1f} %" == "617.2 ms ± 2.2 %"
+    assert said.text == (
+        "mean and standard deviation of 2 steps, of each the mean over 2 ranks; "
+        f"median {mean / 1e6:.1f} ms, shortest {first / 1e6:.1f} ms, longest {second / 1e6:.1f} ms"
+    )
+    (row,) = etloom.diff(job, job).table("step").filter(measure="step time").iter_rows(named=True)
+    assert (row["before"], row["values_before"]) == (pytest.approx(mean), 2)

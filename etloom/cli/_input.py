@@ -34,8 +34,6 @@ CacheOption = Annotated[
 
 ROOM_BYTES = 256_000_000
 """What the tables of a run take in memory at a time: verbs go from rank to rank."""
-RANKS_TOLD = 8
-"""Ranks named in the line by which every verb says what was lost."""
 
 
 def open_job(
@@ -86,5 +84,6 @@ def tell_loss(job: Job, path: Path | str) -> None:
 def _of(ranks: tuple[int, ...]) -> str:
     if not ranks:
         return ""
-    some = ", ".join(map(str, ranks[:RANKS_TOLD])) + (", ..." if len(ranks) > RANKS_TOLD else "")
-    return f" (rank{'s' * (len(ranks) > 1)} {some})"
+    from etloom.reports.many import ranges
+
+    return f" (rank{'s' * (len(ranks) > 1)} {ranges(ranks)})"

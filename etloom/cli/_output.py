@@ -108,8 +108,9 @@ def _cells(frame: pl.DataFrame) -> tuple[list[Shown], list[list[str]]]:
     import polars as pl
 
     from etloom.reports.names import BETWEEN, shortened
-    from etloom.reports.text import shown
+    from etloom.reports.text import in_own_units, shown
 
+    frame = in_own_units(frame)
     columns = [shown(frame, name) for name in frame.columns]
     texts = {
         name: frame[name] if dtype == pl.String else frame[name].list.join(BETWEEN)

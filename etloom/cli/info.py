@@ -127,10 +127,7 @@ def _ranks(job: Job) -> pl.DataFrame:
                 "lost": trace.stats.filter(pl.col("severity") != "info")["count"].sum(),
             }
         )
-    integers = ("rank", "events", "nodes", "device_events", "start_ns", "end_ns", "steps", "lost")
-    schema: dict[str, Any] = dict.fromkeys(integers, pl.Int64) | {"linked_by": pl.String}
-    schema |= dict.fromkeys(("mean_step_ns", "linked_pct", "launched_pct"), pl.Float64)
-    return pl.DataFrame(rows, schema_overrides=schema)
+    return pl.DataFrame(rows, schema=_schema())
 
 
 def _rings(job: Job) -> list[dict[str, Any]]:
@@ -159,6 +156,17 @@ def _of_rings(about: dict[str, Any]) -> str:
         f"holds {count(len(steps), 'whole step')}{named} of the last {held}{of}; overwritten: "
         f"{count(least['overwritten_operators'], 'operator')} of the {duration(least['overwritten_ns'])} before"
     )
+
+
+def _schema() -> dict[str, Any]:
+    """Of the table with a row a rank."""
+    import polars as pl
+
+    numbers = dict.fromkeys(
+        ("rank", "events", "nodes", "device_events", "start_ns", "end_ns", "steps"), pl.Int64
+    )
+    links = {"linked_by": pl.String, "linked_pct": pl.Float64, "launched_pct": pl.Float64}
+    return {**numbers, "mean_step_ns": pl.Float64, **links, "lost": pl.Int64}
 
 
 def _asked(trace: Trace, table: str, *what: pl.Expr) -> tuple[Any, ...]:
@@ -231,12 +239,11 @@ def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from etloom.reports.many import MANY, by_name, ranges, spread
     from etloom.reports.text import count, duration
 
     facts = {
-        "ranks": _some(about["ranks"])
-        + (f" of {about['world_size']}" if about["world_size"] else "")
-        + (", which no file says" if not any(trace.rank is not None for trace in job.values()) else ""),
+        "ranks": _counted_ranks(job, about["world_size"]),
         "formats": ", ".join(
             f"{format} {' '.join(about['schema_versions'].get(format, []))}".strip()
             for format in about["formats"]
@@ -244,7 +251,7 @@ def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
         "devices": ", ".join(f"{number} x {name}" for name, number in about["devices"].items()),
         "hosts": _some(about["hosts"]),
         "time": duration(about["span_ns"]) if about["span_ns"] is not None else "",
-        "steps": f"{_some(about['steps'])}, {duration(about['mean_step_ns'])} in the mean"
+        "steps": f"{ranges(about['steps'])}, {duration(about['mean_step_ns'])} in the mean"
         if about["mean_step_ns"] is not None
         else "none marked",
         "ring": _of_rings(about),
@@ -257,9 +264,13 @@ def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
     for key, value in facts.items():
         if value:
             head.add_row(key, Text(printable(value)))
-    ranks = _ranks(job).drop("start_ns", "end_ns")
-    parts: list[Any] = [Text(printable(about["path"]), style="bold"), head, Text(), as_table(_known(ranks))]
+    ranks = _known(pl.DataFrame(about["by_rank"], schema=_schema()).drop("start_ns", "end_ns"))
     stats = job.stats.sort(pl.col("severity") == "info", maintain_order=True)
+    if len(job) > MANY:
+        ranks, stats = spread(ranks), by_name(stats)
+    parts: list[Any] = [Text(printable(about["path"]), style="bold"), head, Text(), as_table(ranks)]
+    if len(job) > MANY:
+        parts.append(Text("the row of each rank: --format csv; all of it: --format json"))
     parts += (
         [Text(), as_table(stats)]
         if stats.height
@@ -280,8 +291,15 @@ def _known(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _some(values: list[Any]) -> str:
-    """Up to eight of them; runs of whole numbers as 0-7."""
-    if len(values) > 2 and values == list(range(values[0], values[0] + len(values))):
-        return f"{values[0]}-{values[-1]}"
-    return ", ".join(map(str, values[:8])) + (", ..." if len(values) > 8 else "")
+def _counted_ranks(job: Job, world: int | None) -> str:
+    """How many ranks and which: 1 of 2 (rank 0); 64 of 64 (ranks 0-63)."""
+    from etloom.reports.many import ranges
+
+    said = "" if any(trace.rank is not None for trace in job.values()) else ", which no file says"
+    of = f" of {world:,}" if world else ""
+    return f"{len(job):,}{of} (rank{'s' * (len(job) != 1)} {ranges(job)}{said})"
+
+
+def _some(names: list[str]) -> str:
+    """Up to eight of them."""
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -71,6 +71,7 @@ def _summary(job: Job) -> str:
     from rich.table import Table
     from rich.text import Text
 
+    from etloom.reports.many import MANY, by_name, spread
     from etloom.reports.verdict import verdict
 
     found = verdict(job)
@@ -82,14 +83,16 @@ def _summary(job: Job) -> str:
     parts: list[Any] = [sentences]
     operators = found.tables.get("recorded", found.tables["top-ops"])
     overview = found.tables["overview"].drop_nulls("span_ns")
+    trouble = job.stats.filter(pl.col("severity") != "info")
+    many = len(job) > MANY
     sections = {
-        "Ranks": overview,
+        "Ranks": spread(overview) if many else overview,
         "Top operators" + (f" of rank {job.ranks[0]}" if len(job) > 1 else ""): operators.filter(
             pl.col("rank") == job.ranks[0]
         )
         .drop("rank")
         .head(TOP),
-        "Trouble": job.stats.filter(pl.col("severity") != "info"),
+        "Trouble": by_name(trouble) if many else trouble,
     }
     for title, table in sections.items():
         if table.height:

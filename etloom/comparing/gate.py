@@ -157,7 +157,7 @@ def _sentence(row: dict[str, Any], table: pl.DataFrame) -> str | None:
         return None
     name = row["measure"]
     if row["change_pct"] is None:
-        return f"{name}: next to nothing in the baseline, now {row['after']:,.0f} {row['unit']}"
+        return f"{name}: next to nothing in the baseline, now {_said(row['after'], row['unit'])}"
     change = f"{row['change_pct']:+.1f} %"
     if row["low_pct"] is not None:
         interval = f"{row['confidence_pct']:.0f} % interval {row['low_pct']:+.1f} to {row['high_pct']:+.1f} %"
@@ -175,6 +175,10 @@ def _sentence(row: dict[str, Any], table: pl.DataFrame) -> str | None:
         f"needs about {' or '.join(needs)}" if needs else "it lies at the limit, or the noise is too great"
     )
     return f"{name}: cannot tell, {change} against {row['limit_pct']:g} % allowed; {advice}"
+
+
+def _said(value: float, unit: str) -> str:
+    return f"{value / 1e6:,.2f} {'ms' if unit == 'ns' else 'MB'}"
 
 
 def _beside(row: dict[str, Any], change: str, table: pl.DataFrame) -> str | None:

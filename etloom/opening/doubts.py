@@ -10,10 +10,13 @@ from pathlib import Path
 import polars as pl
 
 from etloom import kinds, readers
+from etloom.reports.many import ranges
 from etloom.trace import Stat, Trace
 
 CUT = ("read.truncated", "read.packing")
 """Rows of stats of a file that ends early."""
+_LOOKED_FOR = 10_000
+"""Of the ranks that are missing; a file may speak of any world."""
 CUT_DEVICE = "read.device_work_cut_off"
 
 
@@ -58,11 +61,10 @@ def between_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
             stats.append(("job.world_size_disagrees", "error", len(beyond), example))
         missing = world - (len(traces) - len(beyond))
         if missing > 0:
-            first = itertools.islice(
-                (rank for rank in itertools.count() if rank not in traces), min(missing, 8)
-            )
-            some = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
-            stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some} of {world}"))
+            absent = (rank for rank in itertools.count() if rank not in traces)
+            some = ranges(itertools.islice(absent, min(missing, _LOOKED_FOR)))
+            more = ", ..." if missing > _LOOKED_FOR and not some.endswith("...") else ""
+            stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some}{more} of {world}"))
     return stats
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from etloom.reports.many import ranges
 from etloom.reports.text import count
 from etloom.reports.timeline import Packed, pack
 from etloom.trace import Job, Trace
@@ -23,11 +24,11 @@ def timelines(
     drawn = {rank: trace for rank, trace in job.items() if trace.rows("events")}
     notes = []
     if empty := [rank for rank in job if rank not in drawn]:
-        notes.append(f"No profiler events were read of rank {some(empty)}: there is no timeline to draw.")
+        notes.append(f"No profiler events were read of rank {ranges(empty)}: there is no timeline to draw.")
     if len(drawn) > max_ranks:
         rest = list(drawn)[max_ranks:]
         notes.append(
-            f"The timelines of {count(len(rest), 'rank')} ({some(rest)}) are left out; the tables cover them."
+            f"The timelines of {count(len(rest), 'rank')} ({ranges(rest)}) are left out; the tables cover them."
         )
         drawn = dict(list(drawn.items())[:max_ranks])
     zeros = origins(drawn)
@@ -63,10 +64,6 @@ def _summed(packed: list[Packed]) -> list[tuple[int, int, int, str]]:
         sum(of) for of in zip(*((p.total, p.left_out, p.crowded) for p in packed), strict=True)
     )
     return [(total, left_out, crowded, f"All {len(packed):,} ranks together")]
-
-
-def some(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
 
 
 def origins(traces: Mapping[int, Trace]) -> dict[int, int]:

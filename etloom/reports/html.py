@@ -18,7 +18,8 @@ from pathlib import Path
 import polars as pl
 
 import etloom
-from etloom.reports.drawn import some, timelines
+from etloom.reports.drawn import timelines
+from etloom.reports.many import MANY, by_name, ranges
 from etloom.reports.page import asset, fill, policy
 from etloom.reports.palette import COLOURS
 from etloom.reports.sections import findings, path, ranks
@@ -149,7 +150,7 @@ def _subtitle(job: Job) -> str:
     backend = (first.meta.get("distributed") or {}).get("backend")
     worked = any(trace.rows("launches") for trace in job.values())
     parts = [
-        f"rank {', '.join(map(str, job.ranks[:8]))}{', ...' if len(job) > 8 else ''}",
+        f"rank{'s' * (len(job) > 1)} {ranges(job)}",
         " and ".join(sorted(devices)) or ("" if worked else "no device"),
         f"backend {backend}" if backend else "",
         " + ".join(map(str, first.meta.get("formats") or [])).replace("_", " "),
@@ -182,7 +183,7 @@ def _timeline(packed: list[Packed], notes: list[str]) -> str:
     return fill(
         asset("timeline.html"),
         legend=legend,
-        ranks=escape(f"rank {some([one.rank for one in packed])}"),
+        ranks=escape(f"rank {ranges(one.rank for one in packed)}"),
         notes="".join(map(_note, notes)),
     )
 
@@ -253,6 +254,8 @@ def _telling(frame: pl.DataFrame) -> pl.DataFrame:
 def _quality(found: Verdict) -> tuple[str, str, str]:
     order = pl.col("severity").replace_strict({"error": 0, "data_loss": 1, "info": 2}, default=3)
     stats = found.stats.sort(order, "rank", "name")
+    if len(found.ranks) > MANY:
+        stats = by_name(stats)
     rows = html_table(
         stats,
         "stats",

@@ -71,6 +71,22 @@ def shown(frame: pl.DataFrame, name: str) -> Shown:
     return Shown(header, 1, numeric, name not in PLAIN)
 
 
+def in_own_units(frame: pl.DataFrame) -> pl.DataFrame:
+    """A table whose rows each name the ``unit`` of before, after and change, each in the one that suits it: 1,009 ms in
+    place of 1,008,570,000 ns."""
+    values = [name for name in ("before", "after", "change") if name in frame.columns]
+    if "unit" not in frame.columns or not values:
+        return frame
+    rows = []
+    for row in frame.iter_rows(named=True):
+        units = {"ns": TIMES, "B": SIZES}.get(row["unit"])
+        if units is not None:
+            unit, factor = scale(max(abs(row[name] or 0) for name in values) / 10, units)
+            row |= {"unit": unit} | {name: row[name] / factor for name in values if row[name] is not None}
+        rows.append(row)
+    return pl.DataFrame(rows, schema=frame.schema)
+
+
 def _is_in(frame: pl.DataFrame, name: str, suffix: str) -> bool:
     return frame.schema[name].is_numeric() and (name.endswith(suffix) or name == suffix[1:])
 

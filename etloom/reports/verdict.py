@@ -15,6 +15,7 @@ import polars as pl
 from etloom import registry
 from etloom.errors import AnalysisError
 from etloom.reports import untimed
+from etloom.reports.many import ranges
 from etloom.reports.sentence import Sentence
 from etloom.reports.text import count, duration, number
 from etloom.trace import Job
@@ -115,9 +116,7 @@ def _of_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
     }
     tables = {name: pl.concat(frames) if frames else nothing[name] for name, frames in answers.items()}
     return tables, {
-        name: f"{next(iter(why.values()))} (rank {', '.join(map(str, list(why)[:8]))}{', ...' if len(why) > 8 else ''})"
-        for name, why in reasons.items()
-        if why
+        name: f"{next(iter(why.values()))} (rank {ranges(why)})" for name, why in reasons.items() if why
     }
 
 
@@ -191,26 +190,24 @@ def _overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
 
 
 def _step_time(steps: pl.DataFrame) -> Sentence:
+    """Mean, spread and median over the steps, of each the mean over its ranks, as `etloom.comparing` takes them."""
     if steps.is_empty():
         return Sentence("Step time", "not known", "no ProfilerStep marks a step in these traces")
-    (dur,) = steps.select(
-        pl.struct(
-            pl.col("dur_ns").mean().alias("mean"),
-            pl.col("dur_ns").std().alias("std"),
-            pl.col("dur_ns").min().alias("min"),
-            pl.col("dur_ns").max().alias("max"),
-            pl.col("rank").n_unique().alias("ranks"),
-        )
-    ).to_series()
-    of = f"{count(steps.height, 'step')} on {count(dur['ranks'], 'rank')}"
-    if dur["std"] is None or not dur["mean"]:
+    times = steps.group_by("step").agg(pl.col("dur_ns").mean())["dur_ns"]
+    mean, middle, least, most = (float(of() or 0) for of in (times.mean, times.median, times.min, times.max))  # type: ignore[arg-type]
+    ranks = steps["rank"].n_unique()
+    if len(times) == 1 or not mean:
+        only = "the only step" if len(times) == 1 else "mean"
         return Sentence(
-            "Step time", duration(dur["mean"]), f"{'the only step' if steps.height == 1 else 'mean'}: {of}"
+            "Step time", duration(mean), f"{only}, mean over {ranks:,} ranks" if ranks > 1 else only
         )
+    each = f", of each the mean over {ranks:,} ranks" if ranks > 1 else ""
+    spread = 100 * float(times.std() or 0) / mean  # type: ignore[arg-type]
     return Sentence(
         "Step time",
-        f"{duration(dur['mean'])} ± {number(100 * dur['std'] / dur['mean'], 2)} %",
-        f"mean and standard deviation over {of}; shortest {duration(dur['min'])}, longest {duration(dur['max'])}",
+        f"{duration(mean)} ± {number(spread, 2)} %",
+        f"mean and standard deviation of {count(len(times), 'step')}{each}; "
+        f"median {duration(middle)}, shortest {duration(least)}, longest {duration(most)}",
     )
 
 

@@ -1,0 +1,62 @@
+"""What is said of many ranks where a line each would be no answer: ranges of them, and what their figures run from and
+to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import polars as pl
+
+from etloom.reports.text import shown
+
+MANY = 32
+"""Ranks beyond which a text has no line for each."""
+
+
+def ranges(numbers: Iterable[int], most: int = 8) -> str:
+    """0-7, 9, 12-14: whole numbers in order, three and more that follow each other as one; no more than so many parts,
+    and then ", ..."."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        elif len(runs) > 2 * most:
+            break
+        else:
+            runs.append([number, number])
+    parts: list[str] = []
+    for first, last in runs:
+        parts += [f"{first}-{last}"] if last - first > 1 else map(str, dict.fromkeys((first, last)))
+    return ", ".join(parts[:most]) + (", ..." if len(parts) > most else "")
+
+
+def spread(frame: pl.DataFrame) -> pl.DataFrame:
+    """Of a table that has a row a rank: figure (a column of numbers), least, its rank, median, most, its rank; in text,
+    with units. Columns that say nothing are left out."""
+    rows = []
+    for name in frame.drop("rank").columns:
+        known = frame.select("rank", name).drop_nulls(name)
+        if not known.schema[name].is_numeric() or known.is_empty():
+            continue
+        column = shown(known, name)
+        ordered = known.sort(name, "rank")
+        least, most = ordered.row(0), ordered.filter(pl.col(name) == pl.col(name).max()).row(0)
+        middle = column.text(_whole(known[name].median()))
+        rows.append((column.header, column.text(least[1]), least[0], middle, column.text(most[1]), most[0]))
+    names = ("figure", "least", "of rank", "median", "most", "of rank ")
+    schema = {name: pl.Int64 if "rank" in name else pl.String for name in names}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if value == int(value) else value
+
+
+def by_name(stats: pl.DataFrame) -> pl.DataFrame:
+    """The stats of a run, those of one name in a row: ranks, name, severity, count (the sum), example (the first)."""
+    groups = stats.group_by("name", "severity", maintain_order=True).agg(
+        pl.col("rank"), pl.col("count").sum(), pl.col("example").drop_nulls().first()
+    )
+    told = [ranges(ranks) or "run" for ranks in groups["rank"].list.drop_nulls().to_list()]
+    return groups.select(pl.Series("ranks", told, pl.String), "name", "severity", "count", "example")
