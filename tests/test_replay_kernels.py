@@ -15,6 +15,7 @@ import pytest
 
 import etloom
 from etloom import cli
+from etloom.errors import EtloomError
 
 torch = pytest.importorskip("torch")
 from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
@@ -100,6 +101,14 @@ def test_a_kernel_is_run_where_that_is_allowed(tmp_path: Path) -> None:
         assert second[0].equal(-first[2])
         assert second[2].equal(second[0] + 0.5 * second[1])
     assert [one.name for one in (tmp_path / "torch_et_0_resources").iterdir()] == ["c1.py"]
+
+
+def test_a_trace_of_kernels_alone_says_why_none_runs(tmp_path: Path) -> None:
+    one = torch.ones(2)
+    run = record(tmp_path, lambda: launch(one, 2), RUNS)
+    with pytest.raises(EtloomError, match=f"no recorded operator can be replayed: {BESIDE}"):
+        rehearsed(run, allow_code=False)
+    assert outcome(rehearsed(run, "meta")).result == "substituted"
 
 
 @pytest.mark.usefixtures("known")

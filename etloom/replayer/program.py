@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +69,11 @@ def program(
         alone = None if whole is None else max(0, whole - sum(spent.get(part, 0) for part in parts))
         left_out.append(LeftOut(node["name"], COMPILED, alone))
     if not chosen.run:
-        raise EtloomError("no recorded operator can be replayed", remedy="etloom info shows what there is")
+        why = Counter(f": {one.reason}" for one in left_out).most_common(1)
+        raise EtloomError(
+            f"no recorded operator can be replayed{why[0][0] if why else ''}",
+            remedy="etloom info shows what there is",
+        )
     refused = ((node, None) for node, _ in chosen.left_out)
     found = sorted([*chosen.run, *refused], key=lambda one: one[0]["id"])
     wanted = pl.DataFrame({"node": [node["id"] for node, _ in found]}, schema={"node": pl.UInt32})

@@ -13,7 +13,7 @@ from etloom.replayer.operators import Operator, resolve
 
 Node = dict[str, Any]
 COMMUNICATES = "communication: etloom replay comms"
-COMPILED = "its kernels were not recorded (C++ never is; Triton is with record_shapes); set_stance('force_eager') helps"
+COMPILED = "its kernels were not recorded (C++ never is; Triton is with record_shapes); TORCH_COMPILE_DISABLE=1 helps"
 _COMPILED = "## Call CompiledFxGraph"
 _COMMUNICATION = ("record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
 
