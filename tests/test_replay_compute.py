@@ -18,6 +18,8 @@ from etloom.errors import EtloomError
 torch = pytest.importorskip("torch")
 from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 
+from etloom.cli.replay._computing import work  # noqa: E402
+from etloom.replayer import apart  # noqa: E402
 from etloom.replayer.compute import Replayed, replay  # noqa: E402
 from etloom.replayer.machine import Machine  # noqa: E402
 from etloom.replayer.operators import Operator, resolve  # noqa: E402
@@ -303,40 +305,46 @@ def test_what_a_stranger_asks_for_is_bounded_and_told(
     assert done.coverage["reason"][0]
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command without a process of its own, which takes seconds to start."""
+
+    def run(command: list[str]) -> tuple[int, dict[int, str]]:
+        try:
+            work(json.loads(command[1]))
+        except SystemExit as ended:
+            assert isinstance(ended.code, int)
+            return ended.code, {}
+        return 0, {}
+
+    monkeypatch.setattr(apart, "run", run)
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "5")  # which work sets
+
+
 def test_the_command(data: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    given = str(data / "cpu" / "ddp_2")
-    out = tmp_path / "replay.parquet"
-    assert (
-        cli.main(
-            [
-                "replay",
-                "compute",
-                given,
-                "--rank",
-                "1",
-                "--repeats",
-                "1",
-                "--format",
-                "json",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    given, out = str(data / "cpu" / "ddp_2"), tmp_path / "replay.parquet"
+    once = ["--repeats", "1", "--warmup", "0", "--format", "json", "--out", str(out)]
+    assert cli.main(["replay", "compute", given, "--rank", "1", *once]) == 0
     said = capfd.readouterr()
     rows = json.loads(said.out)
     assert {row["name"] for row in rows if row["result"] != "replayed"} == {"c10d::allreduce_"}
     assert "covered: 100.00% of operators, 100.00% of their recorded time" in said.err
     assert etloom.open(out)[1].events.height > 1000
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_command_says_what_it_cannot(
+    data: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given, out = str(data / "cpu" / "ddp_2"), str(tmp_path / "replay.parquet")
     assert (
-        cli.main(["replay", "compute", given, "--device", "meta", "--min-coverage", "100", "--out", str(out)])
-        == 1
+        cli.main(["replay", "compute", given, "--device", "meta", "--min-coverage", "100", "--out", out]) == 1
     )
     assert "on meta nothing takes time" in capfd.readouterr().err
-    assert cli.main(["replay", "compute", given, "--rank", "7"]) == 1
-    assert cli.main(["replay", "compute", given, "--device", "tpu"]) == 1
-    assert "no device is called 'tpu'; one of cpu, cuda, meta" in capfd.readouterr().err
+    assert cli.main(["replay", "compute", given, "--rank", "7"]) != 0
+    assert "no rank is called '7'" in capfd.readouterr().err
+    assert cli.main(["replay", "compute", given, "--device", "tpu"]) == 2
+    assert "tpu" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import etloom
 from etloom import cli
 
 torch = pytest.importorskip("torch")
+from test_replay_compute import alone as alone  # noqa: E402
 from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 
 from etloom.replayer.machine import Machine  # noqa: E402
@@ -53,7 +54,7 @@ def saving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_DATA", SAVED)
 
 
-@pytest.mark.usefixtures("saving")
+@pytest.mark.usefixtures("saving", "alone")
 def test_integers_hold_what_was_saved_of_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     table, bag = torch.rand(100, 4), torch.nn.EmbeddingBag(100, 4, mode="sum")
     ids, starts = torch.randint(100, (24,)), torch.tensor([0, 4, 9, 21])

@@ -10,6 +10,8 @@ from etloom.replayer.steps import Step, views_of
 
 INTERRUPTED = "interrupted"
 OUT_OF_TIME = "the time was up"
+_CALL = 1 << 20
+"""What a call costs that moves nothing, in bytes: a small one tells little of a large one."""
 
 
 class Stopped(Exception):
@@ -28,7 +30,9 @@ class Pace:
         self.total = len(steps)
         self._steps = steps
         self._until = until
-        self._bytes = [1 + sum(view.bytes for view in (*views_of(one.values), *one.results)) for one in steps]
+        self._bytes = [
+            _CALL + sum(view.bytes for view in (*views_of(one.values), *one.results)) for one in steps
+        ]
         self._spent: Counter[Hashable] = Counter()
         self._done: Counter[Hashable] = Counter()  # steps of a name and shapes; bytes of a name, and of all
         self._began = time.monotonic()
