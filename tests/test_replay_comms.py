@@ -223,7 +223,7 @@ def test_nothing_to_replay_is_an_error(data: Path) -> None:
         ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, Place(3, 8, 1)),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Place(2, 4, 2)),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1"}, Place(5, 16, 1)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1"}, Place(5, 16, 1)),
     ],
 )
 def test_the_launcher_says_which_process_this_is(environment: dict[str, str], place: Place) -> None:

@@ -119,8 +119,13 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--device", default=None, choices=["cpu", "cuda", "rocm"], help="by default cuda where there is a GPU"
     )
-    add("--master-ip", default=None, help="by default MASTER_ADDR, or 127.0.0.1")
-    add("--master-port", type=_from(0), default=None, help="by default the one after MASTER_PORT, or 29501")
+    add("--master-ip", default=None, help="by default MASTER_ADDR, or Slurm's first node, or 127.0.0.1")
+    add(
+        "--master-port",
+        type=_from(0),
+        default=None,
+        help="by default the one after MASTER_PORT, or from 29501 on",
+    )
     add("--c", type=int, choices=[0, 1], default=0, help="check every result once, before the timed replays")
     add("--data-accuracy-mode", choices=["none", "save", "check"], default="none", help="check: as --c 1")
     for flags, why in IDLE.items():

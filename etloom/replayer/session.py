@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from etloom.errors import EtloomError
+from etloom.replayer.meeting import meeting_point
 from etloom.replayer.plan import Call, Part, Plan
 from etloom.replayer.results import calls, passes, sums
 from etloom.replayer.world import BEAT_S, PLANNING, SUSPECT_S, Place, Watch, machine, store_of
@@ -67,7 +67,7 @@ def replay(
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed")
     place = place or Place.here()
-    store = store_of(place, *_meeting_point(address, port), options.timeout_s)
+    store = store_of(place, *meeting_point(address, port), options.timeout_s)
     with Watch(store, place, end) as watch:
         try:
             plan, gathered = _together(store, place, make, options, prepare, watch)
@@ -118,13 +118,6 @@ def _all_ready(store: Any, place: Place) -> None:
     store.wait([f"ready/{rank}" for rank in range(place.world)], _LONG)
 
 
-def _meeting_point(address: str | None, port: int | None) -> tuple[str, int]:
-    """Where the store is: as told, else beside torchrun's own, else on this host."""
-    told = os.environ.get("MASTER_PORT", "")
-    beside = int(told) + 1 if told.isdecimal() else 29_501
-    return address or os.environ.get("MASTER_ADDR") or "127.0.0.1", port or beside
-
-
 def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> tuple[Plan | None, Part]:
     """(the plan, on rank 0 that made it, each rank's part of it), as plain JSON through the store; its error on all."""
     if place.rank == 0:
@@ -134,7 +127,7 @@ def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> tuple[Plan
                 raise EtloomError(
                     f"{plan.world} ranks to play, but {place.world} process",
                     remedy=f"start {plan.world} (torchrun --nproc-per-node {plan.world} -m etloom ..., mpirun -np "
-                    f"{plan.world} etloom ...), or only look at the plan (--dry-run)",
+                    f"{plan.world} etloom ..., srun -n {plan.world} etloom ...), or only look at the plan (--dry-run)",
                 )
         except EtloomError as error:
             store.set("plan", json.dumps({"error": str(error)}))

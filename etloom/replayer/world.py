@@ -24,7 +24,8 @@ LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
     ("PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    # Not SLURM_NTASKS, which a batch script has as well, beside the rank 0, before any step runs.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 """Variables of rank, world size and rank on the host, by launcher."""
 
@@ -53,7 +54,10 @@ class Place:
                 with contextlib.suppress(ValueError):
                     own, size = int(environment[rank]), int(environment[world])
                     if 0 <= own < size:
-                        return cls(own, size, int(environment.get(local, own)))
+                        # Slurm that starts processes as MPICH would (--mpi=pmi2) says this one thing in its own way.
+                        return cls(
+                            own, size, int(environment.get(local, environment.get("SLURM_LOCALID", own)))
+                        )
                 raise EtloomError(
                     f"{rank}={environment[rank]!r}, {world}={environment[world]!r} say no rank",
                     remedy="start with torchrun, mpirun or srun",
@@ -84,6 +88,7 @@ class Watch:
         self._place, self._end = place, end
         self._store = TCPStore(store.host, store.port, place.world, False, wait_for_workers=False)
         self._done = threading.Event()
+        self._reason: str | None = None
         self._seen = {rank: ("", time.monotonic()) for rank in range(place.world)}
         self._thread = threading.Thread(target=self._run, name="etloom-watch", daemon=True)
 
@@ -100,6 +105,7 @@ class Watch:
             except RuntimeError:
                 reason = LOST
             if reason or time.monotonic() > until:
+                self._reason = reason
                 return reason
             time.sleep(BEAT_S / 4)
 
@@ -118,7 +124,9 @@ class Watch:
         self._thread.join()
         with contextlib.suppress(RuntimeError):  # the store is gone: nobody is left to tell
             if error is not None:
-                self._store.set("gave_up", f"rank {self._place.rank}: {error or type(error).__name__}")
+                # The first reason is the one, also where it is told by a rank that ends because of it.
+                own, told = f"rank {self._place.rank}: ", str(error) or type(error).__name__
+                self._store.compare_set("gave_up", "", self._reason or own + told.removeprefix(own))
             self._store.set(f"beat/{self._place.rank}", "done")
             if self._place.rank == 0:
                 # The store goes with this process: the others have to say that they are done, or to read why not.
@@ -145,7 +153,16 @@ class Watch:
             except RuntimeError:
                 reason = LOST
             if reason and not self._done.is_set():
+                if reason != LOST:
+                    self._pass_on(reason)
                 self._end(f"{reason}; rank {self._place.rank} was at {self.at()}")
+
+    def _pass_on(self, reason: str) -> None:
+        """Tell the others, before this process goes and with that of rank 0 the store."""
+        with contextlib.suppress(RuntimeError):
+            self._store.compare_set("gave_up", "", reason)
+        if self._place.rank == 0:
+            time.sleep(1.5 * BEAT_S)
 
     def _gone(self, patience: float = SILENT_S) -> str | None:
         if self._store.check(["gave_up"]):
@@ -175,6 +192,11 @@ def store_of(place: Place, address: str, port: int, timeout_s: float) -> Any:
     """The key-value store of all processes, kept by rank 0. Raises EtloomError where it cannot be reached."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    remedy = "name a host that all reach and a free port (--master-addr, --master-port)"
+    if place.rank and not _answers(address, port, timeout_s):
+        raise EtloomError(
+            f"rank {place.rank} did not meet rank 0 at {address}:{port} within {timeout_s:g} s", remedy=remedy
+        )
     try:
         # torchrun keeps a store of its own on its port; the one here is the replay's.
         return TCPStore(
@@ -189,5 +211,19 @@ def store_of(place: Place, address: str, port: int, timeout_s: float) -> Any:
         first = str(error).splitlines()[0]
         raise EtloomError(
             f"the {place.world} processes did not meet at {address}:{port}: {first}",
-            remedy="name a host that all reach and a free port (--master-addr, --master-port)",
+            remedy=remedy,
         ) from error
+
+
+def _answers(address: str, port: int, seconds: float) -> bool:
+    """Whether somebody listens there before so many seconds are over. torch itself would wait twice as long, and tell
+    of it in pages."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((address, port), timeout=max(0.1, until - time.monotonic())).close()
+        except OSError:
+            time.sleep(BEAT_S / 10)
+        else:
+            return True
+    return False

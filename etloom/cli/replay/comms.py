@@ -6,9 +6,11 @@ import enum
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -16,6 +18,7 @@ from etloom.cli._guard import finite, guarded, say
 from etloom.cli._input import RankPatternOption, tell_loss
 from etloom.cli._output import Format, emit, to_json
 from etloom.cli._target import check_export, check_writable
+from etloom.errors import EtloomError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from etloom.replayer.comms import Options
     from etloom.replayer.plan import Plan
     from etloom.replayer.session import Replayed
+    from etloom.replayer.world import Place
 
 
 class TraceType(str, enum.Enum):
@@ -112,9 +116,14 @@ def comms(
     timeout: Annotated[
         float, typer.Option(min=1, callback=finite, help="Seconds after which a call counts as hung.")
     ] = 60.0,
-    master_addr: Annotated[str | None, typer.Option(help="Host of rank 0.", show_default=False)] = None,
+    master_addr: Annotated[
+        str | None, typer.Option(help="Host of rank 0; by default as the launcher tells.", show_default=False)
+    ] = None,
     master_port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="A free port there.", show_default=False)
+        int | None,
+        typer.Option(
+            min=0, max=65_535, help="A free port there; by default as the launcher tells.", show_default=False
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -205,7 +214,8 @@ def comms(
 
     on = placed(backend, device and device.value)
     options = Options(*on, timing.value, gap.value, blocking, repeats, warmup, verify, timeout)
-    done = replay(make, options, place=place, address=master_addr, port=master_port, end=end)
+    with ending(place):
+        done = replay(make, options, place=place, address=master_addr, port=master_port, end=end)
     if done is None:
         return
     for line in notes(done.plan):
@@ -235,10 +245,22 @@ def _report(done: Replayed, merged: pl.DataFrame, options: Options) -> dict[str,
     }
 
 
-def end(reason: Any) -> None:
+def end(reason: Any) -> NoReturn:
     """Another process is gone: say so and end, since torch would wait for it."""
-    print(f"etloom: {reason}", file=sys.stderr, flush=True)
+    say(str(reason))
+    sys.stderr.flush()
     os._exit(1)
+
+
+@contextmanager
+def ending(place: Place) -> Iterator[None]:
+    """What fails on one of several processes ends this one at once: Python may take seconds to take torch down."""
+    try:
+        yield
+    except EtloomError as error:
+        if place.world == 1 or error.option is not None or os.environ.get("ETLOOM_DEBUG"):
+            raise
+        end(error)
 
 
 def tell_passes(passes: pl.DataFrame) -> None:

@@ -14,7 +14,7 @@ import typer
 from etloom.cli._guard import finite, guarded, say
 from etloom.cli._input import PathArgument, tell_loss
 from etloom.cli._output import Format, emit
-from etloom.cli.replay.comms import Device, end, tell_passes
+from etloom.cli.replay.comms import Device, end, ending, tell_passes
 from etloom.cli.replay.compute import AllowCode
 
 if TYPE_CHECKING:
@@ -134,7 +134,10 @@ def full(
         return Work(lambda call: machine.advance(None if call is None else call.node), machine.where)
 
     options = Options(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
-    done = replay(make, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end)
+    with ending(place):
+        done = replay(
+            make, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end
+        )
     if done is None:
         return
     for line in notes(done.plan):

@@ -1,0 +1,75 @@
+"""Where the processes of a replay meet, by the variables of their launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from etloom.errors import EtloomError
+from etloom.replayer.meeting import FIRST_PORT, meeting_point
+from etloom.replayer.world import Place
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_NUM_NODES": "4"}
+
+
+def resolved(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> str:
+    monkeypatch.setattr("socket.getaddrinfo", lambda *of: [])
+    return meeting_point(None, None, environment)[0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("vm", "vm"),
+        ("node[07-12,20],other", "node07"),
+        ("node[3,5-6]", "node3"),
+        ("rack[1-2]n[01-04]-ib", "rack1n01-ib"),
+        ("gpu1,gpu[2-3]", "gpu1"),
+    ],
+)
+def test_on_the_first_node_of_the_step(nodes: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolved(monkeypatch, {**STEP, "SLURM_STEP_NODELIST": nodes}) == first
+
+
+def test_open_mpi_in_slurm_begins_on_the_first_node_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_NODELIST": "n[2-4]", "OMPI_COMM_WORLD_RANK": "3"}
+    assert resolved(monkeypatch, {**STEP, **nodes}) == "n1"
+
+
+def test_told_before_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {**STEP, "SLURM_STEP_NODELIST": "n[1-2]", "MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "5000"}
+    assert meeting_point(None, None, told) == ("127.0.0.2", 5001)
+    assert meeting_point("127.0.0.3", 6, told) == ("127.0.0.3", 6)
+    assert meeting_point(None, None, {}) == ("127.0.0.1", FIRST_PORT)
+    alone = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "no-such-host"}
+    assert meeting_point(None, None, alone)[0] == "127.0.0.1"
+
+
+def test_runs_on_one_host_have_ports_of_their_own() -> None:
+    runs = [
+        *({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": step} for step in "012"),
+        {"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0"},
+        *({"OMPI_MCA_ess_base_jobid": job} for job in ("821166081", "4000000001")),
+        {"PMIX_NAMESPACE": "prterun-vm-4242@1"},
+    ]
+    ports = [meeting_point(None, None, run)[1] for run in runs]
+    assert len(set(ports)) == len(runs)
+    assert all(FIRST_PORT <= port < 32_768 for port in ports)
+    assert ports[0] == meeting_point(None, None, {**runs[0], "SLURM_PROCID": "5"})[1]
+
+
+def test_a_host_that_is_not_known_is_told_at_once() -> None:
+    with pytest.raises(EtloomError, match=r"^master_addr: the host 'no such host' is not known here: "):
+        meeting_point("no such host", None, {})
+    with pytest.raises(EtloomError, match=r"^the host 'no such host' is not known here: "):
+        meeting_point(None, None, {"MASTER_ADDR": "no such host"})
+
+
+def test_a_batch_script_of_slurm_is_one_process_alone() -> None:
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+    assert Place.here(batch) == Place(0, 1, 0)
+    assert Place.here({**batch, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}) == Place(1, 2, 0)
+
+
+def test_the_rank_on_its_host_under_pmi2_is_slurms() -> None:
+    step = {"PMI_RANK": "5", "PMI_SIZE": "8", "SLURM_LOCALID": "2"}
+    assert Place.here(step) == Place(5, 8, 2)
