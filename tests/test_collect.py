@@ -375,6 +375,18 @@ def test_a_killed_window_leaves_nothing_under_final_names(tmp_path: Path, case: 
 
 @pytest.mark.torch
 @pytest.mark.slow
+def test_a_process_that_is_gone_before_its_window_leaves_nothing(tmp_path: Path, native: None) -> None:
+    """In step 3, in which the profilers for step 4 are ready already."""
+    out = tmp_path / "run"
+    done = tiny(out, "os_exit", "4:6")
+    assert done.returncode == 9 and visible(out) == []
+    assert done.said == [
+        f"etloom: {out}: nothing recorded: its process was killed, or left by os._exit, before step 4 began"
+    ]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "observer", "ones"),
     [

@@ -183,6 +183,8 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
     assert _collected.held(tmp_path) == ", steps 3-4, 6, 1,235 operators"
     ranks[:] = [{"steps": [], "operators": None}]
     assert _collected.held(tmp_path) == ", no whole step"
+    ranks[:] = [{"steps": None}, {"steps": [3], "operators": 9}]
+    assert _collected.held(tmp_path) == ""
     ranks.clear()
     assert _collected.held(tmp_path) == ""
 

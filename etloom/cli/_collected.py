@@ -20,7 +20,11 @@ def held(folder: Path) -> str:
     ranks = files.sealed_ranks(folder)
     steps = sorted({step for facts in ranks for step in facts.get("steps") or ()})
     operators = [facts.get("operators") for facts in ranks]
-    told = [f"step{'s' * (len(steps) > 1)} {runs(steps)}" if steps else "no whole step"] if ranks else []
+    told = []
+    if ranks and all(
+        facts.get("steps") is not None for facts in ranks
+    ):  # of a killed one nobody counted them
+        told.append(f"step{'s' * (len(steps) > 1)} {runs(steps)}" if steps else "no whole step")
     if told and None not in operators:
         told.append(counted(sum(operators), "operator"))  # type: ignore[arg-type]
     return "".join(f", {part}" for part in told)

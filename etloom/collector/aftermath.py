@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -23,7 +24,12 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     demand.forget(out)
     scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
     processes = seen.taken(scratch)
-    left = sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir()))
+    left = []
+    for path in sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir())):
+        if (path / ends.STARTED).exists():
+            left.append(path)
+        else:  # prepared, and its process ended before
+            shutil.rmtree(path, ignore_errors=True)
     kept = [facts for path in left if (facts := leftovers.keep_killed(path, out)) is not None]
     if said := ends.told(kept):
         warnings.append(f"{out}: {said}; what was recorded up to then is kept")
@@ -34,7 +40,10 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     for folder in windows:
         recorded.update(_finish_run(options, folder, returncode, scratch, processes, warnings))
     if not (windows or left or kept):
-        warnings.append(f"{out}: nothing recorded: {reasons.why_nothing(options, processes)}")
+        # On a full disk the processes could leave no word.
+        full = not processes and not os.statvfs(out).f_bavail
+        why = "the disk is full" if full else reasons.why_nothing(options, processes)
+        warnings.append(f"{out}: nothing recorded: {why}")
     if not left:
         shutil.rmtree(scratch, ignore_errors=True)
     return windows, sorted(recorded), warnings

@@ -13,6 +13,8 @@ from typing import Any
 from .words import runs
 
 Facts = dict[str, Any]
+STARTED = "started"
+"""An empty file in the folder of a window that was not only prepared."""
 NOTE = "killed.json"
 """What a window leaves beside its unfinished files, for the case that its process is killed: its facts as far as they
 are known, and as `window` and `command` its folder in that of the run and what runs."""

@@ -65,6 +65,7 @@ class Window:
         self._groups = sources.group_count()
         self._marks += self._groups > 0
         self._rank = current_rank()
+        (self._folder / ends.STARTED).touch()
         if self._native:  # what the launcher needs where this process is killed
             known = facts.rank_facts(self._options, *self._rank, self._token.ask())
             self._leave_note(known | {"observer": "native", "start_ns": time.time_ns()})
