@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 import etloom
 from etloom.reports import html
 from etloom.reports.drawn import origins
+from etloom.reports.lanes import MAX_ROWS
 from etloom.reports.palette import COLOURS, with_colour
 from etloom.reports.tables import html_table, svg_bars
 from etloom.reports.text import duration, number, shown
-from etloom.reports.timeline import MAX_ROWS, pack
+from etloom.reports.timeline import pack
 from etloom.reports.verdict import verdict
 from etloom.trace import Job, Trace
 from tests.made import traces

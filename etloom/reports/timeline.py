@@ -1,7 +1,6 @@
-"""The events of one rank as the report's timeline draws them: lanes, rows that hide nothing, and packed columns.
+"""The events of one rank as the report's timeline draws them, in packed columns.
 
-A lane is a thread or a stream; a row is a line of a lane in which no two events overlap. Host events sit at their
-nesting depth, device events on the first free row. `pack` gives bytes that ``data.js`` unpacks:
+`etloom.reports.lanes` says in which lane and row each lies; `pack` gives bytes that ``data.js`` unpacks:
 
     gzip( u32 length of the header | header (JSON, padded to 4 bytes) | columns, little endian )
 
@@ -21,13 +20,10 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds
+from etloom.reports.lanes import headers_of, lane_class, lanes_of, longest_of, rows_of
 from etloom.reports.palette import with_colour
 from etloom.trace import Trace
 
-BUCKETS = 2000
-"""Pieces of time among which the events of a lane compete for a place when there are too many."""
-MAX_ROWS = 64
-"""Rows of a lane; events that overlap even more share the last one."""
 MAX_TEXT = 2000
 NULL = 0xFFFFFFFF
 
@@ -57,10 +53,10 @@ def pack(
     then those that are the longest in their lane and bucket of time.
     """
     events = trace.events
-    lanes = _lanes(trace)
+    lanes = lanes_of(trace)
     placed = (
         events.drop_nulls("ts")
-        .with_columns(_lane_class().alias("_class"))
+        .with_columns(lane_class().alias("_class"))
         .join(
             lanes.select("pid", "tid", "_class", "_lane"),
             on=["pid", "tid", "_class"],
@@ -69,8 +65,8 @@ def pack(
         )
     )
     on_path = pl.lit(False) if critical is None else pl.col("id").is_in(critical.cast(pl.UInt32).implode())
-    kept = _longest(placed.with_columns(on_path.alias("_critical")), max_events)
-    rows, crowded = _rows(kept)
+    kept = longest_of(placed.with_columns(on_path.alias("_critical")), max_events)
+    rows, crowded = rows_of(kept)
     kept = kept.with_columns(pl.Series("_row", rows, pl.UInt32)).sort("_lane", "_row", "ts", "id")
     lanes = lanes.join(kept.group_by("_lane").agg(pl.len().alias("_kept")), on="_lane", how="left")
     strings, texts = _texts(trace, kept)
@@ -97,112 +93,10 @@ def pack(
         "events": kept.height,
         "strings": strings,
         "steps": steps,
-        "lanes": _lane_headers(lanes, kept),
+        "lanes": headers_of(lanes, kept),
     }
     used = frozenset(colours.unique().to_list())
     return Packed(rank, _frame(header, columns), events.height, kept.height, used, crowded)
-
-
-def _lane_class() -> pl.Expr:
-    """0 host call stack, 1 host events off the stack, 2 annotations seen from the device, 3 device work."""
-    return (
-        pl.when(pl.col("depth").is_not_null())
-        .then(0)
-        .when(pl.col("cat") == "gpu_user_annotation")
-        .then(2)
-        .when(pl.col("stream").is_not_null() | pl.col("device").is_not_null())
-        .then(3)
-        .otherwise(1)
-    )
-
-
-def _lanes(trace: Trace) -> pl.DataFrame:
-    """pid, tid, _class, _total, _lane (place from the top), _name; in the order that the file asks for."""
-    lanes = trace.events.group_by("pid", "tid", _lane_class().alias("_class")).agg(pl.len().alias("_total"))
-    threads = trace.threads
-
-    def last(column: str) -> pl.Expr:
-        return pl.col(column).drop_nulls().last()
-
-    process = (
-        threads.filter(pl.col("tid").is_null())
-        .group_by("pid")
-        .agg(
-            last("name").alias("_process"),
-            last("labels").alias("_labels"),
-            last("sort_index").alias("_psort"),
-        )
-    )
-    thread = (
-        threads.filter(pl.col("tid").is_not_null())
-        .group_by("pid", "tid")
-        .agg(last("name").alias("_thread"), last("sort_index").alias("_tsort"))
-    )
-    lanes = (
-        lanes.join(process, on="pid", how="left")
-        .join(thread, on=["pid", "tid"], how="left")
-        .sort("_psort", pl.col("_class") >= 2, "pid", "_tsort", "tid", "_class", nulls_last=True)
-        .with_row_index("_lane")
-    )
-    stacked = {(pid, tid) for pid, tid, kind in lanes.select("pid", "tid", "_class").rows() if kind == 0}
-    names = [_lane_name(row, (row["pid"], row["tid"]) in stacked) for row in lanes.iter_rows(named=True)]
-    return lanes.with_columns(pl.Series("_name", names, pl.String))
-
-
-def _lane_name(row: dict[str, Any], stacked: bool) -> str:
-    kind, tid = row["_class"], row["tid"]
-    # A negative number stands for a name that the file used in place of one.
-    number = None if tid is None or tid < 0 else tid
-    name = row["_thread"] or (
-        (f"stream {number}" if kind >= 2 else f"thread {number}") if number is not None else None
-    )
-    if kind >= 2 and row["_labels"]:
-        name = f"{row['_labels']} {name or ''}".strip()
-    name = name or row["_process"] or "other"
-    suffix = {1: ", off the stack" if stacked else "", 2: ", annotations"}.get(kind, "")
-    return f"{name}{suffix}"
-
-
-def _longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
-    if events.height <= max_events:
-        return events
-    start, stop = events.select(pl.col("ts").min(), pl.col("ts").max().alias("stop")).row(0)
-    width = (stop - start) // BUCKETS + 1
-    longest = pl.col("dur").fill_null(0)
-    return (
-        events.with_columns(((pl.col("ts") - start) // width).alias("_bucket"))
-        .with_columns(longest.rank("ordinal", descending=True).over("_lane", "_bucket").alias("_place"))
-        .sort(~pl.col("_critical"), "_place", longest * -1, "id")
-        .head(max_events)
-        .sort("id")
-        .drop("_bucket", "_place")
-    )
-
-
-def _rows(events: pl.DataFrame) -> tuple[list[int], int]:
-    """The row of each event in its lane, and how many had to share the last one.
-
-    Events come by start, the longest first; each takes the first row, from its depth on, whose last event has ended.
-    """
-    free: dict[int, list[int]] = {}
-    rows, crowded = [], 0
-    columns = events.select(
-        "_lane", "ts", pl.col("dur").fill_null(0).clip(1), pl.col("depth").fill_null(0).clip(0)
-    )
-    for lane, ts, dur, depth in columns.iter_rows():
-        ends = free.setdefault(lane, [])
-        row = min(depth, MAX_ROWS - 1)
-        while row < len(ends) and ends[row] > ts:
-            row += 1
-        if row >= MAX_ROWS:
-            row = MAX_ROWS - 1
-            crowded += 1
-            ends[row] = max(ends[row], ts + dur)
-        else:
-            ends.extend([0] * (row + 1 - len(ends)))
-            ends[row] = ts + dur
-        rows.append(row)
-    return rows, crowded
 
 
 def _texts(trace: Trace, kept: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:
@@ -297,28 +191,6 @@ def _edges(trace: Trace, kept: pl.DataFrame) -> dict[str, pl.Series]:
         ].fill_null(0)
 
     return {"launch": of("launch"), "operator": of("operator")}
-
-
-def _lane_headers(lanes: pl.DataFrame, kept: pl.DataFrame) -> list[dict[str, Any]]:
-    """Per lane its name and the index at which each of its rows begins, and at last ends."""
-    counts = kept.group_by("_lane", "_row").agg(pl.len()).sort("_lane", "_row")
-    sizes: dict[int, dict[int, int]] = {}
-    for lane, row, size in counts.rows():
-        sizes.setdefault(lane, {})[row] = size
-    headers, at = [], 0
-    for lane in lanes.iter_rows(named=True):
-        rows = sizes.get(lane["_lane"])
-        if rows is None:
-            continue
-        bounds = [at]
-        for row in range(max(rows) + 1):
-            at += rows.get(row, 0)
-            bounds.append(at)
-        left_out = lane["_total"] - lane["_kept"]
-        headers.append(
-            {"name": lane["_name"], "work": lane["_class"] != 1, "rows": bounds, "left_out": left_out}
-        )
-    return headers
 
 
 def _wide(values: pl.Series) -> bytes:

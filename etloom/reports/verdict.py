@@ -14,10 +14,9 @@ import polars as pl
 
 from etloom import registry
 from etloom.errors import AnalysisError
-from etloom.reports import untimed
+from etloom.reports import said, untimed
 from etloom.reports.many import ranges
 from etloom.reports.sentence import Sentence
-from etloom.reports.text import count, duration, number
 from etloom.trace import Job
 
 ANALYSES = ("steps", "temporal-breakdown", "comm-overlap", "top-ops", "kernel-breakdown", "link-quality")
@@ -32,13 +31,6 @@ OF_THE_JOB = (
 )
 """Analyses of all ranks together."""
 WITH_OPTIONS: Mapping[str, Mapping[str, Any]] = {"critical-path": {"by": "edge"}}
-SAID = {
-    "segment": "host",
-    "stream": "delays on a stream",
-    "launch": "delays of launches",
-    "idle": "Python or nothing",
-}
-"""Kinds of the critical path in a sentence."""
 MOST_EVENTS = 8_000_000
 """Of a larger run the critical path is left to `etloom analyze critical-path`, for the memory that its graph takes."""
 PARTS = {
@@ -49,8 +41,6 @@ PARTS = {
     "idle": "idle",
 }
 """Parts of temporal-breakdown, which sum to the span, as they are called in text."""
-WELL_LINKED = 95.0
-"""Percent of host operators below which the links call for attention."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +72,17 @@ def _verdict(job: Job) -> Verdict:
     bases = overview["basis"].drop_nulls().unique().to_list()
     basis = bases[0] if len(bases) == 1 else "mixed" if bases else "none"
     if untimed.is_untimed(job):
-        told = (*untimed.sentences(job), _trouble(stats), _size(job))
+        told = (*untimed.sentences(job), said.trouble(stats), said.size(job))
         return Verdict(tuple(job.ranks), told, {**tables, "recorded": untimed.operators(job)}, stats, basis)
     sentences = (
-        _costliest(tables["findings"]),
-        _step_time(tables["steps"]),
-        *_shares(tables["temporal-breakdown"], tables["comm-overlap"], basis),
-        _path(tables["critical-path"], unanswered.get("critical-path")),
-        _top_operator(tables["top-ops"]),
-        _links(tables["link-quality"]),
-        _trouble(stats),
-        _size(job),
+        said.costliest(tables["findings"]),
+        said.step_time(tables["steps"]),
+        *said.shares(tables["temporal-breakdown"], tables["comm-overlap"], basis),
+        said.critical_path(tables["critical-path"], unanswered.get("critical-path")),
+        said.top_operator(tables["top-ops"]),
+        said.links(tables["link-quality"]),
+        said.trouble(stats),
+        said.size(job),
     )
     return Verdict(tuple(job.ranks), sentences, tables, stats, basis, unanswered)
 
@@ -124,40 +114,12 @@ def _ask_all(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
     """The answer of the job; no reason is given where one rank alone was asked to be compared."""
     analysis = registry.get("analyses", name)
     nothing = pl.DataFrame(schema=analysis.COLUMNS)
-    if name == "critical-path" and _rows(job, "events") > MOST_EVENTS:
+    if name == "critical-path" and sum(trace.rows("events") for trace in job.values()) > MOST_EVENTS:
         return nothing, f"more than {MOST_EVENTS:,} events: ask `etloom analyze critical-path`"
     try:
         return analysis.analyze(job, **WITH_OPTIONS.get(name, {})), None
     except AnalysisError as error:
         return nothing, error.what if len(job) > 1 and name in ("stragglers", "clocks") else None
-
-
-def _costliest(findings: pl.DataFrame) -> Sentence:
-    if findings.is_empty():
-        return Sentence("To mend first", "nothing found", "no pattern that costs half a percent of the run")
-    first = findings.row(0, named=True)
-    text = (
-        f"{first['title']} ({first['pct']:.1f} % of rank {first['rank']}, {first['confidence']} confidence)"
-    )
-    return Sentence("To mend first", duration(first["cost_ns"]), text)
-
-
-def _path(path: pl.DataFrame, reason: str | None) -> Sentence:
-    """What the longest chain of work and waits consists of, or the reason why it is not known."""
-    total = int(path["time_ns"].sum()) if path.height else 0
-    if not total:
-        return Sentence("Critical path", "not known", reason or "no timed operators and no device work")
-    kinds = (
-        path.group_by("kind").agg(pl.col("time_ns").sum()).sort("time_ns", "kind", descending=(True, False))
-    )
-    shares = [
-        f"{100 * time / total:.1f} % {SAID.get(kind, kind)}" for kind, time in kinds.head(4).iter_rows()
-    ]
-    first, *rest = shares
-    text = f"of {duration(total)}; then {', '.join(rest)}" if rest else "of all"
-    if not path["explainable"].all():
-        text += "; not to be relied on, since the graph does not explain the recording"
-    return Sentence("Critical path", first, text)
 
 
 def _overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
@@ -186,133 +148,4 @@ def _overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
             *(f"{part}_pct" for part in PARTS),
             "overlap_pct",
         )
-    )
-
-
-def _step_time(steps: pl.DataFrame) -> Sentence:
-    """Mean, spread and median over the steps, of each the mean over its ranks, as `etloom.comparing` takes them."""
-    if steps.is_empty():
-        return Sentence("Step time", "not known", "no ProfilerStep marks a step in these traces")
-    times = steps.group_by("step").agg(pl.col("dur_ns").mean())["dur_ns"]
-    mean, middle, least, most = (float(of() or 0) for of in (times.mean, times.median, times.min, times.max))  # type: ignore[arg-type]
-    ranks = steps["rank"].n_unique()
-    if len(times) == 1 or not mean:
-        only = "the only step" if len(times) == 1 else "mean"
-        return Sentence(
-            "Step time", duration(mean), f"{only}, mean over {ranks:,} ranks" if ranks > 1 else only
-        )
-    each = f", of each the mean over {ranks:,} ranks" if ranks > 1 else ""
-    spread = 100 * float(times.std() or 0) / mean  # type: ignore[arg-type]
-    return Sentence(
-        "Step time",
-        f"{duration(mean)} ± {number(spread, 2)} %",
-        f"mean and standard deviation of {count(len(times), 'step')}{each}; "
-        f"median {duration(middle)}, shortest {duration(least)}, longest {duration(most)}",
-    )
-
-
-def _shares(time: pl.DataFrame, overlap: pl.DataFrame, basis: str) -> list[Sentence]:
-    """Compute, exposed communication and idle, of the summed spans of all ranks."""
-    whole = pl.col("step").is_null()
-    total = time.filter(whole).select(pl.exclude("rank", "step", "basis").sum()).row(0, named=True)
-    span = total["span_ns"] if time.height else 0
-    if not span:
-        why = "the traces hold no device work and no operators with a duration"
-        return [Sentence("Compute", "not known", why)]
-    of = "device time" if basis == "device" else "host time" if basis == "host" else "time"
-    comm = overlap.filter(whole).select(pl.col("communication_ns", "overlapped_ns").sum()).row(0, named=True)
-
-    def share(name: str) -> str:
-        return f"{100 * total[name] / span:.1f} %"
-
-    if comm["communication_ns"]:
-        hidden = 100 * comm["overlapped_ns"] / comm["communication_ns"]
-        communication = (
-            f"communication takes {100 * comm['communication_ns'] / span:.1f} % of the {of}; "
-            f"computation hides {hidden:.1f} % of that"
-        )
-    else:
-        communication = "no communication in these traces"
-    copies = total["exposed_memory_ns"] + total["exposed_other_ns"]
-    busy = (
-        f"of the {of} between the first and the last {'kernel' if basis == 'device' else 'operator'}, "
-        f"{duration(span / time['rank'].n_unique())} a rank"
-    )
-    if marked := int(time.filter(~whole)["span_ns"].sum()):
-        busy += f"; its steps take {duration(marked / time['rank'].n_unique())}"
-    idle = "nothing runs on the device" if basis == "device" else "in no operator: Python, input, waiting"
-    if copies:
-        idle += f"; copies and sets alone take {100 * copies / span:.1f} %"
-    return [
-        Sentence("Compute", share("compute_ns"), busy),
-        Sentence("Exposed communication", share("exposed_communication_ns"), communication),
-        Sentence("Idle", share("idle_ns"), idle),
-    ]
-
-
-def _top_operator(operators: pl.DataFrame) -> Sentence:
-    """The operator with the greatest own time over all ranks."""
-    if operators.is_empty():
-        return Sentence("Top operator", "not known", "the traces hold no operators")
-    # A rank lists only its first ones, so the shares of the rest are taken from what one row says of the whole.
-    total = operators.select((100 * pl.col("own_ns") / pl.col("own_pct")).alias("all"), "rank")
-    everything = (
-        total.filter(pl.col("all").is_finite()).group_by("rank").agg(pl.col("all").first())["all"].sum()
-    )
-    top = (
-        operators.group_by("name")
-        .agg(pl.col("own_ns").sum(), pl.col("count").sum())
-        .sort("own_ns", "name", descending=[True, False])
-        .row(0, named=True)
-    )
-    share = f"{100 * top['own_ns'] / everything:.1f} % of the operators' own time, " if everything else ""
-    return Sentence(
-        "Top operator",
-        top["name"] or "without a name",
-        f"{share}{duration(top['own_ns'])} in {count(top['count'], 'call')}",
-    )
-
-
-def _links(quality: pl.DataFrame) -> Sentence:
-    """How many host operators are paired; where no execution trace was read, how much device work is."""
-    sums = {
-        row["subject"]: row
-        for row in quality.group_by("subject").agg(pl.col("total", "linked").sum()).iter_rows(named=True)
-    }
-    for subject, to in (("host operators", "profiler events"), ("device work", "the calls that launched it")):
-        found: dict[str, Any] | None = sums.get(subject)
-        if found and found["total"]:
-            share = 100 * found["linked"] / found["total"]
-            # Rounded down: 100 % is said only of all.
-            figure = f"{int(share * 100) / 100:g} % linked"
-            text = f"{found['linked']:,} of {found['total']:,} {subject} to {to}"
-            return Sentence("Links", figure, text, "plain" if share >= WELL_LINKED else "warn")
-    return Sentence("Links", "none", "one trace a rank without device work: nothing to link")
-
-
-def _trouble(stats: pl.DataFrame) -> Sentence:
-    rows = dict(stats.group_by("severity").len().rows())
-    errors, losses, infos = (rows.get(severity, 0) for severity in ("error", "data_loss", "info"))
-    tone = "bad" if errors else "warn" if losses else "plain"
-    figure = f"{count(errors, 'error')}, {losses:,} lost" if errors or losses else "nothing lost"
-    return Sentence(
-        "Trouble",
-        figure,
-        f"notes by severity: {errors:,} error, {losses:,} data loss, {infos:,} info; all are listed under Quality",
-        tone,
-    )
-
-
-def _rows(job: Job, table: str) -> int:
-    return sum(trace.rows(table) for trace in job.values())
-
-
-def _size(job: Job) -> Sentence:
-    events, nodes = _rows(job, "events"), _rows(job, "nodes")
-    worlds = {int(trace.meta["world_size"]) for trace in job.values() if trace.meta.get("world_size")}
-    world = f" of {max(worlds):,}" if worlds and max(worlds) != len(job) else ""
-    return Sentence(
-        "Read",
-        f"{len(job):,}{world} rank{'' if len(job) == 1 and not world else 's'}",
-        f"{count(events, 'profiler event')}, {count(nodes, 'execution-trace node')}",
     )
