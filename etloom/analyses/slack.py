@@ -48,27 +48,18 @@ def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
     graph = dependencies(job).graph
     slack = graphs.slack(graph)
     chosen = kinds.OPERATORS | kinds.DEVICE if category is None else {category}
-    named = pl.concat(_ends(graph, slack, trace, rank, chosen) for rank, trace in job.items())
-    if category is not None and not named.height:
+    table = pl.concat(
+        _summed(_ends(graph, slack, trace, rank, chosen)).with_columns(rank=pl.lit(rank, pl.Int64))
+        for rank, trace in job.items()
+    )
+    if category is not None and not table.height:
         known = {
             name
             for rank, trace in job.items()
             for name in _ends(graph, slack, trace, rank)["category"].unique().drop_nulls().cast(pl.String)
         }
         raise UnknownName("category", category, known)
-    explainable = not quality.doubts(graph, job)
-    del graph, slack
-    slack_ns, dur = pl.col("slack_ns"), pl.col("dur")
-    table = named.group_by("rank", "category", "name").agg(
-        pl.len().alias("count"),
-        (slack_ns == 0).sum().alias("critical"),
-        slack_ns.min().alias("least_ns"),
-        slack_ns.median().round().alias("median_ns"),
-        slack_ns.max().alias("most_ns"),
-        dur.sum().alias("total_ns"),
-        dur.filter(slack_ns == 0).sum().alias("critical_ns"),
-    )
-    table = table.with_columns(explainable=pl.lit(explainable))
+    table = table.with_columns(explainable=pl.lit(not quality.doubts(graph, job)))
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
     return answer(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
 
@@ -81,13 +72,27 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
 def _ends(
     graph: Graph, slack: Ticks, trace: Trace, rank: int, categories: Collection[str] | None = None
 ) -> pl.DataFrame:
-    """rank, category, name, dur, slack_ns of the events of a rank, by default of all categories: the slack of an event
-    is that of its end."""
+    """category, name, dur, slack_ns of the events of a rank, by default of all categories: the slack of an event is
+    that of its end."""
     ends = np.flatnonzero((graph.rank == rank) & (graph.role == Role.END) & (graph.event >= 0))
     row = rows_of(trace.events, pl.Series(graph.event[ends]))
     if categories is not None:
         wanted = stacks.among(trace.events["cat"], categories)[row]
         ends, row = ends[wanted], row[wanted]
-    return trace.events.select(
-        pl.lit(rank, pl.Int64).alias("rank"), pl.col("cat").alias("category"), "name", "dur"
-    )[row].with_columns(pl.Series("slack_ns", slack[ends]))
+    return trace.events.select(pl.col("cat").alias("category"), "name", "dur")[row].with_columns(
+        pl.Series("slack_ns", slack[ends])
+    )
+
+
+def _summed(ends: pl.DataFrame) -> pl.DataFrame:
+    """A row a category and name."""
+    slack_ns, dur = pl.col("slack_ns"), pl.col("dur")
+    return ends.group_by("category", "name").agg(
+        pl.len().alias("count"),
+        (slack_ns == 0).sum().alias("critical"),
+        slack_ns.min().alias("least_ns"),
+        slack_ns.median().round().alias("median_ns"),
+        slack_ns.max().alias("most_ns"),
+        dur.sum().alias("total_ns"),
+        dur.filter(slack_ns == 0).sum().alias("critical_ns"),
+    )

@@ -75,7 +75,8 @@ def hosts(draft: Draft, events: Events, calls: Numbers, submission: Ticks, rank:
     )
     point = draft.points(time, ids_of(row, events.id), role, rank)
     kind = np.where(owner >= 0, np.uint8(Kind.SEGMENT), np.uint8(Kind.IDLE))
-    floor = np.zeros_like(time)
+    floor = np.empty_like(time)
+    floor[:1] = 0
     np.subtract(time[1:], time[:-1], out=floor[1:])
     built = Hosts(point, time, row, owner, kind, floor, start, end, submit)
     return built, aside

@@ -7,6 +7,7 @@ chance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import polars as pl
 
 from etloom import graphs
 from etloom.dependencies.events import Mask, rows_of
-from etloom.graphs import Graph, Kind
+from etloom.graphs import Graph, Kind, Ticks
 from etloom.stacks import numbers
 from etloom.trace import Job, Trace
 
@@ -34,7 +35,7 @@ LEAST_EXPLAINED = 0.8
 @dataclass(frozen=True)
 class Explained:
     """Of the starts of device work in one rank: how many there are, and the shares (0 to 1) that an edge explains,
-    that edges of two sorts do (ambiguous), and that would be explained after each of `SHIFTS_NS`."""
+    that edges of two sorts do (ambiguous), and that would be explained after each shift (by default `SHIFTS_NS`)."""
 
     starts: int
     share: float
@@ -42,17 +43,16 @@ class Explained:
     by_chance: tuple[float, ...]
 
 
-def explained(graph: Graph, trace: Trace, rank: int) -> Explained:
+def explained(graph: Graph, trace: Trace, rank: int, shifts: Sequence[int] = SHIFTS_NS) -> Explained:
     """Work starts within SOON_NS of the end of what its stream did or waited for, or between the start of its launch
-    call and SOON_NS after its end, or while what its stream did still runs."""
-    work = np.zeros(len(graph), bool)
-    work[graph.source[graph.kind == Kind.KERNEL]] = True
-    work &= graph.rank == rank
-    point = np.flatnonzero(work)
+    call and SOON_NS after its end, or while what its stream did still runs. shifts: by how much starts are moved to
+    see how many would be explained by chance."""
+    point = graph.source[graph.kind == Kind.KERNEL]
+    point = point[graph.rank[point] == rank]
     if not point.size:
-        return Explained(0, 1.0, 0.0, (0.0,) * len(SHIFTS_NS))
+        return Explained(0, 1.0, 0.0, (0.0,) * len(shifts))
     # Of each edge into the start of some work: which work, its start, and between which times it would be explained.
-    degree = np.diff(graph.first)[point]
+    degree = graph.first[point + 1] - graph.first[point]
     into = np.repeat(np.arange(len(point)), degree)
     edges = np.arange(len(into)) + np.repeat(graph.first[point] - np.cumsum(degree) + degree, degree)
     began, kind, source = graph.time[point][into], graph.kind[edges], graph.source[edges]
@@ -62,7 +62,7 @@ def explained(graph: Graph, trace: Trace, rank: int) -> Explained:
     events = trace.events
     call = rows_of(events, pl.Series(graph.event[source[launch]]))
     low[launch] = events["ts"].to_numpy()[call]
-    high[launch] = low[launch] + numbers(events["dur"], 0)[call] + SOON_NS
+    high[launch] = low[launch] + numbers(events["dur"].gather(call), 0) + SOON_NS
 
     def reasons(shift: int) -> tuple[Mask, Mask]:
         start = began + shift
@@ -73,7 +73,7 @@ def explained(graph: Graph, trace: Trace, rank: int) -> Explained:
         return launched, ordered
 
     launched, ordered = reasons(0)
-    chance = tuple(float(np.logical_or(*reasons(shift)).mean()) for shift in SHIFTS_NS)
+    chance = tuple(float(np.logical_or(*reasons(shift)).mean()) for shift in shifts)
     return Explained(
         len(point), float((launched | ordered).mean()), float((launched & ordered).mean()), chance
     )
@@ -97,26 +97,30 @@ class Fit:
 
 def fits(graph: Graph, ranks: list[int]) -> dict[int | None, Fit]:
     """The fit of each rank, and under None of all."""
-    floors = graphs.schedule(graph, graph.floor)
-    degree, residual = np.diff(graph.first), graph.residual
+    floors, residual = graphs.schedule(graph, graph.floor), graph.residual
+    whole = _fit(graph.time, floors, len(graph.source), residual)
+    if len(ranks) == 1:
+        return {ranks[0]: whole, None: whole}
+    degree = np.diff(graph.first)
     found: dict[int | None, Fit] = {}
-    for rank in (*ranks, None):
-        chosen = np.ones(len(graph), bool) if rank is None else graph.rank == rank
-        # A view costs nothing where it is all of them.
-        own = slice(None) if chosen.all() else chosen
-        time, by_floors = graph.time[own], floors[own]
-        if not len(time):
-            found[rank] = Fit(0, 0, 0, 0, 0, 0)
-            continue
-        found[rank] = Fit(
-            len(time),
-            int(degree[own].sum()),
-            graphs.makespan(graph, time),
-            int(time.max() - by_floors.max()),
-            int((time - by_floors).max()),
-            int(residual[own].sum()),
-        )
-    return found
+    for rank in ranks:
+        own = graph.rank == rank
+        found[rank] = _fit(graph.time[own], floors[own], int(degree[own].sum()), residual[own])
+    return found | {None: whole}
+
+
+def _fit(time: Ticks, by_floors: Ticks, edges: int, residual: Ticks) -> Fit:
+    """The fit of points, of the edges into them: as recorded, and as floors alone have them."""
+    if not len(time):
+        return Fit(0, 0, 0, 0, 0, 0)
+    return Fit(
+        len(time),
+        edges,
+        int(time.max() - time.min()),
+        int(time.max() - by_floors.max()),
+        int((time - by_floors).max()),
+        int(residual.sum()),
+    )
 
 
 def verdict(found: Explained, makespan: int, residual: int) -> str | None:
@@ -139,7 +143,7 @@ def doubts(graph: Graph, job: Job) -> dict[int, str]:
         own = slice(None) if len(job) == 1 else graph.rank == rank
         time = graph.time[own]
         if len(time):
-            seen = explained(graph, trace, rank)
+            seen = explained(graph, trace, rank, shifts=())
             why = verdict(seen, graphs.makespan(graph, time), int(residual[own].sum()))
             found |= {rank: why} if why is not None else {}
     return found
