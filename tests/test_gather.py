@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import etloom
 from etloom.cli import main
 from etloom.collector import aftermath, identity
 from etloom.collector.gathering import gather
@@ -229,4 +234,76 @@ def test_hosts_apart_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     warnings: list[str] = []
     options = Options(str(folder), str(tmp_path / "s"), command=("train",))
     assert aftermath._finish_run(options, folder, 0, tmp_path / "s", [], warnings) == [0, 1]
-    assert warnings == [f"{folder}: the 2 ranks of this host, of 4; etloom gather joins the folders of hosts"]
+    assert warnings == [
+        f"{folder}: 2 ranks of 4, those of this host; etloom gather joins the folders of hosts"
+    ]
+
+
+# Two hosts: processes with host names of their own
+
+JOB = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+net = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for step in range(6):
+    net(torch.ones(1, 8)).sum().backward()
+    dist.all_reduce(net.weight.grad)
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def _host_names_are_free() -> bool:
+    try:
+        named = subprocess.run(
+            ["unshare", "--uts", "sh", "-c", "hostname node0; hostname"], capture_output=True
+        )
+    except OSError:
+        return False
+    return named.stdout == b"node0\n"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("out", ["{host}", "shared"])
+def test_two_hosts(tmp_path: Path, out: str) -> None:
+    """Each host runs its own collector, into a disk of its own or a shared one."""
+    pytest.importorskip("torch")
+    if not _host_names_are_free():
+        pytest.skip("no host names of its own for a process here (unshare --uts)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, "-m", "etloom.collector", "--out", str(tmp_path / out), "--steps", "2:5"]
+    command += ["--with", "et,shapes", "--observer", "stock", "--", sys.executable, str(tmp_path / "job.py")]
+    name_it = 'hostname node$RANK && exec "$0" "$@"'
+    hosts = [
+        subprocess.Popen(
+            ["unshare", "--uts", "sh", "-c", name_it, *command],
+            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_WORLD_SIZE": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [host.communicate(timeout=300)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    run = tmp_path / out
+    if out == "{host}":
+        for rank in (0, 1):
+            place = tmp_path / f"node{rank}"
+            assert [path.name for path in sorted(place.glob("torch_et*"))] == [f"torch_et_{rank}.json.gz"]
+            assert "1 rank of 2, those of this host; etloom gather joins" in said[rank]
+        run = tmp_path / "run"
+        found = gather([tmp_path / "node0", tmp_path / "node1"], run)
+        assert (found.windows, found.warnings) == ({run: (0, 1)}, ())
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["hosts"], facts["world_size"], facts["returncode"]) == (["node0", "node1"], 2, 0)
+    assert facts["job"]["token"] and facts["job"]["launch"] is None  # two launches, of one job
+    ranks = [(rank["rank"], rank["host"], rank["steps"], rank["ended"]["how"]) for rank in facts["ranks"]]
+    assert ranks == [(0, "node0", [2, 3, 4], "in order"), (1, "node1", [2, 3, 4], "in order")]
+    assert not list(run.glob(".etloom-*"))
+    job = etloom.open(run)
+    assert sorted(job) == [0, 1] and all(trace.nodes.height for trace in job.values())

@@ -11,7 +11,7 @@ from typing import Any
 from . import demand, ends, files, leftovers, reasons, seen
 from .identity import launch_of
 from .options import Options
-from .words import runs
+from .words import counted, runs
 
 
 def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], list[str]]:
@@ -71,7 +71,8 @@ def _finish_run(
     here = {(rank["host"], rank.get("local_world_size")) for rank in ranks}
     if missing and here == {(socket.gethostname(), len(ranks))}:
         warnings.append(
-            f"{folder}: the {len(ranks)} ranks of this host, of {world}; etloom gather joins the folders of hosts"
+            f"{folder}: {counted(len(ranks), 'rank')} of {world}, those of this host; etloom gather joins the "
+            "folders of hosts"
         )
     elif missing:
         why = {
