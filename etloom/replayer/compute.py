@@ -205,7 +205,10 @@ def _rehearsed(
 
 def _too_large(todo: Program, limit: int, note: Note) -> Mapping[int, str]:
     """Node -> why it does not fit."""
-    whole = memory.need(todo).bytes * memory.AT_WORK
+    bare = memory.need(todo).bytes
+    if bare * memory.IN_PIECES > limit:
+        memory.give_back()
+    whole = bare * memory.AT_WORK
     if whole <= limit:
         return {}
     beyond = memory.need(todo, limit / memory.AT_WORK).beyond

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,11 @@ _ON_HOST = (
 
 _SHARE = 0.8
 _OWN = 1 << 28
-AT_WORK = 1.1
+AT_WORK = 1.15
 """What is taken while operators run, in parts of what storages hold between them."""
+IN_PIECES = 1.4
+"""The same, where freed memory stays with the process, in pieces that do not fit what is asked for next."""
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,16 @@ def allowed(device: str, asked: int | None) -> int | None:
 
         return int(torch.cuda.mem_get_info()[0] * _SHARE)
     return int(available_memory() * _SHARE) // beside()
+
+
+def give_back() -> None:
+    """Have this process return memory of 1 MB and more to the system when it is freed, from now on. That takes time,
+    and can be had of glibc alone."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 @contextlib.contextmanager
