@@ -20,7 +20,7 @@ from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 
 from etloom.cli.replay._computing import work  # noqa: E402
 from etloom.replayer import apart  # noqa: E402
-from etloom.replayer.compute import Replayed, replay  # noqa: E402
+from etloom.replayer.compute import Replayed, coverage, prepared, replay  # noqa: E402
 from etloom.replayer.machine import Machine  # noqa: E402
 from etloom.replayer.operators import Operator, resolve  # noqa: E402
 from etloom.replayer.program import program  # noqa: E402
@@ -388,8 +388,8 @@ def test_compiled_code_is_a_row_with_its_time(data: Path) -> None:
 @pytest.mark.parametrize("name", ["dlrm", "simple_add", "cpu/coll_4", "cpu/pp_4", "cpu/mt_bwd"])
 def test_recorded_traces_run_on_a_cpu(data: Path, name: str) -> None:
     job = etloom.open(data / name)
-    done = replay(job[min(job)], "cpu", repeats=1, warmup=0)
-    assert (done.covered() or 0) >= 0.97, done.coverage.filter(pl.col("result") == "skipped")
+    skipped = coverage(prepared(job[min(job)])).filter(pl.col("result") == "skipped")
+    assert skipped["share_of_count"].sum() <= 0.03, skipped
 
 
 def test_views_know_what_their_storage_must_hold() -> None:
@@ -553,7 +553,7 @@ def test_mutated_traces_end_in_outcomes_or_one_line(tmp_path: Path) -> None:
     file = tmp_path / "mutated.json"
     odd = [None, -1, 0, 1 << 62, "x", "", [], [[]], {}, True, 1.5, [1, 2], "Tensor(float)", "<None>"]
     ended = 0
-    for seed in range(40):
+    for seed in range(25):
         chance = random.Random(seed)
         trace = json.loads(json.dumps(whole))
         for _ in range(12):
@@ -576,7 +576,7 @@ def test_mutated_traces_end_in_outcomes_or_one_line(tmp_path: Path) -> None:
         except EtloomError as error:
             assert "\n" not in str(error)
             ended += 1
-    assert ended < 40
+    assert ended < 25
 
 
 def test_what_parts_of_an_operator_made_is_no_older_tensor(tmp_path: Path) -> None:

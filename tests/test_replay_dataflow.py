@@ -97,7 +97,7 @@ def test_the_interpreter_knows_what_it_does() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(PROGRAMS)
 def test_random_programs_replay_with_their_values(written: Program) -> None:
     with torch.no_grad():

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.torch
 
 def mlp() -> Callable[[], None]:
     nn = torch.nn
-    layers = [layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.GELU())]
+    layers = [layer for _ in range(4) for layer in (nn.Linear(128, 128), nn.GELU())]
     return training(nn.Sequential(*layers), torch.rand(512, 128))
 
 
 def transformer() -> Callable[[], None]:
     nn = torch.nn
     layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
-    model = nn.Sequential(nn.Embedding(50, 64), nn.TransformerEncoder(layer, 3), nn.Linear(64, 50))
+    model = nn.Sequential(nn.Embedding(50, 64), nn.TransformerEncoder(layer, 2), nn.Linear(64, 50))
     return training(model, torch.randint(50, (8, 64)))
 
 
