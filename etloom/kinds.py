@@ -107,15 +107,17 @@ def kind(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:
 
 
 def extent() -> tuple[pl.Expr, pl.Expr]:
-    """Expressions of events: when the work that was recorded begins and when the last of it ends, null of none.
-
-    What Kineto writes of itself is no work and may begin seconds before it or end after it: the span of the recording
-    (category Trace, "PyTorch Profiler (0)") and instants of no category ("Record Window End").
-    """
-    own = (pl.col("cat") == "Trace") | (pl.col("cat").is_null() & pl.col("ph").is_in(["i", "I"]))
-    work = own.fill_null(False).not_()
+    """Expressions of events: when the work that was recorded begins and when the last of it ends, null of none."""
+    work = is_recorders_own().not_()
     end = pl.col("ts") + pl.col("dur").fill_null(0)
     return pl.col("ts").filter(work).min(), end.filter(work).max()
+
+
+def is_recorders_own() -> pl.Expr:
+    """What Kineto writes of itself, which is no work and may begin seconds before it or end after it: the span of the
+    recording (category Trace, "PyTorch Profiler (0)") and instants of no category ("Record Window End")."""
+    own = (pl.col("cat") == "Trace") | (pl.col("cat").is_null() & pl.col("ph").is_in(["i", "I"]))
+    return own.fill_null(False)
 
 
 def with_kind(events: pl.DataFrame) -> pl.DataFrame:

@@ -270,6 +270,8 @@ def test_what_was_nearly_nothing_is_no_percentage(tmp_path: Path) -> None:
         row = gate([job[us]], [job[0.2]], 3.0, ["exposed-communication"]).row(0, named=True)
         assert (row["verdict"], row["change_pct"]) == (verdict, None)
         assert row["change"] == pytest.approx(1000 * (us - 0.2))
+    table = gate([job[100]], [job[0.2]], 3.0, ["exposed-communication"])
+    assert sentences(table, 0) == ["exposed communication: next to nothing in the baseline, now 0.10 ms"]
 
 
 def test_a_message_for_github_is_one_line() -> None:

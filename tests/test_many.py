@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etloom.reports.many import by_name, ranges, spread
+from etloom.reports.text import in_own_units
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,19 @@ def test_info_and_report_of_many_ranks_are_as_long_as_of_few(
     assert status == 0
     assert "ranks 0-39" in (tmp_path / "report.html").read_text()
     assert len(out.splitlines()) < 50
+
+
+def test_each_row_of_values_has_the_unit_that_suits_it() -> None:
+    rows = [
+        ("step time", "ns", 1_008_570_000.0, 20.0, None),
+        ("memory", "B", 5e6, 0.0, 2.5e6),
+        ("x", "%", 3.0, 4.0, 1.0),
+    ]
+    table = pl.DataFrame(rows, schema=["measure", "unit", "before", "after", "change"], orient="row")
+    assert in_own_units(table).rows() == [
+        ("step time", "ms", 1008.57, pytest.approx(2e-5), None),
+        ("memory", "kB", 5000.0, 0.0, 2500.0),
+        ("x", "%", 3.0, 4.0, 1.0),
+    ]
+    schema = pl.DataFrame({"column": ["ts"], "unit": ["ns"]})
+    assert in_own_units(schema).equals(schema)

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
-from etloom.reports import html
-from etloom.reports.drawn import origins
+from etloom.reports import html, sections
+from etloom.reports.drawn import first_work, origins
 from etloom.reports.lanes import MAX_ROWS
 from etloom.reports.palette import COLOURS, with_colour
 from etloom.reports.tables import html_table, svg_bars
@@ -404,3 +404,50 @@ def test_step_time_is_of_steps_each_the_mean_over_its_ranks_as_diff_and_check_ha
     )
     (row,) = etloom.diff(job, job).table("step").filter(measure="step time").iter_rows(named=True)
     assert (row["before"], row["values_before"]) == (pytest.approx(mean), 2)
+
+
+def test_zero_is_the_first_work_and_what_the_recorder_says_of_itself_is_one_lane(data: Path) -> None:
+    job = etloom.open(data / "hta_multirank", use_cache=False)
+    starts = origins(job)
+    zeros = first_work(job, starts)
+    assert [zeros[rank] - starts[rank] for rank in job] == [852_545_000] * 2
+    found = unpack(pack(job[0], rank=0, origin=starts[0], zero=zeros[0], max_events=10_000).data)
+    assert found["zero"] == 852_545_000
+    lane = found["lanes"][-1]
+    names = [found["strings"][name - 1] for name in found["name"][lane["rows"][0] : lane["rows"][-1]]]
+    assert (lane["name"], lane["work"]) == ("recorder", False)
+    assert names == ["PyTorch Profiler (0)"]
+    marks = unpack(pack(etloom.open(data / "dlrm")[0], rank=0, origin=0, max_events=9_000).data)["lanes"]
+    assert [(one["name"], one["rows"][-1] - one["rows"][0]) for one in marks if not one["work"]] == [
+        ("recorder", 3)
+    ]
+
+
+def test_a_rank_without_work_counts_from_its_first_event() -> None:
+    only = linked(
+        [
+            {
+                "ph": "X",
+                "cat": "Trace",
+                "name": "PyTorch Profiler (0)",
+                "ts": 5,
+                "dur": 9,
+                "pid": 1,
+                "tid": 1,
+            }
+        ]
+    )
+    starts = origins({0: only})
+    assert first_work({0: only}, starts) == starts
+
+
+def test_no_line_breaks_between_a_number_and_its_unit_and_backticks_are_code() -> None:
+    assert html._held("takes 0.4 % of 12 ms; 5 steps <") == "takes 0.4\u00a0% of 12\u00a0ms; 5 steps &lt;"
+    row = {
+        **dict.fromkeys(("step", "stream", "operator", "module", "frame", "event", "pct")),
+        "rank": 0,
+        "ranks": 1,
+    }
+    row |= {"cost_ns": 5, "title": "a<b", "advice": "ask `etloom x`", "confidence": "low", "pattern": "p"}
+    told = sections.findings(pl.DataFrame([row]), 1, 5)
+    assert "a&lt;b" in told and "ask <code>etloom x</code>" in told

@@ -79,14 +79,10 @@ def describe(job: Job, path: str) -> dict[str, Any]:
         "clock": _one(trace.meta.get("clock") for trace in traces),
         "start_ns": first if whole else None,
         "span_ns": last - first if whole else None,  # type: ignore[operator]
-        "steps": sorted({step for trace in traces for step in _steps(trace)["step"]}),
+        "steps": sorted({step for trace in traces for step in trace.once(_steps)["step"]}),
         "mean_step_ns": ranks["mean_step_ns"].mean(),
         "rings": _rings(job),
-        "tables": {
-            name: count
-            for name in TABLES
-            if (count := sum(_asked(trace, name, pl.len())[0] for trace in traces))
-        },
+        "tables": {name: count for name in TABLES if (count := sum(trace.rows(name) for trace in traces))},
         "categories": dict(
             job.query("select cat, count(*) as n from events group by cat")
             .with_columns(pl.col("cat").fill_null("(none)"))
@@ -106,14 +102,14 @@ def _ranks(job: Job) -> pl.DataFrame:
 
     rows = []
     for rank, trace in job.items():
-        link, steps = trace.meta.get("link", {}), _steps(trace)["dur"]
+        link, steps = trace.meta.get("link", {}), trace.once(_steps)["dur"]
         device = pl.col("cat").is_in(list(kinds.DEVICE)).sum()
-        events, first, last, on_device = _asked(trace, "events", pl.len(), *kinds.extent(), device)
+        first, last, on_device = _asked(trace, "events", *kinds.extent(), device)
         rows.append(
             {
                 "rank": rank,
-                "events": events,
-                "nodes": _asked(trace, "nodes", pl.len())[0],
+                "events": trace.rows("events"),
+                "nodes": trace.rows("nodes"),
                 "device_events": on_device,
                 "start_ns": first,
                 "end_ns": last,
@@ -201,7 +197,7 @@ def _devices(trace: Trace) -> list[str]:
     from etloom import kinds
     from etloom.opening.doubts import CUT_DEVICE, device_names
 
-    if not _asked(trace, "events", pl.len())[0]:
+    if not trace.rows("events"):
         where = {str(name) for name in trace.tensors["device"].unique() if name}
         return sorted(where - {"cpu"}) or sorted(where)
     on_device = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.DEVICE)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -28,7 +27,7 @@ class Shelf:
 
     def put(self, trace: OnDisk) -> Shelved:
         """The trace as one of this shelf."""
-        return Shelved(self, *trace.parts())
+        return Shelved(self, **trace.parts())
 
     def use(self, trace: Shelved, more: int) -> None:
         """Note that a trace is used and now holds so many bytes more."""
@@ -46,15 +45,8 @@ class Shelved(OnDisk):
 
     __slots__ = ("_here", "_shelf")
 
-    def __init__(
-        self,
-        shelf: Shelf,
-        files: Mapping[str, Path],
-        tables: Mapping[str, pl.DataFrame] | None,
-        meta: Mapping[str, Any],
-        owner: object,
-    ) -> None:
-        super().__init__(files, tables, meta, owner)
+    def __init__(self, shelf: Shelf, **parts: Any) -> None:
+        super().__init__(**parts)
         self._shelf = shelf
         self._here: dict[str, pl.DataFrame] = {}
 
@@ -78,5 +70,5 @@ class Shelved(OnDisk):
         self._answers.clear()
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
-        files, had, about, owner = self.parts()
-        return Shelved(self._shelf, files, {**had, **tables}, {**about, **(meta or {})}, owner)
+        changed = {"tables": {**self._tables, **tables}, "meta": {**self.meta, **(meta or {})}}
+        return Shelved(self._shelf, **{**self.parts(), **changed})

@@ -103,7 +103,7 @@ def _read_meta(folder: Path) -> _Saved:
 class OnDisk(Trace):
     """A Trace whose tables stay in their files: each is read when it is asked for, `scan` reads what is needed."""
 
-    __slots__ = ("_files", "_owner")
+    __slots__ = ("_files", "_owner", "_sizes")
     engine = "streaming"
 
     def __init__(
@@ -112,9 +112,12 @@ class OnDisk(Trace):
         tables: Mapping[str, pl.DataFrame] | None = None,
         meta: Mapping[str, Any] | None = None,
         owner: object = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """files: those of the tables that are not in ``tables``. owner: lives as long as the files are needed."""
+        """files: those of the tables that are not in ``tables``. owner: lives as long as the files are needed. sizes:
+        the rows in them, as far as they are known."""
         super().__init__(tables, meta)
+        self._sizes = dict(sizes or {})
         self._files = {name: file for name, file in files.items() if name not in self._tables}
         self._owner = owner
 
@@ -124,11 +127,15 @@ class OnDisk(Trace):
     def __repr__(self) -> str:
         return f"<Trace rank {self.rank} on disk: {', '.join(self._files)}>"
 
-    def parts(
-        self,
-    ) -> tuple[Mapping[str, Path], Mapping[str, pl.DataFrame], Mapping[str, Any], object]:
-        """What it is made of: files, tables in their place, meta, owner."""
-        return self._files, self._tables, self.meta, self._owner
+    def parts(self) -> dict[str, Any]:
+        """What it is made of, as the arguments of its constructor."""
+        return {
+            "files": self._files,
+            "tables": self._tables,
+            "meta": self.meta,
+            "owner": self._owner,
+            "sizes": self._sizes,
+        }
 
     @property
     def tables(self) -> Mapping[str, pl.DataFrame]:
@@ -142,13 +149,22 @@ class OnDisk(Trace):
             return super().scan(name)
         return _scan(name, self._files[name])
 
+    def rows(self, name: str) -> int:
+        if name not in self._files:
+            return super().rows(name)
+        if name not in self._sizes:
+            self._sizes[name] = _rows(name, self._files[name])
+        return self._sizes[name]
+
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
-        return OnDisk(self._files, {**self._tables, **tables}, {**self.meta, **(meta or {})}, self._owner)
+        changed = {"tables": {**self._tables, **tables}, "meta": {**self.meta, **(meta or {})}}
+        return OnDisk(**{**self.parts(), **changed})
 
 
 def _read_trace(folder: Path, saved: _Saved, lazy: bool = False, owner: object = None) -> Trace:
     files: dict[str, Path] = {}
     tables: dict[str, pl.DataFrame] = {}
+    sizes: dict[str, int] = {}
     for name in TABLES:
         file, rows = folder / f"{name}.parquet", saved.tables.get(name)
         if not file.is_file():
@@ -157,7 +173,7 @@ def _read_trace(folder: Path, saved: _Saved, lazy: bool = False, owner: object =
             continue
         if lazy:
             files[name] = file
-            found = _rows(name, file)
+            found = sizes[name] = _rows(name, file)
         else:
             tables[name] = _in_one_piece(_table(name, file))
             found = tables[name].height
@@ -165,7 +181,7 @@ def _read_trace(folder: Path, saved: _Saved, lazy: bool = False, owner: object =
             raise ReadError(
                 f"holds {found} rows, and {rows} were saved", where=file, remedy="export it again"
             )
-    return OnDisk(files, None, saved.meta, owner) if lazy else Trace(tables, saved.meta)
+    return OnDisk(files, None, saved.meta, owner, sizes) if lazy else Trace(tables, saved.meta)
 
 
 def _table(name: str, file: Path) -> pl.DataFrame:

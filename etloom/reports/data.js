@@ -40,14 +40,15 @@ function widen(low, high) {
   return out;
 }
 
-// Starts become absolute; `end` is the latest end so far in the row, so that it can be searched.
+// Starts become times of the page, negative before its zero; `end` is the latest end so far in the row, so that it can
+// be searched.
 function place(rank) {
   const { start, dur } = rank;
   const end = (rank.end = new Float64Array(rank.events));
   for (const lane of rank.lanes) {
     for (let row = 0; row + 1 < lane.rows.length; row++) {
-      let time = 0;
-      let latest = 0;
+      let time = -rank.zero;
+      let latest = -Infinity;
       for (let i = lane.rows[row]; i < lane.rows[row + 1]; i++) {
         time += start[i];
         start[i] = time;
@@ -56,6 +57,7 @@ function place(rank) {
       }
     }
   }
+  for (const step of rank.steps) step[1] -= rank.zero;
   rank.caused = reverse(rank);
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from etloom import kinds
 from etloom.reports.many import ranges
 from etloom.reports.text import count
 from etloom.reports.timeline import Packed, pack
@@ -31,15 +32,17 @@ def timelines(
             f"The timelines of {count(len(rest), 'rank')} ({ranges(rest)}) are left out; the tables cover them."
         )
         drawn = dict(list(drawn.items())[:max_ranks])
-    zeros = origins(drawn)
-    if len(set(zeros.values())) > 1:
+    starts = origins(drawn)
+    zeros = first_work(drawn, starts)
+    if len(set(starts.values())) > 1:
         notes.append("The ranks share no clock: each timeline starts at its own zero.")
     most = min(max_events, MAX_DRAWN // max(1, len(drawn)))
     packed = [
         pack(
             trace,
             rank=rank,
-            origin=zeros[rank],
+            origin=starts[rank],
+            zero=zeros[rank],
             max_events=most,
             critical=critical.filter(pl.col("rank") == rank)["event"].drop_nulls(),
         )
@@ -67,7 +70,7 @@ def _summed(packed: list[Packed]) -> list[tuple[int, int, int, str]]:
 
 
 def origins(traces: Mapping[int, Trace]) -> dict[int, int]:
-    """The time that is zero on the page, per rank: the earliest of all where the ranks share a clock.
+    """The time from which starts are counted, per rank: the earliest of all where the ranks share a clock.
 
     They do where each file says its base and the ranks ran at one time: else a rank would be a speck far from the
     others.
@@ -85,3 +88,20 @@ def origins(traces: Mapping[int, Trace]) -> dict[int, int]:
     if absolute and together:
         return dict.fromkeys(spans, min(starts.values()))
     return starts
+
+
+def first_work(traces: Mapping[int, Trace], starts: Mapping[int, int]) -> dict[int, int]:
+    """The time that is zero on the page, per rank: when the first work began, of all ranks that count from one start.
+
+    The recorder's own span may begin seconds before: see `etloom.kinds.extent`.
+    """
+    began = {
+        rank: trace.scan("events").select(kinds.extent()[0]).collect(engine=trace.engine).item()
+        for rank, trace in traces.items()
+    }
+    known = {rank: starts[rank] if at is None else at for rank, at in began.items()}
+    first = {
+        start: min(at for rank, at in known.items() if starts[rank] == start)
+        for start in set(starts.values())
+    }
+    return {rank: first[start] for rank, start in starts.items()}

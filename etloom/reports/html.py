@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -161,7 +162,7 @@ def _subtitle(job: Job) -> str:
 def _sentences(found: Verdict) -> str:
     items = "".join(
         f'<li class="{sentence.tone}"><span class="topic">{escape(sentence.topic)}</span>'
-        f"<b>{escape(sentence.figure)}</b><span>{escape(sentence.text)}</span></li>"
+        f"<b>{_held(sentence.figure)}</b><span>{_held(sentence.text)}</span></li>"
         for sentence in found.sentences
     )
     by_reason: dict[str, list[str]] = {}
@@ -169,6 +170,11 @@ def _sentences(found: Verdict) -> str:
         by_reason.setdefault(reason, []).append(name)
     notes = "".join(_note(f"{', '.join(names)}: {reason}") for reason, names in by_reason.items())
     return f'<ul class="verdict">{items}</ul>{notes}'
+
+
+def _held(text: str) -> str:
+    """The text escaped, no line of it broken between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|s|ms|µs|ns|[kMG]?B)\b|%)", "\u00a0", escape(text))
 
 
 def _note(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom import kinds
 from etloom.trace import Trace
 
 BUCKETS = 2000
@@ -18,22 +19,34 @@ MAX_ROWS = 64
 """Rows of a lane; events that overlap even more share the last one."""
 
 
-def lane_class() -> pl.Expr:
-    """0 host call stack, 1 host events off the stack, 2 annotations seen from the device, 3 device work."""
-    return (
-        pl.when(pl.col("depth").is_not_null())
-        .then(0)
+CALLS, OFF_STACK, SEEN_FROM_DEVICE, DEVICE, RECORDER = range(5)
+"""Classes of lanes: call stacks of the host, its events off them, annotations seen from the device, device work, and
+what the recorder says of itself, one lane a rank."""
+
+
+def with_lane_key(events: pl.DataFrame) -> pl.DataFrame:
+    """The events with _pid, _tid, _class, which together name a lane."""
+    kind = (
+        pl.when(kinds.is_recorders_own())
+        .then(RECORDER)
+        .when(pl.col("depth").is_not_null())
+        .then(CALLS)
         .when(pl.col("cat") == "gpu_user_annotation")
-        .then(2)
+        .then(SEEN_FROM_DEVICE)
         .when(pl.col("stream").is_not_null() | pl.col("device").is_not_null())
-        .then(3)
-        .otherwise(1)
+        .then(DEVICE)
+        .otherwise(OFF_STACK)
+    )
+    known = events.with_columns(kind.alias("_class"))
+    of_thread = pl.when(pl.col("_class") != RECORDER)
+    return known.with_columns(
+        of_thread.then("pid").alias("_pid"), of_thread.then("tid").alias("_tid"), "_class"
     )
 
 
 def lanes_of(trace: Trace) -> pl.DataFrame:
-    """pid, tid, _class, _total, _lane (place from the top), _name; in the order that the file asks for."""
-    lanes = trace.events.group_by("pid", "tid", lane_class().alias("_class")).agg(pl.len().alias("_total"))
+    """_pid, _tid, _class, _total, _lane (place from the top), _name; in the order that the file asks for."""
+    lanes = with_lane_key(trace.events).group_by("_pid", "_tid", "_class").agg(pl.len().alias("_total"))
     threads = trace.threads
 
     def last(column: str) -> pl.Expr:
@@ -41,7 +54,7 @@ def lanes_of(trace: Trace) -> pl.DataFrame:
 
     process = (
         threads.filter(pl.col("tid").is_null())
-        .group_by("pid")
+        .group_by(_pid="pid")
         .agg(
             last("name").alias("_process"),
             last("labels").alias("_labels"),
@@ -50,31 +63,44 @@ def lanes_of(trace: Trace) -> pl.DataFrame:
     )
     thread = (
         threads.filter(pl.col("tid").is_not_null())
-        .group_by("pid", "tid")
+        .group_by(_pid="pid", _tid="tid")
         .agg(last("name").alias("_thread"), last("sort_index").alias("_tsort"))
     )
     lanes = (
-        lanes.join(process, on="pid", how="left")
-        .join(thread, on=["pid", "tid"], how="left")
-        .sort("_psort", pl.col("_class") >= 2, "pid", "_tsort", "tid", "_class", nulls_last=True)
+        lanes.join(process, on="_pid", how="left")
+        .join(thread, on=["_pid", "_tid"], how="left")
+        .sort(
+            pl.col("_class") == RECORDER,
+            "_psort",
+            pl.col("_class") >= SEEN_FROM_DEVICE,
+            *("_pid", "_tsort", "_tid", "_class"),
+            nulls_last=True,
+        )
         .with_row_index("_lane")
     )
-    stacked = {(pid, tid) for pid, tid, kind in lanes.select("pid", "tid", "_class").rows() if kind == 0}
-    names = [_lane_name(row, (row["pid"], row["tid"]) in stacked) for row in lanes.iter_rows(named=True)]
+    keys = lanes.select("_pid", "_tid", "_class").rows()
+    stacked = {(pid, tid) for pid, tid, kind in keys if kind == CALLS}
+    names = [_lane_name(row, (row["_pid"], row["_tid"]) in stacked) for row in lanes.iter_rows(named=True)]
     return lanes.with_columns(pl.Series("_name", names, pl.String))
 
 
 def _lane_name(row: dict[str, Any], stacked: bool) -> str:
-    kind, tid = row["_class"], row["tid"]
+    kind, tid = row["_class"], row["_tid"]
+    if kind == RECORDER:
+        return "recorder"
     # A negative number stands for a name that the file used in place of one.
     number = None if tid is None or tid < 0 else tid
     name = row["_thread"] or (
-        (f"stream {number}" if kind >= 2 else f"thread {number}") if number is not None else None
+        (f"stream {number}" if kind >= SEEN_FROM_DEVICE else f"thread {number}")
+        if number is not None
+        else None
     )
-    if kind >= 2 and row["_labels"]:
+    if kind >= SEEN_FROM_DEVICE and row["_labels"]:
         name = f"{row['_labels']} {name or ''}".strip()
     name = name or row["_process"] or "other"
-    suffix = {1: ", off the stack" if stacked else "", 2: ", annotations"}.get(kind, "")
+    suffix = {OFF_STACK: ", off the stack" if stacked else "", SEEN_FROM_DEVICE: ", annotations"}.get(
+        kind, ""
+    )
     return f"{name}{suffix}"
 
 
@@ -137,6 +163,11 @@ def headers_of(lanes: pl.DataFrame, kept: pl.DataFrame) -> list[dict[str, Any]]:
             bounds.append(at)
         left_out = lane["_total"] - lane["_kept"]
         headers.append(
-            {"name": lane["_name"], "work": lane["_class"] != 1, "rows": bounds, "left_out": left_out}
+            {
+                "name": lane["_name"],
+                "work": lane["_class"] not in (OFF_STACK, RECORDER),
+                "rows": bounds,
+                "left_out": left_out,
+            }
         )
     return headers

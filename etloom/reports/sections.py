@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -44,7 +45,7 @@ def findings(table: pl.DataFrame, of_ranks: int, most: int) -> str:
         open_, folded = items, []
     more = table.height - most
     rest = (
-        f'<p class="soft">{count(more, "smaller finding")} in `etloom analyze findings`.</p>'
+        f'<p class="soft">{count(more, "smaller finding")} in <code>etloom analyze findings</code>.</p>'
         if more > 0
         else ""
     )
@@ -79,10 +80,15 @@ def _finding(row: Mapping[str, Any], top: float, of_ranks: int) -> str:
         f'<li><div class="cost"><b>{escape(duration(row["cost_ns"]))}</b><span>{share}</span>'
         f'<svg viewBox="0 0 100 5" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="bar" width="{max(1, 100 * row["cost_ns"] / top):.1f}" height="5"/></svg></div>'
-        f'<div><p class="what">{escape(row["title"])}</p><p>{escape(row["advice"])}</p>'
+        f'<div><p class="what">{_with_code(row["title"])}</p><p>{_with_code(row["advice"])}</p>'
         f'<p class="soft">{escape(" · ".join(place))}{" · " if place else ""}{escape(row["confidence"])} confidence · '
         f"<code>{escape(row['pattern'])}</code> {show}</p></div></li>"
     )
+
+
+def _with_code(text: str) -> str:
+    """The text escaped, what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def path(table: pl.DataFrame) -> str:

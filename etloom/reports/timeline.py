@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds
-from etloom.reports.lanes import headers_of, lane_class, lanes_of, longest_of, rows_of
+from etloom.reports.lanes import headers_of, lanes_of, longest_of, rows_of, with_lane_key
 from etloom.reports.palette import with_colour
 from etloom.trace import Trace
 
@@ -45,24 +45,25 @@ class Packed:
 
 
 def pack(
-    trace: Trace, *, rank: int, origin: int, max_events: int, critical: pl.Series | None = None
+    trace: Trace,
+    *,
+    rank: int,
+    origin: int,
+    max_events: int,
+    zero: int | None = None,
+    critical: pl.Series | None = None,
 ) -> Packed:
-    """The timeline of a rank. ``origin`` is the time, in ns, that the page calls zero.
+    """The timeline of a rank. ``origin`` is the time, in ns, from which starts are counted, none of them before it;
+    ``zero`` the one that the page calls zero (default: the same).
 
     critical: ids of the events on the critical path. Of more than ``max_events`` events, those stay that are on it,
     then those that are the longest in their lane and bucket of time.
     """
     events = trace.events
     lanes = lanes_of(trace)
-    placed = (
-        events.drop_nulls("ts")
-        .with_columns(lane_class().alias("_class"))
-        .join(
-            lanes.select("pid", "tid", "_class", "_lane"),
-            on=["pid", "tid", "_class"],
-            how="left",
-            nulls_equal=True,
-        )
+    key = ["_pid", "_tid", "_class"]
+    placed = with_lane_key(events.drop_nulls("ts")).join(
+        lanes.select(*key, "_lane"), on=key, how="left", nulls_equal=True
     )
     on_path = pl.lit(False) if critical is None else pl.col("id").is_in(critical.cast(pl.UInt32).implode())
     kept = longest_of(placed.with_columns(on_path.alias("_critical")), max_events)
@@ -90,6 +91,7 @@ def pack(
     ]
     header = {
         "rank": rank,
+        "zero": 0 if zero is None else zero - origin,
         "events": kept.height,
         "strings": strings,
         "steps": steps,

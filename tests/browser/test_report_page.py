@@ -17,6 +17,7 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom import kinds
 from etloom.reports import html
 from etloom.trace import Job, Trace
 from tests.test_report import HOSTILE, hostile_job
@@ -124,8 +125,18 @@ def test_it_draws_every_event_it_was_given(show: Open, multirank: Job) -> None:
     longest = trace.events.filter(pl.col("cat") == "kernel").sort("dur", descending=True).row(0, named=True)
     index = page.evaluate("(id) => etloom.timeline.ranks[0].id.indexOf(id)", longest["id"])
     assert page.evaluate("(i) => etloom.timeline.ranks[0].dur[i]", index) == longest["dur"]
-    zero = min(one.events["ts"].min() for one in multirank.values())  # type: ignore[type-var]
+    # The page counts from the first work; the recorder's own span began 0.85 s before it.
+    zero = min(one.events.select(kinds.extent()[0]).item() for one in multirank.values())
     assert page.evaluate("(i) => etloom.timeline.ranks[0].start[i]", index) == longest["ts"] - zero
+    first = min(int(one.events["ts"].min()) for one in multirank.values())  # type: ignore[arg-type]
+    assert page.evaluate("() => etloom.timeline.extent[0]") == first - zero < -800_000_000
+    low, high = page.evaluate(VIEW)
+    assert -0.02 * high < low < 0
+    step = trace.events.filter(name="ProfilerStep#551").row(0, named=True)
+    assert page.evaluate("() => etloom.timeline.ranks[0].steps[0]") == [551, step["ts"] - zero, step["dur"]]
+    lanes = page.evaluate("() => etloom.timeline.ranks[0].lanes.map((lane) => [lane.name, lane.work])")
+    assert lanes[-1] == ["recorder", False]
+    assert [name for name, work in lanes if not work] == ["recorder"]
 
 
 def test_the_wheel_zooms_at_the_pointer(show: Open, ddp: Job) -> None:
