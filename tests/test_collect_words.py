@@ -185,6 +185,20 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
     assert _collected.held(tmp_path) == ", no whole step"
     ranks[:] = [{"steps": None}, {"steps": [3], "operators": 9}]
     assert _collected.held(tmp_path) == ""
+    ranks[:] = [{"steps": [3], "operators": 0}]
+    where = tmp_path / "my run"
+    one = launcher.Collected(where, 0, (0,), (), (where,))
+    assert _collected.closing_line(one, where) == (
+        f"nothing ran while rank 0 recorded, step 3, 0 operators: the traces in {where} are empty"
+    )
+    ranks[0]["operators"] = 10
+    assert _collected.closing_line(one, where) == (
+        f"recorded rank 0, step 3, 10 operators in {where}; next: etloom report '{where}'"
+    )
+    two = launcher.Collected(where, 0, (0, 1), (), (where / "step_1", where / "step_5"))
+    assert _collected.closing_line(two, where / "step_5") == (
+        f"recorded 2 windows of 2 ranks in {where}; next: etloom report '{where}/step_5'"
+    )
     ranks.clear()
     assert _collected.held(tmp_path) == ""
 

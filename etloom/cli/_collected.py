@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from etloom.cli._guard import say
 from etloom.errors import EtloomError
+
+if TYPE_CHECKING:
+    from etloom.collector import Collected
+
+
+def closing_line(collected: Collected, where: Path) -> str:
+    """What was recorded, and what to do with it; `where`: the folder of the last window, as the user calls it."""
+    from etloom.collector.words import counted
+
+    ranks = (
+        f"rank {collected.ranks[0]}" if len(collected.ranks) == 1 else counted(len(collected.ranks), "rank")
+    )
+    several = len(collected.windows) > 1
+    what = "" if several else held((collected.windows or (collected.out,))[0])
+    folder = where.parent if several else where
+    if what.endswith(", 0 operators"):
+        return f"nothing ran while {ranks} recorded{what}: the traces in {folder} are empty"
+    windows = f"{len(collected.windows)} windows of " if several else ""
+    return f"recorded {windows}{ranks}{what} in {folder}; next: etloom report {shlex.quote(str(where))}"
 
 
 def held(folder: Path) -> str:
@@ -71,7 +91,3 @@ def note_sequence(folder: Path) -> None:
     lengths = {shape[-1] for shape in shapes if len(shape) > 1}
     if len(lengths) == 1:
         files.note_sequence(folder, lengths.pop())
-
-
-def ranks_of(ranks: tuple[int, ...]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from etloom.cli._collected import afterwards, convert_observed, held, note_sequence, ranks_of
+from etloom.cli._collected import afterwards, closing_line, convert_observed, note_sequence
 from etloom.cli._guard import guarded, say
 from etloom.errors import CollectError
 
@@ -174,16 +174,7 @@ def collect(
         say(warning)
     if collected.ranks:
         where = _relative(folders[-1], collected.out, out)
-        windows = f"{len(folders)} windows of " if len(folders) > 1 else ""
-        what_held = held(folders[-1]) if len(folders) == 1 else ""
-        if what_held.endswith(", 0 operators"):
-            say(
-                f"nothing ran while {ranks_of(collected.ranks)} recorded{what_held}: the traces in {out} are empty"
-            )
-        else:
-            say(
-                f"recorded {windows}{ranks_of(collected.ranks)}{what_held} in {out}; next: etloom report {where}"
-            )
+        say(closing_line(collected, where))
         if report:
             from etloom.cli.report import write_report
 
