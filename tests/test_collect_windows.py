@@ -627,7 +627,9 @@ def test_under_nsys(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatc
     out = tmp_path / "run"
     command = [sys.executable, str(EXAMPLES / "train_plain.py")]
     collected = launch(command, out, what="et,shapes,nsys")
-    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
+    assert (collected.returncode, collected.ranks) == (0, (0,))
+    (line,) = collected.warnings
+    assert line.startswith(f"{out}: nsys wrote no report of rank 0: it records between cudaProfilerStart and")
     said = (tmp_path / "said").read_text()
     assert "--capture-range=cudaProfilerApi" in said and f"--output={out}/nsys_0 {sys.executable}" in said
     assert (out / "observer_0.etob").exists() and not (out / "kineto_trace_0.json.gz").exists()
@@ -666,6 +668,21 @@ def test_nsys_stands_around_the_program_of_a_rank(command: str, around: str | No
     assert words[start + 1] == "profile" and "--capture-range-end=stop" in words[start:end]
     rank = words[end].removeprefix("--output=/r/nsys_")
     assert " ".join([*words[:start], f"NSYS_{rank}", *words[end + 1 :]]) == around
+
+
+def test_which_ranks_nsys_wrote_no_report_of(tmp_path: Path) -> None:
+    (tmp_path / "nsys_1.nsys-rep").touch()
+    assert nsys.without_report(tmp_path, [1]) is None
+    assert (nsys.without_report(tmp_path, [0, 1]) or "").startswith("nsys wrote no report of rank 0: ")
+    assert (nsys.without_report(tmp_path, [0, 1, 2, 3]) or "").startswith(
+        "nsys wrote no report of ranks 0, 2-3: "
+    )
+
+
+@pytest.mark.parametrize("more", [{"every": 10}, {"on_demand": 2}])
+def test_nsys_records_one_window(tmp_path: Path, more: dict[str, int]) -> None:
+    with pytest.raises(CollectError, match="nsys records one window"):
+        launch([sys.executable, "-c", "pass"], tmp_path / "run", what="nsys", **more)
 
 
 def test_the_command_for_a_cluster_is_printed(

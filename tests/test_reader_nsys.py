@@ -298,8 +298,21 @@ def test_views_and_virtual_tables_are_not_queried(tmp_path: Path) -> None:
             db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, 1, 2)", (5 << 24,))
         except sqlite3.OperationalError:
             pytest.skip("this SQLite has no rtree to make a virtual table of")
-    with pytest.raises(ReadError, match="holds no event"):
+    with pytest.raises(ReadError, match="holds no CUDA activity and no NVTX range .*not read.; record"):
         nsys.read(path)
+
+
+def test_a_report_of_a_process_without_cuda_says_what_it_holds(tmp_path: Path) -> None:
+    """As nsys 2022.4 records a script on the CPU: calls of the OS alone."""
+    path = tmp_path / "cpu.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE StringIds (id, value)")
+        db.execute("CREATE TABLE OSRT_API (start, end, globalTid, nameId)")
+        db.executemany("INSERT INTO OSRT_API VALUES (?, 5, 7, 1)", [(time,) for time in range(3)])
+        db.execute("CREATE TABLE PROFILER_OVERHEAD (start)")
+    with pytest.raises(ReadError) as raised:
+        nsys.read(path)
+    assert raised.value.what == "holds no CUDA activity and no NVTX range (rows in OSRT_API 3, not read)"
 
 
 def test_nothing_is_written_beside_the_file(export: Path) -> None:

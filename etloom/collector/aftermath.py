@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from . import demand, ends, files, leftovers, reasons, seen
+from . import demand, ends, files, leftovers, nsys, reasons, seen
 from .identity import launch_of
 from .options import Options
 from .words import counted, runs
@@ -82,6 +82,8 @@ def _finish_run(
         }
         told = "".join(list(why.values())[:4])
         warnings.append(f"{folder}: no traces of rank {runs(missing)} of {world}{told}")
+    if options.nsys and (line := nsys.without_report(folder, [rank["rank"] for rank in ranks])):
+        warnings.append(f"{folder}: {line}")
     if ring := reasons.of_ring(ranks):
         warnings.append(f"{folder}: {ring}")
     return [rank["rank"] for rank in ranks]

@@ -170,6 +170,8 @@ def prepared(
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
     usable, unbuilt = usable_observer(observer) if found["et"] else (observer, [])
+    if found["nsys"] and (every is not None or on_demand is not None):
+        raise error_of("nsys records one window", "what", "leave out nsys, or take --steps")
     if ring and usable != "native":
         raise CollectError(f"no ring: {unbuilt[0]}", remedy="leave out --ring")
     if max_bytes is not None and usable != "native":

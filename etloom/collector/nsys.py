@@ -8,9 +8,11 @@ https://docs.nvidia.com/nsight-systems/UserGuide/index.html#cli-profile-command-
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from pathlib import PurePath
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
 from typing import Any
+
+from .words import runs
 
 _SWITCHES = (
     "profile",
@@ -64,6 +66,18 @@ def _without_python(words: list[str], begin: int, switch: str, out: str) -> list
 
 def _nsys(out: str, rank: str) -> list[str]:
     return ["nsys", *_SWITCHES, f"--output={out}/nsys_{rank}"]
+
+
+def without_report(out: Path, ranks: Iterable[int]) -> str | None:
+    """Which of these ranks nsys wrote no report of, and why that may be; null where it did of all."""
+    missing = [rank for rank in ranks if not (out / f"nsys_{rank}.nsys-rep").exists()]
+    if not missing:
+        return None
+    of = f"rank {runs(missing)}" if len(missing) == 1 else f"ranks {runs(missing)}"
+    return (
+        f"nsys wrote no report of {of}: it records between cudaProfilerStart and cudaProfilerStop, which a window of a "
+        "process without CUDA does not call; or it said why, above"
+    )
 
 
 class Markers:

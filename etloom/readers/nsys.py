@@ -129,8 +129,11 @@ def _read(source: Source, path: Path, all_processes: bool) -> Trace | Job:
     events = _repaired(events, stats)
     chosen = _chosen(events, all_processes, stats)
     if not chosen:
+        others = " ".join(example for *_, example in _other_tables(source) if example)
         raise ReadError(
-            "holds no event of any process", where=path, remedy="record with nsys profile -t cuda,nvtx"
+            "holds no CUDA activity and no NVTX range" + (f" ({others}, not read)" if others else ""),
+            where=path,
+            remedy="record with nsys profile -t cuda,nvtx",
         )
     ranks, more = about.ranks(source, chosen, known)
     world = max([size for _, size in known.values()], default=len(chosen) if len(chosen) > 1 else None)
@@ -212,6 +215,8 @@ def _other_tables(source: Source) -> list[Stat]:
         if table not in _READ and not table.startswith(_ELSEWHERE)
     }
     rows = {table: count for table, count in others.items() if count}
+    if not rows:
+        return []
     example = ", ".join(f"{table} {count:,}" for table, count in rows.items())
     return [("read.nsys_table_not_read", "info", sum(rows.values()), f"rows in {example}")]
 
