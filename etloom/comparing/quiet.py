@@ -88,16 +88,12 @@ class QuietShift:
 
 def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | None:
     """From runs to other runs; None where a run marks fewer than LEAST_STEPS, or its quiet step holds too little."""
-    cut = [[[_pieces(trace) for trace in job.values()] for job in side] for side in (before, after)]
-    every = [one for side in cut for job in side for one in job]
-    if any(one is None for one in every):
+    least = min(steps(trace).height for job in (*before, *after) for trace in job.values())
+    if least < LEAST_STEPS:
         return None
-    least = min(one.steps for one in every if one)
-    first, second = ([_level([one for one in job if one], least) for job in side] for side in cut)
-    for levels, runs in ((first, cut[0]), (second, cut[1])):
-        fastest = min(one.fastest for job in runs for one in job if one)
-        if min(level.ns for level in levels) < _SEEN * fastest:
-            return None
+    first, second = _levels(before, least), _levels(after, least)
+    if first is None or second is None:
+        return None
     means = [float(np.mean([log(level.ns) for level in side])) for side in (first, second)]
     run_to_run = _run_to_run((first, second))
     within, between = 0.0, 0.0
@@ -122,6 +118,17 @@ def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | Non
     )
 
 
+def _levels(runs: Sequence[Job], length: int) -> list[Level] | None:
+    """The quiet step of each run of a side; None where a rank cannot tell, or the quiet step holds too little."""
+    told = [[_told(trace, length) for trace in job.values()] for job in runs]
+    known = [[one for one in ranks if one is not None] for ranks in told]
+    if known != told:
+        return None
+    levels = [_level(ranks, length) for ranks in known]
+    fastest = min(one.fastest for ranks in known for one in ranks)
+    return levels if min(level.ns for level in levels) >= _SEEN * fastest else None
+
+
 def _interval(change: float, noise: float) -> tuple[float, float]:
     """Of a change of a logarithm, in percent."""
     return 100 * (exp(change - noise) - 1), 100 * (exp(change + noise) - 1)
@@ -137,6 +144,18 @@ def _run_to_run(sides: Sequence[Sequence[Level]]) -> float:
             total += (len(side) - 1) * max(0.0, spread - within)
             worth += len(side) - 1
     return total / worth
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """What a rank tells of the quiet step: its logarithm, and the variance of that; steps, the fastest and the median,
+    ns."""
+
+    log: float
+    variance: float
+    steps: int
+    fastest: int
+    median: float
 
 
 @dataclass(frozen=True)
@@ -197,23 +216,29 @@ def _pieces(trace: Trace) -> _Pieces | None:
     )
 
 
-def _level(ranks: Sequence[_Pieces], length: int) -> Level:
+def _told(trace: Trace, length: int) -> _Rank | None:
+    """What a rank tells, from parts of ``length`` steps. The pieces are many, and are let go."""
+    pieces = _pieces(trace)
+    if pieces is None:
+        return None
+    parts = max(1, pieces.steps // length)
+    found = [
+        _part(pieces, part * pieces.steps // parts, (part + 1) * pieces.steps // parts)
+        for part in range(parts)
+    ]
+    level = float(np.mean([log(max(ns, 1)) for ns, _ in found]))
+    variance = float(np.mean([error**2 for _, error in found])) / parts
+    return _Rank(level, variance, pieces.steps, pieces.fastest, pieces.median)
+
+
+def _level(ranks: Sequence[_Rank], length: int) -> Level:
     """The quiet step of a run, the mean over its ranks, told from parts of ``length`` steps. Ranks share a machine, so
     more of them make the error no smaller."""
-    logs, variances = [], []
-    for pieces in ranks:
-        parts = max(1, pieces.steps // length)
-        found = [
-            _part(pieces, part * pieces.steps // parts, (part + 1) * pieces.steps // parts)
-            for part in range(parts)
-        ]
-        level = float(np.mean([log(max(ns, 1)) for ns, _ in found]))
-        logs.append(level)
-        variances.append(float(np.mean([error**2 for _, error in found])) / parts)
     freedom = (min(_BLOCKS, length) - 1) * max(1, ranks[0].steps // length)
-    quiet = exp(float(np.mean(logs)))
-    strain = float(np.mean([pieces.median for pieces in ranks])) / quiet
-    return Level(quiet, ranks[0].steps, sqrt(float(np.mean(variances))), freedom, strain)
+    quiet = exp(float(np.mean([one.log for one in ranks])))
+    strain = float(np.mean([one.median for one in ranks])) / quiet
+    error = sqrt(float(np.mean([one.variance for one in ranks])))
+    return Level(quiet, ranks[0].steps, error, freedom, strain)
 
 
 def _part(pieces: _Pieces, first: int, last: int) -> tuple[float, float]:
