@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -34,25 +35,40 @@ def free_port() -> int:
 
 
 def processes(
-    count: int, run: Path, *options: str, launcher: str = "torchrun", part: str = "comms", fresh: bool = False
-) -> list[Any]:
-    """A replay on ``count`` processes, each told its rank as a launcher tells it. fresh: as a user starts them; else
-    forked from one that has torch loaded already, which saves each some seconds."""
-    command = ["replay", part, str(run), "--master-port", str(free_port()), *options]
+    count: int, run: Path, *options: str, launcher: str = "torchrun", part: str = "comms"
+) -> list[Forked]:
+    """A replay on ``count`` processes, each told its rank as a launcher tells it."""
+    return forked(count, ["replay", part, str(run), "--master-port", str(free_port()), *options], launcher)
+
+
+def forked(
+    count: int, command: Sequence[str], launcher: str = "torchrun", main: str = "etloom.cli"
+) -> list[Forked]:
+    """``main`` of a module with a command line on ``count`` processes. They are forked from one that has torch loaded
+    already, which saves each some seconds."""
     plain = {
         key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
     }
-    started: list[Any] = []
-    for rank in range(count):
-        told = dict(zip(LAUNCHERS[launcher], map(str, (rank, count, rank)), strict=True))
-        environment = {**plain, "OMP_NUM_THREADS": "1", **told}
-        if fresh:
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            whole = [sys.executable, "-m", "etloom", *command]
-            started.append(subprocess.Popen(whole, env=environment, text=True, **pipes))
-        else:
-            started.append(Forked(command, environment))
-    return started
+    return [
+        Forked(
+            command,
+            {
+                **plain,
+                "OMP_NUM_THREADS": "1",
+                **dict(zip(LAUNCHERS[launcher], map(str, (rank, count, rank)), strict=True)),
+            },
+            main,
+        )
+        for rank in range(count)
+    ]
+
+
+def by_shell(count: int, *command: str) -> list[str]:
+    """A command on ``count`` processes as torchrun would run it, without the seconds that torchrun takes to load."""
+    ranks = " ".join(map(str, range(count)))
+    settings = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()} WORLD_SIZE={count}"
+    each = f'for rank in {ranks}; do {settings} RANK=$rank LOCAL_RANK=$rank "$@" & done; wait'
+    return ["sh", "-c", each, "sh", *command]
 
 
 def ended(running: Sequence[Any], timeout: float = 120) -> list[tuple[int, str, str]]:
@@ -70,16 +86,18 @@ def ended(running: Sequence[Any], timeout: float = 120) -> list[tuple[int, str, 
 
 
 class Forked:
-    """The command line in a process that was forked; to its user like subprocess.Popen."""
+    """A command line in a process that was forked; to its user like subprocess.Popen."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], main: str) -> None:
         self.args = command
         self._written = []
         for _ in range(2):
             handle, name = tempfile.mkstemp(prefix="etloom-")
             os.close(handle)
             self._written.append(Path(name))
-        process: Any = _forks().Process(target=_work, args=(command, environment, *map(str, self._written)))
+        process: Any = _forks().Process(
+            target=_work, args=(main, command, environment, *map(str, self._written))
+        )
         process.start()
         self._process = process
         self.pid: int = process.pid
@@ -145,16 +163,14 @@ def _forks() -> Any:
     return context
 
 
-def _work(command: Sequence[str], environment: Mapping[str, str], out: str, err: str) -> None:
+def _work(main: str, command: Sequence[str], environment: Mapping[str, str], out: str, err: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     for name, number in ((out, 1), (err, 2)):
         opened = os.open(name, os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
-    from etloom.cli import main
-
-    sys.exit(main(command))
+    sys.exit(importlib.import_module(main).main(command))
 
 
 def wait_for_calls(running: Sequence[Any]) -> None:

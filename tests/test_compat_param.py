@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from replaying import ended, forked, free_port
 
 import etloom
 from etloom.compat import comms_replay
@@ -144,22 +141,12 @@ def test_batches_of_calls() -> None:
 @pytest.mark.torch
 def test_two_processes_under_params_flags(tmp_path: Path) -> None:
     run, out = basic(tmp_path / "run"), tmp_path / "out"
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "etloom.compat.comms_replay", "--trace-path", str(run), "--trace-type", "basic",
-             "--backend", "gloo", "--num-replays", "3", "--c", "1", "--blocking", "--colls-per-batch", "2",
-             "--output-path", str(out), "--output-ranks", "1", "--master-port", port],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    said = [one.communicate(timeout=100) for one in running]
-    assert [one.returncode for one in running] == [0, 0], said
-    assert "all_reduce" in said[0][0] and "batches" in said[0][0] and not said[1][0]
+    flags = ["--trace-path", str(run), "--trace-type", "basic", "--backend", "gloo", "--num-replays", "3", "--c", "1",
+             "--blocking", "--colls-per-batch", "2", "--output-path", str(out), "--output-ranks", "1",
+             "--master-port", str(free_port())]  # fmt: skip
+    said = ended(forked(2, flags, main="etloom.compat.comms_replay"))
+    assert [status for status, _, _ in said] == [0, 0], said
+    assert "all_reduce" in said[0][1] and "batches" in said[0][1] and not said[1][1]
     assert sorted(one.name for one in out.iterdir()) == ["replay.parquet", "replayedCommsPerf.rank-1.json"]
     rows = json.loads((out / "replayedCommsPerf.rank-1.json").read_text())
     assert [row["comms"] for row in rows[:5]] == ["all_reduce", "all_to_all", "broadcast", "recv", "barrier"]

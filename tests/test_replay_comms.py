@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from replaying import ended, free_port, processes, reduce_, wait_for_calls, write
+from replaying import by_shell, ended, free_port, processes, reduce_, wait_for_calls, write
 
 import etloom
 from etloom.errors import EtloomError
@@ -235,29 +236,12 @@ def test_nonsense_from_a_launcher() -> None:
         Place.here({"RANK": "x", "WORLD_SIZE": "2"})
 
 
-def cli(*arguments: str) -> tuple[int, str, str]:
-    plain = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [sys.executable, "-m", "etloom", "replay", "comms", *arguments],
-        capture_output=True,
-        text=True,
-        env=plain,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_dry_run_needs_no_process_group(data: Path) -> None:
-    status, out, _ = cli(
-        "--trace-path", str(data / "dlrm"), "--trace-type", "et", "--dry-run", "--format", "json"
-    )
+def test_dry_run_needs_no_process_group(data: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    asked = ("--trace-path", data / "dlrm", "--trace-type", "et", "--backend", "mpi", "--format", "json")
+    status, out, _ = call("replay", "comms", "--dry-run", *asked)
     assert status == 0
     assert len(json.loads(out)) == 32
-
-
-def test_what_is_mistyped_is_an_error(data: Path) -> None:
-    run = str(data / "cpu/ddp_2")
-    assert cli(run, "--drynrun")[0] == 2
-    status, _, err = cli(run, "--dry-run", "--trace-type", "basic")
+    status, _, err = call("replay", "comms", data / "dlrm", "--dry-run", "--trace-type", "basic")
     assert (status, "holds no trace of type basic" in err, err.count("\n")) == (1, True, 1)
 
 
@@ -296,7 +280,7 @@ def test_recorded_calls_run_again(
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_killed_rank_ends_all(data: Path) -> None:
-    running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000", fresh=True)
+    running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000")
     wait_for_calls(running)
     assert [one.poll() for one in running] == [None, None]
     running[0].send_signal(signal.SIGKILL)
@@ -329,45 +313,33 @@ def test_one_trace_for_all(data: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("how", "ranks", "observer", "launchers"),
-    [("experts", 4, "stock", ["forked"]), ("1f1b", 2, "native", ["torchrun", "mpirun"])],
-)
-def test_what_collect_recorded_runs_again(
-    tmp_path: Path, how: str, ranks: int, observer: str, launchers: list[str]
-) -> None:
-    started = {
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)],
-        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(ranks), sys.executable],
+def test_what_collect_recorded_runs_again(tmp_path: Path) -> None:
+    """A pipeline of two ranks, under real launchers."""
+    launchers = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
+        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable],
     }
     script = Path(__file__).parent.parent / "examples" / "train_experts.py"
     run, out = tmp_path / "run", tmp_path / "replay.parquet"
     plain = {**os.environ, "OMP_NUM_THREADS": "1"}
+    collect = [sys.executable, "-m", "etloom", "collect", "--observer", "stock", "--out", str(run), "--"]
     subprocess.run(
-        [
-            *(sys.executable, "-m", "etloom", "collect", "--observer", observer, "--out", str(run), "--"),
-            *(*started["torchrun"], "--master-port", str(free_port()), str(script), how, "--steps", "6"),
-        ],
+        [*collect, *by_shell(2, sys.executable, str(script), "1f1b", "--steps", "6")],
         env=plain, check=True, capture_output=True,
     )  # fmt: skip
     recorded = plan(etloom.open(run))
     assert recorded.skipped == ()
-    kinds = {"experts": {"all_to_all"}, "1f1b": {"send", "recv"}}[how]
-    assert [{call.collective for call in own} for own in recorded.calls] == [kinds] * ranks
-    asked = ["--verify", "--repeats", "1", "--warmup", "0", "--out", str(out)]
-    for launcher in launchers:
-        shutil.rmtree(out, ignore_errors=True)
-        if launcher == "forked":
-            found = ended(processes(ranks, run, *asked))
-            assert [status for status, _, _ in found] == [0] * ranks, found
-        elif launcher == "torchrun" or shutil.which(launcher):
-            replay = ["-m", "etloom", "replay", "comms", str(run), "--master-port", str(free_port()), *asked]
-            done = subprocess.run(
-                [*started[launcher], *replay], env=plain, capture_output=True, text=True, timeout=100
-            )
-            assert done.returncode == 0, done.stderr
-        else:
+    assert [{call.collective for call in own} for own in recorded.calls] == [{"send", "recv"}] * 2
+    replay = ["-m", "etloom", "replay", "comms", str(run), "--verify", "--repeats", "1", "--warmup", "0"]
+    for launcher, started in launchers.items():
+        if launcher == "mpirun" and not shutil.which(launcher):
             continue
+        shutil.rmtree(out, ignore_errors=True)
+        done = subprocess.run(
+            [*started, *replay, "--master-port", str(free_port()), "--out", str(out)],
+            env=plain, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
         replayed = etloom.open(out)
         for rank, own in enumerate(recorded.calls):
             rows = (
@@ -376,10 +348,6 @@ def test_what_collect_recorded_runs_again(
                 .select(pl.col("collective").cast(pl.String), "in_nelems", "out_nelems")
             )
             assert rows.rows() == [(call.collective, sum(call.inputs), sum(call.outputs)) for call in own]
-    if how == "experts":  # shares differ between ranks, in rows 16 elements wide
-        splits = [call.in_split for own in recorded.calls for call in own if call.in_split]
-        assert any(len(set(split)) > 1 for split in splits)
-        assert all(elements % 16 == 0 for split in splits for elements in split)
 
 
 def test_figures_of_a_replay_worked_out_by_hand() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from replaying import LAUNCHERS, ended, free_port, processes, reduce_, write
+from replaying import LAUNCHERS, by_shell, ended, processes, reduce_, write
 
 import etloom
 from etloom.replayer.plan import guesses
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 SCRIPT = """
 import gc
+import sys
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+sys.path.insert(0, sys.argv[1])
+from train_experts import Experts
 
 dist.init_process_group("gloo")
 world = dist.get_world_size()
@@ -43,7 +47,8 @@ sharded = fully_shard(layers(), mesh=init_device_mesh("cpu", (world,)))
 cut = layers()
 parallelize_module(cut, mesh["tensors"], {str(at): (ColwiseParallel, RowwiseParallel)[at % 2]() for at in range(4)})
 cut = fully_shard(cut, mesh=mesh["replicas"])
-models = [copied, sharded, cut]
+torch.manual_seed(dist.get_rank())
+models = [copied, sharded, cut, Experts(world)]
 optimizers = [torch.optim.SGD(model.parameters(), 0.01) for model in models]
 for _ in range(5):
     for model, optimizer in zip(models, optimizers):
@@ -57,14 +62,14 @@ dist.destroy_process_group()
 """
 
 
-def test_copies_shards_and_tensors_on_four_ranks(tmp_path: Path) -> None:
-    """DDP and FSDP2 of all ranks, tensor parallelism of pairs within FSDP2 of pairs across."""
+def test_copies_shards_tensors_and_experts_on_four_ranks(tmp_path: Path) -> None:
+    """DDP and FSDP2 of all ranks, tensor parallelism of pairs within FSDP2 of pairs across, an expert a rank."""
     script, run, out = tmp_path / "train.py", tmp_path / "run", tmp_path / "replay.parquet"
     script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    examples = Path(__file__).parent.parent / "examples"
     collect = [sys.executable, "-m", "etloom", "collect", "--observer", "native", "--out", str(run), "--"]
     subprocess.run(
-        [*collect, *torchrun, "--master-port", str(free_port()), str(script)],
+        [*collect, *by_shell(4, sys.executable, str(script), str(examples))],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True,
     )  # fmt: skip
     recorded = plan(etloom.open(run))
@@ -73,10 +78,14 @@ def test_copies_shards_and_tensors_on_four_ranks(tmp_path: Path) -> None:
     # Of a step: gradients of copies; shards gathered, once for both ways, and gradients scattered.
     for collective, group in (
         ("all_reduce", (0, 1, 2, 3)), ("all_gather", (0, 1, 2, 3)), ("reduce_scatter", (0, 1, 2, 3)),
-        ("all_gather", (1, 3)), ("reduce_scatter", (1, 3)), ("all_reduce", (0, 1)),
+        ("all_gather", (1, 3)), ("reduce_scatter", (1, 3)), ("all_reduce", (0, 1)), ("all_to_all", (0, 1, 2, 3)),
     ):  # fmt: skip
         assert kinds.pop((collective, group)) >= 1, (collective, group)
     assert not kinds
+    # Shares of experts differ between ranks, in rows 16 elements wide.
+    splits = [call.in_split for own in recorded.calls for call in own if call.in_split]
+    assert any(len(set(split)) > 1 for split in splits)
+    assert all(elements % 16 == 0 for split in splits for elements in split)
     found = ended(processes(4, run, "--verify", "--repeats", "1", "--warmup", "0", "--out", str(out)))
     assert [status for status, _, _ in found] == [0] * 4, found
     replayed = etloom.open(out)
