@@ -31,6 +31,7 @@ SCRIPTS = Path(__file__).parent / "collect_scripts"
 TINY = str(SCRIPTS / "tiny.py")
 LIGHT = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import light\n"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LIGHTLY = [str(SCRIPTS / "light.py")]
 NOT_OURS = re.compile(r"USDT:|.*(?:Enabling|Disabling) Execution Trace Observer|ERROR:.* output_json")
 
 
@@ -435,7 +436,11 @@ def test_a_name_that_breaks_json(tmp_path: Path) -> None:
         ("small_files", "2:5", "torch left kineto.json incomplete"),
         ("no_folder", "2:5", "recording failed in step 1, the job goes on without: NotADirectoryError"),
         ("plain", "10:20", "nothing recorded: the job ended after 6 steps, before step 10 began"),
-        ("no_optimizer", "2:5", "nothing recorded: no torch.optim.Optimizer was made in the process with torch"),
+        (
+            "no_optimizer",
+            "2:5",
+            "nothing recorded: no torch.optim.Optimizer was made in the process with torch",
+        ),
     ],
 )
 def test_nothing_recorded_and_the_job_undisturbed(
@@ -479,7 +484,9 @@ def test_from_the_first_step(tmp_path: Path, native: None) -> None:
     assert (done.returncode, done.said, sorted(step_times(tmp_path / "run"))) == (0, [], [0, 1])
 
 
-LOOP = LIGHT + """
+LOOP = (
+    LIGHT
+    + """
 import sys, torch, etloom.collector, etloom.errors
 model = torch.nn.Linear(4, 2)
 with etloom.collector.record(sys.argv[1], steps=eval(sys.argv[2])) as rec:
@@ -492,6 +499,7 @@ try:
 except etloom.errors.CollectError as error:
     print("refused", "of an earlier run" in str(error))
 """
+)
 
 
 @pytest.mark.torch
@@ -703,7 +711,9 @@ def test_only_some_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert collected.ranks == (1,) and collected.warnings == ()
 
 
-SERVING = LIGHT + """
+SERVING = (
+    LIGHT
+    + """
 import torch
 from torch.profiler import record_function
 net = torch.nn.Linear(2, 2)
@@ -714,6 +724,7 @@ with torch.inference_mode():
             with record_function("decode inner"): net(batch)
 print("served")
 """
+)
 
 
 @pytest.mark.torch
@@ -746,11 +757,12 @@ def test_examples_of_each_kind(
     if how in ("plain", "compile"):
         command = [
             sys.executable,
+            *(LIGHTLY if how == "plain" else []),
             str(EXAMPLES / "train_plain.py"),
             *(["--compile"] if how == "compile" else []),
         ]
     elif how == "serve":
-        command, step_name = [sys.executable, str(EXAMPLES / "serve.py")], "^decode"
+        command, step_name = [sys.executable, *LIGHTLY, str(EXAMPLES / "serve.py")], "^decode"
     else:
         world = 2
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -774,7 +786,7 @@ def test_examples_of_each_kind(
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("profile", 0)])
 def test_examples_that_end_oddly_are_not_changed(tmp_path: Path, native: None, how: str, status: int) -> None:
-    command = [sys.executable, str(EXAMPLES / "train_oddly.py"), how]
+    command = [sys.executable, *LIGHTLY, str(EXAMPLES / "train_oddly.py"), how]
     alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
     out = tmp_path / "run"
     done = collect(out, "3:5", *command)

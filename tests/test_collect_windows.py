@@ -28,7 +28,9 @@ from etloom.readers._card import read_card
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-LIGHT = f"import sys; sys.path.insert(0, {str(Path(__file__).parent / 'collect_scripts')!r}); import light\n"
+SCRIPTS = Path(__file__).parent / "collect_scripts"
+LIGHT = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import light\n"
+LIGHTLY = [str(SCRIPTS / "light.py")]
 
 
 # What is asked for
@@ -452,7 +454,7 @@ def test_a_job_is_asked_by_signal_and_by_file(
 @pytest.mark.slow
 def test_steps_of_the_jobs_own_profiler(tmp_path: Path, native: None) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, str(EXAMPLES / "train_oddly.py"), "profile"]
+    command = [sys.executable, *LIGHTLY, str(EXAMPLES / "train_oddly.py"), "profile"]
     collected = launch(command, out, "3:5", step_by="profiler")
     assert (collected.returncode, collected.warnings) == (0, ())
     trace = etloom.open(out)[0]
@@ -514,7 +516,7 @@ FULL = (
 import torch
 net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
 for step in range(3):
-    for _ in range(6000): net(torch.ones(1, 2))
+    for _ in range(int(sys.argv[1])): net(torch.ones(1, 2))
     net(torch.ones(1, 2)).sum().backward(); optimizer.step()
 """
 )
@@ -529,7 +531,13 @@ def test_a_poorer_recording_is_told_in_one_line(
     if why != "full":  # as where the job's Python has another one than this
         monkeypatch.setattr(launcher, "usable_observer", lambda wanted: (wanted, []))
         monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "nothing"))
-    collected = launch([sys.executable, "-c", FULL], tmp_path / "run", "1:2", what="et", max_bytes=1 << 20)
+    collected = launch(
+        [sys.executable, "-c", FULL, "6000" if why == "full" else "10"],
+        tmp_path / "run",
+        "1:2",
+        what="et",
+        max_bytes=1 << 20,
+    )
     assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("etloom:")]
     if why == "full":

@@ -8,6 +8,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import forking
@@ -141,6 +143,9 @@ class Recorder:
         told = self.note(rank=current_rank()[0], steps=self.count, ended=True)
         if not (told or facts.get("sealed") or facts.get("missed") or self.options.repeats):
             self.words.warn(f"nothing recorded: {why_not(self.options, facts)}")
+        if not self.options.supervised:
+            with suppress(OSError):  # as --print-command makes it; other ranks may still use it
+                Path(self.options.scratch).rmdir()
 
     def leave(self) -> None:
         """The end of the process."""
