@@ -307,3 +307,33 @@ def test_two_hosts(tmp_path: Path, out: str) -> None:
     assert not list(run.glob(".etloom-*"))
     job = etloom.open(run)
     assert sorted(job) == [0, 1] and all(trace.nodes.height for trace in job.values())
+
+
+def test_a_clock_that_is_off_is_told(tmp_path: Path) -> None:
+    """Of two ranks, by the clocks of their hosts, one had ended before the other began."""
+
+    def events(rank: int, at_us: int) -> dict[str, Any]:
+        event = {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "aten::add",
+            "pid": 1,
+            "tid": 1,
+            "ts": at_us,
+            "dur": 1000,
+        }
+        info = {"distributedInfo": {"rank": rank, "world_size": 2}, "host_name": f"node{rank}"}
+        return {"schemaVersion": 1, **info, "baseTimeNanoseconds": 10**18, "traceEvents": [event]}
+
+    for at_us in (900, 7_001_000):
+        for rank in (0, 1):
+            trace = events(rank, at_us * rank)
+            (tmp_path / f"kineto_trace_{rank}.json").write_text(json.dumps(trace))
+        stats = etloom.open(tmp_path).stats.filter(name="job.no_common_moment")
+        if at_us == 900:
+            assert stats.is_empty()
+    (row,) = stats.select("severity", "example").rows()
+    assert row[0] == "error"
+    assert row[1].startswith(
+        "rank 1 on node1 began 7.000 s after rank 0 on node0 had ended: their clocks differ"
+    )

@@ -65,7 +65,32 @@ def between_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
             some = ranges(itertools.islice(absent, min(missing, _LOOKED_FOR)))
             more = ", ..." if missing > _LOOKED_FOR and not some.endswith("...") else ""
             stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some}{more} of {world}"))
-    return stats
+    return [*stats, *_no_common_moment(traces)]
+
+
+def _no_common_moment(traces: Mapping[int, Trace]) -> list[Stat]:
+    """Whether a rank, by its clock, had ended before another began: a clock is off, or they are of two runs."""
+    spans = {}
+    for rank, trace in traces.items():
+        if trace.meta.get("clock") == "epoch":
+            end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
+            times = trace.scan("events").select(first=pl.col("ts").min(), last=end)
+            first, last = times.collect(engine=trace.engine).row(0)
+            if first is not None:
+                spans[rank] = (first, last)
+    if len(spans) < 2:
+        return []
+    late = max(spans, key=lambda rank: spans[rank][0])
+    early = min(spans, key=lambda rank: spans[rank][1])
+    gap_ns = spans[late][0] - spans[early][1]
+    if gap_ns <= 0:
+        return []
+    on = {rank: f" on {host}" if (host := traces[rank].meta.get("host")) else "" for rank in (early, late)}
+    example = (
+        f"rank {late}{on[late]} began {gap_ns / 1e9:,.3f} s after rank {early}{on[early]} had ended: their clocks "
+        "differ (etloom analyze clocks), or they are of two runs; times across ranks are wrong by as much"
+    )
+    return [("job.no_common_moment", "error", 1, example)]
 
 
 def between_files(traces: Sequence[Trace]) -> list[Stat]:

@@ -196,6 +196,7 @@ def _meta(path: Path, records: Records, rank: int | None, ring: dict[str, Any] |
         "files": [str(path)],
         "formats": ["observer"],
         "clock": "epoch",
+        "host": told["host"] or None,
         "rank": rank,
         "schema_version": execution_trace["schema"],
         "header": {
