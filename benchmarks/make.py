@@ -2,6 +2,7 @@
 
     python benchmarks/make.py kineto 300       # benchmarks/.data/kineto_300MB.json
     python benchmarks/make.py et 300           # benchmarks/.data/et_300MB.json
+    python benchmarks/make.py ranks 64         # benchmarks/.data/ranks_64/, a rank a file of 100,000 recorded events
 
 Each copy is one trace length later and has its own ids: record-function ids, correlations, flows, sequence
 numbers, steps, and in the execution trace nodes, tensors and storages. What a process says once (names, spans,
@@ -169,14 +170,36 @@ def make_copies(kind: str, copies: int, source: Path | None = None) -> Path:
     return _made(kind, f"x{copies}", source, size=0, copies=copies)
 
 
+def make_ranks(count: int, source: Path | None = None) -> Path:
+    """A folder of so many ranks, each the same trace but for its rank, made unless it is there."""
+    source = source or SOURCES.parent / "hta_misc" / "negative_queue_a100.json.gz"
+    folder = CACHE / f"ranks_{count}"
+    if not folder.exists():
+        _check_is_there(source)
+        text = text_of(source)
+        start = text.index('"distributedInfo"')
+        end = text.index("}", start)
+        part = folder.with_suffix(".part")
+        part.mkdir(parents=True, exist_ok=True)
+        for rank in range(count):
+            said = re.sub(r'("rank": ?)\d+', rf"\g<1>{rank}", text[start:end])
+            said = re.sub(r'("world_size": ?)\d+', rf"\g<1>{count}", said)
+            whole = (text[:start] + said + text[end:]).encode()
+            (part / f"rank_{rank}.json.gz").write_bytes(gzip.compress(whole, compresslevel=3))
+        part.rename(folder)
+    return folder
+
+
+def _check_is_there(source: Path) -> None:
+    if not source.is_file():
+        sys.exit(f"{source}: no such trace to replicate; set ETLOOM_DATA to the folder that holds nccl_ddp")
+
+
 def _made(kind: str, name: str, source: Path | None, **extent: int) -> Path:
     source = source or SOURCES / FILES[kind]
     target = CACHE / f"{kind}_{name}.json"
     if not target.exists():
-        if not source.is_file():
-            sys.exit(
-                f"{source}: no such trace to replicate; set ETLOOM_DATA to the folder that holds nccl_ddp"
-            )
+        _check_is_there(source)
         CACHE.mkdir(parents=True, exist_ok=True)
         print(f"making {target.relative_to(ROOT)} from {source.name}", file=sys.stderr)
         maker = {"kineto": make_kineto, "et": make_et}[kind]
@@ -185,6 +208,7 @@ def _made(kind: str, name: str, source: Path | None, **extent: int) -> Path:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in FILES:
-        sys.exit("usage: python benchmarks/make.py kineto|et MEGABYTES")
-    print(make(sys.argv[1], float(sys.argv[2])))
+    if len(sys.argv) != 3 or sys.argv[1] not in (*FILES, "ranks"):
+        sys.exit("usage: python benchmarks/make.py kineto|et MEGABYTES, or ranks COUNT")
+    kind, size = sys.argv[1:]
+    print(make_ranks(int(size)) if kind == "ranks" else make(kind, float(size)))
