@@ -10,44 +10,12 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "sweeps.hpp"
 
 namespace {
 
-// The edges into point v are first[v] .. first[v + 1], and each comes from a lower number.
-size_t check(const In<int32_t>& first, const In<int32_t>& source, size_t points, size_t lags) {
-    const size_t m = source.shape(0);
-    if (first.shape(0) != points + 1 || first(0) != 0 || static_cast<size_t>(first(points)) != m || lags != m)
-        throw nb::value_error("the edges do not fit the points");
-    int32_t e = 0;
-    for (size_t v = 0; v < points; ++v) {
-        if (first(v + 1) < first(v)) throw nb::value_error("the edges do not fit the points");
-        for (; e < first(v + 1); ++e)
-            if (source(e) < 0 || static_cast<size_t>(source(e)) >= v) throw nb::value_error("an edge goes backward");
-    }
-    return points;
-}
-
-// Differences of times, which wrap around where they are too long for 64 bits.
-int64_t minus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)); }
-
-// What a recording took beyond the floors of edges.
-struct Recorded {
-    const In<int32_t>& first;
-    const In<int32_t>& source;
-    const In<int64_t>& floor;
-    const In<int64_t>& time;
-
-    int64_t beyond(size_t v, int32_t e) const { return minus(minus(time(v), time(source(e))), floor(e)); }
-    int64_t beyond(size_t v) const {
-        if (first(v) == first(v + 1)) return 0;
-        int64_t least = beyond(v, first(v));
-        for (int32_t e = first(v) + 1; e < first(v + 1); ++e) least = std::min(least, beyond(v, e));
-        return least;
-    }
-};
-
 void schedule(In<int32_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
-    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+    const size_t n = check_sweep(first, source, time.shape(0), lag.shape(0));
     nb::gil_scoped_release release;
     for (size_t v = 0; v < n; ++v) {
         const int32_t from = first(v), to = first(v + 1);
@@ -61,7 +29,7 @@ void schedule(In<int32_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_
 // With the recorded times the lags are floors, and what binding edges took beyond them is added.
 void latest(In<int32_t> first, In<int32_t> source, In<int64_t> lag, std::optional<In<int64_t>> recorded,
             Out<int64_t> time) {
-    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+    const size_t n = check_sweep(first, source, time.shape(0), lag.shape(0));
     if (recorded && recorded->shape(0) != n) throw nb::value_error("the edges do not fit the points");
     nb::gil_scoped_release release;
     for (size_t v = n; v-- > 0;) {
@@ -80,7 +48,7 @@ void latest(In<int32_t> first, In<int32_t> source, In<int64_t> lag, std::optiona
 }
 
 void reach(In<int32_t> first, In<int32_t> source, Out<uint8_t> reached, bool backward) {
-    const size_t n = check(first, source, reached.shape(0), source.shape(0));
+    const size_t n = check_sweep(first, source, reached.shape(0), source.shape(0));
     nb::gil_scoped_release release;
     if (backward) {
         for (size_t v = n; v-- > 0;)
@@ -95,7 +63,7 @@ void reach(In<int32_t> first, In<int32_t> source, Out<uint8_t> reached, bool bac
 nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> residual(In<int32_t> first, In<int32_t> source, In<int64_t> time,
                                                       In<int64_t> floor) {
     const Recorded recorded{first, source, floor, time};
-    const size_t n = check(first, source, time.shape(0), floor.shape(0));
+    const size_t n = check_sweep(first, source, time.shape(0), floor.shape(0));
     Paged<int64_t> beyond(n);
     {
         nb::gil_scoped_release release;
@@ -108,7 +76,7 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> residual(In<int32_t> first, In<int3
 nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> excess(In<int32_t> first, In<int32_t> source, In<int64_t> time,
                                                     In<int64_t> floor) {
     const Recorded recorded{first, source, floor, time};
-    const size_t n = check(first, source, time.shape(0), floor.shape(0));
+    const size_t n = check_sweep(first, source, time.shape(0), floor.shape(0));
     Paged<int64_t> found(source.shape(0));
     {
         nb::gil_scoped_release release;
@@ -124,7 +92,7 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> excess(In<int32_t> first, In<int32_
 // their lag and what they took: of several into a point the one from the latest source, then of the highest kind.
 nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> walk_back(In<int32_t> first, In<int32_t> source, In<int64_t> lag,
                                                        In<int64_t> time, In<uint8_t> kind, int64_t end) {
-    const size_t n = check(first, source, time.shape(0), lag.shape(0));
+    const size_t n = check_sweep(first, source, time.shape(0), lag.shape(0));
     if (kind.shape(0) != source.shape(0) || end < 0 || static_cast<size_t>(end) >= n)
         throw nb::value_error("the edges do not fit the points");
     Paged<int32_t> path;

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from etloom import graphs
+from etloom import _native, graphs
 from etloom.dependencies.events import Mask, rows_of
 from etloom.graphs import Graph, Kind, Ticks
 from etloom.stacks import numbers
@@ -47,36 +47,21 @@ def explained(graph: Graph, trace: Trace, rank: int, shifts: Sequence[int] = SHI
     """Work starts within SOON_NS of the end of what its stream did or waited for, or between the start of its launch
     call and SOON_NS after its end, or while what its stream did still runs. shifts: by how much starts are moved to
     see how many would be explained by chance."""
-    point = graph.source[graph.kind == Kind.KERNEL]
-    point = point[graph.rank[point] == rank]
-    if not point.size:
-        return Explained(0, 1.0, 0.0, (0.0,) * len(shifts))
-    # Of each edge into the start of some work: which work, its start, and between which times it would be explained.
-    degree = graph.first[point + 1] - graph.first[point]
-    into = np.repeat(np.arange(len(point)), degree)
-    edges = np.arange(len(into)) + np.repeat(graph.first[point] - np.cumsum(degree) + degree, degree)
-    began, kind, source = graph.time[point][into], graph.kind[edges], graph.source[edges]
-    low = graph.time[source]
-    high = np.where(kind == Kind.OVERLAP, began, low + SOON_NS)
-    launch = np.flatnonzero(kind == Kind.LAUNCH)
-    events = trace.events
-    call = rows_of(events, pl.Series(graph.event[source[launch]]))
-    low[launch] = events["ts"].to_numpy()[call]
-    high[launch] = low[launch] + numbers(events["dur"].gather(call), 0) + SOON_NS
-
-    def reasons(shift: int) -> tuple[Mask, Mask]:
-        start = began + shift
-        fits = (low <= start) & (start <= high)
-        launched, ordered = np.zeros((2, len(point)), bool)
-        launched[into[fits & (kind == Kind.LAUNCH)]] = True
-        ordered[into[fits & (kind != Kind.LAUNCH)]] = True
-        return launched, ordered
-
-    launched, ordered = reasons(0)
-    chance = tuple(float(np.logical_or(*reasons(shift)).mean()) for shift in shifts)
-    return Explained(
-        len(point), float((launched | ordered).mean()), float((launched & ordered).mean()), chance
+    own = graph.rank == rank
+    launch = np.flatnonzero(graph.kind == Kind.LAUNCH)
+    called = graph.source[launch]
+    mine = own[called]
+    row = rows_of(trace.events, pl.Series(graph.event[called[mine]]))
+    call, back = np.zeros((2, len(launch)), np.int64)
+    call[mine] = numbers(trace.events["ts"].gather(row), 0)
+    back[mine] = call[mine] + numbers(trace.events["dur"].gather(row), 0)
+    starts, some, both, by_chance = _native.explained_starts(
+        *(graph.first, graph.source, graph.time, graph.kind, own, call, back),
+        *(Kind.KERNEL, Kind.LAUNCH, Kind.OVERLAP, SOON_NS, shifts),
     )
+    if not starts:
+        return Explained(0, 1.0, 0.0, (0.0,) * len(shifts))
+    return Explained(starts, some / starts, both / starts, tuple(count / starts for count in by_chance))
 
 
 @dataclass(frozen=True)
@@ -97,19 +82,19 @@ class Fit:
 
 def fits(graph: Graph, ranks: list[int]) -> dict[int | None, Fit]:
     """The fit of each rank, and under None of all."""
-    floors, residual = graphs.schedule(graph, graph.floor), graph.residual
-    whole = _fit(graph.time, floors, len(graph.source), residual)
+    floors = graphs.schedule(graph, graph.floor)
+    whole = _fit(graph.time, floors, len(graph.source), residual_sum(graph))
     if len(ranks) == 1:
         return {ranks[0]: whole, None: whole}
     degree = np.diff(graph.first)
     found: dict[int | None, Fit] = {}
     for rank in ranks:
         own = graph.rank == rank
-        found[rank] = _fit(graph.time[own], floors[own], int(degree[own].sum()), residual[own])
+        found[rank] = _fit(graph.time[own], floors[own], int(degree[own].sum()), residual_sum(graph, own))
     return found | {None: whole}
 
 
-def _fit(time: Ticks, by_floors: Ticks, edges: int, residual: Ticks) -> Fit:
+def _fit(time: Ticks, by_floors: Ticks, edges: int, residual: int) -> Fit:
     """The fit of points, of the edges into them: as recorded, and as floors alone have them."""
     if not len(time):
         return Fit(0, 0, 0, 0, 0, 0)
@@ -119,8 +104,13 @@ def _fit(time: Ticks, by_floors: Ticks, edges: int, residual: Ticks) -> Fit:
         int(time.max() - time.min()),
         int(time.max() - by_floors.max()),
         int((time - by_floors).max()),
-        int(residual.sum()),
+        residual,
     )
+
+
+def residual_sum(graph: Graph, own: Mask | None = None) -> int:
+    """The sum of `Graph.residual` over all points or these."""
+    return int(_native.residual_sum(graph.first, graph.source, graph.time, graph.floor, own))
 
 
 def verdict(found: Explained, makespan: int, residual: int) -> str | None:
@@ -138,12 +128,11 @@ def doubts(graph: Graph, job: Job) -> dict[int, str]:
     """Rank -> why its recording is not explained, of those that are not: what follows from the graph is no more there
     than a chain of what came after what."""
     found: dict[int, str] = {}
-    residual = graph.residual
     for rank, trace in job.items():
-        own = slice(None) if len(job) == 1 else graph.rank == rank
-        time = graph.time[own]
+        own = None if len(job) == 1 else graph.rank == rank
+        time = graph.time if own is None else graph.time[own]
         if len(time):
             seen = explained(graph, trace, rank, shifts=())
-            why = verdict(seen, graphs.makespan(graph, time), int(residual[own].sum()))
+            why = verdict(seen, graphs.makespan(graph, time), residual_sum(graph, own))
             found |= {rank: why} if why is not None else {}
     return found
