@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from etloom.cli.replay._telling import crowded
 from etloom.errors import EtloomError
 from etloom.replayer.meeting import FIRST_PORT, meeting_point
 from etloom.replayer.world import Place
@@ -73,3 +74,18 @@ def test_a_batch_script_of_slurm_is_one_process_alone() -> None:
 def test_the_rank_on_its_host_under_pmi2_is_slurms() -> None:
     step = {"PMI_RANK": "5", "PMI_SIZE": "8", "SLURM_LOCALID": "2"}
     assert Place.here(step) == Place(5, 8, 2)
+
+
+def test_latencies_of_a_crowded_host_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert crowded(3.9, "cpu", 2) is None
+    said = (
+        "latencies hold waits for a CPU and compare neither with the recording's nor with another replay's: "
+    )
+    ranks, busy = "2 ranks with 3 threads each share 4 CPUs", "before the replay the load was 4.5 on 4 CPUs"
+    assert crowded(None, "cpu", 3) == said + ranks
+    assert crowded(4.5, "cpu", 3) == f"{said}{ranks}, and {busy}"
+    assert crowded(4.5, "cuda", 3) == said + busy
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
+    assert crowded(0.0, "cpu", 1) == f"{said}5 ranks share 4 CPUs"

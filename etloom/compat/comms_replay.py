@@ -54,6 +54,7 @@ def replay(args: argparse.Namespace) -> None:
     # torch tells a lost connection in pages of its own.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from etloom.replayer.comms import Options, placed
+    from etloom.replayer.results import OVER_ALL
     from etloom.replayer.session import Replayed, replay
 
     # torch calls AMD's GPUs by the name of NVIDIA's.
@@ -74,7 +75,7 @@ def replay(args: argparse.Namespace) -> None:
         return
     for line in notes(done.plan):
         sys.stderr.write(f"etloom-comms-replay: {line}\n")
-    _show(done.sums)
+    _show(done.sums.rename(OVER_ALL))
     if args.colls_per_batch > 0:
         _show(batches(done.calls, args.colls_per_batch))
     if args.output_path:

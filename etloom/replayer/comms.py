@@ -227,6 +227,11 @@ def gpu_of(place: Place) -> int:
     return place.local % torch.cuda.device_count()
 
 
+def threads_of_an_operator() -> int:
+    """On a CPU."""
+    return torch.get_num_threads()
+
+
 def placed(backend: str | None, device: str | None) -> tuple[str, str]:
     """Backend and device. One that is not given follows from the other; neither, from whether there is a GPU."""
     if device is None:

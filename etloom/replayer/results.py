@@ -50,6 +50,8 @@ SUMS = {
     "recorded_p50_us": pl.Float64,
     "replayed_over_recorded": pl.Float64,
 }
+OVER_ALL = {"count": "count_over_all", "total_ms": "total_over_all_ms"}
+"""Sums that grow with ranks and repeats -> what their headers say of that."""
 PER = ("group", "all", "call")
 PASSES = {"rank": pl.Int64, "repeat": pl.Int64, "span_ns": pl.Int64, "exposed_ns": pl.Int64}
 
@@ -110,7 +112,8 @@ def sums(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
     group: a row a collective, group and size, largest total first; all: groups of one size together, their group null;
     call: a row a communication, in the order in which they were made, with its number on the lowest rank in front.
 
-    Latency is of completion on every rank. skew: between the first and the last rank to make a call. Bandwidths: bytes
+    count and total are over all ranks and repeats, so a call of 4 ranks counts 20 times in 5 repeats. Latency is of
+    completion on every rank. skew: between the first and the last rank to make a call. Bandwidths: bytes
     over the median time from the last call to the last completion; factors of nccl-tests, of an uneven all-to-all the
     most that a rank sends to others or gets from them; GB = 1e9 B.
     """

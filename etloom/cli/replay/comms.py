@@ -5,12 +5,9 @@ from __future__ import annotations
 import enum
 import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +15,7 @@ from etloom.cli._guard import finite, guarded, say
 from etloom.cli._input import RankPatternOption, tell_loss
 from etloom.cli._output import Format, emit, to_json
 from etloom.cli._target import check_export, check_writable
-from etloom.errors import EtloomError
+from etloom.cli.replay._telling import crowded, end, ending, load, tell_passes, tell_sums
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from etloom.replayer.comms import Options
     from etloom.replayer.plan import Plan
     from etloom.replayer.session import Replayed
-    from etloom.replayer.world import Place
 
 
 class TraceType(str, enum.Enum):
@@ -153,7 +149,8 @@ def comms(
 
     Every process runs this command; torchrun, mpirun or srun says which rank it is. Rank 0 makes the plan, prints the
     result and writes the files. Sizes, types, groups, roots, peers, reduce operations and what is in flight together
-    are those of the recording; what cannot be replayed is listed with its reason.
+    are those of the recording; what cannot be replayed is listed with its reason. Latencies are from a call to its
+    completion, on each rank; count and total are over all repeats and ranks.
 
     Examples:
 
@@ -214,6 +211,7 @@ def comms(
 
     on = placed(backend, device and device.value)
     options = Options(*on, timing.value, gap.value, blocking, repeats, warmup, verify, timeout)
+    busy = load()
     with ending(place):
         done = replay(make, options, place=place, address=master_addr, port=master_port, end=end)
     if done is None:
@@ -221,8 +219,10 @@ def comms(
     for line in notes(done.plan):
         say(line)
     merged = sums(done.calls, per.value)
-    emit(merged, format, None)
+    tell_sums(merged, format)
     tell_passes(done.passes)
+    if why := crowded(busy, on[1], 1):
+        say(why)
     if verify:
         say(
             "verified: before the repeats every call was made once, and its result on each rank was as computed"
@@ -243,32 +243,3 @@ def _report(done: Replayed, merged: pl.DataFrame, options: Options) -> dict[str,
         "repeats": done.passes.to_dicts(),
         "skipped": [asdict(one) for one in done.plan.skipped],
     }
-
-
-def end(reason: Any) -> NoReturn:
-    """Another process is gone: say so and end, since torch would wait for it."""
-    say(str(reason))
-    sys.stderr.flush()
-    os._exit(1)
-
-
-@contextmanager
-def ending(place: Place) -> Iterator[None]:
-    """What fails on one of several processes ends this one at once: Python may take seconds to take torch down."""
-    try:
-        yield
-    except EtloomError as error:
-        if place.world == 1 or error.option is not None or os.environ.get("ETLOOM_DEBUG"):
-            raise
-        end(error)
-
-
-def tell_passes(passes: pl.DataFrame) -> None:
-    """How long a repeat took on the rank that took longest, and how much of it each rank waited."""
-    by_rank = passes.group_by("rank", maintain_order=True).median()
-    longest = by_rank.sort("span_ns", descending=True).row(0, named=True)
-    waited = sorted(by_rank["exposed_ns"].to_list())
-    say(
-        f"a repeat took {longest['span_ns'] / 1e6:,.3f} ms (median, rank {longest['rank']}), of which ranks waited "
-        f"{waited[0] / 1e6:,.3f} to {waited[-1] / 1e6:,.3f} ms for communication"
-    )

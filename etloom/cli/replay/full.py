@@ -13,8 +13,9 @@ import typer
 
 from etloom.cli._guard import finite, guarded, say
 from etloom.cli._input import PathArgument, tell_loss
-from etloom.cli._output import Format, emit
-from etloom.cli.replay.comms import Device, end, ending, tell_passes
+from etloom.cli._output import Format
+from etloom.cli.replay._telling import crowded, end, ending, load, tell_passes, tell_sums
+from etloom.cli.replay.comms import Device
 from etloom.cli.replay.compute import AllowCode
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def full(
     Every process runs this command; torchrun, mpirun or srun says which rank it is. Communication moves buffers of its
     own, of the recorded sizes. Each rank first tries its operators in a process apart: one that ends that process is
     left out and told. Printed are the sums of the communication, how long a repeat took on each rank, and how much of
-    that it waited for others (exposed).
+    that it waited for others (exposed). A latency holds the wait for ranks whose operators take longer here than they
+    did, and on a CPU, where they share it, the work of these operators: compare such with another full replay alone.
 
     Examples:
 
@@ -83,7 +85,7 @@ def full(
     from etloom.replayer import apart
     from etloom.replayer.backends import check_backend
     from etloom.replayer.choice import chosen
-    from etloom.replayer.comms import Options
+    from etloom.replayer.comms import Options, threads_of_an_operator
     from etloom.replayer.compute import prepared
     from etloom.replayer.plan import notes
     from etloom.replayer.saved import folder_of
@@ -134,6 +136,7 @@ def full(
         return Work(lambda call: machine.advance(None if call is None else call.node), machine.where)
 
     options = Options(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
+    busy = load()
     with ending(place):
         done = replay(
             make, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end
@@ -142,13 +145,15 @@ def full(
         return
     for line in notes(done.plan):
         say(line)
-    emit(done.sums, format, None)
+    tell_sums(done.sums, format)
     outcomes = machines[0].outcomes
     ran = sum(one.result != "skipped" for one in outcomes)
     say(
         f"operators of rank {done.plan.recorded[0]} that run: {ran:,} of {len(outcomes):,} (etloom replay compute)"
     )
     tell_passes(done.passes)
+    if why := crowded(busy, on, threads_of_an_operator()):
+        say(why)
     if out:
         from etloom.replayer.results import job as measured
 
