@@ -141,3 +141,16 @@ def test_a_rank_of_which_a_file_cannot_be_read_is_not_kept(
     assert job.own_stats.filter(pl.col("name") == "job.unreadable_file")["count"].to_list() == [1]
     assert [trace.events.height for trace in job.values()] == [7, 7, 7, 7]
     assert len(list(cache.folder().iterdir())) == 3
+
+
+def test_a_saved_run_stays_where_it_is(run: Path, tmp_path: Path) -> None:
+    whole = etloom.open(run, use_cache=False)
+    saved = etloom.export(whole, tmp_path / "run.parquet")
+    assert [type(trace) for trace in etloom.open(saved).values()] == [Trace] * 4
+    shelved = etloom.open(saved, room=0)
+    assert [type(trace) for trace in shelved.values()] == [Shelved] * 4
+    assert etloom.analyze(shelved, "findings").equals(etloom.analyze(whole, "findings"))
+    assert shelved.own_stats.equals(whole.own_stats)
+    assert not cache.folder().exists()
+    # What is to be linked otherwise is linked, in memory.
+    assert [type(trace) for trace in etloom.open(saved, room=0, iterations="all").values()] == [Trace] * 4

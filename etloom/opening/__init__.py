@@ -26,6 +26,8 @@ __all__ = ["Opening", "Progress"]
 
 _HELD_BYTES = 0.6
 """What the tables of a linked rank take, in bytes for each byte of text (measured: 0.4 to 0.6)."""
+_HELD_OF_PARQUET = 10
+"""And for each byte of our Parquet (measured: 9)."""
 WORTH_KEEPING_S = 0.5
 """What took less to read and link is not worth a cache entry."""
 
@@ -86,6 +88,8 @@ class Opening:
         if self.lazy and large.is_large(path):
             job = _as_job(self._left_on_disk(path), path)
             return job.with_stats(large.not_linked(job))
+        if (saved_run := self._saved_run(path)) is not None:
+            return saved_run
         key = self._key([path])
         if (kept := cache.load(key)) is not None:
             return _as_job(kept, path)
@@ -122,11 +126,26 @@ class Opening:
         stats = [("job.unreadable_file", "error", 1, str(error)) for error in failures]
         return job.with_stats([*stats, *doubts.between_ranks(traces), *large.not_linked(job)])
 
+    def _saved_run(self, path: Path) -> Job | None:
+        """A run of several ranks that was saved linked and whose tables may take more memory than they should."""
+        if self.linking or not path.is_dir() or readers.format_of(path) != "parquet":
+            return None
+        packed = sum(file.stat().st_size for file in path.glob("rank=*/*.parquet"))
+        if packed * _HELD_OF_PARQUET <= self._room():
+            return None
+        saved = parquet_reader.read(path, lazy=True)
+        if not isinstance(saved, Job) or not all(trace.meta.get("linked") for trace in saved.values()):
+            return None
+        shelf = Shelf(self._room())
+        return saved.map(lambda trace: _put(shelf, trace))
+
+    def _room(self) -> int:
+        return available_memory() // 2 if self.room is None else self.room
+
     def _shelf(self, of_rank: Mapping[int, Sequence[Path]]) -> Shelf | None:
         """Where the tables of all these may take more memory than they should, a shelf for them."""
-        room = available_memory() // 2 if self.room is None else self.room
         text = sum(files.text_bytes(path) for path in itertools.chain(*of_rank.values()) if path.is_file())
-        return Shelf(room) if text * _HELD_BYTES > room else None
+        return Shelf(self._room()) if text * _HELD_BYTES > self._room() else None
 
     def _rank(
         self, rank: int, paths: Sequence[Path], unread: dict[Path, EtloomError] | None, shelf: Shelf | None
