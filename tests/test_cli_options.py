@@ -28,11 +28,16 @@ GRAMMAR = {
     "overlay": ("nonsense", "known: critical-path"),
     "pattern": ("nonsense", "known: allocator"),
     "rank_pattern": ("(", "for example 'host-(\\d+)'"),
-    "ranks": ("abc", "such as 0,8-15"),
+    "observer": ("nonsense", "native or stock"),
+    "ranks": ("abc", "0,8-15"),
     "set_": ("nonsense", "one of kernel, copy"),
+    "step_by": ("nonsense", "optimizer, profiler or a time as 500ms"),
+    "step_name": ("(", "no regular expression"),
+    "steps": ("zz", "write FIRST:LAST"),
     "straggler": ("nonsense", "known: none"),
     "time": ("nonsense", "write START:END"),
     "to": ("nonsense", "known: "),
+    "what": ("nonsense", "choose of kineto, et"),
     "where": ("nonsense", "known: host, device"),
 }
 """Options whose text has a grammar or is a choice: what is wrong, and words of the answer."""
@@ -50,10 +55,9 @@ FREE = {
     "master_addr",
 }
 """Options for which any text is meant."""
-OWN = {"collect"}
-"""Verbs whose options have tests of their own."""
 AFTER = {
     "check": ["RUN", "--baseline", "RUN"],
+    "collect": ["--out", "RUN", "--", "true"],
     "convert": ["RUN", "x.parquet"],
     "diff": ["RUN", "RUN"],
     "export": ["RUN", "--out", "x.json"],
@@ -67,8 +71,6 @@ AFTER = {
 def options(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """(verb, option) of each option that takes a value."""
     for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
-        if not path and name in OWN:
-            continue
         yield from options(command.get_command(None, name), (*path, name))
     for one in command.params:
         if path and one.param_type_name == "option" and not one.is_flag and one.name != "help":
@@ -127,6 +129,8 @@ def test_a_wrong_value_is_told_by_its_flag(verb: str, own: Path, call: Callable[
         (["export", "RUN", "-o", "x.folded", "-O", "nothing=1"], "--option"),
         (["export", "RUN", "-o", "x.nothing"], "--out"),
         (["simulate", "RUN", "--set", "comm x0", "-o", "x.nothing"], "--out"),
+        (["collect", "--out", "RUN", "--max-size", 0, "--", "true"], "--max-size"),
+        (["collect", "--out", "RUN", "--for", 0, "--every", 5, "--", "true"], "--for"),
         (["info", "RUN", "-o", "x.nothing"], "--out"),
         (["convert", "RUN", "x", "--to", "nothing"], "--to"),
         (["replay", "comms", "RUN", "--dry-run", "--master-port", "70000"], "--master-port"),
