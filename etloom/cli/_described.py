@@ -1,0 +1,165 @@
+"""What `etloom info` knows of a run: the facts under stable keys, and a row a rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from etloom.trace import Job, Trace
+
+
+def describe(job: Job, path: str) -> dict[str, Any]:
+    """All that `etloom info` says, under stable keys; times in ns, absent is None."""
+    import polars as pl
+
+    from etloom.schema import TABLES
+
+    traces = list(job.values())
+    ranks = by_rank(job)
+    first, last = ranks["start_ns"].min(), ranks["end_ns"].max()
+    whole = first is not None and len({trace.meta.get("clock") for trace in traces}) == 1
+    return {
+        "path": path,
+        "ranks": job.ranks,
+        "world_size": _one(trace.meta.get("world_size") for trace in traces),
+        "formats": sorted({name for trace in traces for name in trace.meta.get("formats", ())}),
+        "schema_versions": _versions(traces),
+        "devices": dict(Counter(device for trace in traces for device in _devices(trace))),
+        "hosts": sorted({str(trace.meta["host"]) for trace in traces if trace.meta.get("host")}),
+        "clock": _one(trace.meta.get("clock") for trace in traces),
+        "start_ns": first if whole else None,
+        "span_ns": last - first if whole else None,  # type: ignore[operator]
+        "steps": sorted({step for trace in traces for step in trace.once(_steps)["step"]}),
+        "mean_step_ns": ranks["mean_step_ns"].mean(),
+        "rings": _rings(job),
+        "tables": {name: count for name in TABLES if (count := sum(trace.rows(name) for trace in traces))},
+        "categories": dict(
+            job.query("select cat, count(*) as n from events group by cat")
+            .with_columns(pl.col("cat").fill_null("(none)"))
+            .sort("n", "cat", descending=[True, False])
+            .rows()
+        ),
+        "by_rank": ranks.to_dicts(),
+        "stats": job.stats.with_columns(pl.col("rank").cast(pl.Int64)).to_dicts(),
+    }
+
+
+def by_rank(job: Job) -> pl.DataFrame:
+    """A row a rank."""
+    import polars as pl
+
+    from etloom import kinds
+
+    rows = []
+    for rank, trace in job.items():
+        link, steps = trace.meta.get("link", {}), trace.once(_steps)["dur"]
+        device = pl.col("cat").is_in(list(kinds.DEVICE)).sum()
+        first, last, on_device = _asked(trace, "events", *kinds.extent(), device)
+        rows.append(
+            {
+                "rank": rank,
+                "events": trace.rows("events"),
+                "nodes": trace.rows("nodes"),
+                "device_events": on_device,
+                "start_ns": first,
+                "end_ns": last,
+                "steps": steps.len(),
+                "mean_step_ns": steps.mean(),
+                "linked_by": link.get("how"),
+                "linked_pct": None if link.get("coverage") is None else 100 * link["coverage"],
+                "launched_pct": 100 * link["launched"] / link["device_work"]
+                if link.get("device_work")
+                else None,
+                "lost": trace.stats.filter(pl.col("severity") != "info")["count"].sum(),
+            }
+        )
+    return pl.DataFrame(rows, schema=schema_of_ranks())
+
+
+def _rings(job: Job) -> list[dict[str, Any]]:
+    """What the rings of the collector overwrote, and since when they hold everything, a rank each."""
+    return [
+        {"rank": rank, **overwritten}
+        for rank, trace in job.items()
+        if (overwritten := trace.meta.get("header", {}).get("observer", {}).get("overwritten"))
+    ]
+
+
+def schema_of_ranks() -> dict[str, Any]:
+    """Of the table with a row a rank."""
+    import polars as pl
+
+    numbers = dict.fromkeys(
+        ("rank", "events", "nodes", "device_events", "start_ns", "end_ns", "steps"), pl.Int64
+    )
+    links = {"linked_by": pl.String, "linked_pct": pl.Float64, "launched_pct": pl.Float64}
+    return {**numbers, "mean_step_ns": pl.Float64, **links, "lost": pl.Int64}
+
+
+def _asked(trace: Trace, table: str, *what: pl.Expr) -> tuple[Any, ...]:
+    """One row of figures of a table, without reading more of it than they need."""
+    columns = [expression.alias(str(number)) for number, expression in enumerate(what)]
+    return trace.scan(table).select(columns).collect(engine=trace.engine).row(0)
+
+
+def _steps(trace: Trace) -> pl.DataFrame:
+    """Number and duration in ns of the steps that annotations mark, also where the trace is not linked."""
+    import polars as pl
+
+    from etloom import kinds
+
+    marks = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.ANNOTATIONS)))
+    name = pl.col("name").cast(pl.String)
+    return (
+        marks.select(name.str.extract(kinds.STEP).cast(pl.Int64, strict=False).alias("step"), "ts", "dur")
+        .filter(pl.col("step").is_not_null())
+        .collect(engine=trace.engine)
+        .unique("step", keep="first", maintain_order=True)
+    )
+
+
+def _devices(trace: Trace) -> list[str]:
+    """The devices that did something; the CPU where the trace holds no device work.
+
+    An execution trace alone knows them as where its tensors were.
+    """
+    import polars as pl
+
+    from etloom import kinds
+    from etloom.opening.doubts import CUT_DEVICE, device_names
+
+    if not trace.rows("events"):
+        where = {str(name) for name in trace.tensors["device"].unique() if name}
+        return sorted(where - {"cpu"}) or sorted(where)
+    on_device = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.DEVICE)))
+    used = on_device.select(pl.col("device").unique()).collect(engine=trace.engine)["device"]
+    if not used.len():
+        calls = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.RUNTIME))).head(1)
+        called = calls.select(pl.len()).collect(engine=trace.engine).item()
+        if trace.table("stats")["name"].is_in([CUT_DEVICE]).any():
+            return [f"{' or '.join(device_names(trace))} (the file ends before its work)"]
+        return ["cpu (calls to a device, but none of its work was recorded)" if called else "cpu"]
+    properties = [one for one in trace.meta.get("device_properties", ()) if isinstance(one, dict)]
+    names = {one.get("id"): one.get("name") for one in properties}
+    return [str(names.get(device) or f"device {device}") for device in used.drop_nulls().sort()]
+
+
+def _versions(traces: Iterable[Trace]) -> dict[str, list[str]]:
+    """Format -> the schema versions that the files of it state."""
+    found: dict[str, set[str]] = {}
+    for trace in traces:
+        for format in trace.meta.get("formats", ()):
+            version = trace.meta.get("kineto_schema_version" if format == "kineto" else "schema_version")
+            if version is not None:
+                found.setdefault(format, set()).add(str(version))
+    return {format: sorted(versions) for format, versions in sorted(found.items())}
+
+
+def _one(values: Iterable[Any]) -> Any:
+    """What all agree on; None where they do not, or do not know."""
+    known = {value for value in values if value is not None}
+    return known.pop() if len(known) == 1 else None
