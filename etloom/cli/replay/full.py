@@ -126,6 +126,7 @@ def full(
             on,
             namespaces=namespaces,
             progress=lambda step: tell(f"trying {step.name} (node {step.node})"),
+            note=say if place.rank == 0 else lambda line: None,
             leave_out=lost,
             resources=folder_of(path, trace),
             allow_code=allow_code,
