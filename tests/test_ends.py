@@ -118,6 +118,19 @@ def test_what_is_sealed_or_no_record_of_ours_stays(tmp_path: Path) -> None:
     assert (mine / "et.etob").exists() and (stock / "et.json").exists()
 
 
+def test_a_rank_that_was_killed_as_it_sealed(tmp_path: Path) -> None:
+    folder = left(tmp_path, 1, 2**22 + 1, end_ns=10**18 + 5, steps=[3])
+    (folder / "et.etob").rename(tmp_path / "observer_1.etob")
+    (tmp_path / "kineto_trace_1.json.gz").touch()
+    kept, warnings = leftovers.salvage(tmp_path)
+    assert (ends.told(kept), warnings) == (
+        "rank 1 was killed as its window was written, or left by os._exit",
+        [],
+    )
+    (seal,) = files.sealed_ranks(tmp_path)
+    assert (seal["files"], seal["steps"]) == (["kineto_trace_1.json.gz", "observer_1.etob"], [3])
+
+
 def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
     run = {**os.environ, "ETLOOM_COLLECT": f"{tmp_path}/.etloom-{HERE}-1-abc"}
     process = subprocess.Popen(["sh", "-c", "echo; exec sleep 60"], env=run, stdout=subprocess.PIPE)

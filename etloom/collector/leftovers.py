@@ -25,19 +25,23 @@ def keep_killed(folder: Path, here: Path) -> Facts | None:
     here: the run's folder.
     """
     facts = files.read_json(folder / ends.NOTE)
-    if facts is None or not (folder / "et.etob").is_file() or not isinstance(facts.get("rank"), int):
+    if facts is None or not isinstance(facts.get("rank"), int):
         return None
     window, _ = str(facts.pop("window", ".")), facts.pop("command", None)
     place = here / window if re.fullmatch(r"step_\d+", window) else here
     name = f"observer_{facts['rank']}.etob"
-    if (place / name).exists() or (place / f"rank_{facts['rank']}.json").exists():
+    unfinished = folder / "et.etob"
+    # One of the two: where it was killed as it sealed, its file has its name already.
+    if unfinished.is_file() == (place / name).is_file() or (place / f"rank_{facts['rank']}.json").exists():
         return None
     place.mkdir(exist_ok=True)
+    if unfinished.is_file():
+        unfinished.replace(place / name)
+    own = [path.name for path, rank in files.traces_in(place) if rank == facts["rank"]]
     end_ns = facts.get("end_ns")
-    facts = {"steps": None, "end_ns": None, "warnings": [], **facts, "files": [name], "ended": ends.IN_WINDOW}
+    facts = {"steps": None, "end_ns": None, "warnings": [], **facts, "files": own, "ended": ends.IN_WINDOW}
     facts |= {"start": files.iso(facts["start_ns"]), "end": None if end_ns is None else files.iso(end_ns)}
     files.write_json(place / f"rank_{facts['rank']}.json", facts, folder)
-    (folder / "et.etob").replace(place / name)
     shutil.rmtree(folder, ignore_errors=True)
     return facts
 

@@ -44,6 +44,7 @@ class Window:
         self._running = self._native = False
         self._rank = (0, 1)
         self._token = Token()
+        self._lost = 0  # operators that found no room
         self._groups = 0
         self._marks = 0  # records of ours among the operators
         self._facts: dict[str, Any] = {}
@@ -149,8 +150,9 @@ class Window:
         """What our observer's file holds, before it is closed."""
         self._forget_overwritten()
         counters = self._observer.counters()
-        if lost := counters["no_space"]:
-            self.warnings.append(f"{lost} operators are left out, --max-size or the disk is full")
+        if counters["no_space"]:
+            self._lost = counters["no_space"]
+            self.warnings.append(f"{self._lost} operators are left out, --max-size or the disk is full")
         overwritten = counters["overwritten_operators"]
         marks = self._marks if not overwritten else 0 if self._options.marked else len(self._begins)
         held: dict[str, Any] = {"operators": max(0, counters["operators"] - overwritten - marks)}
@@ -182,12 +184,11 @@ class Window:
                 self._facts.setdefault("operators", operators)
             with_et = self._observer is not None
             self._profile = self._observer = None
-            (self._folder / ends.NOTE).unlink(missing_ok=True)
             if with_et and not self._native:
                 packing.pack_execution_trace(self._folder / "et.json", unfinished)
             if self._options.flight_recorder:
                 sources.dump_flight_recorder(self._folder / "flight_recorder.json", self.warnings)
-            if self._facts.get("operators") == 0:
+            if self._facts.get("operators") == 0 and not self._lost:
                 self.warnings.append(
                     f"no operator ran in the window, {_steps(self.steps)}: its traces are empty"
                 )
