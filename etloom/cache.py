@@ -20,9 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 import etloom
-from etloom.errors import EtloomError
+from etloom.errors import EtloomError, ReadError
 from etloom.exports import parquet as writer
+from etloom.ledger import Owner, ledger, names_in_use
 from etloom.readers import parquet as reader
 from etloom.schema import TABLES
 from etloom.trace import Trace
@@ -30,8 +33,9 @@ from etloom.trace import Trace
 LIMIT_BYTES = 4 * 10**9
 _LOOK = 64
 """Part of the limit that is written before the folder is looked through again: of many ranks each is an entry."""
-_written: list[int] = []
-"""Bytes of what was written since."""
+
+_UNWRITABLE = (OSError, pl.exceptions.PolarsError)
+"""What a full disk raises: polars has errors of its own for it."""
 
 
 def folder() -> Path:
@@ -82,46 +86,52 @@ def load(key: str | None) -> Trace | None:
 def on_disk(keys: Sequence[str | None], make: Callable[[Path], None]) -> Trace:
     """The first entry of these keys that there is, its tables left on disk; else that of the last one, made.
 
-    make: writes the Trace to a folder. Where the cache cannot be used (a key is None, a read-only home, what is in use
-    fills it) this is a temporary one, which goes with the Trace. Raises what ``make`` raises.
+    make: writes the Trace to a folder. Where the cache cannot be used (a key is None, a read-only home, a full disk,
+    what is in use fills it) this is a temporary one, which goes with the Trace. Raises what ``make`` raises, and
+    ReadError where no disk has room.
     """
     for key in keys:
         if (found := left_there(key)) is not None:
             return found
-    in_use = sum(size for _, size in list(_in_use.values()))
-    if (key := keys[-1]) is not None and in_use < _limit() and _writable(folder()):
-        made_by = _Owner()
-        _in_use[made_by] = folder() / key, 0  # no other thread of ours removes it meanwhile
-        make(folder() / key)
-        found = left_there(key)
-        _wrote(folder() / key)
-        if found is not None:
-            return found
-    owner, place = _Owner(), Path(tempfile.mkdtemp(prefix="etloom-"))
+    if (key := keys[-1]) is not None and (found := _made(key, make)) is not None:
+        return found
+    owner, place = Owner(), Path(tempfile.mkdtemp(prefix="etloom-"))
     weakref.finalize(owner, shutil.rmtree, place, ignore_errors=True)  # also when the process ends
-    make(place / "trace.parquet")
+    try:
+        make(place / "trace.parquet")
+    except _UNWRITABLE as error:
+        raise ReadError(
+            f"cannot hold the tables of a trace: {str(error).partition(chr(10))[0]}",
+            where=place.parent,
+            remedy="set TMPDIR to a folder on a disk with room",
+        ) from None
     made = reader.read(place / "trace.parquet", lazy=True, owner=owner)
     assert isinstance(made, Trace)
     return made
 
 
-class _Owner:
-    """What a temporary folder, or an entry whose tables are read when they are asked for, lives as long as."""
-
-
-_in_use: weakref.WeakKeyDictionary[_Owner, tuple[Path, int]] = weakref.WeakKeyDictionary()
-"""Entries that this process does not remove, and their bytes."""
+def _made(key: str, make: Callable[[Path], None]) -> Trace | None:
+    """The entry of that key, made, its tables left on disk; None where the cache cannot be used."""
+    entry, held = folder() / key, ledger(folder())
+    if held.in_use >= _limit() or not _writable(folder()):
+        return None
+    with contextlib.suppress(*_UNWRITABLE):
+        _open = held.hold(entry, 0)  # nobody removes it before it is opened
+        make(entry)
+        found = left_there(key)
+        _wrote(entry)
+        return found
+    return None
 
 
 def left_there(key: str | None) -> Trace | None:
     """The entry of that key, its tables left on disk, or None; a damaged entry is none."""
     if key is None or not reader.holds(entry := folder() / key):
         return None
-    owner = _Owner()
     try:
+        owner = ledger(folder()).hold(entry, _bytes(entry))
         trace = reader.read(entry, lazy=True, owner=owner)
         os.utime(entry / "meta.json")
-        _in_use[owner] = entry, _bytes(entry)
     except (OSError, EtloomError):
         _remove(entry)
         return None
@@ -144,18 +154,15 @@ def keep(key: str | None, trace: Trace) -> None:
         folder().mkdir(parents=True, exist_ok=True)
         writer.write(trace, folder() / key)
         _wrote(folder() / key)
-    except (OSError, EtloomError):
+    except (*_UNWRITABLE, EtloomError):
         return
 
 
 def _wrote(entry: Path) -> None:
     """Note that an entry was written, and remove others where they take too much."""
-    looked = bool(_written)
     with contextlib.suppress(OSError):  # another process may have removed it
-        _written.append(_bytes(entry))
-    if not looked or sum(_written) * _LOOK > _limit():
-        _prune(_limit())
-        _written[:] = [0]
+        if ledger(folder()).wrote(_bytes(entry), _limit() // _LOOK):
+            _prune(_limit())
 
 
 def clear() -> int:
@@ -175,12 +182,12 @@ def _limit() -> int:
 
 def _prune(limit: int) -> None:
     entries = sorted(_entries())
-    in_use = {entry for entry, _ in list(_in_use.values())}
+    in_use = names_in_use(folder())
     total = sum(size for _, size, _ in entries)
     for _, size, entry in entries:
         if total <= limit:
             return
-        if entry in in_use:
+        if entry.name in in_use:
             continue
         _remove(entry)
         total -= size

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from etloom import cache
+from etloom.errors import ReadError
 from etloom.trace import Job, Trace
 
 
@@ -98,3 +104,77 @@ def test_an_entry_that_goes_while_it_is_read_is_none(
 
     monkeypatch.setattr(cache.reader, "read", slow)
     assert cache.load(key) is None
+
+
+def opened(key: str) -> Trace:
+    """The entry of that key, made where it is not there, its tables left on disk."""
+    return cache.on_disk([key], lambda folder: cache.writer.write(trace(), folder))
+
+
+def test_what_is_open_here_or_in_another_process_stays(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, done = ("a" * 32, "b" * 32, "c" * 32)
+    cache.keep(there, trace())
+    cache.keep(done, trace())
+    ours = opened(here)
+    code = f"from etloom import cache; kept = cache.left_there({there!r}); print(kept, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert "on disk" in other.stdout.readline()
+        cache._prune(0)
+        assert sorted(entry.name for entry in own_folder.glob("[!.]*")) == [here, there]
+        assert ours.events.height == 3
+        other.kill()
+    del ours
+    gc.collect()
+    cache._prune(0)
+    assert list(own_folder.glob("[!.]*")) == []
+    assert len(list(own_folder.iterdir())) == 1  # what this process has open; that of the killed one went
+
+
+def test_threads_open_entries_while_others_are_removed(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE_BYTES", "20000")
+
+    def use(number: int) -> int:
+        return sum(opened(f"{number}{turn}".rjust(32, "0")).events.height for turn in range(20))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(use, range(1, 9))) == [60] * 8
+    gc.collect()
+    cache._prune(0)
+    assert cache.ledger(own_folder).in_use == 0
+    assert list(own_folder.glob("[!.]*")) == []
+
+
+def test_a_full_disk_is_no_trouble_and_where_both_are_full_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        if tmp_path in folder.parents:
+            raise pl.exceptions.ComputeError("No space left on device (os error 28)")
+        cache.writer.write(trace(), folder)
+
+    (tmp_path / "temporary").mkdir()
+    assert cache.on_disk(["a" * 32], full).events.height == 3
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(ReadError, match="temporary: cannot hold the tables of a trace: No space left"):
+        cache.on_disk(["a" * 32], full)
+    gc.collect()
+    assert list((tmp_path / "temporary").iterdir()) == []
+    monkeypatch.setattr(cache.writer, "write", lambda _, folder: full(folder))
+    cache.keep("b" * 32, trace())
+    assert cache.load("b" * 32) is None
+
+
+def test_names_that_look_like_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "[lr=1]*?"))
+    cache.keep("a" * 32, trace())
+    again = cache.load("a" * 32)
+    assert again is not None
+    assert again.events.equals(trace().events)
+    assert opened("b" * 32).events.height == 3

@@ -73,7 +73,7 @@ def write_meta(folder: Path, kind: str, meta: Mapping[str, Any], ranks: Sequence
     """
     content: dict[str, Any] = {"etloom": etloom.__version__, "layout": LAYOUT, "kind": kind}
     content["tables"] = {
-        name: pl.scan_parquet(file).select(pl.len()).collect().item()
+        name: pl.scan_parquet(file, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
         for name in TABLES
         if (file := Path(folder, f"{name}.parquet")).exists()
     }

@@ -180,14 +180,16 @@ class ParquetFolder:
     def height(self, table: str) -> int:
         if table not in self.tables:
             return 0
-        return int(pl.scan_parquet(self.path / f"{table}.parquet").select(pl.len()).collect().item())
+        return int(
+            pl.scan_parquet(self.path / f"{table}.parquet", glob=False).select(pl.len()).collect().item()
+        )
 
     def frame(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
         present = [name for name in columns if name in self.tables.get(table, ())]
         if not present:
             return pl.DataFrame(schema=dict(columns))
         try:
-            read = pl.read_parquet(self.path / f"{table}.parquet", columns=present)
+            read = pl.read_parquet(self.path / f"{table}.parquet", columns=present, glob=False)
         except (OSError, pl.exceptions.PolarsError) as error:
             self._damaged(table, error)
             return pl.DataFrame(schema=dict(columns))

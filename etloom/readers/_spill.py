@@ -40,7 +40,7 @@ def spill(
     with tempfile.TemporaryDirectory(prefix=".parts-", dir=folder) as scratch:
         parts = Path(scratch)
         whole, offsets = _write_parts(path, parts, part_rows, progress)
-        times = pl.scan_parquet(parts / "events-*.parquet").select("ts").collect()["ts"]
+        times = _events(parts).select("ts").collect()["ts"]
         first = times.min()
         trace = kineto.trace_of(whole, path, first if isinstance(first, int) else None)
         base = trace.meta["base_ns"]
@@ -48,7 +48,8 @@ def spill(
         del times
         for name in (*_ON_EVENTS, *_TIMED):
             pieces = (
-                pl.read_parquet(parts / f"{name}-{number:05}.parquet") for number in range(len(offsets))
+                pl.read_parquet(parts / f"{name}-{number:05}.parquet", glob=False)
+                for number in range(len(offsets))
             )
             if name in _ON_EVENTS:
                 moved = (
@@ -130,13 +131,17 @@ def _stretches(parts: Path, times: pl.Series, rows: int) -> Iterator[pl.DataFram
     at = np.linspace(0, len(times) - 1, max(2, len(times) // rows + 2)).astype(np.int64)
     cuts = np.unique(np.partition(times.to_numpy(), at)[at])
     bounds = [*cuts[:-1].tolist(), int(cuts[-1]) + 1] if len(cuts) > 1 else [int(cuts[0]), int(cuts[0]) + 1]
-    scan = pl.scan_parquet(parts / "events-*.parquet")
+    scan = _events(parts)
     for low, high in itertools.pairwise(bounds):
         yield (
             scan.filter(pl.col("ts").is_between(low, high, closed="left"))
             .collect()
             .sort("ts", "dur", "position", descending=[False, True, False], nulls_last=True)
         )
+
+
+def _events(parts: Path) -> pl.LazyFrame:
+    return pl.scan_parquet(sorted(parts.glob("events-*.parquet")), glob=False)
 
 
 def _write(frame: pl.DataFrame, path: Path) -> None:

@@ -227,5 +227,9 @@ def _named(name: str, file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        if not file.exists():
+            raise ReadError(
+                "was removed while it was used", where=file, remedy="open or export the run again"
+            ) from None
         reason = str(error).partition("\n")[0]
         raise ReadError(f"is no table {name!r}: {reason}", where=file, remedy="export it again") from None
