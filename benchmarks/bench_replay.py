@@ -34,6 +34,7 @@ def communicate(rank: int, port: int, calls: int) -> None:
     import etloom
     from etloom.replayer.choice import chosen
     from etloom.replayer.comms import Options, Runner, process_group
+    from etloom.replayer.plan import Part
     from etloom.replayer.world import Place
 
     torch.set_num_threads(1)
@@ -53,7 +54,7 @@ def communicate(rank: int, port: int, calls: int) -> None:
     replayed: list[float] = []
     plain: list[float] = []
     with process_group(Place(rank, 2, rank), store, options):
-        runner = Runner(plan, Place(rank, 2, rank), options)
+        runner = Runner(Part(plan.calls[rank], tuple(plan.groups), 2), Place(rank, 2, rank), options)
         tensor = torch.ones(FLOATS)
         runner.run()
         for _ in range(calls // TURN):
