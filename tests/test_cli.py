@@ -575,7 +575,7 @@ def test_collect_passes_on_options_command_and_status(
     options = {"shapes": False, "stack": True, "memory": False, "overwrite": False, "observer": "native"}
     ((command, folder, steps, given),) = calls
     assert (command, folder, steps) == (["python", "t.py", "--out", "x"], tmp_path, "4:6")
-    assert given == {**dict.fromkeys(given), "ring": False, "max_windows": 50, **options}
+    assert given == {**dict.fromkeys(given), "ring": False, "max_windows": None, **options}
     call("collect", "--out", tmp_path, "python", "-c", "pass", "--help")
     assert calls[1][0] == ["python", "-c", "pass", "--help"]
 
