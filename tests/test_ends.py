@@ -28,6 +28,7 @@ def left(run: Path, rank: int, pid: int, *, host: str = HERE, window: str = "", 
     folder = run / f".etloom-{host}-1-abc" / str(pid)
     folder.mkdir(parents=True)
     (folder / "et.etob").write_text(f"of rank {rank}")
+    (folder / ends.STARTED).touch()
     job = {"token": "t", "launch": f"{host}-1-abc", "supervised": True}
     note = {"rank": rank, "world_size": 3, "host": host, "pid": pid, "start_ns": 10**18, "restart": 0}
     note |= {"versions": {}, "job": job, "ended": None, "window": window or ".", "command": ["train"]}
@@ -58,6 +59,7 @@ def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[st
             "rank 0 was killed after its window, or left by os._exit",
         ),
         ([ended(0, "raised", error="ValueError"), ended(1, "in order")], "rank 0 ended by ValueError"),
+        ([ended(0, "raised", error="{x}"), ended(1, "raised", error="{x}")], "ranks 0-1 ended by {x}"),
     ],
 )
 def test_who_ended_how_in_words(ranks: list[dict[str, Any]], words: str | None) -> None:
@@ -112,8 +114,8 @@ def test_what_is_sealed_or_no_record_of_ours_stays(tmp_path: Path) -> None:
     kept, warnings = leftovers.salvage(tmp_path)
     assert kept == []
     assert warnings == [
-        f"{mine}: stays, of process {2**22 + 1}, with et.etob, killed.json",
-        f"{stock}: stays, of process {2**22 + 2}, with et.json, killed.json",
+        f"{mine}: stays, of process {2**22 + 1}, with et.etob, killed.json, started",
+        f"{stock}: stays, of process {2**22 + 2}, with et.json, killed.json, started",
     ]
     assert (mine / "et.etob").exists() and (stock / "et.json").exists()
 
@@ -129,6 +131,87 @@ def test_a_rank_that_was_killed_as_it_sealed(tmp_path: Path) -> None:
     )
     (seal,) = files.sealed_ranks(tmp_path)
     assert (seal["files"], seal["steps"]) == (["kineto_trace_1.json.gz", "observer_1.etob"], [3])
+
+
+@pytest.mark.parametrize(
+    "linked", ["run.json", "1/rank_0.json", "1/et.etob", "1/run.json", "1/deep/rank_0.json", "1", ""]
+)
+def test_nothing_is_written_through_a_link(tmp_path: Path, linked: str) -> None:
+    """A folder may be a stranger's, and what it links to its reader's own."""
+    run, own = tmp_path / "run", tmp_path / "own"
+    folder = left(run, 0, 1)
+    (own / "1").mkdir(parents=True)
+    (own / "file").write_text("mine")
+    at = folder.parent / linked
+    if linked.endswith((".json", ".etob")):
+        at.parent.mkdir(exist_ok=True)
+        at.unlink(missing_ok=True)
+        at.symlink_to(own / "file")
+    else:
+        for path in folder.iterdir():
+            path.rename(own / "1" / path.name)
+        folder.rmdir()
+        if not linked:
+            folder.parent.rmdir()
+        at.symlink_to(own / linked)
+    with pytest.raises(CollectError, match="is a link, which no recording leaves"):
+        leftovers.salvage(run)
+    assert (own / "file").read_text() == "mine"
+    assert not (run / "run.json").exists() and not (run / "rank_0.json").exists()
+
+
+def test_what_takes_the_place_of_a_link_leaves_its_end(tmp_path: Path) -> None:
+    run, own = tmp_path / "run", tmp_path / "own"
+    left(run, 0, 2**22 + 1, window="step_7")
+    left(run, 1, 2**22 + 2)
+    left(own, 2, 2**22 + 3)
+    leftovers.salvage(own)
+    before = {path.name: path.read_text() for path in own.iterdir()}
+    for name in ("run.json", "run.yaml", "rank_1.json"):
+        (run / name).symlink_to(own / ("run.json" if name != "run.yaml" else "own.yaml"))
+    (run / "rank_1.json").unlink()
+    (run / "step_7").symlink_to(own)  # a window elsewhere
+    kept, (warning,) = leftovers.salvage(run)
+    assert [facts["rank"] for facts in kept] == [1] and "stays, of process 4194305" in warning
+    assert {path.name: path.read_text() for path in own.iterdir()} == before
+    assert not (run / "run.json").is_symlink() and not (run / "run.yaml").is_symlink()
+
+
+def test_files_are_written_under_a_name_that_nobody_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of who can tell our chance, a link in the place of the unfinished file is refused, not followed."""
+    own = tmp_path / "own"
+    own.write_text("mine")
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "run.json").symlink_to(own)
+    files.write_json(tmp_path / "run.json", {"a": 1}, tmp_path / "s")
+    assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1} and own.read_text() == "mine"
+    monkeypatch.setattr(os, "urandom", bytes)
+    (tmp_path / "s" / ".run.json.000000000000").symlink_to(own)
+    with pytest.raises(FileExistsError):
+        files.write_json(tmp_path / "run.json", {"a": 2}, tmp_path / "s")
+    assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1} and own.read_text() == "mine"
+
+
+def test_what_we_did_not_write_is_not_removed(tmp_path: Path) -> None:
+    notes = tmp_path / ".etloom-notes"
+    notes.mkdir()
+    (notes / "plan.txt").write_text("mine")
+    with pytest.raises(CollectError, match="nothing was left here"):
+        leftovers.salvage(tmp_path)
+    folder = left(tmp_path, 0, 2**22 + 1)
+    beside = folder.parent / "todo.txt"
+    beside.write_text("mine")
+    (folder / "plan.txt").write_text("mine")
+    kept, warnings = leftovers.salvage(tmp_path)
+    assert len(kept) == 1 and warnings == [f"{folder}: stays, of process {2**22 + 1}, with plan.txt"]
+    (folder / "plan.txt").unlink()
+    kept, warnings = leftovers.salvage(tmp_path)
+    assert kept == [] and warnings == [f"{folder.parent}: stays, with todo.txt"]
+    beside.unlink()
+    assert leftovers.salvage(tmp_path) == ([], [])
+    assert (notes / "plan.txt").exists() and not list(tmp_path.glob(".etloom-*-*"))
 
 
 def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
@@ -161,6 +244,7 @@ def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
 def test_each_launch_notes_the_ends_of_its_own_ranks(tmp_path: Path) -> None:
     for rank, launched in ((0, "one"), (1, "one"), (2, "two")):
         seal = {"rank": rank, "host": "a", "pid": rank, "job": {"launch": launched}, "ended": None}
+        seal |= {"world_size": 3, "start_ns": 1}
         (tmp_path / f"rank_{rank}.json").write_text(json.dumps(seal))
     (tmp_path / "s").mkdir()
     processes = [

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import ends, files
+from . import ends, files, seals
 
 Facts = dict[str, Any]
 _QUIET_S = 300.0
 """Unfinished files of another host that are older are of no living process: the kernel writes back sooner."""
+_HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)
+"""A folder of unfinished files: options.new_scratch. Others of a like name are their people's."""
+_OURS = re.compile(
+    r"(?:et|kineto|flight_recorder)\.(?:etob|json)(?:\.gz|\.tmp)?|killed\.json|started|\.?seen-.+|\..+\.[0-9a-f]{12}"
+)
+"""What is unfinished in there, and nobody's loss once the run is finished."""
 
 
 def keep_killed(folder: Path, here: Path) -> Facts | None:
@@ -24,13 +30,15 @@ def keep_killed(folder: Path, here: Path) -> Facts | None:
 
     here: the run's folder.
     """
-    facts = files.read_json(folder / ends.NOTE)
-    if facts is None or not isinstance(facts.get("rank"), int):
+    facts = seals.checked(files.read_json(folder / ends.NOTE))
+    if facts is None:
         return None
     window, _ = str(facts.pop("window", ".")), facts.pop("command", None)
     place = here / window if re.fullmatch(r"step_\d+", window) else here
     name = f"observer_{facts['rank']}.etob"
     unfinished = folder / "et.etob"
+    if place.is_symlink():
+        return None
     # One of the two: where it was killed as it sealed, its file has its name already.
     if unfinished.is_file() == (place / name).is_file() or (place / f"rank_{facts['rank']}.json").exists():
         return None
@@ -42,7 +50,7 @@ def keep_killed(folder: Path, here: Path) -> Facts | None:
     facts = {"steps": None, "end_ns": None, "warnings": [], **facts, "files": own, "ended": ends.IN_WINDOW}
     facts |= {"start": files.iso(facts["start_ns"]), "end": None if end_ns is None else files.iso(end_ns)}
     files.write_json(place / f"rank_{facts['rank']}.json", facts, folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    _clear(folder)
     return facts
 
 
@@ -55,26 +63,32 @@ def note(place: Path, launch: str, returncode: int, processes: Iterable[Facts], 
     for facts in files.sealed_ranks(place):
         if (facts.get("job") or {}).get("launch") != launch:
             continue
-        if facts.get("ended") is None and (seen := known.get((facts["host"], facts["pid"]))) is not None:
+        if facts.get("ended") is None and (seen := known.get((facts["host"], facts.get("pid")))) is not None:
             facts["ended"] = ends.of_process(seen)
         facts["returncode"] = returncode
         files.write_json(place / f"rank_{facts['rank']}.json", facts, scratch)
+
+
+def hidden_in(out: Path) -> list[Path]:
+    """The folders of unfinished files that runs have in a folder, or left there; links too."""
+    return sorted(path for path in out.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir())
 
 
 def salvage(out: Path) -> tuple[list[Facts], list[str]]:
     """Finish a run whose launcher was killed: seal what killed processes left in its hidden folders, write run.json.
 
     Gives the ranks that were kept, and what is worth a warning. Raises CollectError where a process of the run lives,
-    where there is no such folder, and where it cannot be written.
+    where there is no such folder, where one holds a link, and where it cannot be written.
     """
     from etloom.errors import CollectError
 
-    hidden = [path for path in sorted(out.glob(".etloom-*")) if path.is_dir()]
+    hidden = hidden_in(out)
     if not hidden:
         raise CollectError(
             "nothing was left here by a job that was killed", where=out, remedy="check the path"
         )
     for scratch in hidden:
+        _refuse_links(scratch)
         _refuse_alive(scratch)
     kept: list[Facts] = []
     warnings: list[str] = []
@@ -89,21 +103,47 @@ def salvage(out: Path) -> tuple[list[Facts], list[str]]:
 def _finish(scratch: Path, out: Path, warnings: list[str]) -> list[Facts]:
     """As the launcher would, had it lived; what cannot be kept stays where it is."""
     folders = [path for path in sorted(scratch.iterdir()) if path.is_dir() and any(path.iterdir())]
-    commands = [note.get("command") for path in folders if (note := files.read_json(path / ends.NOTE))]
+    commands = [files.read_run(path, ends.NOTE).get("command") for path in folders]
     kept = [facts for path in folders if (facts := keep_killed(path, out)) is not None]
-    for place in (out, *files.windows_in(out)):
+    # A window that is a link would be written where it leads.
+    for place in (out, *(window for window in files.windows_in(out) if not window.is_symlink())):
         if files.sealed_ranks(place):
-            run = files.read_json(place / "run.json") or {}
+            run = files.read_run(place)
             known = {name: run.get(name) for name in ("host", "returncode")}
             command = next((one for one in (run.get("command"), *commands) if one), None)
             files.write_run(place, {"command": command, **known}, scratch)
     left = [path for path in folders if path.exists()]
+    if not left:
+        _clear(scratch)
+        left = [scratch] if scratch.exists() else []
     for path in left:
         names = ", ".join(sorted(inside.name for inside in path.iterdir()))
-        warnings.append(f"{path}: stays, of process {path.name}, with {names}")
-    if not left:
-        shutil.rmtree(scratch, ignore_errors=True)
+        process = f", of process {path.name}" if path.name.isdecimal() else ""
+        warnings.append(f"{path}: stays{process}, with {names}")
     return kept
+
+
+def _clear(folder: Path) -> None:
+    """Remove what we leave in a hidden folder, and the folder where nothing else is in it."""
+    for path in list(folder.iterdir()):
+        with suppress(OSError):
+            if path.is_dir():
+                path.rmdir()
+            elif _OURS.fullmatch(path.name):
+                path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _refuse_links(scratch: Path) -> None:
+    """No run of ours has any: who follows one may write or remove what is another's."""
+    from etloom.errors import CollectError
+
+    link = next((path for path in (scratch, *scratch.rglob("*")) if path.is_symlink()), None)
+    if link is not None:
+        raise CollectError(
+            "is a link, which no recording leaves", where=link, remedy="see where it leads, and remove it"
+        )
 
 
 def _refuse_alive(scratch: Path) -> None:
@@ -112,7 +152,7 @@ def _refuse_alive(scratch: Path) -> None:
     launch = scratch.name.removeprefix(".etloom-")
     here = launch.startswith(f"{socket.gethostname()}-")
     for folder in scratch.iterdir():
-        if not (folder.is_dir() and folder.name.isdigit()):
+        if not (folder.is_dir() and re.fullmatch(r"\d{1,9}", folder.name, re.ASCII)):
             continue
         if here and _records(int(folder.name), scratch.name):
             raise CollectError(
