@@ -15,7 +15,7 @@ import polars as pl
 
 from etloom.errors import EtloomError, UnknownName
 from etloom.replayer import memory
-from etloom.replayer.pace import INTERRUPTED, OUT_OF_TIME, Pace
+from etloom.replayer.pace import INTERRUPTED, NOT_TRIED, OUT_OF_TIME, Pace
 from etloom.trace import Trace
 
 if TYPE_CHECKING:
@@ -129,9 +129,11 @@ def replay(
     if made is None and device != "meta":
         made = rehearsed(machine, trace.rank)
     if made is not None and stopped:
-        lost = sum(one.result == "skipped" for one in machine.outcomes)
-        made = made.count(
-            "replay.stopped", max(1, lost), f"{stopped}; operators that did not run", "data_loss"
+        lost = sum((one.reason or "").startswith(NOT_TRIED) for one in machine.outcomes)
+        made = (
+            made.count("replay.stopped", lost, f"{stopped}; operators that were not tried", "data_loss")
+            if lost
+            else made.count("replay.stopped", 1, f"{stopped}; all operators were tried, repeats are fewer")
         )
     return Replayed(
         coverage(machine),
@@ -184,7 +186,9 @@ def _rehearsed(
     on = machine.device.type
     limit = memory.allowed(on, max_bytes)
     if limit is not None:
-        leave_out = {**_too_large(machine.program, limit, note), **leave_out}
+        # What is left out from the start was so in an earlier process, which has told.
+        once = note if not leave_out else lambda line: None
+        leave_out = {**_too_large(machine.program, limit, once), **leave_out}
     pace = Pace(machine.program.steps, until)
     said = time.monotonic()
 
