@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from math import ceil
 from pathlib import Path
 
@@ -158,13 +159,25 @@ def test_idle_time_is_that_of_ticks(works: list[tuple[int, int, int, int | None,
         assert rows["idle_ns"].sum() + len(busy) == span
         # Two pieces that start at one time leave it open which of them ended a gap.
         if len({ts for ts, _, _ in mine}) == len(mine):
-            expected = dict.fromkeys(("host_wait", "kernel_wait", "other"), 0)
+            gaps: dict[str, list[int]] = {"host_wait": [], "kernel_wait": [], "other": []}
             for ts, _, call in mine:
                 ended = max((begin + dur for begin, dur, _ in mine if begin < ts), default=ts)
                 late = call is not None and call > ended
                 cause = "host_wait" if late else "kernel_wait" if ts - ended < 5 else "other"
-                expected[cause] += max(ts - ended, 0)
-            assert dict(rows.select("cause", "idle_ns").rows()) == expected
+                gaps[cause] += [ts - ended] * (ts > ended)
+            stats = ("gaps", "idle_ns", "mean_ns", "std_ns", "min_ns", "median_ns", "max_ns")
+            assert {cause: tuple(told) for cause, *told in rows.select("cause", *stats).rows()} == {
+                cause: (
+                    len(of),
+                    sum(of),
+                    round(statistics.mean(of)) if of else None,
+                    round(statistics.stdev(of)) if of[1:] else None,
+                    min(of, default=None),
+                    round(statistics.median(of)) if of else None,
+                    max(of, default=None),
+                )
+                for cause, of in gaps.items()
+            }
 
 
 @settings(deadline=None, max_examples=60)

@@ -15,7 +15,7 @@ from small import slice_
 import etloom
 from etloom import registry
 from etloom.analyses import findings
-from etloom.cli._findings import as_paragraphs
+from etloom.cli._findings import are_findings, as_paragraphs
 from etloom.patterns import View
 from etloom.trace import Job, Trace
 
@@ -481,3 +481,9 @@ def test_a_name_steers_no_terminal_and_a_rank_is_named_once() -> None:
     assert told == (
         "1.500 ms: stragglers (low confidence)\n  \\x1b[2Jlate\n  -> wait\n  rank 1 and 2 more; 1 time; step 4\n"
     )
+
+
+def test_a_table_with_some_columns_of_findings_is_a_table() -> None:
+    row: dict[str, object] = dict.fromkeys(findings.COLUMNS)
+    assert are_findings(pl.DataFrame([row | {"more": 1}]))
+    assert not are_findings(pl.DataFrame([row]).drop("ranks"))

@@ -120,7 +120,7 @@ def test_an_interrupted_rehearsal_gives_what_ran(tmp_path: Path) -> None:
         and done.trace.events["dur"].min() > 0
     )
     told = stats(done.trace)
-    assert told["replay.stopped"] == ("data_loss", 2, "interrupted; operators that did not run")
+    assert told["replay.stopped"] == ("data_loss", 2, "interrupted; operators that were not tried")
     assert told["replay.rehearsed"][:2] == ("info", 3)
     assert replay(trace, "meta", progress=interrupted).trace is None
 
@@ -135,6 +135,7 @@ def test_time_that_is_up_stops_a_rehearsal_or_the_repeats(
     assert results(repeated) == {("replayed", None): 4}
     assert repeated.stopped == OUT_OF_TIME and len(repeated.repeats_ns) > 10
     assert stats(repeated.trace)["replay.rehearsed"][1] == 4
+    assert stats(repeated.trace)["replay.stopped"][:2] == ("info", 1)
 
 
 def test_an_operator_that_fails_later_ends_the_repeats(

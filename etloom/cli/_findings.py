@@ -19,7 +19,9 @@ _PLACE = ("step", "stream", "operator", "module", "frame", "name", "event")
 
 def are_findings(frame: pl.DataFrame) -> bool:
     """Whether the rows are findings, whatever else they hold."""
-    return {"pattern", "cost_ns", "title", "advice"} <= set(frame.columns)
+    from etloom.analyses.findings import COLUMNS
+
+    return set(COLUMNS) <= set(frame.columns)
 
 
 def as_paragraphs(frame: pl.DataFrame, to_terminal: bool) -> str:

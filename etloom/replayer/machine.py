@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from etloom.errors import EtloomError
 from etloom.replayer import materials, operators
-from etloom.replayer.pace import INTERRUPTED, Stopped
+from etloom.replayer.pace import INTERRUPTED, NOT_TRIED, Stopped
 from etloom.replayer.program import Program
 from etloom.replayer.ready import Place, Ready, view_of
 from etloom.replayer.saved import Saved
@@ -96,7 +96,7 @@ class Machine:
             self.stopped = str(error)
         if self.stopped:
             left = len(self.program.steps) - len(self.outcomes)
-            self.outcomes += [Outcome("skipped", f"not tried: {self.stopped}")] * left
+            self.outcomes += [Outcome("skipped", f"{NOT_TRIED}: {self.stopped}")] * left
             for storage in list(self._on):
                 self._free(storage)
 

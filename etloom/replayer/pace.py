@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from etloom.replayer.steps import Step, views_of
 
 INTERRUPTED = "interrupted"
+NOT_TRIED = "not tried"
 OUT_OF_TIME = "the time was up"
 _CALL = 1 << 20
 """What a call costs that moves nothing, in bytes: a small one tells little of a large one."""
