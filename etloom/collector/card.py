@@ -8,8 +8,11 @@ never written over.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+from .whole import put
 
 _MARK = "# Written by etloom; fill in what is empty. Remove this line to keep the card as it is."
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
@@ -21,9 +24,7 @@ def write_card(folder: Path, run: dict[str, Any], scratch: Path) -> None:
     path = folder / f"{folder.name}.yaml"
     if path.exists() and not own_cards(folder):
         return
-    unfinished = scratch / path.name
-    unfinished.write_text(f"{_MARK}\n" + "\n".join(_lines(card(folder.name, run), 0)) + "\n")
-    unfinished.replace(path)
+    put(path, f"{_MARK}\n" + "\n".join(_lines(card(folder.name, run), 0)) + "\n", scratch)
 
 
 def own_cards(folder: Path) -> list[Path]:
@@ -40,7 +41,9 @@ def card(name: str, run: dict[str, Any]) -> dict[str, Any]:
     ranks: list[dict[str, Any]] = run["ranks"]
     first: dict[str, Any] = ranks[0] if ranks else {}
     model: dict[str, Any] = max(
-        (rank.get("model") or {} for rank in ranks), key=lambda facts: facts.get("parameters", 0), default={}
+        (rank.get("model") or {} for rank in ranks),
+        key=lambda facts: facts.get("parameters") or 0,
+        default={},
     )
     world = run.get("world_size") or 1
     parts = parallelism(ranks, world)
@@ -158,10 +161,11 @@ def _lines(value: Any, depth: int) -> list[str]:
     if isinstance(value, dict):
         lines = []
         for key, item in value.items():
+            name = key if re.fullmatch(r"[A-Za-z_][\w-]*", key, re.ASCII) else json.dumps(key)
             if item and (isinstance(item, dict) or _is_block(item)):
-                lines += [f"{pad}{key}:", *_lines(item, depth + 1)]
+                lines += [f"{pad}{name}:", *_lines(item, depth + 1)]
             else:
-                lines.append(f"{pad}{key}: {'' if item is None else json.dumps(item)}".rstrip())
+                lines.append(f"{pad}{name}: {'' if item is None else json.dumps(item)}".rstrip())
         return lines
     return [f"{pad}- {json.dumps(item)}" for item in value]
 

@@ -30,18 +30,22 @@ def of_process(seen: Facts) -> Facts:
 
 def told(ranks: Iterable[Facts]) -> str | None:
     """Which ranks did not end in order, in words; null where all did, or nobody knows."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[bool, str], list[int]] = {}  # killed or not, and the words for it
     for facts in ranks:
         ended = facts.get("ended") or {}
         if ended.get("how") == "killed":
             written = "as {their} window was written" if facts.get("end_ns") else "in {their} window"
             when = written if ended.get("in_window") else "after {their} window"
-            groups.setdefault(f"{{was}} killed {when}, or left by os._exit", []).append(facts["rank"])
+            groups.setdefault((True, when), []).append(facts["rank"])
         elif ended.get("how") == "raised":
-            groups.setdefault(f"ended by {ended.get('error')}", []).append(facts["rank"])
+            groups.setdefault((False, f"{ended.get('error')}"), []).append(facts["rank"])
     said = []
-    for what, numbers in groups.items():
+    for (killed, what), numbers in groups.items():
         one = len(numbers) == 1
-        words = what.format(was="was" if one else "were", their="its" if one else "their")
+        if killed:
+            when = what.format(their="its" if one else "their")
+            words = f"{'was' if one else 'were'} killed {when}, or left by os._exit"
+        else:
+            words = f"ended by {what}"  # of a file: no format
         said.append(f"{'rank' if one else 'ranks'} {runs(sorted(numbers))} {words}")
     return "; ".join(said) or None

@@ -15,7 +15,7 @@ from .options import Options
 from .ranks import environment_int
 
 # The part that a mesh's dimension plays, by the names in use (torchtitan, Megatron, accelerate, FSDP's tutorials).
-_PARTS = {
+PARTS = {
     "dp_replicate": ("dp", "ddp", "data", "replicate", "dp_replicate", "data_parallel"),
     "dp_shard": ("fsdp", "shard", "dp_shard", "dp_shard_cp", "sharded"),
     "tp": ("tp", "tensor", "tensor_parallel", "model", "mp"),
@@ -33,7 +33,7 @@ _ROLES = {
 }
 _EXPERTS = re.compile(r"\bexperts?\b|Experts?\b|MoE|MOE|Moe[A-Z]|\bmoe\b|MixtureOfExperts")
 _SUBSETS = 16  # of subsets that are looked through: one may hold itself
-_PART_OF = {name: part for part, names in _PARTS.items() for name in names}
+_PART_OF = {name: part for part, names in PARTS.items() for name in names}
 
 
 def cuda_in_use() -> bool:

@@ -11,10 +11,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from . import seals
 from .card import own_cards, write_card
 from .ends import told
 from .identity import common
 from .options import Options, new_scratch
+from .whole import put
 
 _SCHEME = re.compile(
     r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|observer_(\d+)\.etob|flight_recorder_(\d+)\.json"
@@ -34,7 +36,7 @@ def traces_in(folder: Path) -> list[tuple[Path, int | None]]:
 
 def windows_in(folder: Path) -> list[Path]:
     """The folders of the windows of a run that has several, in the order of their steps."""
-    found = [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdigit()]
+    found = [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdecimal()]
     return sorted(found, key=lambda path: int(path.name[5:]))
 
 
@@ -81,9 +83,9 @@ def seal(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> l
     rank = facts["rank"]
     out.mkdir(exist_ok=True)
     seal_path = out / f"rank_{rank}.json"
-    sealed = read_json(seal_path)
-    if sealed is not None and sealed["restart"] >= facts["restart"]:
-        return [f"rank {rank} is already recorded by process {sealed['pid']}: these traces are dropped"]
+    sealed = seals.checked(read_json(seal_path), rank)
+    if sealed is not None and (sealed.get("restart") or 0) >= facts["restart"]:
+        return [f"rank {rank} is already recorded by process {sealed.get('pid')}: these traces are dropped"]
     known = {
         "et.etob": f"observer_{rank}.etob",
         "et.json.gz": f"torch_et_{rank}.json.gz",
@@ -149,7 +151,7 @@ def note_sequence(out: Path, length: int) -> None:
     ranks = sealed_ranks(out)
     if not ranks:  # of a killed job
         return
-    run = read_json(out / "run.json") or {}
+    run = read_run(out)
     scratch = Path(new_scratch(str(out)))
     scratch.mkdir()
     try:
@@ -162,9 +164,15 @@ def note_sequence(out: Path, length: int) -> None:
 
 
 def sealed_ranks(out: Path) -> list[dict[str, Any]]:
-    """The contents of all rank_<r>.json, by rank."""
-    found = (read_json(path) for path, _ in traces_in(out) if path.name.startswith("rank_"))
+    """The contents of all rank_<r>.json that are whole (seals.py), by rank."""
+    named = [(path, rank) for path, rank in traces_in(out) if path.name.startswith("rank_")]
+    found = (seals.checked(read_json(path), rank) for path, rank in named)
     return sorted((facts for facts in found if facts is not None), key=lambda facts: facts["rank"])
+
+
+def read_run(out: Path, name: str = "run.json") -> dict[str, Any]:
+    """What run.json, or another of that `name`, says of the command; empty where there is none."""
+    return seals.checked_run(read_json(out / name))
 
 
 def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str, Any]]:
@@ -181,7 +189,7 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
             "hosts": sorted({rank["host"] for rank in ranks}),
             "world_size": max((rank["world_size"] for rank in ranks), default=None),
             "ended": told(ranks),
-            "versions": ranks[0]["versions"] if ranks else None,
+            "versions": ranks[0].get("versions") if ranks else None,
             "ranks": ranks,
         }
         write_json(out / "run.json", run, scratch)
@@ -193,16 +201,15 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
 def read_json(path: Path) -> dict[str, Any] | None:
     """None where there is no such file, or not a whole one, as of a process that was killed while it wrote."""
     try:
-        return dict(json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
+    return found if isinstance(found, dict) and seals.shallow(found) else None
 
 
 def write_json(path: Path, value: dict[str, Any], scratch: Path) -> None:
-    """Whole or not at all: written in `scratch`, on the same disk, then renamed."""
-    unfinished = scratch / path.name
-    unfinished.write_text(json.dumps(value, indent=1) + "\n")
-    unfinished.replace(path)
+    """Whole or not at all."""
+    put(path, json.dumps(value, indent=1) + "\n", scratch)
 
 
 def iso(time_ns: int) -> str:

@@ -6,13 +6,14 @@ Read: what run.json says of how the processes and the command ended, as rows of 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 Stat = tuple[str, str, int, str | None]
 
 _MOST_BYTES = 1 << 26
-_HIDDEN = ".etloom-*"
+_HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)  # by host, process and chance
 
 
 def read_run(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
@@ -42,7 +43,8 @@ def read_run(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
 
 def left_behind(folder: Path) -> str | None:
     """What to do about unfinished files that the processes of a run have in a folder, where there are any."""
-    held = (place for hidden in folder.glob(_HIDDEN) if hidden.is_dir() for place in hidden.iterdir())
+    found = (path for path in folder.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir())
+    held = (place for hidden in found for place in hidden.iterdir())
     if any(place.is_dir() and next(place.iterdir(), None) is not None for place in held):
         return f"a job records here; if it was killed, etloom salvage {folder} keeps what it left"
     return None
