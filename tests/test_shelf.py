@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -158,3 +161,26 @@ def test_a_saved_run_stays_where_it_is(run: Path, tmp_path: Path) -> None:
     assert not cache.folder().exists()
     # What is to be linked otherwise is linked, in memory.
     assert [type(trace) for trace in etloom.open(saved, room=0, iterations="all").values()] == [Trace] * 4
+
+
+def test_a_process_that_is_terminated_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:
+    """As `timeout`, Slurm and containers end one. Slowly: what it is asked of the last rank waits for the signal."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code = """
+import os, signal, sys
+from etloom import cli
+from etloom.cli import _input
+_input.ROOM_BYTES = 0
+from etloom.analyses import steps
+def ended(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+steps.analyze = ended
+sys.argv = ["etloom", "analyze", "steps", sys.argv[1], "--no-cache"]
+sys.exit(cli.main())
+"""
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", code, str(run)], env=environment, timeout=100, check=False)
+    assert done.returncode == 143
+    assert list(temporary.iterdir()) == []

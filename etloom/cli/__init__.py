@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import signal
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any
@@ -41,6 +43,8 @@ _VERBS = {
 """Verb -> its short help. A verb is the function of its name in the module of its name, or that module's `app`."""
 _SETTINGS = {"collect": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 """What follows the command of `collect` is the command's own."""
+_OWN_SIGNALS = {"collect", "replay"}
+"""Verbs of processes of others, to which a signal goes on."""
 
 
 class Verbs(TyperGroup):
@@ -104,10 +108,17 @@ def _etloom(
     """
 
 
+def _ended(number: int, frame: object) -> None:
+    """An end on which temporary files are removed."""
+    raise SystemExit(128 + number)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: this process's) and return its exit status."""
     if arguments is None:
         gc.set_threshold(100_000, 50, 50)  # looking for cycles while libraries are imported costs 25 ms
+        if not _OWN_SIGNALS.intersection(sys.argv[1:2]):
+            signal.signal(signal.SIGTERM, _ended)
     try:
         with guarded():
             status = app(args=arguments, prog_name="etloom", standalone_mode=False)
