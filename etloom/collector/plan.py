@@ -13,6 +13,8 @@ class Plan:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._lead = options.lead
+        self.listens = options.on_demand is not None
         # What a ring holds is wanted from before the question on, so its window opens at once.
         self.looks_back = options.ring and options.on_demand is not None
         self.first, self.last = options.first, None if self.looks_back else options.last
@@ -34,7 +36,7 @@ class Plan:
 
     def due(self, count: int) -> bool:
         """The profilers should get ready, or be."""
-        return not self.waits and count >= self.first - self._options.lead
+        return not self.waits and count >= self.first - self._lead
 
     def over(self, count: int) -> bool:
         return self.last is not None and count >= self.last
@@ -44,7 +46,7 @@ class Plan:
         if not (self.waits or self.unasked):
             return False
         options = self._options
-        window = self._demand.agreed(count, options.on_demand or 1, ahead=max(3, options.lead + 1))
+        window = self._demand.agreed(count, options.on_demand or 1, ahead=max(3, self._lead + 1))
         if window is None:
             return False
         if self.looks_back:
@@ -61,7 +63,7 @@ class Plan:
             windows = max(1, -(-(count + 1 - self.first) // every))
             self.first, self.last = self.first + windows * every, self.last + windows * every
         elif self.looks_back:
-            self.first, self.last = count + self._options.lead, None
+            self.first, self.last = count + self._lead, None
         elif self._options.on_demand is not None:
             self.waits = True
         else:

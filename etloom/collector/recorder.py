@@ -102,7 +102,7 @@ class Recorder:
             self.remark(
                 "steps of time went by unmarked, the process was busy: a step before them lasted longer"
             )
-        if self._plan.hear(self.count):
+        if self._plan.listens and self._plan.hear(self.count):
             self.note(asked=[self._plan.first, self._plan.last])
             if self._plan.waits:
                 self._miss(
