@@ -71,8 +71,8 @@ def collect(
         bool,
         typer.Option(
             "--ring",
-            help="At --max-size, overwrite the oldest (without Kineto's trace, which has no bound); --on-demand then keeps what "
-            "came before, too.",
+            help="At --max-size, overwrite the oldest (without Kineto's trace, which has no bound); --on-demand then "
+            "keeps what came before, too.",
         ),
     ] = False,
     on_demand: Annotated[
