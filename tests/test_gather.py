@@ -96,6 +96,34 @@ def test_what_cannot_be_gathered(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize(
+    ("source", "out"), [("run/step_3", "run"), ("run", "run/step_3"), ("run", "run/all")]
+)
+def test_nothing_is_gathered_into_a_part_of_itself(
+    tmp_path: Path, source: str, out: str, linked: bool
+) -> None:
+    host(tmp_path / "run", range(2), [3], "step_3")
+    if linked:
+        (tmp_path / "link").symlink_to(tmp_path / "run")
+        out = out.replace("run", "link")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        CollectError, match=r"is gathered into (itself|.*, and one lies in the other); choose"
+    ):
+        gather([tmp_path / source], tmp_path / out, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_is_gathered_into_a_link_to_itself(tmp_path: Path) -> None:
+    host(tmp_path / "a", range(2), [3], "step_3")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "step_3").symlink_to(tmp_path / "a" / "step_3")
+    with pytest.raises(CollectError, match="is gathered into .*, and one lies in the other"):
+        gather([tmp_path / "a"], tmp_path / "run", overwrite=True)
+    assert (tmp_path / "a" / "step_3" / "observer_0.etob").exists()
+
+
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
@@ -108,6 +136,12 @@ def test_what_cannot_be_gathered(tmp_path: Path) -> None:
         ({"job": of("aa")}, {"job": of("aa"), "world_size": 6}, "worlds of 4 and of 6 ranks"),
         # Seconds may lie between clocks, days between jobs.
         ({}, {"start_ns": 10**18 + 40 * SECOND}, None),
+        ({}, {"start_ns": 10**18 + 61 * SECOND}, None),
+        (
+            {},
+            {"start_ns": 10**18 + 62 * SECOND},
+            "rank 2 on b began 61 s after that of rank 0 on a had ended",
+        ),
         ({}, {"start_ns": 10**18 + 3 * 86400 * SECOND}, "rank 2 on b began 3 days after that of rank 0 on a"),
         ({"job": of("aa")}, {"job": of("aa"), "start_ns": 10**18 + 3 * 86400 * SECOND}, None),
         ({"job": of(None, launch="l")}, {"job": of(None, launch="l"), "start_ns": 2 * 10**18}, None),
@@ -169,7 +203,12 @@ def test_traces_without_a_seal_are_compared(tmp_path: Path) -> None:
     assert unsealed == f"{tmp_path / 'a'}: without rank_<r>.json nothing says of which job the traces are"
     assert gather([tmp_path / "a", tmp_path / "b"], tmp_path / "two").windows == {tmp_path / "two": (0,)}
     (tmp_path / "b" / "observer_0.etob").write_text("as it is!")
-    with pytest.raises(CollectError, match=r"rank 0 is in .*/a too, and differs"):
+    with pytest.raises(CollectError, match=r"rank 0 is in .*/a too, and differs; gather"):
+        gather([tmp_path / "a", tmp_path / "b"], tmp_path / "three")
+    (tmp_path / "b" / "observer_0.etob").rename(tmp_path / "b" / "kineto_trace_0.json")
+    with pytest.raises(
+        CollectError, match="a too, in other files: nothing shows that it is the same recording; "
+    ):
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "three")
 
 
@@ -196,6 +235,36 @@ def test_a_full_disk_leaves_nothing_half_gathered(tmp_path: Path, monkeypatch: p
     with pytest.raises(CollectError, match="cannot be written: No space left on device"):
         gather([one, two], tmp_path / "run")
     assert list((tmp_path / "run").iterdir()) == []
+    # Nor is what was there before lost.
+    run = tmp_path / "run"
+    gather([one], run)
+    before = {path.name: path.read_text() for path in run.iterdir()}
+    with pytest.raises(CollectError, match="No space left on device"):
+        gather([one, two], run, overwrite=True)
+    assert {path.name: path.read_text() for path in run.iterdir()} == before
+    monkeypatch.undo()
+    gather([two], run, overwrite=True)
+    assert not (run / "observer_0.etob").exists() and (run / "observer_3.etob").read_text() == "b 3"
+
+
+@pytest.mark.parametrize("seal", [{}, [], None, {"rank": 0}, "x", {"rank": 7, "world_size": 9}])
+def test_a_seal_that_says_too_little_is_left_out(tmp_path: Path, seal: Any) -> None:
+    one = host(tmp_path / "a", range(2), [3])
+    (one / "rank_0.json").write_text(json.dumps(seal))
+    (one / "torch_et_1.json.gz").mkdir()
+    found = gather([one], tmp_path / "run")
+    assert found.windows == {tmp_path / "run": (0, 1)}
+    assert found.warnings[:2] == (
+        f"{one / 'rank_0.json'}: does not say of which rank, world, host and time it is, and is left out",
+        f"{one / 'torch_et_1.json.gz'}: is no file, and left out",
+    )
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert "observer_0.etob" in names and not {"rank_0.json", "torch_et_1.json.gz"} & names
+    (one / "observer_0.etob").unlink()
+    for name in ("observer_1.etob", "rank_1.json"):
+        (one / name).unlink()
+    with pytest.raises(CollectError, match="holds no traces of etloom collect"):
+        gather([one], tmp_path / "again")
 
 
 @pytest.mark.torch

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import files, identity
+from . import files, identity, leftovers
 from .options import new_scratch
+from .seals import checked
 from .words import runs
 
 Facts = dict[str, Any]
@@ -51,8 +52,9 @@ def gather(
 
     Raises CollectError, before anything is copied: a folder is missing or without traces of `collect`; two have a rank
     of a window that is not the same; they are of different jobs (identity.py says how that is known), or nothing shows
-    that they are of one and their windows lie more than a minute apart, unless `same_job`; `out` is one of them, holds
-    traces already (unless `overwrite`) or cannot be written.
+    that they are of one and their windows lie more than a minute apart, unless `same_job`; `out` is one of them, or
+    lies in one, or holds one; it holds traces already (unless `overwrite`) or cannot be written. What it held is
+    removed once all is copied.
     """
     from etloom.errors import CollectError
 
@@ -60,7 +62,8 @@ def gather(
     warnings: list[str] = []
     plan = _plan(_distinct(folders, target, warnings), warnings)
     _refuse_several_jobs(plan, warnings, same_job)
-    files.claim(str(target), overwrite)
+    if not overwrite:
+        files.claim(str(target), overwrite=False)
     scratch = Path(new_scratch(str(target)))
     windows = {}
     try:
@@ -68,6 +71,7 @@ def gather(
             (scratch / window).mkdir(parents=True, exist_ok=True)
             for name, path in found.files.items():
                 shutil.copy2(path, scratch / window / name)
+        files.claim(str(target), overwrite)  # what it held goes only now
         for window, found in sorted(plan.items()):
             place = target / window
             place.mkdir(exist_ok=True)
@@ -94,15 +98,15 @@ def _distinct(
     known: dict[Path, Path] = {}
     for folder in map(Path, folders):
         real = folder.resolve()
-        if real == target.resolve():
-            raise CollectError("is gathered into itself", where=folder, remedy="choose another --out")
         if real in known:
             also = "" if known[real] == folder else f", as {known[real]}"
             warnings.append(f"{folder}: given twice{also}, taken once")
             continue
         known[real] = folder
-        found[folder] = [part for part in (folder, *files.windows_in(folder)) if _traces(part)]
-        left = [path for path in folder.glob(".etloom-*") if path.is_dir() and any(path.iterdir())]
+        parts = (folder, *files.windows_in(folder))
+        _refuse_itself(folder, parts, target)
+        found[folder] = [part for part in parts if _traces(part, warnings)]
+        left = [path for path in leftovers.hidden_in(folder) if any(path.iterdir())]
         if left:
             warnings.append(
                 f"{folder}: holds what processes left that were killed; etloom salvage {folder} keeps it"
@@ -111,6 +115,22 @@ def _distinct(
             remedy = f"etloom salvage {folder}" if left else "check the path"
             raise CollectError("holds no traces of etloom collect", where=folder, remedy=remedy)
     return found
+
+
+def _refuse_itself(folder: Path, parts: Iterable[Path], target: Path) -> None:
+    """What is gathered into itself, or a part of itself, would be written over or removed; wherever links lead."""
+    from etloom.errors import CollectError
+
+    places = {place.resolve() for place in (target, *files.windows_in(target))}
+    for part in (part.resolve() for part in parts):
+        if part in places:
+            raise CollectError("is gathered into itself", where=folder, remedy="choose another --out")
+        if any(part in place.parents or place in part.parents for place in places):
+            raise CollectError(
+                f"is gathered into {target}, and one lies in the other",
+                where=folder,
+                remedy="choose another --out",
+            )
 
 
 def _plan(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[str, _Window]:
@@ -122,9 +142,8 @@ def _plan(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[str, _Wi
             window = plan.setdefault("" if part == folder else part.name, _Window())
             seals = {facts["rank"]: facts for facts in files.sealed_ranks(part)}
             mine: dict[int, list[Path]] = {}
-            for path, rank in files.traces_in(part):
-                if rank is not None:
-                    mine.setdefault(rank, []).append(path)
+            for path, rank in _traces(part, []):
+                mine.setdefault(rank, []).append(path)
             for rank, paths in mine.items():
                 if rank in window.homes:
                     _refuse_another(window, part, rank, paths, seals)
@@ -152,7 +171,7 @@ def _refuse_another(
     else:
         pairs = [(path, window.files[path.name]) for path in paths if path.name in window.files]
         same = bool(pairs) and all(filecmp.cmp(path, other, shallow=False) for path, other in pairs)
-        whose = ", and differs"
+        whose = ", and differs" if pairs else ", in other files: nothing shows that it is the same recording"
     if not same:
         raise CollectError(
             f"rank {rank} is in {window.homes[rank]} too{whose}",
@@ -213,13 +232,26 @@ def _length(ns: int) -> str:
     return f"{seconds:.3g} s"
 
 
-def _traces(folder: Path) -> list[Path]:
-    return [path for path, rank in files.traces_in(folder) if rank is not None]
+def _traces(folder: Path, warnings: list[str]) -> list[tuple[Path, int]]:
+    """The files of ranks in a folder, with their ranks."""
+    found = []
+    for path, rank in files.traces_in(folder):
+        if rank is None:
+            continue
+        if not path.is_file():  # to open a pipe would wait for ever
+            warnings.append(f"{path}: is no file, and left out")
+        elif path.name.startswith("rank_") and checked(files.read_json(path), rank) is None:
+            warnings.append(
+                f"{path}: does not say of which rank, world, host and time it is, and is left out"
+            )
+        else:
+            found.append((path, rank))
+    return found
 
 
 def _facts(folders: list[Path], warnings: list[str]) -> Facts:
     """What the runs of the hosts say of their commands: the first command, all hosts, the worst exit status."""
-    found = [run for folder in folders if (run := files.read_json(folder / "run.json")) is not None]
+    found = [run for folder in folders if (run := files.read_run(folder))]
     commands = [run.get("command") for run in found]
     if any(command != commands[0] for command in commands):
         line = f"the hosts ran different commands; run.json has that of {folders[0]}"
@@ -227,7 +259,7 @@ def _facts(folders: list[Path], warnings: list[str]) -> Facts:
     statuses = [run["returncode"] for run in found if run.get("returncode") is not None]
     return {
         "command": commands[0] if commands else None,
-        "host": ", ".join(sorted({str(run["host"]) for run in found if run.get("host")})) or None,
+        "host": ", ".join(sorted({run["host"] for run in found if run.get("host")})) or None,
         "returncode": max(statuses, default=None),
     }
 
