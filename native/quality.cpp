@@ -15,19 +15,22 @@ namespace {
 // Of the starts of work (the sources of edges of kind `work`) that are the rank's own: how many there are, how many of
 // them edges explain, how many of them launches and others do both, and how many of all would be explained if they were
 // moved by each shift. A launch explains what starts between `call` and `back`, which are of each edge of that kind, in
-// order; another edge what starts at most `soon` after its source; an overlap what starts after its source.
-nb::tuple explained_starts(In<int32_t> first, In<int32_t> source, In<int64_t> time, In<uint8_t> kind, In<bool> own,
-                           In<int64_t> call, In<int64_t> back, uint8_t work, uint8_t launch, uint8_t overlap, int64_t soon,
-                           const std::vector<int64_t>& shifts) {
+// order; another edge what starts at most `soon` after its source; an overlap what starts after its source. Last the sum
+// over all own points of what they took beyond the floors of all edges into them.
+nb::tuple explained_starts(In<int32_t> first, In<int32_t> source, In<int64_t> time, In<int64_t> floor, In<uint8_t> kind,
+                           In<bool> own, In<int64_t> call, In<int64_t> back, uint8_t work, uint8_t launch,
+                           uint8_t overlap, int64_t soon, const std::vector<int64_t>& shifts) {
     const size_t n = check_sweep(first, source, time.shape(0), kind.shape(0));
-    if (own.shape(0) != n || call.shape(0) != back.shape(0)) throw nb::value_error("the edges do not fit the points");
+    if (floor.shape(0) != kind.shape(0) || own.shape(0) != n || call.shape(0) != back.shape(0)) throw nb::value_error("the edges do not fit the points");
     size_t launches = 0;
     for (size_t e = 0; e < kind.shape(0); ++e) launches += kind(e) == launch;
     if (launches != call.shape(0)) throw nb::value_error("the edges do not fit the points");
     int64_t starts = 0, explained = 0, ambiguous = 0;
+    uint64_t residual = 0;
     std::vector<int64_t> by_chance(shifts.size());
     {
         nb::gil_scoped_release release;
+        const Recorded recorded{first, source, floor, time};
         Paged<uint8_t> begins(n, 0);
         for (size_t e = 0; e < kind.shape(0); ++e)
             if (kind(e) == work) begins[source(e)] = 1;
@@ -38,6 +41,7 @@ nb::tuple explained_starts(In<int32_t> first, In<int32_t> source, In<int64_t> ti
         std::vector<Times> reasons;
         size_t next = 0;
         for (size_t v = 0; v < n; ++v) {
+            if (own(v)) residual += static_cast<uint64_t>(recorded.beyond(v));
             reasons.clear();
             for (int32_t e = first(v); e < first(v + 1); ++e) {
                 const bool launched = kind(e) == launch;
@@ -64,7 +68,7 @@ nb::tuple explained_starts(In<int32_t> first, In<int32_t> source, In<int64_t> ti
                 by_chance[s] += seen(time(v) + shifts[s], true) || seen(time(v) + shifts[s], false);
         }
     }
-    return nb::make_tuple(starts, explained, ambiguous, by_chance);
+    return nb::make_tuple(starts, explained, ambiguous, by_chance, static_cast<int64_t>(residual));
 }
 
 // The sum over the points, or the rank's own, of what they took beyond the floors of all edges into them.
@@ -83,11 +87,11 @@ int64_t residual_sum(In<int32_t> first, In<int32_t> source, In<int64_t> time, In
 }  // namespace
 
 void bind_quality(nb::module_& module) {
-    module.def("explained_starts", &explained_starts, nb::arg("first"), nb::arg("source"), nb::arg("time"), nb::arg("kind"),
-               nb::arg("own"), nb::arg("call"), nb::arg("back"), nb::arg("work"), nb::arg("launch"), nb::arg("overlap"),
-               nb::arg("soon"), nb::arg("shifts"),
+    module.def("explained_starts", &explained_starts, nb::arg("first"), nb::arg("source"), nb::arg("time"),
+               nb::arg("floor"), nb::arg("kind"), nb::arg("own"), nb::arg("call"), nb::arg("back"), nb::arg("work"),
+               nb::arg("launch"), nb::arg("overlap"), nb::arg("soon"), nb::arg("shifts"),
                "How many own starts of work there are, how many edges explain, how many in two ways, and how many after "
-               "each shift.");
+               "each shift; the sum of what own points took beyond all floors.");
     module.def("residual_sum", &residual_sum, nb::arg("first"), nb::arg("source"), nb::arg("time"), nb::arg("floor"),
                nb::arg("own").none(), "The sum of what (own) points took beyond the floors of all edges into them.");
 }

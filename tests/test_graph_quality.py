@@ -74,6 +74,7 @@ def test_the_starts_that_are_explained(recording, rank):
     reasons = [slow_reasons(graph, trace, v, 0) for v in work]
     found = quality.explained(graph, trace, rank)
     assert found.starts == len(work)
+    assert found.residual == graph.residual[graph.rank == rank].sum()
     if work:
         assert found.share == sum(map(bool, reasons)) / len(work)
         assert found.ambiguous == sum(len(one) == 2 for one in reasons) / len(work)

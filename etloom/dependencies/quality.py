@@ -35,12 +35,14 @@ LEAST_EXPLAINED = 0.8
 @dataclass(frozen=True)
 class Explained:
     """Of the starts of device work in one rank: how many there are, and the shares (0 to 1) that an edge explains,
-    that edges of two sorts do (ambiguous), and that would be explained after each shift (by default `SHIFTS_NS`)."""
+    that edges of two sorts do (ambiguous), and that would be explained after each shift (by default `SHIFTS_NS`).
+    ``residual``: as of `Fit`."""
 
     starts: int
     share: float
     ambiguous: float
     by_chance: tuple[float, ...]
+    residual: int
 
 
 def explained(graph: Graph, trace: Trace, rank: int, shifts: Sequence[int] = SHIFTS_NS) -> Explained:
@@ -55,13 +57,14 @@ def explained(graph: Graph, trace: Trace, rank: int, shifts: Sequence[int] = SHI
     call, back = np.zeros((2, len(launch)), np.int64)
     call[mine] = numbers(trace.events["ts"].gather(row), 0)
     back[mine] = call[mine] + numbers(trace.events["dur"].gather(row), 0)
-    starts, some, both, by_chance = _native.explained_starts(
-        *(graph.first, graph.source, graph.time, graph.kind, own, call, back),
+    starts, some, both, by_chance, residual = _native.explained_starts(
+        *(graph.first, graph.source, graph.time, graph.floor, graph.kind, own, call, back),
         *(Kind.KERNEL, Kind.LAUNCH, Kind.OVERLAP, SOON_NS, shifts),
     )
     if not starts:
-        return Explained(0, 1.0, 0.0, (0.0,) * len(shifts))
-    return Explained(starts, some / starts, both / starts, tuple(count / starts for count in by_chance))
+        return Explained(0, 1.0, 0.0, (0.0,) * len(shifts), residual)
+    chance = tuple(count / starts for count in by_chance)
+    return Explained(starts, some / starts, both / starts, chance, residual)
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,9 @@ def doubts(graph: Graph, job: Job) -> dict[int, str]:
     than a chain of what came after what."""
     found: dict[int, str] = {}
     for rank, trace in job.items():
-        own = None if len(job) == 1 else graph.rank == rank
-        time = graph.time if own is None else graph.time[own]
+        time = graph.time if len(job) == 1 else graph.time[graph.rank == rank]
         if len(time):
             seen = explained(graph, trace, rank, shifts=())
-            why = verdict(seen, graphs.makespan(graph, time), residual_sum(graph, own))
+            why = verdict(seen, graphs.makespan(graph, time), seen.residual)
             found |= {rank: why} if why is not None else {}
     return found
