@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import NoReturn
 
+from etloom.errors import UnknownName
+from etloom.replayer.backends import check_backend
 from etloom.replayer.plan import COLLECTIVES, MESSAGES
 
 _UNQUANTISED = "nothing is quantised"
@@ -113,6 +115,7 @@ def parser() -> argparse.ArgumentParser:
     add("--output-ranks", type=_ranks, default=None, help="1,3 or 1:3: ranks that get a file; by default all")
     add(
         "--backend",
+        type=_backend,
         default=None,
         help="nccl, gloo, or any other that torch has; by default what --device is for",
     )
@@ -145,6 +148,14 @@ def idle(args: argparse.Namespace) -> list[str]:
     if args.data_accuracy_mode == "save":
         told.append(f"--data-accuracy-mode save has no effect: {_COMPUTED}")
     return told
+
+
+def _backend(text: str) -> str:
+    try:
+        check_backend(text)
+    except UnknownName as error:
+        raise argparse.ArgumentTypeError(f"{error.what}; {error.remedy}") from None
+    return text
 
 
 def _from(least: int) -> Callable[[str], int]:
