@@ -9,6 +9,8 @@ from typing import Any
 
 from .asking import SOURCES, error_of, parse_sources
 
+RING_ALONE = "a ring is recorded without Kineto's trace, which has no bound (--with et says so)"
+
 
 def sources(
     what: str | None,

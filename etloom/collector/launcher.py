@@ -170,15 +170,11 @@ def prepared(
     combining.check_observer(found, observer, ring=ring, max_bytes=max_bytes)
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
-    usable, unbuilt = usable_observer(observer) if found["et"] else (observer, [])
+    usable, unbuilt = observer_for(found, observer, ring=ring, max_bytes=max_bytes)
     if found["nsys"] and (every is not None or on_demand is not None):
         raise error_of("nsys records one window", "what", "leave out nsys, or take --steps")
-    if ring and usable != "native":
-        raise CollectError(f"no ring: {unbuilt[0]}", remedy="leave out --ring")
-    if max_bytes is not None and usable != "native":
-        unbuilt.append("--max-size does not bound its file")
     if ring and what is None:
-        unbuilt.append("a ring is recorded without Kineto's trace, which has no bound (--with et says so)")
+        unbuilt.append(combining.RING_ALONE)
     folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
     options = Options(
         folder,
@@ -226,6 +222,23 @@ def environment_of(options: Options) -> dict[str, str]:
     if options.flight_recorder:
         more["TORCH_FR_BUFFER_SIZE"] = os.environ.get("TORCH_FR_BUFFER_SIZE", "2000")
     return more
+
+
+def observer_for(
+    found: dict[str, bool], wanted: str, *, ring: bool, max_bytes: int | None
+) -> tuple[str, list[str]]:
+    """The observer of an execution trace, where one is recorded (`found`), and what is worth a warning.
+
+    Raises CollectError where the file of a ring would have no bound.
+    """
+    from etloom.errors import CollectError
+
+    usable, unbuilt = usable_observer(wanted) if found["et"] else (wanted, [])
+    if ring and usable != "native":
+        raise CollectError(f"no ring: {unbuilt[0]}", remedy="leave out --ring (ring=True)")
+    if max_bytes is not None and usable != "native":
+        unbuilt.append("--max-size does not bound its file")
+    return usable, unbuilt
 
 
 def usable_observer(wanted: str) -> tuple[str, list[str]]:

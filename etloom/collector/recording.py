@@ -70,18 +70,18 @@ def record(
     it was not for this torch (some 20 s, once; torch's records where it cannot be); `max_bytes` and `ring` bound
     its file. Every rank calls it with the same folder; {host}, {rank} and {time} in its name are filled in.
 
-    Raises CollectError, before the loop, for a `steps` that is no range and for a folder that already holds
-    traces of this rank (unless `overwrite`). After that nothing raises: a failure is a line on stderr and in
-    `warnings`.
+    Raises CollectError, before the loop, for a `steps` that is no range, for a `ring` where our observer cannot be
+    built, and for a folder that already holds traces of this rank (unless `overwrite`). After that nothing raises: a
+    failure is a line on stderr and in `warnings`.
     """
-    from .launcher import usable_observer
+    from .launcher import observer_for
 
     first, last = parse_steps(steps)
     found = combining.sources(what, shapes=shapes, stack=stack, memory=memory, ring=ring)
     combining.check_observer(found, observer, ring=ring, max_bytes=max_bytes)
     folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
+    usable, unbuilt = observer_for(found, observer, ring=ring, max_bytes=max_bytes)
     files.claim(folder, overwrite, *current_rank())
-    usable, unbuilt = usable_observer(observer)
     options = Options(
         folder,
         new_scratch(folder),
@@ -96,6 +96,8 @@ def record(
         **found,
     )
     recorder = Recorder(options)
+    if ring and what is None:
+        unbuilt.append(combining.RING_ALONE)
     for line in unbuilt:
         recorder.words.warn(line)
     return Recording(recorder)
