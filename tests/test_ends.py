@@ -214,6 +214,14 @@ def test_what_we_did_not_write_is_not_removed(tmp_path: Path) -> None:
     assert (notes / "plan.txt").exists() and not list(tmp_path.glob(".etloom-*-*"))
 
 
+def test_a_life_that_was_followed_by_another_leaves_nothing(tmp_path: Path) -> None:
+    left(tmp_path, 0, 2**22 + 1)
+    seal = {"rank": 0, "host": HERE, "start_ns": 1, "world_size": 1, "versions": {}, "restart": 1}
+    (tmp_path / "rank_0.json").write_text(json.dumps(seal))
+    assert leftovers.salvage(tmp_path) == ([], [])
+    assert not list(tmp_path.glob(".etloom-*")) and not (tmp_path / "observer_0.etob").exists()
+
+
 def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
     run = {**os.environ, "ETLOOM_COLLECT": f"{tmp_path}/.etloom-{HERE}-1-abc"}
     process = subprocess.Popen(["sh", "-c", "echo; exec sleep 60"], env=run, stdout=subprocess.PIPE)

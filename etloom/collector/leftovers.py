@@ -26,7 +26,8 @@ _OURS = re.compile(
 
 def keep_killed(folder: Path, here: Path) -> Facts | None:
     """Seal what a process that was killed in its window left in `folder`; its facts, or null where there is nothing to
-    keep: no record of ours, or the rank was recorded by another process since.
+    keep: no record of ours, or the rank was recorded by another process since. What a life of the job left that was
+    restarted and recorded anew is removed.
 
     here: the run's folder.
     """
@@ -39,8 +40,14 @@ def keep_killed(folder: Path, here: Path) -> Facts | None:
     unfinished = folder / "et.etob"
     if place.is_symlink():
         return None
+    seal = place / f"rank_{facts['rank']}.json"
+    if seal.exists():
+        later = seals.checked(files.read_json(seal), facts["rank"]) or {}
+        if (later.get("restart") or 0) > (facts.get("restart") or 0):
+            _clear(folder)  # of a life of the job before the one that is kept
+        return None
     # One of the two: where it was killed as it sealed, its file has its name already.
-    if unfinished.is_file() == (place / name).is_file() or (place / f"rank_{facts['rank']}.json").exists():
+    if unfinished.is_file() == (place / name).is_file():
         return None
     place.mkdir(exist_ok=True)
     if unfinished.is_file():
