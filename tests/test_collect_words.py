@@ -16,6 +16,7 @@ from etloom.cli import collect as collect_verb
 from etloom.collector import combining, files, launcher, reasons, seen
 from etloom.collector.asking import SOURCES
 from etloom.collector.options import Options
+from etloom.collector.recording import record
 from etloom.collector.words import Words, counted, runs
 from etloom.errors import CollectError
 from etloom.readers import _observer_notes
@@ -92,8 +93,25 @@ def test_a_ring_without_the_native_observer_is_refused(
     monkeypatch.setattr(launcher, "usable_observer", lambda wanted: ("stock", ["no compiler here"]))
     with pytest.raises(CollectError, match="no ring: no compiler here"):
         launcher.launch(["true"], tmp_path / "run", ring=True, what="et")
+    with pytest.raises(CollectError, match="no ring: no compiler here"):
+        record(tmp_path / "loop", ring=True, what="et")
+    assert not (tmp_path / "loop").exists()
     bounded = launcher.launch(["true"], tmp_path / "run", max_bytes=1 << 20, what="et")
     assert bounded.warnings[:2] == ("no compiler here", "--max-size does not bound its file")
+
+
+def test_the_observer_is_built_where_it_is_used(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(collect_verb, "_announce_build", built.append)
+    monkeypatch.setattr(launcher, "usable_observer", lambda wanted: (built.append(wanted), (wanted, []))[1])
+    call("collect", "--out", tmp_path / "run", "--with", "kineto", "--", "true")
+    record(tmp_path / "loop", what="kineto,stacks")
+    assert built == []
+    call("collect", "--out", tmp_path / "run", "--with", "shapes, et", "--", "true")
+    record(tmp_path / "loop", what="et", overwrite=True)
+    assert built == ["native"] * 3
 
 
 def test_many_paths_are_of_a_folder(call: Call, tmp_path: Path) -> None:
@@ -223,8 +241,15 @@ def test_a_remark_is_said_once_and_sealed(capsys: pytest.CaptureFixture[str]) ->
 def test_a_step_that_the_ring_overwrote_in_part_is_named_so() -> None:
     operators = pl.DataFrame(
         {
-            "name": ["ProfilerStep#7", "aten::add", "ProfilerStep#8", "ProfilerStep#9"],
-            "start": [90, 95, 100, 101],
+            "name": [
+                "ProfilerStep#7",
+                "aten::add",
+                "ProfilerStep#8",
+                "ProfilerStep#9",
+                "ProfilerStep#10",
+            ],
+            "start": [90, 95, 100, 101, 111],
+            "end": [100, 96, 101, 111, None],  # its process was killed in step 10
         }
     )
     counters = [0] * 24
@@ -234,7 +259,7 @@ def test_a_step_that_the_ring_overwrote_in_part_is_named_so() -> None:
     records: Any = SimpleNamespace(header=header)
     named, ring = _observer_notes.ring_of(operators, records)
     assert named["name"].cast(pl.String).to_list() == [
-        "etloom:overwritten step 7", "aten::add", "etloom:overwritten step 8", "ProfilerStep#9",
+        "etloom:overwritten step 7", "aten::add", "etloom:overwritten step 8", "ProfilerStep#9", "ProfilerStep#10",
     ]  # fmt: skip
     assert ring == {
         "overwritten_operators": 55, "overwritten_ns": 15, "whole_since_ns": 100, "whole_steps": [9],

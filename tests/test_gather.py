@@ -119,7 +119,7 @@ def test_nothing_is_gathered_into_a_link_to_itself(tmp_path: Path) -> None:
     host(tmp_path / "a", range(2), [3], "step_3")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "step_3").symlink_to(tmp_path / "a" / "step_3")
-    with pytest.raises(CollectError, match="is gathered into .*, and one lies in the other"):
+    with pytest.raises(CollectError, match=r"is gathered into .*, and one lies in the other"):
         gather([tmp_path / "a"], tmp_path / "run", overwrite=True)
     assert (tmp_path / "a" / "step_3" / "observer_0.etob").exists()
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from etloom.trace import Job, Trace
 
+_RING = ("overwritten_operators", "overwritten_ns", "whole_since_ns")
+
 
 def describe(job: Job, path: str) -> dict[str, Any]:
     """All that `etloom info` says, under stable keys; times in ns, absent is None."""
@@ -82,11 +84,22 @@ def by_rank(job: Job) -> pl.DataFrame:
 
 def _rings(job: Job) -> list[dict[str, Any]]:
     """What the rings of the collector overwrote, and since when they hold everything, a rank each."""
-    return [
-        {"rank": rank, **overwritten}
-        for rank, trace in job.items()
-        if (overwritten := trace.meta.get("header", {}).get("observer", {}).get("overwritten"))
-    ]
+    found = []
+    for rank, trace in job.items():
+        # The header of any other trace is its writer's.
+        told: Any = trace.meta if "observer" in trace.meta.get("formats", ()) else None
+        for name in ("header", "observer", "overwritten"):
+            told = told.get(name) if isinstance(told, dict) else None
+        if isinstance(told, dict) and _is_ring(told):
+            found.append({**told, "rank": rank})
+    return found
+
+
+def _is_ring(told: dict[str, Any]) -> bool:
+    """Also of a header that a Kineto trace of the rank, or a file of tables, has brought along."""
+    steps = told.get("whole_steps")
+    whole = isinstance(steps, list) and all(type(step) is int for step in steps)
+    return whole and all(type(told.get(name)) is int for name in _RING)
 
 
 def schema_of_ranks() -> dict[str, Any]:

@@ -68,7 +68,8 @@ def _of_rings(about: dict[str, Any]) -> str:
     ends = {row["rank"]: row["end_ns"] for row in about["by_rank"]}
     steps = least["whole_steps"]
     named = f" ({runs(steps)})" if steps else ""
-    held = duration(ends[least["rank"]] - least["whole_since_ns"])
+    end = ends[least["rank"]]  # null without an event
+    held = duration(0 if end is None else end - least["whole_since_ns"])
     of = f" of rank {least['rank']}, which holds least" if len(about["by_rank"]) > 1 else ""
     return (
         f"holds {count(len(steps), 'whole step')}{named} of the last {held}{of}; overwritten: "

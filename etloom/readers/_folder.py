@@ -36,8 +36,8 @@ _TRACE_NAME = re.compile(
     r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
 )
 _MOST_NAMED = 12
-_PATTERN = r"for example 'host-(\d+)'"
 """Files that a message names."""
+_PATTERN = r"for example 'host-(\d+)'"
 _SALVAGED = ".salvaged"
 _SIDE_BY_SIDE = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
 """Formats of which a rank has one of each kind; any other stands alone."""

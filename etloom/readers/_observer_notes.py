@@ -61,7 +61,8 @@ def ring_of(operators: pl.DataFrame, records: Records) -> tuple[pl.DataFrame, di
     """Operators in which no step that the ring overwrote in part passes for a whole one, and what the ring holds.
 
     whole_since_ns: since the epoch, as start and end of `operators`. overwritten_ns: from the begin of the first window
-    to there. whole_steps: their numbers, ascending. None where nothing was overwritten.
+    to there. whole_steps: their numbers, ascending, without the one in which the process was killed. None where nothing
+    was overwritten.
     """
     header = records.header
     until, lost = int(header["overwritten_ns"]), int(header["counters"][_OVERWRITTEN])
@@ -73,7 +74,8 @@ def ring_of(operators: pl.DataFrame, records: Records) -> tuple[pl.DataFrame, di
     renamed = (
         pl.when(partial).then(pl.lit("etloom:overwritten step ") + name.str.extract(_STEP)).otherwise(name)
     )
-    steps = operators.select(renamed.str.extract(_STEP).cast(pl.Int64, strict=False)).to_series().drop_nulls()
+    ended = operators.filter(pl.col("end").is_not_null())
+    steps = ended.select(renamed.str.extract(_STEP).cast(pl.Int64, strict=False)).to_series().drop_nulls()
     return operators.with_columns(name=renamed.cast(pl.Categorical)), {
         "overwritten_operators": lost,
         "overwritten_ns": until - int(header["first_ns"]),
