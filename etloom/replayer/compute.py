@@ -83,6 +83,7 @@ def replay(
     leave_out: Mapping[int, str] = MappingProxyType({}),
     resources: Path | None = None,
     allow_code: bool = False,
+    threads: int | None = None,
 ) -> Replayed:
     """Replay the operators of a linked trace, or of its step N, ``repeats`` times after ``warmup``.
 
@@ -91,12 +92,16 @@ def replay(
     operator is tried any more and no repeat begun that would take longer. progress: called with each step before it is
     tried. note: called with lines for who waits. tried: called when all were. leave_out: node -> why its operator is
     not to be tried. resources: the folder with what was saved beside the trace (`saved.folder_of`), whose
-    Python code, of kernels, is run only with allow_code: code of whoever wrote the trace. Who
-    interrupts it (KeyboardInterrupt) gets what there is. Raises EtloomError where the trace has nothing to replay or
-    the device is not there.
+    Python code, of kernels, is run only with allow_code: code of whoever wrote the trace. threads: of an
+    operator on a CPU, for the rest of the process (default: as torch has them). Who interrupts it (KeyboardInterrupt)
+    gets what there is. Raises EtloomError where the trace has nothing to replay or the device is not there.
     """
     from etloom.replayer.traced import profiled, rehearsed
 
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
     machine = _planned(trace, device, namespaces, step, resources, allow_code, 0)
     times: list[int] = []
     made = None

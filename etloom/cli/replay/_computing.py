@@ -30,10 +30,6 @@ def work(asked: dict[str, Any]) -> None:
     told, leave_out = apart.here()
     if not leave_out:  # else an earlier process has said it
         tell_loss(job, asked["path"])
-    if asked["threads"] is not None:
-        import torch
-
-        torch.set_num_threads(asked["threads"])
     done = replay(
         job[chosen],
         asked["device"],
@@ -49,6 +45,7 @@ def work(asked: dict[str, Any]) -> None:
         leave_out=leave_out,
         resources=folder_of(Path(asked["path"]), job[chosen]),
         allow_code=asked["allow_code"],
+        threads=asked["threads"],
     )
     out = None if asked["out"] is None else Path(asked["out"])
     emit(done.coverage, None if asked["format"] is None else Format(asked["format"]), None)
