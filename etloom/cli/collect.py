@@ -159,7 +159,7 @@ def collect(
     if print_command:
         typer.echo(_command_line(command, out, steps, options))
         return
-    if what is None or "et" in what:
+    if what is None or "et" in [part.strip() for part in what.split(",")]:
         _announce_build(observer)
     collected = launch(command, out, steps, overwrite=overwrite, **options)
     folders = collected.windows or (collected.out,)
