@@ -87,8 +87,8 @@ def _rings(job: Job) -> list[dict[str, Any]]:
     found = []
     for rank, trace in job.items():
         # The header of any other trace is its writer's.
-        told: Any = trace.meta if "observer" in trace.meta.get("formats", ()) else None
-        for name in ("header", "observer", "overwritten"):
+        told: Any = trace.meta.get("header") if "observer" in trace.meta.get("formats", ()) else None
+        for name in ("observer", "overwritten"):
             told = told.get(name) if isinstance(told, dict) else None
         if isinstance(told, dict) and _is_ring(told):
             found.append({**told, "rank": rank})
