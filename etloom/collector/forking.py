@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -39,3 +41,12 @@ def leave_without_destructors() -> None:
     if hasattr(libc, "on_exit") and hasattr(libc, "fcloseall"):
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)
+
+
+def at_end_of_a_worker(leave: Callable[[], None]) -> None:
+    """A process forked by multiprocessing leaves through os._exit, past atexit, but runs its finalizers."""
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, leave, exitpriority=100)

@@ -82,12 +82,7 @@ class Recorder:
         atexit.register(self.leave)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
-        # A process forked by multiprocessing leaves through os._exit, past atexit, but runs its finalizers.
-        processes = sys.modules.get("multiprocessing.process")
-        if processes is not None and processes.parent_process() is not None:
-            from multiprocessing.util import Finalize
-
-            Finalize(None, self.leave, exitpriority=100)
+        forking.at_end_of_a_worker(self.leave)
         if self.count > self._plan.first and not self._plan.waits:
             self._next(f"training began in step {self.count}", _LATER)
         else:
