@@ -19,6 +19,7 @@ from etloom.cli import main
 from etloom.collector import ends, files, leftovers
 from etloom.collector.launcher import launch
 from etloom.errors import CollectError
+from etloom.readers._run import left_behind
 
 HERE = socket.gethostname()
 
@@ -200,6 +201,9 @@ def test_what_we_did_not_write_is_not_removed(tmp_path: Path) -> None:
     (notes / "plan.txt").write_text("mine")
     with pytest.raises(CollectError, match="nothing was left here"):
         leftovers.salvage(tmp_path)
+    (notes / "old").mkdir()
+    (notes / "old" / "plan.txt").write_text("mine")
+    assert left_behind(tmp_path) is None
     folder = left(tmp_path, 0, 2**22 + 1)
     beside = folder.parent / "todo.txt"
     beside.write_text("mine")

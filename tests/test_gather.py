@@ -98,12 +98,14 @@ def test_what_cannot_be_gathered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize(
-    ("source", "out"), [("run/step_3", "run"), ("run", "run/step_3"), ("run", "run/all")]
+    ("source", "out"),
+    [("run/step_3", "run"), ("run", "run/step_3"), ("run", "run/all"), ("run/node0", "run")],
 )
 def test_nothing_is_gathered_into_a_part_of_itself(
     tmp_path: Path, source: str, out: str, linked: bool
 ) -> None:
     host(tmp_path / "run", range(2), [3], "step_3")
+    host(tmp_path / "run" / "node0", range(2), [3])
     if linked:
         (tmp_path / "link").symlink_to(tmp_path / "run")
         out = out.replace("run", "link")
