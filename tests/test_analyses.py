@@ -324,11 +324,11 @@ def test_a_trace_that_is_not_linked_is_refused(name: str) -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UnknownName, match="^by: .*; known: own, self, "):
+    with pytest.raises(UnknownName, match=r"^by: .*; known: own, self, "):
         analyze(EMPTY, "top-ops", by="sell")
     with pytest.raises(UnknownName, match="known: name, kind"):
         analyze(EMPTY, "kernel-breakdown", by="kin")
-    with pytest.raises(EtloomError, match="^top: 0 rows are no table; 1 or more"):
+    with pytest.raises(EtloomError, match=r"^top: 0 rows are no table; 1 or more"):
         analyze(EMPTY, "top-ops", top=0)
 
 

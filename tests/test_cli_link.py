@@ -83,7 +83,9 @@ def test_iterations(data: Path, tmp_path: Path, call: Call, folder: bool) -> Non
     assert status == 1 and "there is no iteration 39; the profile matches in 39: 0 to 38" in err
     status, _, err = call(*given, "--iterations", "some", "--out", out)
     assert (status, err) == (
-        2, "etloom: --iterations: no iterations are called 'some'; give best, all or a number; see etloom link --help\n",
+        2,
+        "etloom: --iterations: no iterations are called 'some'; give best, all or a number; "
+        "see etloom link --help\n",
     )  # fmt: skip
 
 

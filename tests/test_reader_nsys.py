@@ -298,7 +298,7 @@ def test_views_and_virtual_tables_are_not_queried(tmp_path: Path) -> None:
             db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, 1, 2)", (5 << 24,))
         except sqlite3.OperationalError:
             pytest.skip("this SQLite has no rtree to make a virtual table of")
-    with pytest.raises(ReadError, match="holds no CUDA activity and no NVTX range .*not read.; record"):
+    with pytest.raises(ReadError, match=r"holds no CUDA activity and no NVTX range .*not read.; record"):
         nsys.read(path)
 
 
