@@ -86,7 +86,7 @@ def test_iterations(data: Path, tmp_path: Path, call: Call, folder: bool) -> Non
         2,
         "etloom: --iterations: no iterations are called 'some'; give best, all or a number; "
         "see etloom link --help\n",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["export", str(run), "--out", str(tmp_path / "a.et"), "-O", "delays=maybe"]) == 2
     assert main(["export", str(run), "--rank", "0", "--out", str(tmp_path / "a.et"), "-O", "delays=no"]) == 0
     assert "delay" not in [node.name for node in load(tmp_path / "a.et").nodes]
-    assert main(["export", str(run), "--out", out, "-O", "colour=red"]) == 1
+    assert main(["export", str(run), "--out", out, "-O", "colour=red"]) == 2
     assert "no option 'colour'" in capsys.readouterr().err
 
 

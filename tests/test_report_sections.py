@@ -51,7 +51,7 @@ def test_the_costliest_findings_are_open_and_the_rest_a_click_away(number: int, 
             f"<summary>{min(number, 12) - FIRST} more, of {number - FIRST:.3f} µs and less</summary>"
             in folded
         )
-    assert ("3 smaller findings in `etloom analyze findings`" in page) == (number == 15)
+    assert ("3 smaller findings in <code>etloom analyze findings</code>" in page) == (number == 15)
     assert "<it>" not in page
 
 
