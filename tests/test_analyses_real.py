@@ -255,3 +255,10 @@ def test_the_command_line_answers(name: str, data: Path) -> None:
             assert asked.exit_code == 1
             assert asked.stderr.startswith("etloom: ")
             assert asked.stderr.count("\n") == 1
+
+
+def test_the_kernels_of_a_graph_are_held_against_the_call_together(data: Path) -> None:
+    """421 kernels of some us each, and one call of 507 us that launched them all: the device waits for none."""
+    trace = etloom.read(data / "tracelens" / "mi300_vllm_graph_execution.json.gz")
+    rows = etloom.analyze(trace, "launch-stats").select("call", "launches", "works", "short_works").rows()
+    assert ("hipGraphLaunch", 1, 421, 0) in rows and ("hipLaunchKernel", 3, 3, 3) in rows

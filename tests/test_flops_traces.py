@@ -16,7 +16,7 @@ from small import slice_
 from typer.testing import CliRunner
 
 import etloom
-from etloom.analyses import _flops_counted, _peaks
+from etloom.analyses import _flops_counted, _peaks, mfu
 from etloom.analyses._flops_registry import kernel_family
 from etloom.cli import app
 from etloom.errors import AnalysisError, UnknownName
@@ -286,6 +286,13 @@ def test_utilisation_by_hand(tmp_path: Path) -> None:
     assert whole["dur_ns"] == 1_800_000
     assert whole["mfu_pct"] == pytest.approx(100 * (flops / 989.4e12 + flops / 66.9e12) / 1.8e-3)
     assert whole["covered_pct"] == 100
+    # As many flops of each: the time at full speed is the sum of both, so the peak lies between.
+    assert whole["precision"] == "bf16, fp32"
+    assert whole["peak_tflops_per_s"] == pytest.approx(2 / (1 / 989.4 + 1 / 66.9))
+    assert list(mfu.remarks(table)) == [
+        "the peak of bf16, fp32 is theirs weighted by flops: each call is held against the peak of its own"
+    ]
+    assert list(mfu.remarks(table.head(2))) == []
     only = etloom.analyze(made.open(tmp_path), "mfu", step=2)
     assert only["step"].to_list() == [2]
 
@@ -555,7 +562,9 @@ def test_a_resnet_costs_what_its_architecture_says(data: Path) -> None:
     # Backward costs twice what forward does, but the gradient of the pictures is not asked for.
     expected = 2 * 32 * (3 * (sum(layers) + linear) - layers[0])
     assert table["model_flops"].to_list()[:2] == [expected, expected]
-    assert table["precision"].unique().to_list() == ["tf32"]
+    assert table["precision"].unique().to_list() == [
+        "tf32, fp32"
+    ]  # of a few convolutions no kernel says tf32
     assert math.isclose(table["covered_pct"][0], 100)
 
 

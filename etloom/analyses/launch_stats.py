@@ -2,9 +2,10 @@
 
 A row is a call such as cudaLaunchKernel, the most frequent first. launches counts the calls and works the kernels,
 copies and sets they launched (more than one where a call launches a graph). launch_delay: from the end of the call
-to the start of the first work of it, 0 where that began sooner. short_works: work that took less time than the
-call that launched it, so that the device waits for the host. slow_calls: calls that took longer than call_cutoff.
-late_works: launches whose work began later than delay_cutoff after the call.
+to the start of the first work of it, 0 where that began sooner. short_works: the works of calls whose works together
+took less time than the call, so that the device waits for the host; the kernels of a graph stand against the one call
+that launched them all. slow_calls: calls that took longer than call_cutoff. late_works: launches whose work began later
+than delay_cutoff after the call.
 
 call_cutoff: ns above which a call is slow.
 
@@ -13,7 +14,7 @@ delay_cutoff: ns above which work is late.
 step: only what was launched in this step.
 
 Units: ns (mean rounded to whole ones). Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which draws
-its cutoffs (50 and 100 us) only.
+its cutoffs (50 and 100 us) only, and knows no calls of several works.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def analyze(
         (call > call_cutoff).sum().alias("slow_calls"),
         (delay > delay_cutoff).sum().alias("late_works"),
     )
-    short = works.group_by("call").agg(
-        pl.len().alias("works"), (pl.col("device_ns") < call).sum().alias("short_works")
+    is_short = pl.col("device_ns").sum().over("launch") < call
+    short = (
+        works.with_columns(is_short.alias("short"))
+        .group_by("call")
+        .agg(pl.len().alias("works"), pl.col("short").sum().alias("short_works"))
     )
     return answer(table.join(short, on="call"), COLUMNS).sort("launches", "call", descending=[True, False])

@@ -3,10 +3,11 @@
 A row is a step, then (step null) the whole: from the first device work to the last. mfu_pct: 100 model_flops / (dur
 peak); hfu_pct: the same of all flops done. model_flops leaves out what was computed a second time: forward operators
 that activation checkpointing ran again inside backward, and the scores that fused attention works out again. Matrix
-products, attention and convolutions count, nothing else. peak: of the precisions that were used, weighted so that a
-step of nothing but full speed is 100 percent; precision: the one most flops were in. A step's flops are those that were
-launched in it, its dur is the annotation's. covered_pct: of the device time of matrix work (told by the kernels' names
-where the operator is unknown), the part whose flops are known; below 100 both utilisations are too low.
+products, attention and convolutions count, nothing else. precision: all that were used, of which most flops were in
+the first ("fp32, tf32"); peak: theirs, weighted by flops so that a step of nothing but full speed is 100 percent. A
+step's flops are those that were launched in it, its dur is the annotation's. covered_pct: of the device time of matrix
+work (told by the kernels' names where the operator is unknown), the part whose flops are known; below 100 both
+utilisations are too low.
 
 step: only this step. device_peaks: a file of devices, as docs/flops.md shows. peak_tflops: use this peak, of any
 precision.
@@ -77,13 +78,17 @@ def _of(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:
         float(known.select((pl.col(name) / pl.col("peak") / 1e3).sum()).item()) / devices
         for name in ("flops", "model_flops")
     )
-    most = known.group_by("precision").agg(pl.col("flops").sum()).sort("flops", "precision")["precision"][-1]
+    used = known.group_by("precision").agg(pl.col("flops").sum()).filter(pl.col("flops") > 0)
+    spoken = ", ".join(used.sort("flops", "precision", descending=[True, False])["precision"])
     peak = flops / needed / 1e3
-    return (most, peak, model, flops, flops / dur / 1e3, 100 * wanted / dur, 100 * needed / dur, covered)
+    return (spoken, peak, model, flops, flops / dur / 1e3, 100 * wanted / dur, 100 * needed / dur, covered)
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
     """What the utilisations leave out, for who reads them in a terminal."""
+    mixed = [named for named in table["precision"] if named and ", " in named]
+    if mixed:
+        yield f"the peak of {mixed[0]} is theirs weighted by flops: each call is held against the peak of its own"
     least = table["covered_pct"].min()
     if isinstance(least, float) and least < 100:
         yield (
