@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from etloom.replayer.plan import Call, Plan
@@ -67,6 +69,26 @@ def test_an_uneven_all_to_all_by_its_bytes() -> None:
     ]
     (row,) = sums(calls(*measured([[one] for one in own], made=0, done=10))).iter_rows(named=True)
     assert (row["bytes"], row["algo_gb_per_s"], row["bus_gb_per_s"]) == (60, 6.0, 4.8)
+
+
+def test_sizes_are_those_of_the_recording(data: Path) -> None:
+    """Of an uneven all-to-all, where ranks put in 40 B each and get 16 to 64 B, as of all others."""
+    import etloom
+    from etloom.replayer.choice import chosen
+    from etloom.replayer.results import calls, sums
+
+    recording = etloom.open(data / "cpu/coll_4")
+    plan, times = measured(list(chosen(recording, 4).calls))
+    replayed = sums(calls(plan, times), "all")
+    key = ("collective", "group_size", "bytes")
+    members = pl.when(pl.col("collective") == "message").then(2).otherwise("group_size")
+    # Barriers, of which gloo does not time all, have no size.
+    got = replayed.select(*key, pl.col("count") // members).drop_nulls().sort(*key).rows()
+    recorded = (
+        etloom.analyze(recording, "collective-summary").select(*key, "count").drop_nulls().sort(*key).rows()
+    )
+    assert {row[2:] for row in got if row[0] == "all_to_all"} == {(40, 1), (64, 3)}
+    assert got == recorded
 
 
 def test_a_barrier_and_what_took_no_time_have_no_bandwidth() -> None:

@@ -113,9 +113,10 @@ def sums(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
     call: a row a communication, in the order in which they were made, with its number on the lowest rank in front.
 
     count and total are over all ranks and repeats, so a call of 4 ranks counts 20 times in 5 repeats. Latency is of
-    completion on every rank. skew: between the first and the last rank to make a call. Bandwidths: bytes
-    over the median time from the last call to the last completion; factors of nccl-tests, of an uneven all-to-all the
-    most that a rank sends to others or gets from them; GB = 1e9 B.
+    completion on every rank. skew: between the first and the last rank to make a call. bytes: as in the analysis
+    `collectives`, the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank puts in, of
+    the ranks of a call the most. Bandwidths: bytes over the median time from the last call to the last completion;
+    factors of nccl-tests, of an uneven all-to-all the most that a rank sends to others or gets from them; GB = 1e9 B.
     """
     size = pl.col("group").str.json_decode(pl.List(pl.Int64)).list.len().cast(pl.Int64)
     shown = pl.lit(None, pl.String) if per == "all" else pl.col("group")
@@ -173,10 +174,9 @@ def job(plan: Plan, table: pl.DataFrame, backend: str, *, repeat: int = -1) -> J
 
 
 def _size(call: Call) -> int | None:
+    """The bytes of a call as the analyses of a recording count them, as this rank sees them."""
     item = itemsize(call.dtype) or 0
     ins, outs = sum(call.inputs) * item, sum(call.outputs) * item
-    if call.collective == "all_to_all":
-        return max(ins, outs)
     return message("message" if call.peer is not None else call.collective, ins or outs, outs or ins)
 
 

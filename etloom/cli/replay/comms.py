@@ -150,7 +150,9 @@ def comms(
     Every process runs this command; torchrun, mpirun or srun says which rank it is. Rank 0 makes the plan, prints the
     result and writes the files. Sizes, types, groups, roots, peers, reduce operations and what is in flight together
     are those of the recording; what cannot be replayed is listed with its reason. Latencies are from a call to its
-    completion, on each rank; count and total are over all repeats and ranks.
+    completion, on each rank; count and total are over all repeats and ranks. Bytes are those of etloom analyze
+    collectives: the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank puts in, the
+    most of any rank. --dry-run says what each rank puts in.
 
     Examples:
 
