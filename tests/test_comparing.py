@@ -12,6 +12,7 @@ import small
 
 import etloom
 from etloom.cli import main
+from etloom.comparing.measures import measures_table
 from etloom.comparing.shift import _counts, shift
 
 BASE = 100.0
@@ -183,3 +184,12 @@ def test_own_times_sum_to_the_whole(data: Path) -> None:
     assert kernels["share_pct"].null_count() == len(kernels)
     copies = found.table("category").row(by_predicate=pl.col("category") == "exposed_memory", named=True)
     assert copies["change_pct"] is None and copies["change_ns"] == 202289
+
+
+def test_a_change_and_its_percentage_are_of_one_estimate(tmp_path: Path) -> None:
+    """Of steps of two kinds the median falls from one kind to the other, where most pairs of a kind are 10 % longer."""
+    before = etloom.open(stepped(tmp_path / "before", [100.0, 100, 100, 200, 200, 200, 200]))
+    after = etloom.open(stepped(tmp_path / "after", [110.0, 110, 110, 110, 220, 220, 230]))
+    (row,) = measures_table([before], [after]).filter(pl.col("measure") == "step time").to_dicts()
+    assert (row["before"], row["after"]) == (200_000, 110_000)
+    assert (row["change_pct"], row["change"]) == (pytest.approx(10), pytest.approx(20_000))

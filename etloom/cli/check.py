@@ -56,9 +56,10 @@ def check(
 
     step-time is judged by what a step takes when nothing disturbs it, which a busy machine changes little; what is
     slow only now and then, wall-step-time sees, on a machine of its own. before and after of step time itself are
-    medians over the steps, of each the mean over its ranks; `etloom report` says that median beside its mean. Record
-    50 steps or more, three runs of each side: one run against one does not show what differs from run to run, and on
-    hosts tells large changes only.
+    medians over the steps, of each the mean over its ranks; `etloom report` says that median beside its mean. change is
+    the estimate over all pairs of a step before and one after, on which the verdict rests, in percent and as that part
+    of before: where steps are uneven it is not the difference of the medians. Record 50 steps or more, three runs of
+    each side: one run against one does not show what differs from run to run, and on hosts tells large changes only.
 
     Examples:
 

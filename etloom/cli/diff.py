@@ -49,10 +49,10 @@ def diff(
 ) -> None:
     """Say whether a run is slower than another beyond noise, and what the difference is made of.
 
-    Figures are per step and mean over ranks; of --by step they are medians over the steps, which `etloom report` says
-    beside its mean. Times of operators are their own, without what they call. share is the
-    part of the change of the table's sum, so it sums to 100 %; it is left out where no change can be told from noise or
-    changes cancel. The interval is Hodges and Lehmann's, over steps.
+    Figures are per step and mean over ranks; of --by step before and after are medians over the steps, which `etloom
+    report` says beside its mean, and change is the estimate over all pairs of steps. Times of operators are their own,
+    without what they call. share is the part of the change of the table's sum, so it sums to 100 %; it is left out
+    where no change can be told from noise or changes cancel. The interval is Hodges and Lehmann's, over steps.
 
     Examples:
 

@@ -55,7 +55,8 @@ def gate(
     max_regression: float,
     metrics: Sequence[str] = (STEP_TIME,),
 ) -> pl.DataFrame:
-    """COLUMNS, a row a measure. verdict: passed, failed, undecided, or noted (not judged).
+    """COLUMNS, a row a measure. verdict: passed, failed, undecided, or noted (not judged). change is change_pct of
+    before, of which the verdict is (see `etloom.comparing.measures.change_of`).
 
     max_regression: percent. more_steps, more_runs: of each side, what an undecided measure would take; null where that
     is no way. Raises UnknownName for a metric that is not there, and AnalysisError for one that a side lacks.

@@ -100,8 +100,9 @@ def change_of(before: Sequence[Job], after: Sequence[Job], name: str) -> dict[st
     """COLUMNS, and whether it is ``negligible`` on both sides, of one measure; a run's steps follow on those of the run
     before it.
 
-    before and after are medians over the steps, the change is `shift`'s; percentages are null where there was next to
-    nothing before.
+    before and after are medians over the steps. change_pct and its interval are `shift`'s, on which a verdict rests,
+    and change is that part of before: the difference of the medians may be another. Where there was next to nothing
+    before, percentages are null and change is that difference.
     """
     first, second = ([value for job in jobs for value in values(job, name)] for jobs in (before, after))
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -122,6 +123,7 @@ def change_of(before: Sequence[Job], after: Sequence[Job], name: str) -> dict[st
     found = shift(first, second)
     if found is not None and row["before"] > little:
         row["change_pct"] = found.percent
+        row["change"] = row["before"] * found.percent / 100
         if found.is_known:
             row["low_pct"], row["high_pct"] = found.low, found.high
             row["confidence_pct"] = 100 * found.confidence
