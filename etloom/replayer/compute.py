@@ -33,12 +33,12 @@ COVERAGE = {
     "result": pl.String,
     "reason": pl.String,
     "count": pl.Int64,
-    "share_of_count": pl.Float64,
+    "share_of_count_pct": pl.Float64,
     "recorded_ns": pl.Int64,
-    "share_of_time": pl.Float64,
+    "share_of_time_pct": pl.Float64,
 }
 """Columns of `Replayed.coverage`. result: replayed, substituted, skipped or communication. Shares are of all operators
-but communication; times are of the host, inclusive, null where the recording has none."""
+but communication, in %; times are of the host, inclusive, null where the recording has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def replay(
                 if turn < warmup + repeats:
                     machine.run()
                 else:
-                    made = profiled(machine, trace.rank)
+                    made = profiled(machine, trace)
                 expected = time.perf_counter_ns() - start
                 times += [expected] * (warmup <= turn < warmup + repeats)
                 if expected > 1e9 * SLOW_S:
@@ -132,7 +132,7 @@ def replay(
         except EtloomError as error:
             stopped, failed = str(error), True
     if made is None and device != "meta":
-        made = rehearsed(machine, trace.rank)
+        made = rehearsed(machine, trace)
     if made is not None and stopped:
         lost = sum((one.reason or "").startswith(NOT_TRIED) for one in machine.outcomes)
         made = (
@@ -284,9 +284,11 @@ def coverage(machine: Machine) -> pl.DataFrame:
         found.group_by("name", "result", "reason")
         .agg(pl.len().cast(pl.Int64).alias("count"), pl.when(known).then(pl.col("recorded_ns").sum()))
         .with_columns(
-            share_of_count=pl.when(computes).then(pl.col("count") / pl.col("count").filter(computes).sum()),
-            share_of_time=pl.when(computes).then(
-                pl.col("recorded_ns") / pl.col("recorded_ns").filter(computes).sum()
+            share_of_count_pct=pl.when(computes).then(
+                100 * pl.col("count") / pl.col("count").filter(computes).sum()
+            ),
+            share_of_time_pct=pl.when(computes).then(
+                100 * pl.col("recorded_ns") / pl.col("recorded_ns").filter(computes).sum()
             ),
         )
         .select(*COVERAGE)

@@ -18,18 +18,24 @@ _COMPILED = "## Call CompiledFxGraph"
 _COMMUNICATION = ("record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
 
 
+def marks(nodes: pl.DataFrame) -> pl.DataFrame:
+    """id, step: of the nodes that mark one."""
+    name = pl.col("name").cast(pl.String)
+    return nodes.filter(name.str.contains(r"^ProfilerStep#\d+$")).select(
+        "id", step=name.str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
+    )
+
+
 def range_of(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:
     """The ids of the nodes of a step: operators of all threads, since ids are given in order of time."""
     if step is None:
         return 0, 1 << 62
-    marks = nodes.filter(pl.col("name").str.contains(r"^ProfilerStep#\d+$")).select(
-        "id", step=pl.col("name").str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
-    )
-    start = marks.filter(pl.col("step") == step)["id"]
+    found = marks(nodes)
+    start = found.filter(pl.col("step") == step)["id"]
     if not start.len():
-        known = ", ".join(map(str, marks["step"].to_list())) or "none"
+        known = ", ".join(map(str, found["step"].to_list())) or "none"
         raise EtloomError(f"the execution trace has no step {step}", remedy=f"it has {known}")
-    after = marks.filter(pl.col("id") > start[0])["id"]
+    after = found.filter(pl.col("id") > start[0])["id"]
     return start[0], after[0] if after.len() else 1 << 62
 
 
