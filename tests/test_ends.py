@@ -16,6 +16,7 @@ import yaml
 
 import etloom
 from etloom.cli import main
+from etloom.cli._collected import note_steps
 from etloom.collector import ends, files, leftovers
 from etloom.collector.launcher import launch
 from etloom.errors import CollectError
@@ -49,15 +50,15 @@ def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[st
     ("ranks", "words"),
     [
         ([ended(0, "in order"), {"rank": 1, "ended": None}, {"rank": 2}], None),
-        ([ended(1, "killed", True)], "rank 1 was killed in its window, or left by os._exit"),
+        ([ended(1, "killed", True)], "rank 1 was ended from outside in its window, or left by os._exit"),
         (
             [ended(r, "killed", True) for r in (3, 0, 1)],
-            "ranks 0-1, 3 were killed in their window, or left by os._exit",
+            "ranks 0-1, 3 were ended from outside in their window, or left by os._exit",
         ),
         (
             [ended(1, "killed", True, end_ns=5), ended(0, "killed")],
-            "rank 1 was killed as its window was written, or left by os._exit; "
-            "rank 0 was killed after its window, or left by os._exit",
+            "rank 1 was ended from outside as its window was written, or left by os._exit; "
+            "rank 0 was ended from outside after its window, or left by os._exit",
         ),
         ([ended(0, "raised", error="ValueError"), ended(1, "in order")], "rank 0 ended by ValueError"),
         ([ended(0, "raised", error="{x}"), ended(1, "raised", error="{x}")], "ranks 0-1 ended by {x}"),
@@ -65,6 +66,36 @@ def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[st
 )
 def test_who_ended_how_in_words(ranks: list[dict[str, Any]], words: str | None) -> None:
     assert ends.told(ranks) == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([{}, {}], "the Kineto trace of ranks 0-1 is lost: it is written when a window closes; "
+         "steps 3-5 of 3-9 are recorded by each of them"),
+        ([{}, {"files": ["kineto_trace_1.json.gz"], "steps": [3, 4]}],
+         "the Kineto trace of rank 0 is lost: it is written when a window closes; steps 3-4 of 3-9 are"),
+        ([{"steps": []}], "closes; no whole step of 3-9 is recorded"),
+        ([{"steps": None}], "closes; of steps 3-9 not all are recorded"),
+        ([{"sources": ["kineto", "flight_recorder"], "steps_asked": "3:"}],
+         "closes; the Flight Recorder dump of rank 0 is lost: it is written when a window closes; steps 3-5 of 3 on"),
+        ([{"sources": ["et"]}], "steps 3-5 of 3-9 are recorded"),
+        ([{"sources": ["et"], "steps_asked": "3:6"}], None),
+        ([{"sources": ["et"], "steps_asked": "3:"}], None),
+        ([{"steps_asked": "odd"}], "it is written when a window closes"),
+        ([{"ended": {"how": "killed", "in_window": False, "error": None}}], None),
+        ([{"ended": None}, {"ended": {"how": "raised", "in_window": True, "error": "E"}}], None),
+    ],
+)  # fmt: skip
+def test_what_a_kill_cost_in_words(changes: list[dict[str, Any]], words: str | None) -> None:
+    facts = {
+        "sources": ["kineto", "et"],
+        "files": ["observer_0.etob"],
+        "steps": [3, 4, 5],
+        "steps_asked": "3:10",
+    }
+    said = ends.lost([ended(rank, "killed", True) | facts | change for rank, change in enumerate(changes)])
+    assert said is None if words is None else said is not None and words in said
 
 
 def test_a_killed_run_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,15 +106,16 @@ def test_a_killed_run_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"if it was killed, etloom salvage {run} keeps what it left" in capsys.readouterr().err
     assert main(["salvage", str(run)]) == 0
     assert capsys.readouterr().err == (
-        f"etloom: {run}: rank 0 was killed in its window, or left by os._exit; rank 1 was killed as its window was "
-        f"written, or left by os._exit; what was recorded up to then is kept; next: etloom info {run}\n"
+        f"etloom: {run}: rank 0 was ended from outside in its window, or left by os._exit; rank 1 "
+        "was ended from outside as its window was "
+        f"written, or left by os._exit; what our observer saw up to then is kept; next: etloom info {run}\n"
     )
     assert (run / "observer_1.etob").read_text() == "of rank 1"
     assert not list(run.glob(".etloom-*"))
     facts = json.loads((run / "run.json").read_text())
     assert (facts["command"], facts["returncode"], facts["world_size"]) == (["train"], None, 3)
     assert (facts["job"]["token"], facts["hosts"]) == ("t", [HERE])
-    assert facts["ended"].startswith("rank 0 was killed in its window")
+    assert facts["ended"].startswith("rank 0 was ended from outside in its window")
     assert [(rank["steps"], rank["end"]) for rank in facts["ranks"]] == [
         (None, None),
         ([5, 6], "2001-09-09T01:46:40+00:00"),
@@ -127,7 +159,7 @@ def test_a_rank_that_was_killed_as_it_sealed(tmp_path: Path) -> None:
     (tmp_path / "kineto_trace_1.json.gz").touch()
     kept, warnings = leftovers.salvage(tmp_path)
     assert (ends.told(kept), warnings) == (
-        "rank 1 was killed as its window was written, or left by os._exit",
+        "rank 1 was ended from outside as its window was written, or left by os._exit",
         [],
     )
     (seal,) = files.sealed_ranks(tmp_path)
@@ -278,8 +310,12 @@ def test_each_launch_notes_the_ends_of_its_own_ranks(tmp_path: Path) -> None:
     ("run", "stats"),
     [
         (
-            {"ended": "rank 1 was killed", "returncode": 1},
-            {"job.ended_early": "rank 1 was killed", "job.failed": "status 1"},
+            {"ended": "rank 1 was killed", "lost": "the Kineto trace of rank 1", "returncode": 1},
+            {
+                "job.ended_early": "rank 1 was killed",
+                "job.failed": "status 1",
+                "job.cut_short": "the Kineto trace",
+            },
         ),
         ({"ended": None, "returncode": 0}, {}),
         (
@@ -288,7 +324,7 @@ def test_each_launch_notes_the_ends_of_its_own_ranks(tmp_path: Path) -> None:
         ),
         ({"returncode": None, "ranks": [{"job": {"supervised": False}}]}, {}),
         ({"returncode": None, "ranks": [None, {"job": 5}]}, {}),
-        ({"returncode": None, "ranks": 5, "ended": 7}, {}),
+        ({"returncode": None, "ranks": 5, "ended": 7, "lost": 7}, {}),
     ],
 )
 def test_a_reader_of_a_run_is_told(tmp_path: Path, run: dict[str, Any], stats: dict[str, str]) -> None:
@@ -334,7 +370,7 @@ def native() -> None:
 @pytest.mark.parametrize(
     ("how", "step", "words"),
     [
-        ("kill", 4, "rank 1 was killed in its window"),
+        ("kill", 4, "rank 1 was ended from outside in its window"),
         ("raise", 9, "rank 1 ended by ValueError"),
     ],
 )
@@ -349,11 +385,15 @@ def test_one_rank_of_two(tmp_path: Path, native: None, how: str, step: int, word
     # What torchrun makes of rank 0 then is a matter of moments.
     assert run["returncode"] == 1
     assert any(part.startswith(words) for part in run["ended"].split("; ")) or (
-        run["ended"].startswith("ranks 0-1 were killed") and how == "kill"
+        run["ended"].startswith("ranks 0-1 were ended from outside") and how == "kill"
     )
     one = run["ranks"][1]
     assert one["ended"]["in_window"] == (step == 4)
     assert one["steps"] == (None if step == 4 else [2, 3, 4, 5])
+    note_steps(out)
+    cut = ends.lost(files.sealed_ranks(out)) or ""
+    assert ("steps 2-3 of 2-5 are recorded" in cut) == (step == 4)
+    assert (json.loads((out / "run.json").read_text())["lost"] or "") == cut
     assert len({rank["job"]["token"] for rank in run["ranks"]}) == 1 and one["job"]["token"]
     job = etloom.open(out)
     assert job[1].events.height > 0

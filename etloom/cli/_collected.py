@@ -34,17 +34,17 @@ def closing_line(collected: Collected, where: Path) -> str:
 
 def held(folder: Path) -> str:
     """The steps and operators of a window, as its ranks sealed it; empty where they do not say."""
-    from etloom.collector import files
+    from etloom.collector import ends, files
     from etloom.collector.words import counted, runs
 
     ranks = files.sealed_ranks(folder)
     steps = sorted({step for facts in ranks for step in facts.get("steps") or ()})
     operators = [facts.get("operators") for facts in ranks]
     told = []
-    if ranks and all(
-        facts.get("steps") is not None for facts in ranks
-    ):  # of a killed one nobody counted them
-        told.append(f"step{'s' * (len(steps) > 1)} {runs(steps)}" if steps else "no whole step")
+    if ranks and all(facts.get("steps") is not None for facts in ranks):
+        asked = ends.of_asked(ranks) if ends.lost(ranks) else None
+        of = f" of {asked}" if asked else ""
+        told.append((f"step{'s' * (len(steps) > 1)} {runs(steps)}" if steps else "no whole step") + of)
     if told and None not in operators:
         told.append(counted(sum(operators), "operator"))  # type: ignore[arg-type]
     return "".join(f", {part}" for part in told)
@@ -71,6 +71,28 @@ def convert_observed(path: Path, target: Path) -> None:
     from etloom import convert
 
     convert(path, target, "execution-trace")
+
+
+def note_steps(folder: Path) -> None:
+    """The steps that a process had whole as it was killed: nobody else counted them."""
+    import polars as pl
+
+    import etloom
+    from etloom.collector import files
+
+    found: dict[int, list[int]] = {}
+    for facts in files.sealed_ranks(folder):
+        recorded = folder / f"observer_{facts['rank']}.etob"
+        if facts.get("steps") is not None or not recorded.is_file():
+            continue
+        try:
+            trace = cast("etloom.Trace", etloom.read(recorded))
+        except EtloomError:  # who reads it next is told; its steps stay unknown
+            continue
+        events = trace.events.filter(pl.col("dur").is_not_null())
+        step = pl.col("name").cast(pl.String).str.extract(r"^ProfilerStep#(\d{1,18})$").cast(pl.Int64)
+        found[facts["rank"]] = events.select(step).to_series().drop_nulls().unique().sort().to_list()
+    files.note_steps(folder, found)
 
 
 def note_sequence(folder: Path) -> None:

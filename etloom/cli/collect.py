@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from etloom.cli._collected import afterwards, closing_line, convert_observed, note_sequence
+from etloom.cli._collected import afterwards, closing_line, convert_observed, note_sequence, note_steps
 from etloom.cli._guard import guarded, say
 from etloom.errors import CollectError
 
@@ -169,6 +169,8 @@ def collect(
         with afterwards(f"{target} is not written"):
             convert_observed(recorded, target)
     for folder in folders:
+        with afterwards(f"{folder}: nobody knows which steps are whole"):
+            note_steps(folder)
         with afterwards(f"{folder}: the card lacks the length of a sequence"):
             note_sequence(folder)
     for warning in collected.warnings:

@@ -62,7 +62,8 @@ def salvage(
 
 
 def _salvage_run(folder: Path, out: Path | None) -> None:
-    from etloom.collector import ends, leftovers
+    from etloom.cli._collected import afterwards, note_steps
+    from etloom.collector import ends, files, leftovers
 
     if out is not None:
         raise typer.BadParameter("a run is finished in its own folder", param_hint="--out")
@@ -70,6 +71,9 @@ def _salvage_run(folder: Path, out: Path | None) -> None:
     for warning in warnings:
         say(warning)
     if kept:
-        say(f"{folder}: {ends.told(kept)}; what was recorded up to then is kept; next: etloom info {folder}")
+        for place in (folder, *files.windows_in(folder)):
+            with afterwards(f"{place}: nobody knows which steps are whole"):
+                note_steps(place)
+        say(f"{folder}: {ends.told(kept)}; {ends.what_is_left(kept)}; next: etloom info {folder}")
     else:
         say(f"{folder}: nothing more to keep")

@@ -32,7 +32,7 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
             shutil.rmtree(path, ignore_errors=True)
     kept = [facts for path in left if (facts := leftovers.keep_killed(path, out)) is not None]
     if said := ends.told(kept):
-        warnings.append(f"{out}: {said}; what was recorded up to then is kept")
+        warnings.append(f"{out}: {said}; {ends.what_is_left(kept)}")
     left = [path for path in left if path.exists()]
     warnings += [f"{path}: left by process {path.name}, which died in its window" for path in left]
     windows = [folder for folder in [out, *files.windows_in(out)] if files.sealed_ranks(folder)]

@@ -71,6 +71,7 @@ def rank_facts(options: Options, rank: int, world_size: int, token: str | None =
         "device": f"cuda:{torch.cuda.current_device()}" if cuda else "cpu",
         "device_name": torch.cuda.get_device_name() if cuda else None,
         "steps_asked": options.steps,
+        "sources": [name for name in ("kineto", "et", "flight_recorder", "nsys") if getattr(options, name)],
         "shapes": options.shapes,
         "stack": options.stack,
         "memory": options.memory,

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import seals
 from .card import own_cards, write_card
-from .ends import told
+from .ends import lost, told
 from .identity import common
 from .options import Options, new_scratch
 from .whole import put
@@ -148,7 +148,18 @@ def _remove_empty(place: Path) -> None:
 
 def note_sequence(out: Path, length: int) -> None:
     """Add what the trace says of a sequence's length to the facts of the ranks and to the card."""
-    ranks = sealed_ranks(out)
+    known = sealed_ranks(out)
+    _note(out, [facts | {"model": {**(facts.get("model") or {}), "sequence": length}} for facts in known])
+
+
+def note_steps(out: Path, steps: dict[int, list[int]]) -> None:
+    """Add to the facts of ranks whose processes were killed which steps their files hold whole, by rank."""
+    ranks = [facts for facts in sealed_ranks(out) if facts["rank"] in steps]
+    _note(out, [facts | {"steps": steps[facts["rank"]]} for facts in ranks])
+
+
+def _note(out: Path, ranks: list[dict[str, Any]]) -> None:
+    """Write the facts of these ranks anew, and with them run.json and the card."""
     if not ranks:  # of a killed job
         return
     run = read_run(out)
@@ -156,7 +167,6 @@ def note_sequence(out: Path, length: int) -> None:
     scratch.mkdir()
     try:
         for facts in ranks:
-            facts["model"] = {**(facts.get("model") or {}), "sequence": length}
             write_json(out / f"rank_{facts['rank']}.json", facts, scratch)
         write_run(out, {name: run.get(name) for name in ("command", "host", "returncode")}, scratch)
     finally:
@@ -189,6 +199,7 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
             "hosts": sorted({rank["host"] for rank in ranks}),
             "world_size": max((rank["world_size"] for rank in ranks), default=None),
             "ended": told(ranks),
+            "lost": lost(ranks),
             "versions": ranks[0].get("versions") if ranks else None,
             "ranks": ranks,
         }

@@ -70,6 +70,8 @@ _SEAL: dict[str, Check] = {
     "versions": _dict,
     "operators": _count,
     "steps": _each(_count),
+    "steps_asked": _text,
+    "sources": _each(_text),
     "files": _each(_text),
     "warnings": _each(_text),
     "ring": _is_ring,

@@ -33,6 +33,9 @@ def read_run(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
     ended = run.get("ended")
     if isinstance(ended, str) and ended:
         stats.append(("job.ended_early", "info", 1, ended[:500]))
+    lost = run.get("lost")
+    if isinstance(lost, str) and lost:
+        stats.append(("job.cut_short", "data_loss", 1, lost[:500]))
     if run.get("returncode") is None and _was_launched(run):
         unseen = "etloom collect did not see the job end: it was killed, or the job still runs"
         stats.append(("job.end_not_seen", "info", 1, unseen))
