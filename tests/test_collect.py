@@ -382,7 +382,8 @@ def test_a_process_that_is_gone_before_its_window_leaves_nothing(tmp_path: Path,
     done = tiny(out, "os_exit", "4:6")
     assert done.returncode == 9 and visible(out) == []
     assert done.said == [
-        f"etloom: {out}: nothing recorded: its process was killed, or left by os._exit, before step 4 began"
+        f"etloom: {out}: nothing recorded: the command ended with status 9; its process was ended from "
+        "outside, or left by os._exit, before step 4 began"
     ]
 
 

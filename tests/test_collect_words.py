@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 
 from etloom.cli import _collected
 from etloom.cli import collect as collect_verb
-from etloom.collector import combining, files, launcher, reasons, seen
+from etloom.collector import asking, combining, demand, files, launcher, reasons, seen
 from etloom.collector.asking import SOURCES
 from etloom.collector.options import Options
 from etloom.collector.recording import record
@@ -137,7 +139,7 @@ ONE: dict[str, Any] = {"began": True, "rank": 0, "steps": 6, "ended": True}
         ({}, [{}, {}], "no torch.optim.Optimizer was made in 2 processes with torch"),
         ({"first": 10, "last": 12}, [ONE], "ended after 6 steps, before step 10 began (steps 10:12); ask for earlier"),
         ({"first": 3}, [ONE | {"steps": 0, "optimizer": "SGD"}], "a SGD was made and made no step"),
-        ({"first": 3}, [ONE | {"ended": False}], "killed, or left by os._exit, before step 3 began"),
+        ({"first": 3}, [ONE | {"ended": False}], "ended from outside, or left by os._exit, before step 3 began"),
         ({"first": 3}, [ONE | {"missed": ["torch.profiler is in use"]}], "torch.profiler is in use"),
         ({"ranks": (5, 6, 7)}, [ONE | {"left_out": True, "rank": r} for r in (1, 0)],
          "--ranks 5-7 names none of the ranks that ran, 0-1"),
@@ -158,6 +160,48 @@ def test_each_cause_has_a_sentence(
 ) -> None:
     told = reasons.why_nothing(Options("out", "scratch", **options), processes)
     assert said in told and "\n" not in told and "above" not in told
+
+
+def test_a_command_that_failed_is_the_first_cause() -> None:
+    options = Options("out", "scratch", first=3)
+    assert reasons.why_nothing(options, [], 2).startswith(
+        "the command ended with status 2 before a Python of it imported torch.optim, or PYTHONPATH was lost"
+    )
+    said = reasons.why_nothing(options, [{"ended": True}], 1)
+    assert said.startswith(
+        "the command ended with status 1; no torch.optim.Optimizer was made in the process"
+    )
+
+
+def test_on_demand_takes_a_number_of_steps(call: Call) -> None:
+    status, _, err = call("collect", "--on-demand", "--", "python", "train.py")
+    assert status == 2 and err.startswith(
+        "etloom: --on-demand: takes a number of steps, as in --on-demand 2, and '--' is none"
+    )
+
+
+def test_a_ring_runs_to_the_end_unless_steps_are_named() -> None:
+    assert asking.parse_window(None, None, None, None, ring=True) == (3, None)
+    assert asking.parse_window("4:9", None, None, None, ring=True) == (4, 9)
+    assert asking.parse_window(None, 100, None, None, ring=True) == (100, 102)
+    assert asking.parse_window(None, None, None, 2, ring=True) == (3, 5)
+    assert asking.parse_window(None, None, None, None) == (3, 5)
+
+
+def test_what_ranks_agree_on_is_written_through_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, own = tmp_path / "run", tmp_path / "own"
+    run.mkdir()
+    own.write_text("mine")
+    (run / demand.ASKED).symlink_to(tmp_path / "made")
+    with pytest.raises(CollectError, match="no run waits here"):
+        demand.trigger(run, patience_s=0)
+    assert not (tmp_path / "made").exists()
+    (run / f".etloom-zero.{socket.gethostname()}-{os.getpid()}").symlink_to(own)
+    assert demand.zero_ns(run) > 10**18 and own.read_text() == "mine"
+    demand.forget(run)
+    assert list(run.iterdir()) == [] and own.read_text() == "mine"
 
 
 def test_a_process_leaves_what_it_saw(tmp_path: Path) -> None:

@@ -80,6 +80,18 @@ def test_windows_of_several_hosts_are_gathered_side_by_side(
     assert "different steps" in capsys.readouterr().err
 
 
+def test_windows_of_one_job_are_not_taken_for_two_jobs(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for number, window in enumerate(("step_5", "step_10")):
+        host(run, range(1), [5], window, job={"launch": "a-1-abc"}, start_ns=(10 + number) * SECOND)
+    with pytest.raises(CollectError) as raised:
+        gather([run / "step_5", run / "step_10"], tmp_path / "out")
+    assert str(raised.value) == (
+        f"{run / 'step_10'}: is another window of the job that {run / 'step_5'} is of; "
+        f"gather whole runs, as {run}, with all their windows, not window by window"
+    )
+
+
 def test_what_cannot_be_gathered(tmp_path: Path) -> None:
     one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(1, 3), [3])
     words = r"rank 1 is in .*/a too, of process 101 on a; here of process 101 on b; gather one job"

@@ -14,6 +14,16 @@ from etloom.cli._guard import guarded, say
 from etloom.errors import CollectError
 
 
+def _number_of_steps(text: str) -> int:
+    """Of --on-demand, which is easily taken for a flag."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"takes a number of steps, as in --on-demand 2, and {text!r} is none"
+        ) from None
+
+
 @guarded(max_bytes="max_size")
 def collect(
     command: Annotated[
@@ -25,7 +35,10 @@ def collect(
         typer.Option("--out", "-o", help="Folder for the traces; {host}, {rank}, {time} are filled in."),
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(help="Steps to record, as a slice: 3:5 (the default) is steps 3 and 4.")
+        str | None,
+        typer.Option(
+            help="Steps to record, as a slice: 3:5 (the default) is steps 3 and 4, 3: (with --ring) all from 3 on."
+        ),
     ] = None,
     every: Annotated[
         int | None, typer.Option(help="Record a window every so many steps, into OUT/step_N.")
@@ -71,13 +84,17 @@ def collect(
         bool,
         typer.Option(
             "--ring",
-            help="At --max-size, overwrite the oldest (without Kineto's trace, which has no bound); --on-demand then "
-            "keeps what came before, too.",
+            help="At --max-size, overwrite the oldest (without Kineto's trace, which has no bound); from step 3 to the "
+            "end where --steps does not say. --on-demand then keeps what came before, too.",
         ),
     ] = False,
     on_demand: Annotated[
         int | None,
-        typer.Option(help="Record so many steps whenever asked, by --trigger or by SIGUSR2 to this process."),
+        typer.Option(
+            help="Record so many steps, say 2, whenever asked, by --trigger or by SIGUSR2 to this process.",
+            metavar="STEPS",
+            parser=_number_of_steps,
+        ),
     ] = None,
     trigger: Annotated[
         Path | None, typer.Option(help="Ask the --on-demand job of this folder to record now.")

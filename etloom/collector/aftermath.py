@@ -42,7 +42,7 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     if not (windows or left or kept):
         # On a full disk the processes could leave no word.
         full = not processes and not os.statvfs(out).f_bavail
-        why = "the disk is full" if full else reasons.why_nothing(options, processes)
+        why = "the disk is full" if full else reasons.why_nothing(options, processes, returncode)
         warnings.append(f"{out}: nothing recorded: {why}")
     if not left:
         shutil.rmtree(scratch, ignore_errors=True)

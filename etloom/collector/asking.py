@@ -35,16 +35,19 @@ def parse_steps(steps: str | None) -> tuple[int, int | None]:
 
 
 def parse_window(
-    steps: str | None, every: int | None, length: int | None, on_demand: int | None
+    steps: str | None, every: int | None, length: int | None, on_demand: int | None, ring: bool = False
 ) -> tuple[int, int | None]:
-    """The first window [first, last): `steps`, else of `every` N `length` L the steps from N to N + L, else 3:5."""
+    """The first window [first, last): `steps`, else of `every` N `length` L the steps from N to N + L, else 3:5.
+
+    With `ring`, which holds the last of a long window, 3: in place of 3:5.
+    """
     for name, number in (("every", every), ("length", length), ("on_demand", on_demand)):
         if number is not None and number < 1:
             raise error_of(f"{number} steps", name, "ask for 1 or more")
     if every is None:
         if length is not None:
             raise error_of("needs a period", "length", "write --every N --for M, or --steps FIRST:LAST")
-        return parse_steps(steps or "3:5")
+        return parse_steps(steps or ("3:" if ring and on_demand is None else "3:5"))
     if on_demand is not None:
         raise error_of("windows come by the clock or on demand", "every", "leave out one of the two")
     first, last = parse_steps(steps) if steps else (every, every + (length or 2))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from . import files
 from .ranks import current_rank
+from .whole import put
 
 ASKED = ".etloom-asked"
 _AGREED = ".etloom-window.json"
@@ -31,7 +32,7 @@ def trigger(out: str | os.PathLike[str], patience_s: float = 5.0) -> bool:
     """
     asked = Path(out) / ASKED
     try:
-        asked.touch()
+        ask(Path(out))
     except OSError as error:
         from etloom.errors import CollectError
 
@@ -46,6 +47,11 @@ def trigger(out: str | os.PathLike[str], patience_s: float = 5.0) -> bool:
     return not asked.exists()
 
 
+def ask(out: Path) -> None:
+    """Leave the question; a link of that name is not followed. Raises OSError."""
+    os.close(os.open(out / ASKED, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666))
+
+
 def forget(out: Path) -> None:
     """Remove what an earlier run left."""
     for name in (ASKED, _AGREED, _ZERO):
@@ -55,7 +61,7 @@ def forget(out: Path) -> None:
 def zero_ns(out: Path) -> int:
     """When the time began that steps by time are counted in: of the first rank to ask, for all of them."""
     own = out / f"{_ZERO}.{socket.gethostname()}-{os.getpid()}"
-    own.write_text(str(time.time_ns()))
+    put(own, str(time.time_ns()), out)
     try:
         with suppress(FileExistsError):
             (out / _ZERO).hardlink_to(own)
@@ -91,7 +97,7 @@ class Demand:
         return None if found is None else (int(found["first"]), int(found["last"]))
 
     def _agree(self, window: dict[str, int]) -> None:
-        scratch = self._agreed.with_name(f"{_AGREED}.{os.getpid()}")
-        scratch.mkdir(exist_ok=True)
+        scratch = self._agreed.with_name(f"{_AGREED}.{os.getpid()}.{os.urandom(6).hex()}")
+        scratch.mkdir()
         files.write_json(self._agreed, window, scratch)
         scratch.rmdir()

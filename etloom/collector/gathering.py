@@ -165,7 +165,14 @@ def _refuse_another(
 
     known, here = window.seals.get(rank), seals.get(rank)
     if known is not None and here is not None:
-        same = all(known.get(name) == here.get(name) for name in ("host", "pid", "start_ns"))
+        alike = [known.get(name) == here.get(name) for name in ("host", "pid", "start_ns")]
+        same = all(alike)
+        if alike == [True, True, False] and identity.proven([known, here]):
+            raise CollectError(
+                f"is another window of the job that {window.homes[rank]} is of",
+                where=part,
+                remedy=f"gather whole runs, as {part.parent}, with all their windows, not window by window",
+            )
         whose = f", of process {known.get('pid')} on {known['host']}"
         whose += f"; here of process {here.get('pid')} on {here['host']}"
     else:

@@ -59,8 +59,8 @@ def launch(
     """Run `command` and record windows of its training steps into the folder `out`, on every rank it starts.
 
     A step is one return of the first optimizer's `.step()`, counted from 0 in each process. `steps` "3:5" (the
-    default) records steps 3 and 4: the window opens when the third `.step()` has returned and closes when the fifth
-    has. A window from step 0 opens when the first optimizer is made, so its step 0 also holds what follows
+    default; with `ring` it is "3:", to the end) records steps 3 and 4: the window opens when the third `.step()` has
+    returned and closes when the fifth has. A window from step 0 opens when the first optimizer is made, so its step 0 also holds what follows
     that (wrapping in DDP, the first batch). A step that a GradScaler skips does not count, so the next one
     spans both. The other options are those of `record`; `observer` "native" is our own, built here if it was
     not before, where it can be; `max_bytes` bounds its file, and with `ring` the oldest operators make way
@@ -156,7 +156,7 @@ def prepared(
     from etloom.errors import CollectError
 
     combining.check_windows(locals())
-    first, last = parse_window(steps, every, length, on_demand)
+    first, last = parse_window(steps, every, length, on_demand, ring)
     chosen = parse_ranks(ranks)
     if step_name is not None:
         try:
@@ -276,7 +276,7 @@ def _forward_signals(process: subprocess.Popen[bytes], options: Options) -> Iter
     def forward(number: int, _frame: Any) -> None:
         if number == signal.SIGUSR2 and options.on_demand is not None:
             with suppress(OSError):
-                (Path(options.out) / demand.ASKED).touch()
+                demand.ask(Path(options.out))
         elif not (number == signal.SIGINT and _in_foreground()):
             process.send_signal(number)
 

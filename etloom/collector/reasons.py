@@ -10,15 +10,27 @@ from .options import Options
 from .words import counted, runs
 
 Facts = dict[str, Any]
+_WAYS = "(python -I, -E, -S, env -i, a container)"
 
 
-def why_nothing(options: Options, seen: Sequence[Facts]) -> str:
-    """The cause, and what to do; `seen` is what each process that imported torch.optim left (seen.Seen)."""
-    if not seen:
+def why_nothing(options: Options, seen: Sequence[Facts], returncode: int = 0) -> str:
+    """The cause, and what to do; `seen` is what each process that imported torch.optim left (seen.Seen).
+
+    A command that failed, by its `returncode`, is the first cause to look at.
+    """
+    failed = f"the command ended with status {returncode}"
+    if not seen and returncode:
         return (
-            "no Python of the command imported torch.optim; was PYTHONPATH lost on the way "
-            "(python -I, -E, -S, env -i, a container)?"
+            f"{failed} before a Python of it imported torch.optim, or PYTHONPATH was lost on the way {_WAYS}"
         )
+    if not seen:
+        return f"no Python of the command imported torch.optim; was PYTHONPATH lost on the way {_WAYS}?"
+    why = _why(options, seen)
+    return f"{failed}; {why}" if returncode else why
+
+
+def _why(options: Options, seen: Sequence[Facts]) -> str:
+    """As the processes tell it."""
     stepped = [facts for facts in seen if facts.get("began")]
     if stepped and all(facts.get("left_out") for facts in stepped):
         ran = runs(sorted({facts["rank"] for facts in stepped}))
@@ -39,9 +51,9 @@ def why_not(options: Options, facts: Facts) -> str:
     steps, ended = facts.get("steps", 0), facts.get("ended")
     if not ended:
         return (
-            f"its process was killed, or left by os._exit, before step {options.first} began"
+            f"its process was ended from outside, or left by os._exit, before step {options.first} began"
             if options.on_demand is None
-            else "its process was killed, or left by os._exit, outside of a window"
+            else "its process was ended from outside, or left by os._exit, outside of a window"
         )
     of = "" if options.step_ns is None else f" of {options.step_ns / 1e6:g} ms"
     made = f"the job ended after {counted(steps, 'step')}{of}"

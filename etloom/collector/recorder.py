@@ -95,7 +95,8 @@ class Recorder:
         self.count += passed
         if passed > 1:
             self.remark(
-                "steps of time went by unmarked, the process was busy: a step before them lasted longer"
+                "the process was too busy to mark the begin of every step of time: the numbers that are missing count "
+                "to the step before them, which is longer; choose a longer --step-by"
             )
         if self._plan.listens and self._plan.hear(self.count):
             self.note(asked=[self._plan.first, self._plan.last])
@@ -167,7 +168,7 @@ class Recorder:
                 self._dismiss()
                 return
             if self.count > self._plan.first:
-                self._next(f"step {self._plan.first} went by unmarked", _LATER)
+                self._next(f"step {self._plan.first} was over before its begin could be marked", _LATER)
                 return
             if not self._prepare():
                 return
