@@ -92,6 +92,8 @@ def test_work_that_was_launched_in_time(tmp_path: Path) -> None:
     trace = Run().op("aten::sum", 0, 20).kernel(1, 5, 10).kernel(3, 18, 10).trace(tmp_path)
     assert found(trace, "device-waits") == [(3_000, 1, "aten::sum")]
     assert found(trace, "launch-bound") == []
+    (title,) = etloom.analyze(trace, "findings", pattern="device-waits", min_pct=0)["title"]
+    assert title == "1 time the device stands still in aten::sum, though the next kernel is already launched"
 
 
 def test_host_sync(tmp_path: Path) -> None:
@@ -425,6 +427,38 @@ def test_counts_are_said_in_words(tmp_path: Path) -> None:
     assert title(3) == "the device waits for the host to launch in aten::mm, 3 gaps"
 
 
+def test_long_waits_for_a_launch_may_be_warm_up(tmp_path: Path) -> None:
+    """10 s in one gap and 2 of 5 us: no CUDA graph helps, whether nothing marks a step or the first comes later."""
+
+    def told(*steps: tuple[float, float], pattern: str = "launch-bound") -> tuple[str, str]:
+        run = Run().op("aten::mm", 0, 12_000_000)
+        for start, end in steps:
+            run.op(f"ProfilerStep#{start}", start, end - start, "user_annotation")
+        for at in (0, 10, 10_000_000, 10_000_010):
+            run.kernel(at + 8, at + 10, 5)
+        return etloom.analyze(run.trace(tmp_path), "findings", pattern=pattern)["title", "advice"].row(0)
+
+    said = "the device waits for the host to launch in aten::mm, 3 gaps, most of the time in 1 of 10,000 ms"
+    title, advice = told()
+    assert title == f"{said} (no step is marked: it may be warm-up)"
+    assert advice.startswith("warm up before the trace") and "CUDA graph" not in advice
+    title, advice = told((10_000_000, 10_000_020), (10_000_020, 10_000_040))
+    assert title == f"{said} (before the first marked step: it may be warm-up)"
+    assert advice.startswith("warm up before the trace")
+    title, advice = told((0, 5), (6, 10_000_040))
+    assert title == said
+    assert advice.startswith("see on the timeline") and "of the others capture" in advice
+
+
+def test_advice_is_given_once(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "dlrm"), "findings")
+    told = " ".join(as_paragraphs(rows, False).split())
+    number = (rows["pattern"] == "launch-bound").sum()
+    assert number > 1
+    assert told.count("-> capture the step") == 1
+    assert told.count("-> as launch-bound above") == number - 1
+
+
 def test_where_a_finding_is(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "tracelens/h100_qwen.json.gz"), "findings")
     norm = rows.filter(
@@ -456,10 +490,16 @@ def test_findings_are_told_in_lines_that_fit_a_page(
     rows = etloom.analyze(etloom.open(tmp_path / "run", use_cache=False), "findings")
     paragraphs = [" ".join(text.split()) for text in out.split("\n\n")]
     assert len(paragraphs) == rows.height > 0
+    advised: dict[str, str] = {}
     for told, row in zip(paragraphs, rows.iter_rows(named=True), strict=True):
-        assert f"{row['title']} -> {row['advice']} rank {row['rank']}" in told
+        again = advised.get(row["pattern"]) == row["advice"]
+        advised[row["pattern"]] = row["advice"]
+        advice = f"as {row['pattern']} above" if again else row["advice"]
+        assert f"{row['title']} -> {advice} rank {row['rank']}" in told
         assert f": {row['pattern']} ({row['confidence']} confidence)" in told
     assert json.loads(call("analyze", "findings", tmp_path / "run", "--format", "json")[1]) == rows.to_dicts()
+    status, out, err = call("analyze", "findings", tmp_path / "run", "--min-pct", "101", "--no-cache")
+    assert (status, out) == (0, "") and f"all {len(registry.names('patterns'))}, or --pattern" in err
 
 
 def test_a_name_steers_no_terminal_and_a_rank_is_named_once() -> None:

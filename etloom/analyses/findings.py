@@ -31,7 +31,11 @@ from etloom.patterns import Finding, Views
 from etloom.trace import Job
 
 SCOPE = "job"
-NOTHING = "no such pattern costs as much as --min-pct of the time of a rank"
+LEAST_PCT = 0.5
+NOTHING = (
+    f"none of the patterns looked for (all {len(registry.names('patterns'))}, or --pattern) costs a rank as much of "
+    f"its time as --min-pct says ({LEAST_PCT:g} % unless it is given); --min-pct 0 shows all that is found"
+)
 COLUMNS = {
     "pattern": pl.String,
     "rank": pl.Int64,
@@ -53,7 +57,7 @@ COLUMNS = {
 }
 
 
-def analyze(job: Job, *, pattern: str | None = None, min_pct: float = 0.5) -> pl.DataFrame:
+def analyze(job: Job, *, pattern: str | None = None, min_pct: float = LEAST_PCT) -> pl.DataFrame:
     known = registry.names("patterns")
     if pattern is not None and pattern.replace("_", "-") not in known:
         raise UnknownName("pattern", pattern, known, option="pattern")

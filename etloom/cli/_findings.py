@@ -26,12 +26,17 @@ def are_findings(frame: pl.DataFrame) -> bool:
 
 def as_paragraphs(frame: pl.DataFrame, to_terminal: bool) -> str:
     """A paragraph a finding, no line longer than the terminal or `WIDEST`: what it costs, what happens, what to do,
-    where."""
+    where. Advice that the finding of the pattern before had too is not said again."""
     width = min(WIDEST, shutil.get_terminal_size().columns) if to_terminal else WIDEST
     several = frame["ranks"].max() != 1 or frame["rank"].n_unique() > 1
     bold = ("\x1b[1m", "\x1b[0m") if to_terminal and sys.stdout.isatty() else ("", "")
     paragraphs = []
+    advised: dict[str, str] = {}
     for row in frame.iter_rows(named=True):
+        again = advised.get(row["pattern"]) == row["advice"]
+        advised[row["pattern"]] = row["advice"]
+        if again:
+            row["advice"] = f"as {row['pattern']} above"
         head, *rest = _lines(row, several)
         wrapped = [
             textwrap.fill(

@@ -14,6 +14,7 @@ from etloom.stacks import rewritten
 _PLACE = ("step", "stream", "name", "operator", "module", "frame", "event")
 MOST = 5
 """A pattern names so many places; the others are smaller."""
+FEW = 3
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def places(
     title: Callable[[dict[str, Any]], str],
     *,
     confidence: str,
-    advice: str,
+    advice: str | Callable[[dict[str, Any]], str],
     by: str = "operator",
     most: int = MOST,
     least: int = 1,
@@ -55,7 +56,8 @@ def places(
 
     rows: event (the host event to blame, or null), cost_ns, and of step, stream and name what is known. by: operator,
     name, or block, which is the class of the module and else the operator. least: of places with fewer rows there is
-    nothing to say.
+    nothing to say. title, and advice where it depends on the place: of the costliest row with cost_ns and count of all,
+    and ``longest``, the costs of the FEW costliest.
     """
     rows = rows.filter(pl.col("cost_ns") > 0)
     known = rows.hstack(view.where(rows["event"])).sort("cost_ns", descending=True, maintain_order=True)
@@ -68,6 +70,7 @@ def places(
         pl.col("cost_ns").sum(),
         pl.len().alias("count"),
         pl.exclude(by, "cost_ns").first(),
+        longest=pl.col("cost_ns").head(FEW),
         in_steps_ns=pl.col("cost_ns").filter(pl.col("step").is_not_null()).sum(),
     )
     for row in (
@@ -78,7 +81,8 @@ def places(
     ):
         place: dict[str, Any] = {name: row.get(name) for name in _PLACE}
         place |= {"in_steps_ns": row["in_steps_ns"], "place": row[by]}
-        yield Finding(title(row), row["cost_ns"], confidence, advice, row["count"], **place)
+        todo = advice if isinstance(advice, str) else advice(row)
+        yield Finding(title(row), row["cost_ns"], confidence, todo, row["count"], **place)
 
 
 def times(count: int) -> str:

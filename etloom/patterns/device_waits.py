@@ -18,7 +18,8 @@ def find(view: View) -> Iterator[Finding]:
         view,
         kept.with_columns(cost_ns="gap_ns"),
         lambda row: (
-            f"{counted(row['count'], 'gap')} between kernels that were already launched{at(row, 'block')}"
+            f"{counted(row['count'], 'time')} the device stands still{at(row, 'block')}, though the next kernel is "
+            "already launched"
         ),
         confidence="low",
         advice="some 1 us between kernels is the device's own; longer ones are streams that wait for each other (see "
