@@ -295,6 +295,20 @@ def test_a_killed_rank_ends_all(data: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
+def test_an_interrupt_is_told_once(data: Path) -> None:
+    """As Ctrl-C and torchrun send it: to all."""
+    running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000")
+    wait_for_calls(running)
+    for one in running:
+        one.send_signal(signal.SIGINT)
+    found = ended(running, timeout=30)
+    assert [status for status, _, _ in found] == [130, 130]
+    (line,) = "".join(err for _, _, err in found).strip().splitlines()
+    assert "interrupted at call" in line and line.startswith("etloom: ")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
 def test_a_plan_that_fails_fails_on_all(data: Path) -> None:
     found = ended(processes(2, data / "simple_add"))
     assert [status for status, _, _ in found] == [1, 1]

@@ -592,3 +592,10 @@ def test_what_parts_of_an_operator_made_is_no_older_tensor(tmp_path: Path) -> No
     first, _, last = made.steps
     assert last.values[0].storage != first.results[0].storage
     assert first.frees == (first.results[0].storage,) and last.values[0].storage in made.external
+
+
+def test_a_rank_without_operators_is_named(tmp_path: Path) -> None:
+    trace = record(tmp_path, mlp())
+    bare = trace.replace(nodes=trace.nodes.head(0), meta={**trace.meta, "rank": 3})
+    with pytest.raises(EtloomError, match=r"^rank 3: holds no execution trace"):
+        program(bare)

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom.activity import of_rank
 from etloom.errors import EtloomError
 from etloom.replayer.kernels import Kernels
 from etloom.replayer.operators import Operator
@@ -56,6 +57,7 @@ def program(
     if not nodes.height:
         raise EtloomError(
             "holds no execution trace, which computation replay needs",
+            where=of_rank(trace) or "the trace",
             remedy="record one: etloom collect, or ExecutionTraceObserver",
         )
     first, last = range_of(nodes, step)

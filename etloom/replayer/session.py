@@ -61,7 +61,7 @@ def replay(
     make: world size -> plan, called on rank 0 alone. prepare: called on every rank when the plan stands, with what to
     tell the others it is doing; gives what the rank does between calls. end: ends this process with a reason, when
     another one is gone.
-    Raises EtloomError on every rank where the plan or the run fails.
+    Raises EtloomError on every rank where the plan or the run fails; a KeyboardInterrupt says where.
     """
     # torch announces new names of what it calls itself, and that MPI counts ranks itself: nothing of the run.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
@@ -71,6 +71,8 @@ def replay(
     with Watch(store, place, end) as watch:
         try:
             plan, gathered = _together(store, place, make, options, prepare, watch)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted at {watch.at()}") from None
         except RuntimeError as error:
             raise EtloomError(
                 f"stopped at {watch.at()}: {_why(error, watch)}", where=f"rank {place.rank}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from etloom.cli._guard import say
+from etloom.cli._guard import INTERRUPTED, say
 from etloom.cli._output import Format, emit
 from etloom.errors import EtloomError
 
@@ -20,17 +20,29 @@ if TYPE_CHECKING:
 
 
 def end(reason: Any) -> NoReturn:
-    """Another process is gone: say so and end, since torch would wait for it."""
-    say(str(reason))
+    """Another process is gone: say so and end, since torch would wait for it. An interrupt is told by one alone."""
+    from etloom.replayer.world import Place
+
+    interrupted = ": interrupted at " in str(reason)
+    if not interrupted or Place.here().rank == 0:
+        say(str(reason))
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(INTERRUPTED if interrupted else 1)
 
 
 @contextmanager
 def ending(place: Place) -> Iterator[None]:
-    """What fails on one of several processes ends this one at once: Python may take seconds to take torch down."""
+    """What fails on one of several processes ends this one at once: Python may take seconds to take torch down. Of an
+    interrupt, which all get, the first says where it stood."""
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        if place.rank == 0:
+            say(
+                f"{str(interrupt) or 'interrupted'}; there are no figures of a replay that does not come to its end"
+            )
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
     except EtloomError as error:
         if place.world == 1 or error.option is not None or os.environ.get("ETLOOM_DEBUG"):
             raise
