@@ -247,6 +247,9 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
     assert _collected.held(tmp_path) == ", no whole step"
     ranks[:] = [{"steps": None}, {"steps": [3], "operators": 9}]
     assert _collected.held(tmp_path) == ""
+    cut = {"ended": {"how": "killed", "in_window": True}, "sources": ["et"], "steps_asked": "3:400"}
+    ranks[:] = [{"rank": 0, "steps": [3, 4], **cut}, {"rank": 1, "steps": [3, 4, 5], **cut}]
+    assert _collected.held(tmp_path) == ", steps 3-4 of 3-399"
     ranks[:] = [{"steps": [3], "operators": 0}]
     where = tmp_path / "my run"
     one = launcher.Collected(where, 0, (0,), (), (where,))

@@ -38,11 +38,13 @@ def held(folder: Path) -> str:
     from etloom.collector.words import counted, runs
 
     ranks = files.sealed_ranks(folder)
-    steps = sorted({step for facts in ranks for step in facts.get("steps") or ()})
+    cut = ends.lost(ranks) is not None
+    each = [set(facts.get("steps") or ()) for facts in ranks] or [set()]
+    steps = sorted(set.intersection(*each) if cut else set.union(*each))
     operators = [facts.get("operators") for facts in ranks]
     told = []
     if ranks and all(facts.get("steps") is not None for facts in ranks):
-        asked = ends.of_asked(ranks) if ends.lost(ranks) else None
+        asked = ends.of_asked(ranks) if cut else None
         of = f" of {asked}" if asked else ""
         told.append((f"step{'s' * (len(steps) > 1)} {runs(steps)}" if steps else "no whole step") + of)
     if told and None not in operators:

@@ -60,11 +60,11 @@ def launch(
 
     A step is one return of the first optimizer's `.step()`, counted from 0 in each process. `steps` "3:5" (the
     default; with `ring` it is "3:", to the end) records steps 3 and 4: the window opens when the third `.step()` has
-    returned and closes when the fifth has. A window from step 0 opens when the first optimizer is made, so its step 0 also holds what follows
-    that (wrapping in DDP, the first batch). A step that a GradScaler skips does not count, so the next one
-    spans both. The other options are those of `record`; `observer` "native" is our own, built here if it was
-    not before, where it can be; `max_bytes` bounds its file, and with `ring` the oldest operators make way
-    (and Kineto's trace, which has no bound, is left out).
+    returned and closes when the fifth has. A window from step 0 opens when the first optimizer is made, so its step
+    0 also holds what follows that (wrapping in DDP, the first batch). A step that a GradScaler skips does not
+    count, so the next one spans both. The other options are those of `record`; `observer` "native" is our own, built
+    here if it was not before, where it can be; `max_bytes` bounds its file, and with `ring` the oldest operators make
+    way (and Kineto's trace, which has no bound, is left out).
     `ranks` "0,8-15" records on those ranks only.
 
     Other steps: with `step_name` one is one record_function of the job in whose name this regular expression is
