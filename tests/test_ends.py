@@ -17,8 +17,9 @@ import yaml
 import etloom
 from etloom.cli import main
 from etloom.cli._collected import note_steps
-from etloom.collector import ends, files, leftovers
+from etloom.collector import aftermath, ends, files, leftovers
 from etloom.collector.launcher import launch
+from etloom.collector.options import Options
 from etloom.errors import CollectError
 from etloom.readers._run import left_behind
 
@@ -31,7 +32,7 @@ def left(run: Path, rank: int, pid: int, *, host: str = HERE, window: str = "", 
     folder.mkdir(parents=True)
     (folder / "et.etob").write_text(f"of rank {rank}")
     (folder / ends.STARTED).touch()
-    job = {"token": "t", "launch": f"{host}-1-abc", "supervised": True}
+    job = {"launch": f"{host}-1-abc", "supervised": True}
     note = {"rank": rank, "world_size": 3, "host": host, "pid": pid, "start_ns": 10**18, "restart": 0}
     note |= {"versions": {}, "job": job, "ended": None, "window": window or ".", "command": ["train"]}
     (folder / ends.NOTE).write_text(json.dumps(note | facts))
@@ -114,7 +115,7 @@ def test_a_killed_run_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not list(run.glob(".etloom-*"))
     facts = json.loads((run / "run.json").read_text())
     assert (facts["command"], facts["returncode"], facts["world_size"]) == (["train"], None, 3)
-    assert (facts["job"]["token"], facts["hosts"]) == ("t", [HERE])
+    assert (facts["job"]["launch"], facts["hosts"]) == (f"{HERE}-1-abc", [HERE])
     assert facts["ended"].startswith("rank 0 was ended from outside in its window")
     assert [(rank["steps"], rank["end"]) for rank in facts["ranks"]] == [
         (None, None),
@@ -267,6 +268,12 @@ def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
         left(tmp_path, 0, process.pid)
         with pytest.raises(CollectError, match=f"process {process.pid} still records; wait"):
             leftovers.salvage(tmp_path)
+        # Nor does the launcher touch what a command left running.
+        before = sorted(tmp_path.rglob("*"))
+        options = Options(str(tmp_path), f"{tmp_path}/.etloom-{HERE}-1-abc")
+        windows, ranks, (line,) = aftermath.gather(options, 0)
+        assert (windows, ranks, sorted(tmp_path.rglob("*"))) == ([], [], before)
+        assert f"process {process.pid} still runs, and may record; etloom salvage" in line
     finally:
         process.kill()
         process.wait()
@@ -394,7 +401,7 @@ def test_one_rank_of_two(tmp_path: Path, native: None, how: str, step: int, word
     cut = ends.lost(files.sealed_ranks(out)) or ""
     assert ("steps 2-3 of 2-5 are recorded" in cut) == (step == 4)
     assert (json.loads((out / "run.json").read_text())["lost"] or "") == cut
-    assert len({rank["job"]["token"] for rank in run["ranks"]}) == 1 and one["job"]["token"]
+    assert len({rank["job"]["launch"] for rank in run["ranks"]}) == 1
     job = etloom.open(out)
     assert job[1].events.height > 0
     assert run["ended"] in job.stats["example"].cast(pl.String).to_list()

@@ -15,7 +15,7 @@ import pytest
 
 import etloom
 from etloom.cli import main
-from etloom.collector import aftermath, identity
+from etloom.collector import aftermath
 from etloom.collector.gathering import gather
 from etloom.collector.options import Options
 from etloom.errors import CollectError
@@ -47,8 +47,8 @@ def host(
     return folder
 
 
-def of(token: str | None, **more: Any) -> dict[str, Any]:
-    return {"token": token, "batch": None, "rendezvous": None, "launch": None} | more
+def of(**more: Any) -> dict[str, Any]:
+    return {"batch": None, "rendezvous": None, "launch": None} | more
 
 
 def test_folders_of_several_hosts_are_gathered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,13 +141,12 @@ def test_nothing_is_gathered_into_a_link_to_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
-        ({"job": of("aa")}, {"job": of("bb")}, "rank 0 on a and rank 2 on b never met"),
-        # The store knows better than what a job is called.
-        ({"job": of("aa", batch="X=1")}, {"job": of("aa", batch="X=2")}, None),
-        ({"job": of("aa", batch="X=1")}, {"job": of(None, batch="X=2")}, "batch system, X=1 and X=2"),
-        ({"job": of(None, rendezvous="q")}, {"job": of(None, rendezvous="r")}, "torchrun, q and r"),
+        # Who launched them knows better than what a job is called.
+        ({"job": of(launch="l", batch="X=1")}, {"job": of(launch="l", batch="X=2")}, None),
+        ({"job": of(batch="X=1")}, {"job": of(batch="X=2")}, "batch system, X=1 and X=2"),
+        ({"job": of(rendezvous="q")}, {"job": of(rendezvous="r")}, "torchrun, q and r"),
         ({}, {"world_size": 6}, "worlds of 4 and of 6 ranks"),
-        ({"job": of("aa")}, {"job": of("aa"), "world_size": 6}, "worlds of 4 and of 6 ranks"),
+        ({"job": of(launch="l")}, {"job": of(launch="l"), "world_size": 6}, "worlds of 4 and of 6 ranks"),
         # Seconds may lie between clocks, days between jobs.
         ({}, {"start_ns": 10**18 + 40 * SECOND}, None),
         ({}, {"start_ns": 10**18 + 61 * SECOND}, None),
@@ -157,9 +156,8 @@ def test_nothing_is_gathered_into_a_link_to_itself(tmp_path: Path) -> None:
             "rank 2 on b began 61 s after that of rank 0 on a had ended",
         ),
         ({}, {"start_ns": 10**18 + 3 * 86400 * SECOND}, "rank 2 on b began 3 days after that of rank 0 on a"),
-        ({"job": of("aa")}, {"job": of("aa"), "start_ns": 10**18 + 3 * 86400 * SECOND}, None),
-        ({"job": of(None, launch="l")}, {"job": of(None, launch="l"), "start_ns": 2 * 10**18}, None),
-        ({"job": of(None, launch="l")}, {"job": of(None, launch="k"), "start_ns": 2 * 10**18}, "years|days"),
+        ({"job": of(launch="l")}, {"job": of(launch="l"), "start_ns": 2 * 10**18}, None),
+        ({"job": of(launch="l")}, {"job": of(launch="k"), "start_ns": 2 * 10**18}, "years|days"),
     ],
 )
 def test_traces_of_different_jobs_are_refused(
@@ -178,17 +176,17 @@ def test_traces_of_different_jobs_are_refused(
 
 def test_the_lives_of_a_restarted_job_are_of_one_window_each(tmp_path: Path) -> None:
     for name, ranks in (("a", range(2)), ("b", range(2, 4))):
-        host(tmp_path / name, ranks, [5], "step_5", job=of("first"))
-        host(tmp_path / name, ranks, [9], "step_9", job=of("second"), restart=1)
+        host(tmp_path / name, ranks, [5], "step_5", job=of(rendezvous="first"))
+        host(tmp_path / name, ranks, [9], "step_9", job=of(rendezvous="second"), restart=1)
     assert len(gather([tmp_path / "a", tmp_path / "b"], tmp_path / "run").windows) == 2
-    host(tmp_path / "b", range(2, 4), [9], "step_9", job=of("third"), restart=2)
-    with pytest.raises(CollectError, match="never met"):
+    host(tmp_path / "b", range(2, 4), [9], "step_9", job=of(rendezvous="third"), restart=2)
+    with pytest.raises(CollectError, match="meetings of torchrun"):
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "again")
     # Windows that no two folders share: of the same life, so of two jobs.
     shutil.rmtree(tmp_path / "a" / "step_9")
     shutil.rmtree(tmp_path / "b" / "step_5")
-    host(tmp_path / "b", range(2, 4), [9], "step_9", job=of("third"))
-    with pytest.raises(CollectError, match="never met"):
+    host(tmp_path / "b", range(2, 4), [9], "step_9", job=of(rendezvous="third"))
+    with pytest.raises(CollectError, match="meetings of torchrun"):
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "again")
 
 
@@ -227,8 +225,8 @@ def test_traces_without_a_seal_are_compared(tmp_path: Path) -> None:
 
 
 def test_clocks_that_differ_are_told(tmp_path: Path) -> None:
-    one = host(tmp_path / "a", range(2), [3], job=of("aa"))
-    two = host(tmp_path / "b", range(2, 4), [3], job=of("aa"), start_ns=10**18 + 300 * SECOND)
+    one = host(tmp_path / "a", range(2), [3], job=of(launch="l"))
+    two = host(tmp_path / "b", range(2, 4), [3], job=of(launch="l"), start_ns=10**18 + 300 * SECOND)
     (line,) = gather([one, two], tmp_path / "run").warnings
     assert line == (
         "the clocks of the hosts differ: the window of rank 2 on b began 5 minutes after that of rank 0 on a "
@@ -279,34 +277,6 @@ def test_a_seal_that_says_too_little_is_left_out(tmp_path: Path, seal: Any) -> N
         (one / name).unlink()
     with pytest.raises(CollectError, match="holds no traces of etloom collect"):
         gather([one], tmp_path / "again")
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("store", ["hash", "fake", "none"])
-def test_a_job_agrees_on_a_token_where_it_can(store: str) -> None:
-    """The store of the job is asked once; one that cannot answer costs nothing but the token."""
-    dist = pytest.importorskip("torch.distributed")
-    token = identity.Token()
-    token.ask()
-    assert token.value is None
-    if store == "none":
-        return
-    if store == "hash":
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    else:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    try:
-        other = identity.Token()
-        token.ask(), other.ask()
-        assert token.value == other.value
-        assert (token.value is None) == (store == "fake")
-    finally:
-        dist.destroy_process_group()
-    value = token.value
-    token.ask()  # nobody is there any more
-    assert token.value == value
 
 
 def test_hosts_apart_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +354,7 @@ def test_two_hosts(tmp_path: Path, out: str) -> None:
         assert (found.windows, found.warnings) == ({run: (0, 1)}, ())
     facts = json.loads((run / "run.json").read_text())
     assert (facts["hosts"], facts["world_size"], facts["returncode"]) == (["node0", "node1"], 2, 0)
-    assert facts["job"]["token"] and facts["job"]["launch"] is None  # two launches, of one job
+    assert facts["job"]["launch"] is None  # two launches, of one job
     ranks = [(rank["rank"], rank["host"], rank["steps"], rank["ended"]["how"]) for rank in facts["ranks"]]
     assert ranks == [(0, "node0", [2, 3, 4], "in order"), (1, "node1", [2, 3, 4], "in order")]
     assert not list(run.glob(".etloom-*"))

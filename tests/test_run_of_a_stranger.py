@@ -19,7 +19,7 @@ from etloom.collector import files, seals
 Call = Callable[..., tuple[int, str, str]]
 Place = tuple[Any, ...]
 
-JOB = {"token": "t", "batch": "X=1", "rendezvous": "r", "launch": "l", "supervised": True}
+JOB = {"batch": "X=1", "rendezvous": "r", "launch": "l", "supervised": True}
 MODEL = {
     "parameters": 10,
     "embedding_parameters": 2,
@@ -182,14 +182,14 @@ def test_what_is_of_another_type_is_left_out_alone() -> None:
         assert seals.checked({**SEAL, name: None}) is None
     odd = {
         "steps": [3, "4"],
-        "job": {**JOB, "token": []},
+        "job": {**JOB, "batch": []},
         "model": {**MODEL, "parallel": {"tp": 0}},
         "pid": True,
     }
     found = seals.checked({**SEAL, **odd, "end_ns": None, "more": [1]})
     assert found is not None and not {"steps", "pid"} & found.keys()
     assert (found["end_ns"], found["more"], found["operators"]) == (None, [1], 7)
-    assert found["job"] == {name: said for name, said in JOB.items() if name != "token"}
+    assert found["job"] == {name: said for name, said in JOB.items() if name != "batch"}
     assert found["model"] == {name: said for name, said in MODEL.items() if name != "parallel"}
     assert seals.checked_run({"command": "rm", "host": 5, "returncode": 3, "x": 1}) == {
         "returncode": 3,

@@ -24,9 +24,11 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     demand.forget(out)
     scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
     processes = seen.taken(scratch)
-    left = []
+    left, alive = [], []
     for path in sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir())):
-        if (path / ends.STARTED).exists():
+        if path.name.isdecimal() and leftovers.records(int(path.name), scratch.name):
+            alive.append(path.name)  # the command did not wait for it: its folder is its own
+        elif (path / ends.STARTED).exists():
             left.append(path)
         else:  # prepared, and its process ended before
             shutil.rmtree(path, ignore_errors=True)
@@ -39,12 +41,16 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     recorded: set[int] = set()
     for folder in windows:
         recorded.update(_finish_run(options, folder, returncode, scratch, processes, warnings))
-    if not (windows or left or kept):
+    if alive:
+        warnings.append(
+            f"{out}: process {', '.join(alive)} still runs, and may record; etloom salvage {out} keeps what it leaves"
+        )
+    if not (windows or left or kept or alive):
         # On a full disk the processes could leave no word.
         full = not processes and not os.statvfs(out).f_bavail
         why = "the disk is full" if full else reasons.why_nothing(options, processes, returncode)
         warnings.append(f"{out}: nothing recorded: {why}")
-    if not left:
+    if not (left or alive):
         shutil.rmtree(scratch, ignore_errors=True)
     return windows, sorted(recorded), warnings
 

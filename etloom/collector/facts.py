@@ -43,11 +43,8 @@ def cuda_in_use() -> bool:
     return bool(cuda.is_available() and cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def rank_facts(options: Options, rank: int, world_size: int, token: str | None = None) -> dict[str, Any]:
-    """What one process knows of itself. Times are ns since the Unix epoch; what is unknown is null.
-
-    token: see identity.Token.
-    """
+def rank_facts(options: Options, rank: int, world_size: int) -> dict[str, Any]:
+    """What one process knows of itself. Times are ns since the Unix epoch; what is unknown is null."""
     import torch
 
     distributed = torch.distributed
@@ -64,7 +61,7 @@ def rank_facts(options: Options, rank: int, world_size: int, token: str | None =
             name: value for name, value in sorted(os.environ.items()) if name.startswith(_COMMUNICATION)
         },
         "restart": environment_int("TORCHELASTIC_RESTART_COUNT") or 0,
-        "job": job_facts(options, token),
+        "job": job_facts(options),
         "ended": None,  # the launcher knows, later: see ends.py
         "host": socket.gethostname(),
         "pid": os.getpid(),

@@ -161,7 +161,7 @@ def _refuse_alive(scratch: Path) -> None:
     for folder in scratch.iterdir():
         if not (folder.is_dir() and re.fullmatch(r"\d{1,9}", folder.name, re.ASCII)):
             continue
-        if here and _records(int(folder.name), scratch.name):
+        if here and records(int(folder.name), scratch.name):
             raise CollectError(
                 f"process {folder.name} still records", where=scratch.parent, remedy="wait until it has ended"
             )
@@ -174,7 +174,7 @@ def _refuse_alive(scratch: Path) -> None:
             )
 
 
-def _records(pid: int, scratch: str) -> bool:
+def records(pid: int, scratch: str) -> bool:
     """Whether there is such a process and it may be of this run: numbers of processes are given anew."""
     try:
         return scratch.encode() in Path(f"/proc/{pid}/environ").read_bytes()

@@ -80,7 +80,7 @@ _SEAL: dict[str, Check] = {
     "model": _dict,
 }
 _INSIDE: dict[str, dict[str, Check]] = {
-    "job": dict.fromkeys(("token", "batch", "rendezvous", "launch"), _text) | {"supervised": _is(bool)},
+    "job": dict.fromkeys(("batch", "rendezvous", "launch"), _text) | {"supervised": _is(bool)},
     "ended": {"how": _text, "error": _text, "in_window": _is(bool)},
     "model": {
         "parameters": _count,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from . import ends, facts, files, forking, packing, reasons, sources
-from .identity import Token
 from .nsys import Markers
 from .options import Options
 from .ranks import current_rank
@@ -43,7 +42,6 @@ class Window:
         self._markers: Markers | None = None
         self._running = self._native = False
         self._rank = (0, 1)
-        self._token = Token()
         self._lost = 0  # operators that found no room
         self._groups = 0
         self._marks = 0  # records of ours among the operators
@@ -68,7 +66,7 @@ class Window:
         self._rank = current_rank()
         (self._folder / ends.STARTED).touch()
         if self._native:  # what the launcher needs where this process is killed
-            known = facts.rank_facts(self._options, *self._rank, self._token.ask())
+            known = facts.rank_facts(self._options, *self._rank)
             self._leave_note(known | {"observer": "native", "start_ns": time.time_ns()})
         if self._profile is not None:
             self._profile.start_trace()
@@ -85,7 +83,6 @@ class Window:
 
     def begin_step(self, number: int) -> None:
         self._open_step = number
-        self._token.ask()
         self._begins.append(time.monotonic_ns())
         if self._options.marked:
             return
@@ -134,7 +131,7 @@ class Window:
         held = self._held() if self._native else {}
         if self._observer is not None:
             self._observer.unregister_callback()
-        self._facts = facts.rank_facts(self._options, *self._rank, self._token.value) | {
+        self._facts = facts.rank_facts(self._options, *self._rank) | {
             "observer": ("native" if self._native else "stock") if self._observer is not None else None,
             "steps": list(self.steps),
             "unfinished_step": self._open_step,

@@ -47,10 +47,21 @@ def read_run(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
 def left_behind(folder: Path) -> str | None:
     """What to do about unfinished files that the processes of a run have in a folder, where there are any."""
     found = (path for path in folder.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir())
-    held = (place for hidden in found for place in hidden.iterdir())
-    if any(place.is_dir() and next(place.iterdir(), None) is not None for place in held):
+    if any(_is_begun(place) for hidden in found for place in _inside(hidden)):
         return f"a job records here; if it was killed, etloom salvage {folder} keeps what it left"
     return None
+
+
+def _is_begun(place: Path) -> bool:
+    return place.is_dir() and bool(_inside(place))
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Nothing where it is another user's, or went this moment: a job may end while its folder is read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _was_launched(run: dict[str, Any]) -> bool:
