@@ -14,6 +14,7 @@ import etloom
 from etloom.cli import main
 from etloom.comparing.measures import measures_table
 from etloom.comparing.shift import _counts, shift
+from etloom.comparing.tables import beside, in_common
 
 BASE = 100.0
 
@@ -193,3 +194,41 @@ def test_a_change_and_its_percentage_are_of_one_estimate(tmp_path: Path) -> None
     (row,) = measures_table([before], [after]).filter(pl.col("measure") == "step time").to_dicts()
     assert (row["before"], row["after"]) == (200_000, 110_000)
     assert (row["change_pct"], row["change"]) == (pytest.approx(10), pytest.approx(20_000))
+
+
+def test_two_programs_have_little_in_common(data: Path) -> None:
+    """Of two models on two devices, as against one model on two."""
+
+    def told(before: str, after: str) -> list[str]:
+        found = etloom.diff(etloom.open(data / before), etloom.open(data / after))
+        return [line for line in found.notes if "in common" in line]
+
+    assert told("dlrm", "critical_path/alexnet.json.gz") == [
+        "little in common: operators that both runs have take 3 % of the time before and 90 % after; "
+        "if these are two programs, the change says little"
+    ]
+    assert told("tracelens/mi300_qwen.json.gz", "tracelens/h100_qwen.json.gz") == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shares"),
+    [
+        ([("mm", 3), ("add", 1)], [("mm", 1), ("mul", 4)], (0.75, 0.2)),
+        ([("mm", 3), (None, 1)], [("mm", 1), (None, 0)], (1.0, 1.0)),
+        ([("mm", 1), (None, 3)], [("mm", 1)], None),  # of most of its time no operator is known
+    ],
+)
+def test_what_operators_both_have(
+    before: list[tuple[str | None, int]],
+    after: list[tuple[str | None, int]],
+    shares: tuple[float, float] | None,
+) -> None:
+    sides = (
+        pl.DataFrame(
+            [(name, 1.0, 5.0, 1000.0 * us) for name, us in side],
+            schema={"operator": pl.String, "count": pl.Float64, "ns": pl.Float64, "device_ns": pl.Float64},
+            orient="row",
+        )
+        for side in (before, after)
+    )
+    assert in_common(beside(*sides)) == shares

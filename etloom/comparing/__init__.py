@@ -19,7 +19,16 @@ from etloom.comparing.quiet import CONFIDENCE, QuietShift, quiet_shift
 from etloom.comparing.shift import Shift as Shift
 from etloom.comparing.shift import shift as shift
 from etloom.comparing.tables import BY as BY
-from etloom.comparing.tables import TABLES, beside, has_steps, largest, left_over, signed
+from etloom.comparing.tables import (
+    LITTLE_IN_COMMON,
+    TABLES,
+    beside,
+    has_steps,
+    in_common,
+    largest,
+    left_over,
+    signed,
+)
 from etloom.errors import UnknownName
 from etloom.trace import Job
 
@@ -79,7 +88,7 @@ class Difference:
             or "mixed" in self._bases
         ):
             return None
-        parts, operators = self.table("category"), self.table("operator")
+        parts, operators = self.table("category"), self._operators
         change = float(parts["change_ns"].sum())
         of_device = self._bases[0] == "device"
         whose = "device work" if of_device else "own time"
@@ -91,6 +100,10 @@ class Difference:
         return f"{line}; {whose} that changed most: {', '.join(done_by)}" if done_by else line
 
     @cached_property
+    def _operators(self) -> pl.DataFrame:
+        return self.table("operator")
+
+    @cached_property
     def _bases(self) -> list[str]:
         """Of each side what its categories are of: device, host, or mixed where its ranks differ in that."""
         found = [{activity(trace).basis for trace in job.values()} for job in (self.before, self.after)]
@@ -100,6 +113,13 @@ class Difference:
     def notes(self) -> list[str]:
         """What a reader of the tables must know."""
         lines: list[str] = []
+        shared = in_common(self._operators)
+        if shared is not None and min(shared) < LITTLE_IN_COMMON:
+            parts = f"{100 * shared[0]:.0f} % of the time before and {100 * shared[1]:.0f} % after"
+            lines.append(
+                f"little in common: operators that both runs have take {parts}; "
+                "if these are two programs, the change says little"
+            )
         counts = [max(steps(trace).height for trace in job.values()) for job in (self.before, self.after)]
         if not self.stepped:
             lines.append("a run marks no steps, so both are taken whole")

@@ -19,6 +19,8 @@ NEGLIGIBLE = 0.001
 CANCELLED = 0.2
 """Of the changes without their signs: where the whole changed by less, no row has a share in it."""
 MENTIONED = 0.03
+LITTLE_IN_COMMON = 1 / 3
+"""Of the time on a side: where operators that the other has too take less, the runs may be of two programs."""
 _PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
 
 
@@ -194,6 +196,20 @@ def main_column(before: pl.DataFrame, after: pl.DataFrame) -> str:
     """What a table is ordered by and shares are of: "device_" where both sides tell of device work, else ""."""
     told = all("device_ns" in side.columns and side["device_ns"].sum() for side in (before, after))
     return "device_" if told else ""
+
+
+def in_common(operators: pl.DataFrame) -> tuple[float, float] | None:
+    """Of `beside`'s table of operators the part of the time before and after that is of operators of both; None where
+    most time of a side is of no known operator."""
+    stem = "device_" if operators["device_before_ns"].sum() and operators["device_after_ns"].sum() else ""
+    times = [f"{stem}before_ns", f"{stem}after_ns"]
+    whole = operators.select(times).sum().row(0)
+    named = operators.drop_nulls("operator")
+    known = named.select(times).sum().row(0)
+    if any(2 * some <= every for some, every in zip(known, whole, strict=True)):
+        return None
+    first, second = named.filter(pl.col("in") == "both").select(times).sum().row(0)
+    return first / known[0], second / known[1]
 
 
 def largest(table: pl.DataFrame, name: str, change: str, most: int = 3) -> list[str]:
