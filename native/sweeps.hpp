@@ -13,7 +13,7 @@ inline size_t check_sweep(const In<int32_t>& first, const In<int32_t>& source, s
         throw nb::value_error("the edges do not fit the points");
     int32_t e = 0;
     for (size_t v = 0; v < points; ++v) {
-        if (first(v + 1) < first(v)) throw nb::value_error("the edges do not fit the points");
+        if (first(v + 1) < first(v) || static_cast<size_t>(first(v + 1)) > m) throw nb::value_error("the edges do not fit the points");
         for (; e < first(v + 1); ++e)
             if (source(e) < 0 || static_cast<size_t>(source(e)) >= v) throw nb::value_error("an edge goes backward");
     }

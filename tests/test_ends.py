@@ -50,7 +50,7 @@ def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[st
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ([ended(0, "in order"), {"rank": 1, "ended": None}, {"rank": 2}], None),
+        ([ended(0, "exited"), {"rank": 1, "ended": None}, {"rank": 2}], None),
         ([ended(1, "killed", True)], "rank 1 was ended from outside in its window, or left by os._exit"),
         (
             [ended(r, "killed", True) for r in (3, 0, 1)],
@@ -61,7 +61,7 @@ def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[st
             "rank 1 was ended from outside as its window was written, or left by os._exit; "
             "rank 0 was ended from outside after its window, or left by os._exit",
         ),
-        ([ended(0, "raised", error="ValueError"), ended(1, "in order")], "rank 0 ended by ValueError"),
+        ([ended(0, "raised", error="ValueError"), ended(1, "exited")], "rank 0 ended by ValueError"),
         ([ended(0, "raised", error="{x}"), ended(1, "raised", error="{x}")], "ranks 0-1 ended by {x}"),
     ],
 )

@@ -356,7 +356,7 @@ def test_two_hosts(tmp_path: Path, out: str) -> None:
     assert (facts["hosts"], facts["world_size"], facts["returncode"]) == (["node0", "node1"], 2, 0)
     assert facts["job"]["launch"] is None  # two launches, of one job
     ranks = [(rank["rank"], rank["host"], rank["steps"], rank["ended"]["how"]) for rank in facts["ranks"]]
-    assert ranks == [(0, "node0", [2, 3, 4], "in order"), (1, "node1", [2, 3, 4], "in order")]
+    assert ranks == [(0, "node0", [2, 3, 4], "exited"), (1, "node1", [2, 3, 4], "exited")]
     assert not list(run.glob(".etloom-*"))
     job = etloom.open(run)
     assert sorted(job) == [0, 1] and all(trace.nodes.height for trace in job.values())

@@ -317,3 +317,10 @@ def test_large_times_sort_and_schedule(seed):
     graph = build(time.tolist(), edges)
     assert (graph.time == np.sort(time)).all()
     assert graphs.schedule(graph).tolist() == graph.time.tolist()
+
+
+@pytest.mark.parametrize("first", [[0, 0, 2**31 - 1, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0]])
+def test_places_of_edges_that_are_not_there_are_refused(first: list[int]) -> None:
+    none, ticks = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    with pytest.raises(ValueError, match="the edges do not fit the points"):
+        graphs._native.residual(np.array(first, np.int32), none, np.zeros(3, np.int64), ticks)

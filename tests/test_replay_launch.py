@@ -40,6 +40,8 @@ def test_told_before_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {**STEP, "SLURM_STEP_NODELIST": "n[1-2]", "MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "5000"}
     assert meeting_point(None, None, told) == ("127.0.0.2", 5001)
     assert meeting_point("127.0.0.3", 6, told) == ("127.0.0.3", 6)
+    for port, beside in (("65535", 65_534), ("65536", FIRST_PORT), ("0", FIRST_PORT), ("²", FIRST_PORT)):
+        assert meeting_point(None, None, {"MASTER_PORT": port}) == ("127.0.0.1", beside)
     assert meeting_point(None, None, {}) == ("127.0.0.1", FIRST_PORT)
     alone = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "no-such-host"}
     assert meeting_point(None, None, alone)[0] == "127.0.0.1"

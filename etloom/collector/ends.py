@@ -1,6 +1,6 @@
 """How the processes of a run ended, as far as anybody saw it.
 
-`ended` of rank_<r>.json says how: {"how": "in order"}, "raised" with the class of the exception as `error`, or
+`ended` of rank_<r>.json says how: {"how": "exited"}, with whatever status, "raised" with the class of the exception as `error`, or
 "killed", by a signal, which os._exit looks like from outside; `in_window`: before the window was written. Null where
 nobody looked: the launcher was killed too, or there was none.
 """
@@ -30,7 +30,7 @@ _AT_THE_CLOSE = {
 def of_process(seen: Facts) -> Facts:
     """How a process ended whose window is written, by what it left for the launcher (seen.Seen)."""
     error = seen.get("raised")
-    how = "killed" if not seen.get("ended") else "raised" if error else "in order"
+    how = "killed" if not seen.get("ended") else "raised" if error else "exited"
     return {"how": how, "in_window": False, "error": error}
 
 

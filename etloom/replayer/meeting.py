@@ -36,8 +36,13 @@ def meeting_point(
             remedy="name one that all processes reach (--master-addr)",
             option="master_addr" if address else None,
         ) from error
-    beside = environment.get("MASTER_PORT", "")
-    return host, port or (int(beside) + 1 if beside.isdecimal() else _port_of_run(environment))
+    return host, port or _port_beside(environment.get("MASTER_PORT", "")) or _port_of_run(environment)
+
+
+def _port_beside(taken: str) -> int | None:
+    if not re.fullmatch(r"\d{1,5}", taken, re.ASCII) or not 0 < int(taken) < 1 << 16:
+        return None
+    return int(taken) + 1 if int(taken) + 1 < 1 << 16 else int(taken) - 1
 
 
 def _port_of_run(environment: Mapping[str, str]) -> int:
