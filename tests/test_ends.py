@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -261,10 +262,10 @@ def test_a_life_that_was_followed_by_another_leaves_nothing(tmp_path: Path) -> N
 
 def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
     run = {**os.environ, "ETLOOM_COLLECT": f"{tmp_path}/.etloom-{HERE}-1-abc"}
-    process = subprocess.Popen(["sh", "-c", "echo; exec sleep 60"], env=run, stdout=subprocess.PIPE)
+    process = subprocess.Popen(["sleep", "60"], env=run)
     try:
-        assert process.stdout is not None
-        process.stdout.readline()
+        while b"ETLOOM_COLLECT" not in Path(f"/proc/{process.pid}/environ").read_bytes():
+            time.sleep(0.01)  # it has none yet as it begins
         left(tmp_path, 0, process.pid)
         with pytest.raises(CollectError, match=f"process {process.pid} still records; wait"):
             leftovers.salvage(tmp_path)
