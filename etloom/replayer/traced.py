@@ -108,4 +108,4 @@ def _parts(recording: Trace, nodes: Sequence[int]) -> list[tuple[int | None, int
         if not parts or (step != parts[-1][0] and (step is None or step > last)):
             parts.append((step, node))
             last = last if step is None else step
-    return parts
+    return parts or [(None, 0)]
