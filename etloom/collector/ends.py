@@ -1,8 +1,8 @@
 """How the processes of a run ended, as far as anybody saw it.
 
-`ended` of rank_<r>.json says how: {"how": "exited"}, with whatever status, "raised" with the class of the exception as `error`, or
-"killed", by a signal, which os._exit looks like from outside; `in_window`: before the window was written. Null where
-nobody looked: the launcher was killed too, or there was none.
+`ended` of rank_<r>.json says how: {"how": "exited"}, with whatever status, "raised" with the class of the exception as
+`error`, or "killed", by a signal, which os._exit looks like from outside; `in_window`: before the window was written.
+Null where nobody looked: the launcher was killed too, or there was none.
 """
 
 from __future__ import annotations
