@@ -547,13 +547,11 @@ def test_collect_passes_on_options_command_and_status(
     calls: list[tuple[Any, ...]] = []
 
     def launch(command: Any, out: Any, steps: Any, **options: Any) -> SimpleNamespace:
+        assert callable(options.pop("building"))
         calls.append((command, out, steps, options))
         return SimpleNamespace(returncode=3, ranks=(0, 1), warnings=("one thing",), out=out, windows=(out,))
 
     monkeypatch.setattr(collector, "launch", launch, raising=False)
-    monkeypatch.setattr(
-        "etloom.collector.observer.built", lambda: tmp_path / "observer.so"
-    )  # nothing to announce
     status, out, err = call(
         "collect",
         "--out",

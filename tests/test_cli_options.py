@@ -23,6 +23,7 @@ GRAMMAR = {
     "latency": ("fast", "such as 20us"),
     "max_regression": ("much", "write it as 3%"),
     "metric": ("speed", "known: step-time"),
+    "on_demand": ("nonsense", "a number of steps, as in --on-demand 2"),
     "only": ("allreduce", "known: all_gather, all_reduce"),
     "option": ("nonsense", "NAME=VALUE"),
     "overlay": ("nonsense", "known: critical-path"),
@@ -95,7 +96,7 @@ def wrong(option: Any) -> Iterator[tuple[str, str]]:
                 "inf",
                 "is no number" if getattr(option.type, "max", None) is None else "is not in the range",
             )
-    elif kind.startswith("str"):
+    elif kind.startswith(("str", "funcparam")):
         assert option.name in GRAMMAR or option.name in FREE, f"say what {option.opts} takes"
         if option.name in GRAMMAR:
             yield GRAMMAR[option.name]

@@ -271,8 +271,10 @@ def test_a_command_without_torch(tmp_path: Path) -> None:
     collected = launch([sys.executable, "-c", "raise SystemExit(5)"], tmp_path / "out")
     assert (collected.returncode, collected.ranks) == (5, ())
     (warning,) = collected.warnings
-    assert "no Python of the command imported torch.optim" in warning and "PYTHONPATH" in warning
+    assert "status 5 before a Python of it imported torch.optim, or PYTHONPATH was lost" in warning
     assert visible(tmp_path / "out") == []
+    (warning,) = launch([sys.executable, "-c", ""], tmp_path / "out").warnings
+    assert "no Python of the command imported torch.optim" in warning and "PYTHONPATH" in warning
 
 
 def test_a_signal_becomes_128_and_more(tmp_path: Path) -> None:

@@ -529,7 +529,7 @@ def test_a_poorer_recording_is_told_in_one_line(
     tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why != "full":  # as where the job's Python has another one than this
-        monkeypatch.setattr(launcher, "usable_observer", lambda wanted: (wanted, []))
+        monkeypatch.setattr(launcher, "usable_observer", lambda wanted, *_: (wanted, []))
         monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "nothing"))
     collected = launch(
         [sys.executable, "-c", FULL, "6000" if why == "full" else "10"],
@@ -696,7 +696,7 @@ def test_nsys_records_one_window(tmp_path: Path, more: dict[str, int]) -> None:
 def test_the_command_for_a_cluster_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "usable_observer", lambda wanted: (wanted, []))
+    monkeypatch.setattr(launcher, "usable_observer", lambda wanted, *_: (wanted, []))
     monkeypatch.setattr("shutil.which", lambda name: None)
     out = str(tmp_path / "run")
     front = ["collect", "--out", out, "--with", "nsys,flight-recorder"]

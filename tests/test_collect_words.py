@@ -14,7 +14,6 @@ import polars as pl
 import pytest
 
 from etloom.cli import _collected
-from etloom.cli import collect as collect_verb
 from etloom.collector import asking, combining, demand, files, launcher, reasons, seen
 from etloom.collector.asking import SOURCES
 from etloom.collector.options import Options
@@ -69,8 +68,8 @@ Call = Callable[..., tuple[int, str, str]]
 def test_a_wrong_option_is_told_as_it_was_typed(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, flag: str, words: str
 ) -> None:
-    monkeypatch.setattr(launcher, "usable_observer", lambda wanted: (wanted, []))
-    monkeypatch.setattr(collect_verb, "_announce_build", lambda observer: None)
+    monkeypatch.setattr("etloom.collector.observer.built", lambda: None)
+    monkeypatch.setattr("etloom.collector.observer.build", lambda: tmp_path)
     ran = tmp_path / "ran"
     status, out, err = call("collect", "--out", tmp_path / "run", *shlex.split(typed), "--", "touch", ran)
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -92,7 +91,7 @@ def test_what_is_recorded_of_the_options() -> None:
 def test_a_ring_without_the_native_observer_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "usable_observer", lambda wanted: ("stock", ["no compiler here"]))
+    monkeypatch.setattr(launcher, "usable_observer", lambda wanted, *_: ("stock", ["no compiler here"]))
     with pytest.raises(CollectError, match="no ring: no compiler here"):
         launcher.launch(["true"], tmp_path / "run", ring=True, what="et")
     with pytest.raises(CollectError, match="no ring: no compiler here"):
@@ -106,14 +105,25 @@ def test_the_observer_is_built_where_it_is_used(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[str] = []
-    monkeypatch.setattr(collect_verb, "_announce_build", built.append)
-    monkeypatch.setattr(launcher, "usable_observer", lambda wanted: (built.append(wanted), (wanted, []))[1])
+    monkeypatch.setattr(
+        launcher, "usable_observer", lambda wanted, *_: (built.append(wanted), (wanted, []))[1]
+    )
     call("collect", "--out", tmp_path / "run", "--with", "kineto", "--", "true")
     record(tmp_path / "loop", what="kineto,stacks")
     assert built == []
     call("collect", "--out", tmp_path / "run", "--with", "shapes, et", "--", "true")
     record(tmp_path / "loop", what="et", overwrite=True)
-    assert built == ["native"] * 3
+    assert built == ["native"] * 2
+
+
+def test_the_building_of_the_observer_is_announced(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etloom.collector.observer.built", lambda: None)
+    monkeypatch.setattr("etloom.collector.observer.build", lambda: tmp_path)
+    for what, announced in (("et", True), ("kineto", False)):
+        err = call("collect", "--out", tmp_path / what, "--with", what, "--", "true")[2]
+        assert err.startswith("etloom: building the native observer") == announced
 
 
 def test_many_paths_are_of_a_folder(call: Call, tmp_path: Path) -> None:

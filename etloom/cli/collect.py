@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,9 +175,7 @@ def collect(
     if print_command:
         typer.echo(_command_line(command, out, steps, options))
         return
-    if what is None or "et" in [part.strip() for part in what.split(",")]:
-        _announce_build(observer)
-    collected = launch(command, out, steps, overwrite=overwrite, **options)
+    collected = launch(command, out, steps, overwrite=overwrite, building=_announce_build, **options)
     folders = collected.windows or (collected.out,)
     for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
         rank = recorded.stem.removeprefix("observer_")
@@ -230,16 +227,9 @@ def _command_line(command: list[str], out: Path, steps: str | None, options: dic
     return f"mkdir -p {shlex.quote(prepared.scratch)} && {shlex.join(words)}"
 
 
-def _announce_build(observer: str) -> None:
+def _announce_build() -> None:
     """Say what the first use of the native observer waits for."""
-    from etloom.collector.observer import BuildError, built
-
-    if observer == "native":
-        with contextlib.suppress(ImportError, BuildError):
-            if built() is None:
-                say(
-                    "building the native observer for this torch, once: half a minute, more on a busy machine"
-                )
+    say("building the native observer for this torch, once: half a minute, more on a busy machine")
 
 
 def _build() -> None:

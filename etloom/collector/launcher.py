@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ def launch(
     length: int | None = None,
     max_windows: int | None = None,
     what: str | None = None,
+    building: Callable[[], None] = lambda: None,
 ) -> Collected:
     """Run `command` and record windows of its training steps into the folder `out`, on every rank it starts.
 
@@ -79,6 +80,8 @@ def launch(
 
     `what` names all that is recorded: "kineto,et,memory,stacks,shapes,flight-recorder,nsys". With nsys the ranks'
     programs run under `nsys profile`, and a window is its capture range.
+
+    `building` is called before our observer is built, where it must be.
 
     It reaches every Python the command starts through PYTHONPATH (so not `python -I`, `-E` or `-S`, nor a
     process started with an environment of its own). stdin, stdout and stderr are the command's.
@@ -107,6 +110,7 @@ def launch(
         length=length,
         max_windows=max_windows,
         what=what,
+        building=building,
     )
     options = replace(options, supervised=True)
     words = command_of(options)
@@ -151,6 +155,7 @@ def prepared(
     stack: bool,
     memory: bool,
     all_threads: bool,
+    building: Callable[[], None] = lambda: None,
 ) -> tuple[Options, list[str]]:
     """The options of a launch, and what is worth a warning. Raises CollectError as `launch` does."""
     from etloom.errors import CollectError
@@ -170,9 +175,9 @@ def prepared(
     combining.check_observer(found, observer, ring=ring, max_bytes=max_bytes)
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
-    usable, unbuilt = observer_for(found, observer, ring=ring, max_bytes=max_bytes)
     if found["nsys"] and (every is not None or on_demand is not None):
         raise error_of("nsys records one window", "what", "leave out nsys, or take --steps")
+    usable, unbuilt = observer_for(found, observer, ring=ring, max_bytes=max_bytes, building=building)
     if ring and what is None:
         unbuilt.append(combining.RING_ALONE)
     folder = os.path.abspath(expand(os.fspath(out)))  # noqa: PTH100
@@ -225,7 +230,12 @@ def environment_of(options: Options) -> dict[str, str]:
 
 
 def observer_for(
-    found: dict[str, bool], wanted: str, *, ring: bool, max_bytes: int | None
+    found: dict[str, bool],
+    wanted: str,
+    *,
+    ring: bool,
+    max_bytes: int | None,
+    building: Callable[[], None] = lambda: None,
 ) -> tuple[str, list[str]]:
     """The observer of an execution trace, where one is recorded (`found`), and what is worth a warning.
 
@@ -233,7 +243,7 @@ def observer_for(
     """
     from etloom.errors import CollectError
 
-    usable, unbuilt = usable_observer(wanted) if found["et"] else (wanted, [])
+    usable, unbuilt = usable_observer(wanted, building) if found["et"] else (wanted, [])
     if ring and usable != "native":
         raise CollectError(f"no ring: {unbuilt[0]}", remedy="leave out --ring (ring=True)")
     if max_bytes is not None and usable != "native":
@@ -241,15 +251,20 @@ def observer_for(
     return usable, unbuilt
 
 
-def usable_observer(wanted: str) -> tuple[str, list[str]]:
-    """The observer to use and, where it is not the one that is wanted, a line that says why."""
+def usable_observer(wanted: str, building: Callable[[], None] = lambda: None) -> tuple[str, list[str]]:
+    """The observer to use and, where it is not the one that is wanted, a line that says why.
+
+    building: called before ours is built.
+    """
     if wanted not in ("native", "stock"):
         raise error_of(f"{wanted!r} is no observer", "observer", "choose native or stock")
     if wanted == "stock":
         return wanted, []
-    from .observer import BuildError, build
+    from .observer import BuildError, build, built
 
     try:
+        if built() is None:
+            building()
         build()
     except ImportError:
         # Whether the job's Python has one built for its torch, its processes will see.

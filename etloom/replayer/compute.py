@@ -107,13 +107,13 @@ def replay(
     made = None
     failed = False
     with _rehearsed(machine, max_bytes, until, progress, note, leave_out):
-        tried()
         stopped = machine.stopped
-        count = warmup + repeats + 1 if device != "meta" and not stopped else 0
-        expected = sum(one.took_ns for one in machine.outcomes)
-        if count * expected > 1e9 * SLOW_S:
-            note(f"all were tried; {count} repeats to come, of about {expected / 1e9:,.1f} s each")
         try:
+            tried()
+            count = warmup + repeats + 1 if device != "meta" and not stopped else 0
+            expected = sum(one.took_ns for one in machine.outcomes)
+            if count * expected > 1e9 * SLOW_S:
+                note(f"all were tried; {count} repeats to come, of about {expected / 1e9:,.1f} s each")
             for turn in range(count):
                 if until is not None and time.monotonic() + expected / 1e9 > until:
                     stopped = OUT_OF_TIME
