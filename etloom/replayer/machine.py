@@ -172,7 +172,7 @@ class Machine:
             began = time.perf_counter_ns()
             try:
                 given = ready(self._slots)
-            except NotImplementedError:
+            except NotImplementedError:  # how torch says that a device has no kernel of an operator
                 if (stand_in := operators.other(step.name)) is None:
                     raise
                 name, ready.call = stand_in

@@ -15,6 +15,7 @@ from etloom.cli._guard import finite, guarded, say
 from etloom.cli._input import RankPatternOption, tell_loss
 from etloom.cli._output import Format, emit, to_json
 from etloom.cli._target import check_export, check_writable
+from etloom.cli.replay._options import Backend, MasterAddr, MasterPort, Timeout
 from etloom.cli.replay._telling import crowded, end, ending, load, tell_passes, tell_sums
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ def comms(
     use_one_trace: Annotated[
         bool, typer.Option("--use-one-trace", help="Play the lowest recorded rank on all processes.")
     ] = False,
-    backend: Annotated[
-        str, typer.Option(help="nccl, gloo, mpi, ucc, or another that torch has registered.")
-    ] = "gloo",
+    backend: Backend = "gloo",
     device: Annotated[
         Device | None, typer.Option(help="By default what the backend is for.", show_default=False)
     ] = None,
@@ -109,18 +108,9 @@ def comms(
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every result once, before the timed runs.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=1, callback=finite, help="Seconds after which a call counts as hung.")
-    ] = 60.0,
-    master_addr: Annotated[
-        str | None, typer.Option(help="Host of rank 0; by default as the launcher tells.", show_default=False)
-    ] = None,
-    master_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65_535, help="A free port there; by default as the launcher tells.", show_default=False
-        ),
-    ] = None,
+    timeout: Timeout = 60.0,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -14,15 +14,7 @@ from etloom.cli._guard import finite, guarded
 from etloom.cli._input import PathArgument
 from etloom.cli._output import Format
 from etloom.cli._target import check_export
-
-AllowCode = Annotated[
-    bool,
-    typer.Option(
-        "--allow-code",
-        help="Run the kernels of torch.compile whose source lies in the trace's resources folder: Python code of "
-        "whoever wrote the trace, which may do all that you may.",
-    ),
-]
+from etloom.cli.replay._options import AllowCode, AllowNamespace
 
 
 class Device(str, enum.Enum):
@@ -39,12 +31,7 @@ def compute(
     step: Annotated[
         int | None, typer.Option(help="Only ProfilerStep#N; by default all.", show_default=False)
     ] = None,
-    allow_namespace: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Run the operators of this namespace too, such as torchvision.", show_default=False
-        ),
-    ] = None,
+    allow_namespace: AllowNamespace = None,
     allow_code: AllowCode = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etloom.cli._guard import finite, guarded, say
+from etloom.cli._guard import guarded, say
 from etloom.cli._input import PathArgument, tell_loss
 from etloom.cli._output import Format
+from etloom.cli.replay._options import AllowCode, AllowNamespace, Backend, MasterAddr, MasterPort, Timeout
 from etloom.cli.replay._telling import crowded, end, ending, load, tell_passes, tell_sums
 from etloom.cli.replay.comms import Device
-from etloom.cli.replay.compute import AllowCode
 
 if TYPE_CHECKING:
     from etloom.replayer.machine import Machine
@@ -26,33 +26,17 @@ if TYPE_CHECKING:
 @guarded()
 def full(
     path: PathArgument,
-    backend: Annotated[
-        str, typer.Option(help="nccl, gloo, mpi, ucc, or another that torch has registered.")
-    ] = "gloo",
+    backend: Backend = "gloo",
     device: Annotated[
         Device | None, typer.Option(help="By default what the backend is for.", show_default=False)
     ] = None,
-    allow_namespace: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Run the operators of this namespace too, such as torchvision.", show_default=False
-        ),
-    ] = None,
+    allow_namespace: AllowNamespace = None,
     allow_code: AllowCode = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
-    timeout: Annotated[
-        float, typer.Option(min=1, callback=finite, help="Seconds after which a call counts as hung.")
-    ] = 60.0,
-    master_addr: Annotated[
-        str | None, typer.Option(help="Host of rank 0; by default as the launcher tells.", show_default=False)
-    ] = None,
-    master_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65_535, help="A free port there; by default as the launcher tells.", show_default=False
-        ),
-    ] = None,
+    timeout: Timeout = 60.0,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
     out: Annotated[
         Path | None,
         typer.Option(
