@@ -102,7 +102,7 @@ class Runner:
     def where(self) -> str:
         """The call it is at, in words."""
         if self.at >= len(self.calls):
-            return "the end"
+            return "the end of a repeat"
         call = self.calls[self.at]
         whom = f"rank {call.peer}" if call.peer is not None else f"ranks {', '.join(map(str, call.group))}"
         return f"call {call.index} ({call.collective}, {call.bytes:,} B, with {whom})"
