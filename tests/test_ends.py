@@ -18,6 +18,7 @@ import yaml
 import etloom
 from etloom.cli import main
 from etloom.cli._collected import note_steps
+from etloom.cli._described import by_rank
 from etloom.collector import aftermath, ends, files, leftovers
 from etloom.collector.launcher import launch
 from etloom.collector.options import Options
@@ -342,6 +343,30 @@ def test_a_reader_of_a_run_is_told(tmp_path: Path, run: dict[str, Any], stats: d
     told = dict(found.select(pl.col("name", "example").cast(pl.String)).rows())
     assert told.keys() == stats.keys()
     assert all(words in told[name] for name, words in stats.items())
+
+
+def test_what_a_kill_cost_is_told_of_the_ranks_that_lost_it(tmp_path: Path) -> None:
+    """Also of a rank that left no file: that is a row of the run."""
+    facts = {"sources": ["kineto", "et"], "steps_asked": "3:6", "start_ns": 1, "world_size": 3, "pid": 1}
+    killed = {"ended": ends.IN_WINDOW, "steps": [3], "end_ns": None}
+    whole = {"steps": [3, 4, 5], "files": ["kineto_trace_1.json"], "ended": {"how": "exited"}}
+    for rank, how in enumerate((killed, whole, killed)):
+        seal = {**facts, **how, "rank": rank, "host": "a", "job": None}
+        (tmp_path / f"rank_{rank}.json").write_text(json.dumps(seal))
+    for rank in (0, 1):
+        (tmp_path / f"torch_et_{rank}.json").write_text(
+            '{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}'
+        )
+    (tmp_path / "s").mkdir()
+    files.write_run(tmp_path, {}, tmp_path / "s")
+    job = etloom.open(tmp_path, use_cache=False)
+    why = "is lost: it is written when a window closes; steps 3 of 3-5 are recorded"
+    rows = job.stats.filter(pl.col("name") == "job.cut_short").select("rank", "severity", "count", "example")
+    assert rows.rows() == [
+        (None, "data_loss", 1, f"the Kineto trace of rank 2 {why}"),
+        (0, "data_loss", 1, f"the Kineto trace of rank 0 {why}"),
+    ]
+    assert by_rank(job).select("rank", "lost").rows() == [(0, 1), (1, 0)]
 
 
 # Jobs

@@ -18,6 +18,7 @@ import small
 
 import etloom
 from etloom import cli, opening
+from etloom.cli._described import by_rank as described
 from etloom.errors import DataLoss, EtloomError, ReadError
 from etloom.readers import discover
 
@@ -122,7 +123,9 @@ def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_p
     (tmp_path / "one.json").rename(tmp_path / "rank-0.json")
     found = discover(tmp_path)
     assert [len(paths) for paths in found.ranks.values()] == [1]
-    assert [row[:3] for row in found.stats] == [("job.two_files_for_a_rank", "data_loss", 1)]
+    example = "rank_0.json is left out, rank-0.json was read"
+    assert found.of_ranks == {0: [("job.two_files_for_a_rank", "data_loss", 1, example)]}
+    assert found.stats == []
 
 
 def test_missing_ranks_and_disagreements_are_reported(tmp_path: Path) -> None:
@@ -237,9 +240,9 @@ def broken(path: Path) -> None:
     path.write_text('{"schemaVersion": 1, "deviceProperties": [')
 
 
-def unreadable(job: etloom.Job) -> list[tuple[str, int, str]]:
-    found = job.own_stats.filter(pl.col("name") == "job.unreadable_file")
-    return found.select("severity", "count", "example").rows()
+def unreadable(job: etloom.Job) -> list[tuple[int | None, str, int, str]]:
+    found = job.stats.filter(pl.col("name") == "job.unreadable_file")
+    return found.select("rank", "severity", "count", "example").rows()
 
 
 def test_one_unreadable_file_costs_itself_only(tmp_path: Path) -> None:
@@ -255,11 +258,13 @@ def test_one_unreadable_file_costs_itself_only(tmp_path: Path) -> None:
     assert job[0].nodes.height == job[2].events.height == 1
     remedy = "; expected Kineto JSON or an execution trace"
     assert unreadable(job) == [
-        ("error", 1, f"{tmp_path / 'kineto_trace_0.json'}: no trace was found in it{remedy}"),
-        ("error", 1, f"{tmp_path / 'kineto_trace_1.json'}: no trace was found in it{remedy}"),
-        ("error", 1, f"{tmp_path / 'kineto_trace_3.json'}: the file is empty"),
-        ("error", 1, f"{tmp_path / 'torch_et_2.json'}: this is no trace of a known format"),
+        (None, "error", 1, f"{tmp_path / 'kineto_trace_1.json'}: no trace was found in it{remedy}"),
+        (None, "error", 1, f"{tmp_path / 'kineto_trace_3.json'}: the file is empty"),
+        (0, "error", 1, f"{tmp_path / 'kineto_trace_0.json'}: no trace was found in it{remedy}"),
+        (2, "error", 1, f"{tmp_path / 'torch_et_2.json'}: this is no trace of a known format"),
     ]
+    # What `etloom info` counts of a rank is what of its files was lost.
+    assert described(job)["lost"].to_list() == [1, 1]
     with pytest.raises(DataLoss, match="unreadable_file"):
         job.check_lossless()
 
@@ -306,7 +311,7 @@ def test_a_panic_of_polars_is_one_line_that_names_the_file(
 
     monkeypatch.setattr(opening.readers, "read", panics)
     said = f"{tmp_path / 'kineto_trace_0.json'}: polars failed on it: index out of bounds; please report it"
-    assert unreadable(etloom.open(tmp_path, use_cache=False)) == [("error", 1, said)]
+    assert unreadable(etloom.open(tmp_path, use_cache=False)) == [(None, "error", 1, said)]
     assert cli.main(["info", str(tmp_path / "kineto_trace_0.json"), "--no-cache"]) == 1
     assert capsys.readouterr().err == f"etloom: {said}\n"
 
@@ -328,7 +333,10 @@ def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -
     example = (
         f"torch_et_0.salvaged.json is read in place of torch_et_0.json{suffix}, from which it was salvaged"
     )
-    assert job.own_stats.rows() == [("job.salvaged_taken", "data_loss", 1, example)]
+    assert job.own_stats.is_empty()
+    taken = job[0].stats.filter(pl.col("name") == "job.salvaged_taken")
+    assert taken.rows() == [("job.salvaged_taken", "data_loss", 1, example)]
+    assert described(job)["lost"].to_list() == [1]
     assert job[0].nodes.height == 1
     (tmp_path / f"torch_et_0.json{suffix}").unlink()
     assert discover(tmp_path).stats == []

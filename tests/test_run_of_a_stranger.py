@@ -136,7 +136,7 @@ def test_a_run_as_we_write_it(tmp_path: Path, call: Call, verb: str) -> None:
     if verb == "salvage":
         ranks = [facts["rank"] for facts in files.sealed_ranks(tmp_path / "run" / "step_3")]
         assert ranks == [1] and not list((tmp_path / "run").glob(".etloom-*"))
-        assert json.loads((tmp_path / "run" / "run.json").read_text())["ranks"] == [SEAL]
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["ranks"] == [{**SEAL, "lost": None}]
 
 
 @settings(

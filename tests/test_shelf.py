@@ -145,7 +145,7 @@ def test_a_rank_of_which_a_file_cannot_be_read_is_not_kept(
 
     monkeypatch.setattr(files, "read_one_rank", fails)
     job = etloom.open(run, room=0)
-    assert job.own_stats.filter(pl.col("name") == "job.unreadable_file")["count"].to_list() == [1]
+    assert job.stats.filter(pl.col("name") == "job.unreadable_file")["rank"].to_list() == [1]
     assert [trace.events.height for trace in job.values()] == [7, 7, 7, 7]
     assert len(entries()) == 3
 

@@ -201,7 +201,7 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
             "ended": told(ranks),
             "lost": lost(ranks),
             "versions": ranks[0].get("versions") if ranks else None,
-            "ranks": ranks,
+            "ranks": [{**rank, "lost": lost([rank])} for rank in ranks],
         }
         write_json(out / "run.json", run, scratch)
         write_card(out, run, scratch)

@@ -20,7 +20,7 @@ from etloom.opening.shelf import Shelf
 from etloom.readers import parquet as parquet_reader
 from etloom.readers.parquet import OnDisk
 from etloom.system import available_memory
-from etloom.trace import Job, Trace
+from etloom.trace import Job, Stat, Trace
 
 __all__ = ["Opening", "Progress"]
 
@@ -73,7 +73,7 @@ class Opening:
         # Where the files state the world, what is missing of it has been said.
         known = "job.missing_ranks" in job.own_stats["name"]
         stats = [row for row in found.stats if not (known and row[0] == "job.missing_ranks")]
-        return job.replace(meta=meta).with_stats(stats)
+        return _with_stats_of(job, found.of_ranks).replace(meta=meta).with_stats(stats)
 
     def file(self, path: Path) -> Job:
         """The linked Job of one file, which may hold several ranks. A file that does not say its rank is of rank 0.
@@ -118,13 +118,18 @@ class Opening:
             parallel.at_a_time(of_rank, self.jobs or os.cpu_count() or 1),
         )
         traces = {rank: trace for rank, trace in opened.items() if trace is not None}
-        failures = [unread[path] for path in itertools.chain(*of_rank.values()) if unread and path in unread]
-        if failures and not traces:
-            also = f"; nor can {len(failures) - 1} more" if len(failures) > 1 else ""
-            raise ReadError(f"{failures[0].what}{also}", where=failures[0].where, remedy=failures[0].remedy)
+        failed = unread or {}
+        failures = {rank: [failed[path] for path in of_rank[rank] if path in failed] for rank in of_rank}
+        if failed and not traces:
+            first, *more = itertools.chain(*failures.values())
+            also = f"; nor can {len(more)} more" if more else ""
+            raise ReadError(f"{first.what}{also}", where=first.where, remedy=first.remedy)
         job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
-        stats = [("job.unreadable_file", "error", 1, str(error)) for error in failures]
-        return job.with_stats([*stats, *doubts.between_ranks(traces), *large.not_linked(job)])
+        rows: dict[int, list[Stat]] = {
+            rank: [("job.unreadable_file", "error", 1, str(error)) for error in errors]
+            for rank, errors in failures.items()
+        }
+        return _with_stats_of(job, rows).with_stats([*doubts.between_ranks(traces), *large.not_linked(job)])
 
     def _saved_run(self, path: Path) -> Job | None:
         """A run of several ranks that was saved linked and whose tables may take more memory than they should."""
@@ -195,6 +200,13 @@ class Opening:
 
 def _as_job(whole: Trace | Job, path: Path) -> Job:
     return whole if isinstance(whole, Job) else Job({whole.rank or 0: whole}, {"path": str(path)})
+
+
+def _with_stats_of(job: Job, of_ranks: Mapping[int, Sequence[Stat]]) -> Job:
+    """The job with more stats of its ranks, and those of a rank that it has not as stats of the run."""
+    traces = {rank: trace.with_stats(of_ranks.get(rank, ())) for rank, trace in job.items()}
+    rest = [row for rank, rows in of_ranks.items() if rank not in job for row in rows]
+    return Job(traces, job.meta, job.own_stats).with_stats(rest)
 
 
 def _put(shelf: Shelf | None, trace: Trace) -> Trace:

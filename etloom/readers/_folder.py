@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -50,6 +51,7 @@ class Found:
     ranks: dict[int, list[Path]]
     formats: dict[Path, str]
     stats: list[Stat] = field(default_factory=list)  # rows of stats that concern the whole job
+    of_ranks: dict[int, list[Stat]] = field(default_factory=dict)  # and those that concern a rank
     ignored: list[Path] = field(default_factory=list)  # files that are no traces
     card: dict[str, Any] | None = None  # CCL-Bench's workload card beside the traces
     run: dict[str, Any] | None = None  # what `etloom collect` wrote of the run: command, versions, steps
@@ -68,9 +70,11 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     folder = Path(folder)
     if not folder.is_dir():
         raise ReadError("no such folder", where=folder, remedy="check the path")
-    stats: list[Stat] = []
+    rows: defaultdict[int | None, list[Stat]] = defaultdict(list)  # by the rank that they concern
+    stats = rows[None]
     unreadable: list[EtloomError] = []
-    formats, ignored = _formats(_without_damaged(_files(folder), stats), unreadable)
+    paths, salvaged = _without_damaged(_files(folder))
+    formats, ignored = _formats(paths, unreadable)
     _drop_converted(formats, stats)
     if not formats and unreadable:
         raise unreadable[0]
@@ -81,7 +85,7 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     without: list[Path] = []
     metrics = [path for path in formats if formats[path] == "metrics"]
     for path in formats:
-        rank = next((int(match[1]) for pattern in patterns if (match := pattern.search(path.name))), None)
+        rank = _named(path, patterns)
         if rank is None and formats[path] == "kineto" and rank_pattern is None:
             try:
                 rank = _rank_inside(path)
@@ -100,22 +104,33 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     placed = {path for paths in ranks.values() for path in paths}
     ranks[min(ranks)] += [path for path in metrics if path not in placed]
     for rank, paths in sorted(ranks.items()):
-        ranks[rank] = _one_of_a_kind(rank, paths, formats, stats)
-    stats += [("job.unreadable_file", "error", 1, str(error)) for error in unreadable]
+        ranks[rank] = _one_of_a_kind(paths, formats, rows[rank])
+    for failure in unreadable:
+        named = _named(Path(failure.where or ""), patterns)
+        rows[named].append(("job.unreadable_file", "error", 1, str(failure)))
+    of_path = {path: rank for rank, paths in ranks.items() for path in paths}
+    for path, row in salvaged.items():
+        rows[of_path.get(path)].append(row)
     # A name may claim any rank: the gaps are counted, not listed.
     missing = max(ranks) + 1 - len(ranks)
     if missing:
         first = itertools.islice((rank for rank in itertools.count() if rank not in ranks), min(missing, 8))
         some = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
         stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some}"))
-    return Found(
-        dict(sorted(ranks.items())), formats, stats, ignored, _card(folder, stats), read_run(folder, stats)
-    )
+    card, (run, cut_short) = _card(folder, stats), read_run(folder, stats)
+    for rank, row in cut_short.items():
+        rows[rank].append(row)
+    of_ranks = {rank: said for rank, said in rows.items() if rank is not None and said}
+    return Found(dict(sorted(ranks.items())), formats, stats, of_ranks, ignored, card, run)
 
 
 def rank_in_name(path: Path) -> int | None:
     """The rank that the name of a file states, by the names the field uses."""
-    return next((int(match[1]) for name in _NAMES if (match := re.search(name, path.name))), None)
+    return _named(path, map(re.compile, _NAMES))
+
+
+def _named(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
+    return next((int(match[1]) for pattern in patterns if (match := pattern.search(path.name))), None)
 
 
 def _card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
@@ -135,19 +150,21 @@ def _files(folder: Path) -> list[Path]:
         raise ReadError(f"cannot be read: {error.strerror}", where=folder) from None
 
 
-def _without_damaged(paths: Sequence[Path], stats: list[Stat]) -> list[Path]:
-    """The paths without those that `etloom salvage` made whole in a file beside them."""
+def _without_damaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]]:
+    """The paths without those that `etloom salvage` made whole in a file beside them, and of each such file the row of
+    stats that says so."""
     stems = {path: path.name.partition(".json")[0] for path in paths}
     whole = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
     kept = []
+    said: dict[Path, Stat] = {}
     for path in paths:
         taken = whole.get(stems[path] + _SALVAGED)
         if taken is None:
             kept.append(path)
         else:
             example = f"{taken.name} is read in place of {path.name}, from which it was salvaged"
-            stats.append(("job.salvaged_taken", "data_loss", 1, example))
-    return kept
+            said[taken] = ("job.salvaged_taken", "data_loss", 1, example)
+    return kept, said
 
 
 def _formats(paths: Iterable[Path], unreadable: list[EtloomError]) -> tuple[dict[Path, str], list[Path]]:
@@ -258,7 +275,7 @@ def _place(without: list[Path], ranks: dict[int, list[Path]], formats: dict[Path
     ranks.setdefault(next(iter(ranks), 0), []).extend(without)
 
 
-def _one_of_a_kind(rank: int, paths: list[Path], formats: dict[Path, str], stats: list[Stat]) -> list[Path]:
+def _one_of_a_kind(paths: list[Path], formats: dict[Path, str], stats: list[Stat]) -> list[Path]:
     """The traces that are linked: one of the host and one of the device, else one of another format; and metrics."""
     kinds = {path: _SIDE_BY_SIDE.get(formats[path], formats[path]) for path in paths}
     traces = [kind for kind in kinds.values() if kind != "metrics"]
@@ -273,9 +290,9 @@ def _one_of_a_kind(rank: int, paths: list[Path], formats: dict[Path, str], stats
         elif doubled and formats[path] == "execution-trace":
             continue
         elif kind not in wanted:
-            stats.append(("job.left_out", "info", 1, f"rank {rank}: {path.name}, open it on its own"))
+            stats.append(("job.left_out", "info", 1, f"{path.name}, open it on its own"))
         elif kind in kept:
-            example = f"rank {rank}: {path.name} is left out, {kept[kind].name} was read"
+            example = f"{path.name} is left out, {kept[kind].name} was read"
             stats.append(("job.two_files_for_a_rank", "data_loss", 1, example))
         else:
             kept[kind] = path

@@ -16,32 +16,37 @@ _MOST_BYTES = 1 << 26
 _HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)  # by host, process and chance
 
 
-def read_run(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
-    """The run.json of `etloom collect`, if there is one; rows of stats where a process or the command ended oddly."""
+def read_run(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | None, dict[int, Stat]]:
+    """The run.json of `etloom collect`, if there is one, and of each rank of which something is lost the row that says
+    what; rows of stats where a process or the command ended oddly."""
     if (left := left_behind(folder)) is not None:
         stats.append(("job.left_behind", "data_loss", 1, left))
     path = folder / "run.json"
     if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-        return None
+        return None, {}
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         stats.append(("job.run_json", "info", 1, f"{path.name} cannot be read"))
-        return None
+        return None, {}
     if not (isinstance(run, dict) and str(run.get("schema", "")).startswith("etloom-run")):
-        return None
+        return None, {}
     ended = run.get("ended")
     if isinstance(ended, str) and ended:
         stats.append(("job.ended_early", "info", 1, ended[:500]))
-    lost = run.get("lost")
-    if isinstance(lost, str) and lost:
-        stats.append(("job.cut_short", "data_loss", 1, lost[:500]))
+    cut_short = {
+        rank["rank"]: row
+        for rank in _ranks(run)
+        if type(rank.get("rank")) is int and (row := _cut_short(rank)) is not None
+    }
+    if not cut_short and (row := _cut_short(run)):
+        stats.append(row)
     if run.get("returncode") is None and _was_launched(run):
         unseen = "etloom collect did not see the job end: it was killed, or the job still runs"
         stats.append(("job.end_not_seen", "info", 1, unseen))
     elif run.get("returncode"):
         stats.append(("job.failed", "info", 1, f"the command ended with status {run['returncode']}"))
-    return run
+    return run, cut_short
 
 
 def left_behind(folder: Path) -> str | None:
@@ -66,6 +71,15 @@ def _inside(folder: Path) -> list[Path]:
 
 def _was_launched(run: dict[str, Any]) -> bool:
     """By `etloom collect`, which waits for the command; not by etloom.record."""
-    ranks = run.get("ranks")
-    jobs = [rank.get("job") for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+    jobs = [rank.get("job") for rank in _ranks(run)]
     return any(isinstance(job, dict) and job.get("supervised") for job in jobs)
+
+
+def _ranks(run: dict[str, Any]) -> list[dict[str, Any]]:
+    ranks = run.get("ranks")
+    return [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+
+
+def _cut_short(what: dict[str, Any]) -> Stat | None:
+    lost = what.get("lost")
+    return ("job.cut_short", "data_loss", 1, lost[:500]) if isinstance(lost, str) and lost else None
