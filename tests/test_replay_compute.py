@@ -599,3 +599,25 @@ def test_a_rank_without_operators_is_named(tmp_path: Path) -> None:
     bare = trace.replace(nodes=trace.nodes.head(0), meta={**trace.meta, "rank": 3})
     with pytest.raises(EtloomError, match=r"^rank 3: holds no execution trace"):
         program(bare)
+
+
+def test_tensors_that_are_not_strided_are_told_and_their_readers_get_plain_ones(tmp_path: Path) -> None:
+    """As sparse gradients of an embedding, which have no storage."""
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        table(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        torch.eye(3).to_mkldnn().to_dense()
+
+    machine = Machine(program(record(tmp_path, step)), torch.device("cpu"))
+    machine.rehearse()
+    machine.run()
+    found = {step.name: one for step, one in zip(machine.program.steps, machine.outcomes, strict=True)}
+    for name, layout in (("embedding_backward", "sparse_coo"), ("to_mkldnn", "mkldnn")):
+        outcome = found[f"aten::{name}"]
+        reason = f"gave a {layout} tensor, and its readers get a plain one"
+        assert (outcome.result, outcome.reason) == ("substituted", reason)
+    assert found["aten::to_dense"].result == "replayed"

@@ -274,6 +274,11 @@ class Machine:
         if len(found) != len(step.results):
             return Outcome("substituted", f"gave {len(found)} tensors, recorded {len(step.results)}")
         for (_, tensor), view in zip(found, step.results, strict=True):
+            if (
+                tensor.layout is not torch.strided
+            ):  # it has no storage, and recordings do not tell what it holds
+                layout = str(tensor.layout).removeprefix("torch.").lstrip("_")
+                return Outcome("substituted", f"gave a {layout} tensor, and its readers get a plain one")
             if tuple(tensor.shape) != view.shape:
                 return Outcome("substituted", f"gave shape {list(tensor.shape)}, recorded {list(view.shape)}")
             if tensor.dtype != DTYPES[view.dtype]:
