@@ -10,13 +10,17 @@ from typing import Any
 import polars as pl
 import pytest
 import small
+from hypothesis import given
+from hypothesis import strategies as st
 from small import slice_
 
 import etloom
 from etloom import registry
 from etloom.analyses import findings
 from etloom.cli._findings import are_findings, as_paragraphs
+from etloom.intervals import Intervals
 from etloom.patterns import View
+from etloom.patterns._finding import cost
 from etloom.trace import Job, Trace
 
 KERNEL = "void at::native::reduce_kernel<512, 1>()"
@@ -403,6 +407,56 @@ def test_percent_of_marked_steps(tmp_path: Path) -> None:
     assert (means["cost_ns"], means["count"]) == (140_000, 2)
     assert means["pct"] == pytest.approx(100 * 140 / 300)
     assert means["step_pct"] == pytest.approx(40)
+
+
+def test_only_what_lies_in_a_step_is_of_the_steps(tmp_path: Path) -> None:
+    """A gap of 500 us ends 50 us into a step of 100 us; the kernel launched last runs on for 60 us after it."""
+    run = Run().op("aten::sum", 0, 20).kernel(1, 5, 45)
+    run.op("ProfilerStep#1", 500, 100, "user_annotation").op("aten::mean", 500, 60).kernel(548, 550, 10)
+    run.op("aten::contiguous", 580, 20).kernel(581, 590, 70, name="direct_copy_kernel")
+    rows = etloom.analyze(run.trace(tmp_path), "findings", min_pct=0)
+    told = rows.filter(pl.col("pattern").is_in(["launch-bound", "conversions"]))
+    assert told.select("pattern", "operator", "cost_ns", "step_pct").rows() == [
+        ("launch-bound", "aten::mean", 500_000, 50),
+        ("conversions", "aten::contiguous", 70_000, 10),
+        ("launch-bound", "aten::contiguous", 30_000, 30),
+    ]
+
+
+def test_what_two_streams_lose_at_once_counts_once(tmp_path: Path) -> None:
+    """Copies from 10 to 50 and from 30 to 70, a step until 50."""
+    run = Run().op("ProfilerStep#1", 0, 50, "user_annotation").op("aten::contiguous", 0, 9)
+    run.kernel(1, 10, 40, name="direct_copy_kernel").kernel(3, 30, 40, name="direct_copy_kernel", stream=8)
+    rows = etloom.analyze(run.trace(tmp_path), "findings", pattern="conversions", min_pct=0)
+    assert rows.select("cost_ns", "count", "pct", "step_pct").rows() == [(60_000, 2, 100 * 60 / 70, 80.0)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.floats(0, 1)), min_size=1),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=3),
+)
+def test_no_cost_is_more_than_the_time_it_is_of(
+    rows: list[tuple[int, int, float]], steps: list[tuple[int, int]]
+) -> None:
+    """Against a reckoning tick by tick: whatever overlaps, and wherever the steps are."""
+    view = View(Trace())
+    view.__dict__["stepped"] = Intervals.of([at for at, _ in steps], [at + took for at, took in steps])
+    costs = [int(took * share) for _, took, share in rows]
+    frame = pl.DataFrame(
+        {"start": [at for at, _, _ in rows], "end": [at + took for at, took, _ in rows], "cost_ns": costs}
+    )
+    ticks = {tick for at, took, _ in rows for tick in range(at, at + took)}
+    marked = {tick for at, took in steps for tick in range(at, at + took)}
+    spread_out = sum(
+        one / took
+        for one, (at, took, _) in zip(costs, rows, strict=True)
+        for tick in range(at, at + took)
+        if tick in marked
+    )
+    total, in_steps = cost(view, frame)
+    assert total == min(sum(costs), len(ticks))
+    assert in_steps == pytest.approx(min(spread_out, len(ticks & marked)), abs=0.51)
+    assert in_steps <= min(len(marked), total + 1)
 
 
 def test_a_place_is_what_the_program_called(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 A row is a place where a pattern costs time: on the rank where it costs most, of the ``ranks`` on which it does. The
 costs of different patterns can be of the same time (a gap, and the communication behind it), so they do not add up.
 
-- cost_ns: what the rank would gain at most if it did not happen; pct: of the time from its first to its last event;
-  step_pct: what of it lies in marked steps, of the time of these steps.
+- cost_ns: what the rank would gain at most if it did not happen, what several streams or threads lose at once counted
+  once; pct: of the time from its first to its last event; step_pct: the part of it that lies in the time of marked steps
+  on the host (of a gap that begins before the first step, what is left of it in the step), of all that time; null where
+  no step is marked.
 - confidence: high (measured), medium (measured, but part of it would stay), low (estimated).
 - step: where it costs most, of the ``count`` times. operator, module: innermost around it. frame: line of Python,
   where stacks were recorded. name: of the kernel or call. event: the host

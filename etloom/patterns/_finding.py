@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from etloom.intervals import Intervals
 from etloom.patterns._view import View
 from etloom.stacks import rewritten
 
@@ -36,7 +38,7 @@ class Finding:
     event: int | None = None
     """The host event to look at: id."""
     in_steps_ns: int = 0
-    """Of the cost, what lies in marked steps."""
+    """Of the cost, what lies in the time of marked steps."""
     place: str | None = None
     """What makes it the same finding on another rank."""
 
@@ -54,10 +56,10 @@ def places(
 ) -> Iterator[Finding]:
     """A Finding for each value of ``by`` among rows, costliest first. Its place is that of its costliest row.
 
-    rows: event (the host event to blame, or null), cost_ns, and of step, stream and name what is known. by: operator,
-    name, or block, which is the class of the module and else the operator. least: of places with fewer rows there is
-    nothing to say. title, and advice where it depends on the place: of the costliest row with cost_ns and count of all,
-    and ``longest``, the costs of the FEW costliest.
+    rows: event (the host event to blame, or null), cost_ns, start and end of the time that it is of, and of step,
+    stream and name what is known. by: operator, name, or block, which is the class of the module and else the operator.
+    least: of places with fewer rows there is nothing to say. title, and advice where it depends on the place: of the
+    costliest row with cost_ns and count of all, and ``longest``, the costs of the FEW costliest.
     """
     rows = rows.filter(pl.col("cost_ns") > 0)
     known = rows.hstack(view.where(rows["event"])).sort("cost_ns", descending=True, maintain_order=True)
@@ -71,7 +73,6 @@ def places(
         pl.len().alias("count"),
         pl.exclude(by, "cost_ns").first(),
         longest=pl.col("cost_ns").head(FEW),
-        in_steps_ns=pl.col("cost_ns").filter(pl.col("step").is_not_null()).sum(),
     )
     for row in (
         sums.filter(pl.col("count") >= least)
@@ -79,10 +80,24 @@ def places(
         .head(most)
         .iter_rows(named=True)
     ):
+        row["cost_ns"], in_steps_ns = cost(view, known.filter(pl.col(by).eq_missing(row[by])))
         place: dict[str, Any] = {name: row.get(name) for name in _PLACE}
-        place |= {"in_steps_ns": row["in_steps_ns"], "place": row[by]}
+        place |= {"in_steps_ns": in_steps_ns, "place": row[by]}
         todo = advice if isinstance(advice, str) else advice(row)
         yield Finding(title(row), row["cost_ns"], confidence, todo, row["count"], **place)
+
+
+def cost(view: View, rows: pl.DataFrame) -> tuple[int, int]:
+    """What rows cost at most together, and what of it lies in the time of marked steps, in ns.
+
+    rows: cost_ns, start and end of the time that it is of, over which it is spread evenly. What several streams or
+    threads lose at once could be gained once.
+    """
+    start, end, each = (rows[name].to_numpy() for name in ("start", "end", "cost_ns"))
+    taken = Intervals.of(start, end)
+    inside = view.stepped.covered(start, end) / np.maximum(end - start, 1) * each
+    in_steps = min(round(float(inside.sum())), (taken & view.stepped).total)
+    return min(round(float(each.sum())), taken.total), in_steps
 
 
 def times(count: int) -> str:

@@ -24,7 +24,7 @@ def find(view: View) -> Iterator[Finding]:
         guessed = " (no step is marked: it may be warm-up)"
     yield from places(
         view,
-        steady.select("step", "name", cost_ns="dur", event="id"),
+        steady.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
         lambda row: (
             f"{row['name']} is called {times(row['count'])}{at(row)}, and the host waits for it{guessed}"
         ),

@@ -27,7 +27,7 @@ def find(view: View) -> Iterator[Finding]:
     if view.activity.basis == "device":
         kernels = view.work.filter(pl.col("cat").is_in(["kernel", "Kernel"]))
         copies = kernels.filter(named(kernels, KERNELS)).select(
-            "step", "stream", "name", cost_ns="dur", event="launch"
+            "step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"
         )
     else:
         inner = view.host(OPERATORS, kinds.OPERATORS)
@@ -41,7 +41,7 @@ def find(view: View) -> Iterator[Finding]:
             & ~pl.col("id").is_in(inner["parent"].drop_nulls().implode())
             & ~pl.col("id").is_in(scalar["event"].implode())
             & ((pl.col("name") != "aten::copy_") | pl.col("parent").is_in(inner["id"].implode()))
-        ).select("step", "name", cost_ns="dur", event="id")
+        ).select("step", "name", "end", start="ts", cost_ns="dur", event="id")
     yield from places(
         view,
         copies,

@@ -28,6 +28,8 @@ def find(view: View) -> Iterator[Finding]:
             pl.len().alias("length"),
             pl.col("dur").sum(),
             pl.col("launch", "step", "name").first(),
+            pl.col("ts").first().alias("start"),
+            pl.col("end").last(),
         )
         .filter(pl.col("length") >= LENGTH)
         # n passes over memory become one.
@@ -35,7 +37,7 @@ def find(view: View) -> Iterator[Finding]:
     )
     yield from places(
         view,
-        runs.select("step", "stream", "name", "cost_ns", event="launch"),
+        runs.select("step", "stream", "name", "start", "end", "cost_ns", event="launch"),
         lambda row: (
             f"{counted(row['count'], 'chain')} of {LENGTH}+ elementwise kernels{at(row, 'block')}, each kernel a pass "
             "over memory"

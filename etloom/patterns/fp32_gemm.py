@@ -25,7 +25,8 @@ def find(view: View) -> Iterator[Finding]:
         return
     plain = view.work.filter(named(view.work, PLAIN) & ~named(view.work, f"{TENSOR}|{NARROW}"))
     # TF32 has 4 to 8 times the peak of fp32 (0 on Volta, where it takes half precision): half is a careful guess.
-    rows = plain.select("step", "stream", "name", cost_ns=(pl.col("dur") // 2), event="launch")
+    half = pl.col("dur") // 2
+    rows = plain.select("step", "stream", "name", "end", start="ts", cost_ns=half, event="launch")
     how = (
         "torch.set_float32_matmul_precision('high') lets TF32 do them, or use autocast with bfloat16"
         if newest >= 8

@@ -21,8 +21,14 @@ def find(view: View) -> Iterator[Finding]:
     facts = view.trace.kernels.select("bytes", id="event")
     copies = copies.with_columns(taken(facts["bytes"], row_of(facts, copies["id"])))
     # The host stands in the call until the data has left pageable memory.
-    cost = pl.max_horizontal("dur", pl.col("launch_end") - pl.col("launch_ts"))
-    copies = copies.select("step", "stream", "name", "bytes", cost_ns=cost, event="launch")
+    calls = pl.col("launch_end") - pl.col("launch_ts") > pl.col("dur")
+    start, end = (
+        pl.when(calls).then(of_call).otherwise(of_copy)
+        for of_call, of_copy in (("launch_ts", "ts"), ("launch_end", "end"))
+    )
+    copies = copies.select(
+        "step", "stream", "name", "bytes", start=start, end=end, cost_ns=end - start, event="launch"
+    )
     is_pageable = named(copies, "(?i)pageable")
     pageable = copies.filter(is_pageable)
     yield from places(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom import kinds
-from etloom.patterns._finding import Finding
+from etloom.patterns._finding import Finding, cost
 from etloom.patterns._view import View
 
 CALLS = 20
@@ -32,17 +32,18 @@ def find(view: View) -> Iterator[Finding]:
         inner.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event", how="left")
         .with_columns(usual=pl.col("dur").median().over(alike), often=pl.len().over(alike))
         .filter(pl.col("often") >= CALLS)
-        .with_columns(over=(pl.col("dur") - pl.col("usual")).round().cast(pl.Int64))
+        .with_columns(start="ts", cost_ns=(pl.col("dur") - pl.col("usual")).round().cast(pl.Int64))
     )
-    stopped = known.filter((pl.col("over") > SLICE_NS) & (pl.col("dur") > TIMES * pl.col("usual")))
+    stopped = known.filter((pl.col("cost_ns") > SLICE_NS) & (pl.col("dur") > TIMES * pl.col("usual")))
     if stopped.height < FEWEST:
         return
-    worst = stopped.sort("over", descending=True, maintain_order=True).row(0, named=True)
-    cost = int(stopped["over"].sum())
+    worst = stopped.sort("cost_ns", descending=True, maintain_order=True).row(0, named=True)
+    cost_ns, in_steps_ns = cost(view, stopped)
+    each_ms = stopped.select(pl.mean("cost_ns") / 1e6).item()
     yield Finding(
-        f"{stopped.height:,} calls of operators stand still for {cost / stopped.height / 1e6:.1f} ms each: more "
+        f"{stopped.height:,} calls of operators stand still for {each_ms:.1f} ms each: more "
         "threads work than there are processors, or another program does",
-        cost,
+        cost_ns,
         "low",
         "give each rank its own cores: OMP_NUM_THREADS = cores / ranks, torch.set_num_threads, numactl or "
         "torchrun's CPU binding; count the data loader's workers too",
@@ -50,5 +51,5 @@ def find(view: View) -> Iterator[Finding]:
         step=worst["step"],
         name=worst["name"],
         event=worst["id"],
-        in_steps_ns=int(stopped["over"].filter(stopped["step"].is_not_null()).sum()),
+        in_steps_ns=in_steps_ns,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.patterns._finding import Finding, places, times
+from etloom.patterns._finding import Finding, cost, places, times
 from etloom.patterns._view import View
 
 COMPILES = (
@@ -25,7 +25,7 @@ def find(view: View) -> Iterator[Finding]:
     outermost = compiles.filter(pl.col("end").cum_max().shift(1).over("tid").fill_null(0) <= pl.col("ts"))
     yield from places(
         view,
-        outermost.select("step", "name", cost_ns="dur", event="id"),
+        outermost.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
         lambda row: f"torch.compile compiles again, {times(row['count'])} in the trace",
         confidence="high",
         advice="TORCH_LOGS=recompiles names the guard that failed: mark dynamic dimensions (mark_dynamic), keep shapes "
@@ -42,20 +42,21 @@ def find(view: View) -> Iterator[Finding]:
     pieces = regions["region"].n_unique()
     if pieces < 2:
         return
-    ordered = regions.sort("tid", "ts").with_columns(
-        between=(pl.col("ts") - pl.col("end").shift(1)).over("tid", "step")
+    ordered = regions.sort("tid", "ts").with_columns(before=pl.col("end").shift(1).over("tid", "step"))
+    lost = ordered.with_columns(cost_ns=pl.col("ts") - pl.col("before")).filter(
+        (pl.col("cost_ns") > 0) & (pl.col("region") != pl.col("region").shift(1))
     )
-    lost = ordered.filter((pl.col("between") > 0) & (pl.col("region") != pl.col("region").shift(1)))
-    if cost := lost["between"].sum():
-        worst = lost.sort("between", descending=True, maintain_order=True).row(0, named=True)
+    if lost.height:
+        worst = lost.sort("cost_ns", descending=True, maintain_order=True).row(0, named=True)
+        cost_ns, in_steps_ns = cost(view, lost.select("cost_ns", start="before", end="ts"))
         yield Finding(
             f"the compiled step is in {pieces} pieces, with Python between them",
-            int(cost),
+            cost_ns,
             "low",
             "TORCH_LOGS=graph_breaks names what broke it; fullgraph=True makes a break an error",
             lost.height,
             step=worst["step"],
             name=worst["name"],
             event=worst["id"],
-            in_steps_ns=int(lost["between"].filter(lost["step"].is_not_null()).sum()),
+            in_steps_ns=in_steps_ns,
         )

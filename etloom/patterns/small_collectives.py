@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.collectives import parts
-from etloom.patterns._finding import Finding
+from etloom.patterns._finding import Finding, cost
 from etloom.patterns._view import View
 
 SMALL_BYTES = 1 << 20
@@ -22,43 +22,25 @@ def find(view: View) -> Iterator[Finding]:
         small=pl.col("bytes") < SMALL_BYTES,
         run=pl.struct("collective", "pg_name", pl.col("bytes") < SMALL_BYTES).rle_id(),
     )
-    runs = (
-        ordered.filter(pl.col("small"))
-        .group_by("run", "collective", "pg_name")
-        .agg(
-            pl.len().alias("count"),
-            pl.col("bytes").median(),
-            (pl.col("end") - pl.col("start")).sum().alias("took"),
-            pl.col("start").first(),
-            pl.col("issuer").first(),
-        )
-        .filter(pl.col("count") >= MANY)
-        # One call in place of each run would still take the time of one.
-        .with_columns(cost=(pl.col("took") * (1 - 1 / pl.col("count"))).round().cast(pl.Int64))
-        .sort("cost", "run", descending=(True, False))
+    # One call in place of each run would still take the time of one.
+    share = 1 - 1 / pl.len().over("run")
+    many = ordered.filter("small").filter(pl.len().over("run") >= MANY)
+    many = many.with_columns(cost_ns=(pl.col("end") - pl.col("start")) * share).with_columns(
+        of_run=pl.col("cost_ns").sum().over("run")
     )
-    marks = [view.step_at(start) for start in runs["start"]]
-    runs = runs.with_columns(step=pl.Series(marks, dtype=pl.Int64))
-    for row in (
-        runs.group_by("collective", "pg_name")
-        .agg(
-            pl.col("count", "cost").sum(),
-            pl.col("bytes").median(),
-            pl.col("step", "issuer").first(),
-            in_steps_ns=pl.col("cost").filter(pl.col("step").is_not_null()).sum(),
-        )
-        .sort("cost", "collective", "pg_name", descending=(True, False, False))
-        .iter_rows(named=True)
-    ):
+    costliest = many.sort("of_run", "run", "start", descending=(True, False, False), maintain_order=True)
+    for (collective, group), own in costliest.group_by("collective", "pg_name", maintain_order=True):
+        cost_ns, in_steps_ns = cost(view, own)
+        size = own.select(pl.median("bytes") / 1024).item()
         yield Finding(
-            f"{row['count']:,} {row['collective']} of {row['bytes'] / 1024:,.0f} KiB each, one after the other",
-            row["cost"],
+            f"{own.height:,} {collective} of {size:,.0f} KiB each, one after the other",
+            cost_ns,
             "medium",
             "put them into one: a bucket (bucket_cap_mb), a flattened tensor, or a coalescing manager",
-            row["count"],
-            step=row["step"],
-            name=row["collective"],
-            event=row["issuer"],
-            in_steps_ns=row["in_steps_ns"],
-            place=f"{row['collective']} {row['pg_name']}",
+            own.height,
+            step=view.step_at(own["start"][0]),
+            name=str(collective),
+            event=own["issuer"][0],
+            in_steps_ns=in_steps_ns,
+            place=f"{collective} {group}",
         )

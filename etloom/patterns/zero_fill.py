@@ -29,12 +29,12 @@ def find(view: View) -> Iterator[Finding]:
         told = np.where(rows >= 0, _zeroing(view)[1][rows], -1) >= 0
         without = not stacks.among(view.trace.events["cat"], kinds.OPERATORS).any()
         fills = fills.filter(pl.Series(told | without)).select(
-            "step", "stream", "name", cost_ns="dur", event="launch"
+            "step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"
         )
     else:
         outermost = view.trace.events["id"].filter(pl.Series(_zeroing(view)[0]))
         inner = view.host("", kinds.OPERATORS).filter(pl.col("id").is_in(outermost.implode()))
-        fills = inner.select("step", "name", cost_ns="dur", event="id")
+        fills = inner.select("step", "name", "end", start="ts", cost_ns="dur", event="id")
     yield from places(
         view,
         fills,
