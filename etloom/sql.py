@@ -5,7 +5,7 @@ else, and of the tables that are given and of no file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import polars as pl
@@ -13,6 +13,8 @@ import polars as pl
 from etloom.errors import EtloomError, UnknownName
 from etloom.schema import TABLES
 
+_AS_TEXT = pl.col(pl.Categorical).cast(pl.String)
+"""Text functions and LIKE do not take Categorical; as it is lazy, only what the query touches is cast."""
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`""")
 _CALLED = re.compile(r"\s*\(")
 _UNSURE = re.compile(r"[\\$#]|--|/\*")
@@ -28,30 +30,51 @@ def answer(
 ) -> pl.DataFrame:
     """The answer to an SQL SELECT over the tables of `etloom.schema` that ``scan(name)`` gives.
 
-    Text columns are strings; a count(*) without a name is called count. Raises UnknownName for a table or column that
-    is not there, EtloomError for what is no SELECT, would open a file, or is refused by polars.
+    Text columns are strings; a count(*) without a name is called count. Raises as `check`, and EtloomError for what
+    polars refuses to do with the values there are.
+    """
+    # Only what the text may name is put together: a Job has tables times ranks frames.
+    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+    frames = {name: scan(name).with_columns(_AS_TEXT) for name in named}
+    schemas = {name: frame.collect_schema() for name, frame in frames.items()}
+    check(sql, schemas)
+    try:
+        table = _execute(frames, sql).collect(engine=engine)
+    except pl.exceptions.PolarsError as error:
+        raise _refused(str(error), sql, schemas) from None
+    unnamed = "len" in table.columns and "count" not in table.columns and not re.search(r"\blen\b", sql)
+    return table.rename({"len": "count"}) if unnamed else table
+
+
+def check(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> None:
+    """Raise for a query that is wrong whatever the tables hold: UnknownName for a table or column that is not there,
+    EtloomError for what is no SELECT, would open a file, or is refused by polars.
+
+    schemas: of the tables (default: those of a Job).
     """
     if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
         raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
     if opened := _file_function(sql):
         raise _of_files(opened)
-    # Only what the text may name is put together: a Job has tables times ranks frames.
-    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql)]
-    # Text functions and LIKE do not take Categorical; as it is lazy, only what the query touches is cast.
-    frames = {name: scan(name).with_columns(pl.col(pl.Categorical).cast(pl.String)) for name in named}
-    schemas = {name: frame.collect_schema() for name, frame in frames.items()}
+    known = _of_job() if schemas is None else schemas
     try:
-        empty = {name: pl.LazyFrame(schema=schema) for name, schema in schemas.items()}
         # The plan over tables in memory says what polars made of the text, whatever functions it may come to know.
-        if _FILE_PLAN.search(_execute(empty, sql).explain(optimized=False)):
+        plan = _execute({name: pl.LazyFrame(schema=schema) for name, schema in known.items()}, sql)
+        if _FILE_PLAN.search(plan.explain(optimized=False)):
             raise _of_files("a function of files")
-        table = _execute(frames, sql).collect(engine=engine)
+        plan.collect_schema()
     except OSError as error:
         raise _of_files(f"a file ({error.strerror or 'that cannot be read'})") from None
     except pl.exceptions.PolarsError as error:
-        raise _refused(str(error), sql, {name: schema.names() for name, schema in schemas.items()}) from None
-    unnamed = "len" in table.columns and "count" not in table.columns and not re.search(r"\blen\b", sql)
-    return table.rename({"len": "count"}) if unnamed else table
+        raise _refused(str(error), sql, known) from None
+
+
+def _of_job() -> dict[str, pl.Schema]:
+    """The columns of the tables of a Job as a query sees them."""
+    empty = (pl.LazyFrame(schema={"rank": pl.Int64, **table.schema}) for table in TABLES.values())
+    return {
+        name: frame.with_columns(_AS_TEXT).collect_schema() for name, frame in zip(TABLES, empty, strict=True)
+    }
 
 
 def _execute(frames: dict[str, pl.LazyFrame], sql: str) -> pl.LazyFrame:
@@ -83,7 +106,7 @@ def _of_files(function: str) -> EtloomError:
     )
 
 
-def _refused(reason: str, sql: str, columns: dict[str, list[str]]) -> EtloomError:
+def _refused(reason: str, sql: str, schemas: Mapping[str, pl.Schema]) -> EtloomError:
     """Polars' refusal as one line, with the nearest name where it misses a table or column."""
     if table := re.match(r"relation '(.*?)' was not found", reason):
         return UnknownName("table", table[1], TABLES)
@@ -94,8 +117,8 @@ def _refused(reason: str, sql: str, columns: dict[str, list[str]]) -> EtloomErro
             rf"\b({'|'.join(TABLES)})\s+(?:as\s+)?[\"`]?{re.escape(column[2])}\b", sql, re.IGNORECASE
         )
         table_name = called[1].lower() if called else column[2]
-        if table_name in columns:
-            return UnknownName(f"column of {table_name}", column[1], columns[table_name])
+        if table_name in schemas:
+            return UnknownName(f"column of {table_name}", column[1], schemas[table_name].names())
     return EtloomError(
         f"the query was refused: {reason.partition(chr(10))[0]}", remedy=f"tables: {', '.join(TABLES)}"
     )

@@ -376,13 +376,35 @@ def test_a_name_from_a_trace_does_not_steer_the_terminal(
 
 
 def test_query_refuses_in_one_line(run: Path, call: Callable[..., Outcome]) -> None:
-    assert call("query", run, "select * from event")[::2] == (
-        1, "etloom: no table is called 'event'; did you mean 'events'?\n",
+    assert call("query", run, "select * from event") == (
+        2, "", "etloom: SQL: no table is called 'event'; did you mean 'events'?; see etloom query --help\n",
     )  # fmt: skip
     columns = json.loads(call("query", "--tables", "--format", "json")[1])
     assert len(columns) == sum(len(table.columns) for table in TABLES.values())
     dur = {"table": "events", "column": "dur", "type": "Int64", "unit": "ns"}
     assert dur.items() <= columns[5].items()
+
+
+@pytest.mark.parametrize(
+    ("sql", "status", "words"),
+    [
+        ("selct name from events", 2, "the query is no SELECT"),
+        ("select name from events where", 2, "sql parser error"),
+        ("select nam from events", 2, "did you mean 'name'?"),
+        ("select read_csv('x') from events", 2, "which reads files"),
+        ("select sum(name) from events", 2, "not supported for dtype"),
+        ("select cast(name as int) from events", 1, "conversion from `str`"),
+        ("select rank, name from EVENTS limit 1", 0, ""),
+        ("select count(*) from events where stream = 99", 0, ""),
+    ],
+)
+def test_a_query_that_no_run_can_answer_is_wrong_usage(
+    run: Path, call: Callable[..., Outcome], sql: str, status: int, words: str
+) -> None:
+    got, out, err = call("query", run, sql)
+    assert (got, out == "", err.count("\n")) == (status, status > 0, int(status > 0)) and words in err, err
+    if status == 2:  # which is told before anything is read
+        assert call("query", "nowhere", sql) == (2, "", err)
 
 
 # -- verbs

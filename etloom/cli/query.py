@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli._guard import guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
 from etloom.cli._output import FormatOption, OutOption, chosen_format, emit
 
@@ -33,6 +33,7 @@ def query(
     """Answer an SQL SELECT over the tables of all ranks; each table has a column rank. Times are in ns.
 
     The dialect is that of polars (https://docs.pola.rs/api/python/stable/reference/sql); no query reads a file.
+    Exit status: 1 where this run cannot answer, 2 where no run could.
 
     Examples:
 
@@ -48,6 +49,10 @@ def query(
     elif path is None or sql is None:
         raise typer.BadParameter("say what to open and what to select: PATH SQL")
     else:
+        from etloom.sql import check
+
+        with usage("sql"):
+            check(sql)  # before all is read
         job = open_job(path, rank_pattern, strict, jobs, cache, lazy=True)
         for name, _, _, example in job.own_stats.iter_rows():
             if name == "job.not_linked":
