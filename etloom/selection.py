@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from etloom import kinds
 from etloom.errors import AnalysisError
+from etloom.ranks import in_words, ranges
 from etloom.schema import TABLES
 from etloom.stacks import among, asked, nearest, row_of
 from etloom.trace import Job, Trace
@@ -59,8 +60,8 @@ def select(
     """
     if missing := sorted(set(ranks) - set(job)):
         raise AnalysisError(
-            f"there is no rank {', '.join(map(str, missing))}",
-            remedy=f"the run holds {', '.join(map(str, job))}",
+            f"there is no rank {ranges(missing)}",
+            remedy=f"the run holds {in_words(job)}",
         )
     if ranks:
         job = Job({rank: job[rank] for rank in job if rank in set(ranks)}, job.meta, job.own_stats)
@@ -95,7 +96,7 @@ def _nothing_left(
     timed: bool,
 ) -> AnalysisError:
     """Which filter matched nothing, or that all of them together did."""
-    of = f" of rank{'s' * (len(job) > 1)} {', '.join(map(str, list(job)[:8]))}{', ...' if len(job) > 8 else ''}"
+    of = f" of {in_words(job)}"
     said = {
         "step": (step is not None, f"there is no step {step}{of}", _steps(job)),
         "name": (bool(names), f"no event{of} has a name that fits {' or '.join(map(repr, names))}",

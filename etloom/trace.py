@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import polars as pl
 
 from etloom.errors import DataLoss, UnknownName
+from etloom.ranks import in_words
 from etloom.schema import SEVERITIES, TABLES
 from etloom.sql import answer
 
@@ -155,8 +156,7 @@ class Job(Mapping[int, Trace]):
         try:
             return self._traces[rank]
         except KeyError:
-            some = ", ".join(map(str, self.ranks[:16])) + (", ..." if len(self) > 16 else "")
-            raise KeyError(f"there is no rank {rank!r}; the job holds {some or 'none'}") from None
+            raise KeyError(f"there is no rank {rank!r}; the job holds {in_words(self)}") from None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._traces)
@@ -165,7 +165,7 @@ class Job(Mapping[int, Trace]):
         return len(self._traces)
 
     def __repr__(self) -> str:
-        return f"<Job: ranks {', '.join(map(str, self._traces))}>"
+        return f"<Job: {in_words(self)}>"
 
     @property
     def meta(self) -> Mapping[str, Any]:

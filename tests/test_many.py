@@ -13,7 +13,11 @@ import small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etloom.reports.many import by_name, ranges, spread
+import etloom
+from etloom.cli.analyze import _say_refusals
+from etloom.errors import AnalysisError
+from etloom.ranks import in_words, ranges
+from etloom.reports.many import by_name, spread
 from etloom.reports.text import in_own_units
 
 
@@ -33,6 +37,34 @@ from etloom.reports.text import in_own_units
 )
 def test_ranges(numbers: list[int], said: str) -> None:
     assert ranges(numbers) == said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([], "no ranks"),
+        ([3], "rank 3"),
+        ([1, 0], "ranks 0, 1"),
+        (range(2000), "ranks 0-1999"),
+        (range(0, 2000, 2), "1,000 ranks (0, 2, 4, 6, 8, 10, 12, 14, ...)"),
+    ],
+)
+def test_ranks_in_words(ranks: list[int], said: str) -> None:
+    assert in_words(ranks) == said
+
+
+def test_many_ranks_are_told_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
+    job = etloom.Job({rank: etloom.Trace({}, {"rank": rank, "linked": True}) for rank in range(0, 40, 2)})
+    of = "20 ranks (0, 2, 4, 6, 8, 10, 12, 14, ...)"
+    assert repr(job) == f"<Job: {of}>"
+    with pytest.raises(KeyError, match=re.escape(f"there is no rank 1; the job holds {of}")):
+        job[1]
+    with pytest.raises(AnalysisError, match=re.escape(f"there is no rank 1, 3; the run holds {of}")):
+        etloom.select(job, rank=[3, 1])
+    _say_refusals(job, pl.DataFrame(), "kernel-breakdown", {})
+    assert (
+        capsys.readouterr().err == f"etloom: without {of}: the trace holds no device work and no operators\n"
+    )
 
 
 @given(st.sets(st.integers(0, 60)))

@@ -244,10 +244,10 @@ def test_what_is_no_run_is_told_how_to_become_one(given: object, tmp_path: Path)
 
 def test_a_rank_that_is_not_there(run: Path) -> None:
     job = etloom.open(run)
-    with pytest.raises(KeyError, match="there is no rank 9; the job holds 0, 1"):
+    with pytest.raises(KeyError, match="there is no rank 9; the job holds ranks 0, 1"):
         job[9]
     assert 9 not in job and job.get(9) is None
-    with pytest.raises(KeyError, match="there is no rank 0; the job holds none"):
+    with pytest.raises(KeyError, match="there is no rank 0; the job holds no ranks"):
         Job({})[0]
 
 

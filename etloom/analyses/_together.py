@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from etloom.collectives import Together, together
 from etloom.errors import AnalysisError
+from etloom.ranks import in_words
 from etloom.trace import Job
 
 
@@ -36,7 +37,5 @@ def compared(job: Job) -> Together:
             why = "the ranks cannot be of one run: however their clocks are set, some left before others came"
         elif found.parts["meeting"].count():
             why = "messages of one direction do not tell how far the clocks of their ranks may be apart"
-        raise AnalysisError(
-            why, remedy=f"record ranks that share a process group; recorded: {', '.join(map(str, job))}"
-        )
+        raise AnalysisError(why, remedy=f"record ranks that share a process group; recorded: {in_words(job)}")
     return found

@@ -26,6 +26,7 @@ import polars as pl
 
 from etloom.analyses._activity import answer
 from etloom.analyses._together import compared
+from etloom.ranks import in_words
 from etloom.trace import Job
 
 SCOPE = "job"
@@ -56,8 +57,7 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
     ):
         ranks = table.filter(pl.col("verdict") == verdict)["rank"].to_list()
         if ranks:
-            listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-            yield f"the clocks of ranks {listed} {meaning}"
+            yield f"the clocks of {in_words(ranks)} {meaning}"
 
 
 def analyze(job: Job) -> pl.DataFrame:

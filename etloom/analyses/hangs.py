@@ -31,6 +31,7 @@ import polars as pl
 
 from etloom.analyses._activity import answer
 from etloom.errors import AnalysisError
+from etloom.ranks import in_words
 from etloom.trace import Job, Trace
 
 SCOPE = "job"
@@ -197,9 +198,7 @@ def _differing(records: _Records, finding: str, of: Any) -> Iterator[dict[str, A
         return
     usual = max(by_value, key=lambda value: len(by_value[value]))
     odd = sorted(rank for value, ranks in by_value.items() if value != usual for rank in ranks)
-    detail = "; ".join(
-        f"{_words(value)} on {', '.join(map(str, ranks))}" for value, ranks in by_value.items()
-    )
+    detail = "; ".join(f"{_words(value)} on {in_words(ranks)}" for value, ranks in by_value.items())
     yield _finding(finding, odd, records, records[odd[0]]["collective"], detail)
 
 

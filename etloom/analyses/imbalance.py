@@ -16,6 +16,7 @@ import polars as pl
 from etloom.analyses import temporal_breakdown
 from etloom.analyses._activity import answer
 from etloom.errors import AnalysisError
+from etloom.ranks import in_words
 from etloom.trace import Job, by_rank
 
 SCOPE = "job"
@@ -43,7 +44,7 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
     if len(of_host) and len(of_device):
         few = min(of_host, of_device, key=len)
         raise AnalysisError(
-            f"host times of rank {_some(of_host)} are not to be compared with device times of rank {_some(of_device)}",
+            f"host times of {in_words(of_host)} are not to be compared with device times of {in_words(of_device)}",
             remedy="leave one kind out with --rank"
             if len(few) > 1
             else f"leave rank {few[0]} out with --rank",
@@ -67,7 +68,3 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
     return answer(
         table.with_columns(pl.when(pl.col("mean_ns") > 0).then(over).alias("imbalance_pct")), COLUMNS
     )
-
-
-def _some(ranks: pl.Series) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

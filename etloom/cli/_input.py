@@ -82,8 +82,6 @@ def tell_loss(job: Job, path: Path | str) -> None:
 
 
 def _of(ranks: tuple[int, ...]) -> str:
-    if not ranks:
-        return ""
-    from etloom.reports.many import ranges
+    from etloom.ranks import in_words
 
-    return f" (rank{'s' * (len(ranks) > 1)} {ranges(ranks)})"
+    return f" ({in_words(ranks)})" if ranks else ""

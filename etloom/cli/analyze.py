@@ -221,6 +221,7 @@ def _say_refusals(job: Job, answer: pl.DataFrame, name: str, options: dict[str, 
     """Say why ranks are not in the answer, those of one reason in one line."""
     import etloom
     from etloom.errors import AnalysisError
+    from etloom.ranks import in_words
 
     reasons: dict[str, list[int]] = {}
     answered = set(answer["rank"]) if answer.width else set()
@@ -230,7 +231,7 @@ def _say_refusals(job: Job, answer: pl.DataFrame, name: str, options: dict[str, 
         except AnalysisError as error:
             reasons.setdefault(error.what, []).append(rank)
     for reason, ranks in reasons.items():
-        say(f"without rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {reason}")
+        say(f"without {in_words(ranks)}: {reason}")
 
 
 def _listed(text: str) -> str:

@@ -82,7 +82,8 @@ def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from etloom.reports.many import MANY, by_name, ranges, spread
+    from etloom.ranks import ranges
+    from etloom.reports.many import MANY, by_name, spread
     from etloom.reports.text import count, duration
 
     facts = {
@@ -136,7 +137,7 @@ def _known(frame: pl.DataFrame) -> pl.DataFrame:
 
 def _counted_ranks(job: Job, world: int | None) -> str:
     """How many ranks and which: 1 of 2 (rank 0); 64 of 64 (ranks 0-63)."""
-    from etloom.reports.many import ranges
+    from etloom.ranks import ranges
 
     said = "" if any(trace.rank is not None for trace in job.values()) else ", which no file says"
     of = f" of {world:,}" if world else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from etloom import kinds, readers
-from etloom.reports.many import ranges
+from etloom.ranks import ranges
 from etloom.trace import Stat, Trace
 
 CUT = ("read.truncated", "read.packing")

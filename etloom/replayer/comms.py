@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from etloom.errors import EtloomError
+from etloom.ranks import in_words
 from etloom.replayer.backends import check_backend
 from etloom.replayer.buffers import buffers
 from etloom.replayer.calls import Ready, expected, groups_of, start_all, value
@@ -104,7 +105,7 @@ class Runner:
         if self.at >= len(self.calls):
             return "the end of a repeat"
         call = self.calls[self.at]
-        whom = f"rank {call.peer}" if call.peer is not None else f"ranks {', '.join(map(str, call.group))}"
+        whom = f"rank {call.peer}" if call.peer is not None else in_words(call.group)
         return f"call {call.index} ({call.collective}, {call.bytes:,} B, with {whom})"
 
     def run(self) -> Times:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from etloom.errors import EtloomError
+from etloom.ranks import in_words
 from etloom.replayer.grouping import told_by_order
 from etloom.replayer.mapping import chosen, mapped, scaled
 from etloom.replayer.matching import matched
@@ -33,9 +34,7 @@ def plan(
     """
     played = sorted(ranks) if ranks else list(job)
     if missing := [rank for rank in played if rank not in job]:
-        raise EtloomError(
-            f"rank {missing[0]} was not recorded", remedy=f"recorded: {', '.join(map(str, job))}"
-        )
+        raise EtloomError(f"rank {missing[0]} was not recorded", remedy=f"recorded: {in_words(job)}")
     size = world or len(played)
     if size > len(played):
         raise EtloomError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from etloom import kinds
-from etloom.reports.many import ranges
+from etloom.ranks import in_words, ranges
 from etloom.reports.text import count
 from etloom.reports.timeline import Packed, pack
 from etloom.trace import Job, Trace
@@ -25,7 +25,7 @@ def timelines(
     drawn = {rank: trace for rank, trace in job.items() if trace.rows("events")}
     notes = []
     if empty := [rank for rank in job if rank not in drawn]:
-        notes.append(f"No profiler events were read of rank {ranges(empty)}: there is no timeline to draw.")
+        notes.append(f"No profiler events were read of {in_words(empty)}: there is no timeline to draw.")
     if len(drawn) > max_ranks:
         rest = list(drawn)[max_ranks:]
         notes.append(

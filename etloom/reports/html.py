@@ -19,8 +19,9 @@ from pathlib import Path
 import polars as pl
 
 import etloom
+from etloom.ranks import in_words
 from etloom.reports.drawn import timelines
-from etloom.reports.many import MANY, by_name, ranges
+from etloom.reports.many import MANY, by_name
 from etloom.reports.page import asset, fill, policy
 from etloom.reports.palette import COLOURS
 from etloom.reports.sections import findings, path, ranks
@@ -151,7 +152,7 @@ def _subtitle(job: Job) -> str:
     backend = (first.meta.get("distributed") or {}).get("backend")
     worked = any(trace.rows("launches") for trace in job.values())
     parts = [
-        f"rank{'s' * (len(job) > 1)} {ranges(job)}",
+        in_words(job),
         " and ".join(sorted(devices)) or ("" if worked else "no device"),
         f"backend {backend}" if backend else "",
         " + ".join(map(str, first.meta.get("formats") or [])).replace("_", " "),
@@ -189,7 +190,7 @@ def _timeline(packed: list[Packed], notes: list[str]) -> str:
     return fill(
         asset("timeline.html"),
         legend=legend,
-        ranks=escape(f"rank {ranges(one.rank for one in packed)}"),
+        ranks=escape(in_words(one.rank for one in packed)),
         notes="".join(map(_note, notes)),
     )
 

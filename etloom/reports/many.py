@@ -1,34 +1,16 @@
-"""What is said of many ranks where a line each would be no answer: ranges of them, and what their figures run from and
-to."""
+"""What is said of many ranks where a line each would be no answer: what their figures run from and to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import polars as pl
 
+from etloom.ranks import ranges
 from etloom.reports.text import shown
 
 MANY = 32
 """Ranks beyond which a text has no line for each."""
-
-
-def ranges(numbers: Iterable[int], most: int = 8) -> str:
-    """0-7, 9, 12-14: whole numbers in order, three and more that follow each other as one; no more than so many parts,
-    and then ", ..."."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        elif len(runs) > 2 * most:
-            break
-        else:
-            runs.append([number, number])
-    parts: list[str] = []
-    for first, last in runs:
-        parts += [f"{first}-{last}"] if last - first > 1 else map(str, dict.fromkeys((first, last)))
-    return ", ".join(parts[:most]) + (", ..." if len(parts) > most else "")
 
 
 def spread(frame: pl.DataFrame) -> pl.DataFrame:

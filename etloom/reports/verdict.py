@@ -14,8 +14,8 @@ import polars as pl
 
 from etloom import registry
 from etloom.errors import AnalysisError
+from etloom.ranks import in_words
 from etloom.reports import said, untimed
-from etloom.reports.many import ranges
 from etloom.reports.sentence import Sentence
 from etloom.trace import Job
 
@@ -106,7 +106,7 @@ def _of_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
     }
     tables = {name: pl.concat(frames) if frames else nothing[name] for name, frames in answers.items()}
     return tables, {
-        name: f"{next(iter(why.values()))} (rank {ranges(why)})" for name, why in reasons.items() if why
+        name: f"{next(iter(why.values()))} ({in_words(why)})" for name, why in reasons.items() if why
     }
 
 
