@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from etloom import registry
 from etloom.analyses import findings
 from etloom.cli._findings import are_findings, as_paragraphs
 from etloom.intervals import Intervals
-from etloom.patterns import View
+from etloom.patterns import View, Views
 from etloom.patterns._finding import cost
 from etloom.trace import Job, Trace
 
@@ -457,6 +458,18 @@ def test_no_cost_is_more_than_the_time_it_is_of(
     assert total == min(sum(costs), len(ticks))
     assert in_steps == pytest.approx(min(spread_out, len(ticks & marked)), abs=0.51)
     assert in_steps <= min(len(marked), total + 1)
+
+
+def test_few_ranks_are_looked_at_at_a_time() -> None:
+    """What is worked out of a rank is let go when so many others were looked at since."""
+    job = Job({rank: Trace({}, {"rank": rank}) for rank in range(12)})
+    views = Views(job)
+    seen = {rank: weakref.ref(views[rank]) for rank in range(8)}
+    assert [views[rank] is seen[rank]() for rank in range(8)] == [True] * 8
+    for rank in (0, 8, 9):
+        views[rank]
+    assert [rank for rank in range(8) if seen[rank]() is None] == [1, 2]
+    assert list(views._held) == [3, 4, 5, 6, 7, 0, 8, 9]
 
 
 def test_a_place_is_what_the_program_called(tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -18,7 +21,7 @@ import etloom
 from etloom import cache
 from etloom.errors import ReadError
 from etloom.opening import Progress, files
-from etloom.opening.shelf import Shelved
+from etloom.opening.shelf import Shelf, Shelved
 from etloom.schema import TABLES
 from etloom.trace import Job, Trace
 
@@ -88,6 +91,46 @@ def test_as_many_ranks_are_held_as_there_is_room_for(run: Path) -> None:
     for rank in (0, 1, 0, 2):
         assert job[rank].events.height == 7
     assert held(job) == [1, 0, 1, 0]  # rank 1 was used longest ago
+
+
+def test_whether_a_run_is_held_is_told_from_the_length_of_its_text(own: Path) -> None:
+    """At 0.6 bytes a byte of it, which for this run lies between what its tables take and three times as much."""
+    text = sum(files.text_bytes(path) for path in (own / "ddp_2").glob("*_*_[01].json.gz"))
+    whole = etloom.open(own / "ddp_2", use_cache=False)
+    takes = sum(frame.estimated_size() for trace in whole.values() for frame in trace.tables.values())
+    limit = 6 * text // 10
+    assert takes < limit < 3 * takes
+    for room, kind in ((takes, Shelved), (limit - 1, Shelved), (limit + 1, Trace), (3 * takes, Trace)):
+        job = etloom.open(own / "ddp_2", room=room)
+        assert [type(trace) for trace in job.values()] == [kind, kind], room
+
+
+def test_what_several_threads_use_at_once_is_counted_one_after_the_other() -> None:
+    """One that could come in between would count a table out that another counts in."""
+    shelf, inside, most = Shelf(10**9), [0], [0]
+
+    class Slow(dict[Any, int]):
+        """Gives way to the other threads where they would do harm."""
+
+        def pop(self, *key: Any) -> Any:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0.01)
+            inside[0] -= 1
+            return super().pop(*key)
+
+    shelf._held = Slow()
+    traces = [object(), object()]
+    threads = [
+        threading.Thread(target=lambda: [shelf.use(trace, 5) for trace in traces])  # type: ignore[arg-type]
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+    assert list(shelf._held.values()) == [20, 20] and shelf._total == 40
 
 
 def test_a_second_opening_reads_what_the_first_one_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
