@@ -242,7 +242,7 @@ def test_ctrl_c_in_a_process_of_its_own() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "reading\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=50)
     assert (process.returncode, err) == (_guard.INTERRUPTED, "")
 
 
@@ -255,7 +255,7 @@ def test_a_closed_pipe_is_silent(run: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == ""
     # Where all fitted into the pipe before it was closed, nothing went wrong.
-    assert process.wait(timeout=20) in (0, _guard.PIPE_CLOSED)
+    assert process.wait(timeout=100) in (0, _guard.PIPE_CLOSED)
     code = "from etloom.cli._guard import guarded\nwith guarded(): print(1); raise BrokenPipeError"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (_guard.PIPE_CLOSED, "")

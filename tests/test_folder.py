@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -381,7 +380,7 @@ def test_a_job_that_memory_does_not_hold_is_read_rank_by_rank(
 ) -> None:
     for rank in range(4):
         kineto(tmp_path / f"kineto_trace_{rank}.json")
-    lock, read = threading.Lock(), opening.readers.read
+    lock, two, read = threading.Lock(), threading.Event(), opening.readers.read
     running: list[Path] = []
     most = 0
 
@@ -390,7 +389,9 @@ def test_a_job_that_memory_does_not_hold_is_read_rank_by_rank(
         with lock:
             running.append(path)
             most = max(most, len(running))
-        time.sleep(0.05)
+            if most > 1:
+                two.set()
+        two.wait(0.05 if alone else 60)
         with lock:
             running.remove(path)
         return read(path, **options)

@@ -244,9 +244,9 @@ def test_a_damaged_event_costs_no_other(damaged: bytes, size: int) -> None:
 
 
 def test_a_row_without_an_end_fed_byte_by_byte_takes_no_quadratic_time() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     rows = b'{"ph": "X", "name": "n", "ts": 1, "dur": 1},' + b'{"ph":"X","a":[{"ph":"X"},{"ph":"X"}},' * 3000
     tables, summary = native.parse("kineto", native.in_chunks(b'{"traceEvents": [' + rows, 1))
     assert tables["events"]["name"].drop_nulls().len() == 1
     native.assert_accounted("kineto", tables, summary)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5

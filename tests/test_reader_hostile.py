@@ -118,11 +118,11 @@ def test_a_type_nested_too_deep_ends_no_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece", ['{"ph":{},', "0,"])
 def test_damage_alone_takes_no_quadratic_time(tmp_path: Path, piece: str) -> None:
     pieces = 100_000
-    start = time.monotonic()
+    start = time.process_time()
     trace = read(tmp_path, f'{{"traceEvents":[{EVENT},{piece * pieces}')
     assert counts(trace)["read.damaged"] == pieces
     assert trace.events.height == 1
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("stray", ["}", "}}}", ":", "}1", '}"', "}\x01"])

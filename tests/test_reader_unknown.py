@@ -87,10 +87,10 @@ def test_a_folder_without_a_name_that_says_anything(data: Path, own: Path, tmp_p
 def test_telling_a_format_takes_no_quadratic_time(tmp_path: Path, piece: str) -> None:
     for start in ("", "[", "{", "ts,", '{"nodes":[', "\x80"):
         head = (start + piece * (1 << 16)).encode("latin-1")[: 1 << 16]
-        begin = time.monotonic()
+        begin = time.process_time()
         for name in registry.names("readers"):
             registry.get("readers", name).sniff(head)
-        assert time.monotonic() - begin < 1, start
+        assert time.process_time() - begin < 1, start
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

@@ -196,9 +196,9 @@ def test_a_hostile_row_takes_no_quadratic_time(tmp_path: Path, piece: str) -> No
     file = tmp_path / "et.json"
     for end in ("", "}]}"):
         file.write_text('{"schema":"1.1.1","nodes":[{"id":1,"name":"' + piece * (100_000 // len(piece)) + end)
-        begin = time.monotonic()
+        begin = time.process_time()
         salvage(file, tmp_path / "out.json")
-        assert time.monotonic() - begin < 5, end
+        assert time.process_time() - begin < 5, end
 
 
 def test_refusals(tmp_path: Path) -> None:
