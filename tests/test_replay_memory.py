@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,3 +80,41 @@ def test_the_most_at_a_time_is_the_recordings(tmp_path: Path, step: Callable[[],
     assert replayed == pytest.approx(recorded, rel=0.1), (recorded, replayed)
     # Between operators; what they take while they run comes on top.
     assert replayed / 2 < machine.peak_bytes <= replayed
+
+
+KEEPS = """
+import resource, sys
+import torch
+from etloom.replayer import memory
+
+if sys.argv[1] == "kept":
+    memory.keep()
+
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        held = [torch.zeros(1 << 21) for _ in range(4)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+faults()
+print(faults())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone can be told to keep what is freed")
+def test_results_are_not_made_of_new_pages_in_each_pass() -> None:
+    """32 MB are 8,192 pages, or 16 large ones; the environment has glibc return all that is freed."""
+    returning = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    kept, returned = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", KEEPS, how], env=returning, check=True, capture_output=True
+            ).stdout
+        )
+        for how in ("kept", "returned")
+    )
+    assert kept < 20 and returned > 100

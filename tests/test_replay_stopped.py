@@ -88,12 +88,13 @@ def test_what_does_not_fit_is_left_out_and_told_before_anything_runs(tmp_path: P
 def test_only_where_memory_is_tight_it_is_returned_when_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trace, returned = of_nodes(tmp_path, *chain(2, MB)), []
-    monkeypatch.setattr("etloom.replayer.memory.give_back", lambda: returned.append(True))
+    trace, freed = of_nodes(tmp_path, *chain(2, MB)), []
+    for what in ("give_back", "keep"):
+        monkeypatch.setattr(f"etloom.replayer.memory.{what}", lambda what=what: freed.append(what))
     takes = 3 << 20
-    for limit, said in ((1.5, []), (1.3, [True])):
+    for limit in (1.5, 1.3):
         assert replay(trace, repeats=1, warmup=0, max_bytes=int(takes * limit)).covered() == 1
-        assert returned == said
+    assert freed == ["keep", "give_back"]
 
 
 def test_what_may_be_taken_is_asked_for_or_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,8 +215,7 @@ def _rehearsed(
 def _too_large(todo: Program, limit: int, note: Note) -> Mapping[int, str]:
     """Node -> why it does not fit."""
     bare = memory.need(todo).bytes
-    if bare * memory.IN_PIECES > limit:
-        memory.give_back()
+    (memory.give_back if bare * memory.IN_PIECES > limit else memory.keep)()
     whole = bare * memory.AT_WORK
     if whole <= limit:
         return {}
