@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,16 @@ from etloom import cli
 # A busy machine is no failure: speed is what benchmarks are for.
 settings.register_profile("etloom", deadline=None)
 settings.load_profile("etloom")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The cache of this run of the tests: what lies in the user's own may have been made by other code."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ETLOOM_CACHE", str(folder / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session")
