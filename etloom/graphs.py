@@ -32,6 +32,9 @@ Codes = NDArray[np.uint8]
 Parts = list[NDArray[Any]]
 """A column in parts; of several rows of one value a part may be that value, repeated without a copy."""
 
+NO_EDGE = _native.NO_EDGE
+"""The kind of an edge of a chain that is not there."""
+
 
 class Role(IntEnum):
     """What a point is to its event."""
@@ -118,7 +121,7 @@ class Graph:
             "kind": [kind],
             "owner": [owner],
         }
-        return ordered(points, edges)
+        return ordered(points, edges, [False])
 
     def __len__(self) -> int:
         """The number of points."""
@@ -157,25 +160,32 @@ class Graph:
         return residual
 
 
-def ordered(points: Mapping[str, Parts], edges: Mapping[str, Parts]) -> Graph:
+def ordered(points: Mapping[str, Parts], edges: Mapping[str, Parts], chain: list[bool]) -> Graph:
     """`Graph.of` columns in parts, one at least, which are taken out of their lists so that none is there twice for
-    long."""
-    order = _native.order_points(points["time"], edges["source"], edges["target"])
-    columns = {name: _gathered(points[name], order) for name in ("time", "event", "role", "rank")}
+    long.
+
+    chain: which parts of the edges are chains, whose edge i leads between the points i after those that the part names.
+    An edge of kind `NO_EDGE` is not there.
+    """
+    number = _native.number_points(points["time"], edges["source"], edges["target"], edges["kind"], chain)
+    columns = {name: _numbered(points[name], number) for name in ("time", "event", "role", "rank")}
     first, source, floor, kind, owner, left = _native.order_edges(
-        order, columns["time"], *(edges[name] for name in ("source", "target", "floor", "kind", "owner"))
+        number,
+        columns["time"],
+        *(edges[name] for name in ("source", "target", "floor", "kind", "owner")),
+        chain,
     )
     dropped = np.bincount(left, minlength=len(Kind)).astype(np.int64)
     return Graph(**columns, first=first, source=source, floor=floor, kind=kind, owner=owner, dropped=dropped)
 
 
-def _gathered(parts: Parts, order: Numbers) -> NDArray[Any]:
-    """The values of a column in this order; the parts are dropped."""
+def _numbered(parts: Parts, number: Numbers) -> NDArray[Any]:
+    """The values of a column, each at its number; the parts are dropped."""
     taken = [part for part in parts if part.size] or parts[:1]
     parts.clear()
     if taken[0].size and all(part.strides == (0,) and part[0] == taken[0][0] for part in taken):
-        return np.broadcast_to(taken[0][0], len(order))
-    values: NDArray[Any] = _native.gather(taken, order)
+        return np.broadcast_to(taken[0][0], len(number))
+    values: NDArray[Any] = _native.numbered(taken, number)
     return values
 
 

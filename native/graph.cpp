@@ -17,12 +17,16 @@ namespace {
 void schedule(In<int32_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_t> time) {
     const size_t n = check_sweep(first, source, time.shape(0), lag.shape(0));
     nb::gil_scoped_release release;
+    const int32_t *const bound = first.data(), *const from = source.data();
+    const int64_t* const lags = lag.data();
+    int64_t* const times = time.data();
     for (size_t v = 0; v < n; ++v) {
-        const int32_t from = first(v), to = first(v + 1);
-        if (from == to) continue;
-        int64_t at = time(source(from)) + lag(from);
-        for (int32_t e = from + 1; e < to; ++e) at = std::max(at, time(source(e)) + lag(e));
-        time(v) = at;
+        int32_t e = bound[v];
+        const int32_t to = bound[v + 1];
+        if (e == to) continue;
+        int64_t at = plus(times[from[e]], lags[e]);
+        while (++e < to) at = std::max(at, plus(times[from[e]], lags[e]));
+        times[v] = at;
     }
 }
 
@@ -32,17 +36,15 @@ void latest(In<int32_t> first, In<int32_t> source, In<int64_t> lag, std::optiona
     const size_t n = check_sweep(first, source, time.shape(0), lag.shape(0));
     if (recorded && recorded->shape(0) != n) throw nb::value_error("the edges do not fit the points");
     nb::gil_scoped_release release;
+    const int32_t *const bound = first.data(), *const from = source.data();
+    const int64_t* const lags = lag.data();
+    int64_t* const times = time.data();
+    const Recorded record{first, source, lag, recorded ? *recorded : lag};
     for (size_t v = n; v-- > 0;) {
-        const int32_t from = first(v), to = first(v + 1);
-        if (!recorded) {
-            for (int32_t e = from; e < to; ++e) time(source(e)) = std::min(time(source(e)), time(v) - lag(e));
-            continue;
-        }
-        const Recorded record{first, source, lag, *recorded};
-        const int64_t least = record.beyond(v);
-        for (int32_t e = from; e < to; ++e) {
-            const int64_t beyond = record.beyond(v, e) == least ? least : 0;
-            time(source(e)) = std::min(time(source(e)), time(v) - lag(e) - beyond);
+        const int64_t own = times[v], least = recorded ? record.beyond(v) : 0;
+        for (int32_t e = bound[v]; e < bound[v + 1]; ++e) {
+            const int64_t beyond = recorded && record.beyond(v, e) == least ? least : 0;
+            times[from[e]] = std::min(times[from[e]], minus(minus(own, lags[e]), beyond));
         }
     }
 }

@@ -11,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "sweeps.hpp"
 
 namespace {
 
@@ -20,19 +21,62 @@ using Parts = std::vector<nb::ndarray<const T, nb::ndim<1>, nb::device::cpu>>;
 
 template <typename T>
 struct Part {
-    explicit Part(const nb::ndarray<const T, nb::ndim<1>, nb::device::cpu>& values)
-        : begin(values.data()), stride(values.stride(0)), size(values.shape(0)) {}
-    const T& operator[](size_t i) const { return begin[static_cast<int64_t>(i) * stride]; }
+    explicit Part(const nb::ndarray<const T, nb::ndim<1>, nb::device::cpu>& values, T rise = 0)
+        : begin(values.data()), stride(values.stride(0)), size(values.shape(0)), step(rise) {}
+    T operator[](size_t i) const { return static_cast<T>(begin[static_cast<int64_t>(i) * stride] + static_cast<T>(i) * step); }
 
     const T* begin;
     int64_t stride;
     size_t size;
+    T step;  // what each value is more than the array says, times its place
 };
 
 template <typename T>
 std::vector<Part<T>> parts_of(const Parts<T>& columns) {
     return {columns.begin(), columns.end()};
 }
+
+// Edges in parts: between the points that their arrays name or, in a chain, between these and so many points further on.
+// Those of kind NONE are not there.
+struct Edges {
+    static constexpr uint8_t NONE = 255;
+
+    Edges(const Parts<int32_t>& from, const Parts<int32_t>& into, const Parts<uint8_t>& why,
+          const std::vector<bool>& chain)
+        : kinds(parts_of(why)) {
+        if (from.size() != into.size() || from.size() != why.size() || from.size() != chain.size())
+            throw nb::value_error("the columns of the edges differ in length");
+        for (size_t p = 0; p < from.size(); ++p) {
+            sources.emplace_back(from[p], chain[p]);
+            targets.emplace_back(into[p], chain[p]);
+            size += kinds[p].size;
+        }
+    }
+
+    // each(part, row, source, target, kind) of every edge that is there
+    template <typename Each>
+    void each(Each each) const {
+        for (size_t p = 0; p < kinds.size(); ++p)
+            for (size_t i = 0; i < kinds[p].size; ++i)
+                if (const uint8_t kind = kinds[p][i]; kind != NONE) each(p, i, sources[p][i], targets[p][i], kind);
+    }
+
+    void check(size_t points) const {
+        constexpr size_t MOST = std::numeric_limits<int32_t>::max();
+        if (points >= MOST || size >= MOST) throw nb::value_error("more points or edges than 32 bits number");
+        bool fit = true, there = true;
+        for (size_t p = 0; p < kinds.size(); ++p) fit &= sources[p].size == kinds[p].size && targets[p].size == kinds[p].size;
+        if (!fit) throw nb::value_error("the columns of the edges differ in length");
+        each([&](size_t, size_t, int32_t source, int32_t target, uint8_t) {
+            there &= static_cast<uint32_t>(source) < points && static_cast<uint32_t>(target) < points;
+        });
+        if (!there) throw nb::value_error("an edge names a point that is not there");
+    }
+
+    std::vector<Part<int32_t>> sources, targets;
+    std::vector<Part<uint8_t>> kinds;
+    size_t size = 0;
+};
 
 template <typename T>
 size_t size_of(const std::vector<Part<T>>& parts) {
@@ -110,7 +154,7 @@ public:
     explicit Lookup(const std::vector<Part<T>>& parts) : parts_(parts) {
         for (const Part<T>& part : parts) ends_.push_back((ends_.empty() ? 0 : ends_.back()) + part.size);
     }
-    const T& operator[](int32_t place) {
+    T operator[](int32_t place) {
         const size_t at = static_cast<size_t>(place);
         if (at < low_ || at >= high_) {
             which_ = std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin();
@@ -204,112 +248,94 @@ void settle_ties(Paged<int32_t>& order, const std::vector<Part<int64_t>>& times,
     }
 }
 
-template <typename Each>
-void each_pair(const std::vector<Part<int32_t>>& sources, const std::vector<Part<int32_t>>& targets, Each each) {
-    for (size_t p = 0; p < sources.size(); ++p)
-        for (size_t i = 0; i < sources[p].size; ++i) each(sources[p][i], targets[p][i]);
-}
-
-void check_ends(const std::vector<Part<int32_t>>& sources, const std::vector<Part<int32_t>>& targets, size_t points) {
-    if (sources.size() != targets.size()) throw nb::value_error("the columns of the edges differ in length");
-    for (size_t p = 0; p < sources.size(); ++p)
-        if (sources[p].size != targets[p].size) throw nb::value_error("the columns of the edges differ in length");
-    constexpr size_t MOST = std::numeric_limits<int32_t>::max();
-    if (points >= MOST || size_of(sources) >= MOST) throw nb::value_error("more points or edges than 32 bits number");
-    bool there = true;
-    each_pair(sources, targets, [&](int32_t source, int32_t target) {
-        there &= static_cast<uint32_t>(source) < points && static_cast<uint32_t>(target) < points;
-    });
-    if (!there) throw nb::value_error("an edge names a point that is not there");
-}
-
-nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> order_points(const Parts<int64_t>& time, const Parts<int32_t>& source,
-                                                          const Parts<int32_t>& target) {
+nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> number_points(const Parts<int64_t>& time, const Parts<int32_t>& source,
+                                                           const Parts<int32_t>& target, const Parts<uint8_t>& kind,
+                                                           const std::vector<bool>& chain) {
     const auto times = parts_of(time);
-    const auto sources = parts_of(source), targets = parts_of(target);
+    const Edges edges(source, target, kind, chain);
     const size_t n = size_of(times);
-    check_ends(sources, targets, n);
-    Paged<int32_t> order;
+    edges.check(n);
+    Paged<int32_t> number(n);
     {
         nb::gil_scoped_release release;
-        order = merged(runs_of(times), times, n);
+        Paged<int32_t> order = merged(runs_of(times), times, n);
         std::vector<std::pair<int32_t, int32_t>> tied;
         Lookup<int64_t> from(times), into(times);
-        each_pair(sources, targets, [&](int32_t a, int32_t b) {
+        edges.each([&](size_t, size_t, int32_t a, int32_t b, uint8_t) {
             if (a != b && from[a] == into[b]) tied.emplace_back(a, b);
         });
         if (!tied.empty()) settle_ties(order, times, tied);
+        for (size_t i = 0; i < n; ++i) number[order[i]] = static_cast<int32_t>(i);
     }
-    return to_numpy(std::move(order));
+    return to_numpy(std::move(number));
 }
 
 template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> gather(const Parts<T>& column, In<int32_t> order) {
+nb::ndarray<nb::numpy, T, nb::ndim<1>> numbered(const Parts<T>& column, In<int32_t> numbers) {
     const auto parts = parts_of(column);
-    const size_t n = order.shape(0), all = size_of(parts);
+    const size_t n = numbers.shape(0);
+    if (size_of(parts) != n) throw nb::value_error("the columns of the points differ in length");
     Paged<T> values(n);
     {
         nb::gil_scoped_release release;
-        Lookup<T> of(parts);
-        for (size_t i = 0; i < n; ++i) {
-            if (static_cast<uint32_t>(order(i)) >= all) throw nb::value_error("there is no such place");
-            values[i] = of[order(i)];
-        }
+        const int32_t* number = numbers.data();
+        for (const Part<T>& part : parts)
+            for (size_t i = 0; i < part.size; ++i, ++number) {
+                if (static_cast<uint32_t>(*number) >= n) throw nb::value_error("there is no such place");
+                values[*number] = part[i];
+            }
     }
     return to_numpy(std::move(values));
 }
 
-nb::tuple order_edges(In<int32_t> order, In<int64_t> time, const Parts<int32_t>& source, const Parts<int32_t>& target,
-                      const Parts<int64_t>& floor, const Parts<uint8_t>& kind, const Parts<int32_t>& owner) {
-    const auto sources = parts_of(source), targets = parts_of(target), owners = parts_of(owner);
+nb::tuple order_edges(In<int32_t> numbers, In<int64_t> times, const Parts<int32_t>& source,
+                      const Parts<int32_t>& target, const Parts<int64_t>& floor, const Parts<uint8_t>& kind,
+                      const Parts<int32_t>& owner, const std::vector<bool>& chain) {
+    const Edges edges(source, target, kind, chain);
+    const auto owners = parts_of(owner);
     const auto floors = parts_of(floor);
-    const auto kinds = parts_of(kind);
-    const size_t n = order.shape(0), m = size_of(sources);
-    check_ends(sources, targets, n);
-    if (time.shape(0) != n) throw nb::value_error("the columns of the points differ in length");
-    if (floors.size() != sources.size() || kinds.size() != sources.size() || owners.size() != sources.size())
+    const size_t n = numbers.shape(0);
+    edges.check(n);
+    if (times.shape(0) != n) throw nb::value_error("the columns of the points differ in length");
+    if (floors.size() != edges.kinds.size() || owners.size() != edges.kinds.size())
         throw nb::value_error("the columns of the edges differ in length");
-    for (size_t p = 0; p < sources.size(); ++p)
-        for (size_t size : {floors[p].size, kinds[p].size, owners[p].size})
-            if (size != sources[p].size) throw nb::value_error("the columns of the edges differ in length");
+    for (size_t p = 0; p < edges.kinds.size(); ++p)
+        for (size_t size : {floors[p].size, owners[p].size})
+            if (size != edges.kinds[p].size) throw nb::value_error("the columns of the edges differ in length");
+    const int32_t* const number = numbers.data();
+    const int64_t* const time = times.data();
     for (size_t i = 0; i < n; ++i)
-        if (static_cast<uint32_t>(order(i)) >= n) throw nb::value_error("there is no such place");
+        if (static_cast<uint32_t>(number[i]) >= n) throw nb::value_error("there is no such place");
     Paged<int32_t> first(n + 2, 0), from, owned;
     Paged<int64_t> least;
     Paged<uint8_t> why, dropped;
     {
         nb::gil_scoped_release release;
-        Paged<int32_t> number(n, 0);
-        for (size_t i = 0; i < n; ++i) number[order(i)] = static_cast<int32_t>(i);
         size_t kept = 0;
-        for (size_t p = 0; p < sources.size(); ++p)
-            for (size_t i = 0; i < sources[p].size; ++i) {
-                const int32_t into = number[targets[p][i]];
-                if (number[sources[p][i]] < into) {
-                    ++first[into + 2];
-                    ++kept;
-                } else {
-                    dropped.push_back(kinds[p][i]);
-                }
+        edges.each([&](size_t, size_t, int32_t a, int32_t b, uint8_t kind) {
+            const int32_t into = number[b];
+            if (number[a] < into) {
+                ++first[into + 2];
+                ++kept;
+            } else {
+                dropped.push_back(kind);
             }
+        });
         // first[v + 1] is where the next edge into v goes and, when all are placed, where those into v + 1 begin.
         for (size_t i = 1; i <= n; ++i) first[i + 1] += first[i];
         from.resize(kept);
         owned.resize(kept);
         least.resize(kept);
         why.resize(kept);
-        for (size_t p = 0; p < sources.size(); ++p)
-            for (size_t i = 0; i < sources[p].size; ++i) {
-                const int32_t a = number[sources[p][i]], b = number[targets[p][i]];
-                if (a >= b) continue;
-                const int32_t place = first[b + 1]++;
-                from[place] = a;
-                // In unsigned numbers what is too long for 64 bits wraps and is not undefined.
-                const auto took = static_cast<int64_t>(static_cast<uint64_t>(time(b)) - static_cast<uint64_t>(time(a)));
-                least[place] = std::clamp<int64_t>(floors[p][i], 0, std::max<int64_t>(took, 0));
-                why[place] = kinds[p][i];
-                owned[place] = owners[p][i];
-            }
+        edges.each([&](size_t p, size_t i, int32_t source, int32_t target, uint8_t kind) {
+            const int32_t a = number[source], b = number[target];
+            if (a >= b) return;
+            const int32_t place = first[b + 1]++;
+            from[place] = a;
+            least[place] = std::clamp<int64_t>(floors[p][i], 0, std::max<int64_t>(minus(time[b], time[a]), 0));
+            why[place] = kind;
+            owned[place] = owners[p][i];
+        });
         first.pop_back();
     }
     return nb::make_tuple(to_numpy(std::move(first)), to_numpy(std::move(from)), to_numpy(std::move(least)),
@@ -319,15 +345,17 @@ nb::tuple order_edges(In<int32_t> order, In<int64_t> time, const Parts<int32_t>&
 }  // namespace
 
 void bind_order(nb::module_& module) {
-    module.def("order_points", &order_points, nb::arg("time"), nb::arg("source"), nb::arg("target"),
-               "The places of points in an order of ascending time in which edges go forward; columns in parts.");
-    const char* gathers = "The values of a column in parts at these places.";
-    module.def("gather", &gather<int64_t>, nb::arg("column"), nb::arg("order"), gathers);
-    module.def("gather", &gather<int32_t>, nb::arg("column"), nb::arg("order"), gathers);
-    module.def("gather", &gather<uint8_t>, nb::arg("column"), nb::arg("order"), gathers);
-    module.def("order_edges", &order_edges, nb::arg("order"), nb::arg("time"), nb::arg("source"), nb::arg("target"),
-               nb::arg("floor"), nb::arg("kind"), nb::arg("owner"),
-               "Of edges between places of points in this order, at these times, those that go forward, sorted by target: "
+    module.attr("NO_EDGE") = static_cast<int>(Edges::NONE);
+    module.def("number_points", &number_points, nb::arg("time"), nb::arg("source"), nb::arg("target"), nb::arg("kind"),
+               nb::arg("chain"),
+               "Numbers for points in an order of ascending time in which edges go forward; columns in parts.");
+    const char* puts = "The values of a column in parts, each at its number.";
+    module.def("numbered", &numbered<int64_t>, nb::arg("column"), nb::arg("number"), puts);
+    module.def("numbered", &numbered<int32_t>, nb::arg("column"), nb::arg("number"), puts);
+    module.def("numbered", &numbered<uint8_t>, nb::arg("column"), nb::arg("number"), puts);
+    module.def("order_edges", &order_edges, nb::arg("number"), nb::arg("time"), nb::arg("source"), nb::arg("target"),
+               nb::arg("floor"), nb::arg("kind"), nb::arg("owner"), nb::arg("chain"),
+               "Of edges between points with these numbers, at these times, those that go forward, sorted by target: "
                "the offsets of those into each point; source, floor (at most what the edge took), kind, owner; and the "
                "kinds of those that do not.");
 }

@@ -1,4 +1,5 @@
 // How far a graph explains a recording: starts of device work that an edge explains, and what no floor explains.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -17,23 +18,25 @@ namespace {
 // moved by each shift. A launch explains what starts between `call` and `back`, which are of each edge of that kind, in
 // order; another edge what starts at most `soon` after its source; an overlap what starts after its source. Last the sum
 // over all own points of what they took beyond the floors of all edges into them.
-nb::tuple explained_starts(In<int32_t> first, In<int32_t> source, In<int64_t> time, In<int64_t> floor, In<uint8_t> kind,
-                           In<bool> own, In<int64_t> call, In<int64_t> back, uint8_t work, uint8_t launch,
-                           uint8_t overlap, int64_t soon, const std::vector<int64_t>& shifts) {
-    const size_t n = check_sweep(first, source, time.shape(0), kind.shape(0));
-    if (floor.shape(0) != kind.shape(0) || own.shape(0) != n || call.shape(0) != back.shape(0)) throw nb::value_error("the edges do not fit the points");
-    size_t launches = 0;
-    for (size_t e = 0; e < kind.shape(0); ++e) launches += kind(e) == launch;
-    if (launches != call.shape(0)) throw nb::value_error("the edges do not fit the points");
+nb::tuple explained_starts(In<int32_t> first, In<int32_t> source, In<int64_t> times, In<int64_t> floor,
+                           In<uint8_t> kinds, In<bool> owns, In<int64_t> call, In<int64_t> back, uint8_t work,
+                           uint8_t launch, uint8_t overlap, int64_t soon, const std::vector<int64_t>& shifts) {
+    const size_t n = check_sweep(first, source, times.shape(0), kinds.shape(0)), m = kinds.shape(0);
+    if (floor.shape(0) != m || owns.shape(0) != n || call.shape(0) != back.shape(0)) throw nb::value_error("the edges do not fit the points");
+    const int32_t *const bound = first.data(), *const from = source.data();
+    const int64_t* const time = times.data();
+    const uint8_t* const kind = kinds.data();
+    const bool* const own = owns.data();
+    if (static_cast<size_t>(std::count(kind, kind + m, launch)) != call.shape(0)) throw nb::value_error("the edges do not fit the points");
     int64_t starts = 0, explained = 0, ambiguous = 0;
     uint64_t residual = 0;
     std::vector<int64_t> by_chance(shifts.size());
     {
         nb::gil_scoped_release release;
-        const Recorded recorded{first, source, floor, time};
+        const Recorded recorded{first, source, floor, times};
         Paged<uint8_t> begins(n, 0);
-        for (size_t e = 0; e < kind.shape(0); ++e)
-            if (kind(e) == work) begins[source(e)] = 1;
+        for (size_t e = 0; e < m; ++e)
+            if (kind[e] == work) begins[from[e]] = 1;
         struct Times {
             int64_t low, high;
             bool launched;
@@ -41,31 +44,35 @@ nb::tuple explained_starts(In<int32_t> first, In<int32_t> source, In<int64_t> ti
         std::vector<Times> reasons;
         size_t next = 0;
         for (size_t v = 0; v < n; ++v) {
-            if (own(v)) residual += static_cast<uint64_t>(recorded.beyond(v));
-            reasons.clear();
-            for (int32_t e = first(v); e < first(v + 1); ++e) {
-                const bool launched = kind(e) == launch;
-                const size_t which = next;
-                next += launched;
-                if (!begins[v] || !own(v)) continue;
-                const int64_t from = time(source(e));
-                if (launched)
-                    reasons.push_back({call(which), back(which) + soon, true});
-                else
-                    reasons.push_back({from, kind(e) == overlap ? time(v) : from + soon, false});
+            if (own[v]) residual += static_cast<uint64_t>(recorded.beyond(v));
+            const int32_t to = bound[v + 1];
+            if (!begins[v] || !own[v]) {
+                for (int32_t e = bound[v]; e < to; ++e) next += kind[e] == launch;
+                continue;
             }
-            if (!begins[v] || !own(v)) continue;
+            reasons.clear();
+            for (int32_t e = bound[v]; e < to; ++e) {
+                const int64_t before = time[from[e]];
+                if (kind[e] == launch) {
+                    reasons.push_back({call(next), bounded_plus(back(next), soon), true});
+                    ++next;
+                } else {
+                    reasons.push_back({before, kind[e] == overlap ? time[v] : bounded_plus(before, soon), false});
+                }
+            }
             const auto seen = [&](int64_t at, bool launched) {
                 for (const Times& one : reasons)
                     if (one.launched == launched && one.low <= at && at <= one.high) return true;
                 return false;
             };
-            const bool launched = seen(time(v), true), ordered = seen(time(v), false);
+            const bool launched = seen(time[v], true), ordered = seen(time[v], false);
             ++starts;
             explained += launched || ordered;
             ambiguous += launched && ordered;
-            for (size_t s = 0; s < shifts.size(); ++s)
-                by_chance[s] += seen(time(v) + shifts[s], true) || seen(time(v) + shifts[s], false);
+            for (size_t s = 0; s < shifts.size(); ++s) {
+                const int64_t moved = bounded_plus(time[v], shifts[s]);
+                by_chance[s] += seen(moved, true) || seen(moved, false);
+            }
         }
     }
     return nb::make_tuple(starts, explained, ambiguous, by_chance, static_cast<int64_t>(residual));
@@ -78,9 +85,10 @@ int64_t residual_sum(In<int32_t> first, In<int32_t> source, In<int64_t> time, In
     if (own && own->shape(0) != n) throw nb::value_error("the edges do not fit the points");
     nb::gil_scoped_release release;
     const Recorded recorded{first, source, floor, time};
+    const bool* const owns = own ? own->data() : nullptr;
     uint64_t sum = 0;
     for (size_t v = 0; v < n; ++v)
-        if (!own || (*own)(v)) sum += static_cast<uint64_t>(recorded.beyond(v));
+        if (!owns || owns[v]) sum += static_cast<uint64_t>(recorded.beyond(v));
     return static_cast<int64_t>(sum);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "arrays.hpp"
 
@@ -11,30 +12,44 @@ inline size_t check_sweep(const In<int32_t>& first, const In<int32_t>& source, s
     const size_t m = source.shape(0);
     if (first.shape(0) != points + 1 || first(0) != 0 || static_cast<size_t>(first(points)) != m || lags != m)
         throw nb::value_error("the edges do not fit the points");
+    const int32_t *const bound = first.data(), *const from = source.data();
     int32_t e = 0;
     for (size_t v = 0; v < points; ++v) {
-        if (first(v + 1) < first(v) || static_cast<size_t>(first(v + 1)) > m) throw nb::value_error("the edges do not fit the points");
-        for (; e < first(v + 1); ++e)
-            if (source(e) < 0 || static_cast<size_t>(source(e)) >= v) throw nb::value_error("an edge goes backward");
+        const int32_t to = bound[v + 1];
+        if (to < bound[v] || static_cast<size_t>(to) > m) throw nb::value_error("the edges do not fit the points");
+        for (; e < to; ++e)
+            if (from[e] < 0 || static_cast<size_t>(from[e]) >= v) throw nb::value_error("an edge goes backward");
     }
     return points;
 }
 
-// Differences of times, which wrap around where they are too long for 64 bits.
+// Sums and differences of times, which wrap around where they are too long for 64 bits.
+inline int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
 inline int64_t minus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)); }
+
+// A sum of times, the greatest or the least there is where it is too long for 64 bits.
+inline int64_t bounded_plus(int64_t a, int64_t b) {
+    using Limits = std::numeric_limits<int64_t>;
+    if (b > 0) return a > Limits::max() - b ? Limits::max() : a + b;
+    return a < Limits::min() - b ? Limits::min() : a + b;
+}
 
 // What a recording took beyond the floors of edges.
 struct Recorded {
-    const In<int32_t>& first;
-    const In<int32_t>& source;
-    const In<int64_t>& floor;
-    const In<int64_t>& time;
+    Recorded(const In<int32_t>& bounds, const In<int32_t>& sources, const In<int64_t>& floors, const In<int64_t>& times)
+        : first(bounds.data()), source(sources.data()), floor(floors.data()), time(times.data()) {}
 
-    int64_t beyond(size_t v, int32_t e) const { return minus(minus(time(v), time(source(e))), floor(e)); }
+    int64_t beyond(size_t v, int32_t e) const { return minus(minus(time[v], time[source[e]]), floor[e]); }
     int64_t beyond(size_t v) const {
-        if (first(v) == first(v + 1)) return 0;
-        int64_t least = beyond(v, first(v));
-        for (int32_t e = first(v) + 1; e < first(v + 1); ++e) least = std::min(least, beyond(v, e));
+        const int32_t from = first[v], to = first[v + 1];
+        if (from == to) return 0;
+        int64_t least = beyond(v, from);
+        for (int32_t e = from + 1; e < to; ++e) least = std::min(least, beyond(v, e));
         return least;
     }
+
+    const int32_t* first;
+    const int32_t* source;
+    const int64_t* floor;
+    const int64_t* time;
 };

@@ -11,13 +11,12 @@
 namespace {
 
 // The marked rows lane by lane, each by start and depth, so that what is around comes first.
-Paged<int32_t> lane_by_lane(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int16_t> depth) {
-    const size_t all = lane.shape(0);
+Paged<int32_t> lane_by_lane(const bool* marked, const int32_t* lane, const int64_t* start, const int16_t* depth, size_t all) {
     std::vector<size_t> at;
     size_t count = 0;
     for (size_t row = 0; row < all; ++row) {
-        if (!marked(row)) continue;
-        const auto of = static_cast<size_t>(lane(row));
+        if (!marked[row]) continue;
+        const auto of = static_cast<size_t>(lane[row]);
         if (of + 2 > at.size()) at.resize(of + 2);
         ++at[of + 1];
         ++count;
@@ -25,10 +24,10 @@ Paged<int32_t> lane_by_lane(In<bool> marked, In<int32_t> lane, In<int64_t> start
     for (size_t l = 1; l < at.size(); ++l) at[l] += at[l - 1];
     Paged<int32_t> rows(count);
     for (size_t row = 0; row < all; ++row)
-        if (marked(row)) rows[at[lane(row)]++] = static_cast<int32_t>(row);
+        if (marked[row]) rows[at[lane[row]]++] = static_cast<int32_t>(row);
     // A table in the order of time needs no more than this.
     const auto before = [&](int32_t a, int32_t b) {
-        return std::tuple(lane(a), start(a), depth(a)) < std::tuple(lane(b), start(b), depth(b));
+        return std::tuple(lane[a], start[a], depth[a]) < std::tuple(lane[b], start[b], depth[b]);
     };
     if (!std::is_sorted(rows.begin(), rows.end(), before)) std::stable_sort(rows.begin(), rows.end(), before);
     return rows;
@@ -39,22 +38,24 @@ Paged<int32_t> lane_by_lane(In<bool> marked, In<int32_t> lane, In<int64_t> start
 // inside them have one more point. Each point gets the row of its event, its role (0 start, 1 end, 2 submit), its time,
 // and the event innermost open just before it: IDLE where none was, FIRST where it is the first of its lane. Also the
 // places of the start and the end of each event, and of the submission of each call, -1 for none.
-nb::tuple tour(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int64_t> end, In<int16_t> depth,
-               In<int32_t> parent, In<int32_t> calls, In<int64_t> submit) {
+nb::tuple tour(In<bool> marks, In<int32_t> lanes, In<int64_t> starts, In<int64_t> ends, In<int16_t> depths,
+               In<int32_t> parents, In<int32_t> calls, In<int64_t> submit) {
     constexpr int32_t IDLE = -1, FIRST = -2;
     enum : uint8_t { START, END, SUBMIT };
-    const size_t all = lane.shape(0);
-    for (size_t length : {marked.shape(0), start.shape(0), end.shape(0), depth.shape(0), parent.shape(0)})
+    const size_t all = lanes.shape(0);
+    for (size_t length : {marks.shape(0), starts.shape(0), ends.shape(0), depths.shape(0), parents.shape(0)})
         if (length != all) throw nb::value_error("the columns of the events differ in length");
     if (calls.shape(0) != submit.shape(0)) throw nb::value_error("the columns of the calls differ in length");
+    const int32_t *const lane = lanes.data(), *const parent = parents.data();
+    const int64_t *const start = starts.data(), *const end = ends.data();
     for (size_t row = 0; row < all; ++row)
-        if (lane(row) < 0) throw nb::value_error("there is no such lane");
+        if (lane[row] < 0) throw nb::value_error("there is no such lane");
     Paged<int32_t> event, before, places[2], submission(calls.shape(0), -1);
     Paged<uint8_t> role;
     Paged<int64_t> time;
     {
         nb::gil_scoped_release release;
-        const Paged<int32_t> rows = lane_by_lane(marked, lane, start, depth);
+        const Paged<int32_t> rows = lane_by_lane(marks.data(), lane, start, depths.data(), all);
         const size_t n = rows.size();
         for (auto* each : {&event, &before}) each->reserve(2 * n + n / 4);
         role.reserve(2 * n + n / 4);
@@ -106,9 +107,9 @@ nb::tuple tour(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int64_t>
             open.pop_back();
         };
         for (size_t i = 0; i <= n; ++i) {
-            const bool other_lane = i == n || (i > 0 && lane(rows[i]) != lane(rows[i - 1]));
-            const int64_t at = other_lane ? std::numeric_limits<int64_t>::max() : start(rows[i]);
-            const int64_t around = other_lane ? -1 : parent(rows[i]);
+            const bool other_lane = i == n || (i > 0 && lane[rows[i]] != lane[rows[i - 1]]);
+            const int64_t at = other_lane ? std::numeric_limits<int64_t>::max() : start[rows[i]];
+            const int64_t around = other_lane ? -1 : parent[rows[i]];
             while (!open.empty() && open.back().row != around) close(at);
             if (i == n) break;
             if (other_lane) {
@@ -116,14 +117,14 @@ nb::tuple tour(In<bool> marked, In<int32_t> lane, In<int64_t> start, In<int64_t>
                 fresh = true;
             }
             const int32_t row = rows[i];
-            submit_until(start(row));
+            submit_until(start[row]);
             places[START][row] = static_cast<int32_t>(event.size());
-            put(row, START, start(row));
-            int64_t until = std::max(end(row), start(row));
-            if (!open.empty()) until = std::min(until, std::max(open.back().end, start(row)));
+            put(row, START, start[row]);
+            int64_t until = std::max(end[row], start[row]);
+            if (!open.empty()) until = std::min(until, std::max(open.back().end, start[row]));
             open.push_back({row, until});
             const size_t call = call_of(row);
-            if (call != none && submit(call) > start(row) && submit(call) < until) {
+            if (call != none && submit(call) > start[row] && submit(call) < until) {
                 pending.push_back({call, submit(call)});
                 std::sort(pending.begin(), pending.end(),
                           [](const Submission& a, const Submission& b) { return a.at > b.at; });

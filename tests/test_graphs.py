@@ -126,6 +126,7 @@ def test_points_and_edges_in_parts_are_ordered_as_in_one(data):
             "rank": [np.broadcast_to(np.int32(3), n)],
         },
         {name: np.split(values.astype(dtype), bounds) for name, (values, dtype) in columns.items()},
+        [False] * (len(bounds) + 1),
     )
     for name in ("time", "event", "role", "first", "source", "floor", "excess", "kind", "owner", "dropped"):
         assert getattr(parts, name).tolist() == getattr(graph, name).tolist(), name

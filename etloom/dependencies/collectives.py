@@ -67,7 +67,7 @@ def ranges(draft: Draft, events: Events, built: Hosts, found: pl.DataFrame | Non
     ids, own, end = events.id[row], events.start[row], events.end[row]
     opens = draft.points(own, ids, Role.START, rank)
     begin, start = opens.copy(), own.copy()
-    begin[issued], start[issued] = built.point[at[issued]], built.time[at[issued]]
+    begin[issued], start[issued] = built.base + at[issued], built.time[at[issued]]
     draft.edges(Kind.COMPLETE, begin[issued], opens[issued], (own - start)[issued], ids[issued])
     finish = draft.points(end, ids, Role.END, rank)
     return Ranges(row, ids, start, end, begin, finish, end - start)
@@ -81,7 +81,7 @@ def await_ranges(draft: Draft, built: Hosts, gaps: Ticks, off: Ranges) -> int:
     ok[ok] = off.end[order][last[ok]] >= built.time[gaps[ok] - 1]
     gaps, ended = gaps[ok], order[last[ok]]
     built.waits(gaps, 0)
-    draft.edges(Kind.RETURN, off.finish[ended], built.point[gaps], 0, off.ids[ended])
+    draft.edges(Kind.RETURN, off.finish[ended], built.base + gaps, 0, off.ids[ended])
     return len(gaps)
 
 

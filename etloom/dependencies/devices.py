@@ -151,7 +151,7 @@ def order(draft: Draft, events: Events, work: Devices, built: Hosts, floors: Flo
     at = leaving(built, work)[work.call[launched]]
     has = at >= 0
     some = launched[has]
-    draft.edges(Kind.LAUNCH, built.point[at[has]], work.begin[some], floors.launch, ids[work.row[some]])
+    draft.edges(Kind.LAUNCH, built.base + at[has], work.begin[some], floors.launch, ids[work.row[some]])
     return int((~has).sum())
 
 

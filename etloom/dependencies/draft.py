@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from etloom.graphs import Graph, Kind, Numbers, Parts, Role, ordered
+from etloom.graphs import Codes, Graph, Kind, Numbers, Parts, Role, ordered
 
 _POINT = {"time": np.int64, "event": np.int32, "role": np.uint8, "rank": np.int32}
 _EDGE = {"source": np.int32, "target": np.int32, "floor": np.int64, "kind": np.uint8, "owner": np.int32}
@@ -24,15 +24,21 @@ class Draft:
     def __init__(self) -> None:
         self.size = 0
         self._points, self._edges = _nothing(_POINT), _nothing(_EDGE)
+        self._chain = [False]
 
     def points(
         self, time: ArrayLike, event: ArrayLike, role: Role | ArrayLike, rank: int | ArrayLike
     ) -> Numbers:
         """Add points; returns their numbers. ``event``: ids, -1 for none."""
+        first = self.begin(time, event, role, rank)
+        return np.arange(first, self.size, dtype=np.int32)
+
+    def begin(self, time: ArrayLike, event: ArrayLike, role: Role | ArrayLike, rank: int | ArrayLike) -> int:
+        """`points`, of which only the first number is returned; the others follow it."""
         count = len(np.asarray(time))
         _extend(self._points, _POINT, count, time=time, event=event, role=role, rank=rank)
         self.size += count
-        return np.arange(self.size - count, self.size, dtype=np.int32)
+        return self.size - count
 
     def edges(
         self,
@@ -45,13 +51,22 @@ class Draft:
         """Add edges. A floor greater than what the recording took is cut to it."""
         count = len(np.asarray(source))
         _extend(self._edges, _EDGE, count, source=source, target=target, floor=floor, kind=kind, owner=owner)
+        self._chain.append(False)
+
+    def chain(self, first: int, kind: Codes, owner: Numbers) -> None:
+        """Add edges that take as long as they do: one from each point from ``first`` on to the next, but where the
+        kind is `NO_EDGE`."""
+        columns = {"source": first, "target": first + 1, "floor": np.iinfo(np.int64).max, "kind": kind}
+        _extend(self._edges, _EDGE, len(kind), **columns, owner=owner)
+        self._chain.append(True)
 
     def graph(self) -> Graph:
         """The graph of all that was added; the draft is empty afterwards."""
-        points, edges = self._points, self._edges
+        points, edges, chain = self._points, self._edges, self._chain
         self.size = 0
         self._points, self._edges = _nothing(_POINT), _nothing(_EDGE)
-        return ordered(points, edges)
+        self._chain = [False]
+        return ordered(points, edges, chain)
 
 
 def _nothing(dtypes: Mapping[str, Any]) -> dict[str, Parts]:

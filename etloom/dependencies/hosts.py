@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,49 +10,52 @@ from etloom import kinds
 from etloom._native import codes_of, tour
 from etloom.dependencies.draft import Draft
 from etloom.dependencies.events import WAITS, Events, Mask, ids_of, marks
-from etloom.graphs import Codes, Kind, Numbers, Ticks
+from etloom.graphs import NO_EDGE, Kind, Numbers, Ticks
 
 NO_SUBMISSION = np.iinfo(np.int64).min
 _POLLS = r"EventQuery"
+_NO_WAITS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 @dataclass(eq=False)
 class Hosts:
-    """The points of a rank's threads, thread after thread; ``point``: their numbers in the draft.
+    """The points of a rank's threads, thread after thread; ``base``: the number of the first in the draft.
 
     Of points: ``time``, ``row`` (of the event in `events`). Of the piece of time that ends at
-    each: ``owner`` (row, -1 idle, -2 where the thread begins), ``kind`` and ``floor``, which are changed where
-    the piece turns out to be a wait. ``start``, ``end``: the place of an event's points by its row; ``submit``: that
-    of the submission of each call that launched work; -1 where there is none.
+    each: ``owner`` (row, -1 idle, -2 where the thread begins). ``waiting``: places where the piece turned out to be a
+    wait, and the time of the host in it. ``start``, ``end``: the place of an event's points by its row; ``submit``:
+    that of the submission of each call that launched work; -1 where there is none.
     """
 
-    point: Numbers
+    base: int
     time: Ticks
     row: Numbers
     owner: Numbers
-    kind: Codes
-    floor: Ticks
     start: Numbers
     end: Numbers
     submit: Numbers
+    waiting: list[tuple[Ticks, Ticks]] = field(default_factory=list)
 
     def waits(self, places: Ticks, floor: Ticks | int) -> None:
         """The pieces that end at these points are waits, of which only ``floor`` is time of the host itself."""
-        self.kind[places] = Kind.WAIT
-        self.floor[places] = np.minimum(self.floor[places], floor)
+        self.waiting.append((places, np.broadcast_to(floor, len(places))))
 
     def edges(self, draft: Draft, ids: Numbers) -> None:
         """Add the pieces to the draft; ids: of the events."""
         owners = ids_of(self.owner, ids)
-        bounds = [*np.flatnonzero(self.owner == -2), len(self.owner)]
-        for low, high in itertools.pairwise(bounds):
-            draft.edges(
-                self.kind[low + 1 : high],
-                self.point[low : high - 1],
-                self.point[low + 1 : high],
-                self.floor[low + 1 : high],
-                owners[low + 1 : high],
-            )
+        kind = np.where(self.owner >= 0, np.uint8(Kind.SEGMENT), np.uint8(Kind.IDLE))
+        places, floor = (np.concatenate(part) for part in zip(_NO_WAITS, *self.waiting, strict=True))
+        order = np.lexsort((floor, places))
+        # Of several floors of one place the least.
+        order = order[
+            np.append(True, np.diff(places[order]) != 0)[: len(order)] & (self.owner[places[order]] != -2)
+        ]
+        places, floor = places[order], floor[order]
+        kind[places] = NO_EDGE
+        kind[self.owner == -2] = NO_EDGE
+        draft.chain(self.base, kind[1:], owners[1:])
+        point = self.base + places
+        draft.edges(Kind.WAIT, point - 1, point, floor, owners[places])
 
 
 def hosts(draft: Draft, events: Events, calls: Numbers, submission: Ticks, rank: int) -> tuple[Hosts, int]:
@@ -73,13 +75,8 @@ def hosts(draft: Draft, events: Events, calls: Numbers, submission: Ticks, rank:
     row, role, time, owner, start, end, submit = tour(
         standing, lanes, events.start, events.end, events.depth, events.parent, calls, submission
     )
-    point = draft.points(time, ids_of(row, events.id), role, rank)
-    kind = np.where(owner >= 0, np.uint8(Kind.SEGMENT), np.uint8(Kind.IDLE))
-    floor = np.empty_like(time)
-    floor[:1] = 0
-    np.subtract(time[1:], time[:-1], out=floor[1:])
-    built = Hosts(point, time, row, owner, kind, floor, start, end, submit)
-    return built, aside
+    base = draft.begin(time, ids_of(row, events.id), role, rank)
+    return Hosts(base, time, row, owner, start, end, submit), aside
 
 
 def quiet(events: Events, built: Hosts) -> Mask:

@@ -17,7 +17,8 @@ _BACKWARD = r"^autograd::engine::evaluate_function"
 
 def rests(built: Hosts, still: Mask) -> Ticks:
     """The places at which a rest of more than REST_NS ends. Asked before any piece is taken for a wait."""
-    return np.flatnonzero(still & (built.floor > REST_NS))
+    places = np.flatnonzero(still)
+    return places[built.time[places] - built.time[places - 1] > REST_NS]
 
 
 def hand_over(draft: Draft, events: Events, built: Hosts, still: Mask, gaps: Ticks) -> int:
@@ -56,5 +57,5 @@ def hand_over(draft: Draft, events: Events, built: Hosts, still: Mask, gaps: Tic
     kind = np.repeat([Kind.HANDOFF, Kind.RETURN], len(gap))
     # Seen from both threads it is the same pair: as the thread that began first sees it.
     pairs, chosen = np.unique(pairs, axis=1, return_index=True)
-    draft.edges(kind[chosen], built.point[pairs[0]], built.point[pairs[1]], 0)
+    draft.edges(kind[chosen], built.base + pairs[0], built.base + pairs[1], 0)
     return len(gap)

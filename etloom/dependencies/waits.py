@@ -147,7 +147,7 @@ class Waits:
         draft.edges(
             Kind.SYNC,
             np.where(self.skewed, work.begin[self.on], work.finish[self.on]),
-            built.point[self.end],
+            built.base + self.end,
             np.where(self.skewed, self.returned - work.start[self.on], floors.sync),
             ids[built.row[self.end]],
         )
