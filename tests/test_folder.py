@@ -217,11 +217,30 @@ def test_what_collect_wrote_of_the_run_is_in_meta(tmp_path: Path) -> None:
 
 def test_a_rank_that_no_job_has_costs_nothing(tmp_path: Path) -> None:
     kineto(tmp_path / "kineto_trace_1.json")
-    kineto(tmp_path / "kineto_trace_999999999999.json")
+    kineto(tmp_path / "kineto_trace_999999999.json")
     found = discover(tmp_path)
-    assert list(found.ranks) == [1, 999_999_999_999]
+    assert list(found.ranks) == [1, 999_999_999]
     example = "no trace of rank 0, 2, 3, 4, 5, 6, 7, 8, ..."
-    assert found.stats == [("job.missing_ranks", "info", 999_999_999_998, example)]
+    assert found.stats == [("job.missing_ranks", "info", 999_999_998, example)]
+
+
+def test_a_number_too_long_for_a_rank_is_none(tmp_path: Path) -> None:
+    kineto(tmp_path / f"kineto_trace_{10**9}.json", rank=3)
+    kineto(tmp_path / f"kineto_trace_{10**30}.json", rank=1)
+    kineto(tmp_path / f"kineto_trace_{10**9 - 1}.json", rank=2)
+    assert list(discover(tmp_path).ranks) == [1, 3, 10**9 - 1]
+    assert etloom.open(tmp_path, use_cache=False).ranks == [1, 3, 10**9 - 1]
+
+
+@pytest.mark.parametrize("pattern", ["(kineto)", "_([0-9]?)"])
+def test_a_pattern_whose_group_is_no_number_is_wrong_usage(
+    tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kineto(tmp_path / "kineto_trace.json")
+    assert cli.main(["info", str(tmp_path), "--rank-pattern", pattern]) == 2
+    assert capsys.readouterr().err.startswith(f"etloom: --rank-pattern: {pattern!r} takes ")
+    # A group that may be absent finds no rank where it is.
+    assert list(discover(tmp_path, r"kineto(?:_rank(\d+))?").ranks) == [0]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

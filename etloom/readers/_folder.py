@@ -65,7 +65,7 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     name no rank go to the lowest one.
 
     Raises ReadError for a folder without traces, or with several whose ranks cannot be told; EtloomError for a
-    pattern that is no regular expression with a group.
+    pattern that is no regular expression with a group, or whose group is no number.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -130,7 +130,19 @@ def rank_in_name(path: Path) -> int | None:
 
 
 def _named(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
-    return next((int(match[1]) for pattern in patterns if (match := pattern.search(path.name))), None)
+    """The rank by the first pattern that finds one; more than nine digits, as of a time, are none."""
+    for pattern in patterns:
+        match = pattern.search(path.name)
+        if match is None or match[1] is None or len(match[1]) > 9:
+            continue
+        if not match[1].isdecimal():
+            raise EtloomError(
+                f"{pattern.pattern!r} takes {match[1]!r} of {path.name} for a rank",
+                remedy=_PATTERN,
+                option="rank_pattern",
+            )
+        return int(match[1])
+    return None
 
 
 def _card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
