@@ -22,7 +22,7 @@ from etloom.cli import main
 from etloom.collector import asking, card, demand, files, launcher, nsys, reasons, recorder, seen
 from etloom.collector.launcher import launch
 from etloom.collector.options import Options
-from etloom.collector.ranks import current_rank
+from etloom.collector.ranks import current_rank, rank_hint
 from etloom.errors import CollectError
 from etloom.readers._card import read_card
 
@@ -565,21 +565,41 @@ LAUNCHERS = {
     "deepspeed": {"RANK": "2", "WORLD_SIZE": "4", "CROSS_RANK": "0"},
     "mpirun": {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
     "mpiexec": {"PMI_RANK": "2", "PMI_SIZE": "4"},
+    "srun": {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "8"},
+    "torchrun by srun": {"RANK": "2", "WORLD_SIZE": "4", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    "srun with mpich": {"PMI_RANK": "2", "PMI_SIZE": "4", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"},
+}
+# What is no rank: a batch script is task 0 of its own, and so is one that srun starts alone.
+ALONE = {
+    "nothing": {},
+    "sbatch": {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+    "srun -n 1": {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+    "nonsense": {"RANK": "two", "PMI_RANK": "\u00b2", "SLURM_PROCID": "", "SLURM_STEP_NUM_TASKS": "4"},
 }
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_rank_by_each_launchers_environment(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+    set_launcher(monkeypatch, LAUNCHERS[launcher])
+    assert (current_rank(), rank_hint()) == ((2, 4), 2)
+
+
+@pytest.mark.parametrize("launcher", ALONE)
+def test_no_rank_by_the_environment(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+    set_launcher(monkeypatch, ALONE[launcher])
+    assert (current_rank(), rank_hint()) == ((0, 1), None)
+
+
+def set_launcher(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
     for name in {name for names in LAUNCHERS.values() for name in names}:
         monkeypatch.delenv(name, raising=False)
-    for name, value in LAUNCHERS[launcher].items():
+    for name, value in values.items():
         monkeypatch.setenv(name, value)
-    assert current_rank() == (2, 4)
 
 
 SRUN = """#!/bin/sh
 shift 2
-for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 "$@" & done
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 "$@" & done
 wait
 """
 BY_SLURM = (
@@ -614,6 +634,23 @@ def test_under_srun_all_ranks_record_the_step_they_are_asked_for(
     assert steps[0] == steps[1] and len(steps[0]) == 2 and f"step_{steps[0][0]}" == window.name
     card = read_card(window / f"{window.name}.yaml")
     assert card["workload"]["hardware"]["xpu_spec"]["total_count"] == 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_tasks_of_srun_without_torch_distributed_are_ranks(
+    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_launcher(monkeypatch, {})
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    script = [sys.executable, str(EXAMPLES / "train_plain.py")]
+    collected = launch([str(tmp_path / "srun"), "-n", "2", *script], tmp_path / "run", what="et")
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    for rank in (0, 1):
+        facts = json.loads((tmp_path / "run" / f"rank_{rank}.json").read_text())
+        assert (facts["rank"], facts["world_size"], facts["steps"]) == (rank, 2, [3, 4])
+        assert (tmp_path / "run" / f"observer_{rank}.etob").exists()
 
 
 FAKE_NSYS = """#!/bin/sh

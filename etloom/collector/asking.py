@@ -10,7 +10,7 @@ import socket
 from datetime import datetime, timezone
 from typing import Any
 
-from .ranks import rank_hint
+from .ranks import environment_int, rank_hint
 
 SOURCES = ("kineto", "et", "memory", "stacks", "shapes", "flight-recorder", "nsys")
 _LEAST_STEP_NS = 10_000_000
@@ -115,10 +115,11 @@ def parse_step_by(step_by: str | None) -> dict[str, Any]:
 
 def expand(out: str) -> str:
     """`out` with {host}, {rank} and {time} put in, so that what several hosts write does not meet."""
+    rank = rank_hint()
     values = {
         "host": socket.gethostname(),
         "time": datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ"),
-        "rank": rank_hint("SLURM_PROCID"),
+        "rank": environment_int("SLURM_PROCID") if rank is None else rank,
     }
 
     def value(match: re.Match[str]) -> str:

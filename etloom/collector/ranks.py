@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import sys
 
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # torchrun and its like, Open MPI, MPICH
-_WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Rank and world size by each launcher, the innermost first: SLURM starts a torchrun a node, and torchrun the ranks.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),  # torchrun and its like
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun
+)
 
 
-def rank_hint(*more: str) -> int | None:
-    """The rank that the launcher of the job put into the environment, under one of its names or of `more`."""
-    return environment_int(*_RANKS, *more)
+def rank_hint() -> int | None:
+    """The rank that the launcher of the job put into the environment; null where none did."""
+    return _by_launcher()[0]
 
 
 def current_rank() -> tuple[int, int]:
@@ -19,9 +24,19 @@ def current_rank() -> tuple[int, int]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
-    return rank_hint() or 0, environment_int(*_WORLDS) or 1
+    rank, world = _by_launcher()
+    return rank or 0, world or 1
 
 
 def environment_int(*names: str) -> int | None:
     found = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in found if text.isdigit()), None)
+    return next((int(text) for text in found if text.isdecimal() and text.isascii()), None)
+
+
+def _by_launcher() -> tuple[int | None, int | None]:
+    for rank_name, world_name in _LAUNCHERS:
+        rank, world = environment_int(rank_name), environment_int(world_name)
+        # SLURM numbers one task too, as the script of a batch job: what that starts may have ranks of its own.
+        if rank is not None and (rank_name != "SLURM_PROCID" or (world or 1) > 1):
+            return rank, world
+    return None, None
