@@ -13,7 +13,7 @@ import small
 import etloom
 from etloom.cli import main
 from etloom.comparing.measures import measures_table
-from etloom.comparing.shift import _counts, shift
+from etloom.comparing.shift import _autocorrelation, _counts, shift
 from etloom.comparing.tables import beside, in_common
 
 BASE = 100.0
@@ -81,6 +81,17 @@ def test_five_percent_slower_fails_and_none_slower_passes() -> None:
     assert rate_of_failures(0.0, 0.02) == 0
     assert rate_of_failures(0.0, 0.05) < 0.01
     assert rate_of_failures(0.0, 0.05, autocorrelation=0.6) < 0.08
+
+
+def test_eight_steps_are_enough_to_tell_that_neighbours_are_alike() -> None:
+    """The autocorrelation of these ranks is between 1 / sqrt(8) and 1 / 2, of 42 squares in all."""
+    assert _autocorrelation(100 + np.array([1.0, 0, 2, 6, 7, 3, 5, 4])) == pytest.approx(17.25 / 42)
+    rng = np.random.default_rng(1)
+    drift = np.zeros((800, 2, 58))
+    for at in range(1, 58):
+        drift[..., at] = 0.6 * drift[..., at - 1] + rng.normal(0, 0.02, (800, 2))
+    false = [one is not None and one.is_clear for one in (shift(*np.exp(pair[:, 50:])) for pair in drift)]
+    assert np.mean(false) < 0.215  # of independent steps it would be 0.05
 
 
 def stepped(folder: Path, times: list[float], communication: float = 0) -> Path:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb, isqrt, sqrt
+from math import comb, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -115,4 +115,4 @@ def _autocorrelation(values: NDArray[np.float64]) -> float:
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (values.size - 1) / 2
     found = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
     # Of independent values it is below 1 / sqrt(n) five times of six.
-    return min(found, 0.95) if found > 1 / isqrt(values.size) else 0.0
+    return min(found, 0.95) if found > 1 / sqrt(values.size) else 0.0
