@@ -160,6 +160,17 @@ def test_each_finding(code: str, tmp_path: Path) -> None:
     assert found - allowed == {code}
 
 
+def test_groups_that_differ_are_told_by_what_differs(tmp_path: Path) -> None:
+    draft = Draft()
+    described(draft, 0, [0, 1])
+    described(draft, 1, [1, *range(3, 2000)])
+    (one,) = [one for one in lint(draft.write(tmp_path)) if one.code == "groups-differ"]
+    assert (one.rank, one.example) == (
+        1,
+        "group 4 is ranks 1, 3-1999 here and ranks 0, 1 on rank 0; they differ in ranks 0, 3-1999",
+    )
+
+
 def test_every_code_has_a_fixture() -> None:
     assert set(BREAKS) | {"truncated", "damaged-node"} == set(CODES)
 

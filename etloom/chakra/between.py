@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
 from etloom.chakra.files import File, Node
 from etloom.chakra.findings import Findings
+from etloom.ranks import in_words
 from etloom.readers._chakra_pb import COLLECTIVES, NODE_TYPES
 
 _TYPES = {name: number for number, name in NODE_TYPES.items()}
@@ -57,10 +58,11 @@ def _groups(found: Findings, groups: Groups) -> None:
     for rank, own in groups.items():
         for name, ranks in own.items():
             other, said = first.setdefault(name, (rank, ranks))
-            if sorted(said) != sorted(ranks):
-                found.add(
-                    rank, "groups-differ", None, f"group {name} is {ranks} here and {said} on rank {other}"
-                )
+            here, there = Counter(ranks), Counter(said)
+            if here != there:
+                differ = in_words((here - there) + (there - here))
+                both = f"{in_words(ranks)} here and {in_words(said)} on rank {other}"
+                found.add(rank, "groups-differ", None, f"group {name} is {both}; they differ in {differ}")
 
 
 def _collectives(found: Findings, name: str, turns: dict[int, list[Node]]) -> None:
