@@ -140,7 +140,8 @@ class Difference:
         if self.stepped and any(left):
             lines.append(
                 f"of the steps' time {left[0] / 1e6:,.2f} ms before and {left[1] / 1e6:,.2f} ms after is device work "
-                "launched before the recording: it counts in step time and categories, not by kernel, family, operator"
+                "launched before the recording or outside the steps: it counts in step time and categories, not by "
+                "kernel, family, operator, collective"
             )
         bases = self._bases
         if "mixed" in bases:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from etloom.activity import device_work, steps
 from etloom.analyses import temporal_breakdown
@@ -29,19 +31,30 @@ def _device_busy(trace: Trace) -> pl.DataFrame | None:
 
 
 def _peak_memory(trace: Trace) -> pl.DataFrame | None:
-    """The most that was allocated in a step, on devices if the trace tells of any, else on the host."""
-    known = trace.memory.drop_nulls("total_allocated").sort("ts")
+    """The most that was allocated in a step on one device, or on the host if the trace tells of no device; as
+    memory-timeline, with what was there when the step began."""
+    known = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
     on_devices = known.filter(pl.col("device_type") != 0)
     known = on_devices if on_devices.height else known
     if not known.height:
         return None
     marks = steps(trace)
-    rows = [
-        (step, known.filter(pl.col("ts").is_between(start, end))["total_allocated"].max())
-        for step, start, end in (marks.iter_rows() if marks.height else [(None, 0, 2**63 - 1)])
+    peaks = [
+        _peaks(own, marks["start"].to_numpy(), marks["end"].to_numpy())
+        for _, own in known.group_by("device_type", "device")
     ]
-    schema = {"step": pl.Int64, "value": pl.Int64}
-    return pl.DataFrame(rows, schema=schema, orient="row").drop_nulls("value")
+    numbers = marks["step"] if marks.height else pl.Series([None], dtype=pl.Int64)
+    return pl.DataFrame({"step": numbers, "value": pl.Series(np.max(peaks, axis=0), dtype=pl.Int64)})
+
+
+def _peaks(own: pl.DataFrame, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The most allocated on a device in each of these spans, or if there are none, in all."""
+    # Before its first event: what that one left, less what it changed.
+    level = np.append(own["total_allocated"][0] - own["bytes"][0], own["total_allocated"].to_numpy())
+    if not starts.size:
+        return np.array([level.max()])
+    first, last = (np.searchsorted(own["ts"].to_numpy(), at) for at in (starts, ends))
+    return np.array([level[one : other + 1].max() for one, other in zip(first, last, strict=True)])
 
 
 MEASURES: Mapping[str, tuple[str, str, Callable[[Trace], pl.DataFrame | None]]] = {

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import polars as pl
 
 from etloom.activity import device_work, during, steps
-from etloom.analyses import collective_summary, kernel_families, temporal_breakdown
+from etloom.analyses import kernel_families, temporal_breakdown
 from etloom.analyses._operators import operators
+from etloom.analyses.collectives import met, numbered
 from etloom.collectives import together
 from etloom.intervals import Intervals
+from etloom.stacks import row_of, taken
 from etloom.trace import Job, Trace
 
 BY = ("category", "family", "operator", "kernel", "collective", "step")
@@ -85,48 +87,63 @@ def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
 
 def _in_steps(trace: Trace) -> pl.DataFrame:
     """Device work by start, with the step of its launch; what no recorded call launched has the step in whose time it
-    starts, unless `from_before` says that it belongs to none."""
-    work = device_work(trace).sort("ts")
+    starts, unless `_from_before` says that it belongs to none."""
+    work = _with_launched(trace, device_work(trace).sort("ts"))
     marks = steps(trace).sort("start").select(pl.col("start", "end"), during="step")
     joined = work.join_asof(marks, left_on="ts", right_on="start")
-    inside = (pl.col("ts") < pl.col("end")) & ~from_before(trace, work)
+    inside = (pl.col("ts") < pl.col("end")) & ~pl.col("launched") & ~_from_before()
     during = pl.when(inside).then("during")
-    return joined.with_columns(step=pl.coalesce("step", during)).drop("during", "start", "end")
+    return joined.with_columns(step=pl.coalesce("step", during)).drop("launched", "during", "start", "end")
 
 
-def from_before(trace: Trace, work: pl.DataFrame) -> pl.Series:
-    """Of each row of device work whether it was launched before the trace began: it has no recorded launch, and the
-    first launched work of its stream, or else of any, comes after it. Streams work in the order of launches."""
+def _with_launched(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """Device work and whether a call that the trace holds launched it."""
     by_a_call = trace.launches.drop_nulls("launch")["device_event"].implode()
-    work = work.with_columns(launched=work["id"].is_in(by_a_call))
+    return work.with_columns(launched=work["id"].is_in(by_a_call))
+
+
+def _from_before() -> pl.Expr:
+    """Of each row of `_with_launched` whether it was launched before the trace began: it has no recorded launch, and
+    the first launched work of its stream, or else of any, comes after it. Streams work in the order of launches."""
     start = pl.when("launched").then("ts")
     first = pl.coalesce(start.min().over("device", "stream"), start.min())
-    return work.select((~pl.col("launched") & (pl.col("ts") < first)).fill_null(False)).to_series()
+    return (~pl.col("launched") & (pl.col("ts") < first)).fill_null(False)
 
 
 def left_over(trace: Trace) -> int:
-    """ns of the marked steps in which device work ran that was launched before the trace began."""
-    work, marks = device_work(trace), steps(trace)
+    """ns of the marked steps in which device work ran that was launched before the trace began, or in no step."""
+    marks = steps(trace)
     if not marks.height:
         return 0
-    before = during(work.filter(from_before(trace, work)))
+    before = during(_in_steps(trace).filter(pl.col("step").is_null()))
     return (before & Intervals.of(marks["start"].to_numpy(), marks["end"].to_numpy())).total
 
 
 def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
-    """collective, group_size, bytes, count, ns (the shortest time of a rank in each, summed), wait_ns, transfer_ns."""
+    """collective, group_size, bytes, count, ns (the shortest time of a rank in each, summed), wait_ns, transfer_ns: of
+    the communications that a rank takes part in."""
     keys = ["collective", "group_size", "bytes"]
     schema = {"collective": pl.String, "group_size": pl.Int64, "bytes": pl.Int64}
-    sums = ("count", "ns", "wait_ns", "transfer_ns")
+    names = ("ns", "wait_ns", "transfer_ns")
     if not together(job).parts.height:
-        return pl.DataFrame(schema={**schema, **dict.fromkeys(sums, pl.Float64)})
-    number = max(steps(trace).height for trace in job.values()) if stepped else 1
-    return (
-        collective_summary.analyze(job)
-        .rename({"duration_ns": "ns"})
-        .group_by(keys)
-        .agg((pl.col(name).sum() / number).cast(pl.Float64) for name in sums)
-    )
+        return pl.DataFrame(schema={**schema, **dict.fromkeys(("count", *names), pl.Float64)})
+    parts = numbered(together(job).comparable)
+    whole = met(parts).select("meeting", *keys, "wait_ns", "transfer_ns", ns="duration_ns")
+    sums = pl.len().alias("count"), *(pl.col(name).sum() for name in names)
+    found = []
+    for rank, trace in job.items():
+        own = parts.filter(pl.col("rank") == rank).select("event", "where", "issuer", "meeting")
+        own = own.join(whole, on="meeting", maintain_order="left")
+        own = own.join(
+            _in_steps(trace).select("step", event="id"), on="event", how="left", maintain_order="left"
+        )
+        # A backend on the host may begin its work in a later step than that of the call.
+        call = own.select(pl.coalesce("issuer", "event")).to_series()
+        called = taken(trace.events["step"], row_of(trace.events, call))
+        of_call = pl.when(pl.col("where") == "host").then(called)
+        own = own.with_columns(step=pl.coalesce("step", of_call))
+        found.append(_per_step(trace, own, stepped, keys, *sums))
+    return _mean(found, keys).cast(schema)  # type: ignore[arg-type]
 
 
 def _per_step(
