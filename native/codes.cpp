@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "times.hpp"
 
 namespace {
 
@@ -80,6 +82,83 @@ nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> number_pairs(In<int64_t> first, In<
     return to_numpy(std::move(number));
 }
 
+// The figures of each pair of codes that a chosen row has: see `bind_codes`.
+nb::tuple sums_of_pairs(In<bool> chosen, In<int32_t> row, In<int64_t> value, In<uint32_t> first, In<uint32_t> second,
+                        In<int64_t> weight, In<bool> wanted) {
+    struct Slot {
+        uint64_t pair;
+        uint32_t group;
+    };
+    constexpr size_t SLOTS = 4096;
+    constexpr uint32_t NONE = ~uint32_t{0};
+    const size_t n = chosen.shape(0), all = first.shape(0);
+    if (row.shape(0) != n || value.shape(0) != n || second.shape(0) != all || weight.shape(0) != all)
+        throw nb::value_error("the columns differ in length");
+    const bool* const marked = chosen.data();
+    const int32_t* const at = row.data();
+    const int64_t *const values = value.data(), *const weights = weight.data();
+    Paged<int32_t> example;
+    Paged<int64_t> count, zeros, least, low, high, most, total, of_zeros;
+    bool there = true;
+    {
+        nb::gil_scoped_release release;
+        // The groups in the order of their first rows; the last few pairs are remembered.
+        std::unordered_map<uint64_t, uint32_t> known;
+        std::vector<Slot> recent(SLOTS, {0, NONE});
+        Paged<uint32_t> group;
+        group.reserve(n);  // pages that are not reached cost nothing
+        for (size_t i = 0; i < n; ++i) {
+            if (!marked[i]) continue;
+            const auto of = static_cast<uint32_t>(at[i]);
+            const bool known_row = of < all && first.data()[of] < wanted.shape(0);
+            there &= known_row;
+            if (!known_row || !wanted.data()[first.data()[of]]) {
+                group.push_back(NONE);
+                continue;
+            }
+            const uint64_t pair = uint64_t{first.data()[of]} << 32 | second.data()[of];
+            Slot& slot = recent[(pair ^ pair >> 29) % SLOTS];
+            if (slot.group == NONE || slot.pair != pair) {
+                const auto [found, fresh] = known.try_emplace(pair, static_cast<uint32_t>(known.size()));
+                slot = {pair, found->second};
+                if (fresh) {
+                    example.push_back(at[i]);
+                    for (auto* sum : {&count, &zeros, &total, &of_zeros}) sum->push_back(0);
+                }
+            }
+            const uint32_t g = slot.group;
+            group.push_back(g);
+            ++count[g];
+            total[g] = plus(total[g], weights[of]);
+            if (values[i] == 0) {
+                ++zeros[g];
+                of_zeros[g] = plus(of_zeros[g], weights[of]);
+            }
+        }
+        // The values group by group, of which those in the middle are looked for.
+        std::vector<size_t> next(count.size() + 1, 0);
+        for (size_t g = 0; g < count.size(); ++g) next[g + 1] = next[g] + static_cast<size_t>(count[g]);
+        Paged<int64_t> grouped(next.back());
+        for (size_t i = 0, k = 0; i < n; ++i)
+            if (marked[i])
+                if (const uint32_t g = group[k++]; g != NONE) grouped[next[g]++] = values[i];
+        auto begin = grouped.begin();
+        for (const int64_t size : count) {
+            const auto end = begin + size, upper = begin + size / 2;
+            std::nth_element(begin, upper, end);
+            high.push_back(*upper);
+            low.push_back(size % 2 ? *upper : *std::max_element(begin, upper));
+            least.push_back(*std::min_element(begin, upper + 1));
+            most.push_back(*std::max_element(upper, end));
+            begin = end;
+        }
+    }
+    if (!there) throw nb::value_error("there is no such row or code");
+    return nb::make_tuple(to_numpy(std::move(example)), to_numpy(std::move(count)), to_numpy(std::move(zeros)),
+                          to_numpy(std::move(least)), to_numpy(std::move(low)), to_numpy(std::move(high)),
+                          to_numpy(std::move(most)), to_numpy(std::move(total)), to_numpy(std::move(of_zeros)));
+}
+
 }  // namespace
 
 void bind_codes(nb::module_& module) {
@@ -88,4 +167,9 @@ void bind_codes(nb::module_& module) {
                "Of each code below a size whether a marked row holds it.");
     module.def("number_pairs", &number_pairs, nb::arg("first"), nb::arg("second"),
                "A number from 0 for each pair of values, in the order of pairs.");
+    module.def("sums_of_pairs", &sums_of_pairs, nb::arg("chosen"), nb::arg("row"), nb::arg("value"), nb::arg("first"),
+               nb::arg("second"), nb::arg("weight"), nb::arg("wanted"),
+               "Of each pair of codes (first, second) that chosen points have, where the first is wanted, at their rows: "
+               "one of the rows; how many points there are, and how many of value 0; the least value, the two in the "
+               "middle (the same one of an odd number), the greatest; the sum of the weights, and of those of value 0.");
 }

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <unordered_map>
 #include <vector>
 
 #include "bindings.hpp"
+#include "times.hpp"
 
 namespace nb = nanobind;
 
@@ -47,7 +49,7 @@ nb::tuple nest(Ints lane, Ints start, Ints end, int64_t tolerance) {
             const int64_t s = start(i), e = end(i);
             // An event that starts where another ended is its sibling, unless both are of no length.
             while (!stack->empty() && (stack->back().end < s || (stack->back().end == s && e > s))) stack->pop_back();
-            while (!stack->empty() && stack->back().end + tolerance < e) {
+            while (!stack->empty() && bounded_plus(stack->back().end, tolerance) < e) {
                 crossed.push_back(static_cast<int64_t>(i));
                 stack->pop_back();
             }
@@ -67,7 +69,7 @@ struct Frame {
 // One thread: what is open, and up to when its time is charged.
 struct Lane {
     std::vector<Frame> open;
-    int64_t charged = 0;
+    int64_t charged = std::numeric_limits<int64_t>::min();
 };
 
 using Flags = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -90,7 +92,10 @@ nb::tuple stack_lanes(Ints lane, Ints start, Ints end, Flags kind, int64_t toler
         int64_t current = 0;
         const auto charge = [&exclusive](Lane& at, int64_t until) {
             if (until <= at.charged) return;
-            if (!at.open.empty()) exclusive[at.open.back().row] += until - at.charged;
+            if (!at.open.empty()) {
+                int64_t& own = exclusive[at.open.back().row];
+                own = plus(own, minus(until, at.charged));
+            }
             at.charged = until;
         };
         const auto close = [&charge](Lane& at) {
@@ -106,19 +111,19 @@ nb::tuple stack_lanes(Ints lane, Ints start, Ints end, Flags kind, int64_t toler
             const int64_t s = start(i);
             int64_t e = std::max(s, end(i));
             while (!open.empty() && (open.back().end < s || (open.back().end == s && e > s))) close(*on);
-            if (!open.empty() && open.back().end + tolerance < e) {
+            if (!open.empty() && bounded_plus(open.back().end, tolerance) < e) {
                 bool detach = false;
-                for (size_t k = open.size(); kind(i) & DETACHES && k-- > 0 && open[k].end + tolerance < e;)
+                for (size_t k = open.size(); kind(i) & DETACHES && k-- > 0 && bounded_plus(open[k].end, tolerance) < e;)
                     detach |= !(kind(open[k].row) & YIELDS);
                 if (detach) {
                     detached.push_back(static_cast<int64_t>(i));
                     depth[i] = -1;
-                    exclusive[i] = e - s;
+                    exclusive[i] = minus(e, s);
                     continue;
                 }
                 crossed.push_back(static_cast<int64_t>(i));
                 charge(*on, s);
-                while (!open.empty() && open.back().end + tolerance < e) open.pop_back();
+                while (!open.empty() && bounded_plus(open.back().end, tolerance) < e) open.pop_back();
             }
             if (open.empty()) {
                 on->charged = std::max(on->charged, s);

@@ -11,7 +11,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
-#include "sweeps.hpp"
+#include "times.hpp"
 
 namespace {
 

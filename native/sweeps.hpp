@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "arrays.hpp"
+#include "times.hpp"
 
 // The edges into point v are first[v] .. first[v + 1], and each comes from a lower number.
 inline size_t check_sweep(const In<int32_t>& first, const In<int32_t>& source, size_t points, size_t lags) {
@@ -21,17 +21,6 @@ inline size_t check_sweep(const In<int32_t>& first, const In<int32_t>& source, s
             if (from[e] < 0 || static_cast<size_t>(from[e]) >= v) throw nb::value_error("an edge goes backward");
     }
     return points;
-}
-
-// Sums and differences of times, which wrap around where they are too long for 64 bits.
-inline int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
-inline int64_t minus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)); }
-
-// A sum of times, the greatest or the least there is where it is too long for 64 bits.
-inline int64_t bounded_plus(int64_t a, int64_t b) {
-    using Limits = std::numeric_limits<int64_t>;
-    if (b > 0) return a > Limits::max() - b ? Limits::max() : a + b;
-    return a < Limits::min() - b ? Limits::min() : a + b;
 }
 
 // What a recording took beyond the floors of edges.

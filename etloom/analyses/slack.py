@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import polars as pl
 
-from etloom import graphs, kinds, stacks
+from etloom import _native, graphs, kinds, stacks
 from etloom.analyses._activity import answer
 from etloom.analyses._dependencies import dependencies, unexplained
 from etloom.dependencies import quality
-from etloom.dependencies.events import rows_of
+from etloom.dependencies.events import Texts, rows_of
 from etloom.errors import UnknownName
 from etloom.graphs import Graph, Role, Ticks
 from etloom.trace import Job, Trace
@@ -48,17 +48,10 @@ def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
     graph = dependencies(job).graph
     slack = graphs.slack(graph)
     chosen = kinds.OPERATORS | kinds.DEVICE if category is None else {category}
-    table = pl.concat(
-        _summed(_ends(graph, slack, trace, rank, chosen)).with_columns(rank=pl.lit(rank, pl.Int64))
-        for rank, trace in job.items()
-    )
+    table = pl.concat(_summed(graph, slack, trace, rank, chosen) for rank, trace in job.items())
     if category is not None and not table.height:
-        known = {
-            name
-            for rank, trace in job.items()
-            for name in _ends(graph, slack, trace, rank)["category"].unique().drop_nulls().cast(pl.String)
-        }
-        raise UnknownName("category", category, known)
+        parts = (_summed(graph, slack, trace, rank)["category"] for rank, trace in job.items())
+        raise UnknownName("category", category, {name for part in parts for name in part.drop_nulls()})
     table = table.with_columns(explainable=pl.lit(not quality.doubts(graph, job)))
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
     return answer(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
@@ -69,30 +62,30 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
     yield from unexplained(table, "these slacks")
 
 
-def _ends(
+def _summed(
     graph: Graph, slack: Ticks, trace: Trace, rank: int, categories: Collection[str] | None = None
 ) -> pl.DataFrame:
-    """category, name, dur, slack_ns of the events of a rank, by default of all categories: the slack of an event is
-    that of its end."""
-    ends = np.flatnonzero((graph.rank == rank) & (graph.role == Role.END) & (graph.event >= 0))
-    row = rows_of(trace.events, pl.Series(graph.event[ends]))
-    if categories is not None:
-        wanted = stacks.among(trace.events["cat"], categories)[row]
-        ends, row = ends[wanted], row[wanted]
-    return trace.events.select(pl.col("cat").alias("category"), "name", "dur")[row].with_columns(
-        pl.Series("slack_ns", slack[ends])
+    """A row a category (by default all of them) and name: the slack of an event is that of its end."""
+    events = trace.events
+    ends = (graph.rank == rank) & (graph.role == Role.END) & (graph.event >= 0)
+    category, name = Texts(events["cat"]), Texts(events["name"])
+    wanted = category.that(lambda text: categories is None or text in categories)
+    wanted[category.none] = categories is None
+    row, count, critical, least, low, high, most, total, of_critical = _native.sums_of_pairs(
+        *(ends, rows_of(events, pl.Series(graph.event)), slack, category.codes, name.codes),
+        *(stacks.numbers(events["dur"], 0), wanted),
     )
-
-
-def _summed(ends: pl.DataFrame) -> pl.DataFrame:
-    """A row a category and name."""
-    slack_ns, dur = pl.col("slack_ns"), pl.col("dur")
-    return ends.group_by("category", "name").agg(
-        pl.len().alias("count"),
-        (slack_ns == 0).sum().alias("critical"),
-        slack_ns.min().alias("least_ns"),
-        slack_ns.median().round().alias("median_ns"),
-        slack_ns.max().alias("most_ns"),
-        dur.sum().alias("total_ns"),
-        dur.filter(slack_ns == 0).sum().alias("critical_ns"),
+    return pl.DataFrame(
+        {
+            "rank": np.full(len(row), rank, np.int64),
+            "category": events["cat"][row].cast(pl.String),
+            "name": events["name"][row].cast(pl.String),
+            "count": count,
+            "critical": critical,
+            "least_ns": least,
+            "median_ns": np.rint(low / 2 + high / 2),
+            "most_ns": most,
+            "total_ns": total,
+            "critical_ns": of_critical,
+        }
     )

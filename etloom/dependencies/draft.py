@@ -56,9 +56,8 @@ class Draft:
     def chain(self, first: int, kind: Codes, owner: Numbers) -> None:
         """Add edges that take as long as they do: one from each point from ``first`` on to the next, but where the
         kind is `NO_EDGE`."""
-        columns = {"source": first, "target": first + 1, "floor": np.iinfo(np.int64).max, "kind": kind}
-        _extend(self._edges, _EDGE, len(kind), **columns, owner=owner)
-        self._chain.append(True)
+        self.edges(kind, np.broadcast_to(first, len(kind)), first + 1, np.iinfo(np.int64).max, owner)
+        self._chain[-1] = True
 
     def graph(self) -> Graph:
         """The graph of all that was added; the draft is empty afterwards."""

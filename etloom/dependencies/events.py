@@ -24,7 +24,7 @@ WAITS = r"(?i)::_?wait|^wait|::barrier|monitored_barrier"
 
 
 class Texts:
-    """A text column, by codes: a question about it costs one look at each distinct text."""
+    """A text column, by ``codes`` (``none`` of null): a question about it costs one look at each distinct text."""
 
     def __init__(self, column: pl.Series) -> None:
         codes = column.to_physical().cast(pl.UInt32)
@@ -49,10 +49,17 @@ class Texts:
         """Which rows hold one of these values."""
         return self._true([text in values for text in self._texts])
 
-    def _true(self, of_texts: list[bool]) -> Mask:
+    def that(self, question: Callable[[str], bool]) -> Mask:
+        """What is true of each code, by a question about a text; false of ``none``."""
+        return self._table([question(text) for text in self._texts])
+
+    def _table(self, of_texts: list[bool]) -> Mask:
         true = np.zeros(self.none + 1, bool)
         true[self._used] = of_texts
-        return marks(true, self.codes)
+        return true
+
+    def _true(self, of_texts: list[bool]) -> Mask:
+        return marks(self._table(of_texts), self.codes)
 
     def as_in(self, rows: NDArray[Any]) -> Mask:
         """Which rows hold what one of these does; null is as any text."""

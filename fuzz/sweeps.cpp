@@ -1,0 +1,11 @@
+// The parts of etloom._native that work on arrays of times: tests/test_native_sanitized.py builds them with sanitizers.
+#include "bindings.hpp"
+
+NB_MODULE(_native, module) {
+    bind_codes(module);
+    bind_graph(module);
+    bind_nesting(module);
+    bind_order(module);
+    bind_quality(module);
+    bind_tour(module);
+}

@@ -1,0 +1,102 @@
+"""What works on arrays of times, built with the sanitizer of undefined behaviour: a file may put its times anywhere."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import nanobind
+import pytest
+from places import ROOT
+
+SOURCES = ("codes", "graph", "nesting", "order", "quality", "tour")
+FLAGS = ["-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]
+SANITIZED = ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
+ASKED = """
+import importlib.machinery, importlib.util, sys
+import numpy as np
+
+loader = importlib.machinery.ExtensionFileLoader("_native", sys.argv[1])
+native = importlib.util.module_from_spec(importlib.util.spec_from_loader("_native", loader))
+loader.exec_module(native)
+ends = np.iinfo(np.int64)
+chosen = np.array([ends.min, ends.min + 1, -(2**62), -1, 0, 1, 2**62, ends.max - 1, ends.max])
+for seed in range(200):
+    draw = np.random.default_rng(seed)
+    n, m = draw.integers(2, 12), draw.integers(1, 20)
+    times = draw.choice(chosen, n)
+    source, target = draw.integers(0, n, (2, m)).astype(np.int32)
+    kind = draw.integers(0, 8, m).astype(np.uint8)
+    columns = [source], [target], [draw.choice(chosen, m)], [kind], [source]
+    number = native.number_points([times], *columns[:2], columns[3], [False])
+    time = native.numbered([times], number)
+    first, source, floor, kind, _, _ = native.order_edges(number, time, *columns, [False])
+    lag = draw.choice(chosen, len(source))
+    for lags in (floor, lag):
+        native.schedule(first, source, lags, time.copy())
+        native.latest(first, source, lags, None, time.copy())
+        native.latest(first, source, lags, time, time.copy())
+        native.residual(first, source, time, lags)
+        native.excess(first, source, time, lags)
+        native.walk_back(first, source, lags, time, kind, n - 1)
+        native.residual_sum(first, source, time, lags, None)
+        launches = int((kind == 5).sum())
+        native.explained_starts(
+            first, source, time, lags, kind, np.ones(n, bool), *draw.choice(chosen, (2, launches)), 4, 5, 7, 5000,
+            [23_000, -17_000, ends.max, ends.min],
+        )
+    start, end = np.sort(draw.choice(chosen, (2, n)), axis=0)
+    start, end = (column[np.argsort(start, kind="stable")] for column in (start, end))
+    lane = draw.integers(0, 2, n)
+    native.stack_lanes(lane, start, end, draw.integers(0, 4, n).astype(np.uint8), 1000)
+    parent, depth, _ = native.nest(lane, start, end, 1000)
+    calls = np.flatnonzero(draw.random(n) < 0.5).astype(np.int32)
+    native.tour(
+        np.ones(n, bool), lane.astype(np.int32), start, end, depth, parent.astype(np.int32), calls,
+        draw.choice(chosen, len(calls)),
+    )
+    codes = draw.integers(0, 3, (2, n)).astype(np.uint32)
+    native.number_pairs(start, end)
+    native.sums_of_pairs(np.ones(n, bool), lane.astype(np.int32), time, *codes, times, np.ones(3, bool))
+print("no fault")
+"""
+
+
+@pytest.mark.slow
+def test_times_anywhere_in_64_bits_are_no_undefined_behaviour(tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    probe = [compiler, "-x", "c++", *SANITIZED, "-", "-o", str(tmp_path / "probe")]
+    if subprocess.run(probe, input="int main() {}", text=True, capture_output=True).returncode:
+        pytest.skip("needs the compiler's sanitizer of undefined behaviour")
+    package = Path(nanobind.include_dir()).parent
+    folders = [
+        package / "include",
+        package / "ext/robin_map/include",
+        sysconfig.get_path("include"),
+        ROOT / "native",
+    ]
+    include = [f"-I{folder}" for folder in folders]
+    sources = [
+        package / "src/nb_combined.cpp",
+        ROOT / "fuzz/sweeps.cpp",
+        *(ROOT / f"native/{name}.cpp" for name in SOURCES),
+    ]
+    built = tmp_path / "_native.so"
+    # nanobind itself is not what is asked about.
+    objects = []
+    for at, path in enumerate(sources):
+        objects.append(str(tmp_path / f"{path.stem}.o"))
+        sanitized = SANITIZED if at else []
+        command = [compiler, *FLAGS, *include, *sanitized, "-c", str(path), "-o", objects[-1]]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+    link = [compiler, *FLAGS, *SANITIZED, *objects, "-o", str(built)]
+    done = subprocess.run(link, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    done = subprocess.run([sys.executable, "-c", ASKED, str(built)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "no fault\n", done.stderr[-4000:]
