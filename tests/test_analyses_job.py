@@ -16,8 +16,11 @@ from tests.small import slice_
 CAUSES = ["longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns"]
 
 
-def rank_trace(rank: int, kernels: list[tuple[str, float, float]]) -> dict[str, Any]:
-    """A Kineto trace of kernels (name, start, duration in us); those called nccl are numbered all-reduces."""
+def rank_trace(
+    rank: int, kernels: list[tuple[str, float, float]], size: int = 2, **group: Any
+) -> dict[str, Any]:
+    """A Kineto trace of kernels (name, start, duration in us); those called nccl are numbered all-reduces of a group of
+    ``size`` ranks, with more facts of it."""
     events = [slice_("cpu_op", "aten::mm", 0, 1, 100 + rank, 100 + rank)]
     seq = 0
     for at, (name, start, took) in enumerate(kernels):
@@ -26,11 +29,12 @@ def rank_trace(rank: int, kernels: list[tuple[str, float, float]]) -> dict[str, 
             args |= {
                 "Collective name": "allreduce",
                 "Process Group Name": "0",
-                "Group size": 2,
+                "Group size": size,
                 "dtype": "Float",
                 "In msg nelems": 1000,
                 "Out msg nelems": 1000,
                 "Seq": seq,
+                **group,
             }
             seq += 1
         call = slice_("cuda_runtime", "cudaLaunchKernel", at + 2, 0.5, 100 + rank, 100 + rank)
@@ -63,7 +67,7 @@ def test_a_late_rank_and_why(late_pair: Path) -> None:
     late = rows.row(0, named=True)
     assert {name: late[name] for name in ("rank", "last", "delay_ns", *CAUSES, "cause", "waited_ns")} == {
         "rank": 1,
-        "last": 2,  # the first time by nothing
+        "last": 1,  # the first time both come at once
         "delay_ns": 300_000,
         "longer_compute_ns": 200_000,
         "other_work_ns": 0,
@@ -85,7 +89,7 @@ def test_a_rank_of_another_run_is_compared_with_nobody(tmp_path: Path) -> None:
     plain = [(nccl, 1000.0 * at, 100.0) for at in range(6)]
     other = [(nccl, 1000.0 * at + (-400 if at % 2 else 400), 100.0) for at in range(6)]
     for rank, kernels in enumerate((plain, plain, other)):
-        (tmp_path / f"kineto_trace_{rank}.json").write_text(json.dumps(rank_trace(rank, kernels)))
+        (tmp_path / f"kineto_trace_{rank}.json").write_text(json.dumps(rank_trace(rank, kernels, 3)))
     job = etloom.open(tmp_path)
     assert etloom.analyze(job, "clocks")["verdict"].to_list() == ["reference", "agrees", "impossible"]
     rows = etloom.analyze(job, "collectives")
@@ -93,6 +97,67 @@ def test_a_rank_of_another_run_is_compared_with_nobody(tmp_path: Path) -> None:
     assert rows.filter(pl.col("recorded") == 1)["how"].null_count() == 6
     assert rows["wait_ns"].drop_nulls().to_list() == [0] * 6
     assert etloom.analyze(job, "stragglers")["rank"].to_list() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("group", "names"),
+    [
+        (lambda rank: {"Process Group Name": f"9400{rank}123"}, 4),
+        (lambda _: {"Process Group Name": "1", "Process Group Ranks": "[0, ...]"}, 1),
+    ],
+)
+def test_no_more_ranks_meet_than_their_group_has(tmp_path: Path, group: Any, names: int) -> None:
+    """Two pairs, named by addresses or by one name; the second comes 3 ms later, by clocks that are right."""
+    for rank in range(4):
+        starts = [20_000.0 * at + 3000 * (rank // 2) + 100 for at in range(12)]
+        kernels = [("ncclKernel_AllReduce_RING_LL_Sum_float", start, 100.0) for start in starts]
+        made = json.dumps(rank_trace(rank, kernels, 2, **group(rank)))
+        (tmp_path / f"kineto_trace_{rank}.json").write_text(made)
+    job = etloom.open(tmp_path)
+    rows = etloom.analyze(job, "collectives")
+    # Which two of the four met is not told.
+    assert set(rows.select("recorded", "group_size", "how").rows()) == {(1, 2, None)}
+    with pytest.raises(AnalysisError, match="no communication of one rank could be matched"):
+        etloom.analyze(job, "clocks")
+    (said,) = job.own_stats.filter(name="job.ranks_beyond_group").iter_rows(named=True)
+    assert (said["severity"], said["count"]) == ("data_loss", names)
+    two = etloom.open({rank: tmp_path / f"kineto_trace_{rank}.json" for rank in (0, 1)})
+    assert not two.own_stats["name"].is_in(["job.ranks_beyond_group"]).any()
+    pair = etloom.analyze(two, "collectives")
+    assert set(pair.select("recorded", "group_size", "how").rows()) == {(2, 2, "seq")}
+    assert (pair["bus_gb_per_s"] == pair["algo_gb_per_s"]).all()
+
+
+def test_nobody_waits_longer_than_it_stood_there(tmp_path: Path) -> None:
+    """A message that is gone 950 us before its receiver comes, and one that keeps its sender until then."""
+    for stays, waited in ((50.0, 0), (1050.0, 1_000_000)):
+        folder = tmp_path / str(waited)
+        folder.mkdir()
+        nccl = "ncclDevKernel_SendRecv"
+        ends = (
+            ([("ncclAll", 0.0, 100.0), (nccl, 500.0, stays)], {"Collective name": "send", "Dst Rank": 1}),
+            ([("ncclAll", 0.0, 100.0), (nccl, 1500.0, 50.0)], {"Collective name": "recv", "Src Rank": 0}),
+        )
+        for rank, (kernels, end) in enumerate(ends):
+            made = rank_trace(rank, kernels) | {"host_name": "a"}
+            message = [event for event in made["traceEvents"] if event["name"] == nccl]
+            message[0]["args"] |= end
+            (folder / f"kineto_trace_{rank}.json").write_text(json.dumps(made))
+        job = etloom.open(folder)
+        rows = etloom.analyze(job, "stragglers").sort("rank")
+        assert rows["waited_ns"].to_list() == [waited, 0]
+        # The receiver comes last, which delays nobody if nobody waits; both come at once to the all-reduce.
+        assert rows.select("last", "delay_ns", "surely").rows() == [
+            (0, 0, 0),
+            (1, waited, waited // 1_000_000),
+        ]
+        assert rows["worst_ns"].to_list() == [None, waited or None]
+        arrivals = etloom.analyze(job, "arrivals").filter(collective="message")
+        assert arrivals["wait_ns"].to_list() == [waited, 0]
+        (message_row,) = etloom.analyze(job, "collectives").filter(collective="message").iter_rows(named=True)
+        assert (message_row["start_spread_ns"], message_row["wait_ns"]) == (1_000_000, waited)
+        found = etloom.analyze(job, "findings", pattern="stragglers", min_pct=0)
+        assert found.height == (waited > 0)
 
 
 def chain(folder: Path, **header: Any) -> Path:
@@ -283,6 +348,26 @@ def test_messages_that_nobody_sent(tmp_path: Path) -> None:
 
 def test_what_a_ring_has_overwritten_is_no_divergence(tmp_path: Path) -> None:
     assert hung(tmp_path, {0: [entry(1), entry(2), entry(3)], 1: [entry(3)]}) == []
+
+
+def test_what_is_not_finished_needs_no_second_dump(tmp_path: Path) -> None:
+    """Rank 0 ran on, and its ring holds no more of what rank 1 hangs on; that of rank 2 does, and not the call."""
+    stuck = [entry(3), entry(4, state="started"), entry(5, state="scheduled")]
+    ahead = [entry(9, state="scheduled")]
+    found = hung(tmp_path, {0: ahead, 1: stuck})
+    assert [row[:4] for row in found] == [
+        (4, "not finished", "all_reduce", [1]),
+        (5, "not finished", "all_reduce", [1]),
+        (9, "missing", "all_reduce", [1]),
+        (9, "not finished", "all_reduce", [0]),
+    ]
+    rows = etloom.analyze(etloom.open(tmp_path), "hangs")
+    assert rows["detail"][0] == "rank 1: started; the dump of rank 0 no longer reaches back to it"
+    found = hung(tmp_path, {0: ahead, 1: stuck, 2: [entry(3)]}, world=3)
+    assert [row[:5] for row in found[:2]] == [
+        (4, "missing", "all_reduce", [2], [1]),
+        (4, "not finished", "all_reduce", [1], []),
+    ]
 
 
 def test_no_dump_no_answer(late_pair: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.analyses import collectives as analysis
-from etloom.collectives import clocks, factor, meet, message, together
+from etloom.collectives import clocks, factor, meet, message, together, with_waits
 from etloom.collectives.clocks import FEW, on_one_clock
 from etloom.collectives.parts import COLUMNS
 from etloom.errors import AnalysisError
@@ -189,18 +189,26 @@ def test_ranks_that_share_no_group_have_a_reference_each() -> None:
 
 
 ROOTED = {
-    # (rank, start, end), root 0; the transfer is that of the first receiver to have all it waits for
-    "broadcast": ([(0, 300, 310), (1, 100, 350), (2, 400, 440)], 40),  # rank 2 comes after the root
-    "scatter": ([(0, 300, 310), (1, 100, 350), (2, 200, 390)], 50),
-    "gather": ([(0, 100, 460), (1, 400, 410), (2, 200, 205)], 60),
-    "reduce": ([(0, 450, 500), (1, 400, 410), (2, 200, 205)], 50),
-    "all_reduce": ([(0, 100, 460), (1, 400, 455), (2, 200, 457)], 55),
+    # (rank, start, end), root 0; the transfer is that of the first receiver to have all it waits for; each rank's wait
+    "broadcast": (
+        [(0, 300, 310), (1, 100, 350), (2, 400, 440)],
+        40,
+        [0, 200, 0],
+    ),  # rank 2 comes after the root left
+    "scatter": ([(0, 300, 310), (1, 100, 350), (2, 200, 390)], 50, [0, 200, 100]),
+    "gather": ([(0, 100, 460), (1, 400, 410), (2, 200, 205)], 60, [300, 0, 0]),
+    "reduce": (
+        [(0, 450, 500), (1, 400, 460), (2, 200, 205)],
+        50,
+        [0, 50, 0],
+    ),  # rank 1 stays until the root comes
+    "all_reduce": ([(0, 100, 460), (1, 400, 455), (2, 200, 457)], 55, [300, 0, 200]),
 }
 
 
 @pytest.mark.parametrize("collective", ROOTED)
 def test_who_only_sends_tells_no_transfer(collective: str) -> None:
-    ranks, transfer = ROOTED[collective]
+    ranks, transfer, waits = ROOTED[collective]
     rows = [
         {
             "rank": rank,
@@ -214,12 +222,77 @@ def test_who_only_sends_tells_no_transfer(collective: str) -> None:
         | {"end": end, "bytes": 120}
         for rank, start, end in ranks
     ]
-    found = meet(pl.DataFrame(rows, schema=COLUMNS)).with_columns(error=pl.lit(0))
+    found = with_waits(meet(pl.DataFrame(rows, schema=COLUMNS)).with_columns(error=pl.lit(0)))
+    assert found.sort("rank")["wait"].to_list() == waits
     row = analysis.met(found).row(0, named=True)
     starts = [start for _, start, _ in ranks]
-    assert (row["recorded"], row["wait_ns"], row["transfer_ns"]) == (3, max(starts) - min(starts), transfer)
+    assert (row["recorded"], row["wait_ns"], row["transfer_ns"]) == (3, max(waits), transfer)
+    assert row["start_spread_ns"] == max(starts) - min(starts)
     assert row["algo_gb_per_s"] == pytest.approx(120 / transfer)
     assert ranks[starts.index(max(starts))][0] == row["last_rank"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    stays=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=5),
+    collective=st.sampled_from(["message", *ROOTED]),
+)
+def test_a_wait_ends_when_another_comes_or_the_rank_leaves(
+    stays: list[tuple[int, int]], collective: str
+) -> None:
+    is_message = collective == "message"
+    rows = [
+        {
+            "rank": rank,
+            "event": 0,
+            "collective": collective,
+            "meeting": 1,
+            "start": start,
+            "end": start + stay,
+        }
+        | ({"source": 0, "destination": 1} if is_message else {"root": 0})
+        for rank, (start, stay) in enumerate(stays[:2] if is_message else stays)
+    ]
+    found = with_waits(pl.DataFrame(rows, schema={**COLUMNS, "meeting": pl.Int64}))
+    for row in found.iter_rows(named=True):
+        if row["wait"]:
+            came = [other["start"] for other in rows if other["rank"] != row["rank"]]
+            assert row["start"] + row["wait"] in [*came, row["end"]]
+        assert 0 <= row["wait"] <= row["end"] - row["start"]
+        assert row["wait"] <= max(start for start, _ in stays) - row["start"]
+
+
+def test_groups_by_addresses_meet_as_far_as_their_sizes_say() -> None:
+    """The names of one group on two ranks, each its own; a third rank of the same size leaves in doubt who met."""
+    parts = made(4, [0, 0, 0], [0.0] * 3, numbered=True, count=8).filter(pl.col("pg_name") == "world")
+    named = parts.with_columns(pl.format("94{}", "rank").alias("pg_name"), group_size=pl.lit(2, pl.Int64))
+    two = meet(named.filter(pl.col("rank") < 2))
+    assert pairs(two, "meeting") == pairs(two, "bytes") and set(two["group"]) == {"#0"}
+    three = meet(named)
+    assert three["meeting"].null_count() == three.height
+    assert meet(named.with_columns(group_size=pl.lit(3, pl.Int64)))["meeting"].null_count() == 0
+
+
+def test_what_order_tells_has_to_fit() -> None:
+    """Parts of one name without numbers: four at a time do not meet in a group of two."""
+    parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=20).filter(pl.col("pg_name") == "world")
+    met = meet(parts.with_columns(group_size=pl.lit(2, pl.Int64)))
+    assert met["meeting"].null_count() == met["how"].null_count() == met.height
+    assert meet(parts)["meeting"].null_count() == 0
+
+
+def test_without_the_other_end_or_the_root_nobody_is_met() -> None:
+    """Beside parts that name their root, those that do not may be of another group."""
+    parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=12).filter(pl.col("pg_name") == "world")
+    root = pl.when(pl.col("rank") < 2).then(0)
+    met = meet(parts.with_columns(collective=pl.lit("broadcast"), root=root, pg_name=None))
+    assert met.filter(pl.col("rank") < 2)["meeting"].null_count() == 0
+    assert met.filter(pl.col("rank") > 1)["meeting"].count() == 0
+    assert met.group_by("meeting").len().filter(pl.col("meeting").is_not_null())["len"].max() == 2
+    for name in ("send", "recv"):
+        assert meet(parts.with_columns(collective=pl.lit(name)))["meeting"].count() == 0
+        numbered = made(4, [0] * 2, [0.0] * 2, numbered=True, count=5)
+        assert meet(numbered.with_columns(collective=pl.lit(name)))["meeting"].count() == 0
 
 
 def test_no_offset_accords_with_another_run() -> None:
@@ -300,19 +373,24 @@ def test_arrivals_are_what_communications_are_summed_up_from(data: Path, run: st
     sums = each.group_by("communication", maintain_order=True).agg(
         pl.col("start_ns").min(),
         pl.len().alias("recorded"),
-        pl.col("arrival_ns").max().alias("wait_ns"),
+        pl.col("arrival_ns").max().alias("start_spread_ns"),
+        pl.col("wait_ns").max(),
+        pl.col("wait_ns").mean().alias("mean_wait_ns"),
         pl.col("left_ns").max().alias("end_spread_ns"),
         pl.col("duration_ns").min(),
     )
     assert sums.select(names := sums.columns[1:]).rows() == rows.select(names).rows()
-    for name, came in (("first_rank", pl.lit(0, pl.Int64)), ("last_rank", pl.col("wait_ns"))):
+    for name, came in (("first_rank", pl.lit(0, pl.Int64)), ("last_rank", pl.col("start_spread_ns"))):
         said = rows.drop_nulls(name).select("communication", rank=name, arrival_ns=came)
         assert said.join(each, on=["communication", "rank", "arrival_ns"]).height == said.height
     known = each.drop_nulls("wait_ns")
     assert (known["wait_ns"] <= known["duration_ns"]).all()
+    if known.height:
+        waited = etloom.analyze(job, "stragglers").select("rank", wait_ns="waited_ns").sort("rank")
+        assert known.group_by("rank").agg(pl.col("wait_ns").sum()).sort("rank").equals(waited)
 
 
-def test_who_only_sends_waits_for_nobody(data: Path) -> None:
+def test_who_had_left_waits_for_nobody(data: Path) -> None:
     each = etloom.analyze(etloom.open(data / "cpu/coll_4"), "arrivals").filter(
         pl.col("collective") == "broadcast"
     )

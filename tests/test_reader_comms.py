@@ -113,6 +113,35 @@ def test_ranks_that_do_not_lie_evenly_are_those_of_the_group(tmp_path: Path) -> 
     assert comm["root"] is None
 
 
+@pytest.mark.parametrize(
+    ("groups", "peer", "root"),
+    [
+        ([[2, 3]], 3, 2),
+        ([[], [0, 1]], 1, 0),  # of all four ranks, and of two: both groups say the same
+        ([[], [2, 3]], None, None),
+        ([], None, None),
+    ],
+)
+def test_the_other_end_of_an_operator_is_counted_within_its_group(
+    tmp_path: Path, groups: list[list[int]], peer: int | None, root: int | None
+) -> None:
+    """c10d::send to 1 in the group [2, 3] goes to rank 3; which group it is the operator does not say."""
+    config = [
+        {"pg_name": str(at), "ranks": ranks, "group_size": len(ranks) or 4} for at, ranks in enumerate(groups)
+    ]
+    init = node(2, "## process_group:init ##", [json.dumps(config)], ["String"])
+    message = f"c10d::send(Tensor[] tensors, {GROUP}, int dst, int tag) -> Work"
+    rooted = f"c10d::broadcast_(Tensor[] tensors, {GROUP}, int root_rank, int root_tensor) -> Work"
+    types = [LIST, "Object", "Int", "Int"]
+    send = node(3, "c10d::send", [[tensor(9, 5)], "<Object>", 1, 0], types, message)
+    broadcast = node(4, "c10d::broadcast_", [[tensor(9, 5)], "<Object>", 0, 0], types, rooted)
+    one, other = comms_of(tmp_path, init, send, broadcast)
+    assert (one["peer"], other["root"]) == (peer, root)
+    trace = etloom.read(tmp_path / "et.json")
+    lost = trace.stats.filter(name="read.rank_within_unknown_group").select("severity", "count").rows()
+    assert lost == ([] if peer else [("data_loss", 2)])
+
+
 def test_a_sequence_number_that_says_whether_it_is_of_messages(tmp_path: Path) -> None:
     (comm,) = comms_of(tmp_path, record(2, "send", 1, [0, 1, 2], seq=[12, True]))
     assert (comm["seq"], comm["peer"], comm["is_p2p"]) == (12, 1, True)

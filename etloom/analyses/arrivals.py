@@ -2,8 +2,9 @@
 
 - communication: which row of `collectives` it is a part of, from 0; that table sums up what this one lists.
 - start_ns: when the rank came, on one clock (see clocks). arrival_ns: how long after the first rank. wait_ns: how long
-  it then stood before all had come whom it waits for: a rank that only sends (the root of a broadcast, the source of a
-  message) waits for nobody. left_ns: how long after the first to leave. These are null where no other rank recorded it.
+  it then stood before those had come whom it waits for, at most until it left: who gets data waits for those who send
+  it; who only sends (the root of a broadcast, the source of a message) for those who get it, as far as they came before
+  it left. left_ns: how long after the first to leave. These are null where no other rank recorded it.
 - duration_ns: from coming to leaving, the wait included.
 - event: the host operator behind it, of the rank.
 
@@ -41,12 +42,11 @@ def analyze(job: Job) -> pl.DataFrame:
     order = met(found).with_row_index("communication").select("communication", "meeting", "recorded")
     parts = numbered(found).join(order, on="meeting")
     shared = pl.col("recorded") > 1
-    start, end, comes = pl.col("start"), pl.col("end"), pl.col("start").filter("sends").max().over("meeting")
-    until = pl.min_horizontal(end, pl.max_horizontal(start, comes))
+    start, end = pl.col("start"), pl.col("end")
     table = parts.with_columns(
         start_ns=start,
         arrival_ns=pl.when(shared).then(start - start.min().over("meeting")),
-        wait_ns=pl.when(shared).then(pl.when("receives").then(until - start).otherwise(0)),
+        wait_ns=pl.when(shared).then("wait"),
         duration_ns=end - start,
         left_ns=pl.when(shared).then(end - end.min().over("meeting")),
         event="issuer",

@@ -4,9 +4,10 @@ A communication is matched across ranks by process group and sequence number, el
 order); one that no other rank recorded, or none whose clock can be compared, has neither (how null). Times of the
 ranks are put on one clock first: see clocks.
 
-- start_ns: when the first rank (first_rank) came. wait_ns: until the last one (last_rank) came, which the first waited
-  at most. mean_wait_ns: what the ranks waited on average. clock_error_ns: how far apart the clocks of two of the ranks
-  may be, so that a wait of less is none that is known.
+- start_ns: when the first rank (first_rank) came. start_spread_ns: until the last one (last_rank) came. wait_ns: what
+  the rank that waited longest stood there before those it waits for had come, mean_wait_ns: what the ranks waited on
+  average; see arrivals, which says it of each. clock_error_ns: how far apart the clocks of two of the ranks may be, so
+  that a wait of less is none that is known.
 - transfer_ns: the shortest time that a rank spent in it. The one that comes last waits for nobody, so this is the time
   of the data itself; where fewer ranks were recorded than met (recorded, group_size), it may hold a wait for one of
   the others, and wait_ns is a lower bound. With a root, and of messages, who only sends waits for nobody and may leave
@@ -31,7 +32,6 @@ import polars as pl
 from etloom.analyses._activity import answer
 from etloom.analyses._together import communications
 from etloom.collectives import factor
-from etloom.collectives.meetings import receives, sends
 from etloom.trace import Job
 
 SCOPE = "job"
@@ -47,6 +47,7 @@ COLUMNS = {
     "group_size": pl.Int64,
     "bytes": pl.Int64,
     "duration_ns": pl.Int64,
+    "start_spread_ns": pl.Int64,
     "wait_ns": pl.Int64,
     "mean_wait_ns": pl.Float64,
     "first_rank": pl.Int64,
@@ -89,9 +90,9 @@ def unmet(group_size: int | None) -> str:
 
 
 def numbered(parts: pl.DataFrame) -> pl.DataFrame:
-    """The parts (`Together.comparable`) with what each does (sends, receives); one that met nobody is a meeting too."""
+    """The parts (`Together.comparable`); one that met nobody is a meeting too."""
     alone = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
-    return parts.with_columns(meeting=pl.coalesce("meeting", alone), sends=sends(), receives=receives())
+    return parts.with_columns(meeting=pl.coalesce("meeting", alone))
 
 
 def met(parts: pl.DataFrame) -> pl.DataFrame:
@@ -114,8 +115,9 @@ def met(parts: pl.DataFrame) -> pl.DataFrame:
             pl.col("bytes").max(),
             pl.col("moved").max(),
             (pl.col("end") - pl.col("start")).min().alias("duration_ns"),
-            pl.when(shared).then(last - pl.col("start").min()).alias("wait_ns"),
-            pl.when(shared).then((last - pl.col("start")).mean()).alias("mean_wait_ns"),
+            pl.when(shared).then(last - pl.col("start").min()).alias("start_spread_ns"),
+            pl.when(shared).then(pl.col("wait").max()).alias("wait_ns"),
+            pl.when(shared).then(pl.col("wait").mean()).alias("mean_wait_ns"),
             pl.when(shared).then(pl.col("rank").get(pl.col("start").arg_min())).alias("first_rank"),
             pl.when(shared).then(pl.col("rank").get(pl.col("start").arg_max())).alias("last_rank"),
             pl.when(shared).then(pl.col("error").max()).alias("clock_error_ns"),
@@ -126,7 +128,7 @@ def met(parts: pl.DataFrame) -> pl.DataFrame:
             .alias("transfer_ns"),
             pl.when(shared).then(pl.col("end").max() - pl.col("end").min()).alias("end_spread_ns"),
         )
-        .with_columns(group_size=pl.max_horizontal("group_size", _pair_or_recorded()))
+        .with_columns(group_size=pl.coalesce("group_size", _pair_or_recorded()))
         .with_columns(
             pl.struct("collective", "group_size")
             .map_elements(lambda row: factor(row["collective"], row["group_size"]), pl.Float64)

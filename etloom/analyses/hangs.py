@@ -1,7 +1,8 @@
 """What a job hangs on, from its Flight Recorder dumps: the first place at which the ranks of a group part ways.
 
-The records of each group are compared by sequence number, from the first that every dump still holds. A row is a
-finding, worst first; of each group the first divergence is where to look, what follows it is its consequence.
+The records of each group are compared by sequence number, each among the dumps that reach back to it: a dump is a ring,
+in which what a rank called long ago is overwritten. A row is a finding, worst first; of each group the first divergence
+is where to look, what follows it is its consequence.
 
 - missing: these ranks never called it, others did. Also ranks of the group without any dump.
 - collective mismatch: ranks called different collectives under one number.
@@ -152,12 +153,16 @@ def _of_group(own: pl.DataFrame, members: list[int], dumped: set[int]) -> Iterat
         detail = "no dump of these ranks: a crash, or another file name"
         yield {"seq": None, "finding": "missing", "ranks": absent, "others": sorted(dumped), "detail": detail}
     present = [rank for rank in members if rank in dumped]
-    held = own.group_by("rank").agg(pl.col("seq").min().alias("first"))
-    # A dump is a ring: what one rank has overwritten is compared on none.
-    since = held["first"].max()
-    for (seq,), at in own.filter(pl.col("seq") >= since).group_by("seq", maintain_order=True):
+    held = dict(own.group_by("rank").agg(pl.col("seq").min()).iter_rows())
+    # A dump is a ring: what a rank may have overwritten is not missing there.
+    since = max(held.values())
+    for (seq,), at in own.group_by("seq", maintain_order=True):
         records: _Records = {row["rank"]: row for row in at.iter_rows(named=True)}
-        for finding in _of_number(records, present):
+        reach = [rank for rank in present if held.get(rank, since) <= seq]
+        for finding in _of_number(records, reach):
+            overwritten = sorted(set(present) - set(reach))
+            if overwritten:
+                finding["detail"] += f"; the dump of {in_words(overwritten)} no longer reaches back to it"
             yield {"seq": seq, **finding}
 
 

@@ -1,8 +1,8 @@
 """Which rank the others wait for, how long, and what it did instead: a row a rank.
 
-The rank that comes last to a communication delays it by delay_ns: from the coming of the last but one to its own. What
-the two did since each left the communication before in the same group is compared, which splits the delay without a
-rest:
+The rank that comes last to a communication, while another stands there and waits for it, delays it by delay_ns: from
+the coming of the last but one to its own. What the two did since each left the communication before in the same group
+is compared, which splits the delay without a rest:
 
 - longer_compute_ns: it computed longer.
 - other_work_ns: it did other work longer: other groups' communication, copies.
@@ -16,8 +16,9 @@ A part can be negative: the rank made up for some of the rest.
   it, the median against the median, times how often; null where nothing of the same kind went on without it, as where
   all ranks take part in everything.
 - cause names the largest of these.
-- communications: that others took part in; last: those it came last to; surely: of these, those by more than the
-  clocks of two ranks may be apart (see clocks). waited_ns: what it waited for others itself.
+- communications: that others took part in; last: those it came last to, later than any other (where others were
+  waited for, the last of these); surely: of these, those it delayed by more than the clocks of two ranks may be apart
+  (see clocks). waited_ns: what it waited for others itself, as arrivals has it.
 - worst_ns: its greatest delay, worst_start_ns: when it came, worst_step: in which step of its own.
 - pct: delay_ns in percent of the time from the first communication to the end of the last; delays
   of communications that are under way at one time count each.
@@ -57,26 +58,21 @@ def analyze(job: Job) -> pl.DataFrame:
     parts = compared(job).comparable.filter(pl.col("meeting").is_not_null())
     span = parts.select((pl.col("end").max() - pl.col("start").min()).cast(pl.Float64)).item()
     late = delays(parts, job)
-    worst = pl.col("delay_ns").arg_max()
+    worst = pl.when(pl.col("delay_ns").max() > 0).then(pl.col("delay_ns").arg_max())
     sums = late.group_by("rank").agg(
         pl.len().alias("last"),
         (pl.col("delay_ns") > pl.col("error")).sum().alias("surely"),
         pl.col("delay_ns", *CAUSES).sum(),
-        pl.col("delay_ns").max().alias("worst_ns"),
+        pl.col("delay_ns").get(worst).alias("worst_ns"),
         pl.col("start").get(worst).alias("worst_start_ns"),
         pl.col("own_start").get(worst).alias("own_start"),
     )
-    arrival = pl.col("start").max().over("meeting")
     table = (
         parts.group_by("rank", maintain_order=True)
-        .agg(pl.len().alias("communications"))
-        .join(
-            parts.with_columns(waited=arrival - pl.col("start")).group_by("rank").agg(pl.col("waited").sum()),
-            on="rank",
-        )
+        .agg(pl.len().alias("communications"), pl.col("wait").sum().alias("waited_ns"))
         .join(sums, on="rank", how="left")
         .join(_slow_links(parts), on="rank", how="left")
-        .with_columns(pl.col("last", "surely", "delay_ns", *CAUSES).fill_null(0), waited_ns="waited")
+        .with_columns(pl.col("last", "surely", "delay_ns", *CAUSES).fill_null(0))
         .with_columns(pct=100 * pl.col("delay_ns") / span, cause=cause("slow_link_ns"))
         .sort("delay_ns", "rank", descending=(True, False))
     )

@@ -3,6 +3,8 @@
 parts      one row a rank's part of a communication
 meetings   which parts are one communication
 clocks     offset and drift of the clocks of ranks
+waits      how long each rank stood waiting for others
+lateness   who kept them waiting, and what it did meanwhile
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import polars as pl
 from etloom.collectives.clocks import COMPARABLE, clocks, on_one_clock
 from etloom.collectives.meetings import meet
 from etloom.collectives.parts import factor, message, parts
+from etloom.collectives.waits import with_waits
 from etloom.errors import LinkError
 from etloom.trace import Job
 
-__all__ = ["Together", "clocks", "factor", "meet", "message", "parts", "together"]
+__all__ = ["Together", "clocks", "factor", "meet", "message", "parts", "together", "with_waits"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +34,8 @@ class Together:
 
     @property
     def comparable(self) -> pl.DataFrame:
-        """The parts, those of one operator as one, of which those whose clock cannot be compared met nobody; and
-        error, how far apart two clocks of a meeting may be (null without one)."""
+        """The parts, those of one operator as one, of which those whose clock cannot be compared met nobody;
+        error, how far apart two clocks of a meeting may be (null without one); and `waits.COLUMNS`."""
         known = pl.when(pl.col("residual").is_not_null()).then("meeting")
         table = _by_operator(self.parts.with_columns(known.alias("meeting")))
         alone = pl.len().over("meeting") < 2
@@ -42,7 +45,7 @@ class Together:
         )
         # Each is so far from the reference at most: two are apart by the two greatest.
         apart = pl.col("residual").top_k(2).sum().over("meeting")
-        return table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(apart))
+        return with_waits(table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(apart)))
 
 
 def together(job: Job) -> Together:

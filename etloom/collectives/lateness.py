@@ -15,8 +15,11 @@ CAUSES = ("longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns")
 
 
 def delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """A row a meeting: meeting, rank (the last to come), start and own_start (of it, on the common clock and its own),
-    issuer (the host operator), collective, error (see `Together.comparable`), delay_ns, CAUSES.
+    """A row a meeting that one rank came to last: meeting, rank, start and own_start (of it, on the common clock and
+    its own), issuer (the host operator), collective, error (see `Together.comparable`), delay_ns, CAUSES.
+
+    The last is the last of whom another stood waiting, where one did, else the last to come, which delays nobody. Of
+    several that come at the same moment none is.
 
     parts: of `Together.comparable`, those that met.
     """
@@ -48,20 +51,33 @@ def cause(*others: str) -> pl.Expr:
 
 
 def _late(parts: pl.DataFrame) -> pl.DataFrame:
-    """meeting, rank, start, delay_ns and its causes, of the last to come to each meeting; of parts with `_since`."""
-    ordered = parts.sort("meeting", "start", "rank")
-    done = ("start", "left", "compute", "busy")
-    two = ordered.group_by("meeting", maintain_order=True).agg(
-        pl.col("rank", "own_start", "issuer", "collective", "error").last(),
-        *(pl.col(name).last() for name in done),
-        *(pl.col(name).get(-2).alias(f"{name}_other") for name in done),
+    """The answer of `delays`, of parts with `_since`."""
+    start, awaited = pl.col("start"), pl.col("awaited")
+    # As far as clocks say that all had left before it came, nobody waited so long.
+    stood = (start + pl.col("wait")).filter(awaited.is_not_null()).max()
+    parts = parts.with_columns(
+        last=pl.coalesce(awaited.max(), start.max()).over("meeting"), stood=stood.over("meeting")
+    )
+    late = parts.filter(start == pl.col("last")).filter(pl.len().over("meeting") == 1)
+    before = parts.filter(start < pl.col("last")).sort("meeting", "start", "rank")
+    two = late.sort("meeting").join(
+        before.group_by("meeting").agg(pl.col("start", "left", "compute", "busy").last()),
+        on="meeting",
+        suffix="_other",
+        maintain_order="left",
     )
 
     def more(name: str) -> pl.Expr:
         return pl.col(name) - pl.col(f"{name}_other")
 
     known = pl.col("left").is_not_null() & pl.col("left_other").is_not_null()
-    worked = (more("compute"), more("busy") - more("compute"), more("start") - more("left") - more("busy"))
+    delay = pl.min_horizontal("start", "stood") - pl.col("start_other")
+    worked = (more("compute"), more("busy") - more("compute"), delay - more("left") - more("busy"))
+    causes = (
+        *(pl.when(known).then(part).otherwise(0) for part in worked),
+        pl.when(known).then(more("left")).otherwise(delay),
+    )
+    kept_waiting = pl.col("stood") > pl.col("start_other")
     return two.select(
         "meeting",
         "rank",
@@ -70,12 +86,10 @@ def _late(parts: pl.DataFrame) -> pl.DataFrame:
         "issuer",
         "collective",
         "error",
-        more("start").alias("delay_ns"),
         *(
-            pl.when(known).then(part).otherwise(0).alias(name)
-            for name, part in zip(CAUSES, worked, strict=False)
+            pl.when(kept_waiting).then(part).otherwise(0).alias(name)
+            for name, part in zip(("delay_ns", *CAUSES), (delay, *causes), strict=True)
         ),
-        pl.when(known).then(more("left")).otherwise(more("start")).alias("before_ns"),
     )
 
 

@@ -4,6 +4,10 @@ By number: parts with the same group, collective and sequence number; where a ra
 number, the first with the first, and so on. By order: where no number was recorded, each rank's parts of a collective
 in a group in their order, as far as they overlap in time. Where more than STRANGERS of such parts meet nobody, the
 ranks that were recorded are not those that met: none of them is believed.
+
+More ranks than the group has do not meet: where a name is that of several groups, and who is in which was not
+recorded, a number tells nothing, and what order tells has to fit. Nor do sends and receives meet of which the other end
+is not known; nor, by order, parts with different roots, or with a root and without.
 """
 
 from __future__ import annotations
@@ -24,19 +28,49 @@ COLUMNS = {
     "meeting": pl.Int64,  # parts of one communication share it; null for a part on its own
     "how": pl.String,  # seq | order
 }
+_ONE_END = ("send", "recv")
+"""Of which the other end is not known: with it they are messages."""
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _KEY = ("where", "collective", "group", "source", "destination")
 
 
 def meet(parts: pl.DataFrame) -> pl.DataFrame:
     """The parts of all ranks (`parts.COLUMNS`) with group, meeting and how."""
     named = with_group(parts).with_row_index("part")
-    by_number = _by_number(named.filter(pl.col("seq").is_not_null()))
-    by_order = _by_order(named.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null()))
+    whole = named.filter(~pl.col("collective").is_in(_ONE_END).fill_null(False))
+    by_number = _by_number(whole.filter(pl.col("seq").is_not_null() & ~crowded()))
+    by_order = _by_order(whole.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null()))
     by_order = by_order.with_columns(pl.col("meeting") + by_number["meeting"].n_unique())
     known = pl.concat((by_number, by_order))
-    return named.join(known, on="part", how="left", maintain_order="left").select(
-        pl.col(name).cast(dtype) for name, dtype in COLUMNS.items()
+    met = named.join(known, on="part", how="left", maintain_order="left")
+    fits = (pl.col("rank").n_unique() <= pl.col("group_size").min()).over("meeting").fill_null(True)
+    met = met.with_columns(pl.when(fits | _message()).then(name).alias(name) for name in ("meeting", "how"))
+    return met.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
+
+
+def crowded() -> pl.Expr:
+    """Whether more ranks did something in the group of a part than the group has, so that the name is that of several
+    groups. Of messages both ends are known."""
+    ranks, size = (pl.col(name).filter(~_message()) for name in ("rank", "group_size"))
+    more = (ranks.n_unique() > size.min()).over("group").fill_null(False)
+    return pl.col("group").is_not_null() & ~_message() & more
+
+
+def beyond_groups(parts: pl.DataFrame) -> pl.DataFrame:
+    """Of parts (rank, collective, pg_name, ranks, group_size, start, event) those that no number matches, since more
+    ranks share the name of their group, or its turn, than the group has; with ``group``."""
+    named = with_group(parts)
+    alone = (
+        (pl.col("rank").n_unique() == 1).over("group")
+        & pl.col("ranks").is_null()
+        & (pl.col("group_size") > 1)
     )
+    unplaced = alone & ~pl.col("group").str.starts_with("#") & (parts["rank"].n_unique() > 1)
+    return named.filter(crowded() | (unplaced & ~_message()))
+
+
+def _message() -> pl.Expr:
+    return (pl.col("collective") == "message").fill_null(False)
 
 
 def with_group(parts: pl.DataFrame) -> pl.DataFrame:
@@ -55,11 +89,15 @@ def with_group(parts: pl.DataFrame) -> pl.DataFrame:
     own = pl.col("rank").n_unique().over("group") == 1
     # A group of ranks that are known needs no guess; nor does one of several.
     private = pl.col("group").is_not_null() & own & pl.col("ranks").is_null()
+    # Of more ranks than a group has, it is not told which share it: each keeps its own name.
+    fits = (pl.len() <= pl.col("group_size").min()).over("turn").fill_null(True)
     turns = (
         parts.filter(private.fill_null(False))
         .sort("start", "event")
-        .unique(("rank", "group"), keep="first", maintain_order=True)
+        .group_by("rank", "group", maintain_order=True)
+        .agg(pl.col("group_size").min())
         .with_columns(pl.int_range(pl.len()).over("rank").alias("turn"))
+        .filter(fits)
         .select("rank", "group", "turn")
     )
     joined = parts.join(turns, on=("rank", "group"), how="left", maintain_order="left")
@@ -88,7 +126,12 @@ def _by_order(parts: pl.DataFrame) -> pl.DataFrame:
     """part, meeting, how of parts without a number."""
     found: list[int] = []
     meetings: list[int] = []
-    for _, own in parts.group_by(_KEY, maintain_order=True):
+    rooted = pl.when(pl.col("collective").is_in(_ROOTED)).then("root")
+    # Of which root a part is that names none cannot be told beside those of others.
+    parts = parts.with_columns(of=rooted).filter(
+        pl.col("of").is_not_null() | (pl.col("of").count() == 0).over("where", "collective", "group")
+    )
+    for _, own in parts.group_by(*_KEY, "of", maintain_order=True):
         if own["rank"].n_unique() < 2:
             continue
         together = _overlapping(own)

@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from etloom import kinds, readers
+from etloom.collectives import meetings
 from etloom.ranks import ranges
 from etloom.trace import Stat, Trace
 
@@ -65,7 +66,31 @@ def between_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
             some = ranges(itertools.islice(absent, min(missing, _LOOKED_FOR)))
             more = ", ..." if missing > _LOOKED_FOR and not some.endswith("...") else ""
             stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some}{more} of {world}"))
-    return [*stats, *_no_common_moment(traces)]
+    return [*stats, *_no_common_moment(traces), *_ranks_beyond_groups(traces)]
+
+
+def _ranks_beyond_groups(traces: Mapping[int, Trace]) -> list[Stat]:
+    """Groups in which more ranks did something together than they have: one name for several groups."""
+    if len(traces) < 2:
+        return []
+    facts = dict.fromkeys(("collective", "pg_name", "ranks"), pl.String) | {"group_size": pl.Int64}
+    calls = []
+    for rank, trace in traces.items():
+        own = trace.scan("comms").filter(pl.col("pg_name").is_not_null() & ~pl.col("is_p2p").fill_null(False))
+        found = own.group_by(*facts).agg(start=pl.col("id").min().cast(pl.Int64))
+        calls.append(
+            found.collect(engine=trace.engine).cast(facts).with_columns(rank=pl.lit(rank), event="start")  # type: ignore[arg-type]
+        )
+    beyond = meetings.beyond_groups(pl.concat(calls)).sort("group", "rank")
+    if not beyond.height:
+        return []
+    group, size = beyond.select("group", "group_size").row(0)
+    names = beyond["group"].n_unique()
+    example = (
+        f"group {group} of {size} ranks: more ranks use its name, or name theirs each in its own way, and who is in "
+        "which was not recorded: what they did together is not matched"
+    )
+    return [("job.ranks_beyond_group", "data_loss", names, example)]
 
 
 def _no_common_moment(traces: Mapping[int, Trace]) -> list[Stat]:

@@ -41,17 +41,11 @@ class Views(Mapping[int, View]):
 
     @cached_property
     def _waits(self) -> dict[int, Intervals]:
-        """When each rank stood in a communication before the last one had come, on its own clock."""
+        """When each rank stood in communications waiting for others, on its own clock."""
         if len(self) < 2:
             return {}
-        parts = together(self.job).comparable
-        arrival = pl.col("start").max().over("meeting")
-        waited = (
-            parts.filter(pl.col("meeting").is_not_null())
-            .with_columns(until=pl.col("own_start") + arrival - pl.col("start"))
-            .filter(pl.col("until") - pl.col("own_start") > pl.col("error"))
-        )
+        waited = together(self.job).comparable.filter(pl.col("wait") > pl.col("error"))
         return {
-            rank: Intervals.of(own["own_start"], pl.Series(own.select(pl.min_horizontal("until", "own_end"))))
+            rank: Intervals.of(own["own_start"], own["own_start"] + own["wait"])  # type: ignore[misc]
             for (rank,), own in waited.group_by("rank")
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import polars as pl
@@ -68,8 +69,14 @@ def of_nodes(
             rows.pop(above, None)
             above = int(parents[above])
     members = dict(groups(group_config(nodes)).select("pg_name", "ranks").iter_rows())
-    for row in rows.values():
-        _place(row, members)
+    unplaced = [row.get("collective") for row in rows.values() if not _place(row, members)]
+    unplaced = [name for name in unplaced if re.match(_C10D, str(name))]
+    if unplaced:
+        example = (
+            f"{unplaced[0]}: it counts ranks within its group, and does not say of which group it is: "
+            "the other end, or the root, is not known"
+        )
+        stats.append(("read.rank_within_unknown_group", "data_loss", len(unplaced), example))
     kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
     return normalise(pl.DataFrame(kept, schema=_COLUMNS), stats).with_row_index("id")
 
@@ -129,14 +136,24 @@ def _positional(values: list[Any]) -> dict[str, Any]:
     return {**found, **_members(start, stride, size)}
 
 
-def _place(row: dict[str, Any], members: dict[str, str | None]) -> None:
-    """The root or the peer of a record: the global rank of the one it names within its group, where that is known."""
+def _place(row: dict[str, Any], members: dict[str, str | None]) -> bool:
+    """The root or the peer of a record: the global rank of the one it names within its group, where that is known.
+
+    A c10d operator does not name its group: there all groups that have so many ranks must agree. Returns False for one
+    that stays unknown.
+    """
     role = _ROLES.get(kinds.collective(str(row.get("collective"))) or "")
     within = row.pop(_IN_GROUP, None)
-    listed = row.get("ranks") or members.get(row.get("pg_name") or "")
-    ranks = _json(listed)
-    if role and within is not None and 0 <= within < len(ranks):
-        row[role] = ranks[within]
+    if role is None or within is None:
+        return True
+    group = row.get("pg_name")
+    listed = [row.get("ranks") or members.get(group or "")] if group or row.get("ranks") else members.values()
+    known = [_json(ranks) for ranks in listed]
+    named = {_number(ranks[within]) for ranks in known if 0 <= within < len(ranks)}
+    if len(named) != 1 or [] in known:
+        return False
+    row[role] = named.pop()
+    return True
 
 
 def _members(start: int | None, stride: int | None, size: int | None) -> dict[str, Any]:
@@ -154,9 +171,9 @@ def _by_schema(values: list[Any], schema: str) -> dict[str, Any]:
     """What the arguments of a c10d operator say, by their names in its schema."""
     given = dict(zip(kinds.argument_names(schema), values, strict=False))
     reduce_op = _number(given.get("reduce_op"))
+    within = (_number(given.get(name)) for name in ("root_rank", "root", "dst", "src"))
     return {
-        "root": _number(given.get("root_rank", given.get("root"))),
-        "peer": _number(given.get("dst", given.get("src"))),
+        _IN_GROUP: next((rank for rank in within if rank is not None), None),
         "is_async": given["async_op"] if isinstance(given.get("async_op"), bool) else None,
         "in_split": _splits(given.get("input_split_sizes")),
         "out_split": _splits(given.get("output_split_sizes")),
