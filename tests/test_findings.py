@@ -6,14 +6,13 @@ import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 import small
 from hypothesis import given
 from hypothesis import strategies as st
-from small import slice_
+from one_rank import KERNEL, Run, found
 
 import etloom
 from etloom import registry
@@ -24,65 +23,7 @@ from etloom.patterns import View, Views
 from etloom.patterns._finding import cost
 from etloom.trace import Job, Trace
 
-KERNEL = "void at::native::reduce_kernel<512, 1>()"
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()"
-H100 = [{"id": 0, "name": "H100", "computeMajor": 9, "computeMinor": 0}]
-
-
-class Run:
-    """A rank in us: operators on one host thread, each launching kernels."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.correlation = 0
-
-    def op(self, name: str, ts: float, dur: float, cat: str = "cpu_op", **args: Any) -> Run:
-        self.events.append(slice_(cat, name, ts, dur, 100, 100, **args))
-        return self
-
-    def kernel(
-        self, call: float, start: float, dur: float, name: str = KERNEL, cat: str = "kernel", **args: Any
-    ) -> Run:
-        """Launched by a call of 1 us (or ``call_us``) at ``call``."""
-        self.correlation += 1
-        stream, took = args.pop("stream", 7), args.pop("call_us", 1)
-        api = "cudaMemcpyAsync" if cat == "gpu_memcpy" else "cudaLaunchKernel"
-        self.op(api, call, took, "cuda_runtime", correlation=self.correlation)
-        self.events.append(
-            slice_(
-                cat,
-                name,
-                start,
-                dur,
-                0,
-                stream,
-                device=0,
-                stream=stream,
-                correlation=self.correlation,
-                **args,
-            )
-        )
-        return self
-
-    def trace(self, folder: Path, **header: Any) -> Trace:
-        file = folder / "kineto_trace_0.json"
-        file.write_text(
-            json.dumps(
-                {
-                    "schemaVersion": 1,
-                    "baseTimeNanoseconds": 0,
-                    "deviceProperties": H100,
-                    "traceEvents": self.events,
-                    **header,
-                }
-            )
-        )
-        return etloom.read(file)
-
-
-def found(trace: Trace, pattern: str) -> list[tuple[Any, ...]]:
-    rows = etloom.analyze(trace, "findings", pattern=pattern, min_pct=0)
-    return rows.select("cost_ns", "count", "operator").rows()
 
 
 def test_launch_bound(tmp_path: Path) -> None:
@@ -172,9 +113,7 @@ def test_exposed_communication_and_unused_overlap(tmp_path: Path) -> None:
 def test_small_collectives(tmp_path: Path, elements: int, count: int, cost: int | None) -> None:
     run = Run().op("aten::mm", 0, 5).kernel(1, 5, 20)
     for at in range(count):
-        facts = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2, "dtype": "Float"}
-        sizes = {"In msg nelems": elements, "Out msg nelems": elements, "Seq": at}
-        run.kernel(10 + at, 30 + 10 * at, 5, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", **facts, **sizes)
+        run.all_reduce(10 + at, 30 + 10 * at, 5, at, elements)
     rows = found(run.trace(tmp_path), "small-collectives")
     assert rows == ([] if cost is None else [(cost, count, None)])
 

@@ -51,6 +51,7 @@ def places(
     confidence: str,
     advice: str | Callable[[dict[str, Any]], str],
     by: str = "operator",
+    kind: str | None = None,
     most: int = MOST,
     least: int = 1,
 ) -> Iterator[Finding]:
@@ -58,6 +59,7 @@ def places(
 
     rows: event (the host event to blame, or null), cost_ns, start and end of the time that it is of, and of step,
     stream and name what is known. by: operator, name, or block, which is the class of the module and else the operator.
+    kind: which of the findings of a pattern it is, where one place may have several.
     least: of places with fewer rows there is nothing to say. title, and advice where it depends on the place: of the
     costliest row with cost_ns and count of all, and ``longest``, the costs of the FEW costliest.
     """
@@ -82,7 +84,7 @@ def places(
     ):
         row["cost_ns"], in_steps_ns = cost(view, known.filter(pl.col(by).eq_missing(row[by])))
         place: dict[str, Any] = {name: row.get(name) for name in _PLACE}
-        place |= {"in_steps_ns": in_steps_ns, "place": row[by]}
+        place |= {"in_steps_ns": in_steps_ns, "place": f"{kind} {row[by]}" if kind else row[by]}
         todo = advice if isinstance(advice, str) else advice(row)
         yield Finding(title(row), row["cost_ns"], confidence, todo, row["count"], **place)
 

@@ -12,10 +12,12 @@ from etloom.patterns._finding import Finding, counted
 from etloom.patterns._view import View, named
 
 COPY = r"(?i)memcpy|copy(?:Host|Device|Buffer)"
+TO_DEVICE = r"(?i)HtoD|HostToDevice"
 PAGEABLE = r"(?i)pageable"
 """Such copies to the device are host-copies' matter."""
 
 INSIDE_DEVICE = re.compile(r"(?i)DtoD|DeviceToDevice")
+TO_HOST = re.compile(r"(?i)DtoH|DeviceToHost")
 INSIDE = (
     "write the result where it belongs instead of copying it there (out=, views, in-place operators), and drop clones "
     "that nobody needs"
@@ -25,13 +27,18 @@ ACROSS = (
     "non_blocking=True on a stream of its own; copy less (a narrower type, a part)"
 )
 
+BACK = (
+    "keep on the device what is used there, and copy back less, less often; into pinned memory, with non_blocking=True "
+    "on a stream of its own, and wait for it only where the host needs it"
+)
+
 SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
     times = view.activity.times
     copies = view.work.filter(pl.col("kind") == "memory")
-    copies = copies.filter(named(copies, COPY) & ~named(copies, PAGEABLE))
+    copies = copies.filter(named(copies, COPY) & ~(named(copies, TO_DEVICE) & named(copies, PAGEABLE)))
     for (name,), own in copies.group_by(pl.col("name").cast(pl.String), maintain_order=True):
         lost = during(own) - times["computation"] - times["communication"]
         if not lost.total:
@@ -43,7 +50,7 @@ def find(view: View) -> Iterator[Finding]:
             f"nothing runs beside {counted(int((own['alone'] > 0).sum()), 'copy', 'copies')}: {name}",
             lost.total,
             "medium",
-            INSIDE if INSIDE_DEVICE.search(str(name)) else ACROSS,
+            INSIDE if INSIDE_DEVICE.search(str(name)) else BACK if TO_HOST.search(str(name)) else ACROSS,
             int((own["alone"] > 0).sum()),
             step=worst["step"],
             stream=worst["stream"],

@@ -40,6 +40,7 @@ def find(view: View) -> Iterator[Finding]:
         confidence="medium",
         advice="pin the memory (pin_memory=True in the data loader, tensor.pin_memory()) and copy with "
         "non_blocking=True; create constants on the device",
+        kind="pageable",
     )
     small = copies.filter(~is_pageable & (pl.col("bytes") < SMALL_BYTES))
     if small.height >= MANY:
@@ -51,4 +52,5 @@ def find(view: View) -> Iterator[Finding]:
             ),
             confidence="medium",
             advice="put them into one tensor and copy that, or compute them on the device",
+            kind="small",
         )
