@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
-from etloom.trace import Trace
+from etloom.trace import Stat, Trace
 
 _LONGEST = 80  # characters of a name in an example
 
@@ -52,7 +52,34 @@ def place(trace: Trace) -> Trace:
             ("link.crossed", "info", len(at.crossed), example(events, at.crossed)),
             ("link.clamped", "info", len(at.clamped), example(events, at.clamped)),
             ("link.never_closed", "info", len(at.unclosed), example(events, at.unclosed)),
+            *_shared_steps(events),
         ]
+    )
+
+
+def _shared_steps(events: pl.DataFrame) -> list[Stat]:
+    """Steps that several processes mark under one number, which tables by step cannot tell apart."""
+    marks = _marks(events).group_by("number").agg(pl.col("pid").n_unique()).drop_nulls()
+    shared = marks.filter(pl.col("pid") > 1).sort("number")
+    if not shared.height:
+        return []
+    number, processes = shared.row(0)
+    example = (
+        f"step {number} is marked by {processes} processes: it lasts from the first to begin to the last to end, and "
+        "what each did in it counts"
+    )
+    return [("link.steps_of_several_processes", "error", shared.height, example)]
+
+
+def _marks(events: pl.DataFrame) -> pl.DataFrame:
+    """ts, end, pid and number of what marks a step; number is null where no integer holds it."""
+    annotations = stacks.among(events["cat"], kinds.ANNOTATIONS) & events["dur"].is_not_null().to_numpy()
+    marks = stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP), annotations)
+    return events.filter(marks).select(
+        "ts",
+        "pid",
+        (pl.col("ts") + pl.col("dur")).alias("end"),
+        pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64, strict=False).alias("number"),
     )
 
 
@@ -72,15 +99,7 @@ def _steps(events: pl.DataFrame) -> pl.Series:
     """
     number = np.zeros(events.height, np.int64)
     known = np.zeros(events.height, bool)
-    annotations = stacks.among(events["cat"], kinds.ANNOTATIONS) & events["dur"].is_not_null().to_numpy()
-    steps = events.filter(
-        stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP), annotations)
-    ).select(
-        "ts",
-        "pid",
-        (pl.col("ts") + pl.col("dur")).alias("end"),
-        pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64, strict=False).alias("number"),
-    )
+    steps = _marks(events)
     hosts = stacks.among(events["cat"], kinds.HOST)
     starts = events["ts"].to_numpy()
     processes = steps["pid"].unique()
