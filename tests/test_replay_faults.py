@@ -59,6 +59,30 @@ def test_the_store_outlives_those_who_still_ask_it() -> None:
     assert ended == []
 
 
+def test_a_thousand_ranks_ask_the_store_a_few_things_a_beat() -> None:
+    class Counted:
+        """What is asked, of a store where all are alive."""
+
+        def __init__(self) -> None:
+            self.asked: list[Any] = []
+
+        def check(self, keys: list[str]) -> bool:
+            self.asked.append(keys)
+            return keys != ["gave_up"]
+
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            self.asked.append(keys)
+            return [b"1 call 0" for _ in keys]
+
+    for rank in (0, 1, 999):
+        watch = object.__new__(Watch)
+        watch._place, watch._store = Place(rank, 1000, 0), Counted()
+        watch._begin()
+        assert watch._gone() is None
+        assert len(watch._store.asked) == 3
+        assert sum(map(len, watch._store.asked)) == (1 + 2 * 999 if rank == 0 else 3)
+
+
 class Kept(dict[str, str]):
     """A store in this process."""
 
@@ -66,6 +90,9 @@ class Kept(dict[str, str]):
 
     def get(self, key: str) -> bytes:  # type: ignore[override]
         return self[key].encode()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [*map(self.get, keys)]
 
     def wait(self, keys: list[str], timeout: Any) -> None:
         assert all(map(self.check, ([key] for key in keys)))
@@ -99,6 +126,7 @@ def test_a_rank_gets_its_own_calls_and_all_groups(monkeypatch: pytest.MonkeyPatc
 def test_rank_0_may_plan_in_silence(rank: int, doing: str, gone: bool) -> None:
     watch = object.__new__(Watch)
     watch._place, watch._store = Place(1 - rank, 2, 0), Kept({f"beat/{rank}": f"3 {doing}"})
+    watch._begin()
     watch._seen = {rank: (f"3 {doing}", time.monotonic() - 100)}
     assert watch._gone() == (f"rank {rank} is gone; it was at {doing}" if gone else None)
 
@@ -144,7 +172,7 @@ def test_ranks_that_wait_for_each_other_end_with_who_waits_for_what(tmp_path: Pa
     found = ended(processes(3, run, *options), timeout=60)
     assert [status for status, _, _ in found] == [1, 1, 1]
     assert all(err.count("\n") == 1 for _, _, err in found), found
-    whole, pair = "all_reduce, 32 B, with ranks 0, 1, 2", "all_reduce, 16 B, with ranks 0, 1"
+    whole, pair = "all_reduce, 32 B, with ranks 0-2", "all_reduce, 16 B, with ranks 0, 1"
     for rank, waits in ((0, whole), (1, pair), (2, whole)):
         said = f"rank {rank}: stopped at call 0 ({waits})"
         assert f"{said}: Timed out" in found[rank][2] or f"{said}: rank " in found[rank][2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -69,6 +70,21 @@ def test_an_uneven_all_to_all_by_its_bytes() -> None:
     ]
     (row,) = sums(calls(*measured([[one] for one in own], made=0, done=10))).iter_rows(named=True)
     assert (row["bytes"], row["algo_gb_per_s"], row["bus_gb_per_s"]) == (60, 6.0, 4.8)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"inputs": (3, 12), "outputs": (3, 6)},
+        {"inputs": (15,), "outputs": (9,), "in_split": (3, 12)},
+        {"inputs": (15,), "outputs": (9,), "out_split": (3, 6)},
+        {"inputs": (15,), "outputs": (3, 6)},
+    ],
+)
+def test_what_goes_over_the_bus_is_told_by_either_side_of_an_uneven_all_to_all(told: dict[str, Any]) -> None:
+    from etloom.replayer.results import _on_bus
+
+    assert _on_bus(Call(0, "all_to_all", (0, 1), "float", **told), 0) == 48
 
 
 def test_sizes_are_those_of_the_recording(data: Path) -> None:

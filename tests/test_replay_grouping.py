@@ -14,6 +14,7 @@ from replaying import ended, processes, write
 
 import etloom
 from etloom.replayer.grouping import told_by_order
+from etloom.replayer.mapping import mapped
 from etloom.replayer.planning import plan
 from etloom.replayer.recorded import Row
 from etloom.trace import Job
@@ -36,6 +37,20 @@ CALLS = st.tuples(
     st.sampled_from(GROUPS),
     st.sampled_from(["all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"]),
 )
+
+
+def test_of_calls_that_nothing_waits_for_some_hundred_fly_and_messages_are_left_alone() -> None:
+    rows = [row("all_reduce", 8, (0, 1), 0) for _ in range(600)]
+    for at, one in enumerate(rows):
+        one.group, one.seq, one.is_async = (0, 1), at, True
+    calls, _ = mapped(rows, 0, {0: 0, 1: 1}, (0, 1))
+    assert [call.after for call in calls] == [()] * 256 + [(at,) for at in range(600 - 256)]
+    rows = [
+        Row("send", "c10d::send", (8,), (), "float", (0, 1), peer=1, is_async=True, start=0, end=9)
+        for _ in range(600)
+    ]
+    calls, _ = mapped(rows, 0, {0: 0, 1: 1}, (0, 1))
+    assert {call.after for call in calls} == {()}
 
 
 @given(st.lists(CALLS, max_size=30))

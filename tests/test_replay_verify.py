@@ -57,7 +57,7 @@ def test_what_a_call_must_bring(
 ) -> None:
     from etloom.replayer.calls import expected
 
-    found = expected(ready(collective, ins, outs, **more), rank)
+    found = expected(ready(collective, ins, outs, **more), rank, 3)
     assert [values.tolist() for _, values in found] == right
     assert all(tensor.shape == values.shape for tensor, values in found)
 
@@ -65,10 +65,43 @@ def test_what_a_call_must_bring(
 def test_truths_tell_ranks_apart() -> None:
     from etloom.replayer.calls import expected
 
-    gathered = expected(ready("all_gather", [1], [3], torch.bool), 0)
+    gathered = expected(ready("all_gather", [1], [3], torch.bool), 0, 3)
     assert [values.tolist() for _, values in gathered] == [[False, True, False]]
-    ((_, reduced),) = expected(ready("all_reduce", [1], [], torch.bool), 0)
+    ((_, reduced),) = expected(ready("all_reduce", [1], [], torch.bool), 0, 3)
     assert reduced.tolist() == [True]
+
+
+@pytest.mark.parametrize("world", [3, 8, 16, 160, 2048, 20_000])
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "float32"]
+)
+def test_no_type_rounds_the_sum_over_a_large_world(name: str, world: int) -> None:
+    from etloom.replayer.calls import value
+
+    dtype = getattr(torch, name)
+    total, plain = torch.zeros((), dtype=dtype), 0
+    for rank in range(world):
+        own = value(rank, dtype, world)
+        total = (total.to(torch.float64) + own).to(dtype)
+        plain += own
+        assert total.item() == plain
+    assert plain >= min(world, 2)
+
+
+def test_a_mean_may_be_rounded_where_each_summand_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL does, which alone has it."""
+    monkeypatch.setattr("torch.distributed.get_backend", lambda group=None: "nccl")
+    from etloom.replayer.comms import Runner
+    from etloom.replayer.world import Place
+
+    one = ready("all_reduce", [2], [], torch.bfloat16, reduce_op="avg", group=(0, 1, 2, 3, 4))
+    runner = object.__new__(Runner)
+    runner.place, runner.calls, runner.at = Place(0, 5, 0), [one.call], 0
+    one.inputs[0].fill_(sum(torch.tensor(each / 5, dtype=torch.bfloat16).item() for each in (1, 2, 3, 1, 2)))
+    runner._check(one)
+    one.inputs[0].fill_(1.75)
+    with pytest.raises(EtloomError, match="gave 2 wrong elements of 2"):
+        runner._check(one)
 
 
 def test_a_wrong_result_ends_the_replay_with_its_call() -> None:
@@ -81,6 +114,6 @@ def test_a_wrong_result_ends_the_replay_with_its_call() -> None:
     one.inputs[0].fill_(6)
     runner._check(one)
     one.inputs[0][1:3] = 5
-    said = r"call 0 \(all_reduce, 16 B, with ranks 0, 1, 2\) gave 2 wrong elements of 4"
+    said = r"call 0 \(all_reduce, 16 B, with ranks 0-2\) gave 2 wrong elements of 4"
     with pytest.raises(EtloomError, match=said):
         runner._check(one)

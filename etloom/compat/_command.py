@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -9,9 +11,18 @@ from etloom.errors import EtloomError
 
 
 def told(command: str, work: Callable[[], None]) -> int:
-    """Exit status 0, or 1 with the error in one line on stderr."""
+    """Exit status 0, or 1 with the error in one line on stderr; as a shell says it, where the user or the reader of the
+    output ended it."""
     try:
         work()
+    except KeyboardInterrupt as interrupt:
+        if str(interrupt):
+            sys.stderr.write(f"{command}: {interrupt}\n")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Nothing may be flushed to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # 128 + SIGPIPE, which not every system has
     except EtloomError as error:
         sys.stderr.write(f"{command}: {error}\n")
         return 1

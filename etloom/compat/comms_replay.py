@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -162,7 +163,7 @@ def _end(reason: Any) -> None:
     """Another process is gone: say so and end, since torch would wait for it."""
     sys.stderr.write(f"etloom-comms-replay: {reason}\n")
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(128 + signal.SIGINT if ": interrupted at " in str(reason) else 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

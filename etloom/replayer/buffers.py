@@ -8,6 +8,7 @@ import torch
 
 from etloom.errors import EtloomError
 from etloom.replayer.calls import dtype_of, shapes
+from etloom.replayer.memory import beside
 from etloom.replayer.plan import Call
 from etloom.system import available_memory
 
@@ -39,13 +40,14 @@ def buffers(
         held[call.index] = [(dtype, slot) for slot, _ in slots]
         plans.append((dtype, slots, len(ins)))
     wanted = sum(dtype.itemsize * sum(sizes) for dtype, sizes in pool.items())
-    if device.type == "cpu" and wanted > available_memory():
+    if device.type == "cpu" and wanted > (room := available_memory() // beside()):
+        shared = f", shared by {beside()} ranks" if beside() > 1 else ""
         raise EtloomError(
-            f"buffers of {wanted / 1e9:,.1f} GB do not fit into {available_memory() / 1e9:,.1f} GB of free memory",
+            f"buffers of {wanted / 1e9:,.1f} GB do not fit into {room / 1e9:,.1f} GB of free memory{shared}",
             remedy="smaller sizes (--scale 0.1), or fewer calls (--first)",
         )
     made = {
-        dtype: [torch.ones(size, dtype=torch.float32).to(dtype).to(device) for size in sizes]
+        dtype: [torch.ones(size, dtype=dtype, device=device) for size in sizes]
         for dtype, sizes in pool.items()
     }
     for dtype, slots, inputs in plans:

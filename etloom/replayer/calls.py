@@ -199,10 +199,10 @@ def shapes(call: Call, rank: int) -> tuple[list[int], list[int]]:
     return ins, outs
 
 
-def expected(ready: Ready, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def expected(ready: Ready, rank: int, world: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs (tensor, what it must hold) after the call, where each rank put in its `value` everywhere."""
     call, group = ready.call, ready.call.group
-    of = {member: value(member, one.dtype) for one in ready.tensors[:1] for member in (*group, rank)}
+    of = {member: value(member, one.dtype, world) for one in ready.tensors[:1] for member in (*group, rank)}
     reduced = _reduced([of[member] for member in group], ready.reduce_op) if of else 0
     pairs: list[tuple[torch.Tensor, Sequence[float]]] = []
     match call.collective:
@@ -234,9 +234,15 @@ def expected(ready: Ready, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]
     return [(one, _spread(one, values)) for one, values in pairs if one.numel()]
 
 
-def value(rank: int, dtype: torch.dtype = torch.float32) -> int:
-    """What a rank puts into every element when results are verified: small, so that no type rounds the sum."""
-    return rank % 2 if dtype == torch.bool else rank % 3 + 1
+def value(rank: int, dtype: torch.dtype, world: int) -> int:
+    """What a rank puts into every element when results are verified: 1, 2 or 3, and 0 on so many ranks of a large world
+    that the type holds the sum of any of them."""
+    if dtype == torch.bool:
+        return rank % 2
+    wide = dtype.is_floating_point or dtype.is_complex
+    most = int(2 / torch.finfo(dtype).eps) if wide else torch.iinfo(dtype).max
+    each = -(-3 * world // most)
+    return 0 if rank % each else rank // each % 3 + 1
 
 
 def _reduced(values: list[int], operation: str) -> float:

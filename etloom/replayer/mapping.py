@@ -9,6 +9,10 @@ from etloom.errors import EtloomError
 from etloom.replayer.plan import MESSAGES, ROOTED, Call
 from etloom.replayer.recorded import MOST_ELEMENTS, Row
 
+_MOST_FLYING = 256
+"""Calls in flight at once; of more, which nothing says was waited for, the oldest is. Nor does a recorded wait lie
+further before the next call."""
+
 
 def mapped(
     rows: list[Row], rank: int, place: Mapping[int, int], world: tuple[int, ...]
@@ -132,14 +136,19 @@ def _waits(rows: list[Row], became: Mapping[int, int]) -> Iterator[tuple[int, ..
     pending: list[int] = []
     for at in became:
         row, waited = rows[at], _waited(rows, at)
-        done = [one for one in pending if one in waited or not _flies(rows[one], row)]
+        done = {one for one in pending if one in waited or not _flies(rows[one], row)}
+        if len(pending) - len(done) >= _MOST_FLYING:
+            # The oldest; not a message, whose other end may be called only after this one.
+            done.update(
+                [one for one in pending if one not in done and rows[one].collective not in MESSAGES][:1]
+            )
+        yield tuple(became[one] for one in pending if one in done)
         pending = [one for one in pending if one not in done] + [at]
-        yield tuple(became[one] for one in done)
 
 
 def _waited(rows: list[Row], at: int) -> set[int]:
     """What waits recorded before a call have waited for."""
-    return {waited for row in rows[max(0, at - 256) : at] for waited in row.waits}
+    return {waited for row in rows[max(0, at - _MOST_FLYING) : at] for waited in row.waits}
 
 
 def _flies(row: Row, other: Row) -> bool:

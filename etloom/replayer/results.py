@@ -182,10 +182,19 @@ def _size(call: Call) -> int | None:
 
 def _on_bus(call: Call, rank: int) -> float | None:
     """The bytes of a call that its bus bandwidth counts, as this rank sees them."""
-    if call.in_split and call.out_split:
-        own = call.group.index(rank)
-        sent, got = (sum(split) - split[own] for split in (call.in_split, call.out_split))
-        return float((itemsize(call.dtype) or 0) * max(sent, got))
+    if call.collective == "all_to_all":
+        ranks, own = len(call.group), call.group.index(rank)
+        # Of each rank, as splits of one tensor or as a tensor each; of even shares neither says anything.
+        each = [
+            split or (sizes if len(sizes) == ranks > 1 else ())
+            for split, sizes in ((call.in_split, call.inputs), (call.out_split, call.outputs))
+        ]
+        if told := each[0] or each[1]:
+            # What a rank sends to itself is what it gets from itself.
+            sent, got = (
+                sum(one or sizes) for one, sizes in zip(each, (call.inputs, call.outputs), strict=True)
+            )
+            return float((itemsize(call.dtype) or 0) * (max(sent, got) - told[own]))
     size = _size(call)
     share = 1.0 if call.peer is not None else factor(call.collective, len(call.group))
     return None if size is None or share is None else size * share

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -89,8 +89,14 @@ class Watch:
         self._store = TCPStore(store.host, store.port, place.world, False, wait_for_workers=False)
         self._done = threading.Event()
         self._reason: str | None = None
-        self._seen = {rank: ("", time.monotonic()) for rank in range(place.world)}
+        self._begin()
         self._thread = threading.Thread(target=self._run, name="etloom-watch", daemon=True)
+
+    def _begin(self) -> None:
+        others = [rank for rank in range(self._place.world) if rank != self._place.rank]
+        # Each of a thousand that asked for each other would be a million requests a beat to one store.
+        self._watched = others if self._place.rank == 0 else [0]
+        self._seen = {rank: ("", time.monotonic()) for rank in others}
 
     def tell(self, doing: str) -> None:
         """Say what this process does from now on."""
@@ -101,7 +107,7 @@ class Watch:
         until = time.monotonic() + seconds
         while True:
             try:
-                reason = self._gone(SUSPECT_S)
+                reason = self._gone(SUSPECT_S, list(self._seen))
             except RuntimeError:
                 reason = LOST
             if reason or time.monotonic() > until:
@@ -111,7 +117,7 @@ class Watch:
 
     def standing(self) -> str:
         """Where the other processes were last."""
-        told = sorted((rank, beat) for rank, (beat, _) in self._seen.items() if rank != self._place.rank)
+        told = sorted((rank, beat) for rank, (beat, _) in self._seen.items())
         return "; ".join(f"rank {rank} is at {_doing(beat)}" for rank, beat in told[:8])
 
     def __enter__(self) -> Watch:
@@ -164,16 +170,13 @@ class Watch:
         if self._place.rank == 0:
             time.sleep(1.5 * BEAT_S)
 
-    def _gone(self, patience: float = SILENT_S) -> str | None:
+    def _gone(self, patience: float = SILENT_S, of: Sequence[int] | None = None) -> str | None:
         if self._store.check(["gave_up"]):
             said = str(self._store.get("gave_up").decode())
             return None if said.startswith(f"rank {self._place.rank}:") else said
         now = time.monotonic()
-        for rank, (before, since) in self._seen.items():
-            key = f"beat/{rank}"
-            if rank == self._place.rank:
-                continue
-            beat = self._store.get(key).decode() if self._store.check([key]) else ""
+        for rank, beat in self._beats(self._watched if of is None else of):
+            before, since = self._seen[rank]
             self._seen[rank] = (beat, since if beat == before else now)
             # Reading large traces may hold the interpreter, and with it the heart beat, for long. That rank 0 is gone
             # the store tells as well, which goes with it.
@@ -182,6 +185,14 @@ class Watch:
             if beat != "done" and now - self._seen[rank][1] > patience:
                 return f"rank {rank} is gone; it was at {_doing(beat)}"
         return None
+
+    def _beats(self, ranks: Sequence[int]) -> list[tuple[int, str]]:
+        """What ranks told last, "" of one that did not yet."""
+        keys = {rank: f"beat/{rank}" for rank in ranks}
+        if not self._store.check([*keys.values()]):
+            keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
+        told = dict(zip(keys, self._store.multi_get([*keys.values()]), strict=True)) if keys else {}
+        return [(rank, told.get(rank, b"").decode()) for rank in ranks]
 
 
 def _doing(beat: str) -> str:
