@@ -99,7 +99,7 @@ def test_a_mean_may_be_rounded_where_each_summand_is(monkeypatch: pytest.MonkeyP
     runner.place, runner.calls, runner.at = Place(0, 5, 0), [one.call], 0
     one.inputs[0].fill_(sum(torch.tensor(each / 5, dtype=torch.bfloat16).item() for each in (1, 2, 3, 1, 2)))
     runner._check(one)
-    one.inputs[0].fill_(1.75)
+    one.inputs[0].fill_(1.5)
     with pytest.raises(EtloomError, match="gave 2 wrong elements of 2"):
         runner._check(one)
 
