@@ -281,7 +281,7 @@ def test_a_message_for_github_is_one_line() -> None:
 def recorded(folder: Path, plan: dict[str, int]) -> dict[str, Job]:
     """Runs of the script by name, of so many pieces a step."""
     command = [sys.executable, str(SCRIPT), *(f"{folder / name}:{pieces}" for name, pieces in plan.items())]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=900)  # seven runs on a busy machine
     return {name: etloom.open(folder / name) for name in plan}
 
 
