@@ -30,6 +30,8 @@ COLUMNS = {
 }
 _ONE_END = ("send", "recv")
 """Of which the other end is not known: with it they are messages."""
+_P2P = (*_ONE_END, "send_recv", "message")
+"""Of which a group may be told that is larger or smaller than those who take part."""
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _KEY = ("where", "collective", "group", "source", "destination")
 
@@ -50,8 +52,9 @@ def meet(parts: pl.DataFrame) -> pl.DataFrame:
 
 def crowded() -> pl.Expr:
     """Whether more ranks did something in the group of a part than the group has, so that the name is that of several
-    groups. Of messages both ends are known."""
-    ranks, size = (pl.col(name).filter(~_message()) for name in ("rank", "group_size"))
+    groups. Messages name both ends, and need no group."""
+    collective = ~pl.col("collective").is_in(_P2P).fill_null(False)
+    ranks, size = (pl.col(name).filter(collective) for name in ("rank", "group_size"))
     more = (ranks.n_unique() > size.min()).over("group").fill_null(False)
     return pl.col("group").is_not_null() & ~_message() & more
 
