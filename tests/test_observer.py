@@ -49,7 +49,7 @@ def built() -> None:
 
 def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=400, check=False
     )
 
 

@@ -325,7 +325,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Left]
         ]
         (place / "scripts.json").write_text(json.dumps(sorted(scripts, key=lambda script: not script[2])))
         command = [sys.executable, "-c", RUNNER, str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
         ended[kind] = json.loads((place / "ended.json").read_text())
 

@@ -271,7 +271,7 @@ def test_what_torch_itself_dumps(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     paths = [tmp_path / "dump", tmp_path / "dump.json"]
     env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
-    subprocess.run([sys.executable, "-c", REAL, *map(str, paths)], check=True, env=env, timeout=120)
+    subprocess.run([sys.executable, "-c", REAL, *map(str, paths)], check=True, env=env, timeout=400)
     for path in paths:
         assert flight_recorder.sniff(path.read_bytes())
         trace = flight_recorder.read(path)

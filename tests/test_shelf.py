@@ -224,6 +224,6 @@ sys.argv = ["etloom", "analyze", "steps", sys.argv[1], "--no-cache"]
 sys.exit(cli.main())
 """
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run([sys.executable, "-c", code, str(run)], env=environment, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(run)], env=environment, timeout=400, check=False)
     assert done.returncode == 143
     assert list(temporary.iterdir()) == []
