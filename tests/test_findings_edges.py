@@ -50,3 +50,93 @@ def test_a_pattern_names_a_place_of_a_rank_once(data: Path, run: str) -> None:
             for view in views.values():
                 seen = [finding.place for finding in pattern.find(view)]
                 assert len(seen) == len(set(seen)), name
+
+
+def test_a_row_of_small_collectives_ends_with_a_step(tmp_path: Path) -> None:
+    run, rowed = Run(), Run()
+    for at in range(10):
+        run.step(at, 100 * at, 100).all_reduce(100 * at + 1, 100 * at + 10, 5, at)
+        rowed.step(at, 100 * at, 100)
+    assert found(run.trace(tmp_path), "small-collectives") == []
+    for at in range(10):
+        rowed.all_reduce(301 + 2 * at, 310 + 8 * at, 5, at)
+    (row,) = told(rowed.trace(tmp_path), "small-collectives")
+    assert (row["cost_ns"], row["count"], row["step"]) == (45_000, 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("dur", "start", "cost"), [(1, 7, 90_000), (4, 6, None), (12, 5, None), (200, 0, 90_000)]
+)
+def test_a_row_of_small_collectives_ends_with_other_work(
+    tmp_path: Path, dur: int, start: int, cost: int | None
+) -> None:
+    """Collectives of 10 us every 20, and a kernel in each gap (short, long, longer than the gap), or one that runs on
+    while they do."""
+    run = Run()
+    for at in range(10):
+        run.all_reduce(1 + at, 100 + 20 * at, 10, at)
+        if dur < 200 or not at:
+            run.kernel(20 + at, 105 + 20 * at + start, dur, stream=20)
+    rows = found(run.trace(tmp_path), "small-collectives")
+    assert rows == ([] if cost is None else [(cost, 10, None)])
+
+
+def test_a_load_is_counted_once_where_stacks_were_recorded(tmp_path: Path) -> None:
+    run = Run()
+    for at in (0, 1_000, 2_000):
+        frame = "torch/utils/data/dataloader.py(700): __next__"
+        run.op(frame, at, 400, "python_function")
+        run.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 390, "user_annotation")
+        run.op("aten::mm", at + 410, 100).kernel(at + 420, at + 430, 500)
+    (row,) = told(run.trace(tmp_path), "data-loading")
+    assert row["title"] == "nothing runs while the host waits for the data loader, 3 loads"
+    assert (row["cost_ns"], row["count"], row["name"]) == (800_000, 3, frame)
+
+
+def compiling(steps: int, *at: float) -> Run:
+    run = Run()
+    for step in range(steps):
+        run.step(step, 100 * step, 80)
+    for start in at:
+        run.op("compile_fx (dynamo_timed)", start, 10).op("inner (dynamo_timed)", start + 1, 5)
+    return run
+
+
+def test_the_first_compilation_is_not_one_again(tmp_path: Path) -> None:
+    """What began in the first of several steps may be warm-up, what came after it, between steps too, is not."""
+    (row,) = told(compiling(3, 20, 85, 210).trace(tmp_path), "recompilation")
+    assert row["title"] == "torch.compile still compiles after the first step, 2 times"
+    assert (row["cost_ns"], row["confidence"]) == (20_000, "high")
+    (row,) = told(compiling(1, 20, 85).trace(tmp_path), "recompilation")
+    said = "torch.compile compiles, 2 times (only one step is marked: it may be the first time)"
+    assert (row["title"], row["confidence"]) == (said, "low")
+    (row,) = told(compiling(0, 20).trace(tmp_path), "recompilation")
+    assert row["title"] == "torch.compile compiles, once (no step is marked: it may be the first time)"
+    # One that is under way when the first step ends has begun in it.
+    assert found(compiling(2, 75).trace(tmp_path), "recompilation") == []
+
+
+def test_threads_of_two_processes_are_told_apart(tmp_path: Path) -> None:
+    run = compiling(3, 210)
+    run.events.append(run.events[-2] | {"pid": 101, "ts": 212})
+    assert found(run.trace(tmp_path), "recompilation") == [(12_000, 2, "compile_fx (dynamo_timed)")]
+
+
+def test_an_allocation_between_steps_is_in_steady_state(tmp_path: Path) -> None:
+    run = Run()
+    for step in range(3):
+        at = 1_000 * step
+        run.step(step, at, 800).op("aten::mm", at + 10, 700).kernel(at + 20, at + 30, 500)
+        run.op("cudaMalloc", at + 820, 100, "cuda_runtime")
+    (row,) = told(run.trace(tmp_path), "allocator")
+    assert (row["cost_ns"], row["count"], row["confidence"]) == (300_000, 3, "medium")
+    assert row["title"] == "cudaMalloc is called 3 times, and the host waits for it"
+
+
+def test_one_marked_step_does_not_say_where_warm_up_ends(tmp_path: Path) -> None:
+    run = Run().step(5, 0, 1_000)
+    for at in range(20):
+        run.kernel(10 + at, 50 + 10 * at, 5)
+    (row,) = told(run.op("cudaMalloc", 500, 40, "cuda_runtime").trace(tmp_path), "allocator")
+    assert row["title"].endswith(" (only one step is marked: it may be warm-up)")
+    assert (row["cost_ns"], row["confidence"]) == (40_000, "low")

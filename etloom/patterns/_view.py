@@ -62,13 +62,19 @@ class View:
         return Intervals.of(self.marked["start"], self.marked["end"])
 
     @property
-    def first_step(self) -> int | None:
-        return self.marked["step"][0] if self.marked.height > 1 else None
+    def steady_from(self) -> int | None:
+        """When the first of several marked steps has ended, which may warm up; null where no others are marked."""
+        return self.marked["end"][0] if self.marked.height > 1 else None
+
+    @property
+    def unsure(self) -> str:
+        """Why nothing tells where warm-up ends; empty where it is told."""
+        return ("no step is marked", "only one step is marked", "")[min(self.marked.height, 2)]
 
     def step_at(self, time: int) -> int | None:
-        """The marked step in which this lies."""
-        inside = self.marked.filter(pl.col("start") <= time, pl.col("end") > time)
-        return inside["step"][0] if inside.height else None
+        """The marked step in which this lies, the innermost of several."""
+        inside = self.marked.filter(pl.col("start") <= time, pl.col("end") > time).sort("start")
+        return inside["step"][-1] if inside.height else None
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -111,8 +117,8 @@ class View:
 
     @cached_property
     def loads(self) -> pl.DataFrame:
-        """The host's waits for the data loader, as `host`."""
-        return self.host(LOADS_DATA)
+        """The host's waits for the data loader, as `host`: of a frame of Python and a range in it the outer one."""
+        return outermost(self.host(LOADS_DATA))
 
     @cached_property
     def loading(self) -> Intervals:
@@ -209,6 +215,13 @@ class View:
     def _last(calls: pl.DataFrame, until: np.ndarray) -> np.ndarray:
         """The call (by end) that ended last before each time, -1 for none."""
         return np.searchsorted(calls["end"].to_numpy(), until, side="right") - 1
+
+
+def outermost(events: pl.DataFrame) -> pl.DataFrame:
+    """Of host events (pid, tid, ts, end) those that begin in no other of their thread, by start."""
+    ordered = events.sort("ts", "end", descending=(False, True), maintain_order=True)
+    before = pl.col("end").cum_max().shift(1).over("pid", "tid")
+    return ordered.filter((before <= pl.col("ts")).fill_null(True))
 
 
 def named(events: pl.DataFrame, pattern: str) -> pl.Series:

@@ -13,15 +13,15 @@ SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    steady, guessed = view.allocations, ""
-    if view.first_step is not None:
-        steady = steady.filter(pl.col("step") != view.first_step)
+    steady, since, guessed = view.allocations, view.steady_from, ""
+    if since is not None:
+        steady = steady.filter(pl.col("ts") >= since)
     else:
         # Nothing says where warm-up ends: the first tenth of the launches is a careful guess.
         launches = view.work["launch_ts"].drop_nulls().sort()
         if len(launches):
             steady = steady.filter(pl.col("ts") > launches[len(launches) // 10])
-        guessed = " (no step is marked: it may be warm-up)"
+        guessed = f" ({view.unsure}: it may be warm-up)"
     yield from places(
         view,
         steady.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import polars as pl
 
 from etloom.patterns._finding import Finding, cost, places, times
-from etloom.patterns._view import View
+from etloom.patterns._view import View, outermost
 
 COMPILES = (
     r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
     r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)"
 )
 REGION = r"^Torch-Compiled Region: (\d+)/(\d+)"
+GUARDS = (
+    "TORCH_LOGS=recompiles names the guard that failed: mark dynamic dimensions (mark_dynamic), keep shapes and Python "
+    "values stable"
+)
 
 SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    compiles = view.host(COMPILES)
-    if view.first_step is not None:
-        compiles = compiles.filter(pl.col("step") != view.first_step)
-    outermost = compiles.filter(pl.col("end").cum_max().shift(1).over("tid").fill_null(0) <= pl.col("ts"))
+    compiles, since = outermost(view.host(COMPILES)), view.steady_from
+    if since is not None:
+        compiles = compiles.filter(pl.col("ts") >= since)
+
+    def title(row: dict[str, Any]) -> str:
+        if since is None:
+            return f"torch.compile compiles, {times(row['count'])} ({view.unsure}: it may be the first time)"
+        return f"torch.compile still compiles after the first step, {times(row['count'])}"
+
     yield from places(
         view,
-        outermost.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
-        lambda row: f"torch.compile compiles again, {times(row['count'])} in the trace",
-        confidence="high",
-        advice="TORCH_LOGS=recompiles names the guard that failed: mark dynamic dimensions (mark_dynamic), keep shapes "
-        "and Python values stable, warm up before the trace",
+        compiles.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
+        title,
+        confidence="low" if since is None else "high",
+        advice=f"warm up before the trace; if it stays, {GUARDS}",
         by="name",
     )
     regions = (

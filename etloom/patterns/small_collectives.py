@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
 from etloom.collectives import parts
+from etloom.intervals import Intervals, union
 from etloom.patterns._finding import Finding, cost
 from etloom.patterns._view import View
+from etloom.stacks import row_of, taken
 
 SMALL_BYTES = 1 << 20
 MANY = 8
+
+ASIDE = 0.25
+"""Other work between two collectives that takes less than this share of the first does not part them: dividing a sum by
+the number of ranks."""
+BESIDE = 0.2
+"""Work that runs beside communication for this share of its time goes on meanwhile."""
 
 SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
     found = view.trace.once(parts, view.trace.rank or 0).filter(pl.col("collective") != "message")
-    ordered = found.sort("start").with_columns(
-        small=pl.col("bytes") < SMALL_BYTES,
-        run=pl.struct("collective", "pg_name", pl.col("bytes") < SMALL_BYTES).rle_id(),
+    ordered = _with_steps(view, found).sort("start").with_columns(small=pl.col("bytes") < SMALL_BYTES)
+    ordered = ordered.with_columns(
+        run=pl.struct("collective", "pg_name", "small", "step").rle_id() + _parted(view, ordered).cum_sum()
     )
     # One call in place of each run would still take the time of one.
     share = 1 - 1 / pl.len().over("run")
@@ -38,9 +47,30 @@ def find(view: View) -> Iterator[Finding]:
             "medium",
             "put them into one: a bucket (bucket_cap_mb), a flattened tensor, or a coalescing manager",
             own.height,
-            step=view.step_at(own["start"][0]),
+            step=own["step"][0],
             name=str(collective),
             event=own["issuer"][0],
             in_steps_ns=in_steps_ns,
             place=f"{collective} {group}",
         )
+
+
+def _with_steps(view: View, parts: pl.DataFrame) -> pl.DataFrame:
+    """parts with the step of each: that of its launch, of what no recorded call launched the one in which it starts."""
+    events = view.trace.events
+    own = taken(events["step"], row_of(events, parts["event"]))
+    launched = taken(view.work["step"], row_of(view.work, parts["event"]))
+    return parts.with_columns(step=pl.Series(launched).fill_null(own))
+
+
+def _parted(view: View, parts: pl.DataFrame) -> pl.Series:
+    """Whether other work, that does not run beside communication, comes between each part and what ended before it."""
+    times = view.activity.times
+    communication = times["communication"]
+    other = union(one for kind, one in times.items() if kind != "communication")
+    alone = communication.covered(other.starts, other.ends) < BESIDE * (other.ends - other.starts)
+    other = Intervals.of(other.starts[alone], other.ends[alone])
+    starts, ends = parts["start"].to_numpy(), np.maximum.accumulate(parts["end"].to_numpy())
+    between = other.covered(ends[:-1], np.maximum(ends[:-1], starts[1:]))
+    taking = (parts["end"] - parts["start"]).to_numpy()[:-1]
+    return pl.Series(np.concatenate((np.zeros(min(1, len(starts)), bool), between > ASIDE * taking)))
