@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.analyses import collectives as analysis
-from etloom.collectives import clocks, factor, meet, message, together, with_waits
+from etloom.collectives import clocks, factor, meet, meetings, message, together, with_waits
 from etloom.collectives.clocks import FEW, on_one_clock
 from etloom.collectives.parts import COLUMNS
 from etloom.errors import AnalysisError
@@ -260,6 +261,30 @@ def test_a_wait_ends_when_another_comes_or_the_rank_leaves(
             assert row["start"] + row["wait"] in [*came, row["end"]]
         assert 0 <= row["wait"] <= row["end"] - row["start"]
         assert row["wait"] <= max(start for start, _ in stays) - row["start"]
+
+
+def test_columns_say_of_roles_what_rows_do() -> None:
+    asked = itertools.product((0, 1), (None, 0, 1), (None, 0, 1), (None, "message", "wait", *ROOTED))
+    rows = list(asked)
+    table = pl.DataFrame(
+        rows,
+        schema={"rank": pl.Int32, "source": pl.Int64, "root": pl.Int64, "collective": pl.String},
+        orient="row",
+    )
+    found = table.select(sends=meetings.sends(), receives=meetings.receives()).rows()
+    assert found == [meetings.roles(*row) for row in rows]
+
+
+def test_a_name_of_messages_says_nothing_of_its_group() -> None:
+    """Sends and receives that run as one (send_recv) state how many take part in them."""
+    parts = made(4, [0] * 4, [0.0] * 4, numbered=True, count=12).filter(pl.col("pg_name") == "world")
+    of_two = (pl.col("seq") % 2 == 0) & (pl.col("rank") < 2)
+    mixed = parts.with_columns(
+        collective=pl.when(of_two).then(pl.lit("send_recv")).otherwise("collective"),
+        group_size=pl.when(of_two).then(2).otherwise(4),
+    )
+    whole = meet(mixed).filter(pl.col("collective") != "send_recv")
+    assert whole.filter(pl.col("seq") % 2 == 1)["meeting"].null_count() == 0
 
 
 def test_groups_by_addresses_meet_as_far_as_their_sizes_say() -> None:

@@ -10,6 +10,7 @@ lateness   who kept them waiting, and what it did meanwhile
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
@@ -32,7 +33,7 @@ class Together:
     parts: pl.DataFrame
     clocks: pl.DataFrame
 
-    @property
+    @cached_property
     def comparable(self) -> pl.DataFrame:
         """The parts, those of one operator as one, of which those whose clock cannot be compared met nobody;
         error, how far apart two clocks of a meeting may be (null without one); and `waits.COLUMNS`."""

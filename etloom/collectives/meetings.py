@@ -197,19 +197,24 @@ def roles(rank: int, source: int | None, root: int | None, collective: str | Non
 
 def sends() -> pl.Expr:
     """`roles`, whether others wait for the rank, of columns of parts."""
-    return _role(0)
+    to_others = pl.col("collective").is_in(("broadcast", "scatter")) & pl.col("root").is_not_null()
+    return (
+        pl.when(_message())
+        .then(pl.col("rank").eq_missing(pl.col("source")))
+        .when(to_others.fill_null(False))
+        .then(pl.col("rank") == pl.col("root"))
+        .otherwise(True)
+    )
 
 
 def receives() -> pl.Expr:
     """`roles`, whether the rank waits for others, of columns of parts."""
-    return _role(1)
-
-
-def _role(which: int) -> pl.Expr:
-    columns = ("rank", "source", "root", "collective")
-    return pl.struct(columns).map_batches(
-        lambda rows: pl.Series(
-            [roles(*(row[name] for name in columns))[which] for row in rows], dtype=pl.Boolean
-        ),
-        pl.Boolean,
+    is_root = pl.col("rank") == pl.col("root")
+    rooted = pl.col("collective").is_in(_ROOTED) & pl.col("root").is_not_null()
+    return (
+        pl.when(_message())
+        .then(pl.col("rank").ne_missing(pl.col("source")))
+        .when(rooted.fill_null(False))
+        .then(pl.when(pl.col("collective").is_in(("reduce", "gather"))).then(is_root).otherwise(~is_root))
+        .otherwise(True)
     )

@@ -25,16 +25,11 @@ def with_waits(parts: pl.DataFrame) -> pl.DataFrame:
     table = parts.with_columns(sends=sends(), receives=receives()).with_row_index("part")
     comes = pl.col("start").filter("sends").max().over("meeting")
     until = pl.when("receives").then(comes).otherwise(_receivers(table))
-    awaited = pl.when(pl.col("meeting").is_not_null() & (until > pl.col("start"))).then(until)
-    wait = (pl.min_horizontal(pl.col("end"), "awaited") - pl.col("start")).clip(0)
-    return (
-        table.with_columns(awaited=awaited)
-        .with_columns(
-            wait=pl.when(pl.col("meeting").is_not_null()).then(
-                pl.when(pl.col("awaited").is_not_null()).then(wait).otherwise(0)
-            )
-        )
-        .drop("part")
+    met = pl.col("meeting").is_not_null()
+    table = table.with_columns(awaited=pl.when(met & (until > pl.col("start"))).then(until)).drop("part")
+    wait = (pl.min_horizontal("awaited", "end") - pl.col("start")).clip(0)
+    return table.with_columns(
+        wait=pl.when(met).then(pl.when(pl.col("awaited").is_null()).then(0).otherwise(wait))
     )
 
 
