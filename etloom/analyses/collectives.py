@@ -10,9 +10,9 @@ ranks are put on one clock first: see clocks.
   that a wait of less is none that is known.
 - transfer_ns: the shortest time that a rank spent in it. The one that comes last waits for nobody, so this is the time
   of the data itself; where fewer ranks were recorded than met (recorded, group_size), it may hold a wait for one of
-  the others, and wait_ns is a lower bound. With a root, and of messages, who only sends waits for nobody and may leave
-  early: there it is the shortest time that a receiver spent after all whose data it waits for had come. Null where
-  only one rank recorded it: duration_ns, with whatever wait it holds, is then all there is.
+  the others, and wait_ns is a lower bound. With a root, and of messages, who only sends may leave before others come:
+  there it is the shortest time that a receiver spent after all whose data it waits for had come. Null where only one
+  rank recorded it: duration_ns, with whatever wait it holds, is then all there is.
 - end_spread_ns: between the first and the last to leave.
 - bytes: message size as nccl-tests counts it: the whole result of an all-gather, the whole input of a reduce-scatter,
   else what a rank puts in. algo_gb_per_s is bytes / transfer_ns; bus_gb_per_s is that times 2(n-1)/n (all-reduce),
