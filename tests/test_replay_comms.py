@@ -296,6 +296,32 @@ def test_a_killed_rank_ends_all(data: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
+def test_a_recording_of_long_gaps_says_how_long_it_takes(tmp_path: Path) -> None:
+    run = tmp_path / "basic.json"
+    calls = [
+        {
+            "comms": "all_reduce",
+            "in_msg_size": 8,
+            "out_msg_size": 8,
+            "dtype": "float32",
+            "startTime_ns": at,
+            "req": one,
+        }
+        for one, at in enumerate((0, 10**15))
+    ]
+    run.write_text(json.dumps(calls))
+    (one,) = processes(
+        1, run, "--trace-type", "basic", "--timing", "recorded", "--repeats", "1", "--warmup", "1"
+    )
+    wait_for_calls([one])
+    one.send_signal(signal.SIGINT)
+    ((status, _, err),) = ended([one])
+    assert status == 130
+    assert "calls begin as far apart as recorded, which takes 2,000,000 s for 2 passes" in err
+
+
+@pytest.mark.slow
+@pytest.mark.torch
 def test_an_interrupt_is_told_once(data: Path) -> None:
     """As Ctrl-C and torchrun send it: to all."""
     running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000")

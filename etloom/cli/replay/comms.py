@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from etloom.replayer.session import Replayed
 
 
+_LONG_S = 60.0
+"""A replay that is known to take longer says so beforehand."""
+
+
 class TraceType(str, enum.Enum):
     et = "et"
     kineto = "kineto"
@@ -181,7 +185,12 @@ def comms(
     def make(world: int) -> Plan:
         job = etloom.open(given, rank_pattern=rank_pattern)
         tell_loss(job, given)
-        return chosen(job, world, **asked)
+        made = chosen(job, world, **asked)
+        passes = repeats + warmup
+        paced_s = passes * max((sum(call.gap_ns or 0 for call in own) for own in made.calls), default=0) / 1e9
+        if timing is Timing.recorded and paced_s > _LONG_S:
+            say(f"calls begin as far apart as recorded, which takes {paced_s:,.0f} s for {passes} passes")
+        return made
 
     if dry_run:
         if place.rank == 0:
