@@ -2,7 +2,8 @@
 
 Sums and percentiles over the communications of `collectives`, which defines their columns: transfer is the time of
 the data itself, wait what the rank that waited longest stood there for others. slowest_over_median is the longest
-transfer over the median: of one size in one group, far above 1 says that the link or the device was busy with something else.
+transfer over the median: of one size in one group, far above 1 says that the link or the device was busy with
+something else.
 
 Units: ns, B, GB/s with GB = 1e9 B. Percentiles lie between two values in proportion (linear).
 """
