@@ -15,6 +15,7 @@ from etloom.replayer.within import looking
 _REFUSED = re.compile(
     r"from_file|set_data|set_source\w*|.*dlpack.*|pin_memory|record_stream|sym_\w*|segment_reduce|batch_norm_backward"
     r"|quantized_\w*|choose_qparams_optimized|mkldnn_rnn_\w*|fractional_max_pool[23]d_backward|bincount|fbgemm_\w*"
+    r"|fused_moving_avg\w*|linalg_ldl_solve|slow_conv\w*|thnn_conv2d"
 )
 """Operators that open files, take another's memory, or trust their arguments without a look at sizes or indices."""
 
@@ -22,11 +23,11 @@ _PRIVATE = re.compile(
     r"to_copy|unsafe_view|(?:log_)?softmax(?:_backward_data)?|local_scalar_dense|scaled_dot_product_\w+|conj\w*|neg_view"
     r"|(?:efficient|flash)_attention_(?:for|back)ward|foreach_(?!copy$)\w+|fused_adamw?_?|fused_rms_norm\w*"
     r"|embedding_bag(?:_forward_only|_backward|_dense_backward)?|weight_norm_interface\w*|reshape_alias"
-    r"|adaptive_avg_pool[23]d(?:_backward)?|index_put_impl_|convolution\w*|cdist_\w+|pdist_\w+|prelu_kernel\w*"
-    r"|batch_norm_(?:with_update\w*|impl_index\w*)|native_batch_norm_legit\w*|thnn_fused_\w+|cudnn_rnn\w*|int_mm"
+    r"|adaptive_avg_pool[23]d(?:_backward)?|index_put_impl_|convolution\w*|cdist_\w+|prelu_kernel\w*"
+    r"|batch_norm_(?:with_update\w*|impl_index)|native_batch_norm_legit\w*|thnn_fused_\w+|cudnn_rnn\w*|int_mm"
     r"|scaled_mm|grouped_mm|scaled_grouped_mm|addmm_activation|amp_\w+|linalg_\w+|fft_\w+|logcumsumexp|trilinear|upsample_\w+"
-    r"|native_multi_head_attention|transformer_encoder_layer_fwd|shape_as_tensor|euclidean_dist|masked_softmax\w*|assert_async"
-    r"|functional_sym_constrain\w*|log_api_usage\w*|sparse_\w*softmax|safe_softmax|spdiags|mps_\w+|is_all_true|is_any_true"
+    r"|native_multi_head_attention|transformer_encoder_layer_fwd|shape_as_tensor|euclidean_dist|assert_async"
+    r"|functional_sym_constrain\w*|log_api_usage\w*|sparse_\w*softmax|safe_softmax|mps_\w+|is_all_true|is_any_true"
 )
 """Of private operators, whose callers have looked at their arguments, those that training and serving begin with."""
 
