@@ -140,3 +140,45 @@ def test_one_marked_step_does_not_say_where_warm_up_ends(tmp_path: Path) -> None
     (row,) = told(run.op("cudaMalloc", 500, 40, "cuda_runtime").trace(tmp_path), "allocator")
     assert row["title"].endswith(" (only one step is marked: it may be warm-up)")
     assert (row["cost_ns"], row["confidence"]) == (40_000, "low")
+
+
+SB = "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN_LDSB0_AFC1"
+S_B = "Cijk_Ailk_Bljk_S_B_Bias_HA_S_SAV_UserArgs_MT16x16x128_MI16x16x1_SN_LDSB1_AFC1"
+BBS = "Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64_MI16x16x1_SN_LDSB1_AFC1"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "minor", "tf32"),
+    [
+        (SB, 0, ": this device has no TF32"),
+        (S_B, 4, "; this device has TF32 too (xf32), but"),
+        (S_B, 5, ": this device has no TF32 in hardware"),
+        (BBS, 4, None),
+        (SB.replace("_MI16x16x1", "_TT4x4"), 0, None),  # which no matrix core does
+        ("ampere_sgemm_128x64_tn", 0, None),
+    ],
+)
+def test_fp32_on_matrix_cores_of_amd(tmp_path: Path, kernel: str, minor: int, tf32: str | None) -> None:
+    run = Run().op("aten::mm", 0, 10).kernel(1, 5, 10, kernel)
+    device = {"id": 0, "name": "AMD Radeon Graphics", "computeMajor": 9, "computeMinor": minor}
+    rows = told(run.trace(tmp_path, deviceProperties=[device]), "fp32-gemm")
+    if tf32 is None:
+        assert rows == []
+        return
+    (row,) = rows
+    assert row["cost_ns"] == 5_000
+    assert row["title"].endswith("aten::mm in fp32, at a quarter or less of the matrix cores' 16-bit speed")
+    assert row["advice"].startswith(f"use autocast with bfloat16{tf32}")
+
+
+def test_an_unknown_device_of_amd_is_told_nothing_about_tf32(tmp_path: Path) -> None:
+    run = Run().op("aten::mm", 0, 10).kernel(1, 5, 10, SB)
+    (row,) = told(run.trace(tmp_path, deviceProperties=[]), "fp32-gemm")
+    assert row["advice"] == "use autocast with bfloat16"
+
+
+def test_products_with_a_vector_are_bound_by_memory(tmp_path: Path) -> None:
+    name = "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false, false, cublasGemvParams>"
+    assert found(Run().op("aten::mv", 0, 10).kernel(1, 5, 10, name).trace(tmp_path), "fp32-gemm") == []
+    tall = "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 2, 2, true, cublasGemvTensorStridedBatched<float const> >"
+    assert found(Run().op("aten::mm", 0, 10).kernel(1, 5, 10, tall).trace(tmp_path), "fp32-gemm") == []
