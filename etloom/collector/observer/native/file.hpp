@@ -12,6 +12,34 @@ namespace etloom {
 int64_t monotonic_ns();
 int64_t wall_ns();
 
+// What is known of a chunk while one thread writes to it; only `header` is in the file.
+struct OpenChunk {
+  ChunkHeader* header = nullptr;
+  uint64_t words = 0, sum = 0, weighted = 0;
+  uint64_t operators = 0;  // that began
+  int64_t last_ns = 0;     // of the last begin or end
+
+  uint64_t* end() const { return reinterpret_cast<uint64_t*>(header + 1) + words; }
+  // Writes `count` words `after` others that are not yet part of the file. Summed now, while they are in the cache.
+  void put(size_t after, const uint64_t* from, size_t count) {
+    uint64_t* const at = end() + after;
+    uint64_t all = 0, each = 0;
+#pragma GCC unroll 8
+    for (size_t i = 0; i < count; ++i) {
+      at[i] = from[i];
+      all += from[i];
+      each += from[i] * (i + 1);
+    }
+    sum += all;
+    weighted += all * (words + after) + each;
+  }
+  // What was put is part of the file from here on.
+  void commit(size_t more) {
+    words += more;
+    header->used.store(static_cast<uint32_t>(words * 8), std::memory_order_release);
+  }
+};
+
 class File {
  public:
   // Throws std::runtime_error with the reason.
@@ -20,10 +48,10 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  // A fresh chunk, or nullptr where the cap is reached or the disk is full.
-  ChunkHeader* take(ChunkKind kind, uint32_t stream, uint64_t os_tid, uint64_t rf_tid, uint64_t window);
+  // A fresh chunk, or one without a header where the cap is reached or the disk is full.
+  OpenChunk take(ChunkKind kind, uint32_t stream, uint64_t os_tid, uint64_t rf_tid, uint64_t window);
   // No more is written to it: sums are set, and the ring may use it again.
-  void close_chunk(ChunkHeader* chunk);
+  void close_chunk(const OpenChunk& chunk);
   // Cut to what is used and marked whole. Nothing may write any more.
   void finish();
   // The mapping stays for ever: a thread may still write to it.
@@ -57,7 +85,7 @@ class File {
   uint64_t order_ = 0;
   uint64_t event_chunks_ = 0;
   bool full_ = false;
-  std::deque<ChunkHeader*> again_;  // closed event chunks, oldest first
+  std::deque<OpenChunk> again_;  // of a ring: closed event chunks, oldest first
 };
 
 }  // namespace etloom

@@ -1,7 +1,9 @@
 // The layout of an observer's file, version 1. docs/observer-format.md describes it; etloom/readers/observer.py reads it.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -70,16 +72,24 @@ struct ChunkHeader {
   uint64_t window;    // from 1
 };
 static_assert(sizeof(ChunkHeader) == 64);
+constexpr uint64_t kPayloadWords = (kChunkBytes - sizeof(ChunkHeader)) / 8;
 
 enum RecordType : uint8_t { kBegin = 1, kEnd = 2, kDefine = 3, kWindow = 4, kNote = 5 };
 enum BeginFlag : uint8_t { kAsync = 1, kWithoutArguments = 2 };
 enum EndFlag : uint8_t { kEndRaised = 1, kEndWithoutArguments = 2 };
+
+// `packed` gives a record as it stands in the file. By shifts: to load a word whose bytes were stored one by one stalls.
+static_assert(std::endian::native == std::endian::little);
 
 struct Record {  // begins every record; all are whole 64-bit words
   uint8_t type;
   uint8_t flags;
   uint16_t words;  // of the whole record
   uint32_t id;     // kBegin, kEnd: form of the arguments; kDefine: what is defined; kNote: text
+
+  uint64_t packed() const {
+    return type | uint64_t{flags} << 8 | uint64_t{words} << 16 | uint64_t{id} << 32;
+  }
 };
 
 struct Begin {
@@ -92,6 +102,15 @@ struct Begin {
   uint16_t forward_tid;
   uint8_t scope;
   uint8_t reserved;
+
+  std::array<uint64_t, 6> packed() const {
+    return {record.packed(),
+            static_cast<uint64_t>(ns),
+            handle,
+            parent,
+            static_cast<uint64_t>(sequence),
+            name | uint64_t{forward_tid} << 32 | uint64_t{scope} << 48};
+  }
 };
 static_assert(sizeof(Begin) == 48);
 
@@ -99,6 +118,8 @@ struct End {
   Record record;
   int64_t ns;
   uint64_t handle;
+
+  std::array<uint64_t, 3> packed() const { return {record.packed(), static_cast<uint64_t>(ns), handle}; }
 };
 
 enum Definition : uint8_t { kName = 1, kLayout = 2, kForm = 3, kText = 4 };
@@ -113,11 +134,17 @@ struct Window {  // flags 1 a window opens, 0 it closes
   Record record;
   int64_t wall_ns;
   int64_t mono_ns;
+
+  std::array<uint64_t, 3> packed() const {
+    return {record.packed(), static_cast<uint64_t>(wall_ns), static_cast<uint64_t>(mono_ns)};
+  }
 };
 
 struct Note {  // what a record function is told beside its arguments: id is a text of JSON
   Record record;
   uint64_t handle;
+
+  std::array<uint64_t, 2> packed() const { return {record.packed(), handle}; }
 };
 
 // A form is a list of tags, each with what stands in brackets as little-endian u32; the words of the record give, in

@@ -31,7 +31,7 @@ void mark(Session& session, bool opens) {
   join_window(*stream, *session.file, window);
   const Window record{{kWindow, static_cast<uint8_t>(opens), sizeof record / 8, 0}, wall_ns(), monotonic_ns()};
   stream->words.clear();
-  write(*stream, &record, sizeof record / 8);
+  stream->write(record);
 }
 
 thread_local std::string last_error;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/function_schema.h>
 
+#include <cstring>
 #include <exception>
 #include <sstream>
 
@@ -47,21 +48,21 @@ Named name_of(Stream& stream, const at::RecordFunction& function) {
             std::string_view(name) == at::kParamCommsCallName};
   }
   Operator& known = stream.cached(name);
-  if (known.address != name || known.name != name || known.overload != overload) {
-    known.address = name;
-    known.name = name;
-    known.overload = overload;
-    // The operator, not its name alone: overloads have schemas of their own.
-    const std::string key = known.name + '\0' + known.overload;
-    known.id = stream.define(kName, key, [&] {
-      std::ostringstream text;
-      text << key << '\0';
-      if (const auto schema = function.operator_schema()) text << *schema;
-      return text.str();
-    });
-    known.communicates = known.name == at::kParamCommsCallName;
+  if (known.is(name, overload)) return {known.id, true, known.communicates};
+  // The operator, not its name alone: overloads have schemas of their own.
+  const std::string key = std::string(name) + '\0' + overload;
+  const uint32_t id = stream.define(kName, key, [&] {
+    std::ostringstream text;
+    text << key << '\0';
+    if (const auto schema = function.operator_schema()) text << *schema;
+    return text.str();
+  });
+  const bool communicates = std::string_view(name) == at::kParamCommsCallName;
+  if (key.size() < sizeof known.key) {
+    known = {name, id, static_cast<uint8_t>(std::strlen(name) + 1), communicates};
+    std::memcpy(known.key, key.c_str(), key.size() + 1);
   }
-  return {known.id, true, known.communicates};
+  return {id, true, communicates};
 }
 
 // A number of kernel_backend and kernel_file, which Triton's launcher gives as keywords; 0 for none.
@@ -88,7 +89,7 @@ uint32_t form_of(Stream& stream, c10::ArrayRef<c10::IValue> values, size_t head,
   uint32_t form = 0;
   try {
     encode(stream, values);
-    if (head + stream.words.size() > (kChunkBytes - sizeof(ChunkHeader)) / 8) {
+    if (head + stream.words.size() > kPayloadWords) {
       file.count(kArgumentsLeft);
     } else {
       form = stream.define(kForm, stream.form, [&] { return std::string_view(stream.form); });
@@ -131,7 +132,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
   begin.record.flags = static_cast<uint8_t>((async ? kAsync : 0) | (left ? kWithoutArguments : 0));
   begin.record.words = static_cast<uint16_t>(sizeof begin / 8 + stream->words.size());
   begin.ns = monotonic_ns();
-  if (!write(*stream, &begin, sizeof begin / 8)) {
+  if (!stream->write(begin)) {
     file.count(kNoSpace);
     return nullptr;
   }
@@ -173,7 +174,7 @@ void leave(const at::RecordFunction& function, at::ObserverContext* given) {
   end.record.words = static_cast<uint16_t>(sizeof end / 8 + stream->words.size());
   end.ns = now;
   end.handle = context->handle;
-  if (!write(*stream, &end, sizeof end / 8)) file.count(kNoSpace);
+  if (!stream->write(end)) file.count(kNoSpace);
 }
 
 }  // namespace etloom

@@ -12,6 +12,7 @@ namespace etloom {
 std::atomic<Session*> running{nullptr};
 std::atomic<uint64_t> current_window{0};
 std::mutex registry_mutex;
+constinit thread_local Stream* own = nullptr;
 
 std::vector<Stream*>& registry() {
   static auto* streams = new std::vector<Stream*>;
@@ -20,7 +21,6 @@ std::vector<Stream*>& registry() {
 
 namespace {
 
-thread_local Stream* own = nullptr;
 thread_local bool gone = false;
 
 struct Leaver {
@@ -47,8 +47,8 @@ uint64_t os_thread() {
 
 }  // namespace
 
-Stream* stream_of_thread() {
-  if (own == nullptr && !gone) {
+Stream* find_stream() {
+  if (!gone) {
     thread_local Leaver leaver;
     (void)leaver;
     const std::lock_guard<std::mutex> lock(registry_mutex);
@@ -64,26 +64,14 @@ Stream* stream_of_thread() {
   return own;
 }
 
-void join_window(Stream& stream, File& file, uint64_t window) {
-  if (stream.window.load(std::memory_order_relaxed) != window) {
-    stream.join(file, window, os_thread(), at::RecordFunction::currentThreadId());
-  }
-}
-
-bool write(Stream& stream, const void* head, size_t head_words) {
-  const size_t words = head_words + stream.words.size();
-  uint64_t* at = stream.room(words);
-  if (at == nullptr) return false;
-  std::memcpy(at, head, head_words * 8);
-  if (!stream.words.empty()) std::memcpy(at + head_words, stream.words.data(), stream.words.size() * 8);
-  stream.commit(words);
-  return true;
+void join_anew(Stream& stream, File& file, uint64_t window) {
+  stream.join(file, window, os_thread(), at::RecordFunction::currentThreadId());
 }
 
 void write_note(Stream& stream, uint64_t handle, uint32_t text) {
   const Note note{{kNote, 0, sizeof note / 8, text}, handle};
   stream.words.clear();
-  if (text != 0) write(stream, &note, sizeof note / 8);
+  if (text != 0) stream.write(note);
 }
 
 }  // namespace etloom

@@ -21,13 +21,20 @@ extern std::atomic<uint64_t> current_window;
 extern std::mutex registry_mutex;
 std::vector<Stream*>& registry();
 
+extern constinit thread_local Stream* own;
+Stream* find_stream();
 // The calling thread's, or nullptr where the thread is being torn down.
-Stream* stream_of_thread();
-// As stream_of_thread's, after it joined the window if it had not yet.
-void join_window(Stream& stream, File& file, uint64_t window);
+inline Stream* stream_of_thread() {
+  Stream* const stream = own;
+  return stream != nullptr ? stream : find_stream();
+}
 
-// A record of `head_words` and the stream's scratch words; false where there is no room.
-bool write(Stream& stream, const void* head, size_t head_words);
+void join_anew(Stream& stream, File& file, uint64_t window);
+// After it the stream records in this window.
+inline void join_window(Stream& stream, File& file, uint64_t window) {
+  if (stream.window.load(std::memory_order_relaxed) != window) join_anew(stream, file, window);
+}
+
 void write_note(Stream& stream, uint64_t handle, uint32_t text);
 
 }  // namespace etloom

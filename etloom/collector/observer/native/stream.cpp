@@ -7,7 +7,6 @@ namespace etloom {
 namespace {
 
 constexpr size_t kMostDefinitions = 1 << 17;  // of a kind and a thread: bounds the memory of the host
-constexpr size_t kPayload = kChunkBytes - sizeof(ChunkHeader);
 
 uint64_t hash_of(std::string_view key) {
   uint64_t hash = 0x9e3779b97f4a7c15ull ^ key.size();
@@ -73,28 +72,17 @@ void Stream::join(File& file, uint64_t new_window, uint64_t os_tid, uint64_t rf_
 }
 
 void Stream::leave() {
-  for (ChunkHeader** chunk : {&events_, &definitions_}) {
-    if (*chunk != nullptr) file_->close_chunk(*chunk);
-    *chunk = nullptr;
+  for (OpenChunk* chunk : {&events_, &definitions_}) {
+    if (chunk->header != nullptr) file_->close_chunk(*chunk);
+    *chunk = {};
   }
 }
 
-uint64_t* Stream::room_in(ChunkHeader*& chunk, ChunkKind kind, size_t words) {
-  if (words * 8 > kPayload) return nullptr;
-  if (chunk == nullptr || chunk->used.load(std::memory_order_relaxed) + words * 8 > kPayload) {
-    if (chunk != nullptr) file_->close_chunk(chunk);
-    chunk = file_->take(kind, index, os_tid_, rf_tid_, window.load(std::memory_order_relaxed));
-    if (chunk == nullptr) return nullptr;
-  }
-  char* payload = reinterpret_cast<char*>(chunk + 1);
-  return reinterpret_cast<uint64_t*>(payload + chunk->used.load(std::memory_order_relaxed));
-}
-
-uint64_t* Stream::room(size_t words) { return room_in(events_, kEvents, words); }
-
-void Stream::commit(size_t words) {
-  const uint32_t used = events_->used.load(std::memory_order_relaxed) + static_cast<uint32_t>(words * 8);
-  events_->used.store(used, std::memory_order_release);
+bool Stream::next_chunk(OpenChunk& chunk, ChunkKind kind, size_t size) {
+  if (size > kPayloadWords) return false;
+  if (chunk.header != nullptr) file_->close_chunk(chunk);
+  chunk = file_->take(kind, index, os_tid_, rf_tid_, window.load(std::memory_order_relaxed));
+  return chunk.header != nullptr;
 }
 
 bool Stream::write_definition(Definition kind, uint32_t id, std::string_view text) {
@@ -102,19 +90,19 @@ bool Stream::write_definition(Definition kind, uint32_t id, std::string_view tex
   do {
     const std::string_view part = text.substr(0, most);
     text.remove_prefix(part.size());
-    const size_t words = 2 + (part.size() + 7) / 8;
-    uint64_t* at = id == 0 ? nullptr : room_in(definitions_, kDictionary, words);
-    if (at == nullptr) {
+    const size_t size = 2 + (part.size() + 7) / 8;
+    if (id == 0 || !make_room(definitions_, kDictionary, size)) {
       file_->count(kNoDictionary);
       return false;
     }
-    at[words - 1] = 0;
-    const Define head{{kDefine, kind, static_cast<uint16_t>(words), id},
+    const Define head{{kDefine, kind, static_cast<uint16_t>(size), id},
                       static_cast<uint32_t>(part.size()),
                       text.empty() ? 0u : 1u};
-    std::memcpy(at, &head, sizeof head);
-    std::memcpy(at + 2, part.data(), part.size());
-    definitions_->used.fetch_add(static_cast<uint32_t>(words * 8), std::memory_order_release);
+    std::vector<uint64_t> record(size);
+    std::memcpy(record.data(), &head, sizeof head);
+    if (!part.empty()) std::memcpy(record.data() + 2, part.data(), part.size());
+    definitions_.put(0, record.data(), size);
+    definitions_.commit(size);
   } while (!text.empty());
   return true;
 }

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "file.hpp"
@@ -31,12 +32,19 @@ class Interner {
   size_t size_ = 0;
 };
 
-struct Operator {  // what is known of a registered operator by the address of its name
+// What is known of a registered operator by the address of its name; in one line of the processor's cache.
+struct alignas(64) Operator {
   const char* address = nullptr;
   uint32_t id = 0;
+  uint8_t overload_at = 0;
   bool communicates = false;
-  std::string name, overload;
+  char key[50] = {};  // name and overload, each with the zero behind it
+
+  bool is(const char* name, const char* overload) const {
+    return address == name && std::strcmp(key, name) == 0 && std::strcmp(key + overload_at, overload) == 0;
+  }
 };
+static_assert(sizeof(Operator) == 64);
 
 class Stream {
  public:
@@ -47,9 +55,19 @@ class Stream {
   // No more is recorded into the file.
   void leave();
 
-  // Room for a record of so many words, or nullptr; `commit` makes what was written there part of the file.
-  uint64_t* room(size_t words);
-  void commit(size_t words);
+  // A record that begins with `head` and goes on with `words`; false where there is no room.
+  template <class Head>
+  bool write(const Head& head) {
+    constexpr size_t head_words = sizeof head / 8;
+    const size_t size = head_words + words.size();
+    if (!make_room(events_, kEvents, size)) return false;
+    events_.operators += std::is_same_v<Head, Begin>;
+    if constexpr (std::is_same_v<Head, Begin> || std::is_same_v<Head, End>) events_.last_ns = head.ns;
+    events_.put(0, head.packed().data(), head_words);
+    events_.put(head_words, words.data(), words.size());
+    events_.commit(size);
+    return true;
+  }
 
   // The number of a definition; `text` gives what the file says of a new one. 0 where the dictionary is full.
   template <class Text>
@@ -92,12 +110,14 @@ class Stream {
   void settle() {
     if (afar_count_.load(std::memory_order_acquire) != 0) settle_slowly();
   }
-  uint64_t* room_in(ChunkHeader*& chunk, ChunkKind kind, size_t words);
+  bool make_room(OpenChunk& chunk, ChunkKind kind, size_t words) {
+    return (chunk.header != nullptr && chunk.words + words <= kPayloadWords) || next_chunk(chunk, kind, words);
+  }
+  bool next_chunk(OpenChunk& chunk, ChunkKind kind, size_t words);
 
   File* file_ = nullptr;
   uint64_t serial_ = 0;
-  ChunkHeader* events_ = nullptr;
-  ChunkHeader* definitions_ = nullptr;
+  OpenChunk events_, definitions_;
   uint64_t os_tid_ = 0, rf_tid_ = 0;
   std::array<Interner, 5> dictionary_;
   std::array<Operator, 1024> operators_;
