@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import etloom
+from etloom.readers._et_comms import of_nodes
 from etloom.trace import Trace
 
 FLOATS = "Tensor(float)"
@@ -140,6 +142,16 @@ def test_the_other_end_of_an_operator_is_counted_within_its_group(
     trace = etloom.read(tmp_path / "et.json")
     lost = trace.stats.filter(name="read.rank_within_unknown_group").select("severity", "count").rows()
     assert lost == ([] if peer else [("data_loss", 2)])
+    if groups == [[], [2, 3]]:
+        # As a recorder that notes the groups of operators tells.
+        stats: list[Any] = []
+        tables = trace.nodes, trace.tensors, pl.DataFrame()
+        told = (
+            of_nodes(*tables, stats, dict(zip((one["node"], other["node"]), "10", strict=True)))
+            .select("peer", "root")
+            .rows()
+        )
+        assert (told, stats) == ([(3, None), (None, 0)], [])
 
 
 def test_a_sequence_number_that_says_whether_it_is_of_messages(tmp_path: Path) -> None:

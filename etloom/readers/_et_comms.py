@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
@@ -47,9 +48,14 @@ _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "pr
 
 
 def of_nodes(
-    nodes: pl.DataFrame, tensors: pl.DataFrame, named: pl.DataFrame, stats: list[Stat]
+    nodes: pl.DataFrame,
+    tensors: pl.DataFrame,
+    named: pl.DataFrame,
+    stats: list[Stat],
+    in_groups: Mapping[int, str] | None = None,
 ) -> pl.DataFrame:
-    """The comms of an execution trace; ``named`` holds the attributes that records carry since schema 1.1.0."""
+    """The comms of an execution trace; ``named`` holds the attributes that records carry since schema 1.1.0,
+    ``in_groups`` the pg_name of nodes of which something else tells it."""
     calls = stacks.asked(nodes["name"], lambda name: (name == RECORD) | name.str.contains(_C10D))
     text = nodes.filter(calls).select("id", pl.col("name", "op_schema", "inputs").cast(pl.String))
     sizes = _sizes(tensors, text)
@@ -68,13 +74,16 @@ def of_nodes(
                 break
             rows.pop(above, None)
             above = int(parents[above])
+    for node, group in (in_groups or {}).items():
+        if node in rows and not rows[node].get("pg_name"):
+            rows[node]["pg_name"] = group
     members = dict(groups(group_config(nodes)).select("pg_name", "ranks").iter_rows())
     unplaced = [row.get("collective") for row in rows.values() if not _place(row, members)]
     unplaced = [name for name in unplaced if re.match(_C10D, str(name))]
     if unplaced:
         example = (
             f"{unplaced[0]}: it counts ranks within its group, and does not say of which group it is: "
-            "the other end, or the root, is not known"
+            "the other end, or the root, is not known (etloom collect --observer native records groups)"
         )
         stats.append(("read.rank_within_unknown_group", "data_loss", len(unplaced), example))
     kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]

@@ -183,12 +183,18 @@ def communication(
         row |= {name: json.dumps(row[name]) for name in ("in_split", "out_split")}
     text = dict.fromkeys(("collective", "pg_name", "pg_desc", "dtype", "in_split", "out_split"), pl.String)
     schema = {"node": pl.Int64, **dict.fromkeys(_NAMED, pl.Int64), **text, "is_async": pl.Boolean}
-    comms = _et_comms.of_nodes(nodes, tensors, pl.DataFrame(named, schema=schema, strict=False), stats)
     roots = nodes.height - len(sides.columns["inputs"])
+    in_groups = {
+        place + roots: str(call["pg_name"])
+        for place, call in sides.calls.items()
+        if call.get("pg_name") is not None
+    }
+    attributes = pl.DataFrame(named, schema=schema, strict=False)
+    comms = _et_comms.of_nodes(nodes, tensors, attributes, stats, in_groups)
     rows = [
         {
             "node": place + roots,
-            "group": None if (name := call.get("pg_name")) is None else str(name),
+            "group": in_groups.get(place + roots),
             "desc": None if (desc := call.get("pg_desc")) is None else str(desc),
             "size": call.get("group_size"),
             "number": call.get("seq"),
