@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds
+from etloom._native import nearest as nearest_wanted
 from etloom._native import stack_lanes
 
 TOLERANCE_NS = 1000
@@ -195,18 +196,13 @@ def exclusive_time(events: pl.DataFrame, *, operators_only: bool = False) -> pl.
 
 
 def nearest(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-    """For each of ``rows`` (default: all) the nearest wanted row among it and those around it, -1 where there is none.
-
-    Pointer doubling: time grows with the logarithm of the depth.
-    """
-    n = len(parent)
-    small = np.int32 if n < np.iinfo(np.int32).max else np.int64
-    jump = np.full(n + 1, -1, dtype=small)  # one more, so that jump[-1] is -1
-    jump[:n] = parent
-    np.copyto(jump[:n], np.arange(n, dtype=small), where=wanted)
-    while not np.array_equal(further := jump[jump], jump):
-        jump = further
-    return jump[:n] if rows is None else jump[rows].astype(np.int64)
+    """For each of ``rows`` (default: all; -1 is no row) the nearest wanted row among it and those around it, -1 for
+    none."""
+    small = np.int32 if len(parent) < np.iinfo(np.int32).max else np.int64
+    found: np.ndarray = nearest_wanted(
+        np.ascontiguousarray(parent, small), np.ascontiguousarray(wanted, np.bool_)
+    )
+    return found[:-1] if rows is None else found[rows].astype(np.int64)
 
 
 def _in_order_of_entry(

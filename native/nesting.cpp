@@ -1,27 +1,17 @@
 // Which event of a thread encloses which: one pass over events sorted by start, a stack for each lane.
-#include <nanobind/ndarray.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <unordered_map>
 #include <vector>
 
+#include "arrays.hpp"
 #include "bindings.hpp"
 #include "times.hpp"
 
-namespace nb = nanobind;
-
 namespace {
 
-using Ints = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T>&& values) {
-    auto* owner = new std::vector<T>(std::move(values));
-    nb::capsule free_it(owner, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owner->data(), {owner->size()}, free_it);
-}
+using Ints = In<int64_t>;
 
 struct Open {
     int64_t end;
@@ -72,7 +62,7 @@ struct Lane {
     int64_t charged = std::numeric_limits<int64_t>::min();
 };
 
-using Flags = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Flags = In<uint8_t>;
 
 // As nest, for the timed events of host threads: every instant of a lane is charged to the innermost event open there,
 // so exclusive times tile what the events cover. A child that outlasts its parent by at most `tolerance` is clamped.
@@ -145,9 +135,47 @@ nb::tuple stack_lanes(Ints lane, Ints start, Ints end, Flags kind, int64_t toler
                           to_numpy(std::move(detached)), to_numpy(std::move(crossed)), to_numpy(std::move(clamped)));
 }
 
+// Of each row the nearest wanted one among it and those around it; and one value more, of the row -1.
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> nearest(In<T> parent, In<bool> wanted) {
+    constexpr T NONE = -1, OPEN = -2, ASKED = -3;
+    const size_t n = parent.shape(0);
+    if (wanted.shape(0) != n || n > static_cast<size_t>(std::numeric_limits<T>::max()))
+        throw nb::value_error("the columns differ in length");
+    const T* const around = parent.data();
+    const bool* const marked = wanted.data();
+    Paged<T> found(n + 1, OPEN);
+    found[n] = NONE;
+    bool there = true;
+    {
+        nb::gil_scoped_release release;
+        std::vector<T> path;
+        for (size_t row = 0; row < n; ++row) {
+            T at = static_cast<T>(row);
+            // What leads around in a circle has nothing around it.
+            while (at >= 0 && found[at] == OPEN && !marked[at]) {
+                found[at] = ASKED;
+                path.push_back(at);
+                at = around[at];
+                there &= at < static_cast<T>(n);
+                if (!there) at = NONE;
+            }
+            const T what = at < 0 ? NONE : marked[at] ? at : found[at] == ASKED ? NONE : found[at];
+            if (marked[row]) found[row] = what;
+            for (const T one : path) found[one] = what;
+            path.clear();
+        }
+    }
+    if (!there) throw nb::value_error("there is no such row");
+    return to_numpy(std::move(found));
+}
+
 }  // namespace
 
 void bind_nesting(nb::module_& module) {
+    const char* nearest_of = "Of each row the nearest wanted one among it and those around it (rows, negative for none), and of the row -1; -1 for none.";
+    module.def("nearest", &nearest<int32_t>, nb::arg("parent"), nb::arg("wanted"), nearest_of);
+    module.def("nearest", &nearest<int64_t>, nb::arg("parent"), nb::arg("wanted"), nearest_of);
     module.def("nest", &nest, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("tolerance") = 0,
                "Parent row (-1 for none), depth, and the rows that outlast the event around them, of events sorted by "
                "(start, -end). All int64; rows of one lane nest, lanes are independent.");

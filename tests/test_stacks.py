@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -192,3 +193,34 @@ def test_rows_of_ids_whether_or_not_the_table_is_whole() -> None:
     assert stacks.row_of(pl.DataFrame({"id": []}, schema={"id": pl.UInt32}), ids).tolist() == [-1] * 5
     rows = stacks.row_of(pl.DataFrame({"id": [3, 0]}), ids)
     assert stacks.taken(pl.Series(["three", "zero"]), rows).to_list() == [None, None, "zero", None, "three"]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 11), st.booleans()), max_size=12))
+def test_the_nearest_wanted_row_is_the_first_on_the_way_out(rows: list[tuple[int, bool]]) -> None:
+    parent = [at if at < len(rows) else -1 for at, _ in rows]
+    wanted = [chosen for _, chosen in rows]
+
+    def nearest(at: int) -> int:
+        passed = set()
+        while at >= 0 and not wanted[at] and at not in passed:  # what leads around in a circle ends nowhere
+            passed.add(at)
+            at = parent[at]
+        return at if at >= 0 and wanted[at] else -1
+
+    found = stacks.nearest(np.array(parent, np.int64), np.array(wanted, bool))
+    assert found.tolist() == [nearest(at) for at in range(len(rows))]
+    asked = np.array([-1, *range(len(rows) - 1, -1, -1)])
+    assert stacks.nearest(np.array(parent, np.int32), np.array(wanted, bool), asked).tolist() == [
+        nearest(int(at)) for at in asked
+    ]
+
+
+def test_a_row_around_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no such row"):
+        stacks.nearest(np.array([-1, 2]), np.array([False, False]))
+    assert stacks.nearest(np.array([-1, -1, 1]), np.array([True, True, False])).tolist() == [0, 1, 1]
+
+
+def test_times_before_zero_are_charged_too() -> None:
+    at = stacks.stack(events([span("out", -100, -40), span("in", -80, -70)]))
+    assert at.exclusive.tolist() == [50, 10]
