@@ -164,6 +164,29 @@ def test_of_many_rows_the_costliest_of_all_ranks_come_first(
     assert shown == [str(ns) for ns in operators["own_ns"].sort(descending=True).head(2)]
 
 
+def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> None:
+    """aten::common is the first operator of rank 0 and of rank 1 the 21st, which its table does not hold."""
+    for rank in (0, 1):
+        us = [100 if rank else 10] * 20 + [30 if rank else 300] * 3
+        names = [f"op{rank}_{at}" for at in range(20)] + ["aten::common"] * 3
+        events = [
+            small.slice_("cpu_op", name, 1000 * at, took, 1, 1)
+            for at, (name, took) in enumerate(zip(names, us, strict=True))
+        ]
+        head = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(head | {"traceEvents": events}))
+    job = etloom.open(tmp_path)
+    (said,) = [one for one in verdict(job).sentences if one.topic == "Top operator"]
+    # Own times: rank 0 200 + 900 us, rank 1 2,000 + 90 us.
+    assert (said.figure, said.text) == (
+        "aten::common",
+        "31.0 % of the operators' own time, 990.0 µs in 6 calls",
+    )
+    assert verdict(job).tables["top-ops"].group_by("rank").len().sort("rank")["len"].to_list() == [20, 20]
+    assert "The first 20 of each rank." in html.render(job)
+    assert "The first 20 of each rank." not in html.render(etloom.open(small.write_run(tmp_path / "run")))
+
+
 def test_a_path_that_is_not_worked_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = etloom.open(small.write_run(tmp_path / "run"))
     monkeypatch.setattr("etloom.reports.verdict.MOST_EVENTS", 1)

@@ -27,7 +27,7 @@ from etloom.reports.palette import COLOURS
 from etloom.reports.sections import findings, path, ranks
 from etloom.reports.tables import html_table, svg_bars
 from etloom.reports.timeline import Packed
-from etloom.reports.verdict import PARTS, Verdict, verdict
+from etloom.reports.verdict import MOST_OPERATORS, PARTS, Verdict, verdict
 from etloom.trace import Job
 
 MAX_EVENTS = 200_000
@@ -242,6 +242,8 @@ def _section(found: Verdict, name: str, title: str, note: str) -> str:
     if name == "steps":
         times = [column for column in frame.columns if column.endswith(("start_ns", "end_ns"))]
         frame = frame.with_columns(pl.col(times) - pl.col("start_ns").min())
+    if name == "top-ops" and frame.group_by("rank").len()["len"].max() == MOST_OPERATORS:
+        note = f"{note} The first {MOST_OPERATORS} of each rank."
     if name in _COST and frame.height > MOST_COSTLY:
         # Of many ranks the first ones would fill the table.
         frame = frame.sort(_COST[name], "rank", descending=(True, False), maintain_order=True)

@@ -111,14 +111,10 @@ def shares(time: pl.DataFrame, overlap: pl.DataFrame, basis: str) -> list[Senten
 
 
 def top_operator(operators: pl.DataFrame) -> Sentence:
-    """The operator with the greatest own time over all ranks."""
+    """The operator with the greatest own time over all ranks. operators: all of each rank."""
     if operators.is_empty():
         return Sentence("Top operator", "not known", "the traces hold no operators")
-    # A rank lists only its first ones, so the shares of the rest are taken from what one row says of the whole.
-    total = operators.select((100 * pl.col("own_ns") / pl.col("own_pct")).alias("all"), "rank")
-    everything = (
-        total.filter(pl.col("all").is_finite()).group_by("rank").agg(pl.col("all").first())["all"].sum()
-    )
+    everything = int(operators["own_ns"].sum())
     top = (
         operators.group_by("name")
         .agg(pl.col("own_ns").sum(), pl.col("count").sum())

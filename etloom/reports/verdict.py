@@ -30,7 +30,12 @@ OF_THE_JOB = (
     "imbalance",
 )
 """Analyses of all ranks together."""
-WITH_OPTIONS: Mapping[str, Mapping[str, Any]] = {"critical-path": {"by": "edge"}}
+WITH_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "critical-path": {"by": "edge"},
+    "top-ops": {"top": 10**9},  # what is first over all ranks may be further down on one
+}
+MOST_OPERATORS = 20
+"""Operators of a rank that are listed, those of most own time."""
 MOST_EVENTS = 8_000_000
 """Of a larger run the critical path is left to `etloom analyze critical-path`, for the memory that its graph takes."""
 PARTS = {
@@ -63,6 +68,8 @@ def verdict(job: Job) -> Verdict:
 
 def _verdict(job: Job) -> Verdict:
     tables, unanswered = _of_ranks(job)
+    operators = tables["top-ops"]
+    tables["top-ops"] = operators.group_by("rank", maintain_order=True).head(MOST_OPERATORS)
     for name in OF_THE_JOB:
         tables[name], reason = _ask_all(job, name)
         if reason:
@@ -79,7 +86,7 @@ def _verdict(job: Job) -> Verdict:
         said.step_time(tables["steps"]),
         *said.shares(tables["temporal-breakdown"], tables["comm-overlap"], basis),
         said.critical_path(tables["critical-path"], unanswered.get("critical-path")),
-        said.top_operator(tables["top-ops"]),
+        said.top_operator(operators),
         said.links(tables["link-quality"]),
         said.trouble(stats),
         said.size(job),
@@ -95,7 +102,7 @@ def _of_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
     for rank, trace in job.items():
         for name, analysis in analyses.items():
             try:
-                answer = analysis.analyze(trace)
+                answer = analysis.analyze(trace, **WITH_OPTIONS.get(name, {}))
             except AnalysisError as error:
                 reasons[name][rank] = error.what
             else:
