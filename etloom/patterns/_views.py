@@ -45,7 +45,8 @@ class Views(Mapping[int, View]):
         if len(self) < 2:
             return {}
         waited = together(self.job).comparable.filter(pl.col("wait") > pl.col("error"))
+        # A wait is told on the common clock, of which a second may be longer than of the rank's own.
+        waited = waited.with_columns(until=pl.min_horizontal(pl.col("own_start") + pl.col("wait"), "own_end"))
         return {
-            rank: Intervals.of(own["own_start"], own["own_start"] + own["wait"])  # type: ignore[misc]
-            for (rank,), own in waited.group_by("rank")
+            rank: Intervals.of(own["own_start"], own["until"]) for (rank,), own in waited.group_by("rank")
         }
