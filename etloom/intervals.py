@@ -136,6 +136,26 @@ def union(sets: Iterable[Intervals]) -> Intervals:
     return Intervals.of(np.concatenate([s.starts for s in held]), np.concatenate([s.ends for s in held]))
 
 
+def innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDArray[np.intp]:
+    """Of each tick the row of the window [start, end) around it that begins last, of those the one that ends first; -1
+    in none. Windows in any order, nested or not."""
+    begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+    order = np.lexsort((-end, begin))
+    order = order[begin[order] < end[order]]
+    cuts = np.unique(np.concatenate((begin, end)))
+    within = np.full(len(cuts) + 1, -1, dtype=np.intp)  # of what lies before the first cut, and behind each
+    opened: list[int] = []  # by start: what has ended is dropped once it comes up
+    coming = 0
+    for place, cut in enumerate(cuts.tolist(), 1):
+        while coming < len(order) and begin[order[coming]] <= cut:
+            opened.append(int(order[coming]))
+            coming += 1
+        while opened and end[opened[-1]] <= cut:
+            opened.pop()
+        within[place] = opened[-1] if opened else -1
+    return within[np.searchsorted(cuts, np.asarray(ticks, dtype=np.int64), side="right")]
+
+
 def _merge(a: Ticks, b: Ticks) -> Ticks:
     """Two ascending arrays as one; numpy's stable sort finds the two runs."""
     return np.sort(np.concatenate((a, b)), kind="stable")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etloom.intervals import EMPTY, Intervals, union
+from etloom.intervals import EMPTY, Intervals, innermost, union
 
 PAIRS = st.lists(st.tuples(st.integers(-20, 40), st.integers(-3, 12)), max_size=12)
 """(start, length), lengths that are zero or negative among them."""
@@ -79,6 +79,23 @@ def test_gaps_and_set_tile_the_span(pairs: list[tuple[int, int]]) -> None:
     assert a.span == (min(a_ticks), max(a_ticks) + 1)
     assert a.total + a.gaps().total == a.span[1] - a.span[0]
     assert (a | a.gaps()) == Intervals.of([a.span[0]], [a.span[1]])
+
+
+@given(
+    st.lists(st.tuples(st.integers(-20, 20), st.integers(-3, 15)), max_size=12),
+    st.lists(st.integers(-25, 40), max_size=20),
+)
+def test_the_innermost_window_is_that_of_a_search(pairs: list[tuple[int, int]], ticks: list[int]) -> None:
+    starts, ends = [at for at, _ in pairs], [at + took for at, took in pairs]
+    found = innermost(starts, ends, ticks)
+    for tick, row in zip(ticks, found, strict=True):
+        around = [at for at, end in zip(starts, ends, strict=True) if at <= tick < end]
+        shortest = [
+            end for at, end in zip(starts, ends, strict=True) if around and at == max(around) and tick < end
+        ]
+        assert (row < 0) == (not around)
+        if around:
+            assert (starts[row], ends[row]) == (max(around), min(shortest))
 
 
 def test_touching_intervals_become_one() -> None:

@@ -31,3 +31,21 @@ def test_steps_of_several_processes_are_counted(
     if counted:
         with pytest.raises(DataLoss):
             trace.check_lossless()
+
+
+def test_what_lies_in_nested_steps_is_of_the_innermost(tmp_path: Path) -> None:
+    """Step 1 lies in step 0, which goes on when it has ended."""
+    events = [
+        slice_("user_annotation", "ProfilerStep#0", 0, 1000, 1, 1),
+        slice_("user_annotation", "ProfilerStep#1", 100, 100, 1, 1),
+    ]
+    for at in (50, 150, 500, 1500):
+        events.append(slice_("cpu_op", f"aten::at_{at}", at, 10, 1, 1))
+        events.append(slice_("cuda_runtime", "cudaLaunchKernel", at + 2, 2, 1, 1, correlation=at))
+        events.append(slice_("kernel", "k", at + 6, 5, 0, 7, device=0, stream=7, correlation=at))
+    (tmp_path / "trace.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    trace = etloom.open(tmp_path)[0]
+    operators = trace.events.filter(cat="cpu_op")
+    assert operators["step"].to_list() == [0, 1, 0, None]
+    steps = etloom.analyze(trace, "steps")
+    assert steps.select("step", "operators", "kernels").rows() == [(0, 2, 2), (1, 1, 1)]

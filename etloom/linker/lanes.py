@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from etloom import kinds, stacks
+from etloom.intervals import innermost
 from etloom.trace import Stat, Trace
 
 _LONGEST = 80  # characters of a name in an example
@@ -93,7 +94,8 @@ def example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
 
 
 def _steps(events: pl.DataFrame) -> pl.Series:
-    """N of the ProfilerStep#N in whose range a host event starts, on any thread; null elsewhere.
+    """N of the ProfilerStep#N in whose range a host event starts, on any thread, the innermost of several; null
+    elsewhere.
 
     Where several processes have steps, an event belongs to one of its own process.
     """
@@ -106,8 +108,8 @@ def _steps(events: pl.DataFrame) -> pl.Series:
     for pid in processes:
         own = steps.filter(pl.col("pid") == pid).drop_nulls("number")
         rows = np.flatnonzero(hosts if len(processes) == 1 else hosts & (events["pid"] == pid).to_numpy())
-        at = np.searchsorted(own["ts"].to_numpy(), starts[rows], side="right") - 1
-        inside = (at >= 0) & (starts[rows] < own["end"].to_numpy()[at]) if own.height else at < -1
+        at = innermost(own["ts"], own["end"], starts[rows])
+        inside = at >= 0
         number[rows[inside]] = own["number"].to_numpy()[at[inside]]
         known[rows[inside]] = True
     return pl.Series(number).set(pl.Series(~known), None)

@@ -10,7 +10,8 @@ import polars as pl
 
 from etloom import kinds, stacks
 from etloom.activity import Activity, activity, launched, steps
-from etloom.intervals import EMPTY, Intervals
+from etloom.intervals import EMPTY, Intervals, innermost
+from etloom.stacks import taken
 from etloom.trace import Trace
 
 _MODULE = r"^nn\.Module: (.*)$"
@@ -71,10 +72,13 @@ class View:
         """Why nothing tells where warm-up ends; empty where it is told."""
         return ("no step is marked", "only one step is marked", "")[min(self.marked.height, 2)]
 
+    def steps_at(self, times: pl.Series) -> pl.Series:
+        """The marked step in which each of these lies, the innermost of several; null for none."""
+        return taken(self.marked["step"], innermost(self.marked["start"], self.marked["end"], times))
+
     def step_at(self, time: int) -> int | None:
-        """The marked step in which this lies, the innermost of several."""
-        inside = self.marked.filter(pl.col("start") <= time, pl.col("end") > time).sort("start")
-        return inside["step"][-1] if inside.height else None
+        step: int | None = self.steps_at(pl.Series([time]))[0]
+        return step
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -85,10 +89,8 @@ class View:
             *("id", "cat", "kind", "name", "ts", "end", "dur", "device", "stream", "step"),
             *("launch", "launch_ts", "launch_end"),
         )
-        marks = self.marked.sort("start").select("start", until="end", during="step")
-        during = pl.when(pl.col("launch").is_null() & (pl.col("ts") < pl.col("until"))).then("during")
-        joined = work.join_asof(marks, left_on="ts", right_on="start")
-        return joined.with_columns(step=pl.coalesce("step", during)).select(work.columns)
+        during = pl.when(pl.col("launch").is_null()).then(self.steps_at(work["ts"]))
+        return work.with_columns(step=pl.coalesce("step", during))
 
     def host(self, names: str = "", categories: Collection[str] = kinds.HOST) -> pl.DataFrame:
         """Timed host events by start whose name fits a regular expression: id, parent, cat, name (text), ts, end, dur,
@@ -181,7 +183,7 @@ class View:
         found = {}
         for place, around in self._around.items():
             at = np.where(rows < 0, -1, around[rows]) if around.size else rows
-            found[place] = stacks.taken(names, at)
+            found[place] = taken(names, at)
         found["module"] = stacks.rewritten(found["module"], lambda name: name.str.extract(_MODULE))
         return pl.DataFrame(found)
 
