@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from test_findings import Run
+from one_rank import Run
 
 import etloom
 from etloom.errors import AnalysisError
@@ -226,3 +226,14 @@ def test_a_step_asked_for_is_that_step_cut_out(data: Path, run: str, step: int) 
         assert asked.sort(pl.exclude(pl.List)).rows() == cut.sort(pl.exclude(pl.List)).rows(), name
         answered += asked.height > 0
     assert answered >= len(BY_STEP) - 3
+
+
+def test_modules_of_one_start_and_length_nest_by_their_records(tmp_path: Path) -> None:
+    """B was recorded first, so A lies in it, whichever stands first in the file."""
+    run = Run()
+    for name, record in (("nn.Module: A_0", 9), ("nn.Module: B_0", 3)):
+        run.op(name, 0, 100, "user_annotation", **{"Record function id": record})
+    trace = etloom.link(run.op("aten::mm", 10, 20).kernel(12, 40, 8).trace(tmp_path))
+    columns = ("path", "depth", "device_ns", "self_device_ns", "kernels")
+    rows = etloom.analyze(trace, "module-view").select(columns).sort("depth").rows()
+    assert rows == [("B", 0, 8_000, 0, 1), ("B/A", 1, 8_000, 8_000, 1)]

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 import small
-from test_findings import Run
+from one_rank import Run
 
 import etloom
 from etloom.errors import AnalysisError

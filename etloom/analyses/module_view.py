@@ -53,13 +53,12 @@ def analyze(trace: Trace, *, depth: int | None = None, step: int | None = None) 
     names = events["name"][rows].cast(pl.String).str.extract(_MODULE, 1).to_list()
     full = events["name"][rows].cast(pl.String).to_list()
     place = {int(row): at for at, row in enumerate(rows)}
-    paths: list[str] = []
-    depths: list[int] = []
-    # A module around another begins before it, so its path is known.
-    for at, over in enumerate(above.tolist()):
-        outer = place.get(over, -1)
-        paths.append(f"{paths[outer]}/{names[at]}" if outer >= 0 else names[at])
-        depths.append(depths[outer] + 1 if outer >= 0 else 0)
+    paths, depths = list(names), [0] * len(names)
+    outside_in = np.argsort(events["depth"][rows].to_numpy(), kind="stable").tolist()
+    for at in outside_in:
+        outer = place.get(int(above[at]), -1)
+        if outer >= 0:
+            paths[at], depths[at] = f"{paths[outer]}/{names[at]}", depths[outer] + 1
     own = np.zeros(len(rows), np.int64)
     kernels = np.zeros(len(rows), np.int64)
     work = events.select("id", "dur")
@@ -69,11 +68,11 @@ def analyze(trace: Trace, *, depth: int | None = None, step: int | None = None) 
     np.add.at(own, within, launches["dur"].fill_null(0).to_numpy()[around >= 0])
     np.add.at(kernels, within, 1)
     total, counted = own.copy(), kernels.copy()
-    for at_row in range(len(rows) - 1, -1, -1):  # from the inside out
-        outer = place.get(int(above[at_row]), -1)
+    for at in reversed(outside_in):
+        outer = place.get(int(above[at]), -1)
         if outer >= 0:
-            total[outer] += total[at_row]
-            counted[outer] += counted[at_row]
+            total[outer] += total[at]
+            counted[outer] += counted[at]
     table = pl.DataFrame(
         {
             "path": paths,
