@@ -53,6 +53,10 @@ GIVEN: dict[str, Callable[[int], tuple[Any, ...]]] = {
     ),
     "embedding_backward": lambda place: (GRAD, torch.tensor([1, place]), TABLE, -1, True, False),
     "embedding_dense_backward": lambda place: (GRAD, torch.tensor([1, place]), TABLE, -1, True),
+    **dict.fromkeys(
+        ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"),
+        lambda place: (torch.rand(TABLE, 3), torch.tensor([1, 2, 4, 3]), torch.tensor([0, place])),
+    ),
     "_embedding_bag_backward": lambda place: (
         GRAD, bag(place)[0], torch.tensor([0, 2]), *bag(place)[1:], TABLE, False, 0, False, None,
     ),
@@ -79,7 +83,9 @@ def test_what_is_in_range_is_computed_and_what_is_not_raises(name: str) -> None:
     fine = GIVEN[name](TABLE - 1)
     torch.testing.assert_close(call(*fine), plain(*fine), rtol=0, atol=0)
     for wrong in (1 << 40, -1):
-        with pytest.raises(IndexError, match=rf"(indices|targets?) holds {wrong}, which is not within 0\.\."):
+        with pytest.raises(
+            IndexError, match=rf"(indices|offsets|targets?) holds {wrong}, which is not within 0\.\."
+        ):
             call(*GIVEN[name](wrong))
     if name != "ctc_loss":  # which torch has not on meta
         assert call(*(one.to("meta") if isinstance(one, torch.Tensor) else one for one in fine)) is not None

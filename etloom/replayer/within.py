@@ -32,6 +32,10 @@ def _bags(had: Mapping[str, Any]) -> Places:
     yield "offset2bag", had["offset2bag"], had["grad"].shape[0]
 
 
+def _starts(had: Mapping[str, Any]) -> Places:
+    yield "offsets", had["offsets"], had["indices"].numel() + 1
+
+
 def _rows(had: Mapping[str, Any]) -> Places:
     if had["scale_grad_by_freq"]:  # else the kernel looks
         yield "indices", had["indices"], had["num_weights"]
@@ -50,6 +54,9 @@ _OF: dict[str, Callable[[Mapping[str, Any]], Places]] = {
     "aten::ctc_loss": _symbols,
     "aten::embedding_backward": _rows,
     "aten::embedding_dense_backward": _rows,
+    "aten::embedding_bag": _starts,
+    "aten::_embedding_bag": _starts,
+    "aten::_embedding_bag_forward_only": _starts,
     "aten::_embedding_bag_backward": _bags,
     "aten::_embedding_bag_dense_backward": _bags,
     "aten::max_pool2d_with_indices_backward": _pooled(2),
