@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as tree
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -112,15 +113,13 @@ def test_a_run_on_a_busier_machine_is_surer_of_less() -> None:
 
     def strained(job: Job) -> Job:
         (trace,) = job.values()
-        # Whatever else runs: every piece 4 % slower, and each step with a long stop in one of its pieces.
-        events = trace.events.with_columns(pl.col("ts", "dur") * 104 // 100, pl.col("name").cast(pl.String))
-        stop = 6_000_000
-        number = ((pl.col("name").str.starts_with("Profiler")).cum_sum() - 1) * stop
-        is_step = pl.col("name").str.starts_with("Profiler")
-        first = is_step.shift(1).fill_null(False)
-        events = events.with_columns(
-            ts=pl.col("ts") + number + pl.when(is_step | first).then(0).otherwise(stop),
-            dur=pl.col("dur") + pl.when(is_step | first).then(stop).otherwise(0),
+        # Whatever else runs: every piece 4 % slower, and each step with a long stop in one of its pieces, now this one.
+        stop, each = 6_000_000, trace.events.height // 60
+        step, place = pl.int_range(pl.len()) // each, pl.int_range(pl.len()) % each - 1
+        here = step % (each - 1)
+        events = trace.events.with_columns(pl.col("ts", "dur") * 104 // 100).with_columns(
+            ts=pl.col("ts") + (step + (place > here)) * stop,
+            dur=pl.col("dur") + pl.when((place == here) | (place == -1)).then(stop).otherwise(0),
         )
         return Job({0: Trace({"events": events}, trace.meta)})
 
@@ -165,6 +164,95 @@ def test_waits_are_of_a_kind_with_those_at_the_same_place() -> None:
     found = quiet_shift([run(0)], [run(450_000)])
     assert found is not None and found.before == pytest.approx(9_000_000)
     assert found.percent == pytest.approx(5, abs=0.01)
+
+
+def uneven_work(
+    seed: int, big: int, plan: Callable[[int, np.random.Generator], list[int]], dims: bool = False
+) -> Job:
+    """A run of 30 steps of matrix products of these sizes: 0 takes 300 us, 1 takes ``big`` us. Nothing disturbs it."""
+    rng = np.random.default_rng(seed)
+    rows, at = [], 0
+    for step in range(30):
+        begin, at, products = at, at + 5_000, []
+        for size in plan(step, rng):
+            time = int((big if size else 300) * 1000 * rng.uniform(1, 1.01))
+            products.append(("cpu_op", "aten::mm", at, time, 1, f"[[{size}]]"))
+            at += time + 10_000
+        rows += [("user_annotation", f"ProfilerStep#{step}", begin, at - begin, 0, None), *products]
+        at += 1_000
+    schema = ["cat", "name", "ts", "dur", "depth", "dims"]
+    frame = pl.DataFrame(rows, schema=schema, orient="row").with_row_index("id")
+    shapes = (
+        frame.drop_nulls("dims").select(event="id", dims="dims")
+        if dims
+        else frame.head(0).select(event="id", dims="dims")
+    )
+    tables = {"events": frame.drop("dims").with_columns(pid=pl.lit(1), tid=pl.lit(1))}
+    tables["arguments"] = etloom.schema.TABLES["arguments"].conform(shapes)
+    return Job({0: Trace(tables, {"rank": 0, "linked": True})})
+
+
+def sides(
+    plan: Callable[[int, np.random.Generator], list[int]], dims: bool = False
+) -> tuple[list[Job], list[Job]]:
+    """Three runs and three more, of which every large product takes half as long again."""
+    return tuple([uneven_work(10 * us + n, us, plan, dims) for n in range(3)] for us in (1000, 1500))
+
+
+def in_line(step: int, rng: np.random.Generator) -> list[int]:
+    return [0] + 9 * [1]
+
+
+def by_turns(step: int, rng: np.random.Generator) -> list[int]:
+    """Of every other step one more."""
+    return [0, 1] * 5 + [0] * (step % 2)
+
+
+def shuffled(step: int, rng: np.random.Generator) -> list[int]:
+    return rng.permutation(5 * [0] + 5 * [1]).tolist()
+
+
+def uneven(step: int, rng: np.random.Generator) -> list[int]:
+    """Of ten lengths."""
+    return rng.permutation(5 * [0] + (5 + step % 10) * [1]).tolist()
+
+
+@pytest.mark.parametrize("plan", [in_line, by_turns])
+def test_a_large_product_is_not_measured_by_a_small_one(
+    plan: Callable[[int, np.random.Generator], list[int]],
+) -> None:
+    """Of one name they are, and no shapes are recorded: each is measured at its own place."""
+    before, after = sides(plan)
+    one = lambda us: np.mean([sum(1.0 * us if size else 300 for size in plan(n, np.random)) for n in (0, 1)])  # noqa: E731
+    wanted = 100 * (one(1500) / one(1000) - 1)
+    for runs, base in ((after, before), (after[:1], before[:1])):
+        row = gate(runs, base, 5.0).row(0, named=True)
+        assert (row["measure"], row["verdict"]) == (QUIET, "failed")
+        assert row["change_pct"] == pytest.approx(wanted, abs=1)
+    assert gate(before[:1], before[1:], 5.0)["verdict"][0] == "passed"
+
+
+def test_shapes_tell_apart_what_has_no_place_of_its_own() -> None:
+    before, after = sides(shuffled, dims=True)
+    row = gate(after, before, 5.0).row(0, named=True)
+    assert row["verdict"] == "failed" and row["change_pct"] == pytest.approx(38.5, abs=1)
+
+
+@pytest.mark.parametrize("plan", [shuffled, uneven])
+def test_what_cannot_be_measured_does_not_pass_against_the_steps(
+    plan: Callable[[int, np.random.Generator], list[int]],
+) -> None:
+    """Without shapes, in another order in each step, the pieces show nothing of it; the steps do."""
+    before, after = sides(plan)
+    table = gate(after, before, 20.0)
+    assert table["measure"][0] == QUIET and table["verdict"].to_list() == ["undecided", "noted"]
+    assert abs(table["change_pct"][0]) < 20
+    (line,) = sentences(table, 0)
+    assert line.endswith(
+        "the steps took longer than that, and their pieces do not show why; --metric wall-step-time judges it"
+    )
+    assert gate(after, before, 20.0, ["wall-step-time"])["verdict"].to_list() == ["failed"]
+    assert gate(before[:1], before[1:], 20.0)["verdict"][0] == "passed"
 
 
 @pytest.fixture
@@ -221,7 +309,7 @@ def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path, capfd: pytest.Cap
 
 
 def test_near_the_limit_it_says_what_more_it_takes() -> None:
-    rng = np.random.default_rng(2)
+    rng = np.random.default_rng(3)
     before, after = [busy_run(rng, 40) for _ in range(2)], [busy_run(rng, 41)]
     table = gate(after, before, 1.8)
     (line,) = sentences(table, 0)

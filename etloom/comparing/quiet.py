@@ -3,18 +3,21 @@ of its kind do at best.
 
 A machine that other work shares makes steps longer, never shorter, and in bursts that are shorter than a step or
 longer than a run. The median step follows the bursts; the fastest step needs one without any. Pieces are short enough
-to be missed by them: the main thread's time is cut wherever one of its events begins or ends, pieces between the same
-two ends are of one kind, and the quiet step is the sum over kinds of how many a step has times the shortest. More
-pieces make a step longer, and so does a kind that is slower at its best; what is slow only now and then, the quiet
-step does not see. Pieces that wait, in calls of a device's runtime or of communication, are of one kind only with
-those at the same place in other steps.
+to be missed by them: the main thread's time is cut wherever one of its events begins or ends. Pieces are of one kind
+that lie between the same two calls with the same shapes, at the same place among as many such pieces of their step: a
+matrix product is measured by what it takes at best in other steps, not by a smaller one. The quiet step is the sum over
+kinds of how many a step has times the shortest. Of a kind that has too few pieces, as where steps differ, the shortest
+of a coarser one is taken, which may be of smaller work; ``rare`` says how much of the time that is. More pieces make a
+step longer, and so does one that is slower at its best; what is slow only now and then, the quiet step does not see.
+Pieces that wait, in calls of a device's runtime or of communication, are never of one kind with those at other places.
 
-The shortest of more is shorter, so runs are compared in parts of as many steps as the shortest has. The error of a
-part is the delete-one-block jackknife's over its steps (Efron and Stein, 1981); on top of it comes what differs from
-one run to the next with nothing changed, at first RUN_TO_RUN, then what several runs of a side show. A machine that is
-never quiet slows the fastest pieces too, by caches and clocks that are shared; where the steps of one side are more
-often disturbed than those of the other, that is an error in itself (STRAIN). One run against one shows nothing of what
-differs from run to run: of devices it is taken to be RUN_TO_RUN, of hosts more, the more their steps are disturbed
+The shortest of more is shorter, so runs are compared in parts of as many steps as the shortest has. The bias of a part
+(it would be shorter yet, of steps without end) and its error are the delete-one-block jackknife's over its steps
+(Efron and Stein, 1981); where the biases of two sides differ, that is an error in itself. On top of it comes what
+differs from one run to the next with nothing changed, at first RUN_TO_RUN, then what several runs of a side show. A
+machine that is never quiet slows the fastest pieces too, by caches and clocks that are shared; where the steps of one
+side are more often disturbed than those of the other, that is another (STRAIN). One run against one shows nothing of
+what differs from run to run: of devices it is taken to be RUN_TO_RUN, of hosts more, the more their steps are disturbed
 (ALONE).
 """
 
@@ -26,7 +29,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from etloom import kinds
 from etloom.activity import has_device_work, steps
@@ -48,6 +51,8 @@ half; of two beside little else, by a quarter."""
 _WORTH = 4
 """Degrees of freedom that RUN_TO_RUN counts beside what several runs show."""
 LEAST_STEPS = 5
+_SAMPLES = LEAST_STEPS
+"""Pieces of a kind: of fewer the shortest is no measure, and pieces of a coarser kind are asked."""
 _BLOCKS = 10
 _SEEN = 0.2
 """Of the fastest step of a side: a quiet step of less leaves out what the steps hang on."""
@@ -64,6 +69,12 @@ class Level:
     freedom: int
     strain: float
     """How many times the quiet step the median step takes."""
+    bias: float
+    """Of its logarithm, taken out of it."""
+    rare: float
+    """The part of the time that is in pieces of which too few are alike, so that they are told from others."""
+    uneven: float
+    """How many times the fastest step the median step takes."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,9 @@ class QuietShift:
     """Of the quiet step, in percent: the change and its interval; the levels in ns, steps and runs of both sides.
 
     noise: half the interval's width; least: what of that would remain with steps without end; alone: the interval
-    without ALONE, of what the steps alone show, None where ALONE is not in it.
+    without ALONE, of what the steps alone show, None where ALONE is not in it. rare: percent, the greatest part of a
+    run's time that is in pieces of which too few are alike; uneven: how many times its fastest step the median step of
+    a run takes, of the most uneven run.
     """
 
     percent: float
@@ -84,6 +97,8 @@ class QuietShift:
     after: float
     steps_before: int
     steps_after: int
+    rare: float
+    uneven: float
 
 
 def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | None:
@@ -102,6 +117,8 @@ def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | Non
         between += run_to_run / len(side)
     strains = [float(np.mean([level.strain for level in side])) for side in (first, second)]
     between += (STRAIN * (strains[1] - strains[0])) ** 2
+    biases = [float(np.mean([level.bias for level in side])) for side in (first, second)]
+    between += (biases[1] - biases[0]) ** 2
     t = quantile((1 + CONFIDENCE) / 2, sum(level.freedom for level in (*first, *second)))
     change = means[1] - means[0]
     alone = None
@@ -114,7 +131,10 @@ def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | Non
     return QuietShift(
         *(100 * (exp(change) - 1), low, high, (high - low) / 2, 100 * t * sqrt(between), alone),
         *(exp(means[0]), exp(means[1])),
-        *(sum(level.steps for level in side) for side in (first, second)),
+        sum(level.steps for level in first),
+        sum(level.steps for level in second),
+        100 * max(level.rare for level in (*first, *second)),
+        max(level.uneven for level in (*first, *second)),
     )
 
 
@@ -147,12 +167,20 @@ def _run_to_run(sides: Sequence[Sequence[Level]]) -> float:
 
 
 @dataclass(frozen=True)
-class _Rank:
-    """What a rank tells of the quiet step: its logarithm, and the variance of that; steps, the fastest and the median,
-    ns."""
+class _Part:
+    """Of some steps the logarithm of the quiet step, ns, and its variance; how much longer its logarithm was before the
+    bias of the shortest of few was taken out; which part of their time is in pieces not of the finest kind."""
 
     log: float
     variance: float
+    bias: float
+    rare: float
+
+
+@dataclass(frozen=True)
+class _Rank(_Part):
+    """What a rank tells of the quiet step; of its steps their number, the fastest and the median, ns."""
+
     steps: int
     fastest: int
     median: float
@@ -161,7 +189,7 @@ class _Rank:
 @dataclass(frozen=True)
 class _Pieces:
     step: NDArray[np.int64]  # 0, 1, ...
-    kind: NDArray[np.int64]
+    kinds: tuple[NDArray[np.int64], ...]  # the finest first
     ns: NDArray[np.int64]
     steps: int
     fastest: int  # step, ns
@@ -181,12 +209,23 @@ def _pieces(trace: Trace) -> _Pieces | None:
     events = events.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
     waits = among(events["cat"], kinds.RUNTIME) | asked(events["name"], kinds.is_communication)
     name = pl.col("name").cast(pl.String).str.replace(kinds.STEP, "").cast(pl.Categorical).to_physical()
-    events = events.select("ts", "dur", pl.col("depth").cast(pl.Int64), name=name, waits=pl.Series(waits))
+    shapes = trace.arguments.select(pl.col("dims").to_physical(), id="event").unique("id", keep="first")
+    events = events.join(shapes, on="id", how="left", maintain_order="left").select(
+        "ts",
+        "dur",
+        pl.col("depth").cast(pl.Int64),
+        name=name,
+        waits=pl.Series(waits),
+        dims=pl.col("dims").cast(pl.Int64).fill_null(-1),
+    )
     ends = pl.concat(
         (
-            events.select("name", "waits", at="ts", opens=pl.lit(True), order="depth"),
+            events.select("name", "dims", "waits", at="ts", opens=pl.lit(True), order="depth"),
             events.select(
-                "name", "waits", at=pl.col("ts") + pl.col("dur"), opens=pl.lit(False), order=-pl.col("depth")
+                *("name", "dims", "waits"),
+                at=pl.col("ts") + pl.col("dur"),
+                opens=pl.lit(False),
+                order=-pl.col("depth"),
             ),
         )
     ).sort("at", "opens", "order")
@@ -195,25 +234,47 @@ def _pieces(trace: Trace) -> _Pieces | None:
         ends.with_columns(
             ns=pl.col("at").shift(-1) - pl.col("at"),
             to=pl.col("name").shift(-1),
+            to_dims=pl.col("dims").shift(-1),
             to_opens=pl.col("opens").shift(-1),
         )
         .join_asof(numbered.sort("at"), on="at")
         .filter(pl.col("at") < pl.col("end"))
         .drop_nulls()
     )
-    kind = ["name", "opens", "to", "to_opens"]
-    place = pl.when(pl.col("waits") & pl.col("opens")).then(pl.int_range(pl.len()).over("number", *kind))
-    cut = cut.with_columns(place=place.fill_null(-1))
-    number = cut.select(pl.struct(*kind, "place").rank("dense")).to_series().to_numpy().astype(np.int64) - 1
     times = (windows["end"] - windows["start"]).to_numpy()
     return _Pieces(
         cut["number"].to_numpy().astype(np.int64),
-        number,
+        _kinds(cut),
         cut["ns"].to_numpy(),
         windows.height,
         int(times.min()),
         float(np.median(times)),
     )
+
+
+def _kinds(cut: pl.DataFrame) -> tuple[NDArray[np.int64], ...]:
+    """Of each piece the number of its kind, of kinds ever coarser: by the calls at its ends, their shapes, which piece
+    of these it is in its step and of how many; without how many; without which; without shapes."""
+    calls = _numbered(*(cut[name] for name in ("name", "opens", "to", "to_opens")))
+    shaped = _numbered(calls, cut["dims"], cut["to_dims"])
+    here = cut.select(step="number").with_columns(kind=shaped)
+    place, often = here.select(
+        pl.int_range(pl.len()).over("step", "kind").alias("place"),
+        pl.len().over("step", "kind").alias("often"),
+    )
+    in_line = _numbered(shaped, place)
+    waits = (cut["waits"] & cut["opens"]).to_numpy()
+    anywhere = np.where(waits, in_line, -1)
+    return _numbered(in_line, often), in_line, _numbered(shaped, anywhere), _numbered(calls, anywhere)
+
+
+def _numbered(*columns: ArrayLike) -> NDArray[np.int64]:
+    """The same number from 0 where all of the columns are the same."""
+    number = np.zeros(1, dtype=np.int64)
+    for column in columns:
+        values = np.unique(np.asarray(column), return_inverse=True)[1]
+        number = np.unique(number * (int(values.max(initial=0)) + 1) + values, return_inverse=True)[1]
+    return number
 
 
 def _told(trace: Trace, length: int) -> _Rank | None:
@@ -226,9 +287,13 @@ def _told(trace: Trace, length: int) -> _Rank | None:
         _part(pieces, part * pieces.steps // parts, (part + 1) * pieces.steps // parts)
         for part in range(parts)
     ]
-    level = float(np.mean([log(max(ns, 1)) for ns, _ in found]))
-    variance = float(np.mean([error**2 for _, error in found])) / parts
-    return _Rank(level, variance, pieces.steps, pieces.fastest, pieces.median)
+    return _Rank(
+        float(np.mean([part.log for part in found])),
+        float(np.mean([part.variance for part in found])) / parts,
+        float(np.mean([part.bias for part in found])),
+        max(part.rare for part in found),
+        *(pieces.steps, pieces.fastest, pieces.median),
+    )
 
 
 def _level(ranks: Sequence[_Rank], length: int) -> Level:
@@ -238,22 +303,44 @@ def _level(ranks: Sequence[_Rank], length: int) -> Level:
     quiet = exp(float(np.mean([one.log for one in ranks])))
     strain = float(np.mean([one.median for one in ranks])) / quiet
     error = sqrt(float(np.mean([one.variance for one in ranks])))
-    return Level(quiet, ranks[0].steps, error, freedom, strain)
+    return Level(
+        *(quiet, ranks[0].steps, error, freedom, strain),
+        float(np.mean([one.bias for one in ranks])),
+        max(one.rare for one in ranks),
+        max(one.median / max(1, one.fastest) for one in ranks),
+    )
 
 
-def _part(pieces: _Pieces, first: int, last: int) -> tuple[float, float]:
-    """The quiet step of the steps from first up to last, ns, and the error of its logarithm."""
+def _part(pieces: _Pieces, first: int, last: int) -> _Part:
+    """What the steps from first up to last tell."""
     chosen = (pieces.step >= first) & (pieces.step < last)
-    kind, blocks = pieces.kind[chosen], min(_BLOCKS, last - first)
+    blocks = min(_BLOCKS, last - first)
     block = (pieces.step[chosen] - first) * blocks // (last - first)
-    shortest = np.full((int(kind.max(initial=0)) + 1, blocks), np.inf)
-    np.minimum.at(shortest, (kind, block), pieces.ns[chosen])
-    often = np.bincount(kind, minlength=len(shortest)) / (last - first)
-    shortest, often = shortest[often > 0], often[often > 0]
-    whole = shortest.min(axis=1)
-    without = []
+    ns = pieces.ns[chosen]
+    left = np.ones(ns.size, dtype=np.bool_)
+    rare, bests, counts = 0.0, [], []
+    for coarseness, kinds_of_all in enumerate(pieces.kinds):
+        kind = kinds_of_all[chosen]
+        samples = np.bincount(kind)
+        taken = left & (samples[kind] >= _SAMPLES) if kinds_of_all is not pieces.kinds[-1] else left
+        shortest = np.full((samples.size, blocks), np.inf)
+        np.minimum.at(shortest, (kind, block), ns)
+        often = np.bincount(kind[taken], minlength=samples.size) / (last - first)
+        bests.append(shortest[often > 0])
+        counts.append(often[often > 0])
+        left = left & ~taken
+        if not coarseness:
+            rare = float(ns[left].sum() / max(1, ns.sum()))
+        if not left.any():
+            break
+    best, often = np.concatenate(bests), np.concatenate(counts)
+    shortest_of_all = best.min(axis=1)
+    without = np.empty(blocks)
     for left_out in range(blocks):
-        rest = np.delete(shortest, left_out, axis=1).min(axis=1)
-        without.append(log(max(1.0, float(often @ np.where(np.isfinite(rest), rest, whole)))))
-    spread = float(((np.array(without) - np.mean(without)) ** 2).sum())
-    return float(often @ whole), sqrt((blocks - 1) / blocks * spread)
+        rest = np.delete(best, left_out, axis=1).min(axis=1)
+        without[left_out] = often @ np.where(np.isfinite(rest), rest, shortest_of_all)
+    whole = max(1.0, float(often @ shortest_of_all))
+    settled = max(whole / 2, whole - (blocks - 1) * (float(without.mean()) - whole))
+    logs = np.log(np.maximum(without, 1.0))
+    variance = (blocks - 1) / blocks * float(((logs - logs.mean()) ** 2).sum())
+    return _Part(log(settled), variance, log(whole / settled), rare)
