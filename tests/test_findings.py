@@ -154,6 +154,25 @@ def test_a_run_of_nothing_but_copies_is_found_out(data: Path) -> None:
     assert (first["pattern"], first["ranks"]) == ("exposed-copies", 2) and first["pct"] > 90
 
 
+def test_idle_devices(tmp_path: Path) -> None:
+    """Device 0 works from 0 to 100, device 1 from 0 to 10 and from 90 to 100; device 2 for no more than a moment."""
+    run = Run().step(0, 50, 100).op("aten::mm", 0, 40).kernel(1, 0, 100)
+    run.kernel(3, 0, 10, device=1).kernel(5, 90, 10, device=1).kernel(7, 20, 1, device=2)
+    rows = etloom.analyze(run.trace(tmp_path), "findings", pattern="idle-devices", min_pct=0)
+    (row,) = rows.iter_rows(named=True)
+    assert (
+        row["title"] == "of the 2 devices of the rank, device 1 works for 20 % of the time in which any does"
+    )
+    # In the step, from 50 on, 50 us and 10.
+    assert (row["cost_ns"], row["step_pct"], row["operator"]) == (40_000, 20.0, None)
+    alone = (
+        Run().op("aten::mm", 0, 40).kernel(1, 0, 100).kernel(3, 10, 50, stream=8).kernel(7, 20, 1, device=2)
+    )
+    assert found(alone.trace(tmp_path), "idle-devices") == []
+    evenly = Run().op("aten::mm", 0, 40).kernel(1, 0, 100).kernel(3, 0, 100, device=1)
+    assert found(evenly.trace(tmp_path), "idle-devices") == []
+
+
 def test_elementwise_chains(tmp_path: Path) -> None:
     run = Run().op("aten::add", 0, 30)
     for at in range(4):

@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import small
+from one_rank import Run
 
 import etloom
 from etloom import cli
@@ -185,6 +186,28 @@ def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> No
     assert verdict(job).tables["top-ops"].group_by("rank").len().sort("rank")["len"].to_list() == [20, 20]
     assert "The first 20 of each rank." in html.render(job)
     assert "The first 20 of each rank." not in html.render(etloom.open(small.write_run(tmp_path / "run")))
+
+
+def test_a_rank_of_several_devices_says_when_it_is_idle(tmp_path: Path) -> None:
+    def idle(*ranks: int) -> str:
+        """Of ranks of so many devices."""
+        folder = tmp_path / "-".join(map(str, ranks))
+        folder.mkdir()
+        for rank, devices in enumerate(ranks):
+            run = Run().op("aten::mm", 0, 40)
+            for device in range(devices):
+                run.kernel(device + 1, 10, 100, device=device)
+            head = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": len(ranks)}}
+            (folder / f"rank{rank}.json").write_text(json.dumps(head | {"traceEvents": run.events}))
+        (said,) = [one for one in verdict(etloom.open(folder)).sentences if one.topic == "Idle"]
+        return said.text
+
+    assert idle(1) == "nothing runs on the device"
+    assert idle(2) == "nothing runs on the device; rank 0 has 2, and is idle when all of them are"
+    assert (
+        idle(2, 1, 3)
+        == "nothing runs on the device; ranks 0, 2 have up to 3, and are idle when all of them are"
+    )
 
 
 def test_a_path_that_is_not_worked_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
 """What costs time and what to do about it: every anti-pattern that is found, ranked by its cost.
 
 A row is a place where a pattern costs time: on the rank where it costs most, of the ``ranks`` on which it does. The
-costs of different patterns can be of the same time (a gap, and the communication behind it), so they do not add up.
+costs of different patterns can be of the same time (a gap, and the communication behind it), so they do not add up. A
+rank with several devices stands still when all of them do.
 
 - cost_ns: what the rank would gain at most if it did not happen, what several streams or threads lose at once counted
-  once; pct: of the time from its first to its last event; step_pct: the part of it that lies in the time of marked steps
-  on the host (of a gap that begins before the first step, what is left of it in the step), of all that time; null where
-  no step is marked.
+  once; pct: of the time from its first to its last event; step_pct: the part of it that lies in the time of marked
+  steps on the host (of a gap that begins before the first step, what is left of it in the step), of all that time; null
+  where no step is marked.
 - confidence: high (measured), medium (measured, but part of it would stay), low (estimated).
 - step: where it costs most, of the ``count`` times. operator, module: innermost around it. frame: line of Python,
   where stacks were recorded. name: of the kernel or call. event: the host

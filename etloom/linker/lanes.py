@@ -9,6 +9,8 @@ from etloom import kinds, stacks
 from etloom.intervals import innermost
 from etloom.trace import Stat, Trace
 
+SEVERAL_DEVICES = "link.several_devices"
+"""Name of the row of stats that counts the devices of a rank, where it has more than one."""
 _LONGEST = 80  # characters of a name in an example
 
 
@@ -54,6 +56,7 @@ def place(trace: Trace) -> Trace:
             ("link.clamped", "info", len(at.clamped), example(events, at.clamped)),
             ("link.never_closed", "info", len(at.unclosed), example(events, at.unclosed)),
             *_shared_steps(events),
+            *_several_devices(events),
         ]
     )
 
@@ -70,6 +73,16 @@ def _shared_steps(events: pl.DataFrame) -> list[Stat]:
         "what each did in it counts"
     )
     return [("link.steps_of_several_processes", "error", shared.height, example)]
+
+
+def _several_devices(events: pl.DataFrame) -> list[Stat]:
+    """Devices that did timed work for one rank: what is asked of a rank's device is of all of them together."""
+    did = stacks.among(events["cat"], kinds.DEVICE) & events["dur"].is_not_null().to_numpy()
+    devices = events["device"].filter(pl.Series(did)).drop_nulls().unique().sort().to_list()
+    if len(devices) < 2:
+        return []
+    example = f"devices {', '.join(map(str, devices))}: the rank counts as busy where any of them is"
+    return [(SEVERAL_DEVICES, "info", len(devices), example)]
 
 
 def _marks(events: pl.DataFrame) -> pl.DataFrame:

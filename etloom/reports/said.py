@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
+from etloom.ranks import in_words
 from etloom.reports.sentence import Sentence
 from etloom.reports.text import count, duration, number
 from etloom.trace import Job
@@ -71,8 +73,11 @@ def step_time(steps: pl.DataFrame) -> Sentence:
     )
 
 
-def shares(time: pl.DataFrame, overlap: pl.DataFrame, basis: str) -> list[Sentence]:
-    """Compute, exposed communication and idle, of the summed spans of all ranks."""
+def shares(
+    time: pl.DataFrame, overlap: pl.DataFrame, basis: str, devices: Mapping[int, int]
+) -> list[Sentence]:
+    """Compute, exposed communication and idle, of the summed spans of all ranks. devices: how many each rank has that
+    has several."""
     whole = pl.col("step").is_null()
     total = time.filter(whole).select(pl.exclude("rank", "step", "basis").sum()).row(0, named=True)
     span = total["span_ns"] if time.height else 0
@@ -101,6 +106,10 @@ def shares(time: pl.DataFrame, overlap: pl.DataFrame, basis: str) -> list[Senten
     if marked := int(time.filter(~whole)["span_ns"].sum()):
         busy += f"; its steps take {duration(marked / time['rank'].n_unique())}"
     idle = "nothing runs on the device" if basis == "device" else "in no operator: Python, input, waiting"
+    if devices:
+        have = "has" if len(devices) == 1 else "have up to"
+        are = "is" if len(devices) == 1 else "are"
+        idle += f"; {in_words(devices)} {have} {max(devices.values())}, and {are} idle when all of them are"
     if copies:
         idle += f"; copies and sets alone take {100 * copies / span:.1f} %"
     return [

@@ -14,6 +14,7 @@ import polars as pl
 
 from etloom import registry
 from etloom.errors import AnalysisError
+from etloom.linker.lanes import SEVERAL_DEVICES
 from etloom.ranks import in_words
 from etloom.reports import said, untimed
 from etloom.reports.sentence import Sentence
@@ -81,10 +82,11 @@ def _verdict(job: Job) -> Verdict:
     if untimed.is_untimed(job):
         told = (*untimed.sentences(job), said.trouble(stats), said.size(job))
         return Verdict(tuple(job.ranks), told, {**tables, "recorded": untimed.operators(job)}, stats, basis)
+    devices = dict(stats.filter(pl.col("name") == SEVERAL_DEVICES).select("rank", "count").iter_rows())
     sentences = (
         said.costliest(tables["findings"]),
         said.step_time(tables["steps"]),
-        *said.shares(tables["temporal-breakdown"], tables["comm-overlap"], basis),
+        *said.shares(tables["temporal-breakdown"], tables["comm-overlap"], basis, devices),
         said.critical_path(tables["critical-path"], unanswered.get("critical-path")),
         said.top_operator(operators),
         said.links(tables["link-quality"]),
