@@ -584,3 +584,29 @@ def test_the_snippet_of_the_linking_guide_runs(trace: etloom.Trace) -> None:
 def test_the_snippet_of_the_replay_guide_runs(trace: etloom.Trace) -> None:
     assert top(trace) == ["## process_group:init ##", *["aten::ones", "aten::add"] * 2]
     assert trace.groups.rows() == [("0", None, None, "[0]", 1)]
+
+
+HALF = """#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done
+echo half > "$out"
+[ -e "$CALM" ] && exit 0
+touch "$CALM"; kill -INT $PPID; exec sleep 20
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupted_build_leaves_nothing_and_the_next_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cc").write_text(HALF)
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "cc"))
+    monkeypatch.setenv("CALM", str(tmp_path / "calm"))
+    monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
+    calm = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    script = calm + "from etloom.collector.observer import build; print(build().name)"
+    interrupted = python(script)
+    assert "KeyboardInterrupt" in interrupted.stderr and not interrupted.stdout
+    assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["lock"]
+    made = python(script).stdout.strip()
+    assert sorted(path.name for path in (tmp_path / "cache").rglob("*")) == sorted(["lock", made])

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import subprocess
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from . import aftermath, combining, demand, files, nsys
 from .asking import error_of, expand, parse_ranks, parse_step_by, parse_window
 from .options import VARIABLE, Options, new_scratch, own_version
+from .running import run
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,8 @@ def launch(
     try:
         scratch.mkdir()
         demand.forget(folder)
-        returncode = _run(words, {**os.environ, **environment_of(options)}, options)
+        window_asked = partial(demand.ask, folder) if options.on_demand is not None else None
+        returncode = run(words, {**os.environ, **environment_of(options)}, window_asked)
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise CollectError(f"cannot run: {error.strerror}", where=str(error.filename or words[0])) from error
@@ -272,49 +270,3 @@ def usable_observer(wanted: str, building: Callable[[], None] = lambda: None) ->
     except BuildError as error:
         return "stock", [f"torch's own observer is used, ours cannot be built: {error}"]
     return wanted, []
-
-
-def _run(command: Sequence[str], environment: dict[str, str], options: Options) -> int:
-    process = subprocess.Popen(list(command), env=environment)
-    with _forward_signals(process, options):
-        status = process.wait()
-    return status if status >= 0 else 128 - status
-
-
-@contextmanager
-def _forward_signals(process: subprocess.Popen[bytes], options: Options) -> Iterator[None]:
-    """We outlive the command. A terminal's Ctrl-C reaches it directly, other signals through us.
-
-    But SIGUSR2 asks for a window on demand.
-    """
-
-    def forward(number: int, _frame: Any) -> None:
-        if number == signal.SIGUSR2 and options.on_demand is not None:
-            with suppress(OSError):
-                demand.ask(Path(options.out))
-        elif not (number == signal.SIGINT and _in_foreground()):
-            process.send_signal(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, forward) for number in caught}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
