@@ -155,9 +155,9 @@ def _names(records: Records, known: Any, begin: npt.NDArray[np.int64], ids: Any)
         if kind == NAME
         for number, text in defined.items()
     }
-    keys = np.array(sorted(texts), np.int64)
+    keys = np.array(sorted(texts), np.uint64)
     parts = [texts[key].decode("utf-8", "replace").split("\0") for key in keys.tolist()]
-    wanted = (records.stream[begin] << 32) | ids
+    wanted = (records.stream[begin].astype(np.uint64) << np.uint64(32)) | ids.astype(np.uint64)
     place = np.searchsorted(keys, wanted)
     place[place == len(keys)] = 0
     fine = keys[place] == wanted if len(keys) else np.zeros(len(wanted), bool)
