@@ -54,6 +54,7 @@ LEAST_STEPS = 5
 _SAMPLES = LEAST_STEPS
 """Pieces of a kind: of fewer the shortest is no measure, and pieces of a coarser kind are asked."""
 _BLOCKS = 10
+_MOST = 2**62
 _SEEN = 0.2
 """Of the fastest step of a side: a quiet step of less leaves out what the steps hang on."""
 
@@ -269,12 +270,17 @@ def _kinds(cut: pl.DataFrame) -> tuple[NDArray[np.int64], ...]:
 
 
 def _numbered(*columns: ArrayLike) -> NDArray[np.int64]:
-    """The same number from 0 where all of the columns are the same."""
-    number = np.zeros(1, dtype=np.int64)
+    """The same number from 0 where all of the columns, whole numbers, are the same."""
+    number, size = np.zeros(1, dtype=np.int64), 1
     for column in columns:
-        values = np.unique(np.asarray(column), return_inverse=True)[1]
-        number = np.unique(number * (int(values.max(initial=0)) + 1) + values, return_inverse=True)[1]
-    return number
+        values = np.asarray(column).astype(np.int64)
+        values = values - values.min(initial=0)
+        span = int(values.max(initial=0)) + 1
+        if size * span > _MOST:
+            number = np.unique(number, return_inverse=True)[1]
+            size = int(number.max(initial=0)) + 1
+        number, size = number * span + values, size * span
+    return pl.Series(number).rank("dense").to_numpy().astype(np.int64) - 1
 
 
 def _told(trace: Trace, length: int) -> _Rank | None:
