@@ -38,6 +38,7 @@ def test_two_findings_of_one_place_are_two(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "run", ["dlrm", "nsys/h100_2gpu_1s.sqlite.gz", "hta_misc/negative_queue_a100.json.gz"]
 )

@@ -51,7 +51,8 @@ def find(view: View) -> Iterator[Finding]:
     pieces = regions["region"].n_unique()
     if pieces < 2:
         return
-    ordered = regions.sort("tid", "ts").with_columns(before=pl.col("end").shift(1).over("tid", "step"))
+    ordered = regions.sort("pid", "tid", "ts")
+    ordered = ordered.with_columns(before=pl.col("end").shift(1).over("pid", "tid", "step"))
     lost = ordered.with_columns(cost_ns=pl.col("ts") - pl.col("before")).filter(
         (pl.col("cost_ns") > 0) & (pl.col("region") != pl.col("region").shift(1))
     )
