@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from etloom.errors import AnalysisError
+
 
 def ranges(numbers: Iterable[int], most: int = 8) -> str:
     """0-7, 9, 12-14: whole numbers in order, three and more that follow each other as one; no more than so many parts,
@@ -20,6 +22,12 @@ def in_words(ranks: Iterable[int], most: int = 8) -> str:
     if len(_parts(held, most)) > most:
         return f"{len(held):,} ranks ({ranges(held, most)})"
     return f"rank{'s' * (len(held) > 1)} {ranges(held, most)}"
+
+
+def no_such_rank(asked: int | Iterable[int], held: Iterable[int]) -> AnalysisError:
+    """What to raise where a rank, or some, were asked for that a run does not hold."""
+    named = ranges([asked] if isinstance(asked, int) else asked)
+    return AnalysisError(f"there is no rank {named}", remedy=f"the run holds {in_words(held)}")
 
 
 def _parts(numbers: list[int], most: int) -> list[str]:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from etloom import kinds
 from etloom.errors import AnalysisError
-from etloom.ranks import in_words, ranges
+from etloom.ranks import in_words, no_such_rank
 from etloom.schema import TABLES
 from etloom.stacks import among, asked, nearest, row_of
 from etloom.trace import Job, Trace
@@ -59,10 +59,7 @@ def select(
     Raises AnalysisError where a rank is not there, and where nothing is left.
     """
     if missing := sorted(set(ranks) - set(job)):
-        raise AnalysisError(
-            f"there is no rank {ranges(missing)}",
-            remedy=f"the run holds {in_words(job)}",
-        )
+        raise no_such_rank(missing, job)
     if ranks:
         job = Job({rank: job[rank] for rank in job if rank in set(ranks)}, job.meta, job.own_stats)
     if step is None and time is None and not names and not categories:

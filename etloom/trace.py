@@ -247,7 +247,7 @@ def _check_lossless(stats: pl.DataFrame, where: str) -> None:
     bad = stats.filter(pl.col("severity") != "info")
     if bad.height:
         first = bad.row(0, named=True)
-        more = f" and {bad.height - 1} more kinds of loss" if bad.height > 1 else ""
+        more = f" and {bad.height - 1} more kind{'s' * (bad.height > 2)} of loss" if bad.height > 1 else ""
         raise DataLoss(
             f"{first['name']}: {first['count']} ({first['example']}){more}",
             where=where,

@@ -417,6 +417,13 @@ def test_analyze_lists_what_there_is(call: Callable[..., Outcome]) -> None:
     assert call("analyze")[1] == call("analyze", "--list")[1]
 
 
+def test_the_first_rows_of_a_job_are_of_all_ranks(run: Path, call: Callable[..., Outcome]) -> None:
+    status, out, err = call("analyze", "slack", run, "--top", 1, "--format", "csv")
+    assert (status, len(out.splitlines())) == (0, 2)
+    assert err.startswith("etloom: 1 of ")
+    assert "of each rank" not in err
+
+
 def test_options_of_an_analysis_are_flags(run: Path, call: Callable[..., Outcome]) -> None:
     arguments = ("analyze", "top-ops", run, "--top", 1, "--by", "total", "--step", 3, "--format", "json")
     status, out, err = call(*arguments)
@@ -530,7 +537,7 @@ def test_export_by_suffix_name_and_rank(run: Path, tmp_path: Path, call: Callabl
     assert len([event for event in one["traceEvents"] if event["ph"] == "X"]) == 7
     assert one["distributedInfo"]["rank"] == 1
     assert call("export", run, "--rank", 2, "--out", tmp_path / "x.json")[::2] == (
-        1, "etloom: no rank is called '2'; known: 0, 1\n",
+        1, "etloom: there is no rank 2; the run holds ranks 0, 1\n",
     )  # fmt: skip
     status, _, err = call("export", run, "--out", tmp_path / "a.xyz")
     assert status == 2

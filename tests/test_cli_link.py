@@ -62,7 +62,7 @@ def test_one_rank_of_a_folder(data: Path, tmp_path: Path, call: Call) -> None:
     one = etloom.read(out)
     assert isinstance(one, Trace) and one.nodes.height == 7053
     status, _, err = call(data / "cpu" / "ddp_2", "--rank", 9, "--out", out, "--no-cache")
-    assert (status, err) == (1, "etloom: no rank is called '9'; known: 0, 1\n")
+    assert (status, err) == (1, "etloom: there is no rank 9; the run holds ranks 0, 1\n")
     status, _, err = call(data / "cpu" / "ddp_2", "--out", tmp_path / "all.etplus.json", "--no-cache")
     assert status == 1 and "one file holds one rank, not 2" in err
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, c
     for arguments, words in (
         ([*pair(data, "linear", "resnet_mismatch"), "--out", out], "not of one program: at best "),
         (["--host", host, "--device", nsys, "--out", out], "holds the ranks 0, 1; say which one: --rank"),
-        (["--host", host, "--device", nsys, "--rank", 5, "--out", out], "no rank is called '5'; known: 0, 1"),
+        (["--host", host, "--device", nsys, "--rank", 5, "--out", out], "there is no rank 5; the run holds ranks 0, 1"),
         (["--host", host, "--device", nsys, "--rank", 1, "--out", out], "not of one program"),
         (["--host", host, "--device", tmp_path / "none", "--out", out], "no such file or folder"),
         (["--host", host, "--device", mine, "--out", mine], "is one of the two to be linked"),

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import etloom
-from etloom.errors import AnalysisError, EtloomError, UnknownName
+from etloom.errors import AnalysisError, EtloomError
 
 pytest.importorskip("pandas", reason="pandas is not installed")
 import pandas as pd
@@ -258,5 +258,5 @@ def test_what_came_went_and_stayed(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_not_there(data: Path) -> None:
-    with pytest.raises(UnknownName, match="rank"):
+    with pytest.raises(AnalysisError, match="there is no rank"):
         TraceAnalysis(trace_dir=data / "cpu" / "ddp_2").get_queue_length_summary([7])

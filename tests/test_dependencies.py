@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
-from etloom import graphs
+from etloom import graphs, registry
 from etloom.analyses import critical_path, slack
 from etloom.dependencies import Floors, depend, quality
 from etloom.errors import AnalysisError, LinkError, UnknownName
@@ -238,6 +238,27 @@ def test_the_path_of_a_step_begins_and_ends_with_it(run: Job) -> None:
         etloom.analyze(run, "critical-path", rank=9)
     with pytest.raises(UnknownName, match="grouping"):
         etloom.analyze(run, "critical-path", by="colour")
+    with pytest.raises(AnalysisError, match="0 rows are no table"):
+        etloom.analyze(run, "critical-path", top=0)
+
+
+def test_the_first_rows_of_the_path_and_of_slack(run: Job) -> None:
+    pieces = etloom.analyze(run, "critical-path", by="edge")
+    longest = etloom.analyze(run, "critical-path", by="edge", top=2)
+    assert longest["time_ns"].to_list() == sorted(pieces["time_ns"], reverse=True)[:2]
+    by_name = etloom.analyze(run, "critical-path", by="name")
+    assert etloom.analyze(run, "critical-path", by="name", top=2).equals(by_name.head(2))
+    assert by_name.height > 2
+    assert etloom.analyze(run, "slack", top=3).equals(etloom.analyze(run, "slack").head(3))
+    (rank_help,) = (one.help for one in registry.options("analyses", "critical-path") if one.name == "rank")
+    assert rank_help == "the path to the last thing that this rank did (default: that any rank did)."
+
+
+def test_the_residual_of_a_job_is_of_the_time_of_all_its_ranks(run: Job) -> None:
+    table = etloom.analyze(run, "graph-quality")
+    *ranks, whole = table.rows(named=True)
+    assert len(ranks) == 2 and whole["residual_ns"] > 0
+    assert whole["residual_pct"] == 100 * whole["residual_ns"] / sum(row["makespan_ns"] for row in ranks)
 
 
 def test_a_step_that_not_all_ranks_have() -> None:

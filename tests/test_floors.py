@@ -17,8 +17,8 @@ import etloom
 
 PACKAGE = Path(etloom.__file__).parent
 FLOORS = {
-    "errors": 0, "schema": 0, "kinds": 0, "ranks": 0, "system": 0, "ledger": 0, "_native": 0,
-    "sql": 0.5,
+    "errors": 0, "schema": 0, "kinds": 0, "system": 0, "ledger": 0, "_native": 0,
+    "sql": 0.5, "ranks": 0.5,
     "trace": 1, "registry": 1, "intervals": 1, "graphs": 1, "stacks": 1,
     "selection": 2, "given": 2,
     "readers": 2, "linker": 2,

@@ -342,7 +342,7 @@ def test_the_command_says_what_it_cannot(
     )
     assert "on meta nothing takes time" in capfd.readouterr().err
     assert cli.main(["replay", "compute", given, "--rank", "7"]) != 0
-    assert "no rank is called '7'" in capfd.readouterr().err
+    assert "there is no rank 7" in capfd.readouterr().err
     assert cli.main(["replay", "compute", given, "--device", "tpu"]) == 2
     assert "tpu" in capfd.readouterr().err
 

@@ -7,7 +7,7 @@ time to what was last to be ready. Its times sum to the makespan. A row is a par
   nothing open, so Python or the operating system. kernel: device work. launch, stream, sync and the others: the
   delay from one to the next. later start: the time until the path's first event, to which nothing recorded leads, as
   where one rank comes to the recording later than others.
-- rank: of all its pieces; null where they are of several.
+- its rank, null where its pieces are of several.
 - category, name: of the event whose time it is. operator, module: the innermost around it or, of device work,
   around its launch.
 - count: of the pieces. time: their sum; pct is of the whole path. unexplained: the part of it beyond the least
@@ -16,7 +16,10 @@ time to what was last to be ready. Its times sum to the makespan. A row is a par
 - explainable: whether the graph explains the recording (as of graph-quality, of all ranks): where it does not, the path
   is no more than a chain of what came after what.
 
-by: what a row is: kind, category, name, operator, module, or edge (every piece, in order of time).
+by: what a row is: kind, category, name, operator, module, or edge (every piece, in order of time
+unless there is a top).
+
+top: no more rows than these, those of most time first (default: all).
 
 rank: the path to the last thing that this rank did (default: that any rank did).
 
@@ -33,11 +36,12 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses._activity import answer, check_step, steps
+from etloom.analyses._activity import answer, check_step, check_top, steps
 from etloom.analyses._dependencies import dependencies, unexplained
 from etloom.dependencies import paths, quality
 from etloom.errors import AnalysisError, UnknownName
 from etloom.graphs import Graph
+from etloom.ranks import no_such_rank
 from etloom.trace import Job
 
 SCOPE = "job"
@@ -68,11 +72,14 @@ _WORTH_A_WORD = 1
 """Percent of the path: a later start that takes less goes without a remark."""
 
 
-def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    job: Job, *, by: str = "kind", top: int | None = None, rank: int | None = None, step: int | None = None
+) -> pl.DataFrame:
     if by not in _BY:
         raise UnknownName("grouping", by, _BY, option="by")
+    check_top(1 if top is None else top)
     if rank is not None and rank not in job:
-        raise AnalysisError(f"there is no rank {rank}", remedy=f"the run has ranks {job.ranks}")
+        raise no_such_rank(rank, job)
     graph = dependencies(job).graph
     end, begin = _window(graph, job, rank, step)
     if end is None:
@@ -97,9 +104,10 @@ def analyze(job: Job, *, by: str = "kind", rank: int | None = None, step: int | 
         *(pl.lit(None).alias(name) for name in missing),
     ).with_columns(paths.modules(pl.col("module")).alias("module"))
     path = answer(path, COLUMNS)
-    return (
-        path if by == "edge" else path.sort("time_ns", *_BY[by], descending=[True] + [False] * len(_BY[by]))
-    )
+    if by == "edge":
+        return path if top is None else path.sort("time_ns", descending=True, maintain_order=True).head(top)
+    path = path.sort("time_ns", *_BY[by], descending=[True] + [False] * len(_BY[by]))
+    return path if top is None else path.head(top)
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:

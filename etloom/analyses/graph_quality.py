@@ -4,7 +4,8 @@ A row is a rank, and with a null rank the whole job. explainable: whether what t
 reading, else ``why_not``: a sampled trace, one of few kernels, or one whose delays have no cause in it.
 
 - floor_only: how much shorter the makespan is if nothing takes longer than what it needs at least; latest is
-  the same for the point that falls short most. residual: the sum of all delays that nothing explains.
+  the same for the point that falls short most. residual: the sum of all delays that nothing explains; of the whole
+  job residual_pct is of the makespans of its ranks together.
 - device_starts: kernels, copies and sets. explained: the share of them that start within 5 us of the end of
   what their stream did or waited for, or between the start of their launch call and 5 us after its end, or
   while the stream's last work still ran. chance: the same with all starts moved by 23 us, the level to compare
@@ -92,11 +93,13 @@ def analyze(job: Job) -> pl.DataFrame:
             }
         )
     table = pl.DataFrame(rows, infer_schema_length=None)
+    together = sum(fits[rank].makespan for rank in job.ranks)
     whole = {
         "rank": None,
         "explainable": bool(table["explainable"].all()),
         "why_not": _first(table),
         **_figures(fits[None]),
+        "residual_pct": 100 * fits[None].residual / together if together else None,
         "device_starts": table["device_starts"].sum(),
         "dropped_edges": ", ".join(
             f"{Kind(kind).label} {count}" for kind, count in enumerate(graph.dropped) if count

@@ -4,7 +4,8 @@ A row is a class of modules at its place among the classes around it (path). Ins
 together. self_device: of work launched in it and in no module below it; what is of the device is null where the trace
 holds no device work. Backward runs outside the modules and is not in their time.
 
-depth: only modules so deep and less, 0 the outermost. step: only this step.
+depth: only modules so deep and less, 0 the outermost. top: no more rows than these, the costliest first (default:
+all). step: only this step.
 
 Units: ns. Needs Python frames: profile with with_stack=True (or with_modules=True). Definition: TraceLens' module view.
 """
@@ -15,7 +16,14 @@ import numpy as np
 import polars as pl
 
 from etloom import stacks
-from etloom.analyses._activity import answer, has_device_work, in_step, of_rank, require_linked
+from etloom.analyses._activity import (
+    answer,
+    check_top,
+    has_device_work,
+    in_step,
+    of_rank,
+    require_linked,
+)
 from etloom.errors import AnalysisError
 from etloom.stacks import row_of
 from etloom.trace import Trace
@@ -36,7 +44,10 @@ _DEVICE = ("device_ns", "self_device_ns", "kernels")
 _MODULE = r"^nn\.Module: (.*?)(?:_\d+)?$"
 
 
-def analyze(trace: Trace, *, depth: int | None = None, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace, *, depth: int | None = None, top: int | None = None, step: int | None = None
+) -> pl.DataFrame:
+    check_top(1 if top is None else top)
     require_linked(trace)
     events = trace.events
     is_module = stacks.asked(events["name"], lambda name: name.str.contains(_MODULE))
@@ -102,4 +113,4 @@ def analyze(trace: Trace, *, depth: int | None = None, step: int | None = None) 
     )
     if not has_device_work(trace):
         sums = sums.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _DEVICE)
-    return answer(sums, COLUMNS)
+    return answer(sums if top is None else sums.head(top), COLUMNS)

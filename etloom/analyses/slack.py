@@ -7,6 +7,8 @@ sum of their durations. The names with the most time in events without slack com
 - explainable: whether the graph explains the recording (as of graph-quality, of all ranks): where it does not, slack
   is no more than what lies between things that came after each other.
 
+top: no more rows than these (default: all).
+
 category: events of this category (python_function, user_annotation, ...) instead of operators and device work.
 
 Units: ns. The slack holds for one event at a time: those of one chain share it.
@@ -20,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from etloom import _native, graphs, kinds, stacks
-from etloom.analyses._activity import answer
+from etloom.analyses._activity import answer, check_top
 from etloom.analyses._dependencies import dependencies, unexplained
 from etloom.dependencies import quality
 from etloom.dependencies.events import Texts, rows_of
@@ -44,7 +46,8 @@ COLUMNS = {
 }
 
 
-def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
+def analyze(job: Job, *, category: str | None = None, top: int | None = None) -> pl.DataFrame:
+    check_top(1 if top is None else top)
     graph = dependencies(job).graph
     slack = graphs.slack(graph)
     chosen = kinds.OPERATORS | kinds.DEVICE if category is None else {category}
@@ -54,7 +57,8 @@ def analyze(job: Job, *, category: str | None = None) -> pl.DataFrame:
         raise UnknownName("category", category, {name for part in parts for name in part.drop_nulls()})
     table = table.with_columns(explainable=pl.lit(not quality.doubts(graph, job)))
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
-    return answer(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
+    table = answer(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
+    return table if top is None else table.head(top)
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:

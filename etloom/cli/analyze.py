@@ -135,7 +135,7 @@ def _command(name: str) -> Any:
         if top is not None and top >= 1:
             chosen["top"] = ALL_ROWS  # so that it can be said how many are left out
         part, answer = _answer(open_job(path, rank_pattern, strict, jobs, cache), filters, name, chosen)
-        shown, left_out = _first_rows(answer, top)
+        shown, left_out = _first_rows(answer, top, each_rank=module.SCOPE == "rank")
         emit(shown, format, out)
         if left_out:
             say(left_out)
@@ -197,17 +197,17 @@ def _answer(
         ) from None
 
 
-def _first_rows(answer: pl.DataFrame, top: int | None) -> tuple[pl.DataFrame, str]:
-    """The first rows of each rank, and what to say of those left out: nothing where there are none."""
+def _first_rows(answer: pl.DataFrame, top: int | None, each_rank: bool) -> tuple[pl.DataFrame, str]:
+    """The first rows, of each rank or of all, and what to say of those left out: nothing where there are none."""
     import polars as pl
 
     if top is None or answer.is_empty():
         return answer, ""
-    most = max(answer["rank"].value_counts()["count"])
+    most = max(answer["rank"].value_counts()["count"]) if each_rank else answer.height
     if most <= top:
         return answer, ""
-    shown = answer.filter(pl.int_range(pl.len()).over("rank") < top)
-    of_each = f", {top:,} of each rank" if answer["rank"].n_unique() > 1 else ""
+    shown = answer.filter(pl.int_range(pl.len()).over("rank") < top) if each_rank else answer.head(top)
+    of_each = f", {top:,} of each rank" if each_rank and answer["rank"].n_unique() > 1 else ""
     return shown, f"{shown.height:,} of {answer.height:,} rows{of_each}; --top {most} shows all"
 
 

@@ -9,7 +9,8 @@ import typer
 
 from etloom.cli._guard import guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
-from etloom.errors import EtloomError, UnknownName
+from etloom.errors import EtloomError
+from etloom.ranks import no_such_rank
 
 
 @guarded()
@@ -67,7 +68,7 @@ def export(
 
     job = open_job(path, rank_pattern, strict, jobs, cache)
     if rank is not None and rank not in job:
-        raise UnknownName("rank", str(rank), map(str, job))
+        raise no_such_rank(rank, job)
     try:
         etloom.export(job if rank is None else job[rank], out, name, **chosen)
     except EtloomError as error:

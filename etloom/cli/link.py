@@ -9,7 +9,8 @@ import typer
 
 from etloom.cli._guard import finite, guarded, say, usage
 from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
-from etloom.errors import EtloomError, UnknownName
+from etloom.errors import EtloomError
+from etloom.ranks import no_such_rank
 
 if TYPE_CHECKING:
     from etloom.trace import Job, Trace
@@ -141,5 +142,5 @@ def _is_file_name(out: Path) -> bool:
 
 def _of_rank(job: Job, rank: int, file: Path) -> Trace:
     if rank not in job:
-        raise UnknownName("rank", str(rank), map(str, job))
+        raise no_such_rank(rank, job)
     return job[rank]

@@ -11,7 +11,7 @@ from etloom.dependencies import depend
 from etloom.errors import AnalysisError, EtloomError
 from etloom.graphs import Graph, Kind
 from etloom.linker import link
-from etloom.ranks import in_words
+from etloom.ranks import no_such_rank
 from etloom.trace import Job, Trace
 
 LIMIT = 2000
@@ -38,7 +38,7 @@ def part(
     """
     ranks = dict(what) if isinstance(what, Job) else {what.rank or 0: what}
     if rank is not None and rank not in ranks:
-        raise AnalysisError(f"there is no rank {rank}", remedy=f"the run holds {in_words(ranks)}")
+        raise no_such_rank(rank, ranks)
     linked = {number: one if one.meta.get("linked") else link(one) for number, one in ranks.items()}
     graph = depend(Job(linked) if len(linked) > 1 else next(iter(linked.values()))).graph
     nodes = pl.concat([_events(one, number) for number, one in linked.items()]).with_row_index("number")

@@ -6,7 +6,8 @@ from os import PathLike
 
 import polars as pl
 
-from etloom.errors import EtloomError, LinkError, UnknownName
+from etloom.errors import EtloomError, LinkError
+from etloom.ranks import no_such_rank
 from etloom.schema import TABLES
 from etloom.trace import Job, Trace
 
@@ -60,14 +61,14 @@ def merge(traces: tuple[Trace, ...]) -> Trace:
 def of_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) -> Trace:
     """The Trace of one rank in what a file holds, with ``meta["rank"]`` and a row of stats where it says another one.
 
-    Raises EtloomError where the file holds several and none is asked for, UnknownName for one that it does not hold.
+    Raises EtloomError where the file holds several and none is asked for, AnalysisError for one that it does not hold.
     """
     if isinstance(read, Job):
         if rank is None:
             held = ", ".join(map(str, read))
             raise EtloomError(f"holds the ranks {held}", where=file, remedy="say which one: --rank")
         if rank not in read:
-            raise UnknownName("rank", str(rank), map(str, read))
+            raise no_such_rank(rank, read)
         read = read[rank]
     if rank is None:
         return read

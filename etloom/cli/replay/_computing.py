@@ -18,7 +18,8 @@ def work(asked: dict[str, Any]) -> None:
     """The command, in the process that may die of it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # its profiler says that it begins and ends
     import etloom
-    from etloom.errors import EtloomError, UnknownName
+    from etloom.errors import EtloomError
+    from etloom.ranks import no_such_rank
     from etloom.replayer import apart, pace
     from etloom.replayer.compute import replay
     from etloom.replayer.saved import folder_of
@@ -26,7 +27,7 @@ def work(asked: dict[str, Any]) -> None:
     job = etloom.open(asked["path"])
     chosen = min(job) if asked["rank"] is None else asked["rank"]
     if chosen not in job:
-        raise UnknownName("rank", str(chosen), map(str, job))
+        raise no_such_rank(chosen, job)
     told, leave_out = apart.here()
     if not leave_out:  # else an earlier process has said it
         tell_loss(job, asked["path"])

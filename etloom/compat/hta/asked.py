@@ -9,7 +9,7 @@ import polars as pl
 
 from etloom.activity import has_device_work
 from etloom.compat.hta.frames import HtaTrace, indices
-from etloom.errors import UnknownName
+from etloom.ranks import no_such_rank
 from etloom.trace import Job, Trace
 
 
@@ -21,10 +21,10 @@ class Asked:
     t: HtaTrace
 
     def _asked(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
-        """The traces of these ranks, of the first where none are named. Raises UnknownName."""
+        """The traces of these ranks, of the first where none are named. Raises AnalysisError."""
         for rank in ranks or []:
             if rank not in self.job:
-                raise UnknownName("rank", str(rank), map(str, self.job))
+                raise no_such_rank(rank, self.job)
         return [(rank, self.job[rank]) for rank in (ranks or self.job.ranks[:1])]
 
     def _with_device(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:

@@ -9,7 +9,8 @@ import polars as pl
 
 from etloom import kinds, stacks
 from etloom.compat.hta.names import shortened
-from etloom.errors import EtloomError, UnknownName
+from etloom.errors import EtloomError
+from etloom.ranks import no_such_rank
 from etloom.trace import Job, Trace
 
 if TYPE_CHECKING:
@@ -126,9 +127,9 @@ class HtaTrace:
         return sorted(int(step) for step in steps if step >= 0)
 
     def get_trace(self, rank: int) -> pd.DataFrame:
-        """The frame of a rank itself, not a copy. Raises UnknownName."""
+        """The frame of a rank itself, not a copy. Raises AnalysisError."""
         if rank not in self.traces:
-            raise UnknownName("rank", str(rank), map(str, self.traces))
+            raise no_such_rank(rank, self.traces)
         return self.traces[rank]
 
     def get_all_traces(self) -> dict[int, pd.DataFrame]:
