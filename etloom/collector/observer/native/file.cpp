@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,6 +54,19 @@ bool reserve(int descriptor, uint64_t from, uint64_t to) {
   return write_zeros(descriptor, from, to);
 }
 
+// Not the file that is there: another process may have mapped it, and what is cut off ends who touches it.
+int open_anew(const char* path) {
+  constexpr int flags = O_RDWR | O_CREAT | O_CLOEXEC;
+  struct stat found;
+  for (int turn = 0; turn < 10; ++turn) {
+    if (lstat(path, &found) == 0 && !S_ISREG(found.st_mode)) return open(path, flags | O_TRUNC, 0644);
+    unlink(path);
+    const int opened = open(path, flags | O_EXCL, 0644);
+    if (opened >= 0 || errno != EEXIST) return opened;
+  }
+  return -1;
+}
+
 // The pages of a chunk, before records are written to it. To touch a page that is not in memory costs a fault of some
 // 3 us, two thirds of which are saved where the kernel is given the chunk whole: so it is written once before.
 bool bring_in(int descriptor, char* map, uint64_t from) {
@@ -76,7 +90,7 @@ File::File(const std::string& path, const std::string& torch, uint64_t max_bytes
     throw std::runtime_error(reason);
   };
   mapped_ = kHeaderBytes + std::max<uint64_t>(max_bytes / kChunkBytes, 8) * kChunkBytes;
-  descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  descriptor_ = open_anew(path.c_str());
   if (descriptor_ < 0) fail("cannot be opened");
   if (!reserve(descriptor_, 0, kHeaderBytes)) fail("cannot be written");
   size_ = kHeaderBytes;
@@ -100,7 +114,7 @@ File::File(const std::string& path, const std::string& torch, uint64_t max_bytes
 }
 
 File::~File() {
-  if (map_ != nullptr) munmap(map_, mapped_);
+  munmap(map_, mapped_);
   close(descriptor_);
 }
 

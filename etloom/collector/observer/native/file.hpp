@@ -54,8 +54,6 @@ class File {
   void close_chunk(const OpenChunk& chunk);
   // Cut to what is used and marked whole. Nothing may write any more.
   void finish();
-  // The mapping stays for ever: a thread may still write to it.
-  void abandon() { map_ = nullptr; }
 
   const uint64_t serial;  // no two files of a process share it
 

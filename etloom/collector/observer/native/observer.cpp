@@ -19,8 +19,13 @@ at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 void before_fork() { registry_mutex.lock(); }
 void in_parent() { registry_mutex.unlock(); }
 void in_child() {
-  registry_mutex.unlock();
   running.store(nullptr);
+  for (Stream* stream : registry()) {
+    stream->forget();
+    stream->busy = false;
+    stream->taken = stream == own;
+  }
+  registry_mutex.unlock();
   current_window.fetch_add(1);
 }
 
@@ -84,17 +89,15 @@ void etloom_stop(void* given) {
   etloom::mark(*session, false);
   const std::lock_guard<std::mutex> lock(etloom::registry_mutex);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-  bool stuck = false;
   for (etloom::Stream* stream : etloom::registry()) {
     while (stream->busy.load() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     if (stream->busy.load()) {
       session->file->count(etloom::kStuck);
-      stuck = true;
+      session->stuck = true;
     } else if (stream->window == etloom::current_window) {
       stream->leave();
     }
   }
-  if (stuck) session->file->abandon();
 }
 
 // What holds for the whole file: a JSON object. Only while the session records.
@@ -114,6 +117,8 @@ uint64_t etloom_counter(void* given, int counter) { return static_cast<Session*>
 // Ends the session; it must not run.
 void etloom_close(void* given, int finish) {
   auto* session = static_cast<Session*>(given);
+  // A thread that hangs in the file, on a slow disk, may return to it at any time: what it uses stays for ever.
+  if (session->stuck) return;
   if (finish != 0) session->file->finish();
   delete session;
 }

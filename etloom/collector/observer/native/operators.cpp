@@ -107,7 +107,9 @@ uint32_t form_of(Stream& stream, c10::ArrayRef<c10::IValue> values, size_t head,
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
   Stream* stream = stream_of_thread();
   if (stream == nullptr || stream->busy.load(std::memory_order_relaxed)) {
-    if (Session* session = stream == nullptr ? nullptr : running.load()) session->file->count(kReentrant);
+    // No session ends while the registry is locked, nor while a stream is busy.
+    const auto lock = stream == nullptr ? std::unique_lock(registry_mutex) : std::unique_lock<std::mutex>();
+    if (Session* session = running.load()) session->file->count(stream == nullptr ? kThreadGone : kReentrant);
     return nullptr;
   }
   const Visit visit(stream);

@@ -28,7 +28,7 @@ struct Leaver {
     gone = true;
     const std::lock_guard<std::mutex> lock(registry_mutex);
     if (own == nullptr) return;
-    if (running.load() != nullptr) own->leave();
+    own->leave();  // also while a window stops, which would pass over this thread from here on
     own->window = 0;
     own->taken = false;
     own = nullptr;

@@ -12,6 +12,7 @@ namespace etloom {
 struct Session {
   std::unique_ptr<File> file;
   bool detail;
+  bool stuck = false;  // a thread did not come back from the file
 };
 
 extern std::atomic<Session*> running;

@@ -61,6 +61,7 @@ void Stream::join(File& file, uint64_t new_window, uint64_t os_tid, uint64_t rf_
   if (file.serial != serial_) {
     for (Interner& interner : dictionary_) interner.clear();
     operators_.fill({});
+    forget();
   }
   file_ = &file;
   serial_ = file.serial;

@@ -88,6 +88,8 @@ class Stream {
     settle();
     return stack_.empty() ? 0 : stack_.back();
   }
+  // What it writes to is another's, or gone.
+  void forget() { events_ = definitions_ = {}; }
   void pop(uint64_t handle);
   // As pop, from another thread.
   void pop_from_afar(uint64_t handle);
