@@ -26,8 +26,10 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     processes = seen.taken(scratch)
     left, alive = [], []
     for path in sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir())):
-        if path.name.isdecimal() and leftovers.records(int(path.name), scratch.name):
-            alive.append(path.name)  # the command did not wait for it: its folder is its own
+        if leftovers.records(path):
+            alive.append(
+                str(leftovers.process_of(path))
+            )  # the command did not wait for it: its folder is its own
         elif (path / ends.STARTED).exists():
             left.append(path)
         else:  # prepared, and its process ended before
@@ -36,7 +38,9 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     if said := ends.told(kept):
         warnings.append(f"{out}: {said}; {ends.what_is_left(kept)}")
     left = [path for path in left if path.exists()]
-    warnings += [f"{path}: left by process {path.name}, which died in its window" for path in left]
+    warnings += [
+        f"{path}: left by process {leftovers.process_of(path)}, which died in its window" for path in left
+    ]
     windows = [folder for folder in [out, *files.windows_in(out)] if files.sealed_ranks(folder)]
     recorded: set[int] = set()
     for folder in windows:

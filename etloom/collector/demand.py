@@ -10,7 +10,6 @@ nothing: on a shared folder that is slow to show new files.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -60,7 +59,7 @@ def forget(out: Path) -> None:
 
 def zero_ns(out: Path) -> int:
     """When the time began that steps by time are counted in: of the first rank to ask, for all of them."""
-    own = out / f"{_ZERO}.{socket.gethostname()}-{os.getpid()}"
+    own = out / f"{_ZERO}.{os.urandom(6).hex()}"
     put(own, str(time.time_ns()), out)
     try:
         with suppress(FileExistsError):

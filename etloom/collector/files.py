@@ -125,8 +125,10 @@ def prune(out: Path, rank: int, keep: int) -> bool:
         return False
     for seal in seals[:-keep]:
         with suppress(OSError):
-            for path in [path for path, other in traces_in(seal.parent) if other == rank]:
+            # The seal last: where we are killed in between, the next to prune finds it and goes on.
+            for path in [path for path, other in traces_in(seal.parent) if other == rank and path != seal]:
                 path.unlink(missing_ok=True)
+            seal.unlink(missing_ok=True)
             _remove_empty(seal.parent)
     oldest_ns = seals[-keep].stat().st_mtime_ns
     for place in windows_in(out):

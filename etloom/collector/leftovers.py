@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ _QUIET_S = 300.0
 """Unfinished files of another host that are older are of no living process: the kernel writes back sooner."""
 _HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)
 """A folder of unfinished files: options.new_scratch. Others of a like name are their people's."""
+_WINDOW = re.compile(r"(\d{1,9})(?:-[0-9a-f]{12})?", re.ASCII)
+"""The folder of a window in there, by process and chance: ranks in containers of their own may all be process 1."""
 _OURS = re.compile(
     r"(?:et|kineto|flight_recorder)\.(?:etob|json)(?:\.gz|\.tmp)?|killed\.json|started|\.?seen-.+|\..+\.[0-9a-f]{12}"
 )
@@ -26,8 +28,8 @@ _OURS = re.compile(
 
 def keep_killed(folder: Path, here: Path) -> Facts | None:
     """Seal what a process that was killed in its window left in `folder`; its facts, or null where there is nothing to
-    keep: no record of ours, or the rank was recorded by another process since. What a life of the job left that was
-    restarted and recorded anew is removed.
+    keep: no record of ours, or the rank was recorded by another process since. What is left of a window that is sealed
+    is removed, and what a life of the job left that was restarted and recorded anew.
 
     here: the run's folder.
     """
@@ -43,8 +45,10 @@ def keep_killed(folder: Path, here: Path) -> Facts | None:
     seal = place / f"rank_{facts['rank']}.json"
     if seal.exists():
         later = seals.checked(files.read_json(seal), facts["rank"]) or {}
-        if (later.get("restart") or 0) > (facts.get("restart") or 0):
-            _clear(folder)  # of a life of the job before the one that is kept
+        same = all(later.get(name) == facts.get(name) for name in ("host", "pid", "start_ns"))
+        if same or (later.get("restart") or 0) > (facts.get("restart") or 0):
+            # Killed as it cleaned up, with all sealed; or of a life of the job before the one that is kept.
+            _clear(folder)
         return None
     # One of the two: where it was killed as it sealed, its file has its name already.
     if unfinished.is_file() == (place / name).is_file():
@@ -66,12 +70,17 @@ def note(place: Path, launch: str, returncode: int, processes: Iterable[Facts], 
 
     processes: what each left (seen.Seen), with its host and pid.
     """
-    known = {(facts.get("host"), facts.get("pid")): facts for facts in processes}
+    known: dict[Any, list[Facts]] = {}
+    for seen in processes:
+        known.setdefault((seen.get("host"), seen.get("pid")), []).append(seen)
     for facts in files.sealed_ranks(place):
         if (facts.get("job") or {}).get("launch") != launch:
             continue
-        if facts.get("ended") is None and (seen := known.get((facts["host"], facts.get("pid")))) is not None:
-            facts["ended"] = ends.of_process(seen)
+        same = known.get((facts["host"], facts.get("pid")), [])
+        if len(same) > 1:  # in containers
+            same = [seen for seen in same if seen.get("rank") == facts["rank"]]
+        if facts.get("ended") is None and len(same) == 1:
+            facts["ended"] = ends.of_process(same[0])
         facts["returncode"] = returncode
         files.write_json(place / f"rank_{facts['rank']}.json", facts, scratch)
 
@@ -125,7 +134,8 @@ def _finish(scratch: Path, out: Path, warnings: list[str]) -> list[Facts]:
         left = [scratch] if scratch.exists() else []
     for path in left:
         names = ", ".join(sorted(inside.name for inside in path.iterdir()))
-        process = f", of process {path.name}" if path.name.isdecimal() else ""
+        number = process_of(path)
+        process = "" if number is None else f", of process {number}"
         warnings.append(f"{path}: stays{process}, with {names}")
     return kept
 
@@ -159,32 +169,64 @@ def _refuse_alive(scratch: Path) -> None:
     launch = scratch.name.removeprefix(".etloom-")
     here = launch.startswith(f"{socket.gethostname()}-")
     for folder in scratch.iterdir():
-        if not (folder.is_dir() and re.fullmatch(r"\d{1,9}", folder.name, re.ASCII)):
+        number = process_of(folder)
+        if number is None:
             continue
-        if here and records(int(folder.name), scratch.name):
+        if here and records(folder):
             raise CollectError(
-                f"process {folder.name} still records", where=scratch.parent, remedy="wait until it has ended"
+                f"process {number} still records", where=scratch.parent, remedy="wait until it has ended"
             )
         ages = [time.time() - path.stat().st_mtime for path in folder.iterdir()]
         if not here and min(ages, default=_QUIET_S) < _QUIET_S:
             raise CollectError(
-                f"process {folder.name} of the host of {launch} recorded until a moment ago",
+                f"process {number} of the host of {launch} recorded until a moment ago",
                 where=scratch.parent,
                 remedy=f"run this on that host, or {_QUIET_S / 60:.0f} minutes after its end",
             )
 
 
-def records(pid: int, scratch: str) -> bool:
-    """Whether there is such a process and it may be of this run: numbers of processes are given anew."""
-    try:
-        return scratch.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    except FileNotFoundError:
-        if Path("/proc/self").exists():
-            return False
-    except OSError:
-        return True  # of somebody else
+def process_of(folder: Path) -> int | None:
+    """The number that the process of a window gave itself, which in a container is another one than outside.
+
+    Null where it is no folder of a window.
+    """
+    match = _WINDOW.fullmatch(folder.name)
+    return int(match[1]) if match is not None and folder.is_dir() else None
+
+
+def records(folder: Path) -> bool:
+    """Whether the process of a window's folder lives, here or in a container of this host.
+
+    Numbers of processes are given anew: one of another run, or of somebody else, is another one.
+    """
+    pid, scratch = process_of(folder), folder.parent.name
+    if pid is None:
+        return False
+    if Path("/proc/self").exists():
+        return any(_is_of(process, scratch, folder) for process in _numbered(pid))
     try:
         os.kill(pid, 0)
     except OSError:
         return False
     return True
+
+
+def _numbered(pid: int) -> Iterator[Path]:
+    """The processes, as folders of /proc, that have this number for themselves."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            own = re.search(rb"^NSpid:.*?(\d+)$", (process / "status").read_bytes(), re.MULTILINE)
+            if int(own[1] if own else process.name) == pid:
+                yield process
+
+
+def _is_of(process: Path, scratch: str, folder: Path) -> bool:
+    try:
+        return scratch.encode() in (process / "environ").read_bytes()
+    except PermissionError:
+        pass
+    except OSError:  # it has ended
+        return False
+    with suppress(OSError):
+        return process.stat().st_uid == folder.stat().st_uid
+    return False

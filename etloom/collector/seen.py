@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from . import files
+from .whole import put
 
 _PREFIX = "seen-"
 _MOST_NAMES = 1000
@@ -31,6 +33,12 @@ class Seen:
         self._scratch = Path(scratch)
         self.facts: dict[str, Any] = {}
         self.names: Counter[str] = Counter()
+        self._chance = os.urandom(6).hex()
+        self._lock = threading.Lock()
+
+    def forked(self) -> None:
+        """In a child of fork, whose parent may have held the lock."""
+        self._lock = threading.Lock()
 
     def enters(self, name: str) -> None:
         """A record_function; of a job that makes up new names for ever the first thousand are counted."""
@@ -39,16 +47,15 @@ class Seen:
 
     def leave(self) -> bool:
         """False where the folder is not there, as on a host that does not share it."""
-        if self.names:
-            self.facts["names"] = self.names.most_common(3)
-        # By process: a child of fork has facts of its own.
-        own = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}"
-        try:
-            unfinished = self._scratch / f".{own}"
-            unfinished.write_text(json.dumps(self.facts))
-            unfinished.replace(self._scratch / own)
-        except (OSError, TypeError, ValueError):
-            return False
+        # By process: a child of fork has facts of its own. And by chance: in containers each rank may be process 1.
+        own = self._scratch / f"{_PREFIX}{socket.gethostname()}-{os.getpid()}-{self._chance}"
+        with self._lock:  # what a thread of ours and the job's write at once stands there in its order
+            if self.names:
+                self.facts["names"] = self.names.most_common(3)
+            try:
+                put(own, json.dumps(self.facts.copy()), self._scratch)
+            except (OSError, TypeError, ValueError):
+                return False
         return True
 
 
@@ -56,7 +63,7 @@ def taken(scratch: Path) -> list[dict[str, Any]]:
     """The facts of all processes that imported torch.optim, by rank; their files are removed."""
     found = []
     for path in scratch.glob(f"{_PREFIX}*"):
-        host, _, pid = path.name.removeprefix(_PREFIX).rpartition("-")
+        host, pid, _ = path.name.removeprefix(_PREFIX).rsplit("-", 2)
         found.append((files.read_json(path) or {}) | {"host": host, "pid": int(pid)})
         path.unlink()
     return sorted(found, key=lambda facts: facts.get("rank") or 0)

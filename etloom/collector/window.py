@@ -21,6 +21,7 @@ from . import ends, facts, files, forking, packing, reasons, sources
 from .nsys import Markers
 from .options import Options
 from .ranks import current_rank
+from .whole import put
 from .words import runs
 
 
@@ -34,7 +35,8 @@ class Window:
         self._begins: deque[int] = deque()  # of the steps, by the monotonic clock
         self.warnings: list[str] = []
         self._options = options
-        self._folder = Path(options.scratch) / str(os.getpid())
+        # By chance too: ranks in containers of their own may all be process 1.
+        self._folder = Path(options.scratch) / f"{os.getpid()}-{os.urandom(6).hex()}"
         self._step: Any = None
         self._open_step: int | None = None
         self._observer: Any = None
@@ -60,7 +62,6 @@ class Window:
             self._markers = Markers(options.shapes)
 
     def start(self) -> None:
-        self.started = self._running = True
         self._groups = sources.group_count()
         self._marks += self._groups > 0
         self._rank = current_rank()
@@ -68,6 +69,9 @@ class Window:
         if self._native:  # what the launcher needs where this process is killed
             known = facts.rank_facts(self._options, *self._rank)
             self._leave_note(known | {"observer": "native", "start_ns": time.time_ns()})
+        self.started = self._running = (
+            True  # not before: what is prepared and not started ends in another way
+        )
         if self._profile is not None:
             self._profile.start_trace()
         elif self._observer is not None:
@@ -79,7 +83,7 @@ class Window:
     def _leave_note(self, known: dict[str, Any]) -> None:
         window = os.path.relpath(self._options.out, Path(self._options.scratch).parent)
         more = {"window": window, "command": self._options.command}
-        (self._folder / ends.NOTE).write_text(json.dumps(known | more))
+        put(self._folder / ends.NOTE, json.dumps(known | more), self._folder)
 
     def begin_step(self, number: int) -> None:
         self._open_step = number
