@@ -110,16 +110,19 @@ def quiet_shift(before: Sequence[Job], after: Sequence[Job]) -> QuietShift | Non
     first, second = _levels(before, least), _levels(after, least)
     if first is None or second is None:
         return None
-    means = [float(np.mean([log(level.ns) for level in side])) for side in (first, second)]
     run_to_run = _run_to_run((first, second))
     within, between = 0.0, 0.0
+    means, strains, biases = [], [], []
     for side in (first, second):
-        within += float(np.mean([level.error**2 for level in side])) / len(side)
-        between += run_to_run / len(side)
-    strains = [float(np.mean([level.strain for level in side])) for side in (first, second)]
-    between += (STRAIN * (strains[1] - strains[0])) ** 2
-    biases = [float(np.mean([level.bias for level in side])) for side in (first, second)]
-    between += (biases[1] - biases[0]) ** 2
+        # A run that was hardly ever undisturbed says less than the others of its side.
+        worth = np.array([1 / (level.error**2 + run_to_run) for level in side])
+        worth /= worth.sum()
+        within += float(worth**2 @ [level.error**2 for level in side])
+        between += run_to_run * float(worth @ worth)
+        means.append(float(worth @ [log(level.ns) for level in side]))
+        strains.append(float(worth @ [level.strain for level in side]))
+        biases.append(float(worth @ [level.bias for level in side]))
+    between += (STRAIN * (strains[1] - strains[0])) ** 2 + (biases[1] - biases[0]) ** 2
     t = quantile((1 + CONFIDENCE) / 2, sum(level.freedom for level in (*first, *second)))
     change = means[1] - means[0]
     alone = None
