@@ -30,12 +30,13 @@ def chosen(
     first: int | None = None,
     scale: float = 1.0,
     balance: bool = False,
+    operators: bool = False,
 ) -> Plan:
     """The plan for ``world`` processes; one process alone plans for all recorded ranks.
 
     trace_type: insist on one of `TYPES`. one_for_all: play the lowest recorded rank on all processes. ranks: these.
-    shrink: play the first ranks where there are fewer processes. only, first, scale: as for `planning.plan`. balance:
-    give every rank of an all-to-all the same share. Raises EtloomError where that cannot be.
+    shrink: play the first ranks where there are fewer processes. only, first, scale, operators: as for
+    `planning.plan`. balance: give every rank of an all-to-all the same share. Raises EtloomError where that cannot be.
     """
     if unknown := sorted(set(only) - COLLECTIVES - MESSAGES):
         raise UnknownName("collective", unknown[0], sorted(COLLECTIVES | MESSAGES), option="only")
@@ -50,7 +51,15 @@ def chosen(
             remedy=f"start {played}, or add --shrink to play the first {world} of them",
         )
     alone = world == 1 and played > 1
-    made = plan(job, world=None if alone else world, ranks=ranks, only=only, first=first, scale=scale)
+    made = plan(
+        job,
+        world=None if alone else world,
+        ranks=ranks,
+        only=only,
+        first=first,
+        scale=scale,
+        operators=operators,
+    )
     return _balanced(made) if balance else made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class Times:
 class Runner:
     """The calls of one rank, with their groups and buffers ready. ``at`` says which call it is at.
 
-    between: called before each call, and with None at the end, to do what the rank computed before it.
+    between: called with a node to do what the rank computed before that, and with None at the end. Among that a call is
+    waited for where the plan says so (`Call.until`).
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Runner:
         part: Part,
         place: Place,
         options: Options,
-        between: Callable[[Call | None], None] = lambda call: None,
+        between: Callable[[int | None], None] | None = None,
     ) -> None:
         self.options = options
         self.place = place
@@ -87,10 +89,12 @@ class Runner:
         )
         groups = groups_of(part.groups, part.world, timedelta(seconds=options.timeout_s))
         self._after = _one_by_one(self.calls) if options.blocking else [call.after for call in self.calls]
+        self._until = {} if between is None else _until(self.calls)
         # Those that are not waited for at once: their end is asked of the backend.
-        self._flying = set(range(len(self.calls) - 1)) - {
-            one for at, after in enumerate(self._after) for one in after if one == at - 1
-        }
+        self._flying = set(range(len(self.calls)))
+        if between is None:
+            at_once = {one for at, after in enumerate(self._after) for one in after if one == at - 1}
+            self._flying -= {len(self.calls) - 1, *at_once}
         batch = options.device == "cuda" if options.batch is None else options.batch
         self._batches = _batches(self.calls, self._after) if batch else {}
         tensors = buffers(self.calls, self._after, place.rank, self._device, options.backend)
@@ -137,13 +141,9 @@ class Runner:
         paced = self.options.timing == "recorded" and check is None
         target = time.monotonic_ns()
         for at, (ready, after) in enumerate(zip(self._ready, self._after, strict=True)):
-            self.at = at
-            self._between(ready.call)
+            self._beside(at, waiting, check)
             for one in after:
-                if one in waiting:
-                    self._wait(one, waiting.pop(one))
-                    if check:
-                        check(self._ready[one])
+                self._settle(one, waiting, check)
             self.at = at
             if paced:
                 target += ready.call.gap_ns or 0
@@ -165,19 +165,32 @@ class Runner:
                 returned[one] = time.monotonic_ns()
                 if one in self._flying:
                     clock.watch(one, work)
-        self._between(None)
-        for one, work in waiting.items():
-            self._wait(one, work)
-            if check:
-                check(self._ready[one])
+        self._beside(count, waiting, check)
+        for one in list(waiting):
+            self._settle(one, waiting, check)
         self.at = count
         return made, returned, clock.finished()
 
-    def _wait(self, one: int, work: Any) -> None:
+    def _beside(self, at: int, waiting: dict[int, Any], check: Callable[[Ready], None] | None) -> None:
+        """What the rank computed before a call, or to the end, with the calls that it waited for in between."""
+        self.at = min(at, len(self.calls) - 1)
+        if self._between is None:
+            return
+        for node, one in self._until.get(at, ()):
+            self._between(node)
+            self._settle(one, waiting, check)
+        self._between(None if at == len(self.calls) else self.calls[at].node or 0)
+
+    def _settle(self, one: int, waiting: dict[int, Any], check: Callable[[Ready], None] | None) -> None:
+        """Wait for a call, if nobody has."""
+        if one not in waiting:
+            return
         self.at = one
         start = time.monotonic_ns()
-        self._clock.wait(one, work)
+        self._clock.wait(one, waiting.pop(one))
         self._blocked += time.monotonic_ns() - start
+        if check:
+            check(self._ready[one])
 
     def _pause(self, until: int) -> None:
         while time.monotonic_ns() < until:
@@ -203,6 +216,17 @@ def _one_by_one(calls: Sequence[Call]) -> list[tuple[int, ...]]:
         before = {call.index - 1} if call.index and calls[call.index - 1].peer is None else set()
         found.append(tuple(sorted(before.union(call.after))))
     return found
+
+
+def _until(calls: Sequence[Call]) -> dict[int, list[tuple[int, int]]]:
+    """Call, or their number for the end -> (node, call) of those that are waited for among the operators before it, in
+    the order of these."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    nodes = [call.node or 0 for call in calls]
+    for call in calls:
+        if call.until is not None:
+            found.setdefault(bisect_left(nodes, call.until), []).append((call.until, call.index))
+    return {at: sorted(waits) for at, waits in found.items()}
 
 
 def _batches(calls: Sequence[Call], after: Sequence[tuple[int, ...]]) -> dict[int, range]:

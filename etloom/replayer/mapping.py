@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from etloom.errors import EtloomError
+from etloom.replayer.among import Began, among
 from etloom.replayer.plan import MESSAGES, ROOTED, Call
 from etloom.replayer.recorded import MOST_ELEMENTS, Row
 
@@ -15,9 +16,14 @@ further before the next call."""
 
 
 def mapped(
-    rows: list[Row], rank: int, place: Mapping[int, int], world: tuple[int, ...]
+    rows: list[Row],
+    rank: int,
+    place: Mapping[int, int],
+    world: tuple[int, ...],
+    times: Began | None = None,
 ) -> tuple[list[Call], list[tuple[str, str]]]:
-    """The rows as calls of the replay, and (name, reason) of what has no meaning there."""
+    """The rows as calls of the replay, and (name, reason) of what has no meaning there. times: of the rank's
+    operators, where they are played too."""
     calls: list[Call] = []
     lost: list[tuple[str, str]] = []
     became: dict[int, int] = {}
@@ -32,7 +38,8 @@ def mapped(
         took = row.end - row.start if row.end is not None and row.start is not None else None
         became[at] = len(calls)
         calls.append(replace(made, index=len(calls), gap_ns=gap, recorded_ns=took))
-    return [replace(call, after=after) for call, after in zip(calls, _waits(rows, became), strict=True)], lost
+    calls = [replace(call, after=after) for call, after in zip(calls, _waits(rows, became), strict=True)]
+    return calls if times is None else among(calls, [rows[at] for at in became], times), lost
 
 
 def _call(row: Row, rank: int, place: Mapping[int, int], world: tuple[int, ...]) -> Call | str:

@@ -28,7 +28,7 @@ class Call:
     inputs, outputs: of an all-gather one input and as many outputs as ranks, or one of all their elements; of a
     coalesced call several pairs. after: earlier calls (index) to wait for before this one. gap_ns: recorded from the
     call before it to this one. recorded_ns: from the call to its completion. node: of the recording, where it has an
-    execution trace.
+    execution trace. until: the node before whose operator it is waited for, where operators are played too.
     """
 
     index: int
@@ -50,6 +50,7 @@ class Call:
     seq: int | None = None
     name: str = ""
     node: int | None = None
+    until: int | None = None
 
     @property
     def bytes(self) -> int:

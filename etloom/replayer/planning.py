@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from etloom.errors import EtloomError
 from etloom.ranks import in_words
+from etloom.replayer.among import began
 from etloom.replayer.grouping import told_by_order
 from etloom.replayer.mapping import chosen, mapped, scaled
 from etloom.replayer.matching import matched
@@ -22,12 +23,14 @@ def plan(
     only: Collection[str] = (),
     first: int | None = None,
     scale: float = 1.0,
+    operators: bool = False,
 ) -> Plan:
     """The plan of a job's communication.
 
     world: how many ranks the replay has; fewer than recorded: the first ones of ``ranks`` (default: of all) are
     played, groups keep the members that are, and sizes follow the groups. only: these collectives. first: this many
     calls of each rank, less those that another rank then lacks. scale: times the sizes, at least one element.
+    operators: they are played too, and calls tell before which of them they are waited for.
 
     Raises EtloomError where nothing was communicated, ranks contradict each other, or the world is larger than what was
     recorded.
@@ -60,7 +63,9 @@ def plan(
     for rank in played:
         rows, left = recorded[rank]
         skipped += [Skipped(place[rank], *one) for one in left]
-        own, lost = mapped(rows, rank, place, world_of(job, job[rank]))
+        own, lost = mapped(
+            rows, rank, place, world_of(job, job[rank]), began(job[rank]) if operators else None
+        )
         skipped += [Skipped(place[rank], *one) for one in lost]
         wanted = [at for at, call in enumerate(own) if not only or call.collective in only]
         calls.append(chosen([scaled(call, scale) for call in own], set(wanted[:first])))

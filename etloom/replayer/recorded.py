@@ -22,7 +22,8 @@ MOST_ELEMENTS = 1 << 50
 
 @dataclass
 class Row:
-    """A recorded call on its way to become a `Call`; ranks as recorded. unknown: what is missing to replay it."""
+    """A recorded call on its way to become a `Call`; ranks as recorded. waits: rows that were waited for after
+    it; waited_at: the node where it was. unknown: what is missing to replay it."""
 
     collective: str
     name: str
@@ -43,6 +44,7 @@ class Row:
     coalesced: bool = False
     node: int | None = None
     waits: list[int] = field(default_factory=list)
+    waited_at: int | None = None
     unknown: str | None = None
 
 
@@ -98,6 +100,7 @@ def rows_of(
             waited = by_seq.get((one["pg_name"], one["seq"]), last.get(one["seq"]))
             if waited is not None and rows:
                 rows[-1].waits.append(waited)
+                rows[waited].waited_at = rows[waited].waited_at or one["node"]
             continue
         if collective not in COLLECTIVES | MESSAGES:
             skipped.append((name, f"{collective or 'it'} is no collective that can be replayed"))

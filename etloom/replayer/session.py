@@ -36,10 +36,10 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank does beside communication. between: called before each call, and with None at the end. where: what it
-    is doing just now, None where nothing."""
+    """What a rank does beside communication. between: called with a node to do what it computed before that, and with
+    None at the end, as for `comms.Runner`. where: what it is doing just now, None where nothing."""
 
-    between: Callable[[Call | None], None] = lambda call: None
+    between: Callable[[int | None], None] | None = None
     where: Callable[[], str | None] = lambda: None
 
 

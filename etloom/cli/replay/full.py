@@ -89,7 +89,7 @@ def full(
                 f"{world} processes for {len(opened())} recorded ranks", remedy=f"start {len(opened())}"
             )
         tell_loss(opened(), path)
-        return chosen(opened(), world)
+        return chosen(opened(), world, operators=True)
 
     def prepare(tell: Callable[[str], None]) -> Work:
         rank = sorted(opened())[place.rank]
@@ -118,7 +118,7 @@ def full(
         )
         machines.append(machine)
         _tell_left_out(machine, place.rank, set(lost.values()))
-        return Work(lambda call: machine.advance(None if call is None else call.node), machine.where)
+        return Work(machine.advance, machine.where)
 
     options = Options(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
     busy = load()
