@@ -16,10 +16,12 @@ from test_dependencies_laws import points, truth
 from typer.testing import CliRunner
 
 import etloom
+from etloom import graphs
 from etloom.cli import app, main
-from etloom.dependencies import depend
+from etloom.dependencies import depend, paths
 from etloom.errors import EtloomError
 from etloom.graphs import Kind
+from etloom.reports.verdict import verdict
 from etloom.simulator import Change, Network, NoStraggler, RemoveSync, parse, reasons, retimed, summary
 from etloom.simulator import simulate as simulate_with
 from etloom.simulator.changes import AnyChange, factor, time_ns
@@ -167,7 +169,8 @@ def test_four_ranks_of_dlrm_gain_little_from_a_free_network(data: Path) -> None:
     said = " ".join(reasons(done))
     assert "ranks wait 16.564 ms for others to come" in said
     assert "4 of 8 ranks were recorded" in said
-    assert "it becomes 96 % host" in said
+    assert "the critical path was 61 % host, 34 % later start, 3 % transfer, " in said
+    assert "a faster network shortens the second only" in said
     alone = etloom.simulate(job[0], "comm x0")
     assert summary(alone)["change_pct"][0] < -5
     assert "upper bound" in " ".join(reasons(alone))
@@ -206,6 +209,7 @@ def test_without_stragglers_no_rank_waits_for_a_later_one(data: Path) -> None:
     rows = summary(done).filter(pl.col("of") == "rank")
     # Rank 2 was the late one: it gains nothing, the others do.
     assert [round(pct) for pct in rows["change_pct"]] == [-7, -8, 0, -9]
+    assert "without stragglers the first goes, the second stays" in " ".join(done.reasons)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +264,36 @@ def test_the_verb(data: Path, tmp_path: Path) -> None:
     assert out.exists()
 
 
+def test_the_path_is_told_as_the_report_tells_it(data: Path) -> None:
+    """Copies as copies, and all parts of one sum."""
+    job = etloom.open(data / "nsys")
+    done = etloom.simulate(job, "kernel x1")
+    (said,) = [one for one in done.reasons if one.startswith("the critical path was ")]
+    assert said == "the critical path was 97 % copies and sets, 2 % kernels"
+    (told,) = [one for one in verdict(job).sentences if one.topic == "Critical path"]
+    assert (told.figure, told.text.split("; ")[1].split(", ")[0]) == (
+        *("97.0 % copies and sets", "then 2.3 % kernels"),
+    )
+
+
+def test_the_parts_of_a_path_sum_to_the_makespan(data: Path) -> None:
+    done = etloom.simulate(etloom.open(data / "dlrm"), "comm x0.5")
+    graph = done.found.graph
+    for time, lag in ((graph.time, graph.lag), (done.cautious, done.lag)):
+        parts = paths.parts_at(graph, done.job, time, lag)
+        assert parts["time_ns"].sum() == graphs.makespan(graph, time)
+        assert parts.filter(pl.col("kind") == "later start")["time_ns"].sum() > 0
+
+
 def test_about_nothing_is_an_error(data: Path) -> None:
     job = etloom.open(data / "cpu/ddp_2")
-    for change in ("kernel x0.5", "op:aten::no_such x2", "host rank=9 x2"):
-        with pytest.raises(EtloomError, match="is about nothing in this run"):
+    for change in ("op:aten::no_such x2", "host rank=9 x2"):
+        with pytest.raises(
+            EtloomError, match=r"is about nothing in this run.*analyze critical-path \S*cpu/ddp_2 "
+        ):
             etloom.simulate(job, change)
+    with pytest.raises(EtloomError, match="this run has no device work; change op, host, python or comm"):
+        etloom.simulate(job, "kernel x0.5")
     with pytest.raises(EtloomError, match="waits for the device"):
         etloom.simulate(job, RemoveSync("aten::item"))
     assert Kind.SYNC not in etloom.graph(job).graph.kind
@@ -272,8 +301,6 @@ def test_about_nothing_is_an_error(data: Path) -> None:
 
 def test_a_path_through_what_nothing_explains_says_so(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The simulation of these runs is refused belief, and so is their path, here and in the report."""
-    from etloom.reports.verdict import verdict
-
     for name, explained in (("dlrm", True), ("hta_multirank", False)):
         path = etloom.analyze(etloom.open(data / name), "critical-path")
         assert path["explainable"].unique().to_list() == [explained]

@@ -12,11 +12,20 @@ import polars as pl
 
 from etloom import graphs, kinds, stacks
 from etloom.dependencies.events import Events, rows_of
-from etloom.graphs import Graph, Kind, Numbers
+from etloom.graphs import Graph, Kind, Numbers, Ticks
 from etloom.trace import Job, Trace
 
 LATER_START = "later start"
 """In place of a kind: the time from the beginning of the window to the own time of the path's first point."""
+
+SAID = {
+    Kind.SEGMENT.label: "host",
+    Kind.IDLE.label: "Python or nothing",
+    Kind.LAUNCH.label: "delays of launches",
+    Kind.STREAM.label: "delays on a stream",
+    Kind.COMPLETE.label: "ranges across threads",
+}
+"""Kinds of a path in a sentence, where they are called otherwise; device work by its category, see `in_words`."""
 
 KIND = pl.Enum([*(kind.label for kind in Kind), LATER_START])
 _KIND_OF = pl.Series([kind.label for kind in Kind], dtype=KIND)
@@ -107,6 +116,47 @@ def last_point(graph: Graph, rank: int | None = None, events: pl.Series | None =
         chosen &= np.isin(graph.event, events.to_numpy())
     points = np.flatnonzero(chosen)
     return int(points[np.argmax(graph.time[points])]) if points.size else None
+
+
+def parts_at(graph: Graph, job: Job, time: Ticks, lag: Ticks) -> pl.DataFrame:
+    """The path at other times than the recorded ones: kind, category (of device work) and time_ns of each piece, which
+    sum to the makespan."""
+    path = graphs.longest_path(graph, time=time, lag=lag)
+    points = np.append(graph.source[path], graph.target[path[-1:]])
+    rank = graph.rank[points]
+    pieces = pl.DataFrame(
+        {
+            "rank": np.where(rank[1:] >= 0, rank[1:], rank[:-1]),
+            "kind": _KIND_OF.gather(pl.Series(graph.kind[path]).cast(pl.UInt32)),
+            "event": _or_none(graph.owner[path]),
+            "time_ns": np.diff(time[points]),
+        }
+    )
+    is_work = pl.col("kind") == Kind.KERNEL.label
+    work = describer(job, {"category"})(pieces.filter(is_work)).with_columns(
+        pl.col("category").cast(pl.String)
+    )
+    begun = int(time[points[0]] - time.min()) if path.size else 0
+    late = pl.DataFrame({"kind": [LATER_START], "time_ns": [begun]}, schema_overrides={"kind": KIND})
+    return pl.concat((work, pieces.filter(~is_work), late), how="diagonal_relaxed")
+
+
+def in_words(path: pl.DataFrame, digits: int, most: int, least_pct: float = 0) -> list[str]:
+    """97.0 % copies, 2.3 % kernels: the greatest parts of a path (kind, category, time_ns), with so many decimals.
+
+    Copies and sets are told apart from kernels, which the graph counts as one kind: either may be what to mend.
+    """
+    total = int(path["time_ns"].sum()) or 1
+    kind, of = pl.col("kind").cast(pl.String), pl.col("category").cast(pl.String)
+    memory = (
+        pl.when(of.is_in(list(kinds.COPIES | kinds.SETS)))
+        .then(pl.lit("copies and sets"))
+        .otherwise(pl.lit("kernels"))
+    )
+    name = pl.when(kind == Kind.KERNEL.label).then(memory).otherwise(kind.replace(SAID))
+    parts = path.group_by(name.alias("part")).agg(pct=100 * pl.col("time_ns").sum() / total)
+    parts = parts.filter(pl.col("pct") > least_pct).sort("pct", "part", descending=(True, False)).head(most)
+    return [f"{pct:.{digits}f} % {part}" for part, pct in parts.iter_rows()]
 
 
 WHAT = ("category", "name", "operator", "module")

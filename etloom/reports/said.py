@@ -7,18 +7,12 @@ from typing import Any
 
 import polars as pl
 
+from etloom.dependencies import paths
 from etloom.ranks import in_words
 from etloom.reports.sentence import Sentence
 from etloom.reports.text import count, duration, number
 from etloom.trace import Job
 
-SAID = {
-    "segment": "host",
-    "stream": "delays on a stream",
-    "launch": "delays of launches",
-    "idle": "Python or nothing",
-}
-"""Kinds of the critical path in a sentence."""
 WELL_LINKED = 95.0
 """Percent of host operators below which the links call for attention."""
 
@@ -38,13 +32,7 @@ def critical_path(path: pl.DataFrame, reason: str | None) -> Sentence:
     total = int(path["time_ns"].sum()) if path.height else 0
     if not total:
         return Sentence("Critical path", "not known", reason or "no timed operators and no device work")
-    kinds = (
-        path.group_by("kind").agg(pl.col("time_ns").sum()).sort("time_ns", "kind", descending=(True, False))
-    )
-    shares = [
-        f"{100 * time / total:.1f} % {SAID.get(kind, kind)}" for kind, time in kinds.head(4).iter_rows()
-    ]
-    first, *rest = shares
+    first, *rest = paths.in_words(path, digits=1, most=4)
     text = f"of {duration(total)}; then {', '.join(rest)}" if rest else "of all"
     if not path["explainable"].all():
         text += "; not to be relied on, since the graph does not explain the recording"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,8 @@ Mask = NDArray[np.bool_]
 DEVICE_TIME = (Kind.KERNEL, Kind.COMPLETE)
 MOVING = (Kind.TRANSFER, Kind.MESSAGE)
 HOST = (Kind.SEGMENT, Kind.IDLE)
+OF_A_DEVICE = ("kernel", "copy", "launch", "stream", "sync")
+"""Targets that only a run with device work has."""
 BETWEEN = {"launch": Kind.LAUNCH, "stream": Kind.STREAM, "sync": Kind.SYNC}
 
 
@@ -43,11 +46,21 @@ class Edges:
         for key, value in change.where.items():
             mask &= self._where(key, value)
         if not mask.any():
-            raise EtloomError(
-                f"{change.text!r} is about nothing in this run",
-                remedy=f"{change.what} is {TARGETS[change.what]}; `etloom analyze critical-path --by name` lists names",
-            )
+            raise self._about_nothing(change)
         return mask
+
+    def _about_nothing(self, change: Change) -> EtloomError:
+        run = shlex.quote(str(self.job.meta.get("path", "PATH")))
+        if change.what in OF_A_DEVICE and not (self.graph.kind == Kind.KERNEL).any():
+            return EtloomError(
+                f"{change.text!r}: this run has no device work",
+                remedy=f"change op, host, python or comm; `etloom analyze top-ops {run}` lists operators",
+            )
+        names = f"`etloom analyze critical-path {run} --by name` lists names"
+        return EtloomError(
+            f"{change.text!r} is about nothing in this run",
+            remedy=f"{change.what} is {TARGETS[change.what]}; {names}",
+        )
 
     def _what(self, what: str) -> Mask:
         kind = self.graph.kind

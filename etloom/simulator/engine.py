@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from etloom import graphs
-from etloom.dependencies import Dependencies, depend, quality
+from etloom.dependencies import Dependencies, depend, paths, quality
 from etloom.errors import EtloomError
 from etloom.graphs import NEVER, Graph, Kind, Ticks
 from etloom.simulator.changes import AnyChange, Change, Network, NoStraggler, RemoveSync
@@ -231,7 +231,7 @@ def _steps(trace: Trace, graph: Graph, rank: int) -> Iterator[tuple[int, np.ndar
 def reasons(done: Simulated) -> list[str]:
     """What a reader must know of the answer: what bounds it, what it rests on, what it leaves out."""
     graph = done.found.graph
-    was, becomes = _path(graph, graph.time, graph.lag), _path(graph, done.cautious, done.lag)
+    was, becomes = _path(done, graph.time, graph.lag), _path(done, done.cautious, done.lag)
     said = [*_doubts(done), f"the critical path was {was}", f"it becomes {becomes}"]
     if rests := graphs.makespan(graph, done.cautious) - graphs.makespan(graph, done.hopeful):
         said.append(
@@ -264,10 +264,14 @@ def _is_of_communication(change: AnyChange) -> bool:
 def _of_communication(done: Simulated) -> list[str]:
     said = []
     waits, moves = _waiting(done)
+    only = {isinstance(change, NoStraggler) for change in done.changes if _is_of_communication(change)}
+    gains = {
+        frozenset({True}): "without stragglers the first goes, the second stays",
+        frozenset({False}): "a faster network shortens the second only",
+    }.get(frozenset(only), "without stragglers the first goes, a faster network shortens the second")
     if waits > moves:
         said.append(
-            f"in communication, ranks wait {_said(waits)} for others to come and move data for {_said(moves)}: "
-            "a faster network shortens the second only"
+            f"in communication, ranks wait {_said(waits)} for others to come and move data for {_said(moves)}: {gains}"
         )
     if local := sum(counts["local_communications"] for counts in done.found.counts.values()):
         said.append(
@@ -286,22 +290,10 @@ def _said(ns: int) -> str:
     return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} us"
 
 
-def _path(graph: Graph, time: Ticks, lag: Ticks) -> str:
-    """What the critical path at these times consists of, in words."""
-    path = graphs.longest_path(graph, time=time, lag=lag)
-    sums = np.bincount(graph.kind[path], weights=lag[path].astype(np.float64), minlength=len(Kind))
-    total = sums.sum() or 1
-    words = {
-        Kind.SEGMENT: "host",
-        Kind.IDLE: "Python or nothing",
-        Kind.KERNEL: "device work",  # copies too
-        Kind.STREAM: "delays on a stream",
-    }
-    return ", ".join(
-        f"{100 * sums[at] / total:.0f} % {words.get(Kind(at), Kind(at).label)}"
-        for at in np.argsort(-sums)[:3]
-        if sums[at] > 0.005 * total
-    )
+def _path(done: Simulated, time: Ticks, lag: Ticks) -> str:
+    """What the critical path at these times consists of, in the words of a report."""
+    table = paths.parts_at(done.found.graph, done.job, time, lag)
+    return ", ".join(paths.in_words(table, digits=0, most=4, least_pct=0.5))
 
 
 def _waiting(done: Simulated) -> tuple[int, int]:
