@@ -138,6 +138,16 @@ def test_a_run_on_a_busier_machine_is_surer_of_less() -> None:
     )
 
 
+def test_a_run_that_was_hardly_ever_quiet_counts_little() -> None:
+    """One of three baselines is undisturbed in a few of its pieces only, and seems longer: the others know better."""
+    rng = np.random.default_rng(23)
+    base = [busy_run(rng, 20, busy=busy) for busy in (0.2, 0.2, 0.95)]
+    calm, _, busy = (found.before for one in base if (found := quiet_shift([one], [one])))
+    assert busy > 1.1 * calm
+    found = quiet_shift([busy_run(rng, 20, busy=0.2)], base)
+    assert found is not None and found.percent < 1.5
+
+
 def test_runs_of_unlike_length_are_compared_alike() -> None:
     """The shortest of 200 steps is shorter than that of 10: compared as they are, the long run would seem faster."""
     rng = np.random.default_rng(11)
