@@ -1,4 +1,4 @@
-"""A graph of points in time in arrays: schedule, longest path, slack, reach, subgraph, contraction.
+"""A graph of points in time in arrays: schedule, longest path, slack, reach.
 
 A point is an instant: an operator starts, a kernel ends. An edge says that its target comes at least a lag after
 its source, so that
@@ -16,7 +16,7 @@ Points are numbered in an order in which every edge goes forward, so that each a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -260,80 +260,3 @@ def reach(graph: Graph, points: ArrayLike, *, backward: bool = False) -> NDArray
     reached[np.asarray(points)] = 1
     _native.reach(graph.first, graph.source, reached, backward)
     return reached.view(np.bool_)
-
-
-def subgraph(graph: Graph, points: NDArray[np.bool_]) -> Graph:
-    """The marked points and the edges between them; what was cut off becomes excess, or a source's own time."""
-    number = np.cumsum(points, dtype=np.int32) - 1
-    target = graph.target
-    inside = points[graph.source] & points[target]
-    return Graph.of(
-        time=graph.time[points],
-        event=graph.event[points],
-        role=graph.role[points],
-        rank=graph.rank[points],
-        source=number[graph.source[inside]],
-        target=number[target[inside]],
-        floor=graph.floor[inside],
-        kind=graph.kind[inside],
-        owner=graph.owner[inside],
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Contraction:
-    """A graph of fewer points with the same times, which are recorded in it: those that the lags give.
-
-    ``graph`` holds the points into which several edges lead, and the sources: ``kept`` (numbers in the whole
-    graph). Every other point v comes ``offset[v]`` after the kept point ``head[v]`` (a number in ``graph``).
-    Every edge into a kept point is still there, its lag longer by the offset of its source.
-    """
-
-    graph: Graph
-    kept: Numbers
-    head: Numbers
-    offset: Ticks
-
-    def expand(self, time: Ticks) -> Ticks:
-        """The times of all points of the whole graph from those of the kept ones."""
-        times: Ticks = time[self.head] + self.offset
-        return times
-
-
-def contract(graph: Graph, lag: Ticks | None = None) -> Contraction:
-    """Merge every point into which one edge leads with that edge's source, by pointer doubling."""
-    time, floor = graph.time, graph.floor
-    if lag is None:
-        lag = graph.lag
-    else:
-        time, floor = schedule(graph, lag), lag
-    degree = np.diff(graph.first)
-    single = degree == 1
-    head = np.arange(len(graph), dtype=np.int32)
-    offset = np.zeros(len(graph), np.int64)
-    only = graph.first[:-1][single]
-    head[single] = graph.source[only]
-    offset[single] = lag[only]
-    while True:
-        further = head[head]
-        if np.array_equal(further, head):
-            break
-        offset += offset[head]
-        head = further
-    kept = np.flatnonzero(~single).astype(np.int32)
-    number = np.cumsum(~single, dtype=np.int32) - 1
-    edges = np.flatnonzero(np.repeat(~single, degree))
-    source = graph.source[edges]
-    smaller = replace(
-        graph,
-        time=time[kept],
-        event=graph.event[kept],
-        role=graph.role[kept],
-        rank=graph.rank[kept],
-        first=np.concatenate([[0], np.cumsum(degree[kept])]).astype(np.int32),
-        source=number[head[source]],
-        floor=floor[edges] + offset[source],
-        kind=graph.kind[edges],
-        owner=graph.owner[edges],
-    )
-    return Contraction(smaller, kept, number[head], offset)

@@ -1,4 +1,4 @@
-"""Graph: order, schedule, path, slack, reach, subgraph and contraction against slow references on random graphs."""
+"""Graph: order, schedule, path, slack and reach against slow references on random graphs."""
 
 from __future__ import annotations
 
@@ -265,29 +265,6 @@ def test_reach_is_the_transitive_closure(draft, data):
             found |= more
         reached = graphs.reach(graph, [begin], backward=backward)
         assert set(np.flatnonzero(reached).tolist()) == found
-
-
-@settings(deadline=None)
-@given(drafts(), st.data())
-def test_subgraph_keeps_times_and_inner_edges(draft, data):
-    graph = build(*draft)
-    marks = np.array([data.draw(st.booleans()) for _ in range(len(graph))])
-    part = graphs.subgraph(graph, marks)
-    assert sorted(part.event) == sorted(graph.event[marks])
-    assert graphs.schedule(part).tolist() == part.time.tolist()
-    inner = marks[graph.source] & marks[graph.target]
-    assert sorted(part.owner) == sorted(graph.owner[inner])
-
-
-@settings(deadline=None)
-@given(drafts(), st.lists(st.integers(0, 9), min_size=30, max_size=30))
-def test_contraction_gives_the_same_times(draft, lags):
-    graph = build(*draft)
-    lag = np.array(lags[: len(graph.source)], np.int64)
-    for lags_, expected in ((None, graph.time), (lag, graphs.schedule(graph, lag))):
-        small = graphs.contract(graph, lags_)
-        assert (np.diff(small.graph.first) != 1).all()
-        assert small.expand(graphs.schedule(small.graph)).tolist() == expected.tolist()
 
 
 def test_an_edge_to_nowhere_is_refused():
