@@ -1,4 +1,4 @@
-"""The steps of the thread that marks them, cut into pieces wherever one of its events begins or ends; kinds of pieces."""
+"""The steps of the thread that marks them, cut wherever one of its events begins or ends; and kinds of such pieces."""
 
 from __future__ import annotations
 
