@@ -6,7 +6,6 @@ EtloomError            exit status 1 (2 where it is of an `option`), one line: w
 ├── LinkError          the traces are not of one program, so pairing them would be wrong
 ├── AnalysisError      a question the trace cannot answer (no steps, no device work)
 ├── UnknownName        no such reader, analysis, export, table or column
-├── MissingExtra       an optional package is needed: etloom[torch]
 ├── CollectError       collection cannot start
 └── DataLoss           --strict, and the stats table holds a row of severity data_loss or error
 """
@@ -87,12 +86,3 @@ class UnknownName(EtloomError):
         near = () if option else difflib.get_close_matches(name, known, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
         super().__init__(f"no {kind} is called {name!r}", remedy=remedy, option=option)
-
-
-class MissingExtra(EtloomError):
-    """An optional package is needed for this verb."""
-
-    def __init__(self, package: str, extra: str, verb: str) -> None:
-        super().__init__(
-            f"{verb} needs {package}, which is not installed", remedy=f"pip install 'etloom[{extra}]'"
-        )

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from etloom import errors, registry
-from etloom.errors import EtloomError, MissingExtra, ReadError, UnknownName
+from etloom.errors import EtloomError, ReadError, UnknownName
 
 
 @pytest.fixture
@@ -100,9 +100,6 @@ def test_an_error_is_one_line_what_where_remedy() -> None:
     error = ReadError("is\n broken", where="a.json", remedy="read  another")
     assert str(error) == "a.json: is broken; read another"
     assert (error.what, error.where, error.remedy) == ("is\n broken", "a.json", "read  another")
-    assert str(MissingExtra("torch", "torch", "etloom.replay")) == (
-        "etloom.replay needs torch, which is not installed; pip install 'etloom[torch]'"
-    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +107,6 @@ def test_an_error_is_one_line_what_where_remedy() -> None:
     [
         ReadError("a", where="b", remedy="c"),
         UnknownName("table", "event", ["events"]),
-        MissingExtra("torch", "torch", "x"),
     ],
 )
 def test_errors_cross_process_borders(error: EtloomError) -> None:
