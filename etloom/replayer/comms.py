@@ -24,9 +24,6 @@ from etloom.replayer.clock import Clock
 from etloom.replayer.plan import Call, Part
 from etloom.replayer.world import Place
 
-TIMINGS = ("fast", "recorded")
-GAPS = ("spin", "load")
-
 
 @dataclass(frozen=True)
 class Options:

@@ -52,7 +52,6 @@ SUMS = {
 }
 OVER_ALL = {"count": "count_over_all", "total_ms": "total_over_all_ms"}
 """Sums that grow with ranks and repeats -> what their headers say of that."""
-PER = ("group", "all", "call")
 PASSES = {"rank": pl.Int64, "repeat": pl.Int64, "span_ns": pl.Int64, "exposed_ns": pl.Int64}
 
 
@@ -107,7 +106,7 @@ def calls(plan: Plan, times: Mapping[int, Any]) -> pl.DataFrame:
 
 
 def sums(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
-    """Sums over all ranks and repeats (SUMS). per: one of `PER`.
+    """Sums over all ranks and repeats (SUMS), a row for each of what ``per`` names.
 
     group: a row a collective, group and size, largest total first; all: groups of one size together, their group null;
     call: a row a communication, in the order in which they were made, with its number on the lowest rank in front.
