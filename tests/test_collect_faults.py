@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_collect_windows import Window as Standin
+from test_collect_windows import made as made
 
-from etloom.collector import aftermath, ends, files, leftovers, seen
+from etloom.collector import aftermath, demand, ends, files, leftovers, seen
 from etloom.collector.options import Options
+from etloom.collector.recording import record
 from etloom.collector.window import Window
+from etloom.collector.words import Words
 
 HERE = socket.gethostname()
 
@@ -119,3 +126,144 @@ def test_who_is_killed_as_he_prunes_leaves_it_to_the_next(
         assert (tmp_path / "step_0" / "rank_0.json").exists()
     assert files.prune(tmp_path, 0, 2)
     assert [place.name for place in files.windows_in(tmp_path)] == ["step_1", "step_2"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("where", ["prepare", "start"])
+def test_a_disk_full_for_a_moment_costs_the_windows_of_it(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    full, does = {8, 12}, getattr(Standin, where)
+
+    def fails(window: Standin) -> None:
+        if window.options.first in full:
+            raise OSError(28, "No space left on device")
+        does(window)
+
+    monkeypatch.setattr(Standin, where, fails)
+    job = made(first=4, last=5, every=4)
+    for _ in range(22):
+        job.step_done()
+        job.wait()
+    job.leave()
+    assert [steps for what, steps in Standin.done if what == "write"] == [[4], [16]]  # the disk fails at 20
+    assert [what for what, _ in Standin.done].count("abandon") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: OSError: [Errno 28] No space left on device: nothing recorded of steps 8:9",
+        "etloom: 3 windows missed in all; the last: the traces of steps 20:21 are dropped: "
+        "OSError: [Errno 28] No space left on device",
+    ]
+
+
+@pytest.mark.torch
+def test_what_is_no_matter_of_the_disk_ends_the_recording(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(window: Standin) -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(Standin, "prepare", fails)
+    job = made(first=4, last=5, every=4)
+    for _ in range(22):
+        job.step_done()
+    job.leave()
+    assert capsys.readouterr().err == (
+        "etloom: recording failed in step 3, the job goes on without: RuntimeError: odd\n"
+    )
+
+
+def test_of_many_missed_windows_few_are_said_and_all_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = Words()
+    for number in range(1, 1235):
+        words.miss(f"busy at {number}", sparingly=True)
+        if number == 12:
+            assert words.seal(repeats=True) == [
+                "busy at 1",
+                "busy at 10 (10 windows missed by now)",
+                "10 windows more missed before this one: busy at 12",
+            ]
+    words.sum_up()
+    words.sum_up()
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: busy at 1",
+        "etloom: busy at 10 (10 windows missed by now)",
+        "etloom: busy at 100 (100 windows missed by now)",
+        "etloom: busy at 1000 (1,000 windows missed by now)",
+        "etloom: 1,234 windows missed in all; the last: busy at 1234",
+    ]
+    words.miss("the only one", sparingly=False)
+    assert capsys.readouterr().err == "etloom: the only one\n"
+
+
+@pytest.mark.torch
+def test_recordings_that_are_over_are_let_go(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    recordings = []
+    for number in range(3):
+        with record(tmp_path / str(number), steps="5:6", what="et", observer="stock") as recording:
+            recording.step()
+        recordings.append(weakref.ref(recording._recorder))
+    del recording
+    gc.collect()
+    assert [found() for found in recordings] == [None] * 3
+
+
+# Questions
+
+
+def test_a_question_of_an_earlier_job_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
+    demand.ask(tmp_path)
+    later = demand.Demand(tmp_path, anew=False)
+    assert later.agreed(5, 2, 3) is None and not (tmp_path / demand.ASKED).exists()
+    demand.ask(tmp_path)
+    assert later.agreed(7, 2, 3) == (10, 12)
+    # Asked again while the old question is still there: it is of this job.
+    demand.ask(tmp_path)
+    os.utime(tmp_path / demand.ASKED, (1, 1))
+    later = demand.Demand(tmp_path, anew=False)
+    demand.ask(tmp_path)
+    assert later.agreed(9, 2, 3) == (12, 14)
+
+
+@pytest.mark.torch
+def test_a_question_too_late_is_told_and_taken_away(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = made(on_demand=2)
+    for _ in range(5):
+        job.step_done()
+    demand.ask(tmp_path)
+    job.leave()
+    assert not (tmp_path / demand.ASKED).exists()
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: asked for a window too late: no step ended after that"
+    ]
+
+
+def test_the_launcher_tells_of_a_question_too_late(tmp_path: Path) -> None:
+    options = Options(str(tmp_path), str(tmp_path / "s"), on_demand=2, supervised=True)
+    (tmp_path / "s").mkdir()
+    facts = seen.Seen(options.scratch)
+    facts.facts |= {"began": True, "rank": 0, "steps": 60, "ended": True}
+    assert facts.leave()
+    demand.ask(tmp_path)
+    assert aftermath.gather(options, 0)[2] == [
+        f"{tmp_path}: nothing recorded: asked too late: the job ended after 60 steps"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.torch
+def test_an_answer_that_the_job_does_not_live_to_is_told(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = made(on_demand=2)
+    for count in range(20):
+        if count in (1, 17):
+            demand.ask(tmp_path)
+        job.step_done()
+        job.wait()
+    job.leave()
+    assert [steps for what, steps in Standin.done if what == "write"] == [[5, 6]]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "etloom: the job ended before step 21, asked for, began: nothing recorded"

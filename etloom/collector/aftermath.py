@@ -21,9 +21,11 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     """
     out, scratch = Path(options.out), Path(options.scratch)
     warnings: list[str] = []
-    demand.forget(out)
+    late = demand.forget(out) and options.on_demand is not None
     scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
     processes = seen.taken(scratch)
+    for process in processes if late else ():
+        process["late"] = True
     left, alive = [], []
     for path in sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir())):
         if leftovers.records(path):
@@ -45,6 +47,8 @@ def gather(options: Options, returncode: int) -> tuple[list[Path], list[int], li
     recorded: set[int] = set()
     for folder in windows:
         recorded.update(_finish_run(options, folder, returncode, scratch, processes, warnings))
+    if late and windows:
+        warnings.append(f"{out}: asked for another window too late: no step ended after that")
     if alive:
         warnings.append(
             f"{out}: process {', '.join(alive)} still runs, and may record; etloom salvage {out} keeps what it leaves"

@@ -48,13 +48,17 @@ def trigger(out: str | os.PathLike[str], patience_s: float = 5.0) -> bool:
 
 def ask(out: Path) -> None:
     """Leave the question; a link of that name is not followed. Raises OSError."""
-    os.close(os.open(out / ASKED, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666))
+    question = os.open(out / ASKED, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    os.utime(question)  # not to be taken for one that was left here before
+    os.close(question)
 
 
-def forget(out: Path) -> None:
-    """Remove what an earlier run left."""
+def forget(out: Path) -> bool:
+    """Remove what a run left; whether that was a question that nobody took note of."""
+    asked = (out / ASKED).exists()
     for name in (ASKED, _AGREED, _ZERO):
         (out / name).unlink(missing_ok=True)
+    return asked
 
 
 def zero_ns(out: Path) -> int:
@@ -72,31 +76,44 @@ def zero_ns(out: Path) -> int:
 class Demand:
     """What a rank knows of the windows that were asked for."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, *, anew: bool = True) -> None:
         self._asked, self._agreed = out / ASKED, out / _AGREED
         self._seen: tuple[int, int] | None = None
+        # `anew`: a launcher has removed what an earlier job left; else the question that is there now is that job's.
+        self._before = None if anew else _stamp(self._asked)
 
     def agreed(self, count: int, steps: int, ahead: int) -> tuple[int, int] | None:
         """The next window [first, last) as of the end of step `count` - 1; None while nobody has asked.
 
         ahead: steps from the one in which rank 0 sees the question to the window.
         """
-        if current_rank()[0] == 0 and self._asked.exists():
-            self._asked.unlink(missing_ok=True)
+        if current_rank()[0] == 0 and self._asked.exists() and self.withdraw():
             self._agree({"first": count + ahead, "last": count + ahead + steps})
-        try:
-            state = self._agreed.stat()
-        except OSError:
-            return None
-        stamp = (state.st_ino, state.st_mtime_ns)
-        if stamp == self._seen:
+        stamp = _stamp(self._agreed)
+        if stamp is None or stamp == self._seen:
             return None
         self._seen = stamp
         found = files.read_json(self._agreed)
         return None if found is None else (int(found["first"]), int(found["last"]))
 
+    def withdraw(self) -> bool:
+        """Remove the question; whether somebody asked it of this job."""
+        stamp = _stamp(self._asked)
+        self._asked.unlink(missing_ok=True)
+        return stamp is not None and stamp != self._before
+
     def _agree(self, window: dict[str, int]) -> None:
         scratch = self._agreed.with_name(f"{_AGREED}.{os.getpid()}.{os.urandom(6).hex()}")
         scratch.mkdir()
-        files.write_json(self._agreed, window, scratch)
-        scratch.rmdir()
+        try:
+            files.write_json(self._agreed, window, scratch)
+        finally:
+            scratch.rmdir()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns

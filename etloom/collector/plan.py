@@ -19,7 +19,7 @@ class Plan:
         self.looks_back = options.ring and options.on_demand is not None
         self.first, self.last = options.first, None if self.looks_back else options.last
         self.waits = options.on_demand is not None and not self.looks_back
-        self._demand = Demand(Path(options.out))
+        self._demand = Demand(Path(options.out), anew=options.supervised)
 
     def __str__(self) -> str:
         return f"{self.first}:{'' if self.last is None else self.last}"
@@ -28,6 +28,15 @@ class Plan:
     def asked(self) -> int | None:
         """Steps of the window, where they are known beforehand."""
         return None if self.last is None or self.looks_back else self.last - self.first
+
+    @property
+    def agreed_on(self) -> bool:
+        """Somebody asked for the window."""
+        return self.listens and not (self.waits or self.looks_back)
+
+    def asked_too_late(self, rank: int) -> bool:
+        """At the end of a job without a launcher; its rank 0 removes the question, lest the next job here takes it."""
+        return self.listens and not (rank or self._options.supervised) and self._demand.withdraw()
 
     @property
     def unasked(self) -> bool:

@@ -59,7 +59,9 @@ def why_not(options: Options, facts: Facts) -> str:
     made = f"the job ended after {counted(steps, 'step')}{of}"
     if options.on_demand is not None:
         asked = facts.get("asked")
-        return f"{made}, before step {asked[0]}, asked for, began" if asked else f"nobody asked: {made}"
+        if asked:
+            return f"{made}, before step {asked[0]}, asked for, began"
+        return f"{'asked too late' if facts.get('late') else 'nobody asked'}: {made}"
     if not steps and facts.get("optimizer"):
         return f"no optimizer's .step() returned: a {facts['optimizer']} was made and made no step"
     return f"{made}, before step {options.first} began (steps {options.steps}); ask for earlier steps"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import sys
@@ -12,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import forking
+from . import living
 from .options import Options
 from .plan import Plan
 from .ranks import current_rank
@@ -30,7 +29,7 @@ _F = TypeVar("_F", bound=Callable[..., None])
 
 
 def _never_raises(method: _F) -> _F:
-    """A failure here is ours, not the job's: say so once and record no more."""
+    """A failure here is ours, not the job's."""
 
     @functools.wraps(method)
     def wrapper(self: Recorder, *args: Any) -> None:
@@ -40,7 +39,7 @@ def _never_raises(method: _F) -> _F:
             try:
                 method(self, *args)
             except Exception as error:
-                self._give_up(error)
+                self._mishap(error)
 
     return wrapper  # type: ignore[return-value]
 
@@ -57,7 +56,7 @@ class Recorder:
         self._plan = Plan(options)
         self._pid = os.getpid()
         self._lock = threading.RLock()  # steps by time end on a thread of ours, the job on its own
-        self._profiled = False
+        self._ending = False
         self._window: Window | None = None
         self._guard: Guard | None = None
         self._writer = Writer()
@@ -79,10 +78,7 @@ class Recorder:
 
         self.note(began=True, rank=current_rank()[0])
         self._guard = Guard(self._yield_to, self.options)
-        atexit.register(self.leave)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
-        forking.at_end_of_a_worker(self.leave)
+        living.join(self)
         if self.count > self._plan.first and not self._plan.waits:
             self._next(f"training began in step {self.count}", _LATER)
         else:
@@ -101,15 +97,15 @@ class Recorder:
         if self._plan.listens and self._plan.hear(self.count):
             self.note(asked=[self._plan.first, self._plan.last])
             if self._plan.waits:
-                self._miss(
-                    f"this rank saw too late that step {self._plan.first} was agreed on: nothing recorded"
-                )
+                line = f"this rank saw too late that step {self._plan.first} was agreed on: nothing recorded"
+                self._miss(line)
         if self._window is not None or self._plan.due(self.count):
             self._advance()
 
     @_never_raises
     def finish(self) -> None:
         """The job, or its recorded part, ends: keep what there is."""
+        self._ending = True
         repeats = self.options.repeats
         # A forked helper of the job, which never trained, says nothing.
         helper = os.getpid() != self._pid and not self.count
@@ -136,6 +132,10 @@ class Recorder:
 
     def _tell_of_the_end(self) -> None:
         facts = self.seen.facts
+        if facts.get("sealed") and self._plan.agreed_on:
+            self._miss(f"the job ended before step {self._plan.first}, asked for, began: nothing recorded")
+        if self._plan.asked_too_late(current_rank()[0]):
+            self.words.warn("asked for a window too late: no step ended after that")
         told = self.note(rank=current_rank()[0], steps=self.count, ended=True)
         if not (told or facts.get("sealed") or facts.get("missed") or self.options.repeats):
             self.words.warn(f"nothing recorded: {why_not(self.options, facts)}")
@@ -147,7 +147,13 @@ class Recorder:
         """The end of the process."""
         self.finish()
         self.wait()
+        self.words.sum_up()
         self.note(ended=True, raised=_error_at_the_end())
+
+    def retire(self) -> None:
+        """It is finished, and nobody waits for it at the end of the process, unless for its files."""
+        if not self._writer.busy:
+            living.forget(self)
 
     def wait(self) -> None:
         """Until what was recorded is written."""
@@ -202,7 +208,7 @@ class Recorder:
             self._next(None if self._plan.looks_back else "the window before is still being written")
             return False
         self._window = Window(self.options.of_window(self._plan.first, self._plan.last))
-        self._profiled = True
+        living.profiles()
         with guard.ours():
             self._window.prepare()
         return True
@@ -217,8 +223,11 @@ class Recorder:
             self._dismiss()
 
     def _miss(self, line: str, why: str | None = None) -> None:
-        self.words.warn(line)
-        self.note(missed=[*self.seen.facts.get("missed", ()), why or line][-10:])
+        self.words.miss(line, sparingly=self.options.repeats)
+        self._note_missed(why or line)
+
+    def _note_missed(self, why: str) -> None:
+        self.note(missed=[*self.seen.facts.get("missed", ()), why][-10:])
 
     def _close(self, because: str, *, in_background: bool) -> None:
         window, self._window = self._window, None
@@ -265,11 +274,27 @@ class Recorder:
                 window.abandon()
                 self._next(f"the job started {what} before step {self._plan.first}")
             except Exception as error:
-                self._give_up(error)
+                self._mishap(error)
+
+    def _mishap(self, error: Exception) -> None:
+        """Of several windows a disk that is full for a moment costs one; what else fails ends the recording."""
+        if not isinstance(error, OSError) or not self.options.repeats or self._guard is None or self._ending:
+            self._give_up(error)
+            return
+        window, self._window = self._window, None
+        try:
+            if window is not None:
+                window.abandon()
+            self._next(in_words(error))
+        except Exception as second:
+            self._give_up(second)
 
     def _give_up(self, error: Exception) -> None:
         self.finished = True
-        self._miss(f"recording failed in step {self.count}, the job goes on without: {in_words(error)}")
+        self.words.sum_up()
+        why = f"recording failed in step {self.count}, the job goes on without: {in_words(error)}"
+        self.words.warn(why)
+        self._note_missed(why)
         window, self._window = self._window, None
         try:
             if window is not None:
@@ -282,14 +307,14 @@ class Recorder:
         if self._guard is not None and not self._writer.busy:
             self._guard.remove()
 
-    def _forked(self) -> None:
+    def forked(self) -> None:
         """In a child of fork: a loader's worker must not write, a rank that trains must count for itself."""
         self._lock = threading.RLock()
+        self.seen.forked()
+        self.words = Words()
         self._writer.forget()
         if self.count or self._window is not None:
             self.finished = True
-        if self._profiled:
-            forking.leave_without_destructors()
         if self._window is not None:
             self._window.forget()
 

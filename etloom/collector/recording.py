@@ -35,6 +35,7 @@ class Recording:
     ) -> None:
         self._recorder.finish()
         self._recorder.wait()
+        self._recorder.retire()
 
     @property
     def warnings(self) -> tuple[str, ...]:

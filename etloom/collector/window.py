@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,8 @@ class Window:
             "model": self._model_facts(),  # now: at the job's end its objects are gone
         }
         if self._native:
-            self._leave_note(self._facts)
+            with suppress(OSError):  # whether the disk takes the files themselves is seen as they are written
+                self._leave_note(self._facts)
 
     def _held(self) -> dict[str, Any]:
         """What our observer's file holds, before it is closed."""

@@ -14,6 +14,8 @@ class Words:
         self.said: list[str] = []
         self._remarks: dict[str, bool] = {}  # and whether they were said
         self._told: set[str] = set()
+        self._missed = self._unsaid = self._unsealed = 0
+        self._last_missed = ""
 
     def warn(self, message: str) -> None:
         """One line on stderr; `stderr` may be closed or full, which is no reason to stop a job."""
@@ -32,6 +34,26 @@ class Words:
             self._told.add(line)
             self.warn(line)
 
+    def miss(self, line: str, *, sparingly: bool) -> None:
+        """A window that is not recorded. Of many, `sparingly`, the first, the tenth, the hundredth and so on are said:
+        a job of days may miss thousands."""
+        self._missed += 1
+        self._last_missed = line
+        if not sparingly or self._missed == 1:
+            self.warn(line)
+        elif _power_of_ten(self._missed):
+            self._unsaid = 0
+            self.warn(f"{line} ({counted(self._missed, 'window')} missed by now)")
+        else:
+            self._unsaid += 1
+            self._unsealed += 1
+
+    def sum_up(self) -> None:
+        """What `miss` did not say."""
+        if self._unsaid:
+            self._unsaid = 0
+            self.warn(f"{counted(self._missed, 'window')} missed in all; the last: {self._last_missed}")
+
     def remark(self, line: str) -> None:
         """What the reader of the open window ought to know of its steps; said once, as a window closes."""
         self._remarks.setdefault(line, False)
@@ -42,9 +64,18 @@ class Words:
             self.warn(line)
             self._remarks[line] = True
         said = list(self.said)
+        if self._unsealed:
+            said.append(
+                f"{counted(self._unsealed, 'window')} more missed before this one: {self._last_missed}"
+            )
+            self._unsealed = 0
         if repeats:
             self.said.clear()
         return said
+
+
+def _power_of_ten(number: int) -> bool:
+    return str(number).strip("0") == "1"
 
 
 def in_words(error: Exception) -> str:
