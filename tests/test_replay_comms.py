@@ -22,7 +22,8 @@ from replaying import by_shell, ended, free_port, processes, reduce_, wait_for_c
 
 import etloom
 from etloom.errors import EtloomError
-from etloom.replayer.plan import Call, Plan, table
+from etloom.replayer.mapping import scaled
+from etloom.replayer.plan import Call, Plan, guesses, table
 from etloom.replayer.planning import plan
 from etloom.replayer.world import Place
 from etloom.trace import Job
@@ -66,6 +67,15 @@ def test_sizes_follow_a_smaller_world(data: Path) -> None:
     assert steps(four)[0][:4] == ("all_to_all", (0, 1, 2, 3), 4 * 768, 4 * 768)
     assert steps(two)[0][:4] == ("all_to_all", (0, 1), 2 * 768, 2 * 768)
     assert steps(two)[4][:4] == ("all_reduce", (0, 1), 394_241, 394_241)
+    # Half a call is not set against the whole one: that took 8 ranks.
+    for made in (four, two):
+        assert {(call.fewer, call.recorded_ns) for own in made.calls for call in own} == {(True, None)}
+    assert guesses(four) == [
+        "4 of 8 ranks are there to play: groups, splits and sizes of 32 calls shrink to them, and their times are not "
+        "compared with the recorded ones"
+    ]
+    whole = plan(etloom.open(data / "cpu/ddp_2"))
+    assert guesses(whole) == [] and steps(whole) and all(call.recorded_ns for call in whole.calls[0])
     pipeline = plan(etloom.open(data / "cpu/pp_4"), world=2)
     assert {(call.collective, call.group, call.peer) for call in pipeline.calls[0]} == {
         ("send", (0, 1), 1),
@@ -80,6 +90,7 @@ def test_first_only_and_scale(tmp_path: Path) -> None:
     job = etloom.open(write(tmp_path, {rank: [reduce_(100), barrier, reduce_(6)] for rank in range(2)}))
     assert [step[0] for step in steps(plan(job))] == ["all_reduce", "barrier", "all_reduce"]
     assert [step[2] for step in steps(plan(job, only=["all_reduce"], scale=0.5))] == [50, 4]
+    assert scaled(Call(0, "all_reduce", (0, 1), "float", (8,), (8,), recorded_ns=5), 0.5).recorded_ns is None
     assert len(plan(job, first=2).calls[1]) == 2
 
 
@@ -343,13 +354,19 @@ def test_a_plan_that_fails_fails_on_all(data: Path) -> None:
 
 
 def test_one_trace_for_all(data: Path) -> None:
-    from etloom.replayer.choice import _one_for_all
+    from etloom.replayer.choice import _one_for_all, chosen
 
-    job = _one_for_all(Job({0: etloom.open(data / "nccl_ddp")[0]}), 2)
+    job, other = _one_for_all(Job({0: etloom.open(data / "nccl_ddp")[0]}), 2)
+    assert not other  # than were recorded
     made = plan(job)
     assert made.world == 2
     assert made.groups == [(0, 1)]
     assert {call.collective for call in made.calls[1]} == {"all_reduce", "broadcast"}
+    dlrm = etloom.open(data / "dlrm")  # of 8 ranks
+    timed = [
+        [call.recorded_ns for call in chosen(dlrm, world, one_for_all=True).calls[0]] for world in (8, 16)
+    ]
+    assert all(timed[0]) and not any(timed[1])
 
 
 @pytest.mark.slow

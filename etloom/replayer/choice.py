@@ -42,8 +42,9 @@ def chosen(
         raise UnknownName("collective", unknown[0], sorted(COLLECTIVES | MESSAGES), option="only")
     if trace_type is not None:
         _insist(job, trace_type)
+    other = False
     if one_for_all:
-        job = _one_for_all(job, world)
+        job, other = _one_for_all(job, world)
     played = len(ranks) if ranks else len(job)
     if world < played and not shrink and world > 1:
         raise EtloomError(
@@ -60,7 +61,8 @@ def chosen(
         scale=scale,
         operators=operators,
     )
-    return _balanced(made) if balance else made
+    made = _balanced(made) if balance else made
+    return _untimed(made) if other else made
 
 
 def numbers(text: str) -> list[int]:
@@ -88,8 +90,9 @@ def _insist(job: Job, kind: str) -> None:
         )
 
 
-def _one_for_all(job: Job, world: int) -> Job:
-    """The lowest rank's trace on all ranks of the world, which is then the group of all that were recorded.
+def _one_for_all(job: Job, world: int) -> tuple[Job, bool]:
+    """The lowest rank's trace on all ranks of the world, which is then the group of all that were recorded; and whether
+    these were more or fewer.
 
     Shares of an uneven all-to-all are of one rank and would contradict each other: they become equal.
     """
@@ -106,9 +109,14 @@ def _one_for_all(job: Job, world: int) -> Job:
         fewer = pl.col("ranks").cast(pl.String).str.count_matches(",") + 1 < most
         ranks = pl.when(fewer).then("ranks")
         first = first.replace(groups=first.groups.with_columns(ranks), comms=first.comms.with_columns(ranks))
-    return Job(
-        {rank: first.replace(meta={"rank": rank, "world_size": world}) for rank in range(world)}, job.meta
-    )
+    played = {rank: first.replace(meta={"rank": rank, "world_size": world}) for rank in range(world)}
+    return Job(played, job.meta), world != most
+
+
+def _untimed(made: Plan) -> Plan:
+    """Without recorded times to compare with."""
+    calls = (tuple(replace(call, recorded_ns=None) for call in own) for own in made.calls)
+    return replace(made, calls=tuple(calls))
 
 
 def _balanced(made: Plan) -> Plan:
@@ -126,7 +134,12 @@ def _balanced(made: Plan) -> Plan:
         calls.append(
             tuple(
                 replace(
-                    call, inputs=(now[call.index],), outputs=(now[call.index],), in_split=(), out_split=()
+                    call,
+                    inputs=(now[call.index],),
+                    outputs=(now[call.index],),
+                    in_split=(),
+                    out_split=(),
+                    recorded_ns=None,
                 )
                 if call.index in now
                 else call

@@ -37,7 +37,7 @@ def mapped(
         before = row.start
         took = row.end - row.start if row.end is not None and row.start is not None else None
         became[at] = len(calls)
-        calls.append(replace(made, index=len(calls), gap_ns=gap, recorded_ns=took))
+        calls.append(replace(made, index=len(calls), gap_ns=gap, recorded_ns=None if made.fewer else took))
     calls = [replace(call, after=after) for call, after in zip(calls, _waits(rows, became), strict=True)]
     return calls if times is None else among(calls, [rows[at] for at in became], times), lost
 
@@ -67,6 +67,7 @@ def _call(row: Row, rank: int, place: Mapping[int, int], world: tuple[int, ...])
         seq=row.seq,
         name=row.name,
         node=row.node,
+        fewer=len(members) < len(recorded),
     )
     if row.collective in MESSAGES:
         if row.peer is None:
@@ -76,7 +77,9 @@ def _call(row: Row, rank: int, place: Mapping[int, int], world: tuple[int, ...])
         if row.peer == rank:
             return "it is to itself"
         sizes = row.inputs or row.outputs
-        made = replace(made, group=tuple(sorted((place[rank], place[row.peer]))), peer=place[row.peer])
+        made = replace(
+            made, group=tuple(sorted((place[rank], place[row.peer]))), peer=place[row.peer], fewer=False
+        )
         return replace(made, inputs=sizes) if row.collective == "send" else replace(made, outputs=sizes)
     if len(members) < 2 <= len(recorded):
         return "no other rank of its group is played"
@@ -178,6 +181,7 @@ def scaled(call: Call, scale: float) -> Call:
             remedy="a smaller --scale",
         )
     size = len(call.group)
+    call = replace(call, recorded_ns=None)
 
     def split(sizes: tuple[int, ...]) -> tuple[int, ...]:
         # What one rank sends and another receives is one number: it comes out the same on both.

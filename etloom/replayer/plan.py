@@ -27,8 +27,10 @@ class Call:
 
     inputs, outputs: of an all-gather one input and as many outputs as ranks, or one of all their elements; of a
     coalesced call several pairs. after: earlier calls (index) to wait for before this one. gap_ns: recorded from the
-    call before it to this one. recorded_ns: from the call to its completion. node: of the recording, where it has an
-    execution trace. until: the node before whose operator it is waited for, where operators are played too.
+    call before it to this one. recorded_ns: from the call to its completion, null where the recorded call was of
+    another size or group. node: of the recording, where it has an execution trace. until: the node before whose
+    operator it is waited for, where operators are played too. fewer: ranks of its group are not played, and its sizes
+    shrink to the others.
     """
 
     index: int
@@ -51,6 +53,7 @@ class Call:
     name: str = ""
     node: int | None = None
     until: int | None = None
+    fewer: bool = False
 
     @property
     def bytes(self) -> int:
@@ -74,13 +77,14 @@ class Plan:
     """The calls of every rank of the replay, and what is left out.
 
     recorded: which recorded rank each rank plays. guessed: of how many calls the group was not recorded, though there
-    are several, and is told by what other ranks call.
+    are several, and is told by what other ranks call. of: how many ranks the recorded job had, as far as is known.
     """
 
     calls: tuple[tuple[Call, ...], ...]
     skipped: tuple[Skipped, ...] = ()
     recorded: tuple[int, ...] = ()
     guessed: int = 0
+    of: int = 0
 
     @property
     def world(self) -> int:
@@ -110,12 +114,19 @@ def notes(made: Plan) -> list[str]:
 
 
 def guesses(made: Plan) -> list[str]:
-    """What of a plan is not recorded."""
+    """What of a plan is not as it was recorded."""
+    found = []
+    if shrunk := sum(call.fewer for own in made.calls for call in own):
+        found.append(
+            f"{made.world} of {made.of} ranks are there to play: groups, splits and sizes of {shrunk:,} calls shrink "
+            "to them, and their times are not compared with the recorded ones"
+        )
     if not made.guessed:
-        return []
+        return found
     return [
+        *found,
         f"the groups of {made.guessed:,} calls were not recorded; they are told by what other ranks call, and may be "
-        "others of the same size (etloom collect --observer native records them)"
+        "others of the same size (etloom collect --observer native records them)",
     ]
 
 

@@ -80,7 +80,8 @@ def plan(
             if len(job) > 1 or not skipped
             else "play the one trace on all processes (--use-one-trace)",
         )
-    return Plan(tuple(calls), _summed(skipped), tuple(played), guessed)
+    of = max(len(world_of(job, job[rank])) for rank in played)
+    return Plan(tuple(calls), _summed(skipped), tuple(played), guessed, of)
 
 
 def _summed(skipped: list[Skipped]) -> tuple[Skipped, ...]:
