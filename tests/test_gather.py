@@ -329,7 +329,7 @@ def test_two_hosts(tmp_path: Path, out: str) -> None:
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     (tmp_path / "job.py").write_text(JOB)
-    command = [sys.executable, "-m", "etloom.collector", "--out", str(tmp_path / out), "--steps", "2:5"]
+    command = [sys.executable, "-m", "etloom", "collect", "--out", str(tmp_path / out), "--steps", "2:5"]
     command += ["--with", "et,shapes", "--observer", "stock", "--", sys.executable, str(tmp_path / "job.py")]
     name_it = 'hostname node$RANK && exec "$0" "$@"'
     hosts = [
