@@ -17,6 +17,7 @@ from etloom.chakra.files import File, Node, load, of_job, stem
 from etloom.chakra.findings import Finding, Findings
 from etloom.errors import ReadError
 from etloom.readers._chakra_pb import COLLECTIVES, NODE_TYPES
+from etloom.readers._nodes import is_int
 
 TYPES = {name: number for number, name in NODE_TYPES.items()}
 SEND, RECV, COLL = (TYPES[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
@@ -102,7 +103,7 @@ def _check_communication(
 ) -> None:
     said = node.attributes
     size = said.get("comm_size")
-    kind = COLLECTIVES.get(said.get("comm_type", -1)) if _whole(said.get("comm_type")) else None
+    kind = COLLECTIVES.get(said.get("comm_type", -1)) if is_int(said.get("comm_type")) else None
     if size is None:
         found.add(rank, "missing-comm-size", node.id, node.name)
     elif not size and kind != "barrier":
@@ -214,8 +215,4 @@ def _described(node: Node) -> Iterator[tuple[str, list[int]]]:
 
 
 def _are_ranks(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_whole, value))
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, list) and all(map(is_int, value))

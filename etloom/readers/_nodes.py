@@ -109,7 +109,7 @@ class Nodes:
     ) -> Any:
         if not isinstance(value, list) or depth > _DEEPEST:
             return value
-        if len(value) == _TENSOR_LENGTH and isinstance(value[-1], str) and all(map(_is_int, value[:-1])):
+        if len(value) == _TENSOR_LENGTH and isinstance(value[-1], str) and all(map(is_int, value[:-1])):
             tensor_id, storage_id, offset, numel, size, device = value
             dtype = next(dtypes, None)
             item = None
@@ -234,5 +234,5 @@ def _placed(table: str, rows: list[dict[str, Any]], row_of: pl.DataFrame, stats:
     return frame_of(table, rows, stats).with_columns(node).sort("node", maintain_order=True)
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
