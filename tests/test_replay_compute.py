@@ -329,6 +329,9 @@ def test_the_command(data: Path, capfd: pytest.CaptureFixture[str], tmp_path: Pa
     rows = json.loads(said.out)
     assert {row["name"] for row in rows if row["result"] != "replayed"} == {"c10d::allreduce_"}
     assert "covered: 100.00% of operators, 100.00% of their recorded time" in said.err
+    assert re.search(
+        r"best of \d with \d+ threads? an operator, recorded .* ms \(with how many is not", said.err
+    )
     assert etloom.open(out)[1].events.height > 1000
 
 

@@ -89,5 +89,6 @@ def test_latencies_of_a_crowded_host_are_told_apart(monkeypatch: pytest.MonkeyPa
     assert crowded(None, "cpu", 3) == said + ranks
     assert crowded(4.5, "cpu", 3) == f"{said}{ranks}, and {busy}"
     assert crowded(4.5, "cuda", 3) == said + busy
+    assert crowded(4.5, "cpu", 1, "times") == said.replace("latencies", "times") + busy
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
     assert crowded(0.0, "cpu", 1) == f"{said}5 ranks share 4 CPUs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +84,35 @@ def test_what_does_not_fit_is_left_out_and_told_before_anything_runs(tmp_path: P
     assert done.stopped is None and len(done.repeats_ns) == 1
     enough = replay(trace, repeats=1, warmup=0, max_bytes=int(AT_WORK * ((9 << 20) + 8)) + 1)
     assert enough.covered() == 1
+
+
+def test_passes_are_told_by_what_they_are_for_and_none_is_made_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = of_nodes(tmp_path, *chain(2, MB))
+    monkeypatch.setattr("etloom.replayer.compute.SLOW_S", 0.0)
+    ran: list[None] = []
+    monkeypatch.setattr("etloom.replayer.traced.profiled", lambda machine, trace: ran.append(None))
+
+    def told(**asked: Any) -> list[str]:
+        said: list[str] = []
+        done = replay(trace, repeats=2, note=said.append, **asked)
+        assert len(done.repeats_ns) == 2 and (done.trace is None) == (not asked.get("traced", True))
+        return [re.sub(r" (about|took) .*? s\b", "", line) for line in said if "rehearsing" not in line]
+
+    repeats = ["repeat 1 of 2", "repeat 2 of 2"]
+    assert told(traced=False) == [
+        "all were tried; 2 repeats to come, of each, after 1 to warm up",
+        "pass 1 of 1 to warm up",
+        *repeats,
+    ]
+    assert ran == []
+    assert told(warmup=0) == [
+        "all were tried; 2 repeats to come, of each, and one more pass for the trace",
+        *repeats,
+        "the pass for the trace",
+    ]
+    assert ran == [None]
 
 
 def test_only_where_memory_is_tight_it_is_returned_when_freed(

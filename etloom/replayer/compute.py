@@ -28,6 +28,7 @@ Note = Callable[[str], None]
 DEVICES = ("cpu", "cuda", "meta")
 SLOW_S = 5.0
 """What takes longer is told of."""
+_WARMING, _TIMED, _TRACED = "warming", "timed", "traced"
 COVERAGE = {
     "name": pl.String,
     "result": pl.String,
@@ -45,10 +46,11 @@ but communication, in %; times are of the host, inclusive, null where the record
 class Replayed:
     """coverage: `COVERAGE`, most time or most calls first. recorded_ns: from the start of the first operator that is
     replayed to the end of the last, null where no times were recorded. repeats_ns: of each timed repeat. peak_bytes:
-    the most that tensors held between operators, which take more while they run. trace: one more repeat, profiled and
-    linked, or where it did not come to that what was rehearsed; on meta there is none. saved: how many tensors hold
-    values that were saved beside the trace; not_used: why others that were saved do not, and how many. stopped: why the
-    replay ended before its end, which is then a row of the trace's stats; failed: an operator that had run failed."""
+    the most that tensors held between operators, which take more while they run. trace: one more pass, profiled and
+    linked, or where it did not come to that what was rehearsed; null on meta and where none was asked for. saved: how
+    many tensors hold values that were saved beside the trace; not_used: why others that were saved do not, and how
+    many. stopped: why the replay ended before its end, which is then a row of the trace's stats; failed: an operator
+    that had run failed."""
 
     coverage: pl.DataFrame
     recorded_ns: int | None
@@ -84,6 +86,7 @@ def replay(
     resources: Path | None = None,
     allow_code: bool = False,
     threads: int | None = None,
+    traced: bool = True,
 ) -> Replayed:
     """Replay the operators of a linked trace, or of its step N, ``repeats`` times after ``warmup``.
 
@@ -93,8 +96,9 @@ def replay(
     tried. note: called with lines for who waits. tried: called when all were. leave_out: node -> why its operator is
     not to be tried. resources: the folder with what was saved beside the trace (`saved.folder_of`), whose
     Python code, of kernels, is run only with allow_code: code of whoever wrote the trace. threads: of an
-    operator on a CPU, for the rest of the process (default: as torch has them). Who interrupts it (KeyboardInterrupt)
-    gets what there is. Raises EtloomError where the trace has nothing to replay or the device is not there.
+    operator on a CPU, for the rest of the process (default: as torch has them). traced: a trace of the replay is
+    wanted, which takes one more pass. Who interrupts it (KeyboardInterrupt) gets what there is. Raises EtloomError
+    where the trace has nothing to replay or the device is not there.
     """
     from etloom.replayer.traced import profiled, rehearsed
 
@@ -110,28 +114,32 @@ def replay(
         stopped = machine.stopped
         try:
             tried()
-            count = warmup + repeats + 1 if device != "meta" and not stopped else 0
+            count = warmup + repeats + traced if device != "meta" and not stopped else 0
             expected = sum(one.took_ns for one in machine.outcomes)
             if count * expected > 1e9 * SLOW_S:
-                note(f"all were tried; {count} repeats to come, of about {expected / 1e9:,.1f} s each")
-            for turn in range(count):
+                note(
+                    f"all were tried; {repeats} repeats to come, of about {expected / 1e9:,.1f} s each"
+                    + (f", after {warmup} to warm up" if warmup else "")
+                    + (", and one more pass for the trace" if traced else "")
+                )
+            for what, name in _passes(warmup, repeats, traced) if count else ():
                 if until is not None and time.monotonic() + expected / 1e9 > until:
                     stopped = OUT_OF_TIME
                     break
                 start = time.perf_counter_ns()
-                if turn < warmup + repeats:
-                    machine.run()
-                else:
+                if what == _TRACED:
                     made = profiled(machine, trace)
+                else:
+                    machine.run()
                 expected = time.perf_counter_ns() - start
-                times += [expected] * (warmup <= turn < warmup + repeats)
+                times += [expected] * (what == _TIMED)
                 if expected > 1e9 * SLOW_S:
-                    note(f"repeat {turn + 1} of {count} took {expected / 1e9:,.1f} s")
+                    note(f"{name} took {expected / 1e9:,.1f} s")
         except KeyboardInterrupt:
             stopped = INTERRUPTED
         except EtloomError as error:
             stopped, failed = str(error), True
-    if made is None and device != "meta":
+    if traced and made is None and device != "meta":
         made = rehearsed(machine, trace)
     if made is not None and stopped:
         lost = sum((one.reason or "").startswith(NOT_TRIED) for one in machine.outcomes)
@@ -151,6 +159,14 @@ def replay(
         stopped,
         failed,
     )
+
+
+def _passes(warmup: int, repeats: int, traced: bool) -> Iterator[tuple[str, str]]:
+    """What each pass after the rehearsal is for, and its name for who waits."""
+    yield from ((_WARMING, f"pass {turn} of {warmup} to warm up") for turn in range(1, warmup + 1))
+    yield from ((_TIMED, f"repeat {turn} of {repeats}") for turn in range(1, repeats + 1))
+    if traced:
+        yield _TRACED, "the pass for the trace"
 
 
 def prepared(

@@ -11,6 +11,7 @@ from typing import Any
 from etloom.cli._guard import INTERRUPTED, guarded, say
 from etloom.cli._input import tell_loss
 from etloom.cli._output import Format, emit
+from etloom.cli.replay._telling import crowded, load
 
 
 @guarded()
@@ -24,6 +25,7 @@ def work(asked: dict[str, Any]) -> None:
     from etloom.replayer.compute import replay
     from etloom.replayer.saved import folder_of
 
+    busy = load()
     job = etloom.open(asked["path"])
     chosen = min(job) if asked["rank"] is None else asked["rank"]
     if chosen not in job:
@@ -31,6 +33,7 @@ def work(asked: dict[str, Any]) -> None:
     told, leave_out = apart.here()
     if not leave_out:  # else an earlier process has said it
         tell_loss(job, asked["path"])
+    out = None if asked["out"] is None else Path(asked["out"])
     done = replay(
         job[chosen],
         asked["device"],
@@ -47,8 +50,8 @@ def work(asked: dict[str, Any]) -> None:
         resources=folder_of(Path(asked["path"]), job[chosen]),
         allow_code=asked["allow_code"],
         threads=asked["threads"],
+        traced=out is not None,
     )
-    out = None if asked["out"] is None else Path(asked["out"])
     emit(done.coverage, None if asked["format"] is None else Format(asked["format"]), None)
     covered = done.covered() or 0.0
     of_time = done.covered("recorded_ns")
@@ -62,12 +65,13 @@ def work(asked: dict[str, Any]) -> None:
         say(f"values of {count:,} tensors were saved and are not used: {reason}")
     if done.repeats_ns:
         best = min(done.repeats_ns)
-        against = f", recorded {done.recorded_ns / 1e6:,.3f} ms" if done.recorded_ns else ""
-        say(f"took {best / 1e6:,.3f} ms at best of {len(done.repeats_ns)}{against}")
+        own, theirs = _threads(asked["device"])
+        against = f", recorded {done.recorded_ns / 1e6:,.3f} ms{theirs}" if done.recorded_ns else ""
+        say(f"took {best / 1e6:,.3f} ms at best of {len(done.repeats_ns)}{own}{against}")
+        if why := crowded(busy, asked["device"], 1, "times"):
+            say(why)
     if done.stopped:
         say(f"not whole: {done.stopped}")
-    if out and done.trace is None:
-        raise EtloomError("on meta nothing takes time, so there is no trace to write", remedy="--device cpu")
     if out and done.trace is not None:
         etloom.export(done.trace, out)
         say(f"wrote {out}")
@@ -75,6 +79,19 @@ def work(asked: dict[str, Any]) -> None:
         raise EtloomError(f"{covered:.2%} of operators are covered, {least:g} % were asked for")
     if done.failed or done.stopped == pace.INTERRUPTED:
         raise SystemExit(1 if done.failed else INTERRUPTED)
+
+
+def _threads(device: str) -> tuple[str, str]:
+    """With how many threads of an operator the replay ran on a CPU, and the recording."""
+    if device != "cpu":
+        return "", ""
+    import torch
+
+    count = torch.get_num_threads()
+    return (
+        f" with {count} thread{'s' * (count != 1)} an operator",
+        " (with how many is not recorded; torchrun sets 1: --threads)",
+    )
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def load() -> float | None:
     return None
 
 
-def crowded(busy: float | None, device: str, threads: int) -> str | None:
-    """Why latencies compare neither with the recording's nor with another replay's, if so: ranks share CPUs, or others
-    were at work. busy: `load` before the replay. threads: of a rank."""
+def crowded(busy: float | None, device: str, threads: int, what: str = "latencies") -> str | None:
+    """Why what was measured compares neither with the recording's nor with another replay's, if so: ranks share
+    CPUs, or others were at work. busy: `load` before the replay. threads: of a rank."""
     from etloom.replayer.memory import beside
 
     cpus = os.cpu_count() or 1
@@ -75,7 +75,7 @@ def crowded(busy: float | None, device: str, threads: int) -> str | None:
         reasons.append(f"{beside()} ranks{each} share {cpus} CPUs")
     if busy is not None and busy > cpus:
         reasons.append(f"before the replay the load was {busy:.1f} on {cpus} CPUs")
-    told = "latencies hold waits for a CPU and compare neither with the recording's nor with another replay's"
+    told = f"{what} hold waits for a CPU and compare neither with the recording's nor with another replay's"
     return f"{told}: {', and '.join(reasons)}" if reasons else None
 
 

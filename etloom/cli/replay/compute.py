@@ -15,6 +15,7 @@ from etloom.cli._input import PathArgument
 from etloom.cli._output import Format
 from etloom.cli._target import check_export
 from etloom.cli.replay._options import AllowCode, AllowNamespace
+from etloom.errors import EtloomError
 
 
 class Device(str, enum.Enum):
@@ -92,6 +93,10 @@ def compute(
     """
     if out:
         check_export(out)
+        if device is Device.meta:
+            raise EtloomError(
+                "on meta nothing takes time, so there is no trace to write", remedy="--device cpu"
+            )
     asked = {
         "path": str(path),
         "device": device.value,
