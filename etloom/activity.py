@@ -165,7 +165,7 @@ def host_work(trace: Trace) -> pl.DataFrame:
         pl.col("cat").is_in(list(kinds.OPERATORS)) | pl.col("backend")
     )
     if not calls.height:
-        raise AnalysisError(
+        raise untimed(trace) or AnalysisError(
             "the trace holds no device work and no operators",
             where=of_rank(trace),
             remedy="record it with torch.profiler and its CPU activity",
@@ -196,6 +196,27 @@ def _steps(trace: Trace) -> pl.DataFrame:
         .agg(pl.col("ts").min().alias("start"), pl.col("end").max())
         .drop_nulls("step")  # a number that no integer holds
         .sort("step")
+    )
+
+
+def marks(nodes: pl.DataFrame) -> pl.DataFrame:
+    """id, step: of the nodes of an execution trace that mark one."""
+    name = pl.col("name").cast(pl.String)
+    number = name.str.extract(kinds.STEP).cast(pl.Int64, strict=False)
+    return nodes.select("id", step=number).drop_nulls("step")
+
+
+def untimed(trace: Trace) -> AnalysisError | None:
+    """Why nothing of a trace without events has a time; None where there are events."""
+    if trace.rows("events"):
+        return None
+    if not trace.rows("nodes"):
+        return AnalysisError("the trace holds no events", where=of_rank(trace), remedy="record it anew")
+    return AnalysisError(
+        "the operators of an execution trace have no times",
+        where=of_rank(trace),
+        remedy="`flops`, `unique-args` and `etloom replay compute` work without; for times put the profiler's trace of "
+        "the same steps beside it",
     )
 
 

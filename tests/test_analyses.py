@@ -292,18 +292,24 @@ EMPTY = Trace({}, {"rank": 5, "linked": True})
 
 @pytest.mark.parametrize("name", [*WINDOWED, "kernel-breakdown"])
 def test_a_trace_without_work_is_refused_in_one_sentence(name: str) -> None:
-    with pytest.raises(
-        AnalysisError, match="rank 5: the trace holds no device work and no operators; record"
-    ) as said:
+    with pytest.raises(AnalysisError, match="rank 5: the trace holds no events; record it anew") as said:
         analyze(EMPTY, name)
     assert "\n" not in str(said.value)
+    with pytest.raises(
+        AnalysisError, match="the trace holds no device work and no operators; record it with"
+    ):
+        analyze(linked([{"cat": "python_function", "name": "f", "ts": 0, "dur": 9}]), name)
 
 
 def test_a_trace_without_steps_has_no_answer_of_steps_and_one_without_operators_no_top() -> None:
-    with pytest.raises(AnalysisError, match="rank 5: no ProfilerStep marks a step; call the step"):
-        analyze(EMPTY, "steps")
-    with pytest.raises(AnalysisError, match="rank 5: the trace holds no operators; kernel-breakdown"):
-        analyze(EMPTY, "top-ops")
+    alone = linked([{"cat": "kernel", "name": "gemm", "ts": 0, "dur": 9}])
+    with pytest.raises(AnalysisError, match="no ProfilerStep marks a step; call the step"):
+        analyze(alone, "steps")
+    with pytest.raises(AnalysisError, match="the trace holds no operators; kernel-breakdown"):
+        analyze(alone, "top-ops")
+    for name in ("steps", "top-ops"):
+        with pytest.raises(AnalysisError, match="rank 5: the trace holds no events"):
+            analyze(EMPTY, name)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "link-quality"])

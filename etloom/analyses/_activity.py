@@ -13,8 +13,10 @@ from etloom.activity import device_work as device_work
 from etloom.activity import during as during
 from etloom.activity import has_device_work as has_device_work
 from etloom.activity import host_work as host_work
+from etloom.activity import marks as marks
 from etloom.activity import of_rank as of_rank
 from etloom.activity import steps as steps
+from etloom.activity import untimed as untimed
 from etloom.errors import AnalysisError
 from etloom.intervals import Intervals
 from etloom.trace import Trace

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from etloom.analyses._activity import untimed
 from etloom.dependencies import Dependencies, depend
 from etloom.errors import AnalysisError
 from etloom.trace import Job
@@ -15,7 +16,7 @@ def dependencies(job: Job) -> Dependencies:
     """`depend`; raises AnalysisError for a job without any timed event."""
     found = depend(job)
     if not len(found.graph):
-        raise AnalysisError(
+        raise next(filter(None, map(untimed, job.values())), None) or AnalysisError(
             "the run holds no timed operators and no device work",
             remedy="record it with torch.profiler and its CPU activity",
         )

@@ -24,6 +24,7 @@ from etloom.analyses._activity import (
     of_rank,
     require_linked,
     steps,
+    untimed,
 )
 from etloom.errors import AnalysisError
 from etloom.trace import Trace
@@ -43,14 +44,14 @@ COLUMNS = {
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
-    check_step(trace, step)
     marked = steps(trace)
     if marked.is_empty():
-        raise AnalysisError(
+        raise untimed(trace) or AnalysisError(
             "no ProfilerStep marks a step",
             where=of_rank(trace),
             remedy="call the step() of torch.profiler after each one",
         )
+    check_step(trace, step)
     if step is not None:
         marked = marked.filter(pl.col("step") == step)
     work = device_work(trace, "step", "ts", "dur").drop_nulls("step")

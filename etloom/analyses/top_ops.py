@@ -31,6 +31,7 @@ from etloom.analyses._activity import (
     of_rank,
     percent_of_all,
     require_linked,
+    untimed,
 )
 from etloom.analyses._operators import operators
 from etloom.errors import AnalysisError, UnknownName
@@ -61,7 +62,7 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "own", step: int | None = 
     require_linked(trace)
     calls = operators(trace)
     if not calls.height:
-        raise AnalysisError(
+        raise untimed(trace) or AnalysisError(
             "the trace holds no operators",
             where=of_rank(trace),
             remedy="kernel-breakdown tells of its kernels",

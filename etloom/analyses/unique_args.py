@@ -3,7 +3,7 @@
 A row is an operator with the shapes, types and (where recorded) values of its inputs, as JSON. self: without what it
 calls. device: of the kernels launched in it or below it, null where the trace holds no device work. Of an operator
 whose shapes Kineto did not record, its node of the execution trace says them, in the words of that: null is its value
-of a tensor.
+of a tensor. Of an execution trace alone its operators, in no time, the most frequent first.
 
 operator: only operators of this name. top: how many rows, the costliest first. step: only this step.
 
@@ -17,9 +17,19 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses._activity import answer, check_top, has_device_work, in_step, of_rank, require_linked
+from etloom.analyses._activity import (
+    answer,
+    check_top,
+    has_device_work,
+    in_step,
+    marks,
+    of_rank,
+    require_linked,
+    untimed,
+)
 from etloom.analyses._operators import operators
 from etloom.errors import AnalysisError
+from etloom.ranks import ranges
 from etloom.stacks import row_of, taken
 from etloom.trace import Trace
 
@@ -36,21 +46,29 @@ COLUMNS = {
     "mean_device_ns": pl.Float64,
 }
 
+_OPERATORS = (0, 1)  # functions and those of the backward pass, of PyTorch's scopes
+_NO_OPERATOR = (
+    r"^\[pytorch\|profiler|^ProfilerStep#"  # the process, its threads, marks; not all files state scopes
+)
+
 
 def analyze(
     trace: Trace, *, operator: str | None = None, top: int = 50, step: int | None = None
 ) -> pl.DataFrame:
     check_top(top)
     require_linked(trace)
-    calls = operators(trace)
-    arguments = _of_events(trace, calls["id"])
+    recorded = trace.rows("events") > 0
+    calls = operators(trace) if recorded else _untimed(trace)
+    arguments = _of_events(trace, calls["id"]) if recorded else _of_nodes(trace, calls.select("node"))
+    arguments = arguments.select("shapes", "types", "values")
     if arguments["shapes"].null_count() == calls.height:
-        raise AnalysisError(
+        raise (None if trace.rows("nodes") else untimed(trace)) or AnalysisError(
             "the trace holds no operators with shapes",
             where=of_rank(trace),
             remedy="profile with record_shapes=True, or put the execution trace of the run beside it",
         )
-    calls = in_step(trace, calls.hstack(arguments), step)
+    calls = calls.hstack(arguments)
+    calls = in_step(trace, calls, step) if recorded else _in_marked(trace, calls, step)
     calls = calls if operator is None else calls.filter(pl.col("name") == operator)
     table = calls.group_by("name", "shapes", "types", "values").agg(
         pl.len().alias("count"),
@@ -61,11 +79,34 @@ def analyze(
     )
     worst = "device_ns"
     if not has_device_work(trace):
-        worst = "self_ns"
+        worst = "self_ns" if recorded else "count"
         table = table.with_columns(device_ns=None, mean_device_ns=None)
+    if not recorded:
+        table = table.with_columns(self_ns=None, total_ns=None)
     table = answer(table, COLUMNS)
     keys = (worst, "name", "shapes", "types", "values")
     return table.sort(keys, descending=(True, False, False, False, False)).head(top)
+
+
+def _untimed(trace: Trace) -> pl.DataFrame:
+    """node, name and no times (as of `operators`) of the operators of an execution trace."""
+    name = pl.col("name").cast(pl.String)
+    is_operator = pl.col("scope").is_in(_OPERATORS).fill_null(True) & ~name.str.contains(_NO_OPERATOR)
+    times = dict.fromkeys(("self_ns", "dur", "device_ns"), pl.lit(None, pl.Int64))
+    return trace.nodes.filter(is_operator).select(name, node="id", **times)
+
+
+def _in_marked(trace: Trace, calls: pl.DataFrame, step: int | None) -> pl.DataFrame:
+    """`in_step` of nodes: of those that follow its mark, since ids are given in order of time."""
+    if step is None:
+        return calls
+    marked = marks(trace.nodes).select("step", node="id").sort("node")
+    if step not in marked["step"]:
+        held = (
+            f"the trace holds {ranges(marked['step'])}" if marked.height else "no ProfilerStep marks a step"
+        )
+        raise AnalysisError(f"there is no step {step}", where=of_rank(trace), remedy=held)
+    return calls.sort("node").join_asof(marked, on="node").filter(pl.col("step") == step)
 
 
 def _of_events(trace: Trace, ids: pl.Series) -> pl.DataFrame:

@@ -120,11 +120,16 @@ def _asked(trace: Trace, table: str, *what: pl.Expr) -> tuple[Any, ...]:
 
 
 def _steps(trace: Trace) -> pl.DataFrame:
-    """Number and duration in ns of the steps that annotations mark, also where the trace is not linked."""
+    """Number and duration in ns of the steps that annotations mark, also where the trace is not linked; of those that
+    the nodes of an execution trace alone mark, no duration."""
     import polars as pl
 
     from etloom import kinds
+    from etloom.activity import marks as node_marks
 
+    if not trace.rows("events"):
+        dur = pl.lit(None, pl.Int64)
+        return node_marks(trace.nodes).select("step", ts=dur, dur=dur).unique("step", maintain_order=True)
     marks = trace.scan("events").filter(pl.col("cat").is_in(list(kinds.ANNOTATIONS)))
     name = pl.col("name").cast(pl.String)
     return (

@@ -97,6 +97,8 @@ def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
         "time": duration(about["span_ns"]) if about["span_ns"] is not None else "",
         "steps": f"{ranges(about['steps'])}, {duration(about['mean_step_ns'])} in the mean"
         if about["mean_step_ns"] is not None
+        else f"{ranges(about['steps'])}, without times"
+        if about["steps"]
         else "none marked",
         "ring": _of_rings(about),
         "tables": ", ".join(f"{name} {rows:,}" for name, rows in about["tables"].items()),
@@ -113,13 +115,15 @@ def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
     if len(job) > MANY:
         ranks, stats = spread(ranks), by_name(stats)
     parts: list[Any] = [Text(printable(about["path"]), style="bold"), head, Text(), as_table(ranks)]
+    empty = not about["tables"].keys() - {"stats"}
+    if empty:
+        parts.append(Text("\nholds no events"))
     if len(job) > MANY:
         parts.append(Text("the row of each rank: --format csv; all of it: --format json"))
-    parts += (
-        [Text(), as_table(stats)]
-        if stats.height
-        else [Text(f"\nnothing was lost in {count(len(job), 'rank')}")]
-    )
+    if stats.height:
+        parts += [Text(), as_table(stats)]
+    elif not empty:
+        parts.append(Text(f"\nnothing was lost in {count(len(job), 'rank')}"))
     write_text(render(*parts, out=out), out)
 
 

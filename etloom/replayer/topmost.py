@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom.activity import marks as marks
 from etloom.errors import EtloomError
 from etloom.replayer.kernels import Kernels
 from etloom.replayer.operators import Operator, resolve
@@ -16,14 +17,6 @@ COMMUNICATES = "communication: etloom replay comms"
 COMPILED = "its kernels were not recorded (C++ never is; Triton is with record_shapes); TORCH_COMPILE_DISABLE=1 helps"
 _COMPILED = "## Call CompiledFxGraph"
 _COMMUNICATION = ("record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
-
-
-def marks(nodes: pl.DataFrame) -> pl.DataFrame:
-    """id, step: of the nodes that mark one."""
-    name = pl.col("name").cast(pl.String)
-    return nodes.filter(name.str.contains(r"^ProfilerStep#\d+$")).select(
-        "id", step=name.str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
-    )
 
 
 def range_of(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:

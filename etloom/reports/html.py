@@ -20,6 +20,7 @@ import polars as pl
 
 import etloom
 from etloom.ranks import in_words
+from etloom.reports import untimed
 from etloom.reports.drawn import timelines
 from etloom.reports.many import MANY, by_name
 from etloom.reports.page import asset, fill, policy
@@ -153,7 +154,7 @@ def _subtitle(job: Job) -> str:
     worked = any(trace.rows("launches") for trace in job.values())
     parts = [
         in_words(job),
-        " and ".join(sorted(devices)) or ("" if worked else "no device"),
+        " and ".join(sorted(devices)) or ("" if worked or untimed.is_untimed(job) else "no device"),
         f"backend {backend}" if backend else "",
         " + ".join(map(str, first.meta.get("formats") or [])).replace("_", " "),
     ]
