@@ -14,7 +14,7 @@ import etloom
 from etloom.cli import main
 from etloom.comparing.measures import measures_table
 from etloom.comparing.shift import _autocorrelation, _counts, shift
-from etloom.comparing.tables import beside, in_common
+from etloom.comparing.tables import _in_steps, beside, in_common
 
 BASE = 100.0
 
@@ -180,6 +180,28 @@ def test_what_was_launched_before_the_recording_is_no_work_of_the_step(data: Pat
     busy = sum(ns for name, ns in category.select("category", "before_ns").rows() if name != "idle")
     # What was launched in the step and runs on after it counts in kernels, and not in busy.
     assert kernels["before_ns"].sum() + 13_480_000 == pytest.approx(busy, rel=0.06)
+
+
+def test_work_that_no_call_launched_is_of_the_innermost_step_around_it(tmp_path: Path) -> None:
+    """Behind a step within a step it is the outer one's again, not of none."""
+    host, device = (10, 11), (0, 7)
+    nested = [
+        small.slice_("user_annotation", "ProfilerStep#1", 0, 1000, *host),
+        small.slice_("user_annotation", "ProfilerStep#2", 200, 300, *host),
+        small.slice_("cuda_runtime", "cudaLaunchKernel", 20, 5, *host, correlation=5),
+    ]
+    starts = {"launched": 40, "ahead": 100, "inside": 300, "behind": 700, "after": 1100}
+    nested += [
+        small.slice_("kernel", name, ts, 50, *device, device=0, stream=7, correlation=5 if ts == 40 else ts)
+        for name, ts in starts.items()
+    ]
+    file = tmp_path / "kineto_trace_0.json"
+    file.write_text(json.dumps(small.kineto() | {"traceEvents": nested}))
+    (trace,) = etloom.open(file, use_cache=False).values()
+    found = _in_steps(trace)
+    assert dict(zip(found["name"], found["step"], strict=True)) == {
+        "launched": 1, "ahead": 1, "inside": 2, "behind": 1, "after": None,
+    }  # fmt: skip
 
 
 def test_own_times_sum_to_the_whole(data: Path) -> None:

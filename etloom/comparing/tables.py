@@ -11,7 +11,7 @@ from etloom.analyses import kernel_families, temporal_breakdown
 from etloom.analyses._operators import operators
 from etloom.analyses.collectives import met, numbered
 from etloom.collectives import together
-from etloom.intervals import Intervals
+from etloom.intervals import Intervals, innermost
 from etloom.stacks import row_of, taken
 from etloom.trace import Job, Trace
 
@@ -86,14 +86,13 @@ def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def _in_steps(trace: Trace) -> pl.DataFrame:
-    """Device work by start, with the step of its launch; what no recorded call launched has the step in whose time it
-    starts, unless `_from_before` says that it belongs to none."""
+    """Device work by start, with the step of its launch; what no recorded call launched has the innermost step in whose
+    time it starts, unless `_from_before` says that it belongs to none."""
     work = _with_launched(trace, device_work(trace).sort("ts"))
-    marks = steps(trace).sort("start").select(pl.col("start", "end"), during="step")
-    joined = work.join_asof(marks, left_on="ts", right_on="start")
-    inside = (pl.col("ts") < pl.col("end")) & ~pl.col("launched") & ~_from_before()
-    during = pl.when(inside).then("during")
-    return joined.with_columns(step=pl.coalesce("step", during)).drop("launched", "during", "start", "end")
+    marks = steps(trace)
+    around = taken(marks["step"], innermost(marks["start"], marks["end"], work["ts"]))
+    alone = pl.when(~pl.col("launched") & ~_from_before()).then(around)
+    return work.with_columns(step=pl.coalesce("step", alone)).drop("launched")
 
 
 def _with_launched(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
