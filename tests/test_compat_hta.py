@@ -117,6 +117,20 @@ def test_columns_and_small_questions(data: Path) -> None:
     assert list(analyzer.get_comm_comp_overlap().columns) == ["rank", "comp_comm_overlap_pctg"]
 
 
+def test_the_symbol_table_tells_texts_and_numbers(data: Path) -> None:
+    analyzer = TraceAnalysis(trace_dir=data / "dlrm", include_last_profiler_step=True)
+    texts = analyzer.t.symbol_table.get_sym_table()
+    numbers = analyzer.t.symbol_table.get_sym_id_map()
+    events = pl.concat(trace.events.select("name", "cat") for trace in analyzer.job.values())
+    held = {text for name in ("name", "cat") for text in events[name].cast(pl.String).drop_nulls()}
+    assert sorted(texts) == ["", *sorted(held)]
+    assert [numbers[text] for text in texts] == list(range(len(texts))) and len(numbers) == len(texts)
+    df = analyzer.t.get_trace(0)
+    kernels = analyzer.job[0].events.filter(pl.col("cat") == "kernel", pl.col("dur").is_not_null())
+    found = [texts[number] for number in df[df.cat == numbers["kernel"]].sort_values("ts").name]
+    assert sorted(found) == sorted(kernels["name"].cast(pl.String)) and len(found) > 0
+
+
 def test_the_frame_says_partners(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "dlrm", include_last_profiler_step=True)
     df = analyzer.t.get_trace(0)
