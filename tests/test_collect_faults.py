@@ -6,16 +6,20 @@ import gc
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_collect_windows import Window as Standin
 from test_collect_windows import made as made
 
-from etloom.collector import aftermath, demand, ends, files, leftovers, seen
+from etloom.collector import aftermath, demand, ends, files, hook, leftovers, seen
+from etloom.collector.guard import Guard
 from etloom.collector.options import Options
 from etloom.collector.recording import record
 from etloom.collector.window import Window
@@ -206,6 +210,67 @@ def test_recordings_that_are_over_are_let_go(tmp_path: Path) -> None:
     del recording
     gc.collect()
     assert [found() for found in recordings] == [None] * 3
+
+
+OWN = """
+import time, torch
+torch.set_num_threads(1)
+def work(steps):
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        time.sleep(0.02)
+with torch.profiler.profile() as own:
+    model = torch.nn.Linear(4, 4)
+    work(10)
+print(len(own.events()) > 100)
+work(200)
+print("done")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_steps_by_time_leave_the_jobs_own_profile_alone(tmp_path: Path) -> None:
+    """The first module, from which time is counted, is made while the job profiles itself."""
+    asked = ["--out", str(tmp_path / "run"), "--step-by", "100ms", "--steps", "30:31"]
+    done = subprocess.run(
+        [sys.executable, "-m", "etloom", "collect", *asked, "--", sys.executable, "-c", OWN],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "done"])
+    (rank,) = files.sealed_ranks(tmp_path / "run")
+    assert rank["steps"] == [30] and "kineto_trace_0.json.gz" in rank["files"]
+
+
+@pytest.mark.torch
+def test_a_profiler_that_was_left_past_the_guard_is_over() -> None:
+    torch = pytest.importorskip("torch")
+    with torch.autograd.profiler.profile():
+        # `with` has looked up its __exit__ before the guard came.
+        guard = Guard(lambda what: None, Options("out", "scratch", et=False))
+        assert guard.taken() == "torch.profiler"
+    assert guard.taken() is None
+    guard.remove()
+
+
+@pytest.mark.torch
+def test_a_warm_up_that_fails_is_not_the_jobs_matter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(recorder: Any, torch: Any) -> None:
+        raise RuntimeError("odd")
+
+    class Module:
+        def __init__(self) -> None:
+            self.made = True
+
+    monkeypatch.setattr(hook, "_warm_up", fails)
+    recorder = SimpleNamespace(options=SimpleNamespace(kineto=True), words=Words())
+    hook._count_time(recorder, SimpleNamespace(nn=SimpleNamespace(Module=Module)), 10**9)  # type: ignore[arg-type]
+    assert Module().made and Module().made
+    assert capsys.readouterr().err == "etloom: nothing recorded, the job goes on: RuntimeError: odd\n"
 
 
 # Questions

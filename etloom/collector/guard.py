@@ -55,7 +55,8 @@ class Guard:
         from torch.autograd import profiler
 
         for what, owners in self._foreign.items():
-            if owners:
+            # A `with` that was entered before us leaves by the __exit__ it found then, past ours.
+            if any(what != _KINETO or owner.kineto_results is None for owner in owners):
                 return what
         return _KINETO if self._kineto and profiler._is_profiler_enabled else None
 

@@ -21,6 +21,7 @@ from typing import Any
 from . import demand
 from .options import Options
 from .recorder import Recorder
+from .words import in_words
 
 
 def _tell_of_no_step(recorder: Recorder) -> None:
@@ -154,17 +155,37 @@ def _count_time(recorder: Recorder, torch: Any, step_ns: int) -> None:
     """
     module = torch.nn.Module
     initialize = module.__init__
+    first = threading.Lock()  # held for ever by the first
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if module.__init__ is __init__:
+        if first.acquire(blocking=False):
             module.__init__ = initialize
-            if recorder.options.kineto:  # which wants its first session on the thread that loaded it
-                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-                    pass
-            threading.Thread(target=_clock, args=(recorder, step_ns), daemon=True).start()
+            try:
+                if recorder.options.kineto:
+                    _warm_up(recorder, torch)
+                threading.Thread(target=_clock, args=(recorder, step_ns), daemon=True).start()
+            except Exception as error:
+                recorder.words.warn(f"nothing recorded, the job goes on: {in_words(error)}")
         initialize(self, *args, **kwargs)
 
     module.__init__ = __init__
+
+
+def _warm_up(recorder: Recorder, torch: Any) -> None:
+    """Kineto wants its first session on the thread that loaded it; where the job has one there already, that is it.
+
+    Another one inside of the job's would take its events, and end the process.
+    """
+    from .guard import Guard
+
+    guard = Guard(lambda _what: None, recorder.options)
+    try:
+        if guard.taken() or torch.autograd._profiler_enabled():
+            return
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            pass
+    finally:
+        guard.remove()
 
 
 def _clock(recorder: Recorder, step_ns: int) -> None:
