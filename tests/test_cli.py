@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +170,44 @@ def test_a_folder_where_a_file_is_needed_says_so(
     assert status == 1
     assert err == f"etloom: {run}: this is a folder, and no trace by itself; open it as a run (etloom.open), or " \
         "name one file in it\n"  # fmt: skip
+
+
+def test_tables_and_reports_make_the_folders_that_they_lack(
+    run: Path, tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    for number, arguments in enumerate((
+        ("report", run, "--out", "r.html"),
+        ("analyze", "top-ops", run, "--out", "a.csv"),
+        ("query", run, "select 1 a from events", "--out", "a.parquet"),
+        ("info", run, "--out", "a.json"),
+    )):  # fmt: skip
+        *rest, name = arguments
+        out = tmp_path / str(number) / "inner" / str(name)
+        assert call(*rest, out)[0] == 0
+        assert out.stat().st_size
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_way(
+    run: Path, tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    for verb in (("report", run), ("analyze", "top-ops", run), ("info", run)):
+        out = tmp_path / "file" / "a.html" if verb[0] == "report" else tmp_path / "file" / "a.csv"
+        status, printed, err = call(*verb, "--out", out)
+        assert (status, printed) == (1, "")
+        assert err == f"etloom: {out}: cannot be written: Not a directory; name another place with --out\n"
+        status, _, err = call(*verb, "--out", tmp_path)
+        assert status == 1
+        assert "is a folder, not a file to write; name another place with --out" in err
+
+
+def test_a_pipe_is_written_once(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+    """That it can be opened is not tried: its reader would see the end."""
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit((tmp_path / "pipe").read_text)
+        assert call("analyze", "top-ops", run, "--format", "csv", "--out", tmp_path / "pipe")[0] == 0
+        assert read.result(10).startswith("rank,name")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
@@ -484,7 +523,12 @@ def test_info_for_people_and_as_a_table(run: Path, tmp_path: Path, call: Callabl
     assert pl.read_csv(io.StringIO(out))["rank"].to_list() == [0, 1]
     alone = json.loads(call("info", run / "torch_et_0.json", "--format", "json")[1])
     assert list(alone) == INFO_KEYS
-    assert (alone["span_ns"], alone["steps"], alone["mean_step_ns"], alone["clock"]) == (None, [3], None, None)
+    assert (alone["span_ns"], alone["steps"], alone["mean_step_ns"], alone["clock"]) == (
+        None,
+        [3],
+        None,
+        None,
+    )
     assert call("info", run / "torch_et_0.json")[0] == 0
 
 

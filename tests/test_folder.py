@@ -147,6 +147,16 @@ def test_a_folder_without_traces_names_where_they_may_be(tmp_path: Path) -> None
         discover(tmp_path / "none")
 
 
+def test_a_folder_without_traces_says_what_lies_in_it(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match="no traces in this folder; it is empty"):
+        discover(tmp_path)
+    for name in ("a.txt", "b.txt", "c.log.gz", "Makefile"):
+        (tmp_path / name).write_text("x")
+    said = "no traces in this folder; it holds 2 .txt, 1 without an ending, 1 .log.gz; read are PyTorch"
+    with pytest.raises(ReadError, match=said):
+        discover(tmp_path)
+
+
 def test_metrics_and_the_workload_card_come_along(tmp_path: Path) -> None:
     for rank in (0, 1):
         kineto(tmp_path / f"kineto_trace_{rank}.json")

@@ -15,8 +15,12 @@ from etloom.cli._output import progress
 if TYPE_CHECKING:
     from etloom.trace import Job
 
+# Of all these arguments (readable=False) the reader says what cannot be read, as it does of a file in a folder.
 PathArgument = Annotated[
-    Path, typer.Argument(help="A folder of traces, or one trace file.", show_default=False, metavar="PATH")
+    Path,
+    typer.Argument(
+        readable=False, help="A folder of traces, or one trace file.", show_default=False, metavar="PATH"
+    ),
 ]
 RankPatternOption = Annotated[
     str | None,

@@ -16,6 +16,7 @@ import typer
 
 from etloom.cli._findings import are_findings, as_paragraphs
 from etloom.cli._guard import printable, say
+from etloom.cli._target import check_writable
 from etloom.errors import EtloomError
 
 if TYPE_CHECKING:
@@ -63,8 +64,11 @@ def emit(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
         write_text(to_json(frame) + "\n", out)
     elif chosen is Format.csv:
         write_text(_flat(frame).write_csv(), out)
+    elif out is None:
+        frame.write_parquet(sys.stdout.buffer)
     else:
-        frame.write_parquet(sys.stdout.buffer if out is None else out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        frame.write_parquet(out)
     if out is not None:
         say(f"wrote {frame.height:,} rows to {out}")
 
@@ -173,11 +177,14 @@ def _console(out: Path | None) -> Console:
 
 
 def chosen_format(format: Format | None, out: Path | None) -> Format:
-    """What was asked for, or by the end of the name of ``out``, or a table; wrong usage for an end that says neither.
+    """What was asked for, or by the end of the name of ``out``, or a table; wrong usage for an end that says neither,
+    EtloomError for a place that cannot be written.
 
     Asked before the work whose outcome is to be written.
     """
     suffix = out.suffix[1:].lower() if out else ""
+    if out is not None and (out.is_dir() or out.is_file() or not out.exists()):  # else a pipe or a device
+        check_writable(out, "--out", in_place=True)
     if format is not None or suffix in ("", "txt"):
         return format or Format.table
     if suffix not in Format.__members__:
@@ -202,11 +209,12 @@ def _flat(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def write_text(text: str, out: Path | None) -> None:
-    """Write to the file, or to stdout."""
+    """Write to the file, making the folders that it lacks, or to stdout."""
     if out is None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from etloom.cli._guard import usage
@@ -19,11 +18,13 @@ def check_export(target: Path, option: str = "--out") -> None:
         check_writable(target, option)
 
 
-def check_writable(target: Path, option: str) -> None:
+def check_writable(target: Path, option: str, in_place: bool = False) -> None:
     """Raise EtloomError where the file cannot be written, nor the folders that it lacks be made.
 
-    option: what names another place, in the message.
+    option: what names another place, in the message. in_place: a file that is there is written over, not replaced.
     """
+    import tempfile
+
     remedy = f"name another place with {option}"
     if target.is_dir():
         raise EtloomError("is a folder, not a file to write", where=target, remedy=remedy)
@@ -33,6 +34,8 @@ def check_writable(target: Path, option: str) -> None:
     try:
         if target.exists():
             target.open("ab").close()
+            if in_place:
+                return
         # What the mode of a folder says is not all: it may be of a read-only disk, or full.
         with tempfile.TemporaryFile(dir=folder):
             pass

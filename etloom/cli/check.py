@@ -25,6 +25,7 @@ def check(
     paths: Annotated[
         list[Path],
         typer.Argument(
+            readable=False,
             help="The run to judge, or several runs of it: folders or files.",
             show_default=False,
             metavar="RUN...",
@@ -32,7 +33,7 @@ def check(
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(help="The run to compare with; may be repeated.", show_default=False),
+        typer.Option(readable=False, help="The run to compare with; may be repeated.", show_default=False),
     ] = None,
     max_regression: Annotated[str, typer.Option(help="What is allowed, in percent.")] = "3%",
     metric: Annotated[

@@ -21,7 +21,9 @@ class Unit(str, enum.Enum):
 
 @guarded()
 def convert(
-    path: Annotated[Path, typer.Argument(help="A trace file.", show_default=False, metavar="FILE")],
+    path: Annotated[
+        Path, typer.Argument(readable=False, help="A trace file.", show_default=False, metavar="FILE")
+    ],
     out: Annotated[
         Path | None, typer.Argument(help="What to write.", show_default=False, metavar="OUT")
     ] = None,

@@ -24,9 +24,14 @@ class By(str, enum.Enum):
 
 
 BeforeArgument = Annotated[
-    Path, typer.Argument(help="The run before: a folder or a file.", show_default=False, metavar="BEFORE")
+    Path,
+    typer.Argument(
+        readable=False, help="The run before: a folder or a file.", show_default=False, metavar="BEFORE"
+    ),
 ]
-AfterArgument = Annotated[Path, typer.Argument(help="The run after.", show_default=False, metavar="AFTER")]
+AfterArgument = Annotated[
+    Path, typer.Argument(readable=False, help="The run after.", show_default=False, metavar="AFTER")
+]
 
 
 @guarded()

@@ -12,7 +12,9 @@ from etloom.cli._guard import guarded, say
 
 @guarded()
 def gather(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of one job, one a host.", metavar="DIR...")],
+    folders: Annotated[
+        list[Path], typer.Argument(readable=False, help="Folders of one job, one a host.", metavar="DIR...")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for all of it.", show_default=False)],
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the traces of an earlier run.")

@@ -21,7 +21,10 @@ _DEFAULTS: dict[str, Any] = {"iterations": "best", "inter_thread_threshold_us": 
 @guarded()
 def link(
     path: Annotated[
-        Path | None, typer.Argument(help="A folder of traces of a run.", show_default=False, metavar="[PATH]")
+        Path | None,
+        typer.Argument(
+            readable=False, help="A folder of traces of a run.", show_default=False, metavar="[PATH]"
+        ),
     ] = None,
     host: Annotated[Path | None, typer.Option(help="The execution trace of one rank.")] = None,
     device: Annotated[Path | None, typer.Option(help="The Kineto or Nsight trace of that rank.")] = None,

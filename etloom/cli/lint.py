@@ -25,7 +25,10 @@ def lint(
     path: Annotated[
         Path,
         typer.Argument(
-            help="A file NAME.RANK.et, or a folder of those of a job.", show_default=False, metavar="PATH"
+            readable=False,
+            help="A file NAME.RANK.et, or a folder of those of a job.",
+            show_default=False,
+            metavar="PATH",
         ),
     ],
     format: Annotated[

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def query(
     path: Annotated[
         Path | None,
-        typer.Argument(help="A folder of traces, or one trace file.", show_default=False, metavar="PATH"),
+        typer.Argument(
+            readable=False, help="A folder of traces, or one trace file.", show_default=False, metavar="PATH"
+        ),
     ] = None,
     sql: Annotated[str | None, typer.Argument(help="A SELECT.", show_default=False, metavar="SQL")] = None,
     format: FormatOption = None,

@@ -15,7 +15,13 @@ from etloom.cli._output import Format, emit, progress
 @guarded()
 def salvage(
     path: Annotated[
-        Path, typer.Argument(help="A damaged trace, or the folder of a killed run.", show_default=False)
+        Path,
+        typer.Argument(
+            readable=False,
+            help="A damaged trace, or the folder of a killed run.",
+            show_default=False,
+            metavar="PATH",
+        ),
     ],
     out: Annotated[
         Path | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -79,7 +79,7 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     if not formats and unreadable:
         raise unreadable[0]
     if not formats:
-        raise ReadError("no traces in this folder", where=folder, remedy=_where_else(folder))
+        raise ReadError("no traces in this folder", where=folder, remedy=_where_else(folder, ignored))
     patterns = [_compiled(rank_pattern)] if rank_pattern else [re.compile(name) for name in _NAMES]
     ranks: dict[int, list[Path]] = {}
     without: list[Path] = []
@@ -100,7 +100,7 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     if not ranks and unreadable:
         raise unreadable[0]
     if not ranks:
-        raise ReadError("holds metrics, but no traces", where=folder, remedy=_where_else(folder))
+        raise ReadError("holds metrics, but no traces", where=folder, remedy=_where_else(folder, ignored))
     placed = {path for paths in ranks.values() for path in paths}
     ranks[min(ranks)] += [path for path in metrics if path not in placed]
     for rank, paths in sorted(ranks.items()):
@@ -311,8 +311,23 @@ def _one_of_a_kind(paths: list[Path], formats: dict[Path, str], stats: list[Stat
     return [*kept.values(), *metrics]
 
 
-def _where_else(folder: Path) -> str:
+def _where_else(folder: Path, ignored: Iterable[Path]) -> str:
+    """Where traces may be, or what lies in the folder in their place."""
     inside = sorted(path.name for path in _files(folder) if path.is_dir())
     if inside:
         return f"try one of its folders: {', '.join(inside[:5])}"
-    return left_behind(folder) or "expected Kineto or execution traces"
+    if (begun := left_behind(folder)) is not None:
+        return begun
+    ends = Counter(_end(path) for path in ignored)
+    some = ", ".join(f"{count:,} {end}" for end, count in ends.most_common(_MOST_NAMED // 2))
+    more = ", ..." if len(ends) > _MOST_NAMED // 2 else ""
+    if not some:
+        return "it is empty"
+    read = "PyTorch's traces, Nsight Systems exports, Chakra .et and others of README's table"
+    return f"it holds {some}{more}; read are {read}; `etloom info FILE` tells of one"
+
+
+def _end(path: Path) -> str:
+    """.json.gz, .txt: how a name ends, with its packing."""
+    packed = path.suffix in (".gz", ".zst")
+    return "".join(path.suffixes[-2:] if packed else path.suffixes[-1:]) or "without an ending"

@@ -145,7 +145,7 @@ def table(made: Plan) -> pl.DataFrame:
             "root": call.root,
             "peer": call.peer,
             "reduce_op": call.reduce_op if call.collective in REDUCING else None,
-            "waits_for": len(call.after),
+            "waits_for_calls": len(call.after),
             "gap_ns": call.gap_ns,
             "recorded_ns": call.recorded_ns,
             "name": call.name,
@@ -165,7 +165,7 @@ TABLE = {
     **dict.fromkeys(("collective", "group", "dtype"), pl.String),
     **dict.fromkeys(("in_nelems", "out_nelems", "bytes", "root", "peer"), pl.Int64),
     "reduce_op": pl.String,
-    **dict.fromkeys(("waits_for", "gap_ns", "recorded_ns"), pl.Int64),
+    **dict.fromkeys(("waits_for_calls", "gap_ns", "recorded_ns"), pl.Int64),
     "name": pl.String,
     "reason": pl.String,
 }
