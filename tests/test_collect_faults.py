@@ -18,6 +18,7 @@ import pytest
 from test_collect_windows import Window as Standin
 from test_collect_windows import made as made
 
+from etloom.cli import _collected
 from etloom.collector import aftermath, demand, ends, files, hook, leftovers, seen
 from etloom.collector.guard import Guard
 from etloom.collector.options import Options
@@ -271,6 +272,35 @@ def test_a_warm_up_that_fails_is_not_the_jobs_matter(
     hook._count_time(recorder, SimpleNamespace(nn=SimpleNamespace(Module=Module)), 10**9)  # type: ignore[arg-type]
     assert Module().made and Module().made
     assert capsys.readouterr().err == "etloom: nothing recorded, the job goes on: RuntimeError: odd\n"
+
+
+# After the command
+
+
+def test_large_files_are_not_read_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr("etloom.convert", lambda source, target, form: read.append(source))
+    monkeypatch.setattr(_collected, "_MOST_TOGETHER", 100 << 20)
+    for rank, mib in enumerate((60, 65, 40, 1)):
+        with (tmp_path / f"observer_{rank}.etob").open("wb") as file:
+            file.truncate(mib << 20)  # sparse
+    _collected.convert_observed([tmp_path], lambda folder: Path("my run"))
+    assert [path.name for path in read] == ["observer_0.etob", "observer_2.etob"]
+    assert capsys.readouterr().err == (
+        "etloom: 2 files of the observer: too large to convert unasked; every verb reads the observer's format; for "
+        "PyTorch's: etloom convert 'my run/observer_1.etob' 'my run/torch_et_1.json.gz' --to execution-trace\n"
+    )
+    monkeypatch.setattr("etloom.read", lambda path: read.append(path))
+    facts = {"rank": 1, "world_size": 4, "host": "a", "pid": 1, "start_ns": 1, "steps": None}
+    (tmp_path / "rank_1.json").write_text(json.dumps(facts))
+    for rank in (0, 2, 3):
+        (tmp_path / f"observer_{rank}.etob").unlink()
+    _collected.note_steps(tmp_path, 64 << 20)
+    _collected.note_sequence(tmp_path)
+    assert len(read) == 2
+    assert "observer_1.etob: too large to look unasked which steps are whole" in capsys.readouterr().err
 
 
 # Questions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -68,15 +68,48 @@ def afterwards(lost: str) -> Iterator[None]:
         say(f"{lost}: {why[:300]}")
 
 
-def convert_observed(path: Path, target: Path) -> None:
-    """Put an observer's file into PyTorch's format beside it, for other tools."""
+MOST_BYTES = 64 << 20
+"""Of an observer's file that is read unasked after the command: to read or convert one of so many takes 0.7 GB and 7 s,
+larger ones more in proportion. Where memory ends, so does this process, and with it the exit status of the command."""
+_MOST_TOGETHER = 512 << 20
+"""Of all files that are converted: a minute."""
+MOST_FOR_STEPS = 256 << 20
+"""Of the file of a killed process: without, its whole steps stay unknown."""
+
+
+def convert_observed(folders: Sequence[Path], name: Callable[[Path], Path]) -> None:
+    """Put observers' files into PyTorch's format beside them, for other tools; say which are left, and how to.
+
+    name: a folder as the user calls it.
+    """
     from etloom import convert
+    from etloom.collector.words import counted
 
-    convert(path, target, "execution-trace")
+    left: list[Path] = []
+    together = 0
+    for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
+        size = recorded.stat().st_size
+        target = recorded.with_name(f"torch_et_{recorded.stem.removeprefix('observer_')}.json.gz")
+        if size > MOST_BYTES or together + size > _MOST_TOGETHER:
+            left.append(name(recorded.parent) / recorded.name)
+            left.append(name(recorded.parent) / target.name)
+            continue
+        together += size
+        with afterwards(f"{target} is not written"):
+            convert(recorded, target, "execution-trace")
+    if left:
+        which = str(left[0]) if len(left) == 2 else counted(len(left) // 2, "file") + " of the observer"
+        how = shlex.join(["etloom", "convert", str(left[0]), str(left[1]), "--to", "execution-trace"])
+        say(
+            f"{which}: too large to convert unasked; every verb reads the observer's format; for PyTorch's: {how}"
+        )
 
 
-def note_steps(folder: Path) -> None:
-    """The steps that a process had whole as it was killed: nobody else counted them."""
+def note_steps(folder: Path, most_bytes: int | None = None) -> None:
+    """The steps that a process had whole as it was killed: nobody else counted them.
+
+    most_bytes: larger files are not read, and a line says so; null reads all.
+    """
     import polars as pl
 
     import etloom
@@ -86,6 +119,9 @@ def note_steps(folder: Path) -> None:
     for facts in files.sealed_ranks(folder):
         recorded = folder / f"observer_{facts['rank']}.etob"
         if facts.get("steps") is not None or not recorded.is_file():
+            continue
+        if most_bytes is not None and recorded.stat().st_size > most_bytes:
+            say(f"{recorded}: too large to look unasked which steps are whole; etloom info reads it")
             continue
         try:
             trace = cast("etloom.Trace", etloom.read(recorded))
@@ -105,7 +141,7 @@ def note_sequence(folder: Path) -> None:
     from etloom.collector import files
 
     recorded = min(folder.glob("observer_*.etob"), default=None)
-    if recorded is None:
+    if recorded is None or recorded.stat().st_size > MOST_BYTES:
         return
     trace = cast("etloom.Trace", etloom.read(recorded))
     lookups = trace.nodes.filter(pl.col("name").cast(pl.String) == "aten::embedding").select(node="id")

@@ -8,7 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from etloom.cli._collected import afterwards, closing_line, convert_observed, note_sequence, note_steps
+from etloom.cli._collected import (
+    MOST_FOR_STEPS,
+    afterwards,
+    closing_line,
+    convert_observed,
+    note_sequence,
+    note_steps,
+)
 from etloom.cli._guard import guarded, say
 from etloom.errors import CollectError
 
@@ -114,8 +121,8 @@ def collect(
 
     Each rank writes an execution trace and a Kineto trace of the same steps. The exit status is the command's.
     The native observer is compiled once for a torch, some 20 s; its file (observer_0.etob) is kept and also put
-    into PyTorch's format (torch_et_0.json.gz) after the command. A workload card, filled in as far as the run knows
-    itself, lies beside the traces under the folder's name: run/run.yaml for --out run/.
+    into PyTorch's format (torch_et_0.json.gz) after the command, up to 64 MiB. A workload card, filled in as far as
+    the run knows itself, lies beside the traces under the folder's name: run/run.yaml for --out run/.
 
     Examples:
 
@@ -177,14 +184,11 @@ def collect(
         return
     collected = launch(command, out, steps, overwrite=overwrite, building=_announce_build, **options)
     folders = collected.windows or (collected.out,)
-    for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
-        rank = recorded.stem.removeprefix("observer_")
-        target = recorded.parent / f"torch_et_{rank}.json.gz"
-        with afterwards(f"{target} is not written"):
-            convert_observed(recorded, target)
+    with afterwards("PyTorch's format is not written"):
+        convert_observed(folders, lambda folder: _relative(folder, collected.out, out))
     for folder in folders:
         with afterwards(f"{folder}: nobody knows which steps are whole"):
-            note_steps(folder)
+            note_steps(folder, MOST_FOR_STEPS)
         with afterwards(f"{folder}: the card lacks the length of a sequence"):
             note_sequence(folder)
     for warning in collected.warnings:
