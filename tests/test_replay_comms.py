@@ -94,6 +94,23 @@ def test_first_only_and_scale(tmp_path: Path) -> None:
     assert len(plan(job, first=2).calls[1]) == 2
 
 
+def test_a_call_that_raised_in_the_recording_is_left_out(tmp_path: Path) -> None:
+    job = etloom.open(write(tmp_path, {rank: [reduce_(100), reduce_(6)] for rank in range(2)}))
+    assert len(plan(job).calls[0]) == 2
+
+    def ended(trace: etloom.Trace) -> etloom.Trace:
+        last = pl.col("id") == pl.col("id").max()
+        attrs = pl.when(last).then(pl.lit('{"raised": true}'))  # as our observer tells
+        return trace.replace(nodes=trace.nodes.with_columns(attrs=attrs))
+
+    made = plan(Job({rank: ended(trace) for rank, trace in job.items()}))
+    assert [step[2] for step in steps(made)] == [100]
+    assert {(one.rank, one.reason) for one in made.skipped} == {
+        (0, "it raised in the recording"),
+        (1, "it raised in the recording"),
+    }
+
+
 def calls_of(*rows: dict[str, Any], rank: int = 0, world: int = 4) -> etloom.Trace:
     """A trace of nothing but communications."""
     nodes = [{"id": at, "name": row.pop("name", "record_param_comms")} for at, row in enumerate(rows)]

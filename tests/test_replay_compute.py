@@ -445,6 +445,20 @@ def relu(at: int, taken: list[Any], given: list[Any], schema: str = RELU) -> dic
     return node(at, schema, [taken], ["Tensor(float)"], [[taken[3]]], outputs=[given])
 
 
+def test_what_raised_in_the_recording_is_left_out_with_its_parts(tmp_path: Path) -> None:
+    made = of_nodes(
+        tmp_path,
+        relu(2, one(10, 100), one(11, 101)),
+        {**relu(3, one(11, 101), one(12, 102)), "ctrl_deps": 2},
+        relu(4, one(13, 103), one(14, 104)),
+    )
+    first = made.nodes["id"].min()
+    ended = pl.when(pl.col("id") == first).then(pl.lit('{"raised": true}'))  # as our observer tells
+    todo = program(made.replace(nodes=made.nodes.with_columns(attrs=ended)))
+    assert [step.et_id for step in todo.steps] == [4]
+    assert [(one.name, one.reason) for one in todo.left_out] == [("aten::relu", "it raised in the recording")]
+
+
 def test_what_is_not_run_leaves_no_older_tensor_under_its_id(tmp_path: Path) -> None:
     made = program(
         of_nodes(

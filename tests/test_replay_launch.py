@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from etloom.cli.replay._telling import crowded
@@ -92,3 +97,29 @@ def test_latencies_of_a_crowded_host_are_told_apart(monkeypatch: pytest.MonkeyPa
     assert crowded(4.5, "cpu", 1, "times") == said.replace("latencies", "times") + busy
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
     assert crowded(0.0, "cpu", 1) == f"{said}5 ranks share 4 CPUs"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["replay", "compute", "cpu/ddp_2/kineto_trace_0.json.gz"], "holds no execution trace"),
+        (["replay", "compute", "cpu/ddp_2", "--rank", "5"], "there is no rank 5"),
+        (["replay", "compute", "cpu/ddp_2", "--step", "9"], "the execution trace has no step 9; it has 0, 1"),
+        (["replay", "comms", "cpu/ddp_2"], "2 ranks to play, but 1 process"),
+        (["replay", "full", "nothere"], "no such file or folder"),
+        (["--trace-path", "nothere"], "no such file or folder"),
+    ],
+)
+def test_input_is_looked_at_before_torch_is_imported(
+    data: Path, tmp_path: Path, command: list[str], said: str
+) -> None:
+    """Which takes seconds."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    plain = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    module = "etloom" if command[0] == "replay" else "etloom.compat.comms_replay"
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *command], cwd=data, env={**plain, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+    assert said in ended.stderr

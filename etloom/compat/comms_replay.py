@@ -22,7 +22,7 @@ from etloom.compat import comms_flags
 from etloom.compat._command import told
 from etloom.errors import EtloomError
 from etloom.opening import Opening
-from etloom.replayer.choice import chosen
+from etloom.replayer.choice import chosen, early
 from etloom.replayer.plan import Plan, notes, table
 from etloom.replayer.world import Place
 from etloom.reports import text
@@ -52,6 +52,7 @@ def replay(args: argparse.Namespace) -> None:
         raise EtloomError("--output-ranks says who writes, but not where", remedy="add --output-path FOLDER")
     if beyond := [rank for rank in wanted if rank >= place.world]:
         raise EtloomError(f"--output-ranks: there is no rank {beyond[0]} of {place.world}")
+    known = early(make, place.world, run)
     # torch tells a lost connection in pages of its own.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from etloom.replayer.comms import Options, placed
@@ -70,7 +71,7 @@ def replay(args: argparse.Namespace) -> None:
         verify=bool(args.c) or args.data_accuracy_mode == "check",
     )
     done: Replayed | None = replay(
-        make, options, place=place, address=args.master_ip, port=args.master_port, end=_end
+        known, options, place=place, address=args.master_ip, port=args.master_port, end=_end
     )
     if done is None:
         return

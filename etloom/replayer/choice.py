@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 
+from etloom import readers
 from etloom.errors import EtloomError, UnknownName
 from etloom.replayer.plan import COLLECTIVES, MESSAGES, Call, Plan
 from etloom.replayer.planning import plan
@@ -63,6 +65,27 @@ def chosen(
     )
     made = _balanced(made) if balance else made
     return _untimed(made) if other else made
+
+
+def early(make: Callable[[int], Plan], world: int, path: Path) -> Callable[[int], Plan]:
+    """``make`` for `session.replay`, whose torch takes seconds to load: what is wrong with the input is raised before,
+    as far as one process alone may end. Of several the first makes the plan when it can tell the others."""
+    readers.format_of(path)
+    if world > 1:
+        return make
+    made = as_many(make(world), world)
+    return lambda world: made
+
+
+def as_many(made: Plan, world: int) -> Plan:
+    """The plan, for as many ranks as there are processes. Raises EtloomError where it is for others."""
+    if made.world != world:
+        raise EtloomError(
+            f"{made.world} ranks to play, but {world} process",
+            remedy=f"start {made.world} (torchrun --nproc-per-node {made.world} -m etloom ..., mpirun -np "
+            f"{made.world} etloom ..., srun -n {made.world} etloom ...), or only look at the plan (--dry-run)",
+        )
+    return made
 
 
 def numbers(text: str) -> list[int]:

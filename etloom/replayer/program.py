@@ -9,13 +9,13 @@ from typing import Any
 
 import polars as pl
 
-from etloom.activity import of_rank
 from etloom.errors import EtloomError
 from etloom.replayer.kernels import Kernels
+from etloom.replayer.nodes import nodes_of
 from etloom.replayer.operators import Operator
 from etloom.replayer.steps import Step, View
 from etloom.replayer.storages import INPUT, OUTPUT, Storages, free, unfilled
-from etloom.replayer.topmost import COMMUNICATES, COMPILED, Node, range_of, topmost
+from etloom.replayer.topmost import COMMUNICATES, COMPILED, Node, topmost
 from etloom.trace import Trace
 
 
@@ -53,17 +53,9 @@ def program(
 ) -> Program:
     """The program of a linked trace, or of its step N. kernels: how those of torch.compile are treated, by default as
     where none may run. Raises EtloomError where nothing was recorded to replay."""
-    nodes = trace.nodes.with_columns(pl.col(pl.Categorical).cast(pl.String))
-    if not nodes.height:
-        raise EtloomError(
-            "holds no execution trace, which computation replay needs",
-            where=of_rank(trace) or "the trace",
-            remedy="record one: etloom collect, or ExecutionTraceObserver",
-        )
-    first, last = range_of(nodes, step)
+    asked = nodes_of(trace, step).with_columns(pl.col(pl.Categorical).cast(pl.String))
     timed = trace.links.join(trace.events.select(event="id", dur="dur"), on="event")
     spent: dict[int, int] = dict(timed.select("node", "dur").iter_rows())
-    asked = nodes.filter(pl.col("id").is_between(first, last, closed="left"))
     chosen = topmost(asked, namespaces, kernels or Kernels())
     left_out = [LeftOut(node["name"], reason, spent.get(node["id"])) for node, reason in chosen.left_out]
     for node, parts in chosen.compiled:

@@ -18,6 +18,7 @@ _MOST_RANKS = 1 << 20
 """A file that names a larger world is not believed."""
 MOST_ELEMENTS = 1 << 50
 """Nor is a size beyond this, of all tensors of a call together; in bytes it is far from the end of 64 bits."""
+RAISED = "it raised in the recording"
 
 
 @dataclass
@@ -102,6 +103,9 @@ def rows_of(
                 rows[-1].waits.append(waited)
                 rows[waited].waited_at = rows[waited].waited_at or one["node"]
             continue
+        if raised(one["attrs"]):
+            skipped.append((name, RAISED))
+            continue
         if collective not in COLLECTIVES | MESSAGES:
             skipped.append((name, f"{collective or 'it'} is no collective that can be replayed"))
             continue
@@ -160,6 +164,11 @@ def rank_at(recorded: int | None, name: str, group: tuple[int, ...] | None) -> i
     return group[recorded] if 0 <= recorded < len(group) else None
 
 
+def raised(attrs: str | None) -> bool:
+    """Whether an operator ended by an exception in the recording; our own observer tells."""
+    return '"raised": true' in (attrs or "")
+
+
 def _one(elements: int | None) -> tuple[int, ...]:
     return () if elements is None else (elements,)
 
@@ -167,7 +176,7 @@ def _one(elements: int | None) -> tuple[int, ...]:
 def _calls(trace: Trace) -> pl.DataFrame:
     """comms of the host in the order of their calls: those of nodes or, without an execution trace, of events."""
     comms = trace.comms.with_columns(pl.col(pl.Categorical).cast(pl.String))
-    nodes = trace.nodes.select("id", name=pl.col("name").cast(pl.String))
+    nodes = trace.nodes.select("id", "attrs", name=pl.col("name").cast(pl.String))
     events = trace.events.select("id", "ts", "cat", event_name=pl.col("name").cast(pl.String))
     joined = comms.join(nodes, left_on="node", right_on="id", how="left").join(
         events, left_on="event", right_on="id", how="left"

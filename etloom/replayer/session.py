@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from etloom.errors import EtloomError
+from etloom.replayer.choice import as_many
 from etloom.replayer.meeting import meeting_point
 from etloom.replayer.plan import Call, Part, Plan
 from etloom.replayer.results import calls, passes, sums
@@ -124,13 +125,7 @@ def _shared(store: Any, place: Place, make: Callable[[int], Plan]) -> tuple[Plan
     """(the plan, on rank 0 that made it, each rank's part of it), as plain JSON through the store; its error on all."""
     if place.rank == 0:
         try:
-            plan = make(place.world)
-            if plan.world != place.world:
-                raise EtloomError(
-                    f"{plan.world} ranks to play, but {place.world} process",
-                    remedy=f"start {plan.world} (torchrun --nproc-per-node {plan.world} -m etloom ..., mpirun -np "
-                    f"{plan.world} etloom ..., srun -n {plan.world} etloom ...), or only look at the plan (--dry-run)",
-                )
+            plan = as_many(make(place.world), place.world)
         except EtloomError as error:
             store.set("plan", json.dumps({"error": str(error)}))
             raise

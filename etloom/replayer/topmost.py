@@ -7,29 +7,15 @@ from typing import Any
 
 import polars as pl
 
-from etloom.activity import marks as marks
-from etloom.errors import EtloomError
 from etloom.replayer.kernels import Kernels
 from etloom.replayer.operators import Operator, resolve
+from etloom.replayer.recorded import RAISED, raised
 
 Node = dict[str, Any]
 COMMUNICATES = "communication: etloom replay comms"
 COMPILED = "its kernels were not recorded (C++ never is; Triton is with record_shapes); TORCH_COMPILE_DISABLE=1 helps"
 _COMPILED = "## Call CompiledFxGraph"
 _COMMUNICATION = ("record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
-
-
-def range_of(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:
-    """The ids of the nodes of a step: operators of all threads, since ids are given in order of time."""
-    if step is None:
-        return 0, 1 << 62
-    found = marks(nodes)
-    start = found.filter(pl.col("step") == step)["id"]
-    if not start.len():
-        known = ", ".join(map(str, found["step"].to_list())) or "none"
-        raise EtloomError(f"the execution trace has no step {step}", remedy=f"it has {known}")
-    after = found.filter(pl.col("id") > start[0])["id"]
-    return start[0], after[0] if after.len() else 1 << 62
 
 
 @dataclass
@@ -73,7 +59,7 @@ def topmost(nodes: pl.DataFrame, namespaces: frozenset[str], kernels: Kernels) -
                 outer = around.get(outer)
         elif found is not None:
             refused[at] = (node, found)
-        if isinstance(found, Operator) or found == COMMUNICATES or node["kernel_backend"]:
+        if isinstance(found, Operator) or found in (COMMUNICATES, RAISED) or node["kernel_backend"]:
             whole.add(at)
         if graph is not None and found is not None:
             graph.parts.append(at)
@@ -102,6 +88,8 @@ def _found(node: Node, namespaces: frozenset[str], kernels: Kernels) -> Operator
     """What a node is, or why it is not run; None of one that is no operator."""
     if (node["name"] or "").startswith(_COMMUNICATION):
         return COMMUNICATES
+    if (node["op_schema"] or node["kernel_backend"]) and raised(node["attrs"]):
+        return RAISED
     if node["kernel_backend"]:
         return kernels.resolve(node)
     return resolve(node["op_schema"], namespaces) if node["op_schema"] else None

@@ -12,10 +12,9 @@ import polars as pl
 from torch.autograd.profiler import profile, record_function
 
 from etloom import linker, readers
-from etloom.activity import steps
+from etloom.activity import marks, steps
 from etloom.replayer.machine import Machine
 from etloom.replayer.pace import NOT_TRIED
-from etloom.replayer.topmost import marks
 from etloom.trace import Trace
 
 

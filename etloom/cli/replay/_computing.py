@@ -21,15 +21,19 @@ def work(asked: dict[str, Any]) -> None:
     import etloom
     from etloom.errors import EtloomError
     from etloom.ranks import no_such_rank
-    from etloom.replayer import apart, pace
-    from etloom.replayer.compute import replay
-    from etloom.replayer.saved import folder_of
+    from etloom.replayer.nodes import nodes_of
 
     busy = load()
     job = etloom.open(asked["path"])
     chosen = min(job) if asked["rank"] is None else asked["rank"]
     if chosen not in job:
         raise no_such_rank(chosen, job)
+    nodes_of(job[chosen], asked["step"])
+    # What is wrong with the input is told before torch is imported.
+    from etloom.replayer import apart, pace
+    from etloom.replayer.compute import replay
+    from etloom.replayer.saved import folder_of
+
     told, leave_out = apart.here()
     if not leave_out:  # else an earlier process has said it
         tell_loss(job, asked["path"])
@@ -85,9 +89,9 @@ def _threads(device: str) -> tuple[str, str]:
     """With how many threads of an operator the replay ran on a CPU, and the recording."""
     if device != "cpu":
         return "", ""
-    import torch
+    from etloom.replayer.comms import threads_of_an_operator
 
-    count = torch.get_num_threads()
+    count = threads_of_an_operator()
     return (
         f" with {count} thread{'s' * (count != 1)} an operator",
         " (with how many is not recorded; torchrun sets 1: --threads)",

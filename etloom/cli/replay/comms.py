@@ -61,7 +61,9 @@ class Per(str, enum.Enum):
 def comms(
     path: Annotated[
         Path | None,
-        typer.Argument(help="A folder of traces, or one file.", metavar="PATH", show_default=False),
+        typer.Argument(
+            readable=False, help="A folder of traces, or one file.", metavar="PATH", show_default=False
+        ),
     ] = None,
     trace_path: Annotated[
         Path | None, typer.Option("--trace-path", help="The same as PATH.", show_default=False)
@@ -168,7 +170,7 @@ def comms(
     if json_file:
         check_writable(json_file, "--json")
     import etloom
-    from etloom.replayer.choice import chosen, numbers
+    from etloom.replayer.choice import chosen, early, numbers
     from etloom.replayer.world import Place
 
     place = Place.here()
@@ -203,6 +205,7 @@ def comms(
             for line in guesses(made):
                 say(line)
         return
+    known = early(make, place.world, given)
     # torch tells a lost connection in pages of its own; one line of ours says it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from etloom.replayer.comms import Options, placed
@@ -214,7 +217,7 @@ def comms(
     options = Options(*on, timing.value, gap.value, blocking, repeats, warmup, verify, timeout)
     busy = load()
     with ending(place):
-        done = replay(make, options, place=place, address=master_addr, port=master_port, end=end)
+        done = replay(known, options, place=place, address=master_addr, port=master_port, end=end)
     if done is None:
         return
     for line in notes(done.plan):

@@ -68,12 +68,9 @@ def full(
     from etloom.errors import EtloomError
     from etloom.replayer import apart
     from etloom.replayer.backends import check_backend
-    from etloom.replayer.choice import chosen
-    from etloom.replayer.comms import Options, threads_of_an_operator
-    from etloom.replayer.compute import prepared
+    from etloom.replayer.choice import chosen, early
+    from etloom.replayer.nodes import nodes_of
     from etloom.replayer.plan import notes
-    from etloom.replayer.saved import folder_of
-    from etloom.replayer.session import Work, replay
     from etloom.replayer.world import Place
 
     place = Place.here()
@@ -89,7 +86,15 @@ def full(
                 f"{world} processes for {len(opened())} recorded ranks", remedy=f"start {len(opened())}"
             )
         tell_loss(opened(), path)
+        for trace in opened().values():
+            nodes_of(trace)
         return chosen(opened(), world, operators=True)
+
+    known = early(make, place.world, path)
+    from etloom.replayer.comms import Options, threads_of_an_operator
+    from etloom.replayer.compute import prepared
+    from etloom.replayer.saved import folder_of
+    from etloom.replayer.session import Work, replay
 
     def prepare(tell: Callable[[str], None]) -> Work:
         rank = sorted(opened())[place.rank]
@@ -124,7 +129,7 @@ def full(
     busy = load()
     with ending(place):
         done = replay(
-            make, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end
+            known, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end
         )
     if done is None:
         return
