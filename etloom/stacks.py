@@ -33,17 +33,21 @@ def among(column: pl.Series, values: Collection[str]) -> np.ndarray:
 
 
 def asked(
-    column: pl.Series, question: Callable[[pl.Expr], pl.Expr], of: np.ndarray | None = None
+    column: pl.Series,
+    question: Callable[[pl.Expr], pl.Expr],
+    of: np.ndarray | None = None,
+    texts: pl.Series | None = None,
 ) -> np.ndarray:
     """Which rows of a text column a question is true of: asked once a distinct text, false of null.
 
-    of: the rows that matter (a mask); of few of them the answer takes less time.
+    of: the rows that matter (a mask); of few of them the answer takes less time. texts: all that the column holds,
+    each once, where that is known: to find it takes longer than to ask.
     """
     if of is not None:
         found = np.zeros(len(column), np.bool_)
         found[of] = asked(column.filter(pl.Series(of)), question)
         return found
-    texts = column.unique().drop_nulls()
+    texts = (column.unique() if texts is None else texts).drop_nulls()
     true = texts.filter(texts.to_frame("text").select(question(pl.col("text").cast(pl.String))).to_series())
     return column.is_in(true.implode(), nulls_equal=True).to_numpy()
 

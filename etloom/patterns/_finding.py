@@ -64,24 +64,26 @@ def places(
     costliest row with cost_ns and count of all, and ``longest``, the costs of the FEW costliest.
     """
     rows = rows.filter(pl.col("cost_ns") > 0)
-    known = rows.hstack(view.where(rows["event"])).sort("cost_ns", descending=True, maintain_order=True)
-    # Layers of one class are one place.
-    known = known.with_columns(
-        rewritten(known["module"], lambda name: name.str.replace(r"_\d+$", "")).alias("class")
+    known = rows.hstack(view.where(rows["event"]))
+    if by == "block":
+        # Layers of one class are one place.
+        layer = rewritten(known["module"], lambda name: name.str.replace(r"_\d+$", "")).alias("class")
+        known = known.with_columns(layer).with_columns(block=pl.coalesce("class", "operator"))
+    sums = (
+        known.with_row_index("row")
+        .group_by(by)
+        .agg(
+            pl.col("cost_ns").sum(),
+            pl.len().alias("count"),
+            pl.col("cost_ns").max().alias("most"),
+            pl.col("row").get(pl.col("cost_ns").arg_max()),
+            longest=pl.col("cost_ns").top_k(FEW).sort(descending=True),
+        )
+        .filter(pl.col("count") >= least)
+        .sort("cost_ns", "most", "row", descending=(True, True, False))
     )
-    known = known.with_columns(block=pl.coalesce("class", "operator"))
-    sums = known.group_by(by, maintain_order=True).agg(
-        pl.col("cost_ns").sum(),
-        pl.len().alias("count"),
-        pl.exclude(by, "cost_ns").first(),
-        longest=pl.col("cost_ns").head(FEW),
-    )
-    for row in (
-        sums.filter(pl.col("count") >= least)
-        .sort("cost_ns", descending=True, maintain_order=True)
-        .head(most)
-        .iter_rows(named=True)
-    ):
+    for place_sums in sums.head(most).iter_rows(named=True):
+        row = known.row(place_sums["row"], named=True) | place_sums
         row["cost_ns"], in_steps_ns = cost(view, known.filter(pl.col(by).eq_missing(row[by])))
         place: dict[str, Any] = {name: row.get(name) for name in _PLACE}
         place |= {"in_steps_ns": in_steps_ns, "place": f"{kind} {row[by]}" if kind else row[by]}

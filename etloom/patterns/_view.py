@@ -41,6 +41,11 @@ class View:
         return activity(self.trace)
 
     @cached_property
+    def busy(self) -> Intervals:
+        """When anything of its activity ran."""
+        return self.activity.busy
+
+    @cached_property
     def awaiting(self) -> Intervals:
         """When it stood in a communication to which another rank had yet to come."""
         return self._awaiting()
@@ -92,6 +97,49 @@ class View:
         during = pl.when(pl.col("launch").is_null()).then(self.steps_at(work["ts"]))
         return work.with_columns(step=pl.coalesce("step", during))
 
+    @cached_property
+    def _texts(self) -> pl.Series:
+        return self.trace.events["name"].unique()
+
+    @cached_property
+    def _work_texts(self) -> pl.Series:
+        return self.work["name"].unique()
+
+    def asked(self, question: Callable[[pl.Expr], pl.Expr]) -> np.ndarray:
+        """Of which events the name answers a question with yes."""
+        return stacks.asked(self.trace.events["name"], question, texts=self._texts)
+
+    def named(self, work: pl.DataFrame, pattern: str) -> pl.Series:
+        """Whether the name of each of these rows of `work` fits a regular expression."""
+        found = stacks.asked(work["name"], lambda name: name.str.contains(pattern), texts=self._work_texts)
+        return pl.Series(found)
+
+    @cached_property
+    def _ids_are_rows(self) -> bool:
+        """As of a table that was read whole."""
+        ids = self.trace.events["id"].to_numpy()
+        return bool(ids.size and ids[0] == 0 and ids[-1] == ids.size - 1 and (ids[1:] > ids[:-1]).all())
+
+    def rows_of(self, ids: pl.Series) -> np.ndarray:
+        """The row of each of these events, -1 for null and for one that is not there."""
+        if not self._ids_are_rows:
+            return stacks.row_of(self.trace.events, ids)
+        rows = stacks.numbers(ids, -1).astype(np.int64)
+        rows[rows >= self.trace.events.height] = -1
+        return rows
+
+    @cached_property
+    def parents(self) -> np.ndarray:
+        """The row of the event around each event, -1 for none."""
+        rows = self.rows_of(self.trace.events["parent"])
+        return rows.astype(np.int32) if len(rows) < np.iinfo(np.int32).max else rows
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """The kernels of `work`: step, device, stream, launch, name, ts, end, dur."""
+        columns = ("step", "device", "stream", "launch", "name", "ts", "end", "dur")
+        return self.work.select(columns).filter(self.work["cat"].is_in(["kernel", "Kernel"]))
+
     def host(self, names: str = "", categories: Collection[str] = kinds.HOST) -> pl.DataFrame:
         """Timed host events by start whose name fits a regular expression: id, parent, cat, name (text), ts, end, dur,
         pid, tid, step."""
@@ -100,7 +148,7 @@ class View:
             pl.col("cat").is_in(list(categories)) & pl.col("dur").is_not_null()
         ).to_series()
         if names:
-            chosen &= pl.Series(stacks.asked(events["name"], lambda name: name.str.contains(names)))
+            chosen &= pl.Series(self.asked(lambda name: name.str.contains(names)))
         columns = ("id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name")
         return (
             events.select(columns)
@@ -132,12 +180,12 @@ class View:
         """When no stream had work: start, end, gap_ns, cause (CAUSES), event (the host call to blame: the one that
         waited, or that launched what ended the gap), step, stream and name of that work, inside (the last call that
         allocated)."""
-        work, busy = self.work, self.activity.busy
+        work, busy = self.work, self.busy
         if self.activity.basis != "device" or len(busy) < 2:
             return pl.DataFrame(schema=_GAP)
         starts, ends = busy.ends[:-1], busy.starts[1:]
         first = np.searchsorted(work["ts"].to_numpy(), ends)
-        after = work[first]
+        after = work.select("launch", "launch_ts", "step", "stream", "name")[first]
         called = after["launch_ts"].fill_null(0).to_numpy()
         known = after["launch"].is_not_null().to_numpy()
         # The host is late where its call came after the device had run dry.
@@ -163,7 +211,7 @@ class View:
                 "start": starts,
                 "end": ends,
                 "gap_ns": ends - starts,
-                "cause": pl.Series(np.array(CAUSES)[cause], dtype=pl.String),
+                "cause": pl.Series(CAUSES, dtype=_CAUSE)[cause],
                 "event": pl.Series(blamed).replace(-1, None),
                 **{name: after[name] for name in ("step", "stream", "name")},
             }
@@ -178,38 +226,54 @@ class View:
         """operator, module, frame around each of these host events (ids, null allowed): innermost. operator: not one
         that only serves another (PLUMBING), and where all do, the outermost; frame: of code that is no library's, where
         Python was recorded."""
-        rows = stacks.row_of(self.trace.events, events)
+        rows = self.rows_of(events)
         names = self.trace.events["name"]
         found = {}
         for place, around in self._around.items():
-            at = np.where(rows < 0, -1, around[rows]) if around.size else rows
-            found[place] = taken(names, at)
+            at = np.where(rows < 0, -1, around[rows]) if around.size else np.full_like(rows, -1)
+            found[place] = taken(names, self._outermost(rows, at) if place == "operator" else at)
         found["module"] = stacks.rewritten(found["module"], lambda name: name.str.extract(_MODULE))
         return pl.DataFrame(found)
 
     @cached_property
     def _around(self) -> dict[str, np.ndarray]:
-        """Of each event the row of the innermost operator, module, frame around it, -1 for none."""
-        events = self.trace.events
-        parent = stacks.row_of(events, events["parent"])
-        found = {place: stacks.nearest(parent, wanted) for place, wanted in self._nests.items()}
-        operators = stacks.among(events["cat"], kinds.OPERATORS)
-        inside = np.where(parent < 0, -1, stacks.nearest(parent, operators)[parent])
-        outermost = stacks.nearest(parent, operators & (inside < 0))
-        found["operator"] = np.where(found["operator"] < 0, outermost, found["operator"])
-        return found
+        """Of each event the row of the innermost operator (but PLUMBING), module, frame around it, -1 for none; empty
+        where there is none at all."""
+        nothing = np.zeros(0, np.int32)
+        return {
+            place: stacks.nearest(self.parents, wanted) if wanted.any() else nothing
+            for place, wanted in self._nests.items()
+        }
+
+    def _outermost(self, rows: np.ndarray, found: np.ndarray) -> np.ndarray:
+        """The operators found for these rows, and where none was found the outermost around them."""
+        filled = found.copy()
+        asked = np.flatnonzero((found < 0) & (rows >= 0))
+        at = rows[asked]
+        # No more often than events are nested: parents of a file from elsewhere may lead around in a circle.
+        for _ in range(1 + int(self.trace.events["depth"].max() or 0)):  # type: ignore[arg-type]
+            if not asked.size:
+                break
+            is_one = self._operators[at]
+            filled[asked[is_one]] = at[is_one]
+            at = self.parents[at]
+            asked, at = asked[at >= 0], at[at >= 0]
+        return filled
+
+    @cached_property
+    def _operators(self) -> np.ndarray:
+        return stacks.among(self.trace.events["cat"], kinds.OPERATORS)
 
     @cached_property
     def _nests(self) -> dict[str, np.ndarray]:
         events = self.trace.events
         python = stacks.among(events["cat"], kinds.PYTHON)
-        own = stacks.asked(
-            events["name"], lambda name: name.str.contains(_FRAME) & ~name.str.contains(_LIBRARY)
-        )
-        return {
-            "operator": stacks.among(events["cat"], kinds.OPERATORS)
-            & ~stacks.asked(events["name"], lambda name: name.str.contains(PLUMBING)),
-            "module": python & stacks.asked(events["name"], lambda name: name.str.contains(_MODULE)),
+        nests = {"operator": self._operators & ~self.asked(lambda name: name.str.contains(PLUMBING))}
+        if not python.any():
+            return nests | dict.fromkeys(("module", "frame"), python)
+        own = self.asked(lambda name: name.str.contains(_FRAME) & ~name.str.contains(_LIBRARY))
+        return nests | {
+            "module": python & self.asked(lambda name: name.str.contains(_MODULE)),
             "frame": python & own,
         }
 
@@ -226,22 +290,18 @@ def outermost(events: pl.DataFrame) -> pl.DataFrame:
     return ordered.filter((before <= pl.col("ts")).fill_null(True))
 
 
-def named(events: pl.DataFrame, pattern: str) -> pl.Series:
-    """Whether the name of each event fits a regular expression, asked once a distinct name."""
-    return pl.Series(stacks.asked(events["name"], lambda name: name.str.contains(pattern)))
-
-
 ALLOCATES = r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree)|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release)"
 _JUST_BEFORE = 5_000
 """A call that waits comes back a little after what it waited for, ns."""
 _TIMED = [*kinds.HOST, *kinds.DEVICE]
-_GAP = {
+_CAUSE = pl.Enum(CAUSES)
+_GAP: dict[str, pl.DataType | type[pl.DataType]] = {
     "start": pl.Int64,
     "end": pl.Int64,
     "gap_ns": pl.Int64,
-    "cause": pl.String,
+    "cause": _CAUSE,
     "event": pl.Int64,
     "step": pl.Int64,
     "stream": pl.Int64,
-    "name": pl.String,
+    "name": pl.Categorical,
 }

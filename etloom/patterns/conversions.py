@@ -8,7 +8,7 @@ import polars as pl
 
 from etloom import kinds
 from etloom.patterns._finding import Finding, at, counted, places
-from etloom.patterns._view import View, named
+from etloom.patterns._view import View
 
 COPYING = ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::_reshape_copy")
 """Of OPERATORS; the others do nothing where nothing is to be done, and call one of these where something is."""
@@ -25,8 +25,8 @@ def find(view: View) -> Iterator[Finding]:
         "blocks, no .contiguous() or .to() inside the loop; let a fused kernel read the strided tensor"
     )
     if view.activity.basis == "device":
-        kernels = view.work.filter(pl.col("cat").is_in(["kernel", "Kernel"]))
-        copies = kernels.filter(named(kernels, KERNELS)).select(
+        kernels = view.kernels
+        copies = kernels.filter(view.named(kernels, KERNELS)).select(
             "step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"
         )
     else:

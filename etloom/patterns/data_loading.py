@@ -13,10 +13,10 @@ SCOPE = "rank"
 
 def find(view: View) -> Iterator[Finding]:
     loads = view.loads
-    span = view.activity.busy.span
+    span = view.busy.span
     if not loads.height or span is None:
         return
-    idle = Intervals.of([span[0]], [span[1]]) - view.activity.busy
+    idle = Intervals.of([span[0]], [span[1]]) - view.busy
     lost = idle & view.loading
     if cost := lost.total:
         longest = loads.sort("dur", descending=True, maintain_order=True).row(0, named=True)

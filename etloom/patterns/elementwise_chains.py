@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
+from etloom import stacks
 from etloom.patterns._finding import Finding, at, counted, places
-from etloom.patterns._view import View, named
+from etloom.patterns._view import View
 
 ELEMENTWISE = r"elementwise_kernel|elementwise_kernel_manual_unroll|CUDAFunctor|multi_tensor_apply"
 FUSED = r"multi_tensor_apply|^triton_"
@@ -17,27 +19,9 @@ SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    kernels = view.work.filter(pl.col("cat").is_in(["kernel", "Kernel"]))
-    is_one = named(kernels, ELEMENTWISE) & ~named(kernels, FUSED)
-    runs = (
-        kernels.with_columns(is_one=is_one)
-        .with_columns(run=pl.struct("is_one", "step").rle_id().over("device", "stream"))
-        .filter(pl.col("is_one"))
-        .group_by("device", "stream", "run", maintain_order=True)
-        .agg(
-            pl.len().alias("length"),
-            pl.col("dur").sum(),
-            pl.col("launch", "step", "name").first(),
-            pl.col("ts").first().alias("start"),
-            pl.col("end").last(),
-        )
-        .filter(pl.col("length") >= LENGTH)
-        # n passes over memory become one.
-        .with_columns(cost_ns=(pl.col("dur") * (1 - 1 / pl.col("length"))).round().cast(pl.Int64))
-    )
     yield from places(
         view,
-        runs.select("step", "stream", "name", "start", "end", "cost_ns", event="launch"),
+        _runs(view),
         lambda row: (
             f"{counted(row['count'], 'chain')} of {LENGTH}+ elementwise kernels{at(row, 'block')}, each kernel a pass "
             "over memory"
@@ -45,4 +29,32 @@ def find(view: View) -> Iterator[Finding]:
         confidence="low",
         advice="fuse them: torch.compile, a fused optimizer or norm, or foreach operators",
         by="block",
+    )
+
+
+def _runs(view: View) -> pl.DataFrame:
+    """The chains as `places` takes them: elementwise kernels of one step, one after another on their stream."""
+    kernels = view.kernels
+    is_one = (view.named(kernels, ELEMENTWISE) & ~view.named(kernels, FUSED)).to_numpy()
+    lane = stacks.lane_codes(kernels, ("device", "stream"))
+    rows = stacks.by_lane(lane)
+    step = stacks.numbers(kernels["step"], np.iinfo(np.int64).min)
+    cut = np.ones(len(rows) + 1, np.bool_)
+    if rows.size:
+        cut[1:-1] = np.any([one[rows[1:]] != one[rows[:-1]] for one in (is_one, lane, step)], axis=0)
+    cuts = np.flatnonzero(cut)
+    chains = np.flatnonzero(np.diff(cuts) >= LENGTH)
+    chains = chains[is_one[rows[cuts[chains]]]]
+    chains = chains[np.argsort(rows[cuts[chains]])]
+    start, end = cuts[chains], cuts[chains + 1]
+    until = np.concatenate(([0], np.cumsum(kernels["dur"].to_numpy()[rows])))
+    # n passes over memory become one.
+    saved = (until[end] - until[start]) * (1 - 1 / (end - start))
+    first: pl.DataFrame = kernels[rows[start]]
+    return first.select(
+        *("step", "stream", "name"),
+        kernels["end"][rows[end - 1]],
+        start="ts",
+        cost_ns=pl.Series(saved).round().cast(pl.Int64),
+        event="launch",
     )

@@ -9,7 +9,7 @@ import polars as pl
 
 from etloom.activity import during
 from etloom.patterns._finding import Finding, counted
-from etloom.patterns._view import View, named
+from etloom.patterns._view import View
 
 COPY = r"(?i)memcpy|copy(?:Host|Device|Buffer)"
 TO_DEVICE = r"(?i)HtoD|HostToDevice"
@@ -37,21 +37,24 @@ SCOPE = "rank"
 
 def find(view: View) -> Iterator[Finding]:
     times = view.activity.times
-    copies = view.work.filter(pl.col("kind") == "memory")
-    copies = copies.filter(named(copies, COPY) & ~(named(copies, TO_DEVICE) & named(copies, PAGEABLE)))
-    for (name,), own in copies.group_by(pl.col("name").cast(pl.String), maintain_order=True):
+    columns = ("name", "ts", "end", "dur", "step", "stream", "launch")
+    copies = view.work.select(columns).filter(view.work["kind"] == "memory")
+    to_device = view.named(copies, TO_DEVICE) & view.named(copies, PAGEABLE)
+    copies = copies.filter(view.named(copies, COPY) & ~to_device)
+    for (name,), own in copies.group_by("name", maintain_order=True):
         lost = during(own) - times["computation"] - times["communication"]
         if not lost.total:
             continue
-        own = own.with_columns(pl.Series("alone", lost.covered(own["ts"], own["end"])))
-        worst = own.sort("alone", descending=True, maintain_order=True).row(0, named=True)
+        alone = lost.covered(own["ts"], own["end"])
+        times_alone = int((alone > 0).sum())
+        worst = own.row(int(alone.argmax()), named=True)
         where = view.where(pl.Series([worst["launch"]], dtype=pl.UInt32)).row(0, named=True)
         yield Finding(
-            f"nothing runs beside {counted(int((own['alone'] > 0).sum()), 'copy', 'copies')}: {name}",
+            f"nothing runs beside {counted(times_alone, 'copy', 'copies')}: {name}",
             lost.total,
             "medium",
             INSIDE if INSIDE_DEVICE.search(str(name)) else BACK if TO_HOST.search(str(name)) else ACROSS,
-            int((own["alone"] > 0).sum()),
+            times_alone,
             step=worst["step"],
             stream=worst["stream"],
             name=str(name),

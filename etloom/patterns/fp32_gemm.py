@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from etloom.patterns._finding import Finding, at, counted, places
-from etloom.patterns._view import View, named
+from etloom.patterns._view import View
 
 PLAIN = r"(?i)sgemm|simt_|_fp32_"
 """Of NVIDIA's devices: products in fp32. Those with a vector (gemv) and with a narrow matrix (gemmSN) are bound by
@@ -44,14 +44,14 @@ def find(view: View) -> Iterator[Finding]:
             if newest >= 8
             else "use autocast with float16: this device has no TF32"
         )
-        plain = named(view.work, PLAIN) & ~named(view.work, f"{TENSOR}|{NARROW}")
+        plain = view.named(view.work, PLAIN) & ~view.named(view.work, f"{TENSOR}|{NARROW}")
         yield from _found(view, plain, "in fp32 beside idle tensor cores", how, "idle")
     of_amd = {(one.get("computeMajor"), one.get("computeMinor")) for one in devices}
     how = "use autocast with bfloat16" + next(
         (text for version, text in TF32.items() if version in of_amd), ""
     )
     faster = "in fp32, at a quarter or less of the matrix cores' 16-bit speed"
-    yield from _found(view, named(view.work, MATRIX_CORES), faster, how, "matrix cores")
+    yield from _found(view, view.named(view.work, MATRIX_CORES), faster, how, "matrix cores")
 
 
 def _found(view: View, products: pl.Series, what: str, how: str, kind: str) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.patterns._finding import Finding, at, counted, places
-from etloom.patterns._view import View, named
+from etloom.patterns._view import View
 from etloom.stacks import row_of, taken
 
 SMALL_BYTES = 64 << 10
@@ -17,7 +17,7 @@ SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
-    copies = view.work.filter(named(view.work, r"(?i)HtoD|HostToDevice"))
+    copies = view.work.filter(view.named(view.work, r"(?i)HtoD|HostToDevice"))
     facts = view.trace.kernels.select("bytes", id="event")
     copies = copies.with_columns(taken(facts["bytes"], row_of(facts, copies["id"])))
     # The host stands in the call until the data has left pageable memory.
@@ -29,7 +29,7 @@ def find(view: View) -> Iterator[Finding]:
     copies = copies.select(
         "step", "stream", "name", "bytes", start=start, end=end, cost_ns=end - start, event="launch"
     )
-    is_pageable = named(copies, "(?i)pageable")
+    is_pageable = view.named(copies, "(?i)pageable")
     pageable = copies.filter(is_pageable)
     yield from places(
         view,

@@ -18,6 +18,8 @@ SCOPE = "rank"
 
 
 def find(view: View) -> Iterator[Finding]:
+    if view.work["device"].drop_nulls().n_unique() < 2:
+        return
     known = view.work.drop_nulls("device")
     busy = {int(device): during(own) for (device,), own in known.group_by("device", maintain_order=True)}
     least = STRAY * union(busy.values()).total

@@ -18,7 +18,8 @@ def find(view: View) -> Iterator[Finding]:
         return
     work = view.work
     computes = (
-        work.filter(pl.col("kind") == "computation")
+        work.select("device", "stream", "dur")
+        .filter(work["kind"] == "computation")
         .group_by("device", "stream")
         .agg(pl.col("dur").sum())
         .filter(pl.col("dur") > 0.2 * pl.col("dur").sum())
@@ -29,7 +30,7 @@ def find(view: View) -> Iterator[Finding]:
     lost = during(shared) - view.activity.times["computation"]
     if not lost.total:
         return
-    worst = shared.sort("dur", descending=True, maintain_order=True).row(0, named=True)
+    worst = shared.row(shared["dur"].arg_max() or 0, named=True)
     yield Finding(
         f"{shared.height:,} communications run on stream {worst['stream']}, where the computation is, so neither hides "
         "the other",

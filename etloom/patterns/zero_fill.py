@@ -9,7 +9,7 @@ import polars as pl
 
 from etloom import kinds, stacks
 from etloom.patterns._finding import Finding, at, places, times
-from etloom.patterns._view import View, named
+from etloom.patterns._view import View
 
 ZEROS = r"^aten::(?:zero_|_foreach_zero_)$"
 FILLS = r"^aten::fill_$"
@@ -23,9 +23,9 @@ SCOPE = "rank"
 
 def find(view: View) -> Iterator[Finding]:
     if view.activity.basis == "device":
-        fills = view.work.filter(named(view.work, KERNELS))
+        fills = view.work.filter(view.named(view.work, KERNELS))
         # A fill may be of ones, and a memset the doing of a library: the operator tells, where any was recorded.
-        rows = stacks.row_of(view.trace.events, fills["launch"])
+        rows = view.rows_of(fills["launch"])
         told = np.where(rows >= 0, _zeroing(view)[1][rows], -1) >= 0
         without = not stacks.among(view.trace.events["cat"], kinds.OPERATORS).any()
         fills = fills.filter(pl.Series(told | without)).select(
@@ -54,9 +54,11 @@ def _zeroing(view: View) -> tuple[np.ndarray, np.ndarray]:
         pl.Series(stacks.asked(arguments["concrete_inputs"], lambda text: text.str.contains(IS_ZERO)))
     )
     told = events["id"].is_in(zero["event"].implode()).to_numpy()
-    zeroes = stacks.asked(events["name"], lambda name: name.str.contains(ZEROS))
-    zeroes |= stacks.asked(events["name"], lambda name: name.str.contains(FILLS)) & told
+    zeroes = view.asked(lambda name: name.str.contains(ZEROS))
+    zeroes |= view.asked(lambda name: name.str.contains(FILLS)) & told
     zeroes &= stacks.among(events["cat"], kinds.OPERATORS)
-    parent = stacks.row_of(events, events["parent"])
+    parent = view.parents
     nearest = stacks.nearest(parent, zeroes)
-    return zeroes & ((parent < 0) | (nearest[parent] < 0)), nearest
+    inner = np.flatnonzero(zeroes & (parent >= 0))
+    zeroes[inner[nearest[parent[inner]] >= 0]] = False
+    return zeroes, nearest
