@@ -126,7 +126,10 @@ def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, c
     for arguments, words in (
         ([*pair(data, "linear", "resnet_mismatch"), "--out", out], "not of one program: at best "),
         (["--host", host, "--device", nsys, "--out", out], "holds the ranks 0, 1; say which one: --rank"),
-        (["--host", host, "--device", nsys, "--rank", 5, "--out", out], "there is no rank 5; the run holds ranks 0, 1"),
+        (
+            ["--host", host, "--device", nsys, "--rank", 5, "--out", out],
+            "there is no rank 5; the run holds ranks 0, 1",
+        ),
         (["--host", host, "--device", nsys, "--rank", 1, "--out", out], "not of one program"),
         (["--host", host, "--device", tmp_path / "none", "--out", out], "no such file or folder"),
         (["--host", host, "--device", mine, "--out", mine], "is one of the two to be linked"),
