@@ -314,6 +314,16 @@ def two_ranks(folder: Path, late_us: float) -> Job:
     return etloom.open(folder)
 
 
+def test_a_rank_without_a_device_launches_nothing(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "cpu/ddp_2"), "findings", pattern="stragglers")
+    assert rows["title"].to_list() == [
+        "rank 1 keeps the others waiting 2 times: it begins late, after longer in no operator (Python, input)"
+    ]
+    assert rows["advice"][0].startswith(
+        "compare the rank with the others: its share of the data, its host's load;"
+    )
+
+
 def test_a_rank_that_comes_late(tmp_path: Path) -> None:
     rows = etloom.analyze(two_ranks(tmp_path, 300), "findings", pattern="stragglers", min_pct=0)
     (row,) = rows.iter_rows(named=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from etloom.activity import has_device_work
 from etloom.collectives import together
 from etloom.collectives.lateness import CAUSES, cause, delays
 from etloom.intervals import Intervals
@@ -19,6 +20,9 @@ _WHY = {
     "late launch": "its host launches late",
     "before": "it was late already, before the trace or when it left the communication before",
 }
+_WITHOUT_DEVICE = _WHY | {"late launch": "it begins late, after longer in no operator (Python, input)"}
+_OF_A_DEVICE = "its device's clock and temperature, "
+"""Of the advice, what a run without device work does not need."""
 _SAID = {
     # message -> confidence, what it keeps waiting, advice
     False: (
@@ -48,13 +52,16 @@ def find(views: Views) -> Iterator[tuple[int, Finding]]:
     for (rank, is_message), own in sorted(groups.items()):
         confidence, waits, advice = _SAID[is_message]
         why = own.select(pl.col(*CAUSES).sum(), delay_ns=1).select(cause()).item()
+        said = _WHY
+        if not has_device_work(job[rank]):
+            said, advice = _WITHOUT_DEVICE, advice.replace(_OF_A_DEVICE, "")
         worst = own.sort("delay_ns", "start", descending=(True, False)).row(0, named=True)
         # Several can wait for a rank at once: that time is lost once.
         lost = Intervals.of(own["own_start"] - own["delay_ns"], own["own_start"])
         yield (
             rank,
             Finding(
-                f"rank {rank} {waits} {times(own.height)}: {_WHY[why]}",
+                f"rank {rank} {waits} {times(own.height)}: {said[why]}",
                 lost.total,
                 confidence,
                 advice,
