@@ -52,7 +52,7 @@ def call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False) -> p
     else:
         work = work.with_columns(row="parent")
     parent = calls["parent"].to_numpy()
-    level = _levels(parent)
+    level = _levels(parent, None if joined or kernels else calls["depth"])
     node, first = _nodes(calls, parent, level)
     many = len(first)
     sums = np.zeros((3, many), np.int64)
@@ -97,23 +97,25 @@ def _calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
     """A row a call (pid, tid, category, name, count, self_ns, parent: a row of this table, -1 for none), and a row of
     device work (category, name, dur, parent)."""
     events = trace.events
-    on_lane = events["depth"].is_not_null().to_numpy()
-    rows = np.flatnonzero(on_lane)
+    on_lane = events["depth"].is_not_null()
+    rows = np.flatnonzero(on_lane.to_numpy())
     row_of = np.full(events.height + 1, -1, np.int64)  # the last one answers for -1
     row_of[rows] = np.arange(len(rows))
     parent = row_of[stacks.row_of(events, events["parent"])[rows]]
     if joined:
         parent = _under_forward(trace, rows, row_of, parent)
-    own = stacks.exclusive_time(events)[rows].fill_null(0)
-    calls = events.select("pid", "tid", "name", category="cat")[rows].with_columns(
-        _one_step(events["name"][rows]).alias("name"),
-        pl.Series("self_ns", own),
+    calls = events.select("pid", "tid", "name", "depth", category="cat").filter(on_lane)
+    calls = calls.with_columns(
+        _one_step(calls["name"]).alias("name"),
+        pl.Series("self_ns", stacks.stack(events).exclusive[rows]),
         pl.Series("parent", parent),
         count=pl.lit(1, pl.Int64),
     )
     launches = trace.launches.unique("device_event", keep="first", maintain_order=True)
-    done = events.filter(pl.col("cat").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null())
-    work = done.select("id", "name", "dur", category="cat").join(
+    done = events.select("id", "name", "dur", category="cat").filter(
+        pl.col("category").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null()
+    )
+    work = done.join(
         launches.select("device_event", "launch"),
         left_on="id",
         right_on="device_event",
@@ -122,8 +124,10 @@ def _calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
     )
     called = row_of[stacks.row_of(events, work["launch"])]
     if (called < 0).any():
-        nowhere = {"category": None, "name": UNLAUNCHED, "count": 0, "self_ns": 0, "parent": -1}
-        stray = pl.DataFrame([nowhere]).cast({"category": pl.Categorical, "name": pl.Categorical})
+        nowhere = {"category": None, "name": UNLAUNCHED, "depth": 0, "count": 0, "self_ns": 0, "parent": -1}
+        stray = pl.DataFrame([nowhere]).cast(
+            {"category": pl.Categorical, "name": pl.Categorical, "depth": pl.Int16}
+        )
         called = np.where(called < 0, calls.height, called)
         calls = pl.concat([calls, stray], how="diagonal_relaxed")
     return calls, work.select("name", "category", "dur", pl.Series("parent", called))
@@ -154,8 +158,15 @@ def _under_forward(trace: Trace, rows: Rows, row_of: Rows, parent: Rows) -> Rows
     return joined
 
 
-def _levels(parent: Rows) -> Rows:
-    """How many calls are around each, by pointer doubling."""
+def _levels(parent: Rows, depth: pl.Series | None) -> Rows:
+    """How many calls are around each: their depth, where that is given and fits the parents, else by pointer
+    doubling."""
+    if depth is not None and not depth.null_count():
+        said = depth.to_numpy()
+        around = said[parent]
+        around[parent < 0] = -1
+        if (said == around + 1).all():
+            return said.astype(np.int64)
     jump, level = parent.copy(), (parent >= 0).astype(np.int64)
     while (jump >= 0).any():
         level = level + np.where(jump >= 0, level[jump], 0)
@@ -165,21 +176,37 @@ def _levels(parent: Rows) -> Rows:
 
 def _nodes(calls: pl.DataFrame, parent: Rows, level: Rows) -> tuple[Rows, Rows]:
     """The node of each call, and the first call of each node; a node is numbered after the one above it."""
-    lanes = stacks.lane_codes(calls.select("pid", "tid"))
+    roots = np.flatnonzero(level == 0)
+    lanes = stacks.lane_codes(calls.select("pid", "tid")[roots])
     said, names = _codes(calls["name"])
     categories, many = _codes(calls["category"])
     said, names = said * many + categories, names * many
     node = np.full(len(parent), -1, np.int64)
     first: list[Rows] = [np.zeros(0, np.int64)]
-    count = 0
+    before = count = 0
     for at in range(int(level.max(initial=-1)) + 1):
-        own = np.flatnonzero(level == at)
-        above = lanes[own] if at == 0 else node[parent[own]]
-        _, index, inverse = np.unique(above * names + said[own], return_index=True, return_inverse=True)
+        own = np.flatnonzero(level == at) if at else roots
+        above = node[parent[own]] - before if at else lanes
+        index, inverse = _distinct(above * names + said[own])
         node[own] = count + inverse
         first.append(own[index])
-        count += len(index)
+        before, count = count, count + len(index)
     return node, np.concatenate(first)
+
+
+def _distinct(keys: Rows) -> tuple[Rows, Rows]:
+    """Where each of these numbers (0 and more) comes first, in their order, and which of them each is."""
+    size = int(keys.max(initial=-1)) + 1
+    if size > 4 * len(keys) + 4096:
+        _, index, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        return index, inverse
+    # So few that a table of them takes less time than to sort.
+    place = np.full(size, -1, np.int64)
+    place[keys[::-1]] = np.arange(len(keys))[::-1]
+    known = np.flatnonzero(place >= 0)
+    index = place[known]
+    place[known] = np.arange(len(known))
+    return index, place[keys]
 
 
 def _codes(column: pl.Series) -> tuple[Rows, int]:

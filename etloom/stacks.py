@@ -22,6 +22,7 @@ TOLERANCE_NS = 1000
 """A child may outlast its parent by this much: files with whole microseconds cut start and duration apart."""
 
 _LAST = np.iinfo(np.int64).max
+_NEAR = 1 << 22
 
 RECORDED = kinds.OPERATORS | kinds.ANNOTATIONS
 """Categories of what PyTorch records as a RecordFunction, which is what an execution trace holds too."""
@@ -117,13 +118,30 @@ class Stacks:
 
 def lane_codes(events: pl.DataFrame, columns: Collection[str] = ("pid", "tid")) -> np.ndarray:
     """A number for each event's (pid, tid), int64, in their order; the same number for the same thread."""
-    code = np.zeros(events.height, np.int64)
+    code: np.ndarray | None = None
     for column in columns:
         distinct = np.sort(events[column].unique().drop_nulls().to_numpy())
         if distinct.size > 1 or events[column].null_count():
-            code *= distinct.size + 1
-            code += np.searchsorted(distinct, numbers(events[column], _LAST))
-    return code
+            places = _places(distinct, events[column])
+            if code is not None:
+                code *= distinct.size + 1
+                places += code
+            code = places
+    return np.zeros(events.height, np.int64) if code is None else code
+
+
+def _places(distinct: np.ndarray, column: pl.Series) -> np.ndarray:
+    """Where each value stands among the distinct ones, which ascend; null behind them all."""
+    low, high = (int(distinct[0]), int(distinct[-1])) if distinct.size else (0, 0)
+    if high - low > _NEAR or high == _LAST:
+        found: np.ndarray = np.searchsorted(distinct, numbers(column, _LAST))
+        return found
+    # Numbers of processes and threads lie so close that a table of them takes less time than to search.
+    table = np.zeros(high - low + 2, np.int64)
+    table[distinct - low] = np.arange(distinct.size)
+    table[-1] = distinct.size
+    places: np.ndarray = table[numbers(column, high + 1) - low]
+    return places
 
 
 def by_lane(lanes: np.ndarray) -> np.ndarray:
@@ -155,20 +173,18 @@ def stack(events: pl.DataFrame, categories: Collection[str] = kinds.HOST) -> Sta
     rows = np.flatnonzero(hosts & timed & ~asynchronous)
     kind = (among(cats, kinds.OPERATORS) | ranges) + 2 * among(cats, kinds.PYTHON).astype(np.uint8)
 
-    starts = events["ts"].to_numpy()
-    durations = events["dur"].fill_null(0).to_numpy()
+    durations = numbers(events["dur"], 0)
+    start, duration = events["ts"].to_numpy()[rows], durations[rows]
     lanes = lane_codes(events)
-    rows = _in_order_of_entry(events, rows, lanes, starts, durations)
+    rows = _in_order_of_entry(events, rows, lanes, start, duration)
+    duration += start
     parent, depth, exclusive, detached, crossed, clamped = stack_lanes(
-        lanes[rows],
-        starts[rows],
-        (starts + durations)[rows],
-        kind[rows],
-        TOLERANCE_NS,
+        lanes[rows], start, duration, kind[rows], TOLERANCE_NS
     )
     n = events.height
     out_parent = np.full(n, -1, np.int64)
-    out_parent[rows] = np.where(parent < 0, -1, rows[parent]) if rows.size else parent
+    held = np.flatnonzero(parent >= 0)
+    out_parent[rows[held]] = rows[parent[held]]
     out_depth = np.full(n, -1, np.int16)
     out_depth[rows] = depth
     out_exclusive = np.zeros(n, np.int64)
@@ -213,17 +229,19 @@ def _in_order_of_entry(
     events: pl.DataFrame,
     rows: np.ndarray,
     lanes: np.ndarray,
-    starts: np.ndarray,
-    durations: np.ndarray,
+    start: np.ndarray,
+    duration: np.ndarray,
 ) -> np.ndarray:
-    """Rows sorted by (start, -duration), equal ones of a thread by what the recorder knows of their order."""
+    """Rows sorted by (start, -duration), equal ones of a thread by what the recorder knows of their order; start and
+    duration are of each of rows."""
     if rows.size < 2:
         return rows
-    same = (starts[rows[1:]] == starts[rows[:-1]]) & (durations[rows[1:]] == durations[rows[:-1]])
+    same = (start[1:] == start[:-1]) & (duration[1:] == duration[:-1])
     if not same.any():
         return rows
-    group = np.concatenate([[0], np.cumsum(~same)])
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    # Of two neighbours among them that are not the same, the second begins a group.
+    group = np.cumsum(~np.append(False, same)[tied])
     some = events[rows[tied]]
     kind = np.where(among(some["cat"], kinds.RUNTIME), 2, np.where(among(some["cat"], kinds.PYTHON), 0, 1))
     missing = np.iinfo(np.int64).max
@@ -234,7 +252,7 @@ def _in_order_of_entry(
             some["rf_id"].replace(0, None).fill_null(missing).to_numpy(),
             kind,
             lanes[rows[tied]],
-            group[tied],
+            group,
         ]
     )
     rows = rows.copy()

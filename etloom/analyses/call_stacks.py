@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, device_work, of_rank, require_linked
+from etloom.activity import has_device_work
+from etloom.analyses._activity import answer, of_rank, require_linked
 from etloom.calls import SCHEMA, call_tree
 from etloom.errors import AnalysisError
 from etloom.trace import Trace
@@ -55,6 +56,6 @@ def analyze(
         tree = tree.filter(host | device)
     if depth is not None:
         tree = tree.filter(pl.col("depth") <= depth)
-    if not device_work(trace).height:
+    if not has_device_work(trace):
         tree = tree.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _DEVICE)
     return answer(tree, COLUMNS)
