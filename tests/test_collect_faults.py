@@ -14,10 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 from test_collect_windows import Window as Standin
 from test_collect_windows import made as made
 
+import etloom
 from etloom.cli import _collected
 from etloom.collector import aftermath, demand, ends, files, hook, leftovers, seen
 from etloom.collector.guard import Guard
@@ -272,6 +274,46 @@ def test_a_warm_up_that_fails_is_not_the_jobs_matter(
     hook._count_time(recorder, SimpleNamespace(nn=SimpleNamespace(Module=Module)), 10**9)  # type: ignore[arg-type]
     assert Module().made and Module().made
     assert capsys.readouterr().err == "etloom: nothing recorded, the job goes on: RuntimeError: odd\n"
+
+
+# Names
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("ring", "scopes"), [(True, 40_000), (False, 65_600)])
+def test_names_that_are_made_up_leave_room_for_those_of_operators(
+    tmp_path: Path, ring: bool, scopes: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    from etloom.collector.observer import BuildError, ExecutionTraceObserver, build
+
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"the observer cannot be built here: {error}")
+    observer = ExecutionTraceObserver(max_bytes=(1 if ring else 64) << 20, ring=ring)
+    observer.register_callback(str(tmp_path / "names.etob"))
+    observer.start()
+    for number in range(scopes):
+        with torch.profiler.record_function(f"request {number:030d}"):
+            pass
+    ones = torch.ones(3)
+    for _ in range(5):
+        torch.cumsum(ones, 0)
+    with torch.profiler.record_function("late"):
+        pass
+    observer.stop()
+    lost = observer.counters()["no_dictionary"]
+    observer.unregister_callback()
+    trace = etloom.read(tmp_path / "names.etob")
+    assert isinstance(trace, etloom.Trace)
+    names = trace.events["name"].cast(pl.String)
+    assert (names == "aten::cumsum").sum() == 5 and names[-1] == "unknown"
+    # Of a ring half of the quarter of 8 chunks, less what is behind the last whole name; else half of 2**17.
+    kept = (128 << 10) // (40 + 16) if ring else 1 << 16
+    assert abs(lost - (scopes + 1 - kept)) < 5
+    if not ring:
+        assert (names == "unknown").sum() == lost
 
 
 # After the command

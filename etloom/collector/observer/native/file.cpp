@@ -133,7 +133,7 @@ bool File::grow(uint64_t bytes) {
 OpenChunk File::take(ChunkKind kind, uint32_t stream, uint64_t os_tid, uint64_t rf_tid, uint64_t window) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t index = header_->chunks.load(std::memory_order_relaxed);
-  const uint64_t all = (mapped_ - kHeaderBytes) / kChunkBytes;
+  const uint64_t all = all_chunks();
   // The dictionary is not overwritten, so a ring keeps a quarter of the file for it.
   const bool spent = kind == kEvents && header_->ring && event_chunks_ >= all - all / 4;
   ChunkHeader* chunk = nullptr;

@@ -60,6 +60,11 @@ class File {
   void count(Counter counter, uint64_t by = 1) {
     header_->counters[counter].fetch_add(by, std::memory_order_relaxed);
   }
+  // Whether the name of a scope of so many bytes may be defined: those take half of the dictionary of a ring at most,
+  // which is not overwritten, and leave the rest to the names of operators.
+  bool grant_scope(uint64_t bytes) {
+    return !header_->ring || scope_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes <= dictionary_bytes() / 2;
+  }
   // A window opens.
   void open_window() {
     if (header_->first_ns.load() == 0) header_->first_ns.store(monotonic_ns());
@@ -70,6 +75,8 @@ class File {
 
  private:
   bool grow(uint64_t bytes);
+  uint64_t all_chunks() const { return (mapped_ - kHeaderBytes) / kChunkBytes; }
+  uint64_t dictionary_bytes() const { return all_chunks() / 4 * kPayloadWords * 8; }  // of a ring
   ChunkHeader* at(uint64_t index) {
     return reinterpret_cast<ChunkHeader*>(map_ + kHeaderBytes + index * kChunkBytes);
   }
@@ -82,6 +89,7 @@ class File {
   uint64_t size_ = 0;  // of the file: all of it is on the disk
   uint64_t order_ = 0;
   uint64_t event_chunks_ = 0;
+  std::atomic<uint64_t> scope_bytes_{0};
   bool full_ = false;
   std::deque<OpenChunk> again_;  // of a ring: closed event chunks, oldest first
 };

@@ -44,7 +44,7 @@ Named name_of(Stream& stream, const at::RecordFunction& function) {
   const char* name = function.name();
   const char* overload = function.overload_name();
   if (overload == without) {
-    return {stream.define(kName, name, [&] { return std::string_view(name); }), false,
+    return {stream.define(kName, name, [&] { return std::string_view(name); }, /*scope=*/true), false,
             std::string_view(name) == at::kParamCommsCallName};
   }
   Operator& known = stream.cached(name);
@@ -58,7 +58,7 @@ Named name_of(Stream& stream, const at::RecordFunction& function) {
     return text.str();
   });
   const bool communicates = std::string_view(name) == at::kParamCommsCallName;
-  if (key.size() < sizeof known.key) {
+  if (id != 0 && key.size() < sizeof known.key) {
     known = {name, id, static_cast<uint8_t>(std::strlen(name) + 1), communicates};
     std::memcpy(known.key, key.c_str(), key.size() + 1);
   }

@@ -7,6 +7,7 @@ namespace etloom {
 namespace {
 
 constexpr size_t kMostDefinitions = 1 << 17;  // of a kind and a thread: bounds the memory of the host
+constexpr size_t kMostScopes = kMostDefinitions / 2;  // of the names: leaves numbers for those of operators
 
 uint64_t hash_of(std::string_view key) {
   uint64_t hash = 0x9e3779b97f4a7c15ull ^ key.size();
@@ -26,30 +27,33 @@ uint64_t hash_of(std::string_view key) {
 
 }  // namespace
 
-std::pair<uint32_t, bool> Interner::number(std::string_view key) {
-  if (slots_.empty()) slots_.resize(256);
+uint32_t Interner::find(std::string_view key) const {
+  if (slots_.empty()) return 0;
   const uint64_t hash = hash_of(key);
   size_t place = hash & (slots_.size() - 1);
   while (slots_[place].id != 0) {
-    if (slots_[place].hash == hash && slots_[place].key == key) return {slots_[place].id, false};
+    if (slots_[place].hash == hash && slots_[place].key == key) return slots_[place].id;
     place = (place + 1) & (slots_.size() - 1);
   }
-  if (size_ >= kMostDefinitions) return {0, true};
-  slots_[place] = {hash, static_cast<uint32_t>(++size_), std::string(key)};
-  const uint32_t id = slots_[place].id;
-  if (size_ * 2 > slots_.size()) rehash(slots_.size() * 2);
-  return {id, true};
+  return 0;
 }
 
-void Interner::rehash(size_t slots) {
-  std::vector<Slot> before(slots);
-  before.swap(slots_);
-  for (Slot& slot : before) {
-    if (slot.id == 0) continue;
-    size_t place = slot.hash & (slots - 1);
-    while (slots_[place].id != 0) place = (place + 1) & (slots - 1);
-    slots_[place] = std::move(slot);
+void Interner::add(std::string_view key) {
+  if ((size_ + 1) * 2 > slots_.size()) {
+    std::vector<Slot> before(std::max<size_t>(slots_.size() * 2, 256));
+    before.swap(slots_);
+    for (Slot& slot : before) {
+      if (slot.id != 0) insert(std::move(slot));
+    }
   }
+  insert({hash_of(key), static_cast<uint32_t>(size_ + 1), std::string(key)});
+  ++size_;
+}
+
+void Interner::insert(Slot slot) {
+  size_t place = slot.hash & (slots_.size() - 1);
+  while (slots_[place].id != 0) place = (place + 1) & (slots_.size() - 1);
+  slots_[place] = std::move(slot);
 }
 
 void Interner::clear() {
@@ -61,6 +65,8 @@ void Stream::join(File& file, uint64_t new_window, uint64_t os_tid, uint64_t rf_
   if (file.serial != serial_) {
     for (Interner& interner : dictionary_) interner.clear();
     operators_.fill({});
+    scopes_ = 0;
+    spent_ = false;
     forget();
   }
   file_ = &file;
@@ -86,17 +92,22 @@ bool Stream::next_chunk(OpenChunk& chunk, ChunkKind kind, size_t size) {
   return chunk.header != nullptr;
 }
 
-bool Stream::write_definition(Definition kind, uint32_t id, std::string_view text) {
+bool Stream::has_number(const Interner& known, bool scope) const {
+  return !spent_ && known.size() < kMostDefinitions && !(scope && scopes_ >= kMostScopes);
+}
+
+bool Stream::write_definition(Definition kind, size_t id, std::string_view text, bool scope) {
+  if (scope && !file_->grant_scope(sizeof(Define) + (text.size() + 7) / 8 * 8)) return false;
   constexpr size_t most = 32 << 10;  // a longer one is written in parts
   do {
     const std::string_view part = text.substr(0, most);
     text.remove_prefix(part.size());
     const size_t size = 2 + (part.size() + 7) / 8;
-    if (id == 0 || !make_room(definitions_, kDictionary, size)) {
-      file_->count(kNoDictionary);
+    if (!make_room(definitions_, kDictionary, size)) {
+      spent_ = true;  // for good: the number, of which a part may be written, is not given again
       return false;
     }
-    const Define head{{kDefine, kind, static_cast<uint16_t>(size), id},
+    const Define head{{kDefine, kind, static_cast<uint16_t>(size), static_cast<uint32_t>(id)},
                       static_cast<uint32_t>(part.size()),
                       text.empty() ? 0u : 1u};
     std::vector<uint64_t> record(size);

@@ -16,8 +16,10 @@ namespace etloom {
 // Numbers distinct byte strings in the order they come.
 class Interner {
  public:
-  // The number of `key`, and whether it is new. Numbers begin at 1.
-  std::pair<uint32_t, bool> number(std::string_view key);
+  // The number of `key`, 0 where it has none.
+  uint32_t find(std::string_view key) const;
+  // The next number, from 1 on, for a `key` that has none.
+  void add(std::string_view key);
   void clear();
   size_t size() const { return size_; }
 
@@ -27,7 +29,7 @@ class Interner {
     uint32_t id = 0;
     std::string key;
   };
-  void rehash(size_t slots);
+  void insert(Slot slot);
   std::vector<Slot> slots_;
   size_t size_ = 0;
 };
@@ -69,12 +71,19 @@ class Stream {
     return true;
   }
 
-  // The number of a definition; `text` gives what the file says of a new one. 0 where the dictionary is full.
+  // The number of a definition; `text` gives what the file says of a new one. 0, and counted, where the dictionary is
+  // full. `scope`: the name of a scope, of which a program may make up ever new ones.
   template <class Text>
-  uint32_t define(Definition kind, std::string_view key, const Text& text) {
-    const auto [id, fresh] = dictionary_[kind].number(key);
-    if (fresh && !write_definition(kind, id, text())) return 0;
-    return id;
+  uint32_t define(Definition kind, std::string_view key, const Text& text, bool scope = false) {
+    Interner& known = dictionary_[kind];
+    if (const uint32_t id = known.find(key)) return id;
+    if (!has_number(known, scope) || !write_definition(kind, known.size() + 1, text(), scope)) {
+      file_->count(kNoDictionary);
+      return 0;
+    }
+    known.add(key);
+    scopes_ += scope;
+    return static_cast<uint32_t>(known.size());
   }
   uint32_t text(std::string_view value) {
     return define(kText, value, [&] { return value; });
@@ -107,7 +116,8 @@ class Stream {
   std::vector<uint64_t> words;
 
  private:
-  bool write_definition(Definition kind, uint32_t id, std::string_view text);
+  bool has_number(const Interner& known, bool scope) const;
+  bool write_definition(Definition kind, size_t id, std::string_view text, bool scope);
   void settle_slowly();
   void settle() {
     if (afar_count_.load(std::memory_order_acquire) != 0) settle_slowly();
@@ -122,6 +132,8 @@ class Stream {
   OpenChunk events_, definitions_;
   uint64_t os_tid_ = 0, rf_tid_ = 0;
   std::array<Interner, 5> dictionary_;
+  size_t scopes_ = 0;   // among the names
+  bool spent_ = false;  // no chunk is left for definitions
   std::array<Operator, 1024> operators_;
   std::vector<uint64_t> stack_;
   std::mutex afar_mutex_;
