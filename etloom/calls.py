@@ -111,12 +111,13 @@ def _calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
         pl.Series("parent", parent),
         count=pl.lit(1, pl.Int64),
     )
-    launches = trace.launches.unique("device_event", keep="first", maintain_order=True)
+    launches = trace.launches.select("device_event", "launch")
+    launches = launches.unique("device_event", keep="first", maintain_order=True)
     done = events.select("id", "name", "dur", category="cat").filter(
         pl.col("category").is_in(list(kinds.DEVICE)) & pl.col("dur").is_not_null()
     )
     work = done.join(
-        launches.select("device_event", "launch"),
+        launches,
         left_on="id",
         right_on="device_event",
         how="left",
