@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import polars as pl
 import pytest
 
 pytest.importorskip("torch")
+import torch
 import torch.distributed as dist
 
 import etloom
+from etloom.replayer import clock
 from etloom.replayer.among import Began, among
 from etloom.replayer.comms import Options, Runner
 from etloom.replayer.plan import Call, Part
@@ -106,3 +109,31 @@ def test_waits_come_between_the_operators(monkeypatch: pytest.MonkeyPatch) -> No
     # A number: the operators before that node; None: all others.
     assert seen == [15, 35, 40, "wait 1", 50, "wait 0", 75, 80, "wait 2", 90, "wait 3", None]
     assert (times.done > times.made).all()
+
+
+def test_of_a_gpu_the_stream_of_the_operators_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls that are done 3.5 and 4 ms after the begin, and waited for at 1 and at 6 ms: 2.5 ms are lost."""
+    at = iter((0.0, 1.0, 3.5, 6.0, 4.0))
+
+    class Event:
+        def record(self, stream: Any = None) -> None:
+            self.ms = next(at)
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.ms - self.ms
+
+    class Stream:
+        def wait_event(self, event: Event) -> None:
+            pass
+
+    monkeypatch.setattr(clock, "_event", Event)
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: Stream())
+    monkeypatch.setattr("torch.cuda.current_stream", Stream)
+    monkeypatch.setattr("torch.cuda.stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    own = clock.Clock(torch.device("cuda"))
+    own.begin(2)
+    for call in (0, 1):
+        own.wait(call, None)
+    first, second = own.finished()
+    assert (second - first, own.blocked_ns) == (500_000, 2_500_000)

@@ -78,7 +78,6 @@ class Runner:
         self.calls: Sequence[Call] = part.calls
         self.at = 0
         self._between = between
-        self._blocked = 0
         self._device = (
             torch.device(options.device, gpu_of(place))
             if options.device == "cuda"
@@ -123,7 +122,7 @@ class Runner:
             begin = time.monotonic_ns()
             zero = zero if repeat else begin
             times.append(self._pass(None))
-            spans.append((time.monotonic_ns() - begin, self._blocked))
+            spans.append((time.monotonic_ns() - begin, self._clock.blocked_ns))
         made, returned, done = (np.array([one[at] for one in times], dtype=np.int64) for at in range(3))
         span, blocked = np.array(spans, dtype=np.int64).T
         return Times(made, returned, done, zero, span, blocked)
@@ -134,7 +133,6 @@ class Runner:
         waiting: dict[int, Any] = {}
         clock = self._clock
         clock.begin(count)
-        self._blocked = 0
         paced = self.options.timing == "recorded" and check is None
         target = time.monotonic_ns()
         for at, (ready, after) in enumerate(zip(self._ready, self._after, strict=True)):
@@ -183,9 +181,7 @@ class Runner:
         if one not in waiting:
             return
         self.at = one
-        start = time.monotonic_ns()
         self._clock.wait(one, waiting.pop(one))
-        self._blocked += time.monotonic_ns() - start
         if check:
             check(self._ready[one])
 
