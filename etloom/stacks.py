@@ -167,14 +167,14 @@ def stack(events: pl.DataFrame, categories: Collection[str] = kinds.HOST) -> Sta
     """
     cats, names = events["cat"], events["name"]
     hosts = among(cats, categories)
-    timed = events["dur"].is_not_null().to_numpy()
+    timed = (events["ts"].is_not_null() & events["dur"].is_not_null()).to_numpy()
     ranges = asked(names, kinds.is_backend_range, among(cats, kinds.ANNOTATIONS))
     asynchronous = asked(names, lambda name: name.str.starts_with("gloo:"), ranges)
     rows = np.flatnonzero(hosts & timed & ~asynchronous)
     kind = (among(cats, kinds.OPERATORS) | ranges) + 2 * among(cats, kinds.PYTHON).astype(np.uint8)
 
     durations = numbers(events["dur"], 0)
-    start, duration = events["ts"].to_numpy()[rows], durations[rows]
+    start, duration = numbers(events["ts"], 0)[rows], durations[rows]
     lanes = lane_codes(events)
     rows = _in_order_of_entry(events, rows, lanes, start, duration)
     duration += start

@@ -256,7 +256,7 @@ def test_counters_are_drawn_into_a_trace_beside_the_file(tmp_path: Path) -> None
     assert queue[:4] == [(12, 1), (15, 2), (30, 1), (36, 0)] and queue[-1] == (90, 0) and len(queue) == 12
     analyzer.generate_trace_with_counters(TimeSeriesTypes.MEMCPY_BANDWIDTH, [0], "_bw")
     assert set(etloom.read(tmp_path / "kineto_trace_0_bw.json").counters["series"]) == {"Memcpy BW"}
-    with pytest.raises(UnknownName):
+    with pytest.raises(AnalysisError, match="there is no rank 3"):
         analyzer.generate_trace_with_counters(ranks=[3])
 
 

@@ -80,7 +80,7 @@ def test_flags_of_the_run(
         "backend": "nccl" if gpu else "gloo", "device": "cuda" if gpu else "cpu", "timing": "fast", "blocking": False,
         "repeats": 5, "warmup": 2, "verify": False,
     }  # fmt: skip
-    options, _, rest = asked(monkeypatch, "--trace-path", str(data / "dlrm"), *flags.split())
+    options, _, rest = asked(monkeypatch, "--trace-path", str(data / "dlrm"), *flags.split(), world=4)
     assert {name: getattr(options, name) for name in defaults} == {**defaults, **becomes}
     assert (rest["address"], rest["port"]) == (None, None)
 
@@ -88,7 +88,7 @@ def test_flags_of_the_run(
 @pytest.mark.torch
 def test_where_processes_meet(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("--trace-path", str(data / "dlrm"), "--master-ip", "10.0.0.1", "--master-port", "29500")
-    _, _, rest = asked(monkeypatch, *given)
+    _, _, rest = asked(monkeypatch, *given, world=4)
     assert (rest["address"], rest["port"]) == ("10.0.0.1", 29_500)
 
 
