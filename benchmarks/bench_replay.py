@@ -76,9 +76,11 @@ def computed(step: Callable[[], Any]) -> tuple[float, float, float, float]:
     from torch.profiler import ExecutionTraceObserver, profile
 
     import etloom
+    from etloom.replayer import memory
     from etloom.replayer.machine import Machine
     from etloom.replayer.program import program
 
+    memory.keep()  # as `etloom replay compute` does where there is room; here for both
     step()
     with tempfile.TemporaryDirectory() as folder:
         observer = ExecutionTraceObserver().register_callback(f"{folder}/torch_et_0.json")

@@ -85,21 +85,22 @@ def convert_observed(folders: Sequence[Path], name: Callable[[Path], Path]) -> N
     from etloom import convert
     from etloom.collector.words import counted
 
-    left: list[Path] = []
+    left: list[tuple[Path, Path]] = []
     together = 0
     for recorded in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
         size = recorded.stat().st_size
         target = recorded.with_name(f"torch_et_{recorded.stem.removeprefix('observer_')}.json.gz")
         if size > MOST_BYTES or together + size > _MOST_TOGETHER:
-            left.append(name(recorded.parent) / recorded.name)
-            left.append(name(recorded.parent) / target.name)
+            folder = name(recorded.parent)
+            left.append((folder / recorded.name, folder / target.name))
             continue
         together += size
         with afterwards(f"{target} is not written"):
             convert(recorded, target, "execution-trace")
     if left:
-        which = str(left[0]) if len(left) == 2 else counted(len(left) // 2, "file") + " of the observer"
-        how = shlex.join(["etloom", "convert", str(left[0]), str(left[1]), "--to", "execution-trace"])
+        observed, wanted = map(str, left[0])
+        which = observed if len(left) == 1 else counted(len(left), "file") + " of the observer"
+        how = shlex.join(["etloom", "convert", observed, wanted, "--to", "execution-trace"])
         say(
             f"{which}: too large to convert unasked; every verb reads the observer's format; for PyTorch's: {how}"
         )
