@@ -24,8 +24,8 @@ from _measure import PEERS, ROOT, Task, machine, run_once, table
 from make import CACHE, make_copies
 
 import etloom
-from etloom import registry
-from etloom.errors import AnalysisError
+from etloom.core import registry
+from etloom.core.errors import AnalysisError
 
 DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
 NEGATIVE_QUEUE = "hta_misc/negative_queue_a100.json.gz"
@@ -175,10 +175,10 @@ def big(millions: float) -> None:
         etloom.export(etloom.open(source, use_cache=False)[0], linked)
         source.unlink()  # ten times as large
     rows = []
-    setup = "import etloom\nfrom etloom import registry\nfrom etloom.errors import AnalysisError\n"
+    setup = "import etloom\nfrom etloom import registry\nfrom etloom.core.errors import AnalysisError\n"
     setup += f"trace = etloom.read({str(linked)!r})\nsaid = ''\n"
     events = etloom.read(linked).events.height
-    for name in registry.names("analyses"):
+    for name in registry.list_plugins("analyses"):
         body = f"try: etloom.analyze(trace, {name!r})\nexcept AnalysisError as error: said = str(error)"
         run = run_once(Task(name, setup + f"registry.get('analyses', {name!r})", body, "said"), timeout=300)
         if isinstance(run, str):

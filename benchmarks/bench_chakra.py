@@ -21,8 +21,8 @@ from pathlib import Path
 from _measure import ROOT, arguments, machine, table, warm
 
 import etloom
-from etloom.chakra.files import load
-from etloom.chakra.schedule import schedule
+from etloom.exports.chakra_lint.list_schedule import schedule_nodes
+from etloom.formats.chakra.et_files import load_file
 
 DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
 PEER_S, ASKED_S = 21.0, 1.2
@@ -91,13 +91,13 @@ def makespans() -> None:
                 count = 0
                 for delays in (True, False):
                     etloom.export(trace, path, delays=delays)
-                    nodes = load(path).nodes
+                    nodes = load_file(path).nodes
                     count = count if found else len(nodes)
                     said = [node.attributes for node in nodes if "start_ns" in node.attributes]
                     first = min(one["start_ns"] for one in said)
                     took = max(one["start_ns"] + one["duration_ns"] for one in said) - first
                     for limited in (False, True):
-                        makespan = schedule(nodes, limited=limited).makespan_ns
+                        makespan = schedule_nodes(nodes, limited=limited).makespan_ns
                         found.append(f"{100 * (makespan / took - 1):+.2f}")
                 rows.append(
                     (

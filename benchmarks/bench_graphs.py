@@ -15,8 +15,7 @@ import numpy as np
 from _measure import PEERS, ROOT, Task, arguments, compare, machine, measure, peer_version, table
 
 import etloom
-from etloom import graphs
-from etloom.dependencies import depend
+from etloom.graphs import algorithms, build_graph
 
 DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
 NEGATIVE_QUEUE = "hta_misc/negative_queue_a100.json.gz"
@@ -48,7 +47,7 @@ PROTOTYPE = {
 # Eight chains, and half as many edges from anywhere to a little later in any chain.
 DRAFT = """
 import numpy as np
-from etloom.graphs import Graph, schedule
+from etloom.graphs.algorithms import Graph, schedule
 n, lanes = {points}, 8
 k, random = n // lanes, np.random.default_rng(1)
 at = np.concatenate([np.cumsum(random.integers(0, 2000, k)) for _ in range(lanes)])
@@ -119,11 +118,11 @@ def fits() -> None:
             continue
         job = etloom.open(DATA / name, use_cache=False)
         begun = time.perf_counter()
-        graph = depend(job).graph
+        graph = build_graph(job).graph
         took = time.perf_counter() - begun
         quality = etloom.analyze(job, "graph-quality")
         whole, first = quality.row(-1, named=True), quality.row(0, named=True)
-        off = int(np.abs(graphs.schedule(graph) - graph.time).max())
+        off = int(np.abs(algorithms.compute_times(graph) - graph.time).max())
         shares = [
             "" if first[share] is None else f"{first[share]:.2f}"
             for share in ("explained_pct", "chance_pct", "chance_back_pct", "ambiguous_pct")

@@ -32,10 +32,10 @@ def communicate(rank: int, port: int, calls: int) -> None:
     import torch.distributed as dist
 
     import etloom
-    from etloom.replayer.choice import chosen
-    from etloom.replayer.comms import Options, Runner, process_group
-    from etloom.replayer.plan import Part
-    from etloom.replayer.world import Place
+    from etloom.replayer.comms.plan_options import plan_replay
+    from etloom.replayer.comms.runner import CommsOptions, Runner, process_group
+    from etloom.replayer.comms.watchdog import Process
+    from etloom.replayer.plan import RankPlan
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,13 +48,13 @@ def communicate(rank: int, port: int, calls: int) -> None:
         }
         for one in (0, 1):
             (Path(folder) / f"rank-{one}.json").write_text(json.dumps([call] * TURN))
-        plan = chosen(etloom.open(folder, use_cache=False), 2)
-    options = Options(repeats=1, warmup=0)
+        plan = plan_replay(etloom.open(folder, use_cache=False), 2)
+    options = CommsOptions(repeats=1, warmup=0)
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
     replayed: list[float] = []
     plain: list[float] = []
-    with process_group(Place(rank, 2, rank), store, options):
-        runner = Runner(Part(plan.calls[rank], tuple(plan.groups), 2), Place(rank, 2, rank), options)
+    with process_group(Process(rank, 2, rank), store, options):
+        runner = Runner(RankPlan(plan.calls[rank], tuple(plan.groups), 2), Process(rank, 2, rank), options)
         tensor = torch.ones(FLOATS)
         runner.run()
         for _ in range(calls // TURN):
@@ -76,11 +76,11 @@ def computed(step: Callable[[], Any]) -> tuple[float, float, float, float]:
     from torch.profiler import ExecutionTraceObserver, profile
 
     import etloom
-    from etloom.replayer import memory
-    from etloom.replayer.machine import Machine
-    from etloom.replayer.program import program
+    from etloom.replayer.compute import memory_limits
+    from etloom.replayer.compute.executor import Executor
+    from etloom.replayer.compute.program import build_program
 
-    memory.keep()  # as `etloom replay compute` does where there is room; here for both
+    memory_limits.keep_freed_memory()  # as `etloom replay compute` does where there is room; here for both
     step()
     with tempfile.TemporaryDirectory() as folder:
         observer = ExecutionTraceObserver().register_callback(f"{folder}/torch_et_0.json")
@@ -88,8 +88,8 @@ def computed(step: Callable[[], Any]) -> tuple[float, float, float, float]:
             step()
         read = etloom.read(f"{folder}/torch_et_0.json")
     assert isinstance(read, etloom.Trace)
-    machine = Machine(program(etloom.link(read)), torch.device("cpu"))
-    machine.rehearse()
+    machine = Executor(build_program(etloom.link(read)), torch.device("cpu"))
+    machine.trial_run()
     original: list[tuple[float, float]] = []
     replayed: list[tuple[float, float]] = []
     for _ in range(60):

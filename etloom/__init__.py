@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         simulate,
     )
     from etloom.collector import record
-    from etloom.errors import EtloomError
-    from etloom.trace import Job, Trace
+    from etloom.core.errors import EtloomError
+    from etloom.core.trace import Job, Trace
 
 __all__ = [
     "EtloomError",
@@ -48,7 +48,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOME = {"EtloomError": "errors", "Job": "trace", "Trace": "trace", "record": "collector"}
+_HOME = {"EtloomError": "core.errors", "Job": "core.trace", "Trace": "core.trace", "record": "collector"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,8 +14,8 @@ from typing import Any
 
 import polars as pl
 
-from etloom.schema import TABLES
-from etloom.trace import Trace
+from etloom.core.schema import TABLES
+from etloom.core.trace import Trace
 
 DEVICE_STREAMS = (7, 20)
 

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 from hypothesis import strategies as st
 
-from etloom.schema import SEVERITIES, TABLES, Column
-from etloom.trace import Job, Trace
+from etloom.core.schema import SEVERITIES, TABLES, Column
+from etloom.core.trace import Job, Trace
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 JSON = st.recursive(

@@ -11,7 +11,7 @@ import polars as pl
 import reference
 
 from etloom import _native
-from etloom.readers._native import frames
+from etloom.formats.io.native_parser import take_frames
 
 PARSERS = {"kineto": _native.kineto_parser, "execution_trace": _native.execution_trace_parser}
 REFERENCES = {"kineto": reference.kineto, "execution_trace": reference.execution_trace}
@@ -27,7 +27,7 @@ def parse(kind: str, pieces: bytes | Iterable[bytes]) -> tuple[dict[str, pl.Data
     for piece in [pieces] if isinstance(pieces, bytes) else pieces:
         parser.feed(piece)
     parser.finish()
-    tables = frames(parser)
+    tables = take_frames(parser)
     return tables, parser.summary()
 
 

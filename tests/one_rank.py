@@ -9,7 +9,7 @@ from typing import Any
 from small import slice_
 
 import etloom
-from etloom.trace import Trace
+from etloom.core.trace import Trace
 
 KERNEL = "void at::native::reduce_kernel<512, 1>()"
 H100 = [{"id": 0, "name": "H100", "computeMajor": 9, "computeMinor": 0}]

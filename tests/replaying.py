@@ -142,16 +142,16 @@ def _forks() -> Any:
             ),
             *(
                 "etloom.api",
-                "etloom.opening",
+                "etloom.loading",
                 "etloom.linker",
-                "etloom.readers.kineto",
-                "etloom.readers.execution_trace",
+                "etloom.formats.kineto",
+                "etloom.formats.execution_trace",
             ),
             *(
-                "etloom.replayer.comms",
-                "etloom.replayer.session",
-                "etloom.replayer.compute",
-                "etloom.replayer.machine",
+                "etloom.replayer.comms.runner",
+                "etloom.replayer.comms.session",
+                "etloom.replayer.compute.operator_replay",
+                "etloom.replayer.compute.executor",
             ),
         ]
     )

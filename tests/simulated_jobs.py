@@ -13,14 +13,16 @@ from typing import Any
 import polars as pl
 
 from etloom import linker
-from etloom.dependencies import Floors
-from etloom.trace import Job, Trace
+from etloom.core.trace import Job, Trace
+from etloom.graphs import MinimumLatencies
 
 RANKS = 3
 COMM_STREAM = 30
 STREAMS = (10, 20, COMM_STREAM)
 LAUNCH, STREAM, SYNC, ENTRY = 4_000, 1_200, 2_600, 1_800
-FLOORS = Floors(submission=LAUNCH, launch=LAUNCH, stream=STREAM, sync=SYNC, entry={}, entry_default=ENTRY)
+FLOORS = MinimumLatencies(
+    submission=LAUNCH, launch=LAUNCH, stream=STREAM, sync=SYNC, entry={}, entry_default=ENTRY
+)
 SYNCS = {
     "stream": ("cudaStreamSynchronize", "Stream Sync"),
     "device": ("cudaDeviceSynchronize", "Context Sync"),

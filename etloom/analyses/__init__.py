@@ -1,1 +1,2 @@
-
+HELPERS = frozenset({"helpers"})
+"""Modules of this package that are not plugins."""

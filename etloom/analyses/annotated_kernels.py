@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.analyses._activity import answer, in_step
-from etloom.analyses._launched import launched
-from etloom.errors import UnknownName
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, filter_step
+from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.core import arrays, categories
+from etloom.core.errors import UnknownName
+from etloom.core.trace import Trace
 
 SCOPE = "rank"
 COLUMNS = {
@@ -37,7 +37,7 @@ def analyze(
 ) -> pl.DataFrame:
     if by not in ("kernel", "annotation"):
         raise UnknownName("grouping", by, ("kernel", "annotation"), option="by")
-    work = in_step(trace, with_annotation(trace), step)
+    work = filter_step(trace, with_annotation(trace), step)
     work = work if annotation is None else work.filter(pl.col("annotation") == annotation)
     dur = pl.col("dur")
     if by == "annotation":
@@ -48,17 +48,20 @@ def analyze(
         dur.mean().round().alias("mean_ns"),
         dur.max().alias("max_ns"),
     )
-    return answer(table, COLUMNS).sort(
+    return conform_columns(table, COLUMNS).sort(
         "annotation", "total_ns", "name", descending=(False, True, False), nulls_last=True
     )
 
 
 def with_annotation(trace: Trace) -> pl.DataFrame:
     """Device work (launch, step, name, kind, dur) with the name of the innermost ``annotation`` around its launch."""
-    work = launched(trace, "launch", "step", "name", "kind", "dur")
+    work = select_launched_work(trace, "launch", "step", "name", "kind", "dur")
     events = trace.events
-    marks = stacks.among(events["cat"], kinds.ANNOTATIONS) & ~stacks.asked(
-        events["name"], lambda name: name.str.contains(kinds.STEP) | kinds.is_backend_range(name)
+    marks = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & ~arrays.match_text(
+        events["name"],
+        lambda name: name.str.contains(categories.STEP_PATTERN) | categories.is_backend_range(name),
     )
-    at = stacks.nearest(stacks.row_of(events, events["parent"]), marks, stacks.row_of(events, work["launch"]))
-    return work.with_columns(stacks.taken(events["name"], at).alias("annotation"))
+    at = arrays.find_nearest_ancestor(
+        arrays.rows_of_ids(events, events["parent"]), marks, arrays.rows_of_ids(events, work["launch"])
+    )
+    return work.with_columns(arrays.take_rows(events["name"], at).alias("annotation"))

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.activity import launched
-from etloom.analyses._activity import answer, in_step, of_rank, percent, require_linked
-from etloom.errors import AnalysisError, UnknownName
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, filter_step, percent, require_linked
+from etloom.core import arrays, categories
+from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank, select_launched_events
 
 SCOPE = "rank"
 COLUMNS = {
@@ -46,11 +46,11 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
     if not marks.height:
         raise AnalysisError(
             "the trace holds no annotations",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="mark parts of the step with torch.profiler.record_function",
         )
     end = pl.col("ts") + pl.col("dur")
-    chosen = in_step(trace, marks, step).with_columns(
+    chosen = filter_step(trace, marks, step).with_columns(
         end=end, span=(end.max() - pl.col("ts").min()).over("where")
     )
     # What a range adds to the time in which its name is open: events are in order of start.
@@ -71,12 +71,12 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
         )
         .with_columns(percent("open", "span").alias("pct"))
     )
-    return answer(table, COLUMNS).sort("where", "total_ns", "name", descending=(False, True, False))
+    return conform_columns(table, COLUMNS).sort("where", "total_ns", "name", descending=(False, True, False))
 
 
 def _on_host(trace: Trace) -> pl.DataFrame:
     """name, ts, dur, step of each range."""
-    return _ranges(trace, pl.col("cat").is_in(list(kinds.ANNOTATIONS)))
+    return _ranges(trace, pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)))
 
 
 def _ranges(trace: Trace, chosen: pl.Expr) -> pl.DataFrame:
@@ -87,10 +87,12 @@ def _ranges(trace: Trace, chosen: pl.Expr) -> pl.DataFrame:
 def _on_device(trace: Trace) -> pl.DataFrame:
     """name, ts, dur, step of what each range launched itself, stream by stream."""
     events = trace.events
-    work = launched(trace, "launch", "device", "stream", "ts", "end").drop_nulls("launch")
-    marks = stacks.among(events["cat"], kinds.ANNOTATIONS) & events["dur"].is_not_null().to_numpy()
-    parent = stacks.row_of(events, events["parent"])
-    at = stacks.nearest(parent, marks, stacks.row_of(events, work["launch"]))
+    work = select_launched_events(trace, "launch", "device", "stream", "ts", "end").drop_nulls("launch")
+    marks = (
+        arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & events["dur"].is_not_null().to_numpy()
+    )
+    parent = arrays.rows_of_ids(events, events["parent"])
+    at = arrays.find_nearest_ancestor(parent, marks, arrays.rows_of_ids(events, work["launch"]))
     spans = (
         work.with_columns(pl.Series("mark", at))
         .filter(pl.col("mark") >= 0)
@@ -99,5 +101,5 @@ def _on_device(trace: Trace) -> pl.DataFrame:
     )
     if not spans.height:
         return _ranges(trace, pl.col("cat") == ON_DEVICE)
-    names = stacks.taken(events.select("name", "step"), spans["mark"].to_numpy())
+    names = arrays.take_rows(events.select("name", "step"), spans["mark"].to_numpy())
     return spans.hstack(names).select("name", "ts", "dur", "step")

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer
-from etloom.analyses._together import communications
-from etloom.analyses.collectives import met, numbered
-from etloom.trace import Job
+from etloom.analyses.collectives import number_instances, summarize_instances
+from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers.matched_communication import match_communications
+from etloom.core.trace import Job
 
 SCOPE = "job"
 COLUMNS = {
@@ -38,9 +38,13 @@ COLUMNS = {
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    found = communications(job).comparable
-    order = met(found).with_row_index("communication").select("communication", "meeting", "recorded")
-    parts = numbered(found).join(order, on="meeting")
+    found = match_communications(job).comparable
+    order = (
+        summarize_instances(found)
+        .with_row_index("communication")
+        .select("communication", "meeting", "recorded")
+    )
+    parts = number_instances(found).join(order, on="meeting")
     shared = pl.col("recorded") > 1
     start, end = pl.col("start"), pl.col("end")
     table = parts.with_columns(
@@ -51,4 +55,4 @@ def analyze(job: Job) -> pl.DataFrame:
         left_ns=pl.when(shared).then(end - end.min().over("meeting")),
         event="issuer",
     )
-    return answer(table.sort("communication", "start", "rank"), COLUMNS)
+    return conform_columns(table.sort("communication", "start", "rank"), COLUMNS)

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.activity import has_device_work
-from etloom.analyses._activity import answer, of_rank, require_linked
-from etloom.calls import SCHEMA, call_tree
-from etloom.errors import AnalysisError
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, require_linked
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank, has_device_events
+from etloom.timeline.call_tree import SCHEMA, build_call_tree
 
 SCOPE = "rank"
 COLUMNS = SCHEMA
@@ -41,11 +41,11 @@ def analyze(
     require_linked(trace)
     if not 0 <= least_pct <= 100:
         raise AnalysisError(f"{least_pct} is no share", remedy="it is 0 to 100", option="least_pct")
-    tree = call_tree(trace, joined=joined, kernels=kernels)
+    tree = build_call_tree(trace, joined=joined, kernels=kernels)
     if not tree.height:
         raise AnalysisError(
             "the trace holds no calls on any thread",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="record it with torch.profiler and its CPU activity",
         )
     if least_pct:
@@ -56,6 +56,6 @@ def analyze(
         tree = tree.filter(host | device)
     if depth is not None:
         tree = tree.filter(pl.col("depth") <= depth)
-    if not has_device_work(trace):
+    if not has_device_events(trace):
         tree = tree.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _DEVICE)
-    return answer(tree, COLUMNS)
+    return conform_columns(tree, COLUMNS)

@@ -24,10 +24,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses._activity import answer
-from etloom.analyses._together import compared
-from etloom.ranks import in_words
-from etloom.trace import Job
+from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers.matched_communication import match_comparable_ranks
+from etloom.core.text import format_ranks
+from etloom.core.trace import Job
 
 SCOPE = "job"
 COLUMNS = {
@@ -57,8 +57,8 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
     ):
         ranks = table.filter(pl.col("verdict") == verdict)["rank"].to_list()
         if ranks:
-            yield f"the clocks of {in_words(ranks)} {meaning}"
+            yield f"the clocks of {format_ranks(ranks)} {meaning}"
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    return answer(compared(job).clocks, COLUMNS)
+    return conform_columns(match_comparable_ranks(job).clocks, COLUMNS)

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses._activity import answer
-from etloom.analyses._together import communications
-from etloom.analyses.collectives import met, unmet
-from etloom.trace import Job
+from etloom.analyses.collectives import explain_unmatched, summarize_instances
+from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers.matched_communication import match_communications
+from etloom.core.trace import Job
 
 SCOPE = "job"
 COLUMNS = {
@@ -44,13 +44,13 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
     alone = int((table["count"] - table["matched"]).sum())
     if alone:
         size = table.filter(pl.col("count") > pl.col("matched"))["group_size"].max()
-        yield f"{alone:,} of {table['count'].sum():,} communications {unmet(size)}"  # type: ignore[arg-type]
+        yield f"{alone:,} of {table['count'].sum():,} communications {explain_unmatched(size)}"  # type: ignore[arg-type]
 
 
 def analyze(job: Job) -> pl.DataFrame:
     transfer = pl.col("transfer_ns")
     table = (
-        met(communications(job).comparable)
+        summarize_instances(match_communications(job).comparable)
         .group_by("collective", "group", "group_size", "bytes", maintain_order=True)
         .agg(
             pl.len().alias("count"),
@@ -74,4 +74,4 @@ def analyze(job: Job) -> pl.DataFrame:
             maintain_order=True,
         )
     )
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)

@@ -29,10 +29,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses._activity import answer
-from etloom.analyses._together import communications
-from etloom.collectives import factor
-from etloom.trace import Job
+from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers.matched_communication import match_communications
+from etloom.collectives import get_bus_factor
+from etloom.core.trace import Job
 
 SCOPE = "job"
 COLUMNS = {
@@ -61,7 +61,7 @@ COLUMNS = {
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    return answer(met(communications(job).comparable), COLUMNS)
+    return conform_columns(summarize_instances(match_communications(job).comparable), COLUMNS)
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
@@ -70,7 +70,7 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
     if alone.height:
         size = alone["group_size"].max()
         yield (
-            f"{alone.height:,} of {table.height:,} communications {unmet(size)}"  # type: ignore[arg-type]
+            f"{alone.height:,} of {table.height:,} communications {explain_unmatched(size)}"  # type: ignore[arg-type]
         )
     unsure = table.filter(pl.col("wait_ns").is_between(1, pl.col("clock_error_ns"), closed="left"))
     if unsure.height:
@@ -80,7 +80,7 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
         )
 
 
-def unmet(group_size: int | None) -> str:
+def explain_unmatched(group_size: int | None) -> str:
     """Why a communication has no wait and no transfer."""
     of = f" of {group_size}" if group_size else ""
     return (
@@ -89,13 +89,13 @@ def unmet(group_size: int | None) -> str:
     )
 
 
-def numbered(parts: pl.DataFrame) -> pl.DataFrame:
+def number_instances(parts: pl.DataFrame) -> pl.DataFrame:
     """The parts (`Together.comparable`); one that met nobody is a meeting too."""
     alone = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
     return parts.with_columns(meeting=pl.coalesce("meeting", alone))
 
 
-def met(parts: pl.DataFrame) -> pl.DataFrame:
+def summarize_instances(parts: pl.DataFrame) -> pl.DataFrame:
     """A row a communication, in order of start, with COLUMNS and its meeting. parts: `Together.comparable`."""
     last = pl.col("start").max()
     shared = pl.len() > 1
@@ -103,7 +103,7 @@ def met(parts: pl.DataFrame) -> pl.DataFrame:
     comes = pl.col("start").filter("sends").max()
     took = pl.col("end") - pl.max_horizontal("start", comes)
     rows = (
-        numbered(parts)
+        number_instances(parts)
         .group_by("meeting")
         .agg(
             pl.col("start").min().alias("start_ns"),
@@ -131,7 +131,7 @@ def met(parts: pl.DataFrame) -> pl.DataFrame:
         .with_columns(group_size=pl.coalesce("group_size", _pair_or_recorded()))
         .with_columns(
             pl.struct("collective", "group_size")
-            .map_elements(lambda row: factor(row["collective"], row["group_size"]), pl.Float64)
+            .map_elements(lambda row: get_bus_factor(row["collective"], row["group_size"]), pl.Float64)
             .alias("factor")
         )
     )

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import activity, answer, percent, windows
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, percent, step_windows
+from etloom.core.trace import Trace
+from etloom.timeline.activity import compute_activity
 
 SCOPE = "rank"
 COLUMNS = {
@@ -31,9 +32,9 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    work = activity(trace)
+    work = compute_activity(trace)
     communication, computation = work.times["communication"], work.times["computation"]
-    rows = windows(trace, work.busy, step)
+    rows = step_windows(trace, work.busy, step)
     bounds = rows["start"].to_numpy(), rows["end"].to_numpy()
     table = rows.with_columns(
         pl.lit(work.basis).alias("basis"),
@@ -41,4 +42,4 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         pl.Series("overlapped_ns", (communication & computation).covered(*bounds)),
         pl.Series("exposed_ns", (communication - computation).covered(*bounds)),
     ).with_columns(percent("overlapped_ns", "communication_ns").alias("overlap_pct"))
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)

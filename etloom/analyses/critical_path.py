@@ -27,7 +27,7 @@ step: the path from the start of this ProfilerStep to the last thing that belong
 comes last or on the one asked for.
 
 Units: ns; start_ns on the trace's clock, of the first piece. Definition: Yang and Miller (1988), over the graph of
-etloom.dependencies.
+etloom.graphs.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses._activity import answer, check_step, check_top, steps
-from etloom.analyses._dependencies import dependencies, unexplained
-from etloom.dependencies import paths, quality
-from etloom.errors import AnalysisError, UnknownName
-from etloom.graphs import Graph
-from etloom.ranks import no_such_rank
-from etloom.trace import Job
+from etloom.analyses.helpers import check_step, check_top, conform_columns
+from etloom.analyses.helpers.dependency_graph import build_dependencies, warn_if_unexplained
+from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.text import unknown_rank_error
+from etloom.core.trace import Job
+from etloom.graphs import critical_paths, quality
+from etloom.graphs.algorithms import Graph
+from etloom.timeline.activity import find_steps
 
 SCOPE = "job"
 COLUMNS = {
@@ -79,20 +80,22 @@ def analyze(
         raise UnknownName("grouping", by, _BY, option="by")
     check_top(1 if top is None else top)
     if rank is not None and rank not in job:
-        raise no_such_rank(rank, job)
-    graph = dependencies(job).graph
+        raise unknown_rank_error(rank, job)
+    graph = build_dependencies(job).graph
     end, begin = _window(graph, job, rank, step)
     if end is None:
         raise AnalysisError(
             f"rank {rank} holds no timed event",
             remedy="ask for another one, or for none",
         )
-    what = paths.WHAT if by == "edge" else set(_BY[by]) & set(paths.WHAT)
-    described = paths.describer(job, what)
-    columns = paths.EDGE if what else ("rank", "kind", "start_ns", "time_ns", "unexplained_ns")
+    what = critical_paths.EVENT_LABELS if by == "edge" else set(_BY[by]) & set(critical_paths.EVENT_LABELS)
+    described = critical_paths.make_event_labeler(job, what)
+    columns = (
+        critical_paths.PATH_SCHEMA if what else ("rank", "kind", "start_ns", "time_ns", "unexplained_ns")
+    )
     parts = (
         described(part).with_columns(count=1, last=pl.col("rank"))
-        for part in paths.pieces(graph, end, begin, columns)
+        for part in critical_paths.iterate_critical_path(graph, end, begin, columns)
     )
     path = pl.concat(parts) if by == "edge" else _summed(pl.concat(_summed(part, by) for part in parts), by)
     total = int(path["time_ns"].sum())
@@ -100,10 +103,10 @@ def analyze(
     path = path.with_columns(
         pl.when(pl.col("rank") == pl.col("last")).then("rank"),
         (100 * pl.col("time_ns") / max(total, 1)).alias("pct"),
-        pl.lit(not quality.doubts(graph, job)).alias("explainable"),
+        pl.lit(not quality.find_unexplained_ranks(graph, job)).alias("explainable"),
         *(pl.lit(None).alias(name) for name in missing),
-    ).with_columns(paths.modules(pl.col("module")).alias("module"))
-    path = answer(path, COLUMNS)
+    ).with_columns(critical_paths.extract_module_names(pl.col("module")).alias("module"))
+    path = conform_columns(path, COLUMNS)
     if by == "edge":
         return path if top is None else path.sort("time_ns", descending=True, maintain_order=True).head(top)
     path = path.sort("time_ns", *_BY[by], descending=[True] + [False] * len(_BY[by]))
@@ -112,8 +115,8 @@ def analyze(
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
     """What the rows alone do not say."""
-    yield from unexplained(table, "this path")
-    late = table.filter(pl.col("kind") == paths.LATER_START, pl.col("pct") >= _WORTH_A_WORD)
+    yield from warn_if_unexplained(table, "this path")
+    late = table.filter(pl.col("kind") == critical_paths.LATER_START, pl.col("pct") >= _WORTH_A_WORD)
     for rank, time_ns, pct in late.select("rank", "time_ns", "pct").iter_rows():
         yield (
             f"later start: for {time_ns / 1e6:,.3f} ms ({pct:.0f} % of the time) nothing recorded leads to the path's "
@@ -130,17 +133,17 @@ def _summed(path: pl.DataFrame, by: str) -> pl.DataFrame:
 def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:
     """The point at which the path ends, and the time at which it begins (None: that of the graph)."""
     if step is None:
-        return paths.last_point(graph, rank), None
+        return critical_paths.find_last_point(graph, rank), None
     found = []
-    ranks = [rank] if rank is not None else [one for one in job if step in steps(job[one])["step"]]
+    ranks = [rank] if rank is not None else [one for one in job if step in find_steps(job[one])["step"]]
     if rank is not None or not ranks:
         check_step(job[job.ranks[0] if rank is None else rank], step)
     for one in ranks:
         trace = job[one]
         own = trace.events.filter(pl.col("step") == step)["id"]
-        point = paths.last_point(graph, one, own)
+        point = critical_paths.find_last_point(graph, one, own)
         if point is not None:
-            start = steps(trace).filter(pl.col("step") == step)["start"][0]
+            start = find_steps(trace).filter(pl.col("step") == step)["start"][0]
             found.append((int(graph.time[point]), point, int(start)))
     if not found:
         return None, None

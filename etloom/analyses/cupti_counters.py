@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.analyses._activity import answer, of_rank, require_linked
-from etloom.errors import AnalysisError, UnknownName
-from etloom.schema import parse_distinct
-from etloom.stacks import row_of
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, require_linked
+from etloom.core import arrays, categories
+from etloom.core.arrays import rows_of_ids
+from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.schema import parse_distinct
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank
 
 SCOPE = "rank"
 COLUMNS = {
@@ -40,7 +41,7 @@ COLUMNS = {
     "least": pl.Float64,
     "most": pl.Float64,
 }
-RANGE = "cuda_profiler_range"
+RANGE_CATEGORY = "cuda_profiler_range"
 """The category of a measured kernel."""
 _LAUNCHES_KERNEL = r"^(?:cuda|cu|hip)\w*Launch\w*Kernel"
 _VALUE = pl.List(pl.Struct({"counter": pl.String, "value": pl.Float64}))
@@ -50,7 +51,7 @@ def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -
     require_linked(trace)
     if by not in ("operator", "kernel"):
         raise UnknownName("grouping", by, ("operator", "kernel"), option="by")
-    ranges = trace.events.filter(pl.col("cat") == RANGE).sort("ts", "id")
+    ranges = trace.events.filter(pl.col("cat") == RANGE_CATEGORY).sort("ts", "id")
     ranges = parse_distinct(ranges, "args", _values, _VALUE, alias="values")
     nobody = pl.lit(None, pl.String)
     if by == "operator" and ranges.height:
@@ -66,7 +67,7 @@ def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -
     if not found.height:
         raise AnalysisError(
             "the trace holds no counters of kernels",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="profile with experimental_config=torch._C._profiler._ExperimentalConfig(profiler_metrics=[...])",
         )
     if counter is not None:
@@ -83,7 +84,9 @@ def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -
         value.max().alias("most"),
     )
     order = ("counter", "total", "operator", "top_operator", "kernel")
-    return answer(table.sort(order, descending=[False, True, False, False, False], nulls_last=True), COLUMNS)
+    return conform_columns(
+        table.sort(order, descending=[False, True, False, False, False], nulls_last=True), COLUMNS
+    )
 
 
 def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
@@ -94,10 +97,10 @@ def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def measured_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
+def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
     """The launch call of each range, both in order of time. Raises AnalysisError where order cannot tell."""
     events = trace.events
-    calls = stacks.among(events["cat"], kinds.RUNTIME) & stacks.asked(
+    calls = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & arrays.match_text(
         events["name"], lambda name: name.str.contains(_LAUNCHES_KERNEL)
     )
     launches = events.filter(pl.Series(calls)).sort("ts", "id")
@@ -106,7 +109,7 @@ def measured_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
         raise AnalysisError(
             f"{ranges.height} measured kernels of {devices} device(s) and {launches.height} launches cannot be "
             "joined by their order",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="by=kernel leaves the operators out",
         )
     return launches
@@ -114,14 +117,14 @@ def measured_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
 
 def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
     """operator and top_operator of each range, in order of time. Raises AnalysisError where order cannot tell."""
-    events, launches = trace.events, measured_launches(trace, ranges)
-    is_operator = stacks.among(events["cat"], kinds.OPERATORS)
-    parent = row_of(events, events["parent"])
-    inner = stacks.nearest(parent, is_operator, row_of(events, launches["id"]))
+    events, launches = trace.events, match_launches(trace, ranges)
+    is_operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
+    parent = rows_of_ids(events, events["parent"])
+    inner = arrays.find_nearest_ancestor(parent, is_operator, rows_of_ids(events, launches["id"]))
     # The outermost operator has none around it.
-    around = stacks.nearest(parent, is_operator, parent)
+    around = arrays.find_nearest_ancestor(parent, is_operator, parent)
     outermost = is_operator & (around < 0)
-    outer = stacks.nearest(parent, outermost, inner)
+    outer = arrays.find_nearest_ancestor(parent, outermost, inner)
     names = events["name"].cast(pl.String)
     return pl.DataFrame(
         {

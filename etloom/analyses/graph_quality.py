@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer
-from etloom.analyses._dependencies import dependencies
-from etloom.dependencies import quality
-from etloom.graphs import Kind
-from etloom.trace import Job
+from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers.dependency_graph import build_dependencies
+from etloom.core.trace import Job
+from etloom.graphs import quality
+from etloom.graphs.algorithms import EdgeKind
 
 SCOPE = "job"
 COLUMNS = {
@@ -65,14 +65,14 @@ _SUMS = (
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    found = dependencies(job)
+    found = build_dependencies(job)
     graph = found.graph
-    fits = quality.fits(graph, job.ranks)
+    fits = quality.measure_fits(graph, job.ranks)
     rows = []
     for rank in job.ranks:
         fit, counts = fits[rank], found.counts[rank]
-        seen = quality.explained(graph, job[rank], rank)
-        why_not = quality.verdict(seen, fit.makespan, fit.residual)
+        seen = quality.measure_explained_starts(graph, job[rank], rank)
+        why_not = quality.explain_misfit(seen, fit.makespan, fit.residual)
         shares = (seen.share, seen.by_chance[0], seen.by_chance[2], seen.ambiguous)
         rows.append(
             {
@@ -102,17 +102,17 @@ def analyze(job: Job) -> pl.DataFrame:
         "residual_pct": 100 * fits[None].residual / together if together else None,
         "device_starts": table["device_starts"].sum(),
         "dropped_edges": ", ".join(
-            f"{Kind(kind).label} {count}" for kind, count in enumerate(graph.dropped) if count
+            f"{EdgeKind(kind).label} {count}" for kind, count in enumerate(graph.dropped) if count
         )
         or None,
         **{name: table[name].sum() for name in _SUMS},
     }
-    return answer(
+    return conform_columns(
         pl.concat([table, pl.DataFrame([whole], infer_schema_length=None)], how="diagonal_relaxed"), COLUMNS
     )
 
 
-def _figures(fit: quality.Fit) -> dict[str, float | None]:
+def _figures(fit: quality.LatencyFit) -> dict[str, float | None]:
     def share(part: int) -> float | None:
         return 100 * part / fit.makespan if fit.makespan else None
 

@@ -30,10 +30,10 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses._activity import answer
-from etloom.errors import AnalysisError
-from etloom.ranks import in_words
-from etloom.trace import Job, Trace
+from etloom.analyses.helpers import conform_columns
+from etloom.core.errors import AnalysisError
+from etloom.core.text import format_ranks
+from etloom.core.trace import Job, Trace
 
 SCOPE = "job"
 NOTHING = "what the dumps hold was called alike by all ranks, and is finished"
@@ -75,7 +75,7 @@ def analyze(job: Job) -> pl.DataFrame:
     table = pl.DataFrame(rows, schema=COLUMNS, orient="row")
     worst = pl.col("finding").replace_strict({name: at for at, name in enumerate(_ORDER)})
     first = pl.col("seq").fill_null(-1)
-    return answer(table.sort(first.min().over("group"), "group", first, worst), COLUMNS)
+    return conform_columns(table.sort(first.min().over("group"), "group", first, worst), COLUMNS)
 
 
 def _records(rank: int, trace: Trace, messages: bool = False) -> pl.DataFrame:
@@ -162,7 +162,7 @@ def _of_group(own: pl.DataFrame, members: list[int], dumped: set[int]) -> Iterat
         for finding in _of_number(records, reach):
             overwritten = sorted(set(present) - set(reach))
             if overwritten:
-                finding["detail"] += f"; the dump of {in_words(overwritten)} no longer reaches back to it"
+                finding["detail"] += f"; the dump of {format_ranks(overwritten)} no longer reaches back to it"
             yield {"seq": seq, **finding}
 
 
@@ -203,7 +203,7 @@ def _differing(records: _Records, finding: str, of: Any) -> Iterator[dict[str, A
         return
     usual = max(by_value, key=lambda value: len(by_value[value]))
     odd = sorted(rank for value, ranks in by_value.items() if value != usual for rank in ranks)
-    detail = "; ".join(f"{_words(value)} on {in_words(ranks)}" for value, ranks in by_value.items())
+    detail = "; ".join(f"{_words(value)} on {format_ranks(ranks)}" for value, ranks in by_value.items())
     yield _finding(finding, odd, records, records[odd[0]]["collective"], detail)
 
 

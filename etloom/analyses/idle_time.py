@@ -27,11 +27,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.activity import launched_numbers, streams
-from etloom.analyses._activity import answer, check_step
-from etloom.analyses._launched import launched
-from etloom.stacks import by_lane, grouped, taken
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_step, conform_columns
+from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.core.arrays import group_by_track, sort_by_track, take_rows
+from etloom.core.trace import Trace
+from etloom.timeline.activity import encode_streams, select_launched_array
 
 SCOPE = "rank"
 COLUMNS = {
@@ -58,15 +58,15 @@ _IN_ALL = np.iinfo(np.int64).max
 
 
 def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int | None = None) -> pl.DataFrame:
-    work = launched(trace, "device", "stream", "ts", "dur")
+    work = select_launched_work(trace, "device", "stream", "ts", "dur")
     check_step(trace, step)
-    lane = streams(trace)
+    lane = encode_streams(trace)
     gap, busy, before = _gaps(work, lane)
-    late = launched_numbers(trace, "launch_ts", _LEAST) > before
+    late = select_launched_array(trace, "launch_ts", _LEAST) > before
     cause = np.where(late, 0, np.where(gap < consecutive_kernel_delay, 1, 2))
 
     # All work counts in its step and once more in all. A place is a stream in a step or in all.
-    steps = launched_numbers(trace, "step", _IN_ALL)
+    steps = select_launched_array(trace, "step", _IN_ALL)
     known = np.unique(np.append(steps[np.diff(steps, prepend=_IN_ALL) != 0], _IN_ALL))  # steps come in runs
     every = np.argsort(gap, kind="stable")  # so that the gaps of each place come in order of length
     row = every[steps[every] != _IN_ALL if step is None else steps[every] == step]
@@ -98,7 +98,7 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
         "span_ns": whole + ran,
         **stats,
     }
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)
 
 
 def _percent(part: np.ndarray, whole: np.ndarray) -> pl.Series:
@@ -114,7 +114,7 @@ def _stats(
 
     Gaps come in order of their length. wanted: every place that has one, and maybe others, ascending.
     """
-    gap = gap[by_lane(place)]
+    gap = gap[sort_by_track(place)]
     count = np.bincount(place, minlength=int(wanted.max(initial=-1)) + 1)[wanted]
     some = np.flatnonzero(count)
     n = count[some]
@@ -131,7 +131,7 @@ def _stats(
         "median_ns": (np.rint((gap[first + (n - 1) // 2] + gap[first + n // 2]) / 2), at),
         "max_ns": (gap[first + n - 1], at),
     }
-    return count, idle, {name: taken(pl.Series(of), rows) for name, (of, rows) in stats.items()}
+    return count, idle, {name: take_rows(pl.Series(of), rows) for name, (of, rows) in stats.items()}
 
 
 def _gaps(work: pl.DataFrame, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -140,6 +140,6 @@ def _gaps(work: pl.DataFrame, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     start = work["ts"].to_numpy()
     end = start + work["dur"].to_numpy()
     before = start.copy()
-    for rows in grouped(lane):
+    for rows in group_by_track(lane):
         before[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
     return np.maximum(start - before, 0), np.maximum(end - np.maximum(before, start), 0), before

@@ -14,10 +14,10 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses import temporal_breakdown
-from etloom.analyses._activity import answer
-from etloom.errors import AnalysisError
-from etloom.ranks import in_words
-from etloom.trace import Job, by_rank
+from etloom.analyses.helpers import conform_columns
+from etloom.core.errors import AnalysisError
+from etloom.core.text import format_ranks
+from etloom.core.trace import Job, concat_ranks
 
 SCOPE = "job"
 COLUMNS = {
@@ -38,13 +38,13 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
         raise AnalysisError(
             "one rank alone has nothing to be compared with", remedy="open the folder that holds all ranks"
         )
-    rows = by_rank(job, lambda trace: temporal_breakdown.analyze(trace, step=step))
+    rows = concat_ranks(job, lambda trace: temporal_breakdown.analyze(trace, step=step))
     rows = rows if step is not None else rows.filter(pl.col("step").is_null())
     of_host, of_device = (rows.filter(basis=basis)["rank"].unique().sort() for basis in ("host", "device"))
     if len(of_host) and len(of_device):
         few = min(of_host, of_device, key=len)
         raise AnalysisError(
-            f"host times of {in_words(of_host)} are not to be compared with device times of {in_words(of_device)}",
+            f"host times of {format_ranks(of_host)} are not to be compared with device times of {format_ranks(of_device)}",
             remedy="leave one kind out with --rank"
             if len(few) > 1
             else f"leave rank {few[0]} out with --rank",
@@ -65,6 +65,6 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
         )
     )
     over = 100 * (pl.col("max_ns") / pl.col("mean_ns") - 1)
-    return answer(
+    return conform_columns(
         table.with_columns(pl.when(pl.col("mean_ns") > 0).then(over).alias("imbalance_pct")), COLUMNS
     )

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, check_top, device_work, host_work, in_step, percent_of_all
-from etloom.analyses._operators import with_self_time
-from etloom.errors import UnknownName
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_all
+from etloom.analyses.helpers.operator_times import add_self_time
+from etloom.core.errors import UnknownName
+from etloom.core.trace import Trace
+from etloom.timeline.activity import select_device_events, select_host_calls
 
 SCOPE = "rank"
 COLUMNS = {
@@ -48,12 +49,12 @@ def analyze(
     if by not in ("name", "kind"):
         raise UnknownName("grouping", by, ("name", "kind"), option="by")
     check_top(1 if top is None else top)
-    work, basis = device_work(trace, "kind", "name", "step", "dur"), "device"
+    work, basis = select_device_events(trace, "kind", "name", "step", "dur"), "device"
     if not work.height:
-        work, basis = with_self_time(trace, host_work(trace)).with_columns(dur="self_ns"), "host"
+        work, basis = add_self_time(trace, select_host_calls(trace)).with_columns(dur="self_ns"), "host"
     dur = pl.col("dur")
     table = (
-        in_step(trace, work, step)
+        filter_step(trace, work, step)
         .group_by(["kind", "name"] if by == "name" else ["kind"])
         .agg(
             pl.len().alias("count"),
@@ -69,5 +70,5 @@ def analyze(
             *([] if by == "name" else [pl.lit(None, dtype=pl.String).alias("name")]),
         )
     )
-    table = answer(table, COLUMNS).sort("total_ns", "kind", "name", descending=[True, False, False])
+    table = conform_columns(table, COLUMNS).sort("total_ns", "kind", "name", descending=[True, False, False])
     return table if top is None else table.head(top)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, in_step, percent_of_all
-from etloom.analyses._flops_counted import families, kernels
-from etloom.stacks import taken
-from etloom.trace import Trace
+from etloom.analyses.flops.counting import assign_kernels, lookup_families
+from etloom.analyses.helpers import conform_columns, filter_step, percent_of_all
+from etloom.core.arrays import take_rows
+from etloom.core.trace import Trace
 
 SCOPE = "rank"
 COLUMNS = {
@@ -29,10 +29,10 @@ COLUMNS = {
 }
 
 
-def of_kernels(trace: Trace) -> pl.DataFrame:
+def classify_kernels(trace: Trace) -> pl.DataFrame:
     """Device work with its family: id, kind, name, step, ts, dur, ... Raises AnalysisError where there is none."""
-    work = kernels(trace)
-    told = families(taken(trace.events["name"], work["row"].to_numpy()))
+    work = assign_kernels(trace)
+    told = lookup_families(take_rows(trace.events["name"], work["row"].to_numpy()))
     return work.with_columns(
         family=pl.when(pl.col("kind") == "communication")
         .then("kernel_family")
@@ -44,7 +44,7 @@ def of_kernels(trace: Trace) -> pl.DataFrame:
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     dur = pl.col("dur")
-    sums = in_step(trace, of_kernels(trace), step)
+    sums = filter_step(trace, classify_kernels(trace), step)
     longest = (
         sums.group_by("family", "name")
         .agg(dur.sum())
@@ -59,4 +59,4 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         .join(longest, on="family", how="left")
         .sort("total_ns", "family", descending=(True, False))
     )
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)

@@ -17,17 +17,18 @@ from itertools import combinations
 
 import polars as pl
 
-from etloom.analyses._activity import activity, answer, percent_of_all, windows
-from etloom.intervals import union
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, percent_of_all, step_windows
+from etloom.core.intervals import union
+from etloom.core.trace import Trace
+from etloom.timeline.activity import compute_activity
 
 SCOPE = "rank"
 COLUMNS = {"kinds": pl.String, "basis": pl.String, "time_ns": pl.Int64, "time_pct": pl.Float64}
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    work = activity(trace)
-    *_, (_, start, end) = windows(trace, work.busy, step).iter_rows()
+    work = compute_activity(trace)
+    *_, (_, start, end) = step_windows(trace, work.busy, step).iter_rows()
     times = {kind: time.clip(start, end) for kind, time in work.times.items() if time}
     rows = []
     for count in range(1, len(times) + 1):
@@ -40,7 +41,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     table = pl.DataFrame(rows, schema=["kinds", "basis", "time_ns"], orient="row").filter(
         pl.col("time_ns") > 0
     )
-    return answer(
+    return conform_columns(
         table.with_columns(percent_of_all("time_ns")).sort("time_ns", "kinds", descending=[True, False]),
         COLUMNS,
     )

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.analyses._activity import answer, check_top, in_step, of_rank
-from etloom.analyses._launched import launched
-from etloom.errors import AnalysisError
-from etloom.stacks import row_of
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_top, conform_columns, filter_step
+from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.core import arrays, categories
+from etloom.core.arrays import rows_of_ids
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank
 
 SCOPE = "rank"
 NOTHING = "no operator launched as many kernels as --min-length"
@@ -41,7 +42,7 @@ def analyze(
 ) -> pl.DataFrame:
     check_top(top)
     table = (
-        in_step(trace, occurrences(trace, operator, min_length), step)
+        filter_step(trace, find_occurrences(trace, operator, min_length), step)
         .group_by("operator", "sequence", maintain_order=True)
         .agg(
             pl.col("name", "length").first(),
@@ -56,28 +57,32 @@ def analyze(
             kernel_count="length",
         )
     )
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)
 
 
-def occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFrame:
+def find_occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFrame:
     """A row a call, in order of its first kernel: call (row of the events), operator, name (of its kernels), sequence
     (the same as numbers), length, kernel_ns, host_ns, step."""
-    work = launched(trace, "launch", "name", "dur").drop_nulls("launch")
+    work = select_launched_work(trace, "launch", "name", "dur").drop_nulls("launch")
     events = trace.events
-    sorts = kinds.OPERATORS | kinds.ANNOTATIONS | kinds.PYTHON if operator else kinds.OPERATORS
-    calls = stacks.among(events["cat"], sorts) & events["depth"].is_not_null().to_numpy()
-    calls &= ~stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP))
+    sorts = (
+        categories.OPERATOR_CATEGORIES | categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES
+        if operator
+        else categories.OPERATOR_CATEGORIES
+    )
+    calls = arrays.is_in(events["cat"], sorts) & events["depth"].is_not_null().to_numpy()
+    calls &= ~arrays.match_text(events["name"], lambda name: name.str.contains(categories.STEP_PATTERN))
     if operator:
-        calls &= stacks.asked(events["name"], lambda name: name.str.contains(operator, literal=True))
+        calls &= arrays.match_text(events["name"], lambda name: name.str.contains(operator, literal=True))
     if not calls.any():
         raise AnalysisError(
             f"no operator's name contains {operator!r}" if operator else "the trace holds no operators",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="top-ops lists names" if operator else "kernel-breakdown tells of its kernels",
         )
-    parent = row_of(events, events["parent"])
-    outermost = calls & (stacks.nearest(parent, calls, parent) < 0)
-    at = stacks.nearest(parent, outermost, row_of(events, work["launch"]))
+    parent = rows_of_ids(events, events["parent"])
+    outermost = calls & (arrays.find_nearest_ancestor(parent, calls, parent) < 0)
+    at = arrays.find_nearest_ancestor(parent, outermost, rows_of_ids(events, work["launch"]))
     below = work.with_columns(pl.Series("call", at)).filter(pl.Series(at >= 0))
     of_call = below.group_by("call", maintain_order=True).agg(
         pl.col("name"), pl.col("dur").sum().alias("kernel_ns")

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer
-from etloom.analyses.launches import calls_and_work
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns
+from etloom.analyses.launches import join_calls_and_work
+from etloom.core.trace import Trace
 
 SCOPE = "rank"
 COLUMNS = {
@@ -45,7 +45,7 @@ COLUMNS = {
 def analyze(
     trace: Trace, *, call_cutoff: int = 50_000, delay_cutoff: int = 100_000, step: int | None = None
 ) -> pl.DataFrame:
-    works = calls_and_work(trace, step)
+    works = join_calls_and_work(trace, step)
     calls = works.unique("launch", keep="first", maintain_order=True)
     call, delay = pl.col("call_ns"), pl.col("launch_delay_ns")
     table = calls.group_by("call").agg(
@@ -65,4 +65,6 @@ def analyze(
         .group_by("call")
         .agg(pl.len().alias("works"), pl.col("short").sum().alias("short_works"))
     )
-    return answer(table.join(short, on="call"), COLUMNS).sort("launches", "call", descending=[True, False])
+    return conform_columns(table.join(short, on="call"), COLUMNS).sort(
+        "launches", "call", descending=[True, False]
+    )

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, in_step, of_rank
-from etloom.analyses._launched import launched
-from etloom.errors import AnalysisError
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, filter_step
+from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank
 
 SCOPE = "rank"
 COLUMNS = {
@@ -35,10 +36,10 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    return answer(calls_and_work(trace, step), COLUMNS)
+    return conform_columns(join_calls_and_work(trace, step), COLUMNS)
 
 
-def calls_and_work(trace: Trace, step: int | None) -> pl.DataFrame:
+def join_calls_and_work(trace: Trace, step: int | None) -> pl.DataFrame:
     """The columns of the answer and launch, the id of the call; raises AnalysisError where no launch is known."""
     columns = (
         "launch",
@@ -53,15 +54,15 @@ def calls_and_work(trace: Trace, step: int | None) -> pl.DataFrame:
         "device",
         "stream",
     )
-    work = launched(trace, *columns).drop_nulls("launch_ts")
+    work = select_launched_work(trace, *columns).drop_nulls("launch_ts")
     if not work.height:
         raise AnalysisError(
             "the trace holds no launch of its device work",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="record the host's activity (CPU) together with the device's",
         )
     return (
-        in_step(trace, work, step)
+        filter_step(trace, work, step)
         .with_columns(
             pl.max_horizontal(pl.col("ts") - pl.col("launch_end"), 0).alias("launch_delay_ns"),
             (pl.col("launch_end") - pl.col("launch_ts")).alias("call_ns"),

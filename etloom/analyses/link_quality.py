@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, require_linked
-from etloom.linker.quality import summary
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, require_linked
+from etloom.core.trace import Trace
+from etloom.linker.quality import summarize_links
 
 SCOPE = "rank"
 COLUMNS = {
@@ -27,4 +27,4 @@ COLUMNS = {
 
 def analyze(trace: Trace) -> pl.DataFrame:
     require_linked(trace)
-    return answer(summary(trace), COLUMNS)
+    return conform_columns(summarize_links(trace), COLUMNS)

@@ -13,28 +13,29 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.analyses._activity import in_step, of_rank
-from etloom.analyses._bandwidth import copies
-from etloom.analyses._running import Running
-from etloom.errors import AnalysisError
-from etloom.trace import Trace
+from etloom.analyses.helpers import filter_step
+from etloom.analyses.helpers.memory_transfers import measure_transfers
+from etloom.analyses.helpers.running_totals import RunningTotals
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank
 
 SCOPE = "rank"
 COLUMNS = {"name": pl.String, "ts_ns": pl.Int64, "gb_per_s": pl.Float64}
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    known = copies(trace).drop_nulls("gbps")
+    known = measure_transfers(trace).drop_nulls("gbps")
     if not known.height:
         raise AnalysisError(
             "the trace states neither size nor bandwidth of its copies",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="memory-bandwidth-summary counts them and says how long they took",
         )
-    known = in_step(trace, known, step)
+    known = filter_step(trace, known, step)
     # What lasts less than the clock's grain lasts one tick.
     ends = np.maximum(known["end"].to_numpy(), known["ts"].to_numpy() + 1)
-    copying = Running(known["lane"].to_numpy(), known["ts"].to_numpy(), ends)
+    copying = RunningTotals(known["lane"].to_numpy(), known["ts"].to_numpy(), ends)
     total = copying.total(known["gbps"].to_numpy())
     # Sums of decimals leave crumbs where nothing runs.
     total[copying.total(np.ones(known.height, dtype=np.int64)) == 0] = 0.0

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, check_step
-from etloom.analyses._bandwidth import copies
-from etloom.intervals import Intervals
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_step, conform_columns
+from etloom.analyses.helpers.memory_transfers import measure_transfers
+from etloom.core.intervals import Intervals
+from etloom.core.trace import Trace
 
 SCOPE = "rank"
 SMALL = 64 << 10
@@ -37,7 +37,7 @@ COLUMNS = {
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     check_step(trace, step)
-    work = copies(trace)
+    work = measure_transfers(trace)
     work = work if step is None else work.filter(pl.col("step") == step)
     rows = []
     for (name,), own in work.group_by("sort", maintain_order=True):
@@ -49,4 +49,4 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         figures = (mean, rate.median(), rate.min(), rate.max())
         rows.append((name, own.height, size, own["dur"].sum(), busy, *figures, small))
     table = pl.DataFrame(rows, schema=COLUMNS, orient="row").sort("time_ns", "name", descending=(True, False))
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)

@@ -19,12 +19,13 @@ import re
 import numpy as np
 import polars as pl
 
-from etloom import kinds
-from etloom.analyses._activity import answer, check_step, of_rank, require_linked, steps
-from etloom.analyses._operators import row_of
-from etloom.errors import AnalysisError
-from etloom.schema import parse_distinct
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_step, conform_columns, require_linked
+from etloom.core.arrays import rows_of_ids
+from etloom.core import categories
+from etloom.core.errors import AnalysisError
+from etloom.core.schema import parse_distinct
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank, find_steps
 
 SCOPE = "rank"
 COLUMNS = {
@@ -49,11 +50,11 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     if not known.height:
         raise AnalysisError(
             "the trace holds no allocations",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="record it with profile_memory=True, or open a torch.cuda.memory._dump_snapshot()",
         )
     check_step(trace, step)
-    windows: list[tuple[int | None, int | None, int | None]] = list(steps(trace).iter_rows())
+    windows: list[tuple[int | None, int | None, int | None]] = list(find_steps(trace).iter_rows())
     windows = [row for row in windows if step in (None, row[0])] + (
         [(None, None, None)] if step is None else []
     )
@@ -68,7 +69,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
             else:
                 first, last = np.searchsorted(times, [start, end]).tolist()
                 rows.append(_row(own, first, last, start, number))
-    return answer(pl.DataFrame(rows, schema=COLUMNS, orient="row"), COLUMNS).sort(
+    return conform_columns(pl.DataFrame(rows, schema=COLUMNS, orient="row"), COLUMNS).sort(
         "device_type", "device", "step", nulls_last=True, maintain_order=True
     )
 
@@ -106,15 +107,15 @@ def _own_line(stack: list[str]) -> str | None:
 def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
     """The innermost operator around each allocation on its thread, null where there is none."""
     events = trace.events
-    chosen = pl.col("cat").is_in(list(kinds.OPERATORS)) & pl.col("dur").is_not_null()
+    chosen = pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) & pl.col("dur").is_not_null()
     calls = events.filter(chosen).select("pid", "tid", "ts", "id").sort("ts", maintain_order=True)
     if not calls.height:
         return pl.Series([None] * memory.height, dtype=pl.String)
     begun = memory.select("pid", "tid", "ts").join_asof(
         calls, on="ts", by=["pid", "tid"], strategy="backward", check_sortedness=False
     )
-    row = row_of(events, begun["id"])
-    parent = row_of(events, events["parent"])
+    row = rows_of_ids(events, begun["id"])
+    parent = rows_of_ids(events, events["parent"])
     end = (events["ts"] + events["dur"].fill_null(0)).to_numpy()
     operator = events.select(chosen).to_series().to_numpy()
     times = memory["ts"].to_numpy()

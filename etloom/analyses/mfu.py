@@ -23,11 +23,12 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses._activity import activity, answer, windows
-from etloom.analyses._flops_counted import counted
-from etloom.analyses._flops_limits import device_peaks_of, used_devices, with_limits
-from etloom.analyses._flops_registry import MATRIX
-from etloom.trace import Trace
+from etloom.analyses.flops.counting import count_calls
+from etloom.analyses.flops.formulas import MATRIX
+from etloom.analyses.flops.limits import add_limits, find_device_peaks, list_used_devices
+from etloom.analyses.helpers import conform_columns, step_windows
+from etloom.core.trace import Trace
+from etloom.timeline.activity import compute_activity
 
 SCOPE = "rank"
 COLUMNS = {
@@ -52,17 +53,17 @@ def analyze(
     device_peaks: str | None = None,
     peak_tflops: float | None = None,
 ) -> pl.DataFrame:
-    calls = counted(trace).filter(pl.col("family").is_in(MATRIX))
-    peaks = device_peaks_of(trace, device_peaks=device_peaks, peak_tflops=peak_tflops, memory=False)
-    devices = max(1, len(used_devices(trace)))
-    calls = with_limits(calls, peaks)
+    calls = count_calls(trace).filter(pl.col("family").is_in(MATRIX))
+    peaks = find_device_peaks(trace, device_peaks=device_peaks, peak_tflops=peak_tflops, memory=False)
+    devices = max(1, len(list_used_devices(trace)))
+    calls = add_limits(calls, peaks)
     rows = []
-    for number, start, end in windows(trace, activity(trace).busy, step).iter_rows():
+    for number, start, end in step_windows(trace, compute_activity(trace).busy, step).iter_rows():
         mine = calls if number is None else calls.filter(pl.col("step") == number)
         rows.append((number, end - start, *_of(mine, end - start, devices)))
     names = ("step", "dur_ns", *list(COLUMNS)[3:])
     table = pl.DataFrame(rows, schema={name: COLUMNS[name] for name in names}, orient="row")
-    return answer(table.with_columns(device=pl.lit(peaks.name)), COLUMNS)
+    return conform_columns(table.with_columns(device=pl.lit(peaks.name)), COLUMNS)
 
 
 def _of(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:

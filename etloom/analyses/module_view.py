@@ -15,18 +15,12 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom import stacks
-from etloom.analyses._activity import (
-    answer,
-    check_top,
-    has_device_work,
-    in_step,
-    of_rank,
-    require_linked,
-)
-from etloom.errors import AnalysisError
-from etloom.stacks import row_of
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_top, conform_columns, filter_step, require_linked
+from etloom.core import arrays
+from etloom.core.arrays import rows_of_ids
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank, has_device_events
 
 SCOPE = "rank"
 COLUMNS = {
@@ -50,17 +44,17 @@ def analyze(
     check_top(1 if top is None else top)
     require_linked(trace)
     events = trace.events
-    is_module = stacks.asked(events["name"], lambda name: name.str.contains(_MODULE))
+    is_module = arrays.match_text(events["name"], lambda name: name.str.contains(_MODULE))
     is_module &= events["depth"].is_not_null().to_numpy()
     rows = np.flatnonzero(is_module)
     if not rows.size:
         raise AnalysisError(
             "the trace holds no modules",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="profile with with_stack=True or with_modules=True",
         )
-    parent = row_of(events, events["parent"])
-    above = stacks.nearest(parent, is_module, parent[rows])
+    parent = rows_of_ids(events, events["parent"])
+    above = arrays.find_nearest_ancestor(parent, is_module, parent[rows])
     names = events["name"][rows].cast(pl.String).str.extract(_MODULE, 1).to_list()
     full = events["name"][rows].cast(pl.String).to_list()
     place = {int(row): at for at, row in enumerate(rows)}
@@ -74,7 +68,7 @@ def analyze(
     kernels = np.zeros(len(rows), np.int64)
     work = events.select("id", "dur")
     launches = trace.launches.drop_nulls("launch").join(work, left_on="device_event", right_on="id")
-    around = stacks.nearest(parent, is_module, row_of(events, launches["launch"]))
+    around = arrays.find_nearest_ancestor(parent, is_module, rows_of_ids(events, launches["launch"]))
     within = np.searchsorted(rows, around[around >= 0])
     np.add.at(own, within, launches["dur"].fill_null(0).to_numpy()[around >= 0])
     np.add.at(kernels, within, 1)
@@ -97,7 +91,7 @@ def analyze(
             "step": events["step"][rows],
         }
     )
-    table = in_step(trace, table, step)
+    table = filter_step(trace, table, step)
     table = table if depth is None else table.filter(pl.col("depth") <= depth)
     sums = (
         table.group_by("path", "module", "depth", maintain_order=True)
@@ -111,6 +105,6 @@ def analyze(
         )
         .sort("device_ns", "host_ns", "path", descending=(True, True, False))
     )
-    if not has_device_work(trace):
+    if not has_device_events(trace):
         sums = sums.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _DEVICE)
-    return answer(sums if top is None else sums.head(top), COLUMNS)
+    return conform_columns(sums if top is None else sums.head(top), COLUMNS)

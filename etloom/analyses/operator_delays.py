@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, in_step
-from etloom.analyses._launched import launched
-from etloom.stacks import row_of, taken
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, filter_step
+from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.trace import Trace
 
 SCOPE = "rank"
 NOTHING = "no launch of device work lies in an operator; `launches` lists the calls"
@@ -37,10 +37,10 @@ BETWEEN = " -> "
 
 
 def analyze(trace: Trace, *, operator: str | None = None, step: int | None = None) -> pl.DataFrame:
-    work = launched(trace, "id", "step", "name", "ts", "dur", "launch_ts", "operator")
+    work = select_launched_work(trace, "id", "step", "name", "ts", "dur", "launch_ts", "operator")
     work = work.drop_nulls(["operator", "launch_ts"]).sort("launch_ts", "ts", "id")
-    calls = in_step(trace, work, step)
-    around = taken(trace.events.select("name", "ts"), row_of(trace.events, calls["operator"]))
+    calls = filter_step(trace, work, step)
+    around = take_rows(trace.events.select("name", "ts"), rows_of_ids(trace.events, calls["operator"]))
     calls = calls.with_columns(operator_name=around["name"], operator_ts=around["ts"])
     if operator is not None:
         calls = calls.filter(pl.col("operator_name") == operator)
@@ -68,4 +68,4 @@ def analyze(trace: Trace, *, operator: str | None = None, step: int | None = Non
         )
         .sort("count", "device_ns", "operator", "kernels", descending=(True, True, False, False))
     )
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)

@@ -15,20 +15,21 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.analyses._activity import answer, check_step, steps
-from etloom.analyses._queue import changes
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_step, conform_columns
+from etloom.analyses.helpers.launch_queue import compute_queue_changes
+from etloom.core.trace import Trace
+from etloom.timeline.activity import find_steps
 
 SCOPE = "rank"
 COLUMNS = {"device": pl.Int64, "stream": pl.Int64, "time_ns": pl.Int64, "queue_length": pl.Int64}
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    queues = changes(trace)
+    queues = compute_queue_changes(trace)
     check_step(trace, step)
     rows = np.arange(queues.time.size)
     if step is not None:
-        _, start, end = steps(trace).row(by_predicate=pl.col("step") == step)
+        _, start, end = find_steps(trace).row(by_predicate=pl.col("step") == step)
         rows = np.flatnonzero((queues.time >= start) & (queues.time < end))
     table = {"time_ns": queues.time[rows], "queue_length": queues.length[rows], **queues.lane(rows)}
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)

@@ -18,11 +18,12 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.analyses._activity import answer, check_step, steps
-from etloom.analyses._queue import changes
-from etloom.errors import AnalysisError
-from etloom.stacks import by_lane
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_step, conform_columns
+from etloom.analyses.helpers.launch_queue import compute_queue_changes
+from etloom.core.arrays import sort_by_track
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import find_steps
 
 SCOPE = "rank"
 COLUMNS = {
@@ -45,9 +46,9 @@ _IN_ALL = pl.Series([None], dtype=pl.Int64)
 def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.DataFrame:
     if limit < 1:
         raise AnalysisError(f"a queue of {limit} blocks nothing", remedy="1 or more", option="limit")
-    queues = changes(trace)
+    queues = compute_queue_changes(trace)
     check_step(trace, step)
-    marked = steps(trace)
+    marked = find_steps(trace)
     if step is not None:
         marked = marked.filter(pl.col("step") == step)
     head = queues.head
@@ -63,7 +64,7 @@ def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.D
     there = np.flatnonzero(count)
     weighted = _weighted(count[there], queues.length[piece], lasted, limit)
     lane = queues.lane(head[there % head.size])
-    return answer({"step": number[there // head.size], **lane, **weighted}, COLUMNS)
+    return conform_columns({"step": number[there // head.size], **lane, **weighted}, COLUMNS)
 
 
 def _pieces(
@@ -95,8 +96,8 @@ def _pieces(
 def _weighted(count: np.ndarray, length: np.ndarray, lasted: np.ndarray, limit: int) -> dict[str, np.ndarray]:
     """What COLUMNS say of windows, each of so many pieces (one or more) in which a queue had a length for some time."""
     window = np.repeat(np.arange(count.size, dtype=np.min_scalar_type(count.size)), count)
-    order = by_lane(length)
-    order = order[by_lane(window[order])]
+    order = sort_by_track(length)
+    order = order[sort_by_track(window[order])]
     length, lasted = length[order], lasted[order]
     first = np.cumsum(count) - count
     span = np.add.reduceat(lasted, first)

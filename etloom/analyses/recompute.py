@@ -24,12 +24,13 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.analyses._activity import answer, check_step, device_work, of_rank, require_linked
-from etloom.analyses._operators import Rows, device_time
-from etloom.errors import AnalysisError
-from etloom.stacks import row_of
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_step, conform_columns, require_linked
+from etloom.analyses.helpers.operator_times import Rows, sum_device_time
+from etloom.core import arrays, categories
+from etloom.core.arrays import rows_of_ids
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank, select_device_events
 
 SCOPE = "rank"
 NOTHING = "no operator of the forward pass ran again in the backward pass"
@@ -51,22 +52,24 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
     check_step(trace, step)
     events = trace.events
-    operator = stacks.among(events["cat"], kinds.OPERATORS) & events["depth"].is_not_null().to_numpy()
+    operator = (
+        arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["depth"].is_not_null().to_numpy()
+    )
     backward = operator & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
     if not backward.any():
         raise AnalysisError(
             "the trace holds no backward operators that name their forward ones",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="record a training step with torch.profiler, forward and backward",
         )
-    parent = row_of(events, events["parent"])
-    device = device_time(trace, parent)
+    parent = rows_of_ids(events, events["parent"])
+    device = sum_device_time(trace, parent)
     wanted = (
         np.ones(events.height, np.bool_)
         if step is None
         else (events["step"] == step).fill_null(False).to_numpy()
     )
-    rows, around, marked = ran_again(trace, parent, operator, backward)
+    rows, around, marked = find_recomputed(trace, parent, operator, backward)
     marked, rows, around = (part[wanted[rows]] for part in (marked, rows, around))
     outermost = np.flatnonzero(backward & wanted)
     outermost = outermost[_above(parent, backward, outermost) < 0]
@@ -92,17 +95,17 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         )
         .sort("device_ns", "host_ns", "operator", "backward", descending=[True, True, False, False])
     )
-    if not device_work(trace).height:
+    if not select_device_events(trace).height:
         table = table.with_columns(pl.lit(None, pl.Int64).alias("device_ns"))
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)
 
 
 def _above(parent: Rows, wanted: np.ndarray, rows: Rows) -> Rows:
     """The nearest wanted row around each, itself left out."""
-    return stacks.nearest(parent, wanted, parent[rows])
+    return arrays.find_nearest_ancestor(parent, wanted, parent[rows])
 
 
-def ran_again(
+def find_recomputed(
     trace: Trace, parent: Rows, operator: np.ndarray, backward: np.ndarray
 ) -> tuple[Rows, Rows, np.ndarray]:
     """The outermost operators that ran again, the backward operator around each, and whether a checkpoint says so."""
@@ -112,8 +115,8 @@ def ran_again(
     above = _above(parent, numbered, rows)
     rows, above = rows[above >= 0], above[above >= 0]
     rows, above = rows[backward[above]], above[backward[above]]
-    checkpoint = stacks.asked(events["name"], lambda name: name.str.contains(_CHECKPOINT))
-    frame = stacks.asked(events["name"], lambda name: name.str.contains(_FRAME))
+    checkpoint = arrays.match_text(events["name"], lambda name: name.str.contains(_CHECKPOINT))
+    frame = arrays.match_text(events["name"], lambda name: name.str.contains(_FRAME))
     nearest = _above(parent, frame | backward, rows)
     marked = checkpoint[above] | frame[nearest]
     keep = marked | np.isin(above, _repeating(trace, parent, operator, numbered, rows, above))
@@ -129,30 +132,30 @@ def _repeating(
     unrecorded = np.isin(above, _above(parent, operator, np.flatnonzero(operator & ~numbered)))
     joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
     forward = np.full(events.height, -1, np.int64)
-    forward[row_of(events, joins["event"])] = row_of(events, joins["after"])
+    forward[rows_of_ids(events, joins["event"])] = rows_of_ids(events, joins["after"])
     known = unrecorded & (forward[above] >= 0)
     rows, above = rows[known], above[known]
     names = events["name"].to_physical().to_numpy().astype(np.int64)
 
     of = np.unique(above)
-    itself = _key(of, names[forward[of]])
-    found = of[np.isin(itself, _calls(parent, np.flatnonzero(operator & numbered), of, names))]
-    called = _calls(parent, np.flatnonzero(operator), np.unique(forward[of]), names)
-    strange = ~np.isin(_key(forward[above], names[rows]), called)
+    itself = _pack_key(of, names[forward[of]])
+    found = of[np.isin(itself, _pack_calls(parent, np.flatnonzero(operator & numbered), of, names))]
+    called = _pack_calls(parent, np.flatnonzero(operator), np.unique(forward[of]), names)
+    strange = ~np.isin(_pack_key(forward[above], names[rows]), called)
     return np.union1d(found, np.setdiff1d(of, above[strange]))
 
 
-def _calls(parent: Rows, rows: Rows, callers: Rows, names: Rows) -> Rows:
+def _pack_calls(parent: Rows, rows: Rows, callers: Rows, names: Rows) -> Rows:
     """A key of each caller and the name of each of the rows that it calls, at whatever depth."""
     found = [np.zeros(0, np.int64)]
     above = parent[rows]
     while callers.size and (inside := above >= 0).any():
         rows, above = rows[inside], above[inside]
         hit = np.isin(above, callers)
-        found.append(np.unique(_key(above[hit], names[rows[hit]])))
+        found.append(np.unique(_pack_key(above[hit], names[rows[hit]])))
         above = parent[above]
     return np.concatenate(found)
 
 
-def _key(row: Rows, name: Rows) -> Rows:
+def _pack_key(row: Rows, name: Rows) -> Rows:
     return (row << 32) | name

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, check_top, in_step, of_rank
-from etloom.analyses._flops_counted import counted, kernels
-from etloom.analyses._flops_limits import device_peaks_of, with_limits
-from etloom.errors import AnalysisError, UnknownName
-from etloom.trace import Trace
+from etloom.analyses.flops.counting import assign_kernels, count_calls
+from etloom.analyses.flops.limits import add_limits, find_device_peaks
+from etloom.analyses.helpers import check_top, conform_columns, filter_step
+from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank
 
 SCOPE = "rank"
 COLUMNS = {
@@ -65,18 +66,18 @@ def analyze(
     if by not in _KEYS:
         raise UnknownName("grouping", by, _KEYS, option="by")
     check_top(top)
-    calls = in_step(trace, counted(trace), step)
+    calls = filter_step(trace, count_calls(trace), step)
     if not calls["time_ns"].count():
         raise AnalysisError(
             "an execution trace alone has no times",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="put the Kineto trace of the run beside it; flops needs no times",
         )
     calls = calls.filter("known", pl.col("time_ns") > 0)
-    peaks = device_peaks_of(
+    peaks = find_device_peaks(
         trace, device_peaks=device_peaks, peak_tflops=peak_tflops, bandwidth_gbs=bandwidth_gbs
     )
-    calls = with_limits(calls, peaks).with_columns(pl.col("flops", "bytes").cast(pl.Float64))
+    calls = add_limits(calls, peaks).with_columns(pl.col("flops", "bytes").cast(pl.Float64))
     if by == "kernel":
         calls = _by_kernel(trace, calls)
     per_call = pl.col("time_ns").sum() / pl.len()
@@ -114,13 +115,15 @@ def analyze(
         )
     )
     order = ["time_ns", *_KEYS["arguments"]]
-    table = answer(table, COLUMNS).sort(order, descending=[True] + [False] * 5, nulls_last=True)
+    table = conform_columns(table, COLUMNS).sort(order, descending=[True] + [False] * 5, nulls_last=True)
     return table.head(top)
 
 
 def _by_kernel(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     """A row a kernel: its share of its call's flops, bytes and limits, by time."""
-    work = kernels(trace).select("row", pl.col("name").alias("kernel"), pl.col("dur").alias("kernel_ns"))
+    work = assign_kernels(trace).select(
+        "row", pl.col("name").alias("kernel"), pl.col("dur").alias("kernel_ns")
+    )
     parts = calls.drop("name").join(work, on="row").with_columns(all_ns=pl.col("kernel_ns").sum().over("row"))
     share = pl.when(pl.col("all_ns") > 0).then(pl.col("kernel_ns") / pl.col("all_ns"))
     parts = parts.with_columns(

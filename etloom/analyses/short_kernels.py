@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, in_step
-from etloom.analyses._launched import launched
-from etloom.stacks import row_of, taken
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, filter_step
+from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.trace import Trace
 
 SCOPE = "rank"
 NOTHING = "no kernel is shorter than --threshold-ns"
@@ -32,11 +32,13 @@ COLUMNS = {
 
 def analyze(trace: Trace, *, threshold_ns: int = 10_000, step: int | None = None) -> pl.DataFrame:
     before = pl.col("end").cum_max().shift(1).over("device", "stream")
-    kernels = launched(trace, "device", "stream", "step", "kind", "name", "ts", "end", "dur", "operator")
+    kernels = select_launched_work(
+        trace, "device", "stream", "step", "kind", "name", "ts", "end", "dur", "operator"
+    )
     kernels = kernels.with_columns(gap=(pl.col("ts") - before).clip(0).fill_null(0))
-    kernels = in_step(trace, kernels.filter(pl.col("kind") != "memory"), step)
+    kernels = filter_step(trace, kernels.filter(pl.col("kind") != "memory"), step)
     short = kernels.filter(pl.col("dur") < threshold_ns)
-    around = taken(trace.events["name"], row_of(trace.events, short["operator"]))
+    around = take_rows(trace.events["name"], rows_of_ids(trace.events, short["operator"]))
     short = short.with_columns(around.alias("operator"))
     table = (
         short.group_by("name")
@@ -49,4 +51,4 @@ def analyze(trace: Trace, *, threshold_ns: int = 10_000, step: int | None = None
         )
         .with_columns(count_pct=100 * pl.col("count") / max(1, kernels.height))
     )
-    return answer(table, COLUMNS).sort("count", "name", descending=(True, False))
+    return conform_columns(table, COLUMNS).sort("count", "name", descending=(True, False))

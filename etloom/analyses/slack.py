@@ -21,14 +21,15 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import polars as pl
 
-from etloom import _native, graphs, kinds, stacks
-from etloom.analyses._activity import answer, check_top
-from etloom.analyses._dependencies import dependencies, unexplained
-from etloom.dependencies import quality
-from etloom.dependencies.events import Texts, rows_of
-from etloom.errors import UnknownName
-from etloom.graphs import Graph, Role, Ticks
-from etloom.trace import Job, Trace
+from etloom import _native
+from etloom.analyses.helpers import check_top, conform_columns
+from etloom.analyses.helpers.dependency_graph import build_dependencies, warn_if_unexplained
+from etloom.core import arrays, categories
+from etloom.core.errors import UnknownName
+from etloom.core.trace import Job, Trace
+from etloom.graphs import algorithms, quality
+from etloom.graphs.algorithms import Graph, Int64Array, PointRole
+from etloom.graphs.event_arrays import TextColumn, rows_of_ids
 
 SCOPE = "job"
 COLUMNS = {
@@ -48,36 +49,36 @@ COLUMNS = {
 
 def analyze(job: Job, *, category: str | None = None, top: int | None = None) -> pl.DataFrame:
     check_top(1 if top is None else top)
-    graph = dependencies(job).graph
-    slack = graphs.slack(graph)
-    chosen = kinds.OPERATORS | kinds.DEVICE if category is None else {category}
+    graph = build_dependencies(job).graph
+    slack = algorithms.compute_slack(graph)
+    chosen = categories.OPERATOR_CATEGORIES | categories.DEVICE_CATEGORIES if category is None else {category}
     table = pl.concat(_summed(graph, slack, trace, rank, chosen) for rank, trace in job.items())
     if category is not None and not table.height:
         parts = (_summed(graph, slack, trace, rank)["category"] for rank, trace in job.items())
         raise UnknownName("category", category, {name for part in parts for name in part.drop_nulls()})
-    table = table.with_columns(explainable=pl.lit(not quality.doubts(graph, job)))
+    table = table.with_columns(explainable=pl.lit(not quality.find_unexplained_ranks(graph, job)))
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
-    table = answer(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
+    table = conform_columns(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
     return table if top is None else table.head(top)
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
     """What the rows alone do not say."""
-    yield from unexplained(table, "these slacks")
+    yield from warn_if_unexplained(table, "these slacks")
 
 
 def _summed(
-    graph: Graph, slack: Ticks, trace: Trace, rank: int, categories: Collection[str] | None = None
+    graph: Graph, slack: Int64Array, trace: Trace, rank: int, categories: Collection[str] | None = None
 ) -> pl.DataFrame:
     """A row a category (by default all of them) and name: the slack of an event is that of its end."""
     events = trace.events
-    ends = (graph.rank == rank) & (graph.role == Role.END) & (graph.event >= 0)
-    category, name = Texts(events["cat"]), Texts(events["name"])
+    ends = (graph.rank == rank) & (graph.role == PointRole.END) & (graph.event >= 0)
+    category, name = TextColumn(events["cat"]), TextColumn(events["name"])
     wanted = category.that(lambda text: categories is None or text in categories)
     wanted[category.none] = categories is None
     row, count, critical, least, low, high, most, total, of_critical = _native.sums_of_pairs(
-        *(ends, rows_of(events, pl.Series(graph.event)), slack, category.codes, name.codes),
-        *(stacks.numbers(events["dur"], 0), wanted),
+        *(ends, rows_of_ids(events, pl.Series(graph.event)), slack, category.codes, name.codes),
+        *(arrays.to_array(events["dur"], 0), wanted),
     )
     return pl.DataFrame(
         {

@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom import kinds
-from etloom.analyses._activity import (
-    answer,
-    check_step,
-    device_work,
-    during,
-    of_rank,
-    require_linked,
-    steps,
-    untimed,
+from etloom.analyses.helpers import check_step, conform_columns, require_linked
+from etloom.core import categories
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import (
+    describe_rank,
+    explain_missing_times,
+    find_steps,
+    select_device_events,
+    to_intervals,
 )
-from etloom.errors import AnalysisError
-from etloom.trace import Trace
 
 SCOPE = "rank"
 COLUMNS = {
@@ -44,20 +42,20 @@ COLUMNS = {
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
-    marked = steps(trace)
+    marked = find_steps(trace)
     if marked.is_empty():
-        raise untimed(trace) or AnalysisError(
+        raise explain_missing_times(trace) or AnalysisError(
             "no ProfilerStep marks a step",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="call the step() of torch.profiler after each one",
         )
     check_step(trace, step)
     if step is not None:
         marked = marked.filter(pl.col("step") == step)
-    work = device_work(trace, "step", "ts", "dur").drop_nulls("step")
+    work = select_device_events(trace, "step", "ts", "dur").drop_nulls("step")
     rows = []
     for (number,), launched in work.group_by("step"):
-        busy = during(launched)
+        busy = to_intervals(launched)
         start, end = busy.span or (None, None)
         rows.append((number, start, end, busy.total, launched.height))
     device = pl.DataFrame(
@@ -69,7 +67,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     )
     operators = (
         trace.events.lazy()
-        .filter(pl.col("cat").is_in(list(kinds.OPERATORS)))
+        .filter(pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)))
         .group_by("step")
         .agg(pl.len().alias("operators"))
         .collect()
@@ -82,4 +80,4 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         .join(operators, on="step", how="left", maintain_order="left")
         .with_columns(pl.col("operators", "kernels").fill_null(0))
     )
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)

@@ -30,11 +30,12 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import answer, steps
-from etloom.analyses._together import compared
-from etloom.analyses.collectives import met
-from etloom.collectives.lateness import CAUSES, cause, delays
-from etloom.trace import Job
+from etloom.analyses.collectives import summarize_instances
+from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers.matched_communication import match_comparable_ranks
+from etloom.collectives.lateness import CAUSES, compute_delays, largest_cause
+from etloom.core.trace import Job
+from etloom.timeline.activity import find_steps
 
 SCOPE = "job"
 COLUMNS = {
@@ -55,9 +56,9 @@ COLUMNS = {
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    parts = compared(job).comparable.filter(pl.col("meeting").is_not_null())
+    parts = match_comparable_ranks(job).comparable.filter(pl.col("meeting").is_not_null())
     span = parts.select((pl.col("end").max() - pl.col("start").min()).cast(pl.Float64)).item()
-    late = delays(parts, job)
+    late = compute_delays(parts, job)
     worst = pl.when(pl.col("delay_ns").max() > 0).then(pl.col("delay_ns").arg_max())
     sums = late.group_by("rank").agg(
         pl.len().alias("last"),
@@ -73,17 +74,22 @@ def analyze(job: Job) -> pl.DataFrame:
         .join(sums, on="rank", how="left")
         .join(_slow_links(parts), on="rank", how="left")
         .with_columns(pl.col("last", "surely", "delay_ns", *CAUSES).fill_null(0))
-        .with_columns(pct=100 * pl.col("delay_ns") / span, cause=cause("slow_link_ns"))
+        .with_columns(pct=100 * pl.col("delay_ns") / span, cause=largest_cause("slow_link_ns"))
         .sort("delay_ns", "rank", descending=(True, False))
     )
     marks = [_step(job, rank, at) for rank, at in table.select("rank", "own_start").iter_rows()]
-    return answer(table.with_columns(worst_step=pl.Series(marks, dtype=pl.Int64)), COLUMNS)
+    return conform_columns(table.with_columns(worst_step=pl.Series(marks, dtype=pl.Int64)), COLUMNS)
 
 
 def _slow_links(parts: pl.DataFrame) -> pl.DataFrame:
     """rank, slow_link_ns."""
     kind = ("collective", "bytes", "recorded")
-    took = met(parts).with_row_index("number").select("number", *kind, "meeting", "transfer_ns").drop_nulls()
+    took = (
+        summarize_instances(parts)
+        .with_row_index("number")
+        .select("number", *kind, "meeting", "transfer_ns")
+        .drop_nulls()
+    )
     who = took.join(parts.select("meeting", "rank").unique(), on="meeting")
     found = {}
     for rank in parts["rank"].unique().to_list():
@@ -105,5 +111,5 @@ def _step(job: Job, rank: int, at: int | None) -> int | None:
     """The step of a rank that a time on its own clock lies in."""
     if at is None:
         return None
-    inside = steps(job[rank]).filter(pl.col("start") <= at, pl.col("end") > at)
+    inside = find_steps(job[rank]).filter(pl.col("start") <= at, pl.col("end") > at)
     return inside["step"][0] if inside.height else None

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import activity, answer, percent, windows
-from etloom.trace import Trace
+from etloom.analyses.helpers import conform_columns, percent, step_windows
+from etloom.core.trace import Trace
+from etloom.timeline.activity import compute_activity
 
 SCOPE = "rank"
 _PARTS = ("compute_ns", "exposed_communication_ns", "exposed_memory_ns", "exposed_other_ns", "idle_ns")
@@ -44,9 +45,9 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    work = activity(trace)
+    work = compute_activity(trace)
     busy = work.busy
-    rows = windows(trace, busy, step)
+    rows = step_windows(trace, busy, step)
     bounds = rows["start"].to_numpy(), rows["end"].to_numpy()
     so_far, parts = work.times["computation"], [work.times["computation"].covered(*bounds)]
     for kind in ("communication", "memory", "other"):
@@ -61,4 +62,4 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         pl.Series("busy_ns", covered),
         *(pl.Series(name, part) for name, part in zip(_PARTS, (*parts, span - covered), strict=True)),
     ).with_columns(percent(part, "span_ns") for part in _PARTS)
-    return answer(table, COLUMNS)
+    return conform_columns(table, COLUMNS)

@@ -23,19 +23,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses._activity import (
-    answer,
-    check_top,
-    has_device_work,
-    in_step,
-    of_rank,
-    percent_of_all,
-    require_linked,
-    untimed,
-)
-from etloom.analyses._operators import operators
-from etloom.errors import AnalysisError, UnknownName
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_all, require_linked
+from etloom.analyses.helpers.operator_times import measure_operators
+from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank, explain_missing_times, has_device_events
 
 SCOPE = "rank"
 COLUMNS = {
@@ -60,16 +52,16 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "own", step: int | None = 
         raise UnknownName("order", by, _ORDERS, option="by")
     check_top(top)
     require_linked(trace)
-    calls = operators(trace)
+    calls = measure_operators(trace)
     if not calls.height:
-        raise untimed(trace) or AnalysisError(
+        raise explain_missing_times(trace) or AnalysisError(
             "the trace holds no operators",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="kernel-breakdown tells of its kernels",
         )
     outermost = pl.col("outermost")
     table = (
-        in_step(trace, calls, step)
+        filter_step(trace, calls, step)
         .group_by("name")
         .agg(
             pl.len().alias("count"),
@@ -82,8 +74,10 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "own", step: int | None = 
         )
         .with_columns(percent_of_all("own_ns"), percent_of_all("self_ns"))
     )
-    if not has_device_work(trace):
+    if not has_device_events(trace):
         table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))
     return (
-        answer(table, COLUMNS).sort(_ORDERS[by], "name", descending=[True, False], nulls_last=True).head(top)
+        conform_columns(table, COLUMNS)
+        .sort(_ORDERS[by], "name", descending=[True, False], nulls_last=True)
+        .head(top)
     )

@@ -17,21 +17,13 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses._activity import (
-    answer,
-    check_top,
-    has_device_work,
-    in_step,
-    marks,
-    of_rank,
-    require_linked,
-    untimed,
-)
-from etloom.analyses._operators import operators
-from etloom.errors import AnalysisError
-from etloom.ranks import ranges
-from etloom.stacks import row_of, taken
-from etloom.trace import Trace
+from etloom.analyses.helpers import check_top, conform_columns, filter_step, require_linked
+from etloom.analyses.helpers.operator_times import measure_operators
+from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.errors import AnalysisError
+from etloom.core.text import format_ranges
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank, explain_missing_times, find_step_nodes, has_device_events
 
 SCOPE = "rank"
 COLUMNS = {
@@ -58,17 +50,17 @@ def analyze(
     check_top(top)
     require_linked(trace)
     recorded = trace.rows("events") > 0
-    calls = operators(trace) if recorded else _untimed(trace)
+    calls = measure_operators(trace) if recorded else _untimed(trace)
     arguments = _of_events(trace, calls["id"]) if recorded else _of_nodes(trace, calls.select("node"))
     arguments = arguments.select("shapes", "types", "values")
     if arguments["shapes"].null_count() == calls.height:
-        raise (None if trace.rows("nodes") else untimed(trace)) or AnalysisError(
+        raise (None if trace.rows("nodes") else explain_missing_times(trace)) or AnalysisError(
             "the trace holds no operators with shapes",
-            where=of_rank(trace),
+            where=describe_rank(trace),
             remedy="profile with record_shapes=True, or put the execution trace of the run beside it",
         )
     calls = calls.hstack(arguments)
-    calls = in_step(trace, calls, step) if recorded else _in_marked(trace, calls, step)
+    calls = filter_step(trace, calls, step) if recorded else _in_marked(trace, calls, step)
     calls = calls if operator is None else calls.filter(pl.col("name") == operator)
     table = calls.group_by("name", "shapes", "types", "values").agg(
         pl.len().alias("count"),
@@ -78,12 +70,12 @@ def analyze(
         pl.col("device_ns").mean().alias("mean_device_ns"),
     )
     worst = "device_ns"
-    if not has_device_work(trace):
+    if not has_device_events(trace):
         worst = "self_ns" if recorded else "count"
         table = table.with_columns(device_ns=None, mean_device_ns=None)
     if not recorded:
         table = table.with_columns(self_ns=None, total_ns=None)
-    table = answer(table, COLUMNS)
+    table = conform_columns(table, COLUMNS)
     keys = (worst, "name", "shapes", "types", "values")
     return table.sort(keys, descending=(True, False, False, False, False)).head(top)
 
@@ -100,12 +92,14 @@ def _in_marked(trace: Trace, calls: pl.DataFrame, step: int | None) -> pl.DataFr
     """`in_step` of nodes: of those that follow its mark, since ids are given in order of time."""
     if step is None:
         return calls
-    marked = marks(trace.nodes).select("step", node="id").sort("node")
+    marked = find_step_nodes(trace.nodes).select("step", node="id").sort("node")
     if step not in marked["step"]:
         held = (
-            f"the trace holds {ranges(marked['step'])}" if marked.height else "no ProfilerStep marks a step"
+            f"the trace holds {format_ranges(marked['step'])}"
+            if marked.height
+            else "no ProfilerStep marks a step"
         )
-        raise AnalysisError(f"there is no step {step}", where=of_rank(trace), remedy=held)
+        raise AnalysisError(f"there is no step {step}", where=describe_rank(trace), remedy=held)
     return calls.sort("node").join_asof(marked, on="node").filter(pl.col("step") == step)
 
 
@@ -113,14 +107,14 @@ def _of_events(trace: Trace, ids: pl.Series) -> pl.DataFrame:
     """shapes, types, values of each of these events: Kineto's, else those of the node it is linked to, else null."""
     columns = ("shapes", "types", "values")
     arguments = trace.arguments.select("event", shapes="dims", types="types", values="concrete_inputs")
-    told = taken(arguments.drop("event"), row_of(arguments.rename({"event": "id"}), ids))
+    told = take_rows(arguments.drop("event"), rows_of_ids(arguments.rename({"event": "id"}), ids))
     told = told.with_columns(pl.col(columns).cast(pl.String))
     untold = ids.filter(told["shapes"].is_null())
     links = trace.links.select("node", id="event").filter(pl.col("id").is_in(untold.implode()))
     if not links.height:
         return told
     said = _of_nodes(trace, links.unique("id", keep="first", maintain_order=True))
-    said = taken(said.select(columns), row_of(said, ids))
+    said = take_rows(said.select(columns), rows_of_ids(said, ids))
     by_kineto = pl.Series(told["shapes"].is_not_null())
     return told.select(pl.when(by_kineto).then(name).otherwise(said[name]).alias(name) for name in columns)
 

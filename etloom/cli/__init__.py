@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 import etloom
-from etloom.cli._guard import guarded
+from etloom.cli.error_handling import handle_errors
 
 __all__ = ["app", "main"]
 
@@ -43,11 +43,11 @@ _VERBS = {
 """Verb -> its short help. A verb is the function of its name in the module of its name, or that module's `app`."""
 _SETTINGS = {"collect": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 """What follows the command of `collect` is the command's own."""
-_OWN_SIGNALS = {"collect", "replay"}
+_SIGNAL_FORWARDERS = {"collect", "replay"}
 """Verbs of processes of others, to which a signal goes on."""
 
 
-class Verbs(TyperGroup):
+class VerbGroup(TyperGroup):
     """The verbs, of which only those are imported that are asked for."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
@@ -77,7 +77,7 @@ def _command(verb: str) -> Any:
 
 app = typer.Typer(
     name="etloom",
-    cls=Verbs,
+    cls=VerbGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -108,7 +108,7 @@ def _etloom(
     """
 
 
-def _ended(number: int, frame: object) -> None:
+def _exit_on_signal(number: int, frame: object) -> None:
     """An end on which temporary files are removed."""
     raise SystemExit(128 + number)
 
@@ -117,10 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: this process's) and return its exit status."""
     if arguments is None:
         gc.set_threshold(100_000, 50, 50)  # looking for cycles while libraries are imported costs 25 ms
-        if not _OWN_SIGNALS.intersection(sys.argv[1:2]):
-            signal.signal(signal.SIGTERM, _ended)
+        if not _SIGNAL_FORWARDERS.intersection(sys.argv[1:2]):
+            signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
-        with guarded():
+        with handle_errors():
             status = app(args=arguments, prog_name="etloom", standalone_mode=False)
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)

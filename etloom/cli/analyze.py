@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer.core import TyperGroup
 
-from etloom.cli._guard import finite, guarded, say, usage
-from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
-from etloom.cli._output import Format, FormatOption, OutOption, chosen_format, emit
+from etloom.cli.error_handling import as_usage_error, check_finite, handle_errors, print_message
+from etloom.cli.output import Format, FormatOption, OutOption, choose_format, write_table
+from etloom.cli.run_arguments import (
+    CacheOption,
+    JobsOption,
+    PathArgument,
+    RankPatternOption,
+    StrictOption,
+    open_job,
+)
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from etloom.trace import Job
+    from etloom.core.trace import Job
 
 FILTERS: dict[str, Any] = {
     "rank": Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")],
@@ -47,26 +54,30 @@ FILTERS: dict[str, Any] = {
 ALL_ROWS = 10**9
 
 
-class Analyses(TyperGroup):
+class AnalysisGroup(TyperGroup):
     """The group of all analyses, looked up when it is asked for one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name, _, works in _listed_analyses() if works]
+        return [name for name, _, works in _list_analyses() if works]
 
-    @guarded()
+    @handle_errors()
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        from etloom import registry
+        from etloom.core import registry
 
-        with usage():
-            registry.package("analyses", cmd_name)  # an unknown name is answered with the nearest known one
-        return _command(cmd_name.replace("_", "-"))
+        with as_usage_error():
+            registry.find_package(
+                "analyses", cmd_name
+            )  # an unknown name is answered with the nearest known one
+        return _make_command(cmd_name.replace("_", "-"))
 
 
-app = typer.Typer(cls=Analyses, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(
+    cls=AnalysisGroup, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False
+)
 
 
 @app.callback(invoke_without_command=True)
-@guarded()
+@handle_errors()
 def analyze(
     ctx: typer.Context,
     list_all: Annotated[bool, typer.Option("--list", help="List the analyses as a table and exit.")] = False,
@@ -89,34 +100,34 @@ def analyze(
         return
     import polars as pl
 
-    rows = [(name, summary) for name, summary, _ in _listed_analyses()]
-    emit(pl.DataFrame(rows, schema=["analysis", "summary"], orient="row"), format, None)
+    rows = [(name, summary) for name, summary, _ in _list_analyses()]
+    write_table(pl.DataFrame(rows, schema=["analysis", "summary"], orient="row"), format, None)
 
 
-def _listed_analyses() -> list[tuple[str, str, bool]]:
+def _list_analyses() -> list[tuple[str, str, bool]]:
     """(name, what it says of itself, whether it can be used): one that another package broke says why not."""
-    from etloom import registry
-    from etloom.errors import EtloomError
+    from etloom.core import registry
+    from etloom.core.errors import EtloomError
 
     rows = []
-    for name in registry.names("analyses"):
+    for name in registry.list_plugins("analyses"):
         try:
-            rows.append((name, registry.summary("analyses", name), True))
+            rows.append((name, registry.get_summary("analyses", name), True))
         except EtloomError as error:
             rows.append((name, f"cannot be used: {error}", False))
     return rows
 
 
-def _command(name: str) -> Any:
+def _make_command(name: str) -> Any:
     """The click command of one analysis."""
-    from etloom import registry
-    from etloom.selection import stretch
+    from etloom.core import registry
+    from etloom.linker.selection import parse_time_range
 
     module = registry.get("analyses", name)
-    options = registry.options("analyses", name)
+    options = registry.list_options("analyses", name)
     own = {option.name for option in options}
 
-    @guarded()
+    @handle_errors()
     def run(
         path: Path,
         format: Format | None,
@@ -127,27 +138,27 @@ def _command(name: str) -> Any:
         cache: bool,
         **chosen: Any,
     ) -> None:
-        chosen_format(format, out)
+        choose_format(format, out)
         if isinstance(time := chosen.get("time"), str) and "time" not in own:
-            stretch(time)  # before all is read
+            parse_time_range(time)  # before all is read
         filters = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
-        top = chosen.get("top") if registry.package("analyses", name) is None else None
+        top = chosen.get("top") if registry.find_package("analyses", name) is None else None
         if top is not None and top >= 1:
             chosen["top"] = ALL_ROWS  # so that it can be said how many are left out
-        part, answer = _answer(open_job(path, rank_pattern, strict, jobs, cache), filters, name, chosen)
-        shown, left_out = _first_rows(answer, top, each_rank=module.SCOPE == "rank")
-        emit(shown, format, out)
+        part, answer = _analyze_part(open_job(path, rank_pattern, strict, jobs, cache), filters, name, chosen)
+        shown, left_out = _limit_rows(answer, top, each_rank=module.SCOPE == "rank")
+        write_table(shown, format, out)
         if left_out:
-            say(left_out)
+            print_message(left_out)
         if module.SCOPE == "rank":
-            _say_refusals(part, answer, name, chosen)
+            _report_refusals(part, answer, name, chosen)
         if answer.is_empty():
-            of = f" (of the run, only {_said(filters)})" if any(filters.values()) else ""
-            say(getattr(module, "NOTHING", "nothing of the kind is in this run") + of)
+            of = f" (of the run, only {_format_filters(filters)})" if any(filters.values()) else ""
+            print_message(getattr(module, "NOTHING", "nothing of the kind is in this run") + of)
         for line in getattr(module, "remarks", lambda table: ())(answer):
-            say(line)
+            print_message(line)
 
-    flags = {option.name: (_flag(option.type, option.help), option.default) for option in options}
+    flags = {option.name: (_make_flag(option.type, option.help), option.default) for option in options}
     arguments = {
         "path": (PathArgument, inspect.Parameter.empty),
         **flags,
@@ -171,16 +182,16 @@ def _command(name: str) -> Any:
         f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
     )
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    app.command(name, help=f"{_listed(inspect.cleandoc(module.__doc__ or ''))}\n\n{example}")(run)
+    app.command(name, help=f"{_split_list_items(inspect.cleandoc(module.__doc__ or ''))}\n\n{example}")(run)
     return typer.main.get_command(app)
 
 
-def _answer(
+def _analyze_part(
     job: Job, filters: dict[str, Any], name: str, options: dict[str, Any]
 ) -> tuple[Job, pl.DataFrame]:
     """The part of the job that filters keep, and the answer about it. AnalysisError says where they are to blame."""
     import etloom
-    from etloom.errors import AnalysisError
+    from etloom.core.errors import AnalysisError
 
     part = etloom.select(job, **filters)
     try:
@@ -193,11 +204,12 @@ def _answer(
         except AnalysisError:
             raise error from None  # the whole run has no answer either
         raise AnalysisError(
-            f"of what {_said(filters)} leaves of the run: {error.what}", remedy="the whole run has an answer"
+            f"of what {_format_filters(filters)} leaves of the run: {error.what}",
+            remedy="the whole run has an answer",
         ) from None
 
 
-def _first_rows(answer: pl.DataFrame, top: int | None, each_rank: bool) -> tuple[pl.DataFrame, str]:
+def _limit_rows(answer: pl.DataFrame, top: int | None, each_rank: bool) -> tuple[pl.DataFrame, str]:
     """The first rows, of each rank or of all, and what to say of those left out: nothing where there are none."""
     import polars as pl
 
@@ -211,17 +223,17 @@ def _first_rows(answer: pl.DataFrame, top: int | None, each_rank: bool) -> tuple
     return shown, f"{shown.height:,} of {answer.height:,} rows{of_each}; --top {most} shows all"
 
 
-def _said(filters: dict[str, Any]) -> str:
+def _format_filters(filters: dict[str, Any]) -> str:
     """The filters as they were written."""
     values = ((flag, value if isinstance(value, list) else [value]) for flag, value in filters.items())
     return " ".join(f"--{flag} {one}" for flag, given in values for one in given if one is not None)
 
 
-def _say_refusals(job: Job, answer: pl.DataFrame, name: str, options: dict[str, Any]) -> None:
+def _report_refusals(job: Job, answer: pl.DataFrame, name: str, options: dict[str, Any]) -> None:
     """Say why ranks are not in the answer, those of one reason in one line."""
     import etloom
-    from etloom.errors import AnalysisError
-    from etloom.ranks import in_words
+    from etloom.core.errors import AnalysisError
+    from etloom.core.text import format_ranks
 
     reasons: dict[str, list[int]] = {}
     answered = set(answer["rank"]) if answer.width else set()
@@ -231,14 +243,14 @@ def _say_refusals(job: Job, answer: pl.DataFrame, name: str, options: dict[str, 
         except AnalysisError as error:
             reasons.setdefault(error.what, []).append(rank)
     for reason, ranks in reasons.items():
-        say(f"without {in_words(ranks)}: {reason}")
+        print_message(f"without {format_ranks(ranks)}: {reason}")
 
 
-def _listed(text: str) -> str:
+def _split_list_items(text: str) -> str:
     """The text with each item of a list as a paragraph, which a terminal's width may break anew."""
     return re.sub(r"\n  (?=\S)", " ", re.sub(r"\n(?=- )", "\n\n", text))
 
 
-def _flag(type: Any, help: str) -> Any:
+def _make_flag(type: Any, help: str) -> Any:
     number = float in (get_args(type) or (type,))
-    return Annotated[type, typer.Option(help=help, callback=finite if number else None)]
+    return Annotated[type, typer.Option(help=help, callback=check_finite if number else None)]

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
-from etloom.cli._input import CacheOption, JobsOption, StrictOption, open_job
-from etloom.cli._output import FormatOption, emit
-from etloom.errors import EtloomError, UnknownName
+from etloom.cli.error_handling import handle_errors, print_message
+from etloom.cli.output import FormatOption, write_table
+from etloom.cli.run_arguments import CacheOption, JobsOption, StrictOption, open_job
+from etloom.core.errors import EtloomError, UnknownName
 
 if TYPE_CHECKING:
     import polars as pl
 
 
-UNDECIDED = 3
+EXIT_UNDECIDED = 3
 """The exit status of a gate that cannot tell."""
 
 
-@guarded()
+@handle_errors()
 def check(
     paths: Annotated[
         list[Path],
@@ -69,9 +69,9 @@ def check(
       etloom check run1/ run2/ run3/ --baseline main1/ --baseline main2/ --baseline main3/ --metric step-time
       etloom check run/ --baseline main/ --junit perf.xml --github
     """
-    from etloom.comparing.gate import METRICS, gate, sentences
+    from etloom.comparison.gate import METRICS, explain_row, judge_regression
 
-    limit = _percent(max_regression)
+    limit = _parse_percent(max_regression)
     if not baseline:
         before = paths[0] if len(paths) > 1 else "MAIN"
         raise EtloomError(
@@ -81,31 +81,31 @@ def check(
     for name in metric or ():
         if name not in METRICS:
             raise UnknownName("metric", name, METRICS, option="metric")
-    say(f"judged: {_listed(paths)}; baseline: {_listed(baseline)}")
+    print_message(f"judged: {_join_paths(paths)}; baseline: {_join_paths(baseline)}")
     runs, bases = ([open_job(path, None, strict, jobs, cache) for path in side] for side in (paths, baseline))
-    table = gate(runs, bases, limit, metric or ["step-time"])
-    emit(table, format, None)
+    table = judge_regression(runs, bases, limit, metric or ["step-time"])
+    write_table(table, format, None)
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(as_junit(table), encoding="utf-8")
+        junit.write_text(format_junit(table), encoding="utf-8")
     for row in range(table.height):
-        for line in sentences(table, row):
+        for line in explain_row(table, row):
             if github:
                 level = {"failed": "error", "undecided": "warning"}.get(table["verdict"][row], "notice")
-                typer.echo(f"::{level} title=etloom check::{escaped(line)}", err=True)
-            say(line)
+                typer.echo(f"::{level} title=etloom check::{escape_for_github(line)}", err=True)
+            print_message(line)
     verdicts = set(table["verdict"])
     if "failed" in verdicts:
         raise SystemExit(1)
     if "undecided" in verdicts:
-        raise SystemExit(UNDECIDED)
+        raise SystemExit(EXIT_UNDECIDED)
 
 
-def _listed(paths: list[Path]) -> str:
+def _join_paths(paths: list[Path]) -> str:
     return ", ".join(map(str, paths))
 
 
-def _percent(text: str) -> float:
+def _parse_percent(text: str) -> float:
     try:
         limit = float(text.strip().removesuffix("%"))
     except ValueError:
@@ -115,16 +115,16 @@ def _percent(text: str) -> float:
     return limit
 
 
-def escaped(text: str) -> str:
+def escape_for_github(text: str) -> str:
     """The message of a GitHub workflow command: percent signs and ends of lines spelt out."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def as_junit(table: pl.DataFrame) -> str:
+def format_junit(table: pl.DataFrame) -> str:
     """A JUnit XML file: a test case a measure; a failure is one that failed, an error one that cannot be told."""
     import xml.etree.ElementTree as tree
 
-    from etloom.comparing.gate import sentences
+    from etloom.comparison.gate import explain_row
 
     judged = [row for row in range(table.height) if table["verdict"][row] != "noted"]
     element = {"failed": "failure", "undecided": "error"}
@@ -134,6 +134,6 @@ def as_junit(table: pl.DataFrame) -> str:
     for row in judged:
         case = tree.SubElement(suite, "testcase", classname="etloom.check", name=table["measure"][row])
         verdict = table["verdict"][row]
-        for line in sentences(table, row):
+        for line in explain_row(table, row):
             tree.SubElement(case, element[verdict], message=line, type=verdict).text = line
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tree.tostring(suite, encoding="unicode") + "\n"

@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from etloom.cli._collected import (
-    MOST_FOR_STEPS,
-    afterwards,
-    closing_line,
-    convert_observed,
-    note_sequence,
-    note_steps,
+from etloom.cli.collect_output import (
+    MAX_BYTES_FOR_STEPS,
+    convert_observer_files,
+    record_sequence_length,
+    record_whole_steps,
+    report_failures,
+    summarize_recording,
 )
-from etloom.cli._guard import guarded, say
-from etloom.errors import CollectError
+from etloom.cli.error_handling import handle_errors, print_message
+from etloom.core.errors import CollectError
 
 
 def _number_of_steps(text: str) -> int:
@@ -30,7 +30,7 @@ def _number_of_steps(text: str) -> int:
         ) from None
 
 
-@guarded(max_bytes="max_size")
+@handle_errors(max_bytes="max_size")
 def collect(
     command: Annotated[
         list[str] | None,
@@ -139,20 +139,20 @@ def collect(
       etloom collect --out run/ --with et,nsys --print-command -- torchrun --nproc-per-node 8 train.py
       etloom collect --build
     """
-    _refuse_beside(
+    _check_exclusive(
         {"--build": build, "--trigger": trigger is not None, "--print-command": print_command},
         {"a command": bool(command), "--out": out is not None, "--overwrite": overwrite, "--report": report},
     )
     if build:
-        _build()
+        _build_observer()
         return
     if trigger is not None:
-        from etloom.collector import demand
+        from etloom.collector.session import on_demand as demand
 
         if demand.trigger(trigger):
-            say(f"asked: {trigger} records as soon as its ranks have agreed on a step")
+            print_message(f"asked: {trigger} records as soon as its ranks have agreed on a step")
         else:
-            say(
+            print_message(
                 f"asked, and nothing took note yet: {trigger} records at the end of its step, if a job runs there that "
                 "was started with --on-demand"
             )
@@ -180,31 +180,31 @@ def collect(
         "what": what,
     }
     if print_command:
-        typer.echo(_command_line(command, out, steps, options))
+        typer.echo(_format_command_line(command, out, steps, options))
         return
-    collected = launch(command, out, steps, overwrite=overwrite, building=_announce_build, **options)
+    collected = launch(command, out, steps, overwrite=overwrite, building=_report_build, **options)
     folders = collected.windows or (collected.out,)
-    with afterwards("PyTorch's format is not written"):
-        convert_observed(folders, lambda folder: _relative(folder, collected.out, out))
+    with report_failures("PyTorch's format is not written"):
+        convert_observer_files(folders, lambda folder: _user_path(folder, collected.out, out))
     for folder in folders:
-        with afterwards(f"{folder}: nobody knows which steps are whole"):
-            note_steps(folder, MOST_FOR_STEPS)
-        with afterwards(f"{folder}: the card lacks the length of a sequence"):
-            note_sequence(folder)
+        with report_failures(f"{folder}: nobody knows which steps are whole"):
+            record_whole_steps(folder, MAX_BYTES_FOR_STEPS)
+        with report_failures(f"{folder}: the card lacks the length of a sequence"):
+            record_sequence_length(folder)
     for warning in collected.warnings:
-        say(warning)
+        print_message(warning)
     if collected.ranks:
-        where = _relative(folders[-1], collected.out, out)
-        say(closing_line(collected, where))
+        where = _user_path(folders[-1], collected.out, out)
+        print_message(summarize_recording(collected, where))
         if report:
             from etloom.cli.report import write_report
 
-            with afterwards(f"{where}: no report"):
+            with report_failures(f"{where}: no report"):
                 write_report(where)
     raise typer.Exit(collected.returncode)
 
 
-def _refuse_beside(alone: dict[str, bool], others: dict[str, bool]) -> None:
+def _check_exclusive(alone: dict[str, bool], others: dict[str, bool]) -> None:
     """What only builds, asks or prints takes no note of the rest."""
     asked = [name for name, given in alone.items() if given]
     beside = [*asked[1:], *(name for name, given in others.items() if given)]
@@ -214,34 +214,34 @@ def _refuse_beside(alone: dict[str, bool], others: dict[str, bool]) -> None:
         raise typer.BadParameter(f"does nothing with {beside[0]}: leave out one", param_hint=asked[0])
 
 
-def _relative(folder: Path, whole: Path, out: Path) -> Path:
+def _user_path(folder: Path, whole: Path, out: Path) -> Path:
     """The folder of a window as the user called the run's, where that was a plain path."""
     return out / folder.relative_to(whole) if "{" not in str(out) else folder
 
 
-def _command_line(command: list[str], out: Path, steps: str | None, options: dict[str, Any]) -> str:
+def _format_command_line(command: list[str], out: Path, steps: str | None, options: dict[str, Any]) -> str:
     """What `launch` would run, for a shell."""
-    from etloom.collector import launcher
+    from etloom.collector.launcher import collection
 
-    prepared, unbuilt = launcher.prepared(command, out, steps, all_threads=True, **options)
+    prepared, unbuilt = collection.prepare_options(command, out, steps, all_threads=True, **options)
     for line in unbuilt:
-        say(line)
-    environment = [f"{name}={value}" for name, value in launcher.environment_of(prepared).items()]
-    words = ["env", *environment, *launcher.command_of(prepared)]
+        print_message(line)
+    environment = [f"{name}={value}" for name, value in collection.job_environment(prepared).items()]
+    words = ["env", *environment, *collection.wrapped_command(prepared)]
     return f"mkdir -p {shlex.quote(prepared.scratch)} && {shlex.join(words)}"
 
 
-def _announce_build() -> None:
+def _report_build() -> None:
     """Say what the first use of the native observer waits for."""
-    say("building the native observer for this torch, once: half a minute, more on a busy machine")
+    print_message("building the native observer for this torch, once: half a minute, more on a busy machine")
 
 
-def _build() -> None:
+def _build_observer() -> None:
     from etloom.collector.observer import BuildError
     from etloom.collector.observer import build as build_observer
 
     try:
-        say(f"the native observer is built: {build_observer()}")
+        print_message(f"the native observer is built: {build_observer()}")
     except ImportError:
         raise CollectError(
             "this Python has no torch", remedy="install etloom beside the torch of the job"

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import finite, guarded, say, usage
-from etloom.cli._output import progress
+from etloom.cli.error_handling import as_usage_error, check_finite, handle_errors, print_message
+from etloom.cli.output import show_progress
 
 
 class Unit(str, enum.Enum):
@@ -19,7 +19,7 @@ class Unit(str, enum.Enum):
     s = "s"
 
 
-@guarded()
+@handle_errors()
 def convert(
     path: Annotated[
         Path, typer.Argument(readable=False, help="A trace file.", show_default=False, metavar="FILE")
@@ -48,7 +48,7 @@ def convert(
         float | None,
         typer.Option(
             "--utc-offset",
-            callback=finite,
+            callback=check_finite,
             help="Of a file of metrics: hours by which dates without a zone are ahead of UTC.",
             show_default=False,
         ),
@@ -67,15 +67,15 @@ def convert(
       etloom convert samples.csv run/samples.parquet --time-column when --unit ms
     """
     import etloom
-    from etloom import registry
+    from etloom.core import registry
 
     target = out or out_option
     if target is None or (out and out_option):
         raise typer.BadParameter("say once what to write: etloom convert FILE OUT")
-    with usage("to" if to else "out"):
-        registry.get("exports", to or registry.by_suffix("exports", target))
+    with as_usage_error("to" if to else "out"):
+        registry.get("exports", to or registry.find_by_suffix("exports", target))
     given = {"time_column": time_column, "unit": unit and unit.value, "utc_offset": utc_offset}
     mapping = {name: value for name, value in given.items() if value is not None}
-    with progress(f"converting {path}") as update:
+    with show_progress(f"converting {path}") as update:
         etloom.convert(path, target, to, progress=update, reader="metrics" if mapping else None, **mapping)
-    say(f"wrote {target}")
+    print_message(f"wrote {target}")

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
-from etloom.cli._input import CacheOption, JobsOption, StrictOption, open_job
-from etloom.cli._output import Format, FormatOption, OutOption, chosen_format, emit
-from etloom.cli._target import check_writable
+from etloom.cli.error_handling import handle_errors, print_message
+from etloom.cli.output import Format, FormatOption, OutOption, choose_format, write_table
+from etloom.cli.output_checks import check_writable
+from etloom.cli.run_arguments import CacheOption, JobsOption, StrictOption, open_job
 
 
 class By(str, enum.Enum):
@@ -34,7 +34,7 @@ AfterArgument = Annotated[
 ]
 
 
-@guarded()
+@handle_errors()
 def diff(
     before: BeforeArgument,
     after: AfterArgument,
@@ -69,7 +69,7 @@ def diff(
     """
     import etloom
 
-    chosen_format(format, out)
+    choose_format(format, out)
     if html is not None:
         check_writable(html, "--html")
     found = etloom.diff(*(open_job(path, None, strict, jobs, cache) for path in (before, after)))
@@ -78,13 +78,13 @@ def diff(
         if out is None and format in (None, Format.table):
             typer.echo(line)
         else:
-            say(line)
+            print_message(line)
     for note in found.notes:
-        say(note)
+        print_message(note)
     if table.height:
-        emit(table, format, out)
+        write_table(table, format, out)
     else:
-        say(f"neither run holds a {by.value}")
+        print_message(f"neither run holds a {by.value}")
     if html is not None:
         etloom.report(found, html)
-        say(f"wrote {html}; open it in a browser: {html.resolve().as_uri()}")
+        print_message(f"wrote {html}; open it in a browser: {html.resolve().as_uri()}")

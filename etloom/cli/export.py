@@ -7,13 +7,20 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from etloom.cli._guard import guarded, say, usage
-from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
-from etloom.errors import EtloomError
-from etloom.ranks import no_such_rank
+from etloom.cli.error_handling import as_usage_error, handle_errors, print_message
+from etloom.cli.run_arguments import (
+    CacheOption,
+    JobsOption,
+    PathArgument,
+    RankPatternOption,
+    StrictOption,
+    open_job,
+)
+from etloom.core.errors import EtloomError
+from etloom.core.text import unknown_rank_error
 
 
-@guarded()
+@handle_errors()
 def export(
     path: PathArgument,
     out: Annotated[
@@ -54,21 +61,21 @@ def export(
       etloom export run/ --out mm.dot -O step=3 -O around=aten::mm -O depth=2
     """
     import etloom
-    from etloom import registry
-    from etloom.given import check_options
+    from etloom.api.arguments import check_options
+    from etloom.core import registry
 
-    with usage("to" if to else "out"):
-        name = to or registry.by_suffix("exports", out)
+    with as_usage_error("to" if to else "out"):
+        name = to or registry.find_by_suffix("exports", out)
         registry.get("exports", name)
-    chosen = _options(name, option or [])
+    chosen = _parse_options(name, option or [])
     if overlay is not None:
         chosen["overlay"] = overlay
-    with usage("option"):
+    with as_usage_error("option"):
         check_options("exports", name, chosen)
 
     job = open_job(path, rank_pattern, strict, jobs, cache)
     if rank is not None and rank not in job:
-        raise no_such_rank(rank, job)
+        raise unknown_rank_error(rank, job)
     try:
         etloom.export(job if rank is None else job[rank], out, name, **chosen)
     except EtloomError as error:
@@ -76,18 +83,20 @@ def export(
             error.option = "option"
         raise
     if name == "chakra" and rank is None and len(job) > 1:
-        from etloom.chakra.files import of_rank
+        from etloom.formats.chakra.et_files import path_of_rank
 
-        say(f"wrote {of_rank(out, job.ranks[0])} to {of_rank(out, job.ranks[-1]).name}, a file a rank")
+        print_message(
+            f"wrote {path_of_rank(out, job.ranks[0])} to {path_of_rank(out, job.ranks[-1]).name}, a file a rank"
+        )
     else:
-        say(f"wrote {out}")
+        print_message(f"wrote {out}")
 
 
-def _options(name: str, given: list[str]) -> dict[str, Any]:
+def _parse_options(name: str, given: list[str]) -> dict[str, Any]:
     """NAME=VALUE as the types of the format's options; what it does not have is left to `etloom.export`."""
-    from etloom import registry
+    from etloom.core import registry
 
-    types = {one.name: one.type for one in registry.options("exports", name)}
+    types = {one.name: one.type for one in registry.list_options("exports", name)}
     chosen: dict[str, Any] = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -95,11 +104,11 @@ def _options(name: str, given: list[str]) -> dict[str, Any]:
             raise EtloomError(f"{text!r} is not NAME=VALUE", option="option")
         kinds = get_args(types.get(key)) or (types.get(key),)
         try:
-            chosen[key] = int(value) if int in kinds else _TRUTH[value] if bool in kinds else value
+            chosen[key] = int(value) if int in kinds else _BOOLEANS[value] if bool in kinds else value
         except (ValueError, KeyError):
             wanted = "a number" if int in kinds else "true or false"
             raise EtloomError(f"{key} is {wanted}, not {value!r}", option="option") from None
     return chosen
 
 
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

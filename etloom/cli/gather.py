@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
+from etloom.cli.error_handling import handle_errors, print_message
 
 
-@guarded()
+@handle_errors()
 def gather(
     folders: Annotated[
         list[Path], typer.Argument(readable=False, help="Folders of one job, one a host.", metavar="DIR...")
@@ -36,12 +36,12 @@ def gather(
       etloom gather node0/run node1/run --out run
       etloom gather /shared/run-* --out run
     """
-    from etloom.collector import gathering
-    from etloom.collector.words import counted
+    from etloom.collector.recovery import gathering
+    from etloom.collector.session.messages import count_noun
 
     gathered = gathering.gather(folders, out, overwrite=overwrite, same_job=same_job)
     for warning in gathered.warnings:
-        say(warning)
+        print_message(warning)
     for window, ranks in gathered.windows.items():
         where = out / window.relative_to(gathered.out)
-        say(f"{where}: {counted(len(ranks), 'rank')}; next: etloom report {where}")
+        print_message(f"{where}: {count_noun(len(ranks), 'rank')}; next: etloom report {where}")

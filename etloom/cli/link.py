@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etloom.cli._guard import finite, guarded, say, usage
-from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
-from etloom.errors import EtloomError
-from etloom.ranks import no_such_rank
+from etloom.cli.error_handling import as_usage_error, check_finite, handle_errors, print_message
+from etloom.cli.run_arguments import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
+from etloom.core.errors import EtloomError
+from etloom.core.text import unknown_rank_error
 
 if TYPE_CHECKING:
-    from etloom.trace import Job, Trace
+    from etloom.core.trace import Job, Trace
 
 _DEFAULTS: dict[str, Any] = {"iterations": "best", "inter_thread_threshold_us": 1000.0}
 
 
-@guarded()
+@handle_errors()
 def link(
     path: Annotated[
         Path | None,
@@ -50,7 +50,7 @@ def link(
         float,
         typer.Option(
             min=0,
-            callback=finite,
+            callback=check_finite,
             help="Pause of a thread in us after which it is taken to follow another one.",
         ),
     ] = _DEFAULTS["inter_thread_threshold_us"],
@@ -77,13 +77,13 @@ def link(
     if out is None:
         raise typer.BadParameter("say where to save: --out")
     import etloom
-    from etloom import registry
-    from etloom.cli._output import Format, emit
-    from etloom.linker.merge import of_rank
-    from etloom.trace import Job
+    from etloom.cli.output import Format, write_table
+    from etloom.core import registry
+    from etloom.core.trace import Job
+    from etloom.linker.merging import select_rank
 
-    format = to or _by_name(out)
-    with usage("to" if to else "out"):
+    format = to or _infer_format(out)
+    with as_usage_error("to" if to else "out"):
         registry.get("exports", format)
     # Only what differs from the defaults: what was linked with those is in the cache, or saved so.
     chosen: dict[str, Any] = {"iterations": iterations, "inter_thread_threshold_us": inter_thread_threshold}
@@ -91,32 +91,32 @@ def link(
     what: Trace | Job
     if path is not None:
         what = open_job(path, rank_pattern, False, jobs, cache, tell=False, **linking)
-        what = what if rank is None else Job({rank: _of_rank(what, rank, path)}, what.meta)
+        what = what if rank is None else Job({rank: _select_rank(what, rank, path)}, what.meta)
     else:
         files = [file for file in (host, device) if file is not None]
         if any(out.exists() and file.exists() and out.samefile(file) for file in files):
             raise EtloomError("is one of the two to be linked", where=out, remedy="name another --out")
-        what = etloom.link(*(of_rank(etloom.read(file), rank, file) for file in files), **linking)
+        what = etloom.link(*(select_rank(etloom.read(file), rank, file) for file in files), **linking)
     if strict:
         what.check_lossless()
     for name, severity, count, example in what.stats.select("name", "severity", "count", "example").rows():
         if severity != "info":
-            say(f"{name}: {count} ({example})")
-    emit(etloom.analyze(what, "link-quality"), Format.table, None)
+            print_message(f"{name}: {count} ({example})")
+    write_table(etloom.analyze(what, "link-quality"), Format.table, None)
     _save(what, out, format)
-    say(f"saved {out}")
+    print_message(f"saved {out}")
 
 
 def _save(what: Trace | Job, out: Path, format: str) -> None:
     """Write to ``out``, or of the ranks of a folder, where that is no name of a file, into it."""
     import etloom
-    from etloom import registry
-    from etloom.trace import Job
+    from etloom.core import registry
+    from etloom.core.trace import Job
 
     if not isinstance(what, Job) or format == "parquet" or _is_file_name(out):
         etloom.export(what, out, format)
         return
-    suffix = registry.suffixes("exports", format)[0]
+    suffix = registry.get_suffixes("exports", format)[0]
     out.mkdir(parents=True, exist_ok=True)
     if format != "etplus":
         etloom.export(what, out / f"run{suffix}", format)
@@ -125,25 +125,27 @@ def _save(what: Trace | Job, out: Path, format: str) -> None:
         etloom.export(trace, out / f"rank_{number}{suffix}", format)
 
 
-def _by_name(out: Path) -> str:
+def _infer_format(out: Path) -> str:
     """The export whose suffix ends the name; Parquet where there is none."""
-    from etloom import registry
+    from etloom.core import registry
 
     try:
-        return registry.by_suffix("exports", out)
+        return registry.find_by_suffix("exports", out)
     except EtloomError:
         return "parquet"
 
 
 def _is_file_name(out: Path) -> bool:
     """Whether the name ends as that of a file of some export."""
-    from etloom import registry
+    from etloom.core import registry
 
-    known = (end for name in registry.names("exports") for end in registry.suffixes("exports", name))
+    known = (
+        end for name in registry.list_plugins("exports") for end in registry.get_suffixes("exports", name)
+    )
     return out.name.endswith(tuple(known))
 
 
-def _of_rank(job: Job, rank: int, file: Path) -> Trace:
+def _select_rank(job: Job, rank: int, file: Path) -> Trace:
     if rank not in job:
-        raise no_such_rank(rank, job)
+        raise unknown_rank_error(rank, job)
     return job[rank]

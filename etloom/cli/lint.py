@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, printable
+from etloom.cli.error_handling import handle_errors, make_printable
 
 if TYPE_CHECKING:
-    from etloom.chakra.findings import Finding
+    from etloom.exports.chakra_lint.lint_codes import LintFinding
 
 
 class LintFormat(str, enum.Enum):
@@ -20,7 +20,7 @@ class LintFormat(str, enum.Enum):
     json = "json"
 
 
-@guarded()
+@handle_errors()
 def lint(
     path: Annotated[
         Path,
@@ -47,15 +47,15 @@ def lint(
       etloom export run/ --out sim/job.et && etloom lint sim/
       etloom lint job.0.et --format json
     """
-    from etloom.chakra.files import of_job
-    from etloom.chakra.lint import lint as check
-    from etloom.cli._output import write_text
+    from etloom.cli.output import write_text
+    from etloom.exports.chakra_lint.file_rules import lint as check
+    from etloom.formats.chakra.et_files import find_rank_files
 
     found = check(path)
     if format is LintFormat.json:
         write_text("[" + ",\n ".join(json.dumps(_row(one)) for one in found) + "]\n", None)
     else:
-        count = len(of_job(path))
+        count = len(find_rank_files(path))
         lines = [_line(one) for one in found] or [f"nothing to mend in {count} file{'s' * (count != 1)}"]
         write_text("\n".join(map(printable_lines, lines)) + "\n", None)
     if any(one.severity == "error" for one in found):
@@ -63,10 +63,10 @@ def lint(
 
 
 def printable_lines(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
+    return "\n".join(map(make_printable, text.split("\n")))
 
 
-def _row(one: Finding) -> dict[str, object]:
+def _row(one: LintFinding) -> dict[str, object]:
     return {
         "severity": one.severity,
         "rank": one.rank,
@@ -79,7 +79,7 @@ def _row(one: Finding) -> dict[str, object]:
     }
 
 
-def _line(one: Finding) -> str:
+def _line(one: LintFinding) -> str:
     where = "" if one.node is None else f"node {one.node}, "
     times = "" if one.count == 1 else f", {one.count:,} times"
     example = " ".join(one.example.split())

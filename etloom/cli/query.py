@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say, usage
-from etloom.cli._input import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
-from etloom.cli._output import FormatOption, OutOption, chosen_format, emit
+from etloom.cli.error_handling import as_usage_error, handle_errors, print_message
+from etloom.cli.output import FormatOption, OutOption, choose_format, write_table
+from etloom.cli.run_arguments import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
 
 if TYPE_CHECKING:
     import polars as pl
 
 
-@guarded()
+@handle_errors()
 def query(
     path: Annotated[
         Path | None,
@@ -45,28 +45,28 @@ def query(
       etloom query run/ "select * from stats" --format json
       etloom query --tables
     """
-    chosen_format(format, out)
+    choose_format(format, out)
     if tables:
-        emit(_declared(), format, out)
+        write_table(_list_columns(), format, out)
     elif path is None or sql is None:
         raise typer.BadParameter("say what to open and what to select: PATH SQL")
     else:
-        from etloom.sql import check
+        from etloom.core.sql import check_query
 
-        with usage("sql"):
-            check(sql)  # before all is read
+        with as_usage_error("sql"):
+            check_query(sql)  # before all is read
         job = open_job(path, rank_pattern, strict, jobs, cache, lazy=True)
-        for name, _, _, example in job.own_stats.iter_rows():
+        for name, _, _, example in job.run_stats.iter_rows():
             if name == "job.not_linked":
-                say(f"{path}: {example}")
-        emit(job.query(sql), format, out)
+                print_message(f"{path}: {example}")
+        write_table(job.query(sql), format, out)
 
 
-def _declared() -> pl.DataFrame:
+def _list_columns() -> pl.DataFrame:
     """The columns of all tables."""
     import polars as pl
 
-    from etloom.schema import TABLES
+    from etloom.core.schema import TABLES
 
     names = ["table", "column", "type", "unit", "meaning"]
     rows = [

@@ -7,19 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etloom.cli._guard import guarded, printable, say
-from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
-from etloom.cli._output import as_table, render, write_text
-from etloom.cli._target import check_writable
+from etloom.cli.error_handling import handle_errors, make_printable, print_message
+from etloom.cli.output import build_table, render_text, write_text
+from etloom.cli.output_checks import check_writable
+from etloom.cli.run_arguments import (
+    CacheOption,
+    JobsOption,
+    PathArgument,
+    RankPatternOption,
+    StrictOption,
+    open_job,
+)
 
 if TYPE_CHECKING:
-    from etloom.trace import Job
+    from etloom.core.trace import Job
 
 TOP = 8
 """Operators that the terminal shows; the page shows more."""
 
 
-@guarded()
+@handle_errors()
 def report(
     path: PathArgument,
     out: Annotated[
@@ -60,42 +67,42 @@ def write_report(
     if path.exists():
         check_writable(target, "--out")
     job = open_job(path, rank_pattern, strict, jobs, cache, tell=False)
-    write_text(_summary(job), None)
+    write_text(_format_summary(job), None)
     etloom.report(job, target)
-    say(f"wrote {target}; open it in a browser: {target.resolve().as_uri()}")
+    print_message(f"wrote {target}; open it in a browser: {target.resolve().as_uri()}")
 
 
-def _summary(job: Job) -> str:
+def _format_summary(job: Job) -> str:
     """The verdict as text: its sentences, the ranks, the top operators of the first rank."""
     import polars as pl
     from rich.table import Table
     from rich.text import Text
 
-    from etloom.reports.many import MANY, by_name, spread
-    from etloom.reports.verdict import verdict
+    from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name, summarize_rank_spread
+    from etloom.reports.summary import summarize_run
 
-    found = verdict(job)
+    found = summarize_run(job)
     sentences = Table(box=None, pad_edge=False, show_header=False)
     for sentence in found.sentences:
         colour = {"warn": "yellow", "bad": "red"}.get(sentence.tone, "")
-        figure = Text(printable(sentence.figure), style=f"bold {colour}".strip())
-        sentences.add_row(Text(sentence.topic), figure, Text(printable(sentence.text)))
+        figure = Text(make_printable(sentence.figure), style=f"bold {colour}".strip())
+        sentences.add_row(Text(sentence.topic), figure, Text(make_printable(sentence.text)))
     parts: list[Any] = [sentences]
     operators = found.tables.get("recorded", found.tables["top-ops"])
     overview = found.tables["overview"].drop_nulls("span_ns")
     trouble = job.stats.filter(pl.col("severity") != "info")
-    many = len(job) > MANY
+    many = len(job) > MAX_LISTED_RANKS
     sections = {
-        "Ranks": spread(overview) if many else overview,
+        "Ranks": summarize_rank_spread(overview) if many else overview,
         "Top operators" + (f" of rank {job.ranks[0]}" if len(job) > 1 else ""): operators.filter(
             pl.col("rank") == job.ranks[0]
         )
         .drop("rank")
         .head(TOP),
-        "Trouble": by_name(trouble) if many else trouble,
+        "Trouble": group_stats_by_name(trouble) if many else trouble,
     }
     for title, table in sections.items():
         if table.height:
             silent = [name for name in table.columns if table[name].null_count() == table.height]
-            parts += [Text(f"\n{title}", style="bold"), as_table(table.drop(silent))]
-    return render(*parts)
+            parts += [Text(f"\n{title}", style="bold"), build_table(table.drop(silent))]
+    return render_text(*parts)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
-from etloom.cli._output import Format, emit, progress
+from etloom.cli.error_handling import handle_errors, print_message
+from etloom.cli.output import Format, show_progress, write_table
 
 
-@guarded()
+@handle_errors()
 def salvage(
     path: Annotated[
         Path,
@@ -52,34 +52,37 @@ def salvage(
         return
     import polars as pl
 
-    from etloom.salvage import default_out
-    from etloom.salvage import salvage as rescue
+    from etloom.formats.io.salvage import default_output_path
+    from etloom.formats.io.salvage import salvage as rescue
 
-    target = out or default_out(path)
-    with progress(f"salvaging {path}") as update:
+    target = out or default_output_path(path)
+    with show_progress(f"salvaging {path}") as update:
         found = rescue(path, target, partial(update, path))
     if found.whole:
-        say(f"{path}: nothing to repair in {found.kept:,} rows; nothing was written")
+        print_message(f"{path}: nothing to repair in {found.kept:,} rows; nothing was written")
         return
     counts = [("kept", found.kept, None), ("kept, of them repaired", found.repaired, None)]
     rows = [*counts, *((what, count, first or None) for what, (count, first) in found.troubles.items())]
-    emit(pl.DataFrame(rows, schema=["what", "count", "example"], orient="row"), Format.table, None)
-    say(f"wrote {target}")
+    write_table(pl.DataFrame(rows, schema=["what", "count", "example"], orient="row"), Format.table, None)
+    print_message(f"wrote {target}")
 
 
 def _salvage_run(folder: Path, out: Path | None) -> None:
-    from etloom.cli._collected import afterwards, note_steps
-    from etloom.collector import ends, files, leftovers
+    from etloom.cli.collect_output import record_whole_steps, report_failures
+    from etloom.collector import process_endings, run_folder
+    from etloom.collector.recovery import killed_windows
 
     if out is not None:
         raise typer.BadParameter("a run is finished in its own folder", param_hint="--out")
-    kept, warnings = leftovers.salvage(folder)
+    kept, warnings = killed_windows.salvage_run(folder)
     for warning in warnings:
-        say(warning)
+        print_message(warning)
     if kept:
-        for place in (folder, *files.windows_in(folder)):
-            with afterwards(f"{place}: nobody knows which steps are whole"):
-                note_steps(place)
-        say(f"{folder}: {ends.told(kept)}; {ends.what_is_left(kept)}; next: etloom info {folder}")
+        for place in (folder, *run_folder.list_windows(folder)):
+            with report_failures(f"{place}: nobody knows which steps are whole"):
+                record_whole_steps(place)
+        print_message(
+            f"{folder}: {process_endings.describe_endings(kept)}; {process_endings.describe_kept(kept)}; next: etloom info {folder}"
+        )
     else:
-        say(f"{folder}: nothing more to keep")
+        print_message(f"{folder}: nothing more to keep")

@@ -7,10 +7,17 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say, usage
-from etloom.cli._input import CacheOption, JobsOption, PathArgument, RankPatternOption, StrictOption, open_job
-from etloom.cli._output import Format, emit
-from etloom.errors import UnknownName
+from etloom.cli.error_handling import as_usage_error, handle_errors, print_message
+from etloom.cli.output import Format, write_table
+from etloom.cli.run_arguments import (
+    CacheOption,
+    JobsOption,
+    PathArgument,
+    RankPatternOption,
+    StrictOption,
+    open_job,
+)
+from etloom.core.errors import UnknownName
 
 SetOption = Annotated[
     list[str] | None,
@@ -44,7 +51,7 @@ OutOption = Annotated[
 ]
 
 
-@guarded()
+@handle_errors()
 def simulate(
     path: PathArgument,
     set_: SetOption = None,
@@ -86,21 +93,21 @@ def simulate(
       etloom simulate run/ --set "launch x0" --out faster.json.gz
     """
     import etloom
-    from etloom import registry
-    from etloom.simulator import Network, NoStraggler, RemoveSync, parse, retimed
-    from etloom.simulator.changes import AnyChange, factor, time_ns
+    from etloom.core import registry
+    from etloom.simulator import Network, NoStraggler, RemoveSync, parse_change, retime_job
+    from etloom.simulator.changes import AnyChange, parse_duration_ns, parse_factor
 
-    with usage("set_"):
-        changes: list[AnyChange] = [parse(text) for text in set_ or []]
+    with as_usage_error("set_"):
+        changes: list[AnyChange] = [parse_change(text) for text in set_ or []]
     changes += [RemoveSync(name) for name in remove_sync or []]
     if bandwidth is not None or latency is not None:
-        with usage("bandwidth"):
-            faster = factor(bandwidth or "1")
-        with usage("latency"):
-            changes.append(Network(faster, None if latency is None else time_ns(latency)))
+        with as_usage_error("bandwidth"):
+            faster = parse_factor(bandwidth or "1")
+        with as_usage_error("latency"):
+            changes.append(Network(faster, None if latency is None else parse_duration_ns(latency)))
     if out is not None:
-        with usage("out"):
-            registry.by_suffix("exports", out)
+        with as_usage_error("out"):
+            registry.find_by_suffix("exports", out)
     if straggler is not None:
         if straggler != "none":
             raise UnknownName("straggler", straggler, ["none"], option="straggler")
@@ -109,9 +116,9 @@ def simulate(
         raise typer.BadParameter('nothing is to be changed; say what, such as --set "comm x0"')
     job = open_job(path, rank_pattern, strict, jobs, cache)
     done = etloom.simulate(job, *changes)
-    emit(done.table, format, None)
+    write_table(done.table, format, None)
     for line in done.reasons:
-        say(line)
+        print_message(line)
     if out is not None:
-        etloom.export(retimed(job, done.found.graph, done.cautious), out)
-        say(f"wrote {out}")
+        etloom.export(retime_job(job, done.found.graph, done.upper_bound), out)
+        print_message(f"wrote {out}")

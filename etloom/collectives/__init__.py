@@ -14,18 +14,27 @@ from functools import cached_property
 
 import polars as pl
 
-from etloom.collectives.clocks import COMPARABLE, clocks, on_one_clock
-from etloom.collectives.meetings import meet
-from etloom.collectives.parts import factor, message, parts
-from etloom.collectives.waits import with_waits
-from etloom.errors import LinkError
-from etloom.trace import Job
+from etloom.collectives.clocks import COMPARABLE, correct_clocks, estimate_clocks
+from etloom.collectives.matching import match_participations
+from etloom.collectives.participations import compute_message_size, get_bus_factor, list_participations
+from etloom.collectives.waiting import add_waits
+from etloom.core.errors import LinkError
+from etloom.core.trace import Job
 
-__all__ = ["Together", "clocks", "factor", "meet", "message", "parts", "together", "with_waits"]
+__all__ = [
+    "MatchedCollectives",
+    "estimate_clocks",
+    "get_bus_factor",
+    "match_participations",
+    "compute_message_size",
+    "list_participations",
+    "match_collectives",
+    "add_waits",
+]
 
 
 @dataclass(frozen=True, eq=False)
-class Together:
+class MatchedCollectives:
     """parts: `meetings.COLUMNS`, start and end on the clock of the rank's reference, own_start and own_end on the
     rank's own; residual, how far that clock may still be off, null where it cannot be compared. clocks:
     `clocks.COLUMNS`."""
@@ -38,7 +47,7 @@ class Together:
         """The parts, those of one operator as one, of which those whose clock cannot be compared met nobody;
         error, how far apart two clocks of a meeting may be (null without one); and `waits.COLUMNS`."""
         known = pl.when(pl.col("residual").is_not_null()).then("meeting")
-        table = _by_operator(self.parts.with_columns(known.alias("meeting")))
+        table = _merge_by_operator(self.parts.with_columns(known.alias("meeting")))
         alone = pl.len().over("meeting") < 2
         table = table.with_columns(
             pl.when(~alone & pl.col("meeting").is_not_null()).then(name).alias(name)
@@ -46,33 +55,33 @@ class Together:
         )
         # Each is so far from the reference at most: two are apart by the two greatest.
         apart = pl.col("residual").top_k(2).sum().over("meeting")
-        return with_waits(table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(apart)))
+        return add_waits(table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(apart)))
 
 
-def together(job: Job) -> Together:
+def match_collectives(job: Job) -> MatchedCollectives:
     """The communications of all ranks of a job, matched, on one clock. Raises LinkError if a rank is not linked."""
-    return job.once(_together)
+    return job.compute_once(_compute_matches)
 
 
-def _together(job: Job) -> Together:
+def _compute_matches(job: Job) -> MatchedCollectives:
     for rank, trace in job.items():
         if not trace.meta.get("linked"):
             raise LinkError("the trace is not linked", where=f"rank {rank}", remedy="etloom.link(job)")
-    found = pl.concat([trace.once(parts, rank) for rank, trace in job.items()])
+    found = pl.concat([trace.compute_once(list_participations, rank) for rank, trace in job.items()])
     # Of a trace that counts from its own zero the host's clock tells nothing.
     hosts = {
         rank: trace.meta.get("host") for rank, trace in job.items() if trace.meta.get("clock") == "epoch"
     }
-    table = clocks(meet(found), hosts)
+    table = estimate_clocks(match_participations(found), hosts)
     # What is told from order and time is told again where a clock was off.
     own = found.select("rank", "event", own_start="start", own_end="end")
-    met = meet(on_one_clock(found, table))
+    met = match_participations(correct_clocks(found, table))
     met = met.join(own, on=("rank", "event"), how="left", maintain_order="left")
     left = table.filter(pl.col("verdict").is_in(COMPARABLE)).select("rank", residual="residual_ns")
-    return Together(met.join(left, on="rank", how="left", maintain_order="left"), table)
+    return MatchedCollectives(met.join(left, on="rank", how="left", maintain_order="left"), table)
 
 
-def _by_operator(parts: pl.DataFrame) -> pl.DataFrame:
+def _merge_by_operator(parts: pl.DataFrame) -> pl.DataFrame:
     """A backend on the host may work off one operator in several ranges (gloo's reduce_scatter: an all-reduce for each
     of its tensors): one part, from the first start to the last end."""
     one = ("rank", "where", "issuer", "collective", "source", "destination")

@@ -23,31 +23,31 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-EVERYBODY = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives after which all ranks have heard of all."""
 
-DRIFTS = 16
+MIN_FOR_DRIFT = 16
 """Communications, over a second or more, from which a drift is told."""
 
-TRUSTED_NS = 10_000
+HOST_CLOCK_ERROR_NS = 10_000
 """Clocks of one host differ by less than this."""
 
-FEW = 3
+MIN_FOR_SPREAD = 3
 """Of fewer communications the ends tell no spread: only the bounds are told."""
 
-MANY = 10
+MIN_FOR_RELIABLE_SPREAD = 10
 """Ends, of which the spread is no accident."""
 
-ANYWHERE = ("", "localhost", "localhost.localdomain", "(none)")
+GENERIC_HOST_NAMES = ("", "localhost", "localhost.localdomain", "(none)")
 """Names of hosts that say nothing."""
 
 COMPARABLE = ("reference", "agrees", "unsure", "corrected")
 """Verdicts on ranks whose times can be compared with those of their reference, within residual_ns."""
 
-DEVICE_NS = 100_000
+DEVICE_CLOCK_ERROR_NS = 100_000
 """Profilers put the times of devices of one host on its clock within this."""
 
-GRAIN_NS = 2_000
+TIMESTAMP_RESOLUTION_NS = 2_000
 """Times that are kept in whole us may contradict each other by this much."""
 
 COLUMNS = {
@@ -67,7 +67,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _RankPair:
     rank: int
     hub: int
     count: int
@@ -80,7 +80,7 @@ class _Pair:
     drift: float | None
 
 
-def clocks(met: pl.DataFrame, hosts: Mapping[int, str | None] | None = None) -> pl.DataFrame:
+def estimate_clocks(met: pl.DataFrame, hosts: Mapping[int, str | None] | None = None) -> pl.DataFrame:
     """A row a rank (COLUMNS) from parts with their meetings (`meetings.meet`).
 
     hosts: what each rank calls its host. verdict: "agrees", the clock is right, as far as it could be told within
@@ -91,24 +91,24 @@ def clocks(met: pl.DataFrame, hosts: Mapping[int, str | None] | None = None) -> 
     hosts = hosts or {}
     ranks = sorted(met["rank"].unique().to_list())
     since = met.select(pl.col("end").filter(pl.col("meeting").is_not_null()).min()).item()
-    pairs = _pairs(met, since)
+    pairs = _compare_with_hubs(met, since)
     seen = {end for pair in pairs for end in (pair.rank, pair.hub)}
-    known: dict[int, _Pair] = {}
+    known: dict[int, _RankPair] = {}
     for rank in ranks:
         if rank in known or (rank not in seen and rank != ranks[0]):
             continue
-        known[rank] = _Pair(rank, rank, 0, 0, 0, 0, 0, 0, None)
-        while edge := _next(pairs, known):
+        known[rank] = _RankPair(rank, rank, 0, 0, 0, 0, 0, 0, None)
+        while edge := _next_edge(pairs, known):
             pair, towards = edge
             through = known[pair.hub if towards else pair.rank]
-            known[pair.rank if towards else pair.hub] = _joined(through, pair, towards)
+            known[pair.rank if towards else pair.hub] = _chain_pairs(through, pair, towards)
     on_device = set(met.filter(pl.col("where") == "device")["rank"].unique())
-    error = {rank: DEVICE_NS if rank in on_device else TRUSTED_NS for rank in ranks}
-    rows = [_row(known.get(rank), rank, ranks[0], since, hosts, error) for rank in ranks]
+    error = {rank: DEVICE_CLOCK_ERROR_NS if rank in on_device else HOST_CLOCK_ERROR_NS for rank in ranks}
+    rows = [_build_row(known.get(rank), rank, ranks[0], since, hosts, error) for rank in ranks]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-def on_one_clock(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+def correct_clocks(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """The parts with start and end on the reference's clock, where a rank's verdict is "corrected"."""
     off = table.filter(pl.col("verdict") == "corrected").select("rank", "offset_ns", "drift_ppm", "since_ns")
     drift = pl.col("drift_ppm").fill_null(0.0) / 1e6
@@ -121,9 +121,9 @@ def on_one_clock(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(start=moved("start"), end=moved("end")).select(parts.columns)
 
 
-def _pairs(met: pl.DataFrame, since: int | None) -> list[_Pair]:
+def _compare_with_hubs(met: pl.DataFrame, since: int | None) -> list[_RankPair]:
     """Each rank against the lowest rank of its meetings."""
-    of_all = pl.col("collective").is_in(EVERYBODY)
+    of_all = pl.col("collective").is_in(SYNCHRONIZING)
     met = met.filter(pl.col("meeting").is_not_null() & (of_all | (pl.col("collective") == "message")))
     hubs = met.sort("rank").unique("meeting", keep="first").select("meeting", "rank", "start", "end")
     both = met.join(hubs, on="meeting", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
@@ -138,33 +138,37 @@ def _pairs(met: pl.DataFrame, since: int | None) -> list[_Pair]:
         highest=pl.when(heard).then(pl.col("end") - pl.col("start_hub")),
     )
     return [
-        _pair(rank, hub, own)  # type: ignore[arg-type]
+        _compare_clocks(rank, hub, own)  # type: ignore[arg-type]
         for (rank, hub), own in told.group_by("rank", "rank_hub", maintain_order=True)
     ]
 
 
-def _pair(rank: int, hub: int, own: pl.DataFrame) -> _Pair:
-    bounds = _bounds(own, 0.0)
+def _compare_clocks(rank: int, hub: int, own: pl.DataFrame) -> _RankPair:
+    bounds = _offset_bounds(own, 0.0)
     half = max(bounds[1] - bounds[0], 0.0) / 2
     ends = own.drop_nulls("apart")
     if not ends.height:
         # Messages bound the offset only: zero, where it may be, else the middle.
         middle = 0.0 if bounds[0] <= 0 <= bounds[1] else sum(bounds) / 2
-        return _Pair(rank, hub, own.height, middle, *bounds, spread=half, margin=2 * half, drift=None)
+        return _RankPair(rank, hub, own.height, middle, *bounds, spread=half, margin=2 * half, drift=None)
     at, apart = ends["at"].to_numpy(), ends["apart"].to_numpy()
-    if len(apart) < FEW:
-        return _Pair(rank, hub, own.height, float(np.median(apart)), *bounds, half, 2 * half, None)
-    slope = _slope(at, apart) if len(apart) >= DRIFTS and np.ptp(at) >= 1e9 else 0.0
+    if len(apart) < MIN_FOR_SPREAD:
+        return _RankPair(rank, hub, own.height, float(np.median(apart)), *bounds, half, 2 * half, None)
+    slope = _theil_sen_slope(at, apart) if len(apart) >= MIN_FOR_DRIFT and np.ptp(at) >= 1e9 else 0.0
     level = apart - slope * at
-    drifts = _spread(level) < 0.5 * _spread(apart)
+    drifts = _median_deviation(level) < 0.5 * _median_deviation(apart)
     if not drifts:
         slope, level = 0.0, apart
-    spread, drift = _spread(level), 1e6 * slope if drifts else None
-    margin = GRAIN_NS + (3 * spread if len(level) >= MANY else float(np.ptp(level)))
-    return _Pair(rank, hub, own.height, float(np.median(level)), *_bounds(own, slope), spread, margin, drift)
+    spread, drift = _median_deviation(level), 1e6 * slope if drifts else None
+    margin = TIMESTAMP_RESOLUTION_NS + (
+        3 * spread if len(level) >= MIN_FOR_RELIABLE_SPREAD else float(np.ptp(level))
+    )
+    return _RankPair(
+        rank, hub, own.height, float(np.median(level)), *_offset_bounds(own, slope), spread, margin, drift
+    )
 
 
-def _bounds(own: pl.DataFrame, slope: float) -> tuple[float, float]:
+def _offset_bounds(own: pl.DataFrame, slope: float) -> tuple[float, float]:
     """The least and the most that the offset can be at time 0, for a drift of ``slope``."""
     drifted = slope * pl.col("at")
     lowest, highest = own.select((pl.col("lowest") - drifted).max(), (pl.col("highest") - drifted).min()).row(
@@ -173,7 +177,7 @@ def _bounds(own: pl.DataFrame, slope: float) -> tuple[float, float]:
     return -math.inf if lowest is None else lowest, math.inf if highest is None else highest
 
 
-def _slope(at: np.ndarray, values: np.ndarray) -> float:
+def _theil_sen_slope(at: np.ndarray, values: np.ndarray) -> float:
     """Theil and Sen's slope, of points at some distance: the median of slopes, which outliers do not move."""
     order = np.argsort(at)
     half = len(at) // 2
@@ -182,21 +186,21 @@ def _slope(at: np.ndarray, values: np.ndarray) -> float:
     return float(np.median((values[far] - values[near])[run > 0] / run[run > 0]))
 
 
-def _spread(apart: np.ndarray) -> float:
+def _median_deviation(apart: np.ndarray) -> float:
     return float(np.median(np.abs(apart - np.median(apart))))
 
 
-def _next(pairs: list[_Pair], known: dict[int, _Pair]) -> tuple[_Pair, bool] | None:
+def _next_edge(pairs: list[_RankPair], known: dict[int, _RankPair]) -> tuple[_RankPair, bool] | None:
     """The pair of smallest spread that leads from a known rank to another, and whether that is its rank."""
     leading = [pair for pair in pairs if (pair.rank in known) != (pair.hub in known)]
     best = min(leading, key=lambda pair: (pair.spread, -pair.count), default=None)
     return None if best is None else (best, best.hub in known)
 
 
-def _joined(through: _Pair, pair: _Pair, towards: bool) -> _Pair:
+def _chain_pairs(through: _RankPair, pair: _RankPair, towards: bool) -> _RankPair:
     lowest, highest = (pair.lowest, pair.highest) if towards else (-pair.highest, -pair.lowest)
-    drifts = [drift for drift in (through.drift, pair.drift if towards else _minus(pair.drift)) if drift]
-    return _Pair(
+    drifts = [drift for drift in (through.drift, pair.drift if towards else _negate(pair.drift)) if drift]
+    return _RankPair(
         pair.rank if towards else pair.hub,
         through.hub,
         pair.count,
@@ -209,12 +213,12 @@ def _joined(through: _Pair, pair: _Pair, towards: bool) -> _Pair:
     )
 
 
-def _minus(value: float | None) -> float | None:
+def _negate(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-def _row(
-    pair: _Pair | None,
+def _build_row(
+    pair: _RankPair | None,
     rank: int,
     first: int,
     since: int | None,
@@ -223,42 +227,42 @@ def _row(
 ) -> list[object]:
     if pair is None:
         return [rank, first, 0, None, None, None, None, None, None, None, None, "unknown"]
-    same = _same(hosts.get(rank), hosts.get(pair.hub))
-    as_it_is = _residual(pair, 0.0)
+    same = _is_same_host(hosts.get(rank), hosts.get(pair.hub))
+    as_it_is = _residual_offset(pair, 0.0)
     residual: float | None = as_it_is
     about = max(error[rank], error[pair.hub])
     may_be = pair.lowest <= 0 <= pair.highest
     if rank == pair.hub:
         verdict = "reference"
-    elif pair.lowest > pair.highest + GRAIN_NS:
+    elif pair.lowest > pair.highest + TIMESTAMP_RESOLUTION_NS:
         verdict, residual = "impossible", None
-    elif may_be and abs(pair.offset) <= max(pair.margin, TRUSTED_NS):
+    elif may_be and abs(pair.offset) <= max(pair.margin, HOST_CLOCK_ERROR_NS):
         residual = min(about, as_it_is) if same else as_it_is
-        verdict = "agrees" if residual <= TRUSTED_NS else "unsure"
-    elif may_be and same and about == TRUSTED_NS:
+        verdict = "agrees" if residual <= HOST_CLOCK_ERROR_NS else "unsure"
+    elif may_be and same and about == HOST_CLOCK_ERROR_NS:
         # A host's own clock is not moved for a rank that always leaves late.
         verdict = "unsure"
     else:
-        verdict, residual = "corrected", _residual(pair, pair.offset)
+        verdict, residual = "corrected", _residual_offset(pair, pair.offset)
     if residual is not None and math.isinf(residual):
         verdict = "unknown"
     times = (pair.offset, pair.lowest, pair.highest, pair.spread)
-    left = None if residual is None else _finite(residual)
-    return [rank, pair.hub, pair.count, *map(_finite, times), pair.drift, since, left, same, verdict]
+    left = None if residual is None else _round_finite(residual)
+    return [rank, pair.hub, pair.count, *map(_round_finite, times), pair.drift, since, left, same, verdict]
 
 
-def _residual(pair: _Pair, taken: float) -> float:
+def _residual_offset(pair: _RankPair, taken: float) -> float:
     """How far the offset can be from the one that is taken out."""
     lowest = max(pair.lowest, pair.offset - pair.margin)
     highest = min(pair.highest, pair.offset + pair.margin)
     return max(highest - taken, taken - lowest, 0.0)
 
 
-def _same(host: str | None, other: str | None) -> bool | None:
-    if not host or not other or host in ANYWHERE or other in ANYWHERE:
+def _is_same_host(host: str | None, other: str | None) -> bool | None:
+    if not host or not other or host in GENERIC_HOST_NAMES or other in GENERIC_HOST_NAMES:
         return None
     return host == other
 
 
-def _finite(value: float) -> int | None:
+def _round_finite(value: float) -> int | None:
     return round(value) if math.isfinite(value) else None

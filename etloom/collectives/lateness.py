@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from etloom.activity import activity
-from etloom.trace import Trace
+from etloom.core.trace import Trace
+from etloom.timeline.activity import compute_activity
 
 CAUSES = ("longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns")
 """Parts of a delay, which they sum to: see the analysis stragglers."""
 
 
-def delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
+def compute_delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
     """A row a meeting that one rank came to last: meeting, rank, start and own_start (of it, on the common clock and
     its own), issuer (the host operator), collective, error (see `Together.comparable`), delay_ns, CAUSES.
 
@@ -36,10 +36,10 @@ def delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
             **dict.fromkeys(CAUSES, pl.Int64),
         }
         return pl.DataFrame(schema=schema)
-    return _late(_since(parts, job))
+    return _compare_last_ranks(_add_work_since_previous(parts, job))
 
 
-def cause(*others: str) -> pl.Expr:
+def largest_cause(*others: str) -> pl.Expr:
     """The largest part, in words, of delay_ns; null for a rank to which none is put down. others: more columns that may
     be it."""
     names = (*CAUSES, *others)
@@ -50,7 +50,7 @@ def cause(*others: str) -> pl.Expr:
     return pl.when(parts.list.max() > 0).then(named)
 
 
-def _late(parts: pl.DataFrame) -> pl.DataFrame:
+def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
     """The answer of `delays`, of parts with `_since`."""
     start, awaited = pl.col("start"), pl.col("awaited")
     # As far as clocks say that all had left before it came, nobody waited so long.
@@ -93,7 +93,7 @@ def _late(parts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _since(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
+def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
     """The parts with what their rank did since it left the one before in the group: left, compute, busy."""
     before = pl.col("end", "own_end").shift(1).over("rank", "where", "group", order_by="start")
     ordered = parts.with_columns(before.name.prefix("before_"))
@@ -103,13 +103,13 @@ def _since(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
         own_left=pl.min_horizontal("before_own_end", "own_start"),
     ).with_columns(pl.when(pl.col("before_end").is_not_null()).then("left").alias("left"))
     return pl.concat(
-        _with_work(own, job[rank])  # type: ignore[index]
+        _add_work(own, job[rank])  # type: ignore[index]
         for (rank,), own in ordered.group_by("rank", maintain_order=True)
     )
 
 
-def _with_work(own: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    work = activity(trace)
+def _add_work(own: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    work = compute_activity(trace)
     until = own["own_start"].to_numpy()
     since = np.where(own["left"].is_null().to_numpy(), until, own["own_left"].to_numpy())
     return own.with_columns(

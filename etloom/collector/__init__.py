@@ -38,7 +38,7 @@ built before it.
 The code here runs in a stranger's job: a failure becomes one line on stderr that begins with `etloom:`, never
 an exception, and it yields to the job's own profilers. It needs torch and the standard library only, and
 `launch` also loads it into Pythons that have no etloom installed. So: no imports from etloom but
-etloom.errors, and that one inside functions.
+etloom.core.errors, and that one inside functions.
 """
 
 from __future__ import annotations
@@ -46,12 +46,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .launcher import Collected, launch
-    from .recording import Recording, record
+    from .launcher.collection import Collected, launch
+    from .session.recording import Recording, record
 
 __all__ = ["Collected", "Recording", "launch", "record"]
 
-_HOME = {"Collected": "launcher", "launch": "launcher", "Recording": "recording", "record": "recording"}
+_HOME = {
+    "Collected": "launcher.collection",
+    "launch": "launcher.collection",
+    "Recording": "session.recording",
+    "record": "session.recording",
+}
 
 
 def __getattr__(name: str) -> Any:

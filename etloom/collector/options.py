@@ -72,10 +72,10 @@ class Options:
         return cls(**values)
 
 
-def new_scratch(out: str) -> str:
+def new_scratch_name(out: str) -> str:
     """A name for a hidden folder of unfinished files, told apart by host, process and chance."""
     return f"{out}/.etloom-{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
 
 
-def own_version() -> str | None:
+def loaded_version() -> str | None:
     return getattr(sys.modules.get("etloom"), "__version__", None)

@@ -7,10 +7,10 @@ import signal
 import sys
 from collections.abc import Callable
 
-from etloom.errors import EtloomError
+from etloom.core.errors import EtloomError
 
 
-def told(command: str, work: Callable[[], None]) -> int:
+def run_command(command: str, work: Callable[[], None]) -> int:
     """Exit status 0, or 1 with the error in one line on stderr; as a shell says it, where the user or the reader of the
     output ended it."""
     try:

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Sequence
 from os import PathLike
 
-from etloom import readers
+from etloom import formats
 from etloom.api import export
-from etloom.compat._command import told
+from etloom.compat._command import run_command
 from etloom.linker import link
-from etloom.linker.merge import of_rank
+from etloom.linker.merging import select_rank
 
 _log = logging.getLogger("etloom.compat.chakra")
 
@@ -41,7 +41,7 @@ class TraceLinker:
         rank: which of several ranks of a device trace (Nsight), or the rank that both are of.
         """
         host, device = (
-            of_rank(readers.read(path), rank, path) for path in (chakra_host_trace, chakra_device_trace)
+            select_rank(formats.read(path), rank, path) for path in (chakra_host_trace, chakra_device_trace)
         )
         linked = link(host, device)
         for name, severity, count, example in linked.stats.rows():
@@ -69,4 +69,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no log level is called {given.log_level!r}")
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     files = (given.chakra_host_trace, given.chakra_device_trace, given.output_file)
-    return told("chakra_trace_link", lambda: TraceLinker().link(*files, given.rank))
+    return run_command("chakra_trace_link", lambda: TraceLinker().link(*files, given.rank))

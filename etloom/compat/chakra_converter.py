@@ -13,29 +13,29 @@ from pathlib import Path
 
 import polars as pl
 
-from etloom import readers
-from etloom.chakra.files import load
-from etloom.chakra.schedule import schedule
-from etloom.compat._command import told
+from etloom import formats
+from etloom.compat._command import run_command
 from etloom.compat.chakra_text import convert_text
-from etloom.errors import EtloomError
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Job, Trace
 from etloom.exports import chakra
+from etloom.exports.chakra_lint.list_schedule import schedule_nodes
+from etloom.formats.chakra.et_files import load_file
 from etloom.linker import link
-from etloom.trace import Job, Trace
 
 
 def convert(source: str | PathLike[str], target: str | PathLike[str]) -> None:
     """Write the .et of an ET+ file, or of any trace of one rank. Raises ReadError, LinkError, EtloomError."""
-    trace = readers.read(source)
+    trace = formats.read(source)
     if isinstance(trace, Job):
         raise EtloomError(
             f"holds {len(trace)} ranks", where=source, remedy="etloom export writes a file a rank"
         )
-    linked = _linked(trace) if "etplus" in trace.meta.get("formats", ()) else link(trace)
+    linked = _link_etplus(trace) if "etplus" in trace.meta.get("formats", ()) else link(trace)
     chakra.write(linked, Path(target))
 
 
-def _linked(trace: Trace) -> Trace:
+def _link_etplus(trace: Trace) -> Trace:
     """The Trace of an ET+ as if its operators had launched their device work: the calls that did are not in it."""
     events = trace.events
     device = trace.launches.select(id="device_event", called=pl.col("operator").cast(pl.Int64) + 1)
@@ -57,10 +57,10 @@ def _linked(trace: Trace) -> Trace:
     return linked.replace(waits=waits)
 
 
-def simulated(path: Path) -> str:
+def describe_schedule(path: Path) -> str:
     """A line that says how long a simulator with one operator, computation and communication at a time takes."""
-    nodes = load(path).nodes
-    found = schedule(nodes)
+    nodes = load_file(path).nodes
+    found = schedule_nodes(nodes)
     stuck = f"; {len(found.stuck):,} never start" if found.stuck else ""
     return f"{len(found.end):,} nodes take {found.makespan_ns / 1e6:.3f} ms{stuck}"
 
@@ -90,6 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return
         convert(given.input, given.output)
         if given.simulate:
-            print(simulated(Path(given.output)))
+            print(describe_schedule(Path(given.output)))
 
-    return told("chakra_converter", work)
+    return run_command("chakra_converter", work)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from etloom.chakra.files import of_rank, save
-from etloom.compat._command import told
-from etloom.errors import EtloomError
-from etloom.readers import _chakra_pb as pb
+from etloom.compat._command import run_command
+from etloom.core.errors import EtloomError
+from etloom.formats.chakra import protobuf as pb
+from etloom.formats.chakra.et_files import path_of_rank, write_messages
 
 _TYPES = {name: number for number, name in pb.NODE_TYPES.items()}
 _NUMBERS = {name: number for number, name in pb.COLLECTIVES.items()}
@@ -44,7 +44,7 @@ def generate(
     metadata = pb.GlobalMetadata(version="0.0.4")
     for npu in range(npus):
         for name, nodes in _traces(npu, npus, runtime, tensor_size, comm_size).items():
-            save(of_rank(folder / f"{name}.et", npu), metadata, nodes)
+            write_messages(path_of_rank(folder / f"{name}.et", npu), metadata, nodes)
 
 
 def _traces(npu: int, npus: int, runtime: int, tensor_size: int, comm_size: int) -> dict[str, list[Any]]:
@@ -101,4 +101,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--default_comm_size", type=int, default=65536, help="bytes")
     given = parser.parse_args(arguments)
     sizes = (given.default_runtime, given.default_tensor_size, given.default_comm_size)
-    return told("chakra_generator", lambda: generate(Path(), given.num_npus, *sizes))
+    return run_command("chakra_generator", lambda: generate(Path(), given.num_npus, *sizes))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from etloom.compat._command import told
+from etloom.compat._command import run_command
 from etloom.exports import chakra_json
 
 
@@ -19,4 +19,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     paths = Path(given.input_filename), Path(given.output_filename)
-    return told("chakra_jsonizer", lambda: chakra_json.convert(*paths))
+    return run_command("chakra_jsonizer", lambda: chakra_json.convert(*paths))

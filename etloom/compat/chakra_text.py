@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etloom.chakra.files import of_rank, save
-from etloom.errors import ReadError
-from etloom.readers import _chakra_pb as pb
+from etloom.core.errors import ReadError
+from etloom.formats.chakra import protobuf as pb
+from etloom.formats.chakra.et_files import path_of_rank, write_messages
 
 _KINDS = (
     "MICRO",
@@ -57,16 +57,16 @@ def convert_text(source: Path, target: Path, npus: int, passes: int) -> None:
     """Write TARGET.NPU.et for each of ``npus``. Raises ReadError for a description that cannot be read."""
     if npus < 1 or passes < 1:
         raise ReadError("needs at least one NPU and one pass", where=source)
-    kind, last_bottom, layers = _read(source)
+    kind, last_bottom, layers = _read_text(source)
     metadata = pb.GlobalMetadata(version="0.0.4")
     metadata.attr.add(name="schema").string_val = "1.0.2-chakra.1.0.0"
     metadata.attr.add(name="input_file").string_val = source.read_text()
     nodes = _nodes(kind, last_bottom, layers, passes)
     for npu in range(npus):
-        save(of_rank(target.with_name(f"{target.name}.et"), npu), metadata, nodes)
+        write_messages(path_of_rank(target.with_name(f"{target.name}.et"), npu), metadata, nodes)
 
 
-def _read(source: Path) -> tuple[str, int, list[Layer]]:
+def _read_text(source: Path) -> tuple[str, int, list[Layer]]:
     try:
         lines = [line.split() for line in source.read_text().splitlines() if line.strip()]
         kind, *more = lines[0]

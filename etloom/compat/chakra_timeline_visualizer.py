@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from etloom import kinds
-from etloom.compat._command import told
-from etloom.errors import EtloomError, ReadError
+from etloom.compat._command import run_command
+from etloom.core import categories
+from etloom.core.errors import EtloomError, ReadError
 
 _LINE = re.compile(r"(issue|callback),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,20}),[^=,]*=(.*)$")
 _LANES = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communication"}
@@ -53,7 +53,7 @@ def draw(log: Path, target: Path, npus: int, megahertz: int) -> None:
 def _lane(name: str) -> int:
     if "MEM_" in name:
         return 2 if "REMOTE" in name.upper() else 1
-    return 4 if "COMM_" in name or kinds.collective(name) else 3
+    return 4 if "COMM_" in name or categories.parse_collective(name) else 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,4 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log_filename", help="taken and not used: what is to say is said on stderr")
     given = parser.parse_args(arguments)
     paths = Path(given.input_filename), Path(given.output_filename)
-    return told("chakra_timeline_visualizer", lambda: draw(*paths, given.num_npus, given.npu_frequency))
+    return run_command(
+        "chakra_timeline_visualizer", lambda: draw(*paths, given.num_npus, given.npu_frequency)
+    )

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from etloom.chakra.files import Node, load
-from etloom.compat._command import told
-from etloom.errors import EtloomError
+from etloom.compat._command import run_command
+from etloom.core.errors import EtloomError
+from etloom.formats.chakra.et_files import ChakraNode, load_file
 
 _ARROWS = {"data": "normal", "control": "tee"}
 
 
 def visualize(source: Path, target: Path) -> None:
     """Write the graph in the format that the end of ``target`` says. Raises ReadError, EtloomError."""
-    nodes = load(source).nodes
+    nodes = load_file(source).nodes
     if target.suffix == ".graphml":
         target.write_text("".join(_graphml(nodes)), encoding="utf-8")
     elif target.suffix == ".dot":
@@ -38,13 +38,13 @@ def visualize(source: Path, target: Path) -> None:
         raise EtloomError("is no format", where=target, remedy="end it in .dot, .graphml or .pdf")
 
 
-def _edges(nodes: list[Node]) -> Iterator[tuple[int, int, str]]:
+def _edges(nodes: list[ChakraNode]) -> Iterator[tuple[int, int, str]]:
     for node in nodes:
         yield from ((on, node.id, "data") for on in node.message.data_deps)
         yield from ((on, node.id, "control") for on in node.message.ctrl_deps)
 
 
-def _dot(nodes: list[Node]) -> Iterator[str]:
+def _dot(nodes: list[ChakraNode]) -> Iterator[str]:
     yield "digraph chakra {\n"
     for node in nodes:
         label = node.name.replace("\\", "\\\\").replace('"', '\\"')
@@ -53,7 +53,7 @@ def _dot(nodes: list[Node]) -> Iterator[str]:
     yield "}\n"
 
 
-def _graphml(nodes: list[Node]) -> Iterator[str]:
+def _graphml(nodes: list[ChakraNode]) -> Iterator[str]:
     yield '<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">\n'
     yield '<key id="label" for="node" attr.name="label" attr.type="string"/>\n'
     yield '<key id="dependency" for="edge" attr.name="dependency" attr.type="string"/>\n'
@@ -75,4 +75,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output_filename", required=True, help="what to write: .dot, .graphml or .pdf")
     given = parser.parse_args(arguments)
     paths = Path(given.input_filename), Path(given.output_filename)
-    return told("chakra_visualizer", lambda: visualize(*paths))
+    return run_command("chakra_visualizer", lambda: visualize(*paths))

@@ -10,27 +10,27 @@ import re
 from collections.abc import Callable
 from typing import NoReturn
 
-from etloom.errors import UnknownName
-from etloom.replayer.backends import check_backend
+from etloom.core.errors import UnknownName
+from etloom.replayer.comms.backends import check_backend
 from etloom.replayer.plan import COLLECTIVES, MESSAGES
 
-_UNQUANTISED = "nothing is quantised"
-_TIMED = "every replay is timed; --output-path holds a trace of the last"
-_COMPUTED = "results are compared with computed ones, not with a saved run"
-IDLE = {
+_NOT_QUANTIZED = "nothing is quantised"
+_ALWAYS_TIMED = "every replay is timed; --output-path holds a trace of the last"
+_CHECKED_BY_COMPUTATION = "results are compared with computed ones, not with a saved run"
+IGNORED_FLAGS = {
     ("--nw-stack",): "torch.distributed is the only one",
     ("--dtype",): "types are those of the recording",
     ("--num-tpu-cores",): "there are no TPUs here",
     ("--init-device",): "tensors are made on --device",
     ("--init-method", "--pg-init-method"): "processes meet at --master-ip and --master-port",
-    ("--bitwidth",): _UNQUANTISED,
-    ("--quant-a2a-embedding-dim",): _UNQUANTISED,
-    ("--quant-threshold",): _UNQUANTISED,
+    ("--bitwidth",): _NOT_QUANTIZED,
+    ("--quant-a2a-embedding-dim",): _NOT_QUANTIZED,
+    ("--quant-threshold",): _NOT_QUANTIZED,
     ("--log", "--log-level"): "there is one level",
-    ("--profiler-num-replays-start",): _TIMED,
-    ("--profiler-num-replays",): _TIMED,
-    ("--data-accuracy-savemodepath",): _COMPUTED,
-    ("--data-accuracy-checkmodepath",): _COMPUTED,
+    ("--profiler-num-replays-start",): _ALWAYS_TIMED,
+    ("--profiler-num-replays",): _ALWAYS_TIMED,
+    ("--data-accuracy-savemodepath",): _CHECKED_BY_COMPUTATION,
+    ("--data-accuracy-checkmodepath",): _CHECKED_BY_COMPUTATION,
     ("--data-accuracy-uploadpath",): "nothing is uploaded",
     ("--data-accuracy-rtol",): "results are compared bit by bit",
     ("--data-accuracy-atol",): "results are compared bit by bit",
@@ -40,18 +40,18 @@ IDLE = {
     ("--ibv-devices",): "the backend chooses its devices; for NCCL set NCCL_IB_HCA",
 }
 """Flags with a value, or with several."""
-IDLE_SWITCHES = {
+IGNORED_SWITCHES = {
     ("--init-only",): "PARAM's replay does not read it either; --dry-run starts nothing",
     ("--use-ext-dist", "--use-ext-pg"): "torch.distributed is used",
     ("--enable-local-report",): "rank 0 reports for all",
-    ("--enable-profiler",): _TIMED,
+    ("--enable-profiler",): _ALWAYS_TIMED,
     ("--disable-parallel-read",): "rank 0 reads for all",
     ("--reuse-tensors",): "nothing is ever allocated while the clock runs",
     ("--use-nvshmem",): "torch.distributed is the only one",
     ("--eager-init",): "groups are made before the clock runs",
     ("--enable-torch-nccl-timing",): "the replay keeps times of its own",
 }
-WITHOUT_EFFECT = {**IDLE, **IDLE_SWITCHES}
+WITHOUT_EFFECT = {**IGNORED_FLAGS, **IGNORED_SWITCHES}
 
 _SUFFIXES = ("", "v", "base", "single", "coalesced", "intotensorcoalesced", "tensorcoalesced")
 _SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; --help lists the flags\n")
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """PARAM's flags."""
     made = _Parser(
         "etloom-comms-replay",
@@ -95,9 +95,14 @@ def parser() -> argparse.ArgumentParser:
     add("--use-one-trace", action="store_true", help="play one rank's trace on all processes")
     add("--dry-run", action="store_true", help="print the plan and start nothing")
     add("--auto-shrink", action="store_true", help="play the first ranks on fewer processes")
-    add("--max-msg-cnt", type=_from(0), default=0, help="only the first N of the calls to replay; 0: all")
-    add("--num-replays", type=_from(1), default=5, help="replays that are timed")
-    add("--warmup-iter", type=_from(0), default=2, help="replays before those")
+    add(
+        "--max-msg-cnt",
+        type=_integer_from(0),
+        default=0,
+        help="only the first N of the calls to replay; 0: all",
+    )
+    add("--num-replays", type=_integer_from(1), default=5, help="replays that are timed")
+    add("--warmup-iter", type=_integer_from(0), default=2, help="replays before those")
     add(
         "--do-warm-up",
         dest="warmup_iter",
@@ -105,17 +110,28 @@ def parser() -> argparse.ArgumentParser:
         const=1,
         help="the old name of --warmup-iter 1",
     )
-    add("--allow-ops", "--allow-list", type=_collectives, default="all", help="comma list of collectives")
+    add(
+        "--allow-ops",
+        "--allow-list",
+        type=_parse_collectives,
+        default="all",
+        help="comma list of collectives",
+    )
     add("--blocking", "-b", "--z", nargs="?", type=int, const=1, choices=[0, 1], default=0,
         help="wait for each call before the next")  # fmt: skip
     add("--colls-per-batch", type=int, default=-1, help="also say how long N calls take")
     add("--use-timestamp", action="store_true", help="keep the recorded gaps")
     add("--rebalance-policy", default="", choices=["", "equal"], help="equal shares in all-to-alls")
     add("--output-path", default="", nargs="?", const="", help="folder for replayedCommsPerf.rank-N.json")
-    add("--output-ranks", type=_ranks, default=None, help="1,3 or 1:3: ranks that get a file; by default all")
+    add(
+        "--output-ranks",
+        type=_parse_ranks,
+        default=None,
+        help="1,3 or 1:3: ranks that get a file; by default all",
+    )
     add(
         "--backend",
-        type=_backend,
+        type=_parse_backend,
         default=None,
         help="nccl, gloo, or any other that torch has; by default what --device is for",
     )
@@ -125,20 +141,20 @@ def parser() -> argparse.ArgumentParser:
     add("--master-ip", default=None, help="by default MASTER_ADDR, or Slurm's first node, or 127.0.0.1")
     add(
         "--master-port",
-        type=_from(0),
+        type=_integer_from(0),
         default=None,
         help="by default the one after MASTER_PORT, or from 29501 on",
     )
     add("--c", type=int, choices=[0, 1], default=0, help="check every result once, before the timed replays")
     add("--data-accuracy-mode", choices=["none", "save", "check"], default="none", help="check: as --c 1")
-    for flags, why in IDLE.items():
+    for flags, why in IGNORED_FLAGS.items():
         add(*flags, default=None, nargs="+", metavar="VALUE", help=f"no effect: {why}")
-    for flags, why in IDLE_SWITCHES.items():
+    for flags, why in IGNORED_SWITCHES.items():
         add(*flags, default=None, action="store_true", help=f"no effect: {why}")
     return made
 
 
-def idle(args: argparse.Namespace) -> list[str]:
+def describe_ignored_flags(args: argparse.Namespace) -> list[str]:
     """A line for each given flag that has no effect."""
     told = [
         f"{flags[0]} has no effect: {why}"
@@ -146,11 +162,11 @@ def idle(args: argparse.Namespace) -> list[str]:
         if getattr(args, flags[0].lstrip("-").replace("-", "_")) is not None
     ]
     if args.data_accuracy_mode == "save":
-        told.append(f"--data-accuracy-mode save has no effect: {_COMPUTED}")
+        told.append(f"--data-accuracy-mode save has no effect: {_CHECKED_BY_COMPUTATION}")
     return told
 
 
-def _backend(text: str) -> str:
+def _parse_backend(text: str) -> str:
     try:
         check_backend(text)
     except UnknownName as error:
@@ -158,7 +174,7 @@ def _backend(text: str) -> str:
     return text
 
 
-def _from(least: int) -> Callable[[str], int]:
+def _integer_from(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
@@ -167,7 +183,7 @@ def _from(least: int) -> Callable[[str], int]:
     return number
 
 
-def _ranks(text: str) -> list[int] | None:
+def _parse_ranks(text: str) -> list[int] | None:
     """1,3 or 1:3 (both ends) as a list; None for all."""
     if text in ("", "all"):
         return None
@@ -178,7 +194,7 @@ def _ranks(text: str) -> list[int] | None:
     return [int(one) for one in text.split(",")]
 
 
-def _collectives(text: str) -> tuple[str, ...]:
+def _parse_collectives(text: str) -> tuple[str, ...]:
     """PARAM's names as ours; none for all."""
     if text == "all":
         return ()

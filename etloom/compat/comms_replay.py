@@ -19,49 +19,51 @@ from typing import Any
 import polars as pl
 
 from etloom.compat import comms_flags
-from etloom.compat._command import told
-from etloom.errors import EtloomError
-from etloom.opening import Opening
-from etloom.replayer.choice import chosen, early
-from etloom.replayer.plan import Plan, notes, table
-from etloom.replayer.world import Place
-from etloom.reports import text
+from etloom.compat._command import run_command
+from etloom.core.errors import EtloomError
+from etloom.loading import LoadOptions
+from etloom.replayer.comms.plan_options import plan_early, plan_replay
+from etloom.replayer.comms.watchdog import Process
+from etloom.replayer.plan import Plan, plan_notes, plan_table
+from etloom.reports import formatting
 
 
 def replay(args: argparse.Namespace) -> None:
     """Replay as PARAM's flags say. Raises EtloomError."""
-    place = Place.here()
+    place = Process.here()
     if place.rank == 0:
-        for line in comms_flags.idle(args):
+        for line in comms_flags.describe_ignored_flags(args):
             sys.stderr.write(f"etloom-comms-replay: {line}\n")
-    run = _first(args.trace_path)
+    run = _first_existing_path(args.trace_path)
     wanted = range(place.world) if args.output_ranks is None else args.output_ranks
 
     def make(world: int) -> Plan:
-        job = Opening().folder(run, _pattern(run)) if run.is_dir() else Opening().file(run)
-        return chosen(
+        job = LoadOptions().folder(run, _rank_pattern(run)) if run.is_dir() else LoadOptions().file(run)
+        return plan_replay(
             job, world, trace_type=args.trace_type, one_for_all=args.use_one_trace, shrink=args.auto_shrink,
             only=args.allow_ops, first=args.max_msg_cnt or None, balance=args.rebalance_policy == "equal",
         )  # fmt: skip
 
     if args.dry_run:
         if place.rank == 0:
-            _show(table(make(place.world)))
+            _print_table(plan_table(make(place.world)))
         return
     if args.output_ranks is not None and not args.output_path:
         raise EtloomError("--output-ranks says who writes, but not where", remedy="add --output-path FOLDER")
     if beyond := [rank for rank in wanted if rank >= place.world]:
         raise EtloomError(f"--output-ranks: there is no rank {beyond[0]} of {place.world}")
-    known = early(make, place.world, run)
+    known = plan_early(make, place.world, run)
     # torch tells a lost connection in pages of its own.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from etloom.replayer.comms import Options, placed
-    from etloom.replayer.results import OVER_ALL
-    from etloom.replayer.session import Replayed, replay
+    from etloom.replayer.comms.results import TOTAL_HEADERS
+    from etloom.replayer.comms.runner import CommsOptions, resolve_backend_and_device
+    from etloom.replayer.comms.session import CommsReplay, run_session
 
     # torch calls AMD's GPUs by the name of NVIDIA's.
-    backend, device = placed(args.backend, "cuda" if args.device == "rocm" else args.device)
-    options = Options(
+    backend, device = resolve_backend_and_device(
+        args.backend, "cuda" if args.device == "rocm" else args.device
+    )
+    options = CommsOptions(
         backend,
         device,
         "recorded" if args.use_timestamp else "fast",
@@ -70,21 +72,21 @@ def replay(args: argparse.Namespace) -> None:
         warmup=args.warmup_iter,
         verify=bool(args.c) or args.data_accuracy_mode == "check",
     )
-    done: Replayed | None = replay(
-        known, options, place=place, address=args.master_ip, port=args.master_port, end=_end
+    done: CommsReplay | None = run_session(
+        known, options, place=place, address=args.master_ip, port=args.master_port, end=_exit_process
     )
     if done is None:
         return
-    for line in notes(done.plan):
+    for line in plan_notes(done.plan):
         sys.stderr.write(f"etloom-comms-replay: {line}\n")
-    _show(done.sums.rename(OVER_ALL))
+    _print_table(done.sums.rename(TOTAL_HEADERS))
     if args.colls_per_batch > 0:
-        _show(batches(done.calls, args.colls_per_batch))
+        _print_table(summarize_batches(done.calls, args.colls_per_batch))
     if args.output_path:
-        _write(done, Path(args.output_path), wanted, backend)
+        _write_results(done, Path(args.output_path), wanted, backend)
 
 
-def _first(given: str) -> Path:
+def _first_existing_path(given: str) -> Path:
     """The first of several paths that is there; the whole text where none is. Raises EtloomError for an address."""
     if "://" in given:
         raise EtloomError("traces are read from files", where=given, remedy="fetch it first")
@@ -92,13 +94,13 @@ def _first(given: str) -> Path:
     return next((one for one in several if one.exists()), several[0])
 
 
-def _pattern(run: Path) -> str | None:
+def _rank_pattern(run: Path) -> str | None:
     """How files are called where they are called after their rank alone, as the older tool wants them."""
     ranks = r"(\d+)\.json"
     return ranks if any(re.fullmatch(ranks, file.name) for file in run.iterdir()) else None
 
 
-def batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
+def summarize_batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
     """How long each ``size`` calls in a row took on a rank, from the first call to the last completion, in ms."""
     took = (
         calls.group_by("rank", "repeat", batch=pl.col("call") // size)
@@ -115,10 +117,10 @@ def batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
     )
 
 
-def rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]]:
+def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]]:
     """What PARAM writes of a rank: a row a call and replay. Sizes in elements; latency from the call to its end here,
     global latency to its end on all ranks of the group."""
-    from etloom.kinds import itemsize
+    from etloom.core.categories import itemsize
 
     own, groups = plan.calls[rank], plan.groups
     ended = calls.with_columns(last=pl.col("done_ns").max().over("meeting")).filter(pl.col("rank") == rank)
@@ -135,20 +137,20 @@ def rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _write(done: Any, folder: Path, ranks: Iterable[int], backend: str) -> None:
-    from etloom.exports import parquet
-    from etloom.replayer.results import job
+def _write_results(done: Any, folder: Path, ranks: Iterable[int], backend: str) -> None:
+    from etloom.formats.parquet import writer
+    from etloom.replayer.comms.results import build_job
 
     folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         file = folder / f"replayedCommsPerf.rank-{rank}.json"
-        file.write_text(json.dumps(rows(done.plan, done.calls, rank), indent=1))
-    parquet.write(job(done.plan, done.calls, backend), folder / "replay.parquet")
+        file.write_text(json.dumps(call_rows(done.plan, done.calls, rank), indent=1))
+    writer.write(build_job(done.plan, done.calls, backend), folder / "replay.parquet")
     sys.stderr.write(f"wrote {folder}\n")
 
 
-def _show(frame: pl.DataFrame) -> None:
-    columns = [text.shown(frame, name) for name in frame.columns]
+def _print_table(frame: pl.DataFrame) -> None:
+    columns = [formatting.choose_column_format(frame, name) for name in frame.columns]
     cells = [
         [column.text(value) or "-" for column, value in zip(columns, row, strict=True)]
         for row in frame.rows()
@@ -160,7 +162,7 @@ def _show(frame: pl.DataFrame) -> None:
         sys.stdout.write(f"{said.rstrip()}\n")
 
 
-def _end(reason: Any) -> None:
+def _exit_process(reason: Any) -> None:
     """Another process is gone: say so and end, since torch would wait for it."""
     sys.stderr.write(f"etloom-comms-replay: {reason}\n")
     sys.stderr.flush()
@@ -169,8 +171,8 @@ def _end(reason: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console command."""
-    args = comms_flags.parser().parse_args(argv)
-    return told("etloom-comms-replay", lambda: replay(args))
+    args = comms_flags.make_parser().parse_args(argv)
+    return run_command("etloom-comms-replay", lambda: replay(args))
 
 
 if __name__ == "__main__":

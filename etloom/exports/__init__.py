@@ -1,1 +1,2 @@
-
+HELPERS = frozenset({"chakra_lint"})
+"""Modules of this package that are not plugins."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from etloom.dependencies import depend
-from etloom.errors import AnalysisError, EtloomError
-from etloom.graphs import Graph, Kind
+from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.text import unknown_rank_error
+from etloom.core.trace import Job, Trace
+from etloom.graphs import build_graph
+from etloom.graphs.algorithms import EdgeKind, Graph
 from etloom.linker import link
-from etloom.ranks import no_such_rank
-from etloom.trace import Job, Trace
 
 LIMIT = 2000
 """Nodes; programs that lay graphs out take minutes beyond."""
@@ -38,9 +38,9 @@ def part(
     """
     ranks = dict(what) if isinstance(what, Job) else {what.rank or 0: what}
     if rank is not None and rank not in ranks:
-        raise no_such_rank(rank, ranks)
+        raise unknown_rank_error(rank, ranks)
     linked = {number: one if one.meta.get("linked") else link(one) for number, one in ranks.items()}
-    graph = depend(Job(linked) if len(linked) > 1 else next(iter(linked.values()))).graph
+    graph = build_graph(Job(linked) if len(linked) > 1 else next(iter(linked.values()))).graph
     nodes = pl.concat([_events(one, number) for number, one in linked.items()]).with_row_index("number")
     edges = _edges(graph, nodes)
     chosen = np.ones(nodes.height, bool)
@@ -93,10 +93,10 @@ def _edges(graph: Graph, nodes: pl.DataFrame) -> pl.DataFrame:
     of = number.fill_null(-1).cast(pl.Int64).to_numpy()
     source, into, kind = graph.source, target, graph.kind
     floor, excess = graph.floor, graph.excess
-    arrivals = np.flatnonzero(kind == Kind.ARRIVAL)
+    arrivals = np.flatnonzero(kind == EdgeKind.ARRIVAL)
     if arrivals.size:
         # arrival -> transfer becomes one edge from each that arrives to each that goes on.
-        gone = np.flatnonzero(np.isin(kind, (Kind.TRANSFER, Kind.MESSAGE)))
+        gone = np.flatnonzero(np.isin(kind, (EdgeKind.TRANSFER, EdgeKind.MESSAGE)))
         pairs = pl.DataFrame({"at": target[arrivals], "source": source[arrivals]}).join(
             pl.DataFrame({"at": source[gone], "target": target[gone], "edge": gone}), on="at"
         )
@@ -110,7 +110,7 @@ def _edges(graph: Graph, nodes: pl.DataFrame) -> pl.DataFrame:
         {
             "source": of[source][between],
             "target": of[into][between],
-            "why": pl.Series([one.label for one in Kind]).gather(kind[between].astype(np.int64)),
+            "why": pl.Series([one.label for one in EdgeKind]).gather(kind[between].astype(np.int64)),
             "floor_ns": floor[between],
             "excess_ns": excess[between],
         }

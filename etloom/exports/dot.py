@@ -11,9 +11,9 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-from etloom.exports._files import replacing
+from etloom.core.trace import Job, Trace
 from etloom.exports._part import LIMIT, part, text
-from etloom.trace import Job, Trace
+from etloom.formats.io.atomic_file import open_atomic
 
 SUFFIX = (".dot", ".gv")
 
@@ -36,7 +36,7 @@ def write(
     away, either way, from events of this name. depth: of ``around``. limit: the most nodes that are written.
     """
     found = part(trace, step, rank, around, depth, limit)
-    with replacing(Path(path)) as file:
+    with open_atomic(Path(path)) as file:
         file.write(b"digraph etloom {\n  rankdir=LR;\n  node [shape=ellipse];\n")
         for node in found.nodes.iter_rows(named=True):
             label = f"{node['name']}\n{node['duration_ns'] / 1000:.3f} us"

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import polars as pl
 
-from etloom import stacks
-from etloom.errors import EtloomError
-from etloom.exports import _et_device
-from etloom.exports._et_nodes import Nodes, host_side
-from etloom.exports._files import replacing
-from etloom.exports._members import joined, microseconds
-from etloom.linker.scope import node_around
-from etloom.trace import Job, Trace
+from etloom.core import arrays
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Job, Trace
+from etloom.formats.etplus import device_nodes
+from etloom.formats.execution_trace.node_json import NodeTexts, select_host_nodes
+from etloom.formats.io.atomic_file import open_atomic
+from etloom.formats.kineto.event_json import format_microseconds, join_lines
+from etloom.linker.recorded_scope import find_enclosing_nodes
 
 SUFFIX = (".etplus.json", ".etplus.json.gz")
 
@@ -57,17 +57,17 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
             where=path,
             remedy="choose one with --iterations N, or save as Parquet",
         )
-    trace = host_side(trace)
+    trace = select_host_nodes(trace)
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {})}
     # 1.0.1 is flat: its nodes are written in the layout that came next.
     header["schema"] = "1.0.2-chakra.0.0.4" if header["schema"] == "1.0.1" else header["schema"]
     finish = {key: header.pop(key) for key in ("finish_ts",) if key in header}
-    with replacing(Path(path)) as file:
+    with open_atomic(Path(path)) as file:
         file.write((json.dumps(header)[:-1] + ', "nodes": [\n').encode())
         separator = b""
-        for texts in _texts(trace):
+        for texts in _format_nodes(trace):
             file.write(separator)
-            file.write(joined(texts))
+            file.write(join_lines(texts))
             separator = b",\n"
         file.write(
             (
@@ -78,11 +78,13 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         )
 
 
-def _texts(trace: Trace) -> Iterator[pl.Series]:
+def _format_nodes(trace: Trace) -> Iterator[pl.Series]:
     """The nodes as JSON texts, in pieces: those of the host, then those of the device."""
-    nodes = Nodes(trace)
-    device = _et_device.numbered(trace)
-    said = _times(trace).join(_waited(trace, device), on="node", how="full", coalesce=True)
+    nodes = NodeTexts(trace)
+    device = device_nodes.number_device_nodes(trace)
+    said = _format_times(trace).join(
+        _format_sync_dependencies(trace, device), on="node", how="full", coalesce=True
+    )
     above = trace.nodes.select(pl.col("id").alias("parent"), pl.col("et_id").alias("above"))
     host = (
         trace.nodes.join(above, on="parent", how="left", maintain_order="left")
@@ -92,29 +94,29 @@ def _texts(trace: Trace) -> Iterator[pl.Series]:
     for start in range(0, host.height, _CHUNK):
         yield nodes.texts(host.slice(start, _CHUNK), "times", "waited")
     for start in range(0, device.height, _CHUNK):
-        yield _et_device.texts(trace, nodes, device.slice(start, _CHUNK))
+        yield device_nodes.format_device_nodes(trace, nodes, device.slice(start, _CHUNK))
 
 
-def _times(trace: Trace) -> pl.DataFrame:
+def _format_times(trace: Trace) -> pl.DataFrame:
     """The members that say when each linked node ran and on what it followed: node, times."""
     base = int(trace.meta.get("base_ns") or 0)
     events = trace.events.select("id", pl.col("ts") - base, pl.col("dur").fill_null(0)).with_columns(
-        stacks.exclusive_time(trace.events, operators_only=True).fill_null(0).alias("exclusive")
+        arrays.compute_exclusive_time(trace.events, operators_only=True).fill_null(0).alias("exclusive")
     )
     linked = trace.links.join(events, left_on="event", right_on="id")
-    linked = linked.join(_followed(trace), on="node", how="left")
+    linked = linked.join(_find_thread_dependencies(trace), on="node", how="left")
     return linked.select(
         "node",
         times=pl.concat_str(
-            *(pl.lit(', "ts": '), microseconds("ts")),
-            *(pl.lit(', "inclusive_dur": '), microseconds("dur")),
-            *(pl.lit(', "exclusive_dur": '), microseconds("exclusive")),
+            *(pl.lit(', "ts": '), format_microseconds("ts")),
+            *(pl.lit(', "inclusive_dur": '), format_microseconds("dur")),
+            *(pl.lit(', "exclusive_dur": '), format_microseconds("exclusive")),
             *(pl.lit(', "inter_thread_dep": '), pl.col("followed").cast(pl.String).fill_null("null")),
         ),
     )
 
 
-def _followed(trace: Trace) -> pl.DataFrame:
+def _find_thread_dependencies(trace: Trace) -> pl.DataFrame:
     """node, and the node id of the operator on another thread that it followed."""
     node_of = trace.links.select("event", "node")
     return (
@@ -127,11 +129,11 @@ def _followed(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _waited(trace: Trace, device: pl.DataFrame) -> pl.DataFrame:
+def _format_sync_dependencies(trace: Trace, device: pl.DataFrame) -> pl.DataFrame:
     """node, and the member that lists the device nodes that a call in it waited for."""
     waits = trace.waits.select("event", "on").join(device.select(event="id"), on="event", how="anti")
     waits = waits.join(device.select(on="id", number="number"), on="on", maintain_order="left")
-    waits = waits.with_columns(node=node_around(trace, waits["event"])).drop_nulls("node")
+    waits = waits.with_columns(node=find_enclosing_nodes(trace, waits["event"])).drop_nulls("node")
     waits = waits.unique(["node", "number"], keep="first", maintain_order=True)
     return waits.group_by("node", maintain_order=True).agg(
         waited=pl.concat_str(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import polars as pl
 
-from etloom.errors import EtloomError
-from etloom.exports._et_nodes import Nodes, host_side
-from etloom.exports._files import replacing
-from etloom.trace import Job, Trace
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Job, Trace
+from etloom.formats.execution_trace.node_json import NodeTexts, select_host_nodes
+from etloom.formats.io.atomic_file import open_atomic
 
 SUFFIX = (".et.json", ".et.json.gz")
 
@@ -37,7 +37,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         trace = next(iter(trace.values()))
     if not trace.nodes.height:
         raise EtloomError("the trace holds no operators of an execution trace", where=path)
-    trace = host_side(trace)
+    trace = select_host_nodes(trace)
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {}), "schema": _SCHEMA}
     finish = header.pop("finish_ts", None)
     above = trace.nodes.select(pl.col("id").alias("parent"), pl.col("et_id").alias("above"))
@@ -45,8 +45,8 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         pl.col("above").fill_null(pl.col("recorded_parent")).fill_null(1)
     )
     nodes = nodes.sort("file_order", "et_id")
-    texts = Nodes(trace)
-    with replacing(Path(path)) as file:
+    texts = NodeTexts(trace)
+    with open_atomic(Path(path)) as file:
         file.write((json.dumps(header)[:-1] + ', "nodes": [\n').encode())
         for start in range(0, nodes.height, _CHUNK):
             text = texts.texts(nodes.slice(start, _CHUNK)).str.join(",\n").item()

@@ -11,9 +11,9 @@ from xml.sax.saxutils import escape
 
 import polars as pl
 
-from etloom.exports._files import replacing
+from etloom.core.trace import Job, Trace
 from etloom.exports._part import LIMIT, part, text
-from etloom.trace import Job, Trace
+from etloom.formats.io.atomic_file import open_atomic
 
 SUFFIX = (".graphml", ".graphml.gz")
 
@@ -34,7 +34,7 @@ def write(
     away, either way, from events of this name. depth: of ``around``. limit: the most nodes that are written.
     """
     found = part(trace, step, rank, around, depth, limit)
-    with replacing(Path(path)) as file:
+    with open_atomic(Path(path)) as file:
         file.write(
             b'<?xml version="1.0" encoding="UTF-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">\n'
         )

@@ -15,16 +15,16 @@ A chain of functions that take a Trace and return one, each adding what it found
 
 from __future__ import annotations
 
-from etloom.linker.comms import join_comms
-from etloom.linker.lanes import place
-from etloom.linker.launches import launch
-from etloom.linker.merge import merge
-from etloom.linker.pairs import pair
-from etloom.linker.quality import figures
-from etloom.linker.scope import count_beyond
-from etloom.linker.syncs import wait
-from etloom.linker.threads import hand_off
-from etloom.trace import Trace
+from etloom.core.trace import Trace
+from etloom.linker.communication import join_comms
+from etloom.linker.launches import join_launches
+from etloom.linker.merging import merge_traces
+from etloom.linker.pairing import pair_operators
+from etloom.linker.placement import place_events
+from etloom.linker.quality import count_links
+from etloom.linker.recorded_scope import count_work_out_of_scope
+from etloom.linker.sync_dependencies import add_sync_dependencies
+from etloom.linker.thread_dependencies import add_thread_dependencies
 
 __all__ = ["link"]
 
@@ -40,7 +40,9 @@ def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: st
 
     Raises LinkError where the traces are not of one program.
     """
-    trace = merge(traces)
-    trace = count_beyond(pair(launch(place(trace)), iterations=iterations))
-    trace = wait(hand_off(join_comms(trace), threshold_us=inter_thread_threshold_us))
-    return trace.replace(meta={"linked": True, "link": figures(trace)})
+    trace = merge_traces(traces)
+    trace = count_work_out_of_scope(pair_operators(join_launches(place_events(trace)), iterations=iterations))
+    trace = add_sync_dependencies(
+        add_thread_dependencies(join_comms(trace), threshold_us=inter_thread_threshold_us)
+    )
+    return trace.replace(meta={"linked": True, "link": count_links(trace)})

@@ -9,63 +9,63 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.linker.lanes import example, ids, rows_of
-from etloom.trace import Trace
+from etloom.core import arrays, categories
+from etloom.core.trace import Trace
+from etloom.linker.placement import format_example, ids_of_rows, rows_of_ids
 
 
-def launch(trace: Trace) -> Trace:
+def join_launches(trace: Trace) -> Trace:
     """The Trace with `launches`, and the steps of device work, of its ranges and of synchronisations."""
     events = trace.events
-    work = np.flatnonzero(stacks.among(events["cat"], kinds.DEVICE))
+    work = np.flatnonzero(arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES))
     if not work.size:
-        return trace.replace(launches=trace.table("launches").clear(), events=_device_steps(events, None))
-    process = processes(events, work)
-    call, repeated = called(events, work, process)
-    around = np.where(call >= 0, operator_around(events, call), _stated(trace, work))
+        return trace.replace(launches=trace.table("launches").clear(), events=_add_device_steps(events, None))
+    process = encode_processes(events, work)
+    call, repeated = find_calls(events, work, process)
+    around = np.where(call >= 0, find_enclosing_operator(events, call), _operators_from_file(trace, work))
     launches = pl.DataFrame(
         {
-            "launch": ids(events, call),
-            "device_event": ids(events, work),
-            "operator": ids(events, around),
+            "launch": ids_of_rows(events, call),
+            "device_event": ids_of_rows(events, work),
+            "operator": ids_of_rows(events, around),
         }
     )
     missing = work[(call < 0) & (around < 0)]
     alone = call[(call >= 0) & (around < 0)]
     calls, works = np.unique(call[call >= 0], return_counts=True)
     graphs = calls[works > 1]
-    idle = without_work(events, call)
-    numbers = stacks.numbers(events["correlation"], 0)
-    _, highest = _range_of(numbers, process, work)
+    idle = find_launches_without_work(events, call)
+    numbers = arrays.to_array(events["correlation"], 0)
+    _, highest = _number_ranges(numbers, process, work)
     late = idle[numbers[idle] > highest[process[idle]]]
     other = np.setdiff1d(idle, late)
     cause = np.where(call >= 0, call, around)
-    return trace.replace(launches=launches, events=_device_steps(events, (work, cause))).with_stats(
+    return trace.replace(launches=launches, events=_add_device_steps(events, (work, cause))).with_stats(
         [
-            ("link.launch_missing", "info", missing.size, example(events, missing)),
+            ("link.launch_missing", "info", missing.size, format_example(events, missing)),
             *(
-                (f"link.{reason}", "info", rows.size, example(events, rows))
-                for reason, rows in why_missing(events, process, missing).items()
+                (f"link.{reason}", "info", rows.size, format_example(events, rows))
+                for reason, rows in classify_missing_launches(events, process, missing).items()
             ),
-            ("link.work_after_recording", "info", late.size, example(events, late)),
-            ("link.launches_without_work", "info", other.size, example(events, other)),
-            ("link.launch_without_operator", "info", alone.size, example(events, alone)),
-            ("link.graph_launches", "info", graphs.size, example(events, graphs)),
+            ("link.work_after_recording", "info", late.size, format_example(events, late)),
+            ("link.launches_without_work", "info", other.size, format_example(events, other)),
+            ("link.launch_without_operator", "info", alone.size, format_example(events, alone)),
+            ("link.graph_launches", "info", graphs.size, format_example(events, graphs)),
             ("link.repeated_correlations", "info", repeated, "of calls; the latest before the work is taken"),
         ]
     )
 
 
-def _stated(trace: Trace, work: np.ndarray) -> np.ndarray:
+def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
     """For rows of device work the row of the operator that the file itself names (ET+), or -1."""
     operator = np.full(trace.events.height + 1, -1)  # the last for -1
     named = trace.launches.drop_nulls("operator")
-    operator[rows_of(trace.events, named["device_event"])] = rows_of(trace.events, named["operator"])
+    operator[rows_of_ids(trace.events, named["device_event"])] = rows_of_ids(trace.events, named["operator"])
     found: np.ndarray = operator[work]
     return found
 
 
-def called(
+def find_calls(
     events: pl.DataFrame, rows: np.ndarray, process: np.ndarray | None = None
 ) -> tuple[np.ndarray, int]:
     """For device events the row of the call with their correlation (or -1), and how many calls repeat one.
@@ -76,9 +76,9 @@ def called(
     pids, both must agree. Of calls that repeat a correlation the last one that starts before the device event
     is taken, else the first one after it.
     """
-    correlation = stacks.numbers(events["correlation"], 0)
-    hosts = np.flatnonzero(stacks.among(events["cat"], kinds.HOST) & (correlation > 0))
-    process = processes(events, rows) if process is None else process
+    correlation = arrays.to_array(events["correlation"], 0)
+    hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.HOST_CATEGORIES) & (correlation > 0))
+    process = encode_processes(events, rows) if process is None else process
     keys = ["correlation", "pid"] if process.any() else ["correlation"]
     calls = events.select(*keys, "ts")[hosts].with_columns(pl.Series("call", hosts))
     at = np.flatnonzero(correlation[rows] > 0)
@@ -103,12 +103,15 @@ def called(
     return found, repeated
 
 
-def processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
+def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     """For each event the number of its process, as far as correlations are numbers of one: else all are 0.
 
     That is where several processes launch and these rows, device events, bear their pids.
     """
-    hosts = stacks.among(events["cat"], kinds.HOST) & (events["correlation"] > 0).fill_null(False).to_numpy()
+    hosts = (
+        arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
+        & (events["correlation"] > 0).fill_null(False).to_numpy()
+    )
     pids = events["pid"].fill_null(0)
     launching = pids.filter(pl.Series(hosts)).unique()
     if len(launching) < 2 or not pids[work].is_in(launching.implode()).all():
@@ -116,7 +119,9 @@ def processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     return pids.rank("dense").cast(pl.Int64).to_numpy()
 
 
-def why_missing(events: pl.DataFrame, process: np.ndarray, missing: np.ndarray) -> dict[str, np.ndarray]:
+def classify_missing_launches(
+    events: pl.DataFrame, process: np.ndarray, missing: np.ndarray
+) -> dict[str, np.ndarray]:
     """These rows of device work without a launch call, by the reason; process: of each event (`processes`).
 
     A process numbers its calls upwards. So what bears a lower number than all calls recorded of it was
@@ -124,11 +129,11 @@ def why_missing(events: pl.DataFrame, process: np.ndarray, missing: np.ndarray) 
     within, the recorder lost the call: launch_not_recorded. without_correlation: nothing says which call it was.
     no_calls_recorded: the recording holds the device side alone.
     """
-    correlation = stacks.numbers(events["correlation"], 0)
-    calls = np.flatnonzero(stacks.among(events["cat"], kinds.RUNTIME) & (correlation > 0))
+    correlation = arrays.to_array(events["correlation"], 0)
+    calls = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & (correlation > 0))
     if not calls.size:
         return {"no_calls_recorded": missing}
-    lowest, highest = _range_of(correlation, process, calls)
+    lowest, highest = _number_ranges(correlation, process, calls)
     numbers, own = correlation[missing], process[missing]
     before, after = numbers < lowest[own], numbers > highest[own]
     return {
@@ -139,7 +144,7 @@ def why_missing(events: pl.DataFrame, process: np.ndarray, missing: np.ndarray) 
     }
 
 
-def _range_of(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """By group the lowest and the highest number of these rows; of a group without any, what none goes beyond."""
     size = int(group.max(initial=0)) + 1
     lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
@@ -150,42 +155,44 @@ def _range_of(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> tuple
     return lowest, highest
 
 
-def without_work(events: pl.DataFrame, call: np.ndarray) -> np.ndarray:
+def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.ndarray:
     """Rows of calls that launched nothing in sight, of the kinds of calls that launch elsewhere."""
     used = np.unique(call[call >= 0])
     launching = events["name"].is_in(events["name"][used].unique().implode()).fill_null(False).to_numpy()
     numbered = (events["correlation"] > 0).fill_null(False).to_numpy()
-    idle = launching & numbered & stacks.among(events["cat"], kinds.RUNTIME)
+    idle = launching & numbered & arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
     idle[used] = False
     return np.flatnonzero(idle)
 
 
-def operator_around(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
+def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
     """For host events the row of the innermost operator around each, else of an annotation, else -1.
 
     A step is no operator. An annotation inside an operator (nccl:all_reduce in record_param_comms) gives way
     to it, as in Kineto's own External ids.
     """
-    parent = rows_of(events, events["parent"])
+    parent = rows_of_ids(events, events["parent"])
     outer = np.where(rows >= 0, parent[rows], -1)
-    operators = stacks.among(events["cat"], kinds.OPERATORS)
-    found = stacks.nearest(parent, operators, outer)
-    annotations = stacks.among(events["cat"], kinds.ANNOTATIONS)
-    annotations &= ~stacks.asked(events["name"], lambda name: name.str.contains(kinds.STEP), annotations)
-    return np.where(found >= 0, found, stacks.nearest(parent, annotations, outer))
+    operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
+    found = arrays.find_nearest_ancestor(parent, operators, outer)
+    annotations = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES)
+    annotations &= ~arrays.match_text(
+        events["name"], lambda name: name.str.contains(categories.STEP_PATTERN), annotations
+    )
+    return np.where(found >= 0, found, arrays.find_nearest_ancestor(parent, annotations, outer))
 
 
-def _device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] | None) -> pl.DataFrame:
+def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] | None) -> pl.DataFrame:
     """events with the step of what the device side shows: its launch's, its call's, its annotation's."""
     step = events["step"].fill_null(0).to_numpy().copy()
     known = events["step"].is_not_null().to_numpy().copy()
     caused = [] if launched is None else [launched]
-    syncs = np.flatnonzero(stacks.among(events["cat"], ("cuda_sync",)))
+    syncs = np.flatnonzero(arrays.is_in(events["cat"], ("cuda_sync",)))
     if syncs.size:
-        caused.append((syncs, called(events, syncs)[0]))
-    ranges = np.flatnonzero(stacks.among(events["cat"], ("gpu_user_annotation",)))
+        caused.append((syncs, find_calls(events, syncs)[0]))
+    ranges = np.flatnonzero(arrays.is_in(events["cat"], ("gpu_user_annotation",)))
     if ranges.size:
-        caused.append((ranges, _annotated(events, ranges)))
+        caused.append((ranges, _find_host_annotations(events, ranges)))
     for rows, cause in caused:
         ok = (cause >= 0) & known[cause]
         step[rows[ok]] = step[cause[ok]]
@@ -193,9 +200,9 @@ def _device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] 
     return events.with_columns(pl.Series("step", step).set(pl.Series(~known), None))
 
 
-def _annotated(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
+def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
     """For annotations as the device saw them the row of the host's, by External id and name, or -1."""
-    hosts = np.flatnonzero(stacks.among(events["cat"], kinds.ANNOTATIONS))
+    hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES))
     keys = ["external_id", "name"]
     host = (
         events[hosts].select(*keys, pl.Series("cause", hosts)).unique(keys, keep="first", maintain_order=True)

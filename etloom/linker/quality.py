@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.linker.comms import device_communication
-from etloom.linker.ids import linkable
-from etloom.trace import Trace
+from etloom.core import arrays, categories
+from etloom.core.trace import Trace
+from etloom.linker.communication import find_device_communication
+from etloom.linker.id_join import is_linkable
 
 COLUMNS = {
     "subject": pl.String,
@@ -52,10 +52,14 @@ _REASONS = {
 }
 """Of each subject the stats that say why something is not linked, and what they say."""
 
-_CATEGORIES = {"kernels": frozenset({"kernel", "Kernel"}), "copies": kinds.COPIES, "sets": kinds.SETS}
+_CATEGORIES = {
+    "kernels": frozenset({"kernel", "Kernel"}),
+    "copies": categories.MEMCPY_CATEGORIES,
+    "sets": categories.MEMSET_CATEGORIES,
+}
 
 
-def summary(trace: Trace) -> pl.DataFrame:
+def summarize_links(trace: Trace) -> pl.DataFrame:
     """One row a subject (`COLUMNS`) of a linked trace; share_pct is null where there is nothing to link.
 
     host operators: nodes of the execution trace with an event. device work: kernels, copies and sets with their
@@ -65,15 +69,17 @@ def summary(trace: Trace) -> pl.DataFrame:
     """
     events, launches = trace.events, trace.launches
     link = trace.meta.get("link", {})
-    operators = linkable(trace.nodes) if trace.nodes.height else np.zeros(0, bool)
+    operators = is_linkable(trace.nodes) if trace.nodes.height else np.zeros(0, bool)
     # A file that holds nodes and events as one has nodes of the device, too.
     of_device = trace.links.join(launches.select(event="device_event"), on="event", how="semi")["node"]
     operators &= ~trace.nodes["id"].is_in(of_device.implode()).to_numpy()
     launched = launches.select(pl.coalesce("launch", "operator").is_not_null()).to_series()
     by = "file" if launches.height and not launches["launch"].count() and launched.any() else "correlation"
     calls = launches.drop_nulls("launch").unique("launch")
-    communication = device_communication(trace) if launches.height else None
-    staged = events["step"].filter(pl.Series(stacks.among(events["cat"], kinds.HOST | kinds.DEVICE)))
+    communication = find_device_communication(trace) if launches.height else None
+    staged = events["step"].filter(
+        pl.Series(arrays.is_in(events["cat"], categories.HOST_CATEGORIES | categories.DEVICE_CATEGORIES))
+    )
     steps = staged.n_unique() - (staged.null_count() > 0)
     rows = [
         (
@@ -83,7 +89,7 @@ def summary(trace: Trace) -> pl.DataFrame:
             trace.links["node"].n_unique() - of_device.n_unique(),
         ),
         ("device work", by, launches.height, int(launched.sum())),
-        *_by_category(events, launches, launched.to_numpy(), by),
+        *_count_by_category(events, launches, launched.to_numpy(), by),
         ("launches", "time", calls.height, calls.height - calls["operator"].null_count()),
         (
             "collectives",
@@ -110,7 +116,7 @@ def summary(trace: Trace) -> pl.DataFrame:
                 linked,
                 total - linked,
                 100 * linked / total if total else None,
-                _note(subject, link, counts, steps, total - linked),
+                _format_note(subject, link, counts, steps, total - linked),
             )
             for subject, how, total, linked in rows
         ],
@@ -119,7 +125,7 @@ def summary(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _by_category(
+def _count_by_category(
     events: pl.DataFrame, launches: pl.DataFrame, launched: np.ndarray, by: str
 ) -> list[tuple[str, str, int, int]]:
     """Device work by category, as rows of `summary`; none where all is of one."""
@@ -128,19 +134,19 @@ def _by_category(
     )["cat"]
     rows = []
     for subject, names in _CATEGORIES.items():
-        own = stacks.among(cats, names)
+        own = arrays.is_in(cats, names)
         if own.any():
             rows.append((subject, by, int(own.sum()), int((own & launched).sum())))
     return rows if len(rows) > 1 else []
 
 
-def figures(trace: Trace) -> dict[str, Any]:
+def count_links(trace: Trace) -> dict[str, Any]:
     """What ``meta["link"]`` holds: how, score, ties and the like of the pairing, and the counts of `summary`.
 
     host_operators, linked and coverage (linked / host_operators, null where either file is missing) of the
     execution trace; device_work and launched of the profiler's.
     """
-    table = {row["subject"]: row for row in summary(trace).iter_rows(named=True)}
+    table = {row["subject"]: row for row in summarize_links(trace).iter_rows(named=True)}
     operators, work = table["host operators"], table["device work"]
     return {
         **trace.meta.get("link", {}),
@@ -154,7 +160,7 @@ def figures(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _note(
+def _format_note(
     subject: str,
     link: dict[str, Any],
     counts: dict[str, tuple[int, str | None]],
@@ -167,7 +173,7 @@ def _note(
         if stat in counts
     ]
     if subject == "host operators" and link.get("ties", 1) > 1:
-        parts.insert(0, f"{link['ties']} equal iterations: {_which(link)}")
+        parts.insert(0, f"{link['ties']} equal iterations: {_describe_iteration(link)}")
     if subject == "host operators" and unlinked and not link.get("how"):
         parts.insert(0, "no profile of operators")
     if subject == "collectives" and unlinked:
@@ -177,6 +183,6 @@ def _note(
     return "; ".join(parts) or None
 
 
-def _which(link: dict[str, Any]) -> str:
+def _describe_iteration(link: dict[str, Any]) -> str:
     iteration = link.get("iteration")
     return "all are joined" if iteration is None else f"number {iteration}, counted from 0, is joined"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from etloom import kinds
+from etloom.core import categories
 
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 COLLECTIVES = ROOTED | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
@@ -58,7 +58,7 @@ class Call:
     @property
     def bytes(self) -> int:
         """Bytes of what this rank puts in, or gets where it puts in nothing."""
-        size = kinds.itemsize(self.dtype) or 0
+        size = categories.itemsize(self.dtype) or 0
         return size * (sum(self.inputs) or sum(self.outputs))
 
 
@@ -83,7 +83,7 @@ class Plan:
     calls: tuple[tuple[Call, ...], ...]
     skipped: tuple[Skipped, ...] = ()
     recorded: tuple[int, ...] = ()
-    guessed: int = 0
+    inferred_groups: int = 0
     of: int = 0
 
     @property
@@ -97,7 +97,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPlan:
     """What one rank must know of a plan: its own calls, and of all ranks the groups and how many there are."""
 
     calls: tuple[Call, ...]
@@ -105,15 +105,15 @@ class Part:
     world: int
 
 
-def notes(made: Plan) -> list[str]:
+def plan_notes(made: Plan) -> list[str]:
     """What a reader of a replay's figures must know of its plan, a line each."""
     skipped = [
         f"not replayed on rank {one.rank}: {one.count:,} {one.name}: {one.reason}" for one in made.skipped
     ]
-    return skipped + guesses(made)
+    return skipped + plan_caveats(made)
 
 
-def guesses(made: Plan) -> list[str]:
+def plan_caveats(made: Plan) -> list[str]:
     """What of a plan is not as it was recorded."""
     found = []
     if shrunk := sum(call.fewer for own in made.calls for call in own):
@@ -121,16 +121,16 @@ def guesses(made: Plan) -> list[str]:
             f"{made.world} of {made.of} ranks are there to play: groups, splits and sizes of {shrunk:,} calls shrink "
             "to them, and their times are not compared with the recorded ones"
         )
-    if not made.guessed:
+    if not made.inferred_groups:
         return found
     return [
         *found,
-        f"the groups of {made.guessed:,} calls were not recorded; they are told by what other ranks call, and may be "
+        f"the groups of {made.inferred_groups:,} calls were not recorded; they are told by what other ranks call, and may be "
         "others of the same size (etloom collect --observer native records them)",
     ]
 
 
-def table(made: Plan) -> pl.DataFrame:
+def plan_table(made: Plan) -> pl.DataFrame:
     """The plan as a table: a row a call, then one a sort of skipped call with its reason."""
     rows = [
         {
@@ -157,10 +157,10 @@ def table(made: Plan) -> pl.DataFrame:
     rows += [
         {"rank": one.rank, "name": one.name, "reason": f"{one.reason} ({one.count}x)"} for one in made.skipped
     ]
-    return pl.DataFrame(rows, schema=TABLE, orient="row", infer_schema_length=None)
+    return pl.DataFrame(rows, schema=PLAN_COLUMNS, orient="row", infer_schema_length=None)
 
 
-TABLE = {
+PLAN_COLUMNS = {
     **dict.fromkeys(("rank", "call"), pl.Int64),
     **dict.fromkeys(("collective", "group", "dtype"), pl.String),
     **dict.fromkeys(("in_nelems", "out_nelems", "bytes", "root", "peer"), pl.Int64),

@@ -8,16 +8,16 @@ import re
 from importlib import resources
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     return resources.files("etloom.reports").joinpath(name).read_text(encoding="utf-8")
 
 
-def fill(template: str, **parts: str) -> str:
+def fill_template(template: str, **parts: str) -> str:
     """The template with each {{name}} replaced, in one pass: what is put in is not looked at again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
-def policy(css: str, script: str) -> str:
+def content_security_policy(css: str, script: str) -> str:
     """The content security policy of a page with this very style and script and nothing else."""
 
     def digest(text: str) -> str:

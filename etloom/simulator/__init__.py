@@ -8,9 +8,9 @@ retime    the result as a Job, which every other verb takes
 
 from __future__ import annotations
 
-from etloom.simulator.changes import Change, Network, NoStraggler, RemoveSync, parse
-from etloom.simulator.engine import Simulated, reasons, simulate, summary
-from etloom.simulator.retime import retimed
+from etloom.simulator.changes import Change, Network, NoStraggler, RemoveSync, parse_change
+from etloom.simulator.engine import Simulated, explain_simulation, simulate, summarize_simulation
+from etloom.simulator.retiming import retime_job
 
 __all__ = [
     "Change",
@@ -18,9 +18,9 @@ __all__ = [
     "NoStraggler",
     "RemoveSync",
     "Simulated",
-    "parse",
-    "reasons",
-    "retimed",
+    "parse_change",
+    "explain_simulation",
+    "retime_job",
     "simulate",
-    "summary",
+    "summarize_simulation",
 ]

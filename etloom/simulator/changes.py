@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from etloom.errors import EtloomError
+from etloom.core.errors import EtloomError
 
 TARGETS = {
     "kernel": "computation on a device",
@@ -25,11 +25,11 @@ TARGETS = {
     "stream": "from one kernel to the next on a stream",
     "sync": "from the end of device work to the return of the call that waited for it",
 }
-KEYS = ("rank", "step", "stream", "group")
-MOST_TIMES = 1e6
-MOST_NS = 10**15
+FILTER_KEYS = ("rank", "step", "stream", "group")
+MAX_FACTOR = 1e6
+MAX_NS = 10**15
 """Greater factors and times (11 days) are refused: schedules of them would not fit 64 bits."""
-UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+NS_PER_UNIT = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _CHANGE = re.compile(
     r"x(?P<times>\d+(?:\.\d*)?|\.\d+)|(?P<sign>[=+-])\s*(?P<amount>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ns|us|µs|ms|s)"
 )
@@ -85,15 +85,17 @@ class NoStraggler:
 AnyChange = Change | RemoveSync | Network | NoStraggler
 
 
-def parse(text: str) -> Change:
+def parse_change(text: str) -> Change:
     """The change that a line of the language says. Raises EtloomError, which says where it went wrong."""
     plain = text.strip()
     head, _, rest = plain.partition(" ")
     what, _, name = head.partition(":")
     if what not in TARGETS:
-        raise _wrong(text, 0, f"{what!r} is nothing that can be changed", f"one of {', '.join(TARGETS)}")
+        raise _syntax_error(
+            text, 0, f"{what!r} is nothing that can be changed", f"one of {', '.join(TARGETS)}"
+        )
     if ":" in head and not name:
-        raise _wrong(text, len(head), "a name is missing", "such as kernel:*gemm*")
+        raise _syntax_error(text, len(head), "a name is missing", "such as kernel:*gemm*")
     where: dict[str, str] = {}
     found: re.Match[str] | None = None
     at = len(head)
@@ -101,63 +103,69 @@ def parse(text: str) -> Change:
         at = plain.index(rest) + word.start() if rest else at
         key, equals, value = word[0].partition("=")
         if found is not None:
-            raise _wrong(
+            raise _syntax_error(
                 text, at, f"{word[0]!r} follows the change", "one change a line; give --set several times"
             )
-        if equals and key in KEYS and value:
+        if equals and key in FILTER_KEYS and value:
             where[key] = value
         elif match := _CHANGE.fullmatch(word[0]):
             found = match
         else:
-            raise _wrong(
+            raise _syntax_error(
                 text,
                 at,
                 f"{word[0]!r} is no change",
-                f"x0.5, =20us, +3us, -3us, or one of {'=, '.join(KEYS)}=",
+                f"x0.5, =20us, +3us, -3us, or one of {'=, '.join(FILTER_KEYS)}=",
             )
     if found is None:
-        raise _wrong(text, len(plain), "it does not say what becomes of it", "x0.5, =20us, +3us or -3us")
+        raise _syntax_error(
+            text, len(plain), "it does not say what becomes of it", "x0.5, =20us, +3us or -3us"
+        )
     for key in ("rank", "step", "stream"):
         if key in where and not re.fullmatch(r"-?\d{1,18}", where[key]):
-            raise _wrong(text, plain.index(f"{key}="), f"{key}={where[key]} is no number", f"{key}=0")
+            raise _syntax_error(text, plain.index(f"{key}="), f"{key}={where[key]} is no number", f"{key}=0")
     if found["times"] is not None:
         times = float(found["times"])
-        if times > MOST_TIMES:
-            raise _wrong(text, plain.index(found[0]), f"{found[0]} is too much", f"at most x{MOST_TIMES:g}")
+        if times > MAX_FACTOR:
+            raise _syntax_error(
+                text, plain.index(found[0]), f"{found[0]} is too much", f"at most x{MAX_FACTOR:g}"
+            )
         return Change(what, name or None, where, times=times, text=plain)
-    amount = _ns(found["amount"], found["unit"])
+    amount = _to_ns(found["amount"], found["unit"])
     if amount is None:
-        raise _wrong(text, plain.index(found[0]), f"{found[0]} is too much", f"at most {MOST_NS / 1e9:g}s")
+        raise _syntax_error(
+            text, plain.index(found[0]), f"{found[0]} is too much", f"at most {MAX_NS / 1e9:g}s"
+        )
     if found["sign"] == "=":
         return Change(what, name or None, where, to_ns=amount, text=plain)
     return Change(what, name or None, where, plus_ns=amount if found["sign"] == "+" else -amount, text=plain)
 
 
-def factor(text: str) -> float:
+def parse_factor(text: str) -> float:
     """2x, x2 or 2. Raises EtloomError for what is no number from 1 / MOST_TIMES to MOST_TIMES."""
     match = re.fullmatch(r"x?(\d+(?:\.\d*)?|\.\d+)x?", text.strip())
-    if match is None or not 1 / MOST_TIMES <= float(match[1]) <= MOST_TIMES:
+    if match is None or not 1 / MAX_FACTOR <= float(match[1]) <= MAX_FACTOR:
         raise EtloomError(
-            f"{text!r} is no factor from {1 / MOST_TIMES:.6f} to {MOST_TIMES:.0f}",
+            f"{text!r} is no factor from {1 / MAX_FACTOR:.6f} to {MAX_FACTOR:.0f}",
             remedy="such as 2x or 0.5x",
         )
     return float(match[1])
 
 
-def time_ns(text: str) -> int:
+def parse_duration_ns(text: str) -> int:
     """20us as ns. Raises EtloomError."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|ms|s)", text.strip())
-    amount = None if match is None else _ns(match[1], match[2])
+    amount = None if match is None else _to_ns(match[1], match[2])
     if amount is None:
-        raise EtloomError(f"{text!r} is no time up to {MOST_NS / 1e9:g}s", remedy="such as 20us")
+        raise EtloomError(f"{text!r} is no time up to {MAX_NS / 1e9:g}s", remedy="such as 20us")
     return amount
 
 
-def _ns(amount: str, unit: str) -> int | None:
+def _to_ns(amount: str, unit: str) -> int | None:
     """None for more than MOST_NS."""
-    ns = float(amount) * UNITS[unit]
-    return round(ns) if ns <= MOST_NS else None
+    ns = float(amount) * NS_PER_UNIT[unit]
+    return round(ns) if ns <= MAX_NS else None
 
 
-def _wrong(text: str, at: int, what: str, remedy: str) -> EtloomError:
+def _syntax_error(text: str, at: int, what: str, remedy: str) -> EtloomError:
     return EtloomError(f"{text!r}, character {at + 1}: {what}", remedy=remedy)

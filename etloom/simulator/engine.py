@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from etloom import graphs
-from etloom.dependencies import Dependencies, depend, paths, quality
-from etloom.errors import EtloomError
-from etloom.graphs import NEVER, Graph, Kind, Ticks
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Job, Trace
+from etloom.graphs import DependencyGraph, algorithms, build_graph, critical_paths, quality
+from etloom.graphs.algorithms import REMOVED_LAG, EdgeKind, Graph, Int64Array
 from etloom.simulator.changes import AnyChange, Change, Network, NoStraggler, RemoveSync
-from etloom.simulator.edges import Edges
-from etloom.trace import Job, Trace
+from etloom.simulator.edge_selection import EdgeSelector
 
 QUANTILE = 0.95
 
@@ -30,110 +29,117 @@ class Simulated:
     far as its kind usually has it (``hopeful``). ``kept_ns``: excess on changed edges that stays even so.
     ``removed_ns``: excess that went with edges that were removed. ``lag``: of each edge, where excess stays."""
 
-    found: Dependencies
+    found: DependencyGraph
     job: Job
     changes: tuple[AnyChange, ...]
-    cautious: Ticks
-    hopeful: Ticks
-    kept_ns: int
-    removed_ns: int
-    lag: Ticks
+    upper_bound: Int64Array
+    lower_bound: Int64Array
+    kept_delay_ns: int
+    removed_delay_ns: int
+    lag: Int64Array
 
     @property
-    def recorded(self) -> Ticks:
+    def recorded(self) -> Int64Array:
         return self.found.graph.time
 
     @property
     def table(self) -> pl.DataFrame:
         """A row for the job, for each rank, and for each step of each rank; times in ns."""
-        return summary(self)
+        return summarize_simulation(self)
 
     @property
     def reasons(self) -> list[str]:
         """What a reader must know of the answer: what bounds it, what it rests on, what it leaves out."""
-        return reasons(self)
+        return explain_simulation(self)
 
     def __repr__(self) -> str:
         graph = self.found.graph
         before, after, best = (
-            graphs.makespan(graph, time) / 1e6 for time in (self.recorded, self.cautious, self.hopeful)
+            algorithms.compute_makespan(graph, time) / 1e6
+            for time in (self.recorded, self.upper_bound, self.lower_bound)
         )
         times = f"{before:,.3f} ms before, {after:,.3f} ms after, {best:,.3f} ms at best"
         return f"<Simulated: {times}; .table has all, .reasons what it rests on>"
 
 
-def simulate(job: Job, changes: Sequence[AnyChange], found: Dependencies | None = None) -> Simulated:
+def simulate(job: Job, changes: Sequence[AnyChange], found: DependencyGraph | None = None) -> Simulated:
     """The job with these changes, in their order. Raises LinkError for a job that is not linked, EtloomError for a
     change that is about nothing."""
-    found = found or depend(job)
+    found = found or build_graph(job)
     graph = found.graph
-    edges = Edges(graph, job)
+    edges = EdgeSelector(graph, job)
     floor = graph.floor.copy()
     excess = {"cautious": graph.excess.copy(), "hopeful": graph.excess.copy()}
-    usual = _usual(graph.kind, graph.excess)
+    usual = _usual_delays(graph.kind, graph.excess)
     kept = removed = 0
     for change in changes:
         if isinstance(change, (RemoveSync, NoStraggler)):
-            gone = edges.waits_in(change.name) if isinstance(change, RemoveSync) else _late(edges)
-            floor[gone] = NEVER
+            gone = (
+                edges.waits_in(change.name) if isinstance(change, RemoveSync) else _mask_late_arrivals(edges)
+            )
+            floor[gone] = REMOVED_LAG
             removed += int(excess["cautious"][gone].sum())
             for lags in excess.values():
                 lags[gone] = 0
             continue
         mask = edges.communication if isinstance(change, Network) else edges.chosen(change)
-        mask = mask & (floor != NEVER)  # what was removed stays so
+        mask = mask & (floor != REMOVED_LAG)  # what was removed stays so
         goes = np.minimum(excess["hopeful"][mask], usual[graph.kind[mask]])
         stays = excess["hopeful"][mask] - goes
         kept += int(stays.sum())
-        excess["hopeful"][mask] = _with_its_cause(change, goes) + stays
-        floor[mask] = _after(change, edges, mask, floor)
-        _check(change, floor, excess["hopeful"])
-    start = _starts(graph)
+        excess["hopeful"][mask] = _scale_removable_delay(change, goes) + stays
+        floor[mask] = _changed_latencies(change, edges, mask, floor)
+        _check_range(change, floor, excess["hopeful"])
+    start = _start_times(graph)
     return Simulated(
         found,
         job,
         tuple(changes),
-        graphs.schedule(graph, floor + excess["cautious"], start),
-        graphs.schedule(graph, floor + excess["hopeful"], start),
+        algorithms.compute_times(graph, floor + excess["cautious"], start),
+        algorithms.compute_times(graph, floor + excess["hopeful"], start),
         kept,
         removed,
         floor + excess["cautious"],
     )
 
 
-def _check(change: AnyChange, floor: Ticks, excess: Ticks) -> None:
+def _check_range(change: AnyChange, floor: Int64Array, excess: Int64Array) -> None:
     """Raise EtloomError where sums of the lags would not fit 64 bits."""
-    if float(np.maximum(floor, 0).sum(dtype=np.float64) + excess.sum(dtype=np.float64)) > -float(NEVER):
+    if float(np.maximum(floor, 0).sum(dtype=np.float64) + excess.sum(dtype=np.float64)) > -float(REMOVED_LAG):
         raise EtloomError(f"{change.text!r} makes times that no clock holds", remedy="ask for less")
 
 
-def _with_its_cause(change: Change | Network, excess: Ticks) -> Ticks:
+def _scale_removable_delay(change: Change | Network, excess: Int64Array) -> Int64Array:
     """What is left of an excess that shares the fate of its floor."""
     if isinstance(change, Network) or change.plus_ns is not None:
         return excess
-    return scaled(excess, change.times or 0.0)
+    return scale_lags(excess, change.times or 0.0)
 
 
-def _after(change: Change | Network, edges: Edges, mask: np.ndarray, floor: Ticks) -> Ticks:
+def _changed_latencies(
+    change: Change | Network, edges: EdgeSelector, mask: np.ndarray, floor: Int64Array
+) -> Int64Array:
     """The floors of the chosen edges after the change."""
     before = floor[mask]
     if isinstance(change, Network):
-        latency = _latency(edges, mask, floor) if change.latency_ns is None else change.latency_ns
+        latency = (
+            _measure_network_latency(edges, mask, floor) if change.latency_ns is None else change.latency_ns
+        )
         least = np.minimum(before, latency)
-        return np.asarray(least + scaled(before - least, 1 / change.bandwidth))
+        return np.asarray(least + scale_lags(before - least, 1 / change.bandwidth))
     if change.times is not None:
-        return scaled(before, change.times)
+        return scale_lags(before, change.times)
     if change.to_ns is not None:
         return np.full(len(before), change.to_ns, np.int64)
     return np.asarray(np.maximum(before + (change.plus_ns or 0), 0))
 
 
-def scaled(lag: Ticks, times: float) -> Ticks:
+def scale_lags(lag: Int64Array, times: float) -> Int64Array:
     """Times, to the nanosecond; at most what `_check` refuses."""
     return np.asarray(np.round(np.minimum(lag * times, 2.0**62)), dtype=np.int64)
 
 
-def _latency(edges: Edges, mask: np.ndarray, floor: Ticks) -> Ticks:
+def _measure_network_latency(edges: EdgeSelector, mask: np.ndarray, floor: Int64Array) -> Int64Array:
     """Of each chosen edge the least that one of its collective and group took: what no bandwidth shortens."""
     codes = edges.groups()[mask]
     before = floor[mask]
@@ -144,20 +150,20 @@ def _latency(edges: Edges, mask: np.ndarray, floor: Ticks) -> Ticks:
     return np.where(known, least[codes], 0)
 
 
-def _usual(kind: np.ndarray, excess: Ticks) -> Ticks:
+def _usual_delays(kind: np.ndarray, excess: Int64Array) -> Int64Array:
     """By kind, the excess that 95 % of its edges do not surpass, of those that have any."""
-    found = np.zeros(len(Kind), np.int64)
-    for one in Kind:
+    found = np.zeros(len(EdgeKind), np.int64)
+    for one in EdgeKind:
         some = excess[(kind == one) & (excess > 0)]
         if some.size:
             found[one] = int(np.quantile(some, QUANTILE, method="lower"))
     return found
 
 
-def _late(edges: Edges) -> np.ndarray:
+def _mask_late_arrivals(edges: EdgeSelector) -> np.ndarray:
     """The edges by which later ranks hold up a communication: all but that of the first to come."""
     graph = edges.graph
-    arrivals = np.flatnonzero(graph.kind == Kind.ARRIVAL)
+    arrivals = np.flatnonzero(graph.kind == EdgeKind.ARRIVAL)
     late = np.zeros(len(graph.source), bool)
     late[arrivals] = True
     first: dict[int, int] = {}
@@ -167,32 +173,32 @@ def _late(edges: Edges) -> np.ndarray:
     return late
 
 
-def _starts(graph: Graph) -> Ticks:
+def _start_times(graph: Graph) -> Int64Array:
     """Times of points: those of sources as recorded; of a point all of whose edges may go, its rank's first."""
     start = np.full(len(graph), graph.time.min() if len(graph) else 0, np.int64)
     start[graph.sources] = graph.time[graph.sources]
     return start
 
 
-def summary(done: Simulated) -> pl.DataFrame:
+def summarize_simulation(done: Simulated) -> pl.DataFrame:
     """A row for the job, for each rank, and for each step of each rank (SUMMARY).
 
     Times are from the first to the last point of its events: a step lasts until the device has ended all that the step
     launched, which may be long after its mark on the host has ended (the ``dur_ns`` of the analysis steps).
     """
     graph = done.found.graph
-    rows = [_row("job", None, None, done, np.ones(len(graph), bool))]
+    rows = [_summary_row("job", None, None, done, np.ones(len(graph), bool))]
     for rank in done.job:
         own = graph.rank == rank
         if own.any() and len(done.job) > 1:
-            rows.append(_row("rank", rank, None, done, own))
+            rows.append(_summary_row("rank", rank, None, done, own))
     for rank, trace in done.job.items():
-        for step, points in _steps(trace, graph, rank):
-            rows.append(_row("step", rank, step, done, points))
-    return pl.DataFrame(rows, schema=SUMMARY, orient="row")
+        for step, points in _iterate_steps(trace, graph, rank):
+            rows.append(_summary_row("step", rank, step, done, points))
+    return pl.DataFrame(rows, schema=SUMMARY_SCHEMA, orient="row")
 
 
-SUMMARY = {
+SUMMARY_SCHEMA = {
     "of": pl.String,
     "rank": pl.Int64,
     "step": pl.Int64,
@@ -204,16 +210,18 @@ SUMMARY = {
 }
 
 
-def _row(of: str, rank: int | None, step: int | None, done: Simulated, points: np.ndarray) -> list[object]:
+def _summary_row(
+    of: str, rank: int | None, step: int | None, done: Simulated, points: np.ndarray
+) -> list[object]:
     before, after, best = (
-        graphs.makespan(done.found.graph, time[points])
-        for time in (done.recorded, done.cautious, done.hopeful)
+        algorithms.compute_makespan(done.found.graph, time[points])
+        for time in (done.recorded, done.upper_bound, done.lower_bound)
     )
     shares = [100 * (one - before) / before if before else None for one in (after, best)]
     return [of, rank, step, before, after, best, *shares]
 
 
-def _steps(trace: Trace, graph: Graph, rank: int) -> Iterator[tuple[int, np.ndarray]]:
+def _iterate_steps(trace: Trace, graph: Graph, rank: int) -> Iterator[tuple[int, np.ndarray]]:
     """(step, its points) of each ProfilerStep: all points of its events."""
     events = trace.events.select("id", "step").drop_nulls("step")
     own = np.flatnonzero((graph.rank == rank) & (graph.event >= 0))
@@ -228,50 +236,58 @@ def _steps(trace: Trace, graph: Graph, rank: int) -> Iterator[tuple[int, np.ndar
             yield step, points
 
 
-def reasons(done: Simulated) -> list[str]:
+def explain_simulation(done: Simulated) -> list[str]:
     """What a reader must know of the answer: what bounds it, what it rests on, what it leaves out."""
     graph = done.found.graph
-    was, becomes = _path(done, graph.time, graph.lag), _path(done, done.cautious, done.lag)
-    said = [*_doubts(done), f"the critical path was {was}", f"it becomes {becomes}"]
-    if rests := graphs.makespan(graph, done.cautious) - graphs.makespan(graph, done.hopeful):
+    was, becomes = (
+        _describe_path(done, graph.time, graph.lag),
+        _describe_path(done, done.upper_bound, done.lag),
+    )
+    said = [*_explain_misfit(done), f"the critical path was {was}", f"it becomes {becomes}"]
+    if rests := algorithms.compute_makespan(graph, done.upper_bound) - algorithms.compute_makespan(
+        graph, done.lower_bound
+    ):
         said.append(
-            f"{_said(abs(rests))}, what lies between after and at best, rests on delays that nothing recorded explains"
+            f"{_format_time(abs(rests))}, what lies between after and at best, rests on delays that nothing recorded explains"
         )
-    if done.removed_ns >= 0.001 * graphs.makespan(graph):
-        said.append(f"the waits that were removed hold {_said(done.removed_ns)} of such delays")
-    if done.kept_ns >= 0.001 * graphs.makespan(graph):
+    if done.removed_delay_ns >= 0.001 * algorithms.compute_makespan(graph):
+        said.append(f"the waits that were removed hold {_format_time(done.removed_delay_ns)} of such delays")
+    if done.kept_delay_ns >= 0.001 * algorithms.compute_makespan(graph):
         said.append(
-            f"{_said(done.kept_ns)} of delay on what was changed stays, since nothing recorded explains it"
+            f"{_format_time(done.kept_delay_ns)} of delay on what was changed stays, since nothing recorded explains it"
         )
-    return said + (_of_communication(done) if any(map(_is_of_communication, done.changes)) else [])
+    return said + (_explain_communication(done) if any(map(_changes_communication, done.changes)) else [])
 
 
-def _doubts(done: Simulated) -> list[str]:
+def _explain_misfit(done: Simulated) -> list[str]:
     """Why the answer is not to be believed: of the ranks whose recording the graph does not explain."""
-    whys = [f"rank {rank}, {why}" for rank, why in quality.doubts(done.found.graph, done.job).items()]
+    whys = [
+        f"rank {rank}, {why}"
+        for rank, why in quality.find_unexplained_ranks(done.found.graph, done.job).items()
+    ]
     if not whys:
         return []
     more = f"; {len(whys) - 1} more" if len(whys) > 1 else ""
     return [f"do not rely on this: the graph does not explain the recording ({whys[0]}{more})"]
 
 
-def _is_of_communication(change: AnyChange) -> bool:
+def _changes_communication(change: AnyChange) -> bool:
     return isinstance(change, (Network, NoStraggler)) or (
         isinstance(change, Change) and change.what == "comm"
     )
 
 
-def _of_communication(done: Simulated) -> list[str]:
+def _explain_communication(done: Simulated) -> list[str]:
     said = []
-    waits, moves = _waiting(done)
-    only = {isinstance(change, NoStraggler) for change in done.changes if _is_of_communication(change)}
+    waits, moves = _sum_wait_and_transfer(done)
+    only = {isinstance(change, NoStraggler) for change in done.changes if _changes_communication(change)}
     gains = {
         frozenset({True}): "without stragglers the first goes, the second stays",
         frozenset({False}): "a faster network shortens the second only",
     }.get(frozenset(only), "without stragglers the first goes, a faster network shortens the second")
     if waits > moves:
         said.append(
-            f"in communication, ranks wait {_said(waits)} for others to come and move data for {_said(moves)}: {gains}"
+            f"in communication, ranks wait {_format_time(waits)} for others to come and move data for {_format_time(moves)}: {gains}"
         )
     if local := sum(counts["local_communications"] for counts in done.found.counts.values()):
         said.append(
@@ -286,22 +302,22 @@ def _of_communication(done: Simulated) -> list[str]:
     return said
 
 
-def _said(ns: int) -> str:
+def _format_time(ns: int) -> str:
     return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} us"
 
 
-def _path(done: Simulated, time: Ticks, lag: Ticks) -> str:
+def _describe_path(done: Simulated, time: Int64Array, lag: Int64Array) -> str:
     """What the critical path at these times consists of, in the words of a report."""
-    table = paths.parts_at(done.found.graph, done.job, time, lag)
-    return ", ".join(paths.in_words(table, digits=0, most=4, least_pct=0.5))
+    table = critical_paths.summarize_path_at(done.found.graph, done.job, time, lag)
+    return ", ".join(critical_paths.format_path_shares(table, digits=0, most=4, least_pct=0.5))
 
 
-def _waiting(done: Simulated) -> tuple[int, int]:
+def _sum_wait_and_transfer(done: Simulated) -> tuple[int, int]:
     """Over all ranks and matched communications: ns from coming to the arrival of the last, and from there on."""
     graph = done.found.graph
     target = graph.target
-    arrive = graph.kind == Kind.ARRIVAL
-    move = np.isin(graph.kind, (Kind.TRANSFER, Kind.MESSAGE))
+    arrive = graph.kind == EdgeKind.ARRIVAL
+    move = np.isin(graph.kind, (EdgeKind.TRANSFER, EdgeKind.MESSAGE))
     time = graph.time
     return (
         int((time[target] - time[graph.source])[arrive].sum()),

@@ -11,22 +11,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etloom.cli._guard import finite, guarded, say
-from etloom.cli._input import RankPatternOption, tell_loss
-from etloom.cli._output import Format, emit, to_json
-from etloom.cli._target import check_export, check_writable
-from etloom.cli.replay._options import Backend, MasterAddr, MasterPort, Timeout
-from etloom.cli.replay._telling import crowded, end, ending, load, tell_passes, tell_sums
+from etloom.cli.error_handling import check_finite, handle_errors, print_message
+from etloom.cli.output import Format, to_json, write_table
+from etloom.cli.output_checks import check_export, check_writable
+from etloom.cli.replay.options import Backend, MasterAddr, MasterPort, Timeout
+from etloom.cli.replay.printing import (
+    contention_warning,
+    end_process,
+    ending_together,
+    load_average,
+    print_passes,
+    print_summary,
+)
+from etloom.cli.run_arguments import RankPatternOption, report_loss
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from etloom.replayer.comms import Options
+    from etloom.replayer.comms.runner import CommsOptions
+    from etloom.replayer.comms.session import CommsReplay
     from etloom.replayer.plan import Plan
-    from etloom.replayer.session import Replayed
 
 
-_LONG_S = 60.0
+_LONG_REPLAY_S = 60.0
 """A replay that is known to take longer says so beforehand."""
 
 
@@ -57,7 +64,7 @@ class Per(str, enum.Enum):
     call = "call"
 
 
-@guarded()
+@handle_errors()
 def comms(
     path: Annotated[
         Path | None,
@@ -103,7 +110,7 @@ def comms(
     first: Annotated[
         int | None, typer.Option(min=1, help="Only the first N calls of each rank.", show_default=False)
     ] = None,
-    scale: Annotated[float, typer.Option(min=0.0, callback=finite, help="Multiply the sizes.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0.0, callback=check_finite, help="Multiply the sizes.")] = 1.0,
     timing: Annotated[
         Timing, typer.Option(help="recorded: keep the recorded gaps between calls.")
     ] = Timing.fast,
@@ -162,7 +169,7 @@ def comms(
     given = path or trace_path
     if given is None or (path and trace_path):
         raise typer.BadParameter("say once what to replay: etloom replay comms PATH")
-    from etloom.replayer.backends import check_backend
+    from etloom.replayer.comms.backends import check_backend
 
     check_backend(backend)
     if out:
@@ -170,14 +177,14 @@ def comms(
     if json_file:
         check_writable(json_file, "--json")
     import etloom
-    from etloom.replayer.choice import chosen, early, numbers
-    from etloom.replayer.world import Place
+    from etloom.replayer.comms.plan_options import parse_ranks, plan_early, plan_replay
+    from etloom.replayer.comms.watchdog import Process
 
-    place = Place.here()
+    place = Process.here()
     asked: dict[str, Any] = {
         "trace_type": trace_type and trace_type.value,
         "one_for_all": use_one_trace,
-        "ranks": None if ranks is None else numbers(ranks),
+        "ranks": None if ranks is None else parse_ranks(ranks),
         "shrink": shrink,
         "only": [one.strip() for one in only.split(",")] if only else (),
         "first": first,
@@ -186,59 +193,63 @@ def comms(
 
     def make(world: int) -> Plan:
         job = etloom.open(given, rank_pattern=rank_pattern)
-        tell_loss(job, given)
-        made = chosen(job, world, **asked)
+        report_loss(job, given)
+        made = plan_replay(job, world, **asked)
         passes = repeats + warmup
         paced_s = passes * max((sum(call.gap_ns or 0 for call in own) for own in made.calls), default=0) / 1e9
-        if timing is Timing.recorded and paced_s > _LONG_S:
-            say(f"calls begin as far apart as recorded, which takes {paced_s:,.0f} s for {passes} passes")
+        if timing is Timing.recorded and paced_s > _LONG_REPLAY_S:
+            print_message(
+                f"calls begin as far apart as recorded, which takes {paced_s:,.0f} s for {passes} passes"
+            )
         return made
 
     if dry_run:
         if place.rank == 0:
-            from etloom.replayer.plan import guesses, table
+            from etloom.replayer.plan import plan_caveats, plan_table
 
             made = make(place.world)
             if json_file:
-                json_file.write_text(to_json(table(made)))
-            emit(table(made), format, None)
-            for line in guesses(made):
-                say(line)
+                json_file.write_text(to_json(plan_table(made)))
+            write_table(plan_table(made), format, None)
+            for line in plan_caveats(made):
+                print_message(line)
         return
-    known = early(make, place.world, given)
+    known = plan_early(make, place.world, given)
     # torch tells a lost connection in pages of its own; one line of ours says it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from etloom.replayer.comms import Options, placed
-    from etloom.replayer.plan import notes
-    from etloom.replayer.results import job, sums
-    from etloom.replayer.session import replay
+    from etloom.replayer.comms.results import build_job, summarize_calls
+    from etloom.replayer.comms.runner import CommsOptions, resolve_backend_and_device
+    from etloom.replayer.comms.session import run_session
+    from etloom.replayer.plan import plan_notes
 
-    on = placed(backend, device and device.value)
-    options = Options(*on, timing.value, gap.value, blocking, repeats, warmup, verify, timeout)
-    busy = load()
-    with ending(place):
-        done = replay(known, options, place=place, address=master_addr, port=master_port, end=end)
+    on = resolve_backend_and_device(backend, device and device.value)
+    options = CommsOptions(*on, timing.value, gap.value, blocking, repeats, warmup, verify, timeout)
+    busy = load_average()
+    with ending_together(place):
+        done = run_session(
+            known, options, place=place, address=master_addr, port=master_port, end=end_process
+        )
     if done is None:
         return
-    for line in notes(done.plan):
-        say(line)
-    merged = sums(done.calls, per.value)
-    tell_sums(merged, format)
-    tell_passes(done.passes)
-    if why := crowded(busy, on[1], 1):
-        say(why)
+    for line in plan_notes(done.plan):
+        print_message(line)
+    merged = summarize_calls(done.calls, per.value)
+    print_summary(merged, format)
+    print_passes(done.passes)
+    if why := contention_warning(busy, on[1], 1):
+        print_message(why)
     if verify:
-        say(
+        print_message(
             "verified: before the repeats every call was made once, and its result on each rank was as computed"
         )
     if json_file:
-        json_file.write_text(json.dumps(_report(done, merged, options), indent=1))
+        json_file.write_text(json.dumps(_json_report(done, merged, options), indent=1))
     if out:
-        etloom.export(job(done.plan, done.calls, backend), out)
-        say(f"wrote {out}")
+        etloom.export(build_job(done.plan, done.calls, backend), out)
+        print_message(f"wrote {out}")
 
 
-def _report(done: Replayed, merged: pl.DataFrame, options: Options) -> dict[str, Any]:
+def _json_report(done: CommsReplay, merged: pl.DataFrame, options: CommsOptions) -> dict[str, Any]:
     """The table, how long each repeat took and waited on each rank, and what was not replayed."""
     return {
         "options": asdict(options),

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli._guard import finite, guarded
-from etloom.cli._input import PathArgument
-from etloom.cli._output import Format
-from etloom.cli._target import check_export
-from etloom.cli.replay._options import AllowCode, AllowNamespace
-from etloom.errors import EtloomError
+from etloom.cli.error_handling import check_finite, handle_errors
+from etloom.cli.output import Format
+from etloom.cli.output_checks import check_export
+from etloom.cli.replay.options import AllowCode, AllowNamespace
+from etloom.cli.run_arguments import PathArgument
+from etloom.core.errors import EtloomError
 
 
 class Device(str, enum.Enum):
@@ -24,7 +24,7 @@ class Device(str, enum.Enum):
     meta = "meta"
 
 
-@guarded()
+@handle_errors()
 def compute(
     path: PathArgument,
     device: Annotated[Device, typer.Option(help="meta: shapes and types only.")] = Device.cpu,
@@ -40,7 +40,7 @@ def compute(
         float | None,
         typer.Option(
             min=0,
-            callback=finite,
+            callback=check_finite,
             help="GB that it may take; by default 80 % of what is free, on a CPU shared by the ranks of a host. "
             "Operators that do not fit are left out.",
         ),
@@ -49,7 +49,7 @@ def compute(
         float | None,
         typer.Option(
             min=0,
-            callback=finite,
+            callback=check_finite,
             help="Seconds after which no operator is tried and no repeat begun any more.",
             show_default=False,
         ),
@@ -65,7 +65,7 @@ def compute(
     min_coverage: Annotated[
         float,
         typer.Option(
-            min=0, max=100, callback=finite, help="Fail where less than this % of operators is covered."
+            min=0, max=100, callback=check_finite, help="Fail where less than this % of operators is covered."
         ),
     ] = 0,
     out: Annotated[
@@ -113,8 +113,8 @@ def compute(
         "out": None if out is None else str(out),
         "format": None if format is None else format.value,
     }
-    from etloom.replayer import apart
+    from etloom.replayer.compute import isolation
 
-    status, _ = apart.run(["etloom.cli.replay._computing", json.dumps(asked)])
+    status, _ = isolation.run_isolated(["etloom.cli.replay.compute_worker", json.dumps(asked)])
     if status:
         raise SystemExit(status)

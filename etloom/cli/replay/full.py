@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etloom.cli._guard import guarded, say
-from etloom.cli._input import PathArgument, tell_loss
-from etloom.cli._output import Format
-from etloom.cli.replay._options import AllowCode, AllowNamespace, Backend, MasterAddr, MasterPort, Timeout
-from etloom.cli.replay._telling import crowded, end, ending, load, tell_passes, tell_sums
+from etloom.cli.error_handling import handle_errors, print_message
+from etloom.cli.output import Format
 from etloom.cli.replay.comms import Device
+from etloom.cli.replay.options import AllowCode, AllowNamespace, Backend, MasterAddr, MasterPort, Timeout
+from etloom.cli.replay.printing import (
+    contention_warning,
+    end_process,
+    ending_together,
+    load_average,
+    print_passes,
+    print_summary,
+)
+from etloom.cli.run_arguments import PathArgument, report_loss
 
 if TYPE_CHECKING:
-    from etloom.replayer.machine import Machine
+    from etloom.replayer.compute.executor import Executor
     from etloom.replayer.plan import Plan
 
 
-@guarded()
+@handle_errors()
 def full(
     path: PathArgument,
     backend: Backend = "gloo",
@@ -65,38 +72,38 @@ def full(
     # torch tells a lost connection in pages of its own; one line of ours says it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import etloom
-    from etloom.errors import EtloomError
-    from etloom.replayer import apart
-    from etloom.replayer.backends import check_backend
-    from etloom.replayer.choice import chosen, early
-    from etloom.replayer.nodes import nodes_of
-    from etloom.replayer.plan import notes
-    from etloom.replayer.world import Place
+    from etloom.core.errors import EtloomError
+    from etloom.replayer.comms.backends import check_backend
+    from etloom.replayer.comms.plan_options import plan_early, plan_replay
+    from etloom.replayer.comms.watchdog import Process
+    from etloom.replayer.compute import isolation
+    from etloom.replayer.compute.node_selection import select_nodes
+    from etloom.replayer.plan import plan_notes
 
-    place = Place.here()
+    place = Process.here()
     check_backend(backend)
     on = device.value if device else ("cuda" if backend in ("nccl", "ucc") else "cpu")
     namespaces = frozenset({"aten", *(allow_namespace or ())})
     opened = cache(lambda: etloom.open(path))
-    machines: list[Machine] = []
+    machines: list[Executor] = []
 
     def make(world: int) -> Plan:
         if len(opened()) != world:
             raise EtloomError(
                 f"{world} processes for {len(opened())} recorded ranks", remedy=f"start {len(opened())}"
             )
-        tell_loss(opened(), path)
+        report_loss(opened(), path)
         for trace in opened().values():
-            nodes_of(trace)
-        return chosen(opened(), world, operators=True)
+            select_nodes(trace)
+        return plan_replay(opened(), world, operators=True)
 
-    known = early(make, place.world, path)
-    from etloom.replayer.comms import Options, threads_of_an_operator
-    from etloom.replayer.compute import prepared
-    from etloom.replayer.saved import folder_of
-    from etloom.replayer.session import Work, replay
+    known = plan_early(make, place.world, path)
+    from etloom.replayer.comms.runner import CommsOptions, torch_thread_count
+    from etloom.replayer.comms.session import RankWork, run_session
+    from etloom.replayer.compute.operator_replay import prepare_executor
+    from etloom.replayer.compute.saved_tensors import resources_folder
 
-    def prepare(tell: Callable[[str], None]) -> Work:
+    def prepare(tell: Callable[[str], None]) -> RankWork:
         rank = sorted(opened())[place.rank]
         trace = opened()[rank]
         asked = {
@@ -109,52 +116,60 @@ def full(
         }
         tell("trying its operators")
         # A kernel that ends the process must not end a rank, for which the others wait.
-        _, lost = apart.run(["etloom.cli.replay._rehearsing", json.dumps(asked)], quiet=True)
-        machine = prepared(
+        _, lost = isolation.run_isolated(
+            ["etloom.cli.replay.trial_run_worker", json.dumps(asked)], quiet=True
+        )
+        machine = prepare_executor(
             trace,
             on,
             namespaces=namespaces,
             progress=lambda step: tell(f"trying {step.name} (node {step.node})"),
-            note=say if place.rank == 0 else lambda line: None,
+            note=print_message if place.rank == 0 else lambda line: None,
             leave_out=lost,
-            resources=folder_of(path, trace),
+            resources=resources_folder(path, trace),
             allow_code=allow_code,
             gpu=place.local,
         )
         machines.append(machine)
-        _tell_left_out(machine, place.rank, set(lost.values()))
-        return Work(machine.advance, machine.where)
+        _print_left_out(machine, place.rank, set(lost.values()))
+        return RankWork(machine.advance, machine.where)
 
-    options = Options(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
-    busy = load()
-    with ending(place):
-        done = replay(
-            known, options, place=place, address=master_addr, port=master_port, prepare=prepare, end=end
+    options = CommsOptions(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
+    busy = load_average()
+    with ending_together(place):
+        done = run_session(
+            known,
+            options,
+            place=place,
+            address=master_addr,
+            port=master_port,
+            prepare=prepare,
+            end=end_process,
         )
     if done is None:
         return
-    for line in notes(done.plan):
-        say(line)
-    tell_sums(done.sums, format)
+    for line in plan_notes(done.plan):
+        print_message(line)
+    print_summary(done.sums, format)
     outcomes = machines[0].outcomes
     ran = sum(one.result != "skipped" for one in outcomes)
-    say(
+    print_message(
         f"operators of rank {done.plan.recorded[0]} that run: {ran:,} of {len(outcomes):,} (etloom replay compute)"
     )
-    tell_passes(done.passes)
-    if why := crowded(busy, on, threads_of_an_operator()):
-        say(why)
+    print_passes(done.passes)
+    if why := contention_warning(busy, on, torch_thread_count()):
+        print_message(why)
     if out:
-        from etloom.replayer.results import job as measured
+        from etloom.replayer.comms.results import build_job as measured
 
         etloom.export(measured(done.plan, done.calls, backend), out)
-        say(f"wrote {out}")
+        print_message(f"wrote {out}")
 
 
-def _tell_left_out(machine: Machine, rank: int, deadly: set[str]) -> None:
+def _print_left_out(machine: Executor, rank: int, deadly: set[str]) -> None:
     """What this rank does not run; of others than the first rank only what ended a process."""
-    from etloom.replayer.compute import coverage
+    from etloom.replayer.compute.operator_replay import coverage_table
 
-    for row in coverage(machine).iter_rows(named=True):
+    for row in coverage_table(machine).iter_rows(named=True):
         if row["result"] == "skipped" and (rank == 0 or row["reason"] in deadly):
-            say(f"not run, {row['count']} times on rank {rank}: {row['name']}: {row['reason']}")
+            print_message(f"not run, {row['count']} times on rank {rank}: {row['name']}: {row['reason']}")

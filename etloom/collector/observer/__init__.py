@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .building import BuildError, build, built
-    from .face import COUNTERS, ExecutionTraceObserver
+    from .execution_trace_observer import COUNTERS, ExecutionTraceObserver
+    from .library_build import BuildError, build, built
 
 __all__ = ["BuildError", "COUNTERS", "ExecutionTraceObserver", "build", "built"]
 
 _HOME = {
-    "BuildError": "building",
-    "build": "building",
-    "built": "building",
-    "COUNTERS": "face",
-    "ExecutionTraceObserver": "face",
+    "BuildError": "library_build",
+    "build": "library_build",
+    "built": "library_build",
+    "COUNTERS": "execution_trace_observer",
+    "ExecutionTraceObserver": "execution_trace_observer",
 }
 
 

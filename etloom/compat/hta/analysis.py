@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from etloom import api
-from etloom.activity import device_work
-from etloom.compat.hta.asked import durations, listed
 from etloom.compat.hta.critical_path import CriticalPath
-from etloom.compat.hta.frames import US, HtaTrace, frame, without_last_step
-from etloom.errors import AnalysisError, UnknownName
-from etloom.selection import select
-from etloom.trace import Job
+from etloom.compat.hta.frames import US, HtaTrace, drop_last_step, frame_to_pandas
+from etloom.compat.hta.run_access import group_small_names, summarize_durations
+from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.trace import Job
+from etloom.linker.selection import select_part
+from etloom.timeline.activity import select_device_events
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,13 +39,13 @@ class TraceAnalysis(CriticalPath):
     ) -> None:
         job = api.open(trace_files if trace_files is not None else trace_dir)
         self.whole = job
-        self.job: Job = job if include_last_profiler_step else job.map(without_last_step)
+        self.job: Job = job if include_last_profiler_step else job.map(drop_last_step)
         self.t = HtaTrace(self.job)
 
     def get_comm_comp_overlap(self, visualize: bool = True) -> pd.DataFrame:
         """rank, comp_comm_overlap_pctg: of the communication, in percent; NaN without any."""
         rows = self._whole("comm-overlap")
-        return frame(rows.select("rank", comp_comm_overlap_pctg=pl.col("overlap_pct").round(2)))
+        return frame_to_pandas(rows.select("rank", comp_comm_overlap_pctg=pl.col("overlap_pct").round(2)))
 
     def get_profiler_steps(self) -> list[int]:
         """The steps that some rank recorded, in order."""
@@ -63,7 +63,7 @@ class TraceAnalysis(CriticalPath):
             "compute": pl.col("compute_ns"),
             "non_compute": span - pl.col("compute_ns") - pl.col("idle_ns"),
         }
-        return frame(
+        return frame_to_pandas(
             rows.select(
                 "rank",
                 *((part / US).alias(f"{name}_time(us)") for name, part in parts.items()),
@@ -95,7 +95,9 @@ class TraceAnalysis(CriticalPath):
             sum=pl.col("time_ns") / US,
             percentage=(100 * pl.col("time_ns") / pl.col("time_ns").sum()).round(1),
         ).sort("sum", descending=True)
-        return frame(by_kind), frame(self._kernels(duration_ratio, num_kernels, include_memory_kernels))
+        return frame_to_pandas(by_kind), frame_to_pandas(
+            self._kernels(duration_ratio, num_kernels, include_memory_kernels)
+        )
 
     def get_potential_stragglers(
         self,
@@ -114,7 +116,11 @@ class TraceAnalysis(CriticalPath):
         for step in profiler_steps or []:
             if step not in known:
                 raise UnknownName("step", str(step), map(str, known))
-        runs = [self.job] if not profiler_steps else [select(self.job, step=step) for step in profiler_steps]
+        runs = (
+            [self.job]
+            if not profiler_steps
+            else [select_part(self.job, step=step) for step in profiler_steps]
+        )
         late = pl.concat(api.analyze(run, "stragglers").select("rank", "delay_ns") for run in runs)
         summed = late.group_by("rank").agg(pl.col("delay_ns").sum()).filter(pl.col("delay_ns") > 0)
         worst: list[int] = summed.sort("delay_ns", "rank", descending=(True, False))["rank"].to_list()
@@ -124,10 +130,12 @@ class TraceAnalysis(CriticalPath):
         kinds = ["COMMUNICATION", "COMPUTATION", *(["MEMORY"] if memory else [])]
         parts = []
         for rank, trace in self.job.items():
-            work = device_work(trace, "name", "dur", "kind").with_columns(pl.col("name").cast(pl.String))
+            work = select_device_events(trace, "name", "dur", "kind").with_columns(
+                pl.col("name").cast(pl.String)
+            )
             for kind in kinds:
                 own = work.filter(pl.col("kind") == kind.lower())
-                shown = durations(listed(own, ratio, most), "name")
+                shown = summarize_durations(group_small_names(own, ratio, most), "name")
                 parts.append(shown.with_columns(kernel_type=pl.lit(kind), rank=pl.lit(rank, pl.Int64)))
         return pl.concat(parts).sort("kernel_type", "name", "rank")
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.analyses._launched import launched
 from etloom.analyses.annotations import ON_DEVICE
-from etloom.compat.hta.asked import durations, listed, placed
-from etloom.compat.hta.frames import frame
-from etloom.compat.hta.names import shortened
+from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.compat.hta.frames import frame_to_pandas
+from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.compat.hta.run_access import add_frame_index, group_small_names, summarize_durations
 from etloom.compat.hta.sequences import Sequences
-from etloom.stacks import row_of
+from etloom.core import arrays
+from etloom.core import categories as kinds
+from etloom.core.arrays import rows_of_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,7 @@ class Annotations(Sequences):
         allowlist_patterns: parts of names. Names beyond num_kernels, and beyond duration_ratio of the rank's time, are
         "others", whose statistics are of its annotations.
         """
-        categories = [ON_DEVICE] if use_gpu_annotation else sorted(kinds.ANNOTATIONS)
+        categories = [ON_DEVICE] if use_gpu_annotation else sorted(kinds.ANNOTATION_CATEGORIES)
         parts = []
         for rank, trace in self.job.items():
             marks = trace.events.filter(pl.col("cat").is_in(categories) & pl.col("dur").is_not_null())
@@ -45,10 +46,12 @@ class Annotations(Sequences):
             if allowlist_patterns is not None:
                 wanted = (pl.col("name").str.contains(part, literal=True) for part in allowlist_patterns)
                 marks = marks.filter(pl.any_horizontal(wanted))
-            shown = durations(listed(marks, duration_ratio, num_kernels), "name").sort("name")
+            shown = summarize_durations(group_small_names(marks, duration_ratio, num_kernels), "name").sort(
+                "name"
+            )
             parts.append(shown.with_columns(rank=pl.lit(rank, pl.Int64)))
         table = pl.concat(parts)
-        return None if table.is_empty() else frame(table)
+        return None if table.is_empty() else frame_to_pandas(table)
 
     def get_gpu_kernels_with_user_annotations(
         self, rank: int, expand_names: bool = True, shorten_names: bool = True
@@ -62,13 +65,13 @@ class Annotations(Sequences):
         if not trace.events.select((pl.col("cat") == ON_DEVICE).any()).item():
             return None
         table = self.t.get_trace(rank)
-        work = placed(trace, launched(trace, "id", "launch"))
-        around = stacks.nearest(
-            row_of(trace.events, trace.events["parent"]),
-            stacks.among(trace.events["cat"], kinds.ANNOTATIONS),
-            row_of(trace.events, work["launch"]),
+        work = add_frame_index(trace, select_launched_work(trace, "id", "launch"))
+        around = arrays.find_nearest_ancestor(
+            rows_of_ids(trace.events, trace.events["parent"]),
+            arrays.is_in(trace.events["cat"], kinds.ANNOTATION_CATEGORIES),
+            rows_of_ids(trace.events, work["launch"]),
         )
-        innermost = stacks.taken(trace.events["name"], around).cast(pl.String)
+        innermost = arrays.take_rows(trace.events["name"], around).cast(pl.String)
         names = dict(zip(work["index"].to_list(), innermost.to_list(), strict=True))
         found = table[table["index"].isin(list(names))].copy()
         number = self.t.symbol_table.sym_index
@@ -79,6 +82,6 @@ class Annotations(Sequences):
             for column in ("name", "cat"):
                 found[f"s_{column}"] = [symbols[int(one)] for one in found[column]]
             if shorten_names:
-                found["s_name"] = [shortened(name) for name in found["s_name"]]
+                found["s_name"] = [shorten_kernel_name(name) for name in found["s_name"]]
             found["s_user_annotation"] = ["" if text is None else text for text in texts]
         return found

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from etloom import activity, api, kinds
-from etloom.analyses._launched import launched
-from etloom.analyses.cupti_counters import RANGE, measured_launches
-from etloom.compat.hta.asked import placed
+from etloom import api
+from etloom.analyses.cupti_counters import RANGE_CATEGORY, match_launches
+from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.compat.hta.device import Device
-from etloom.compat.hta.frames import US, frame, pandas
-from etloom.errors import AnalysisError
-from etloom.trace import Trace
+from etloom.compat.hta.frames import US, frame_to_pandas, import_pandas
+from etloom.compat.hta.run_access import add_frame_index
+from etloom.core import categories
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline import activity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,10 +44,10 @@ class Counters(Device):
         other, by the event's index. Ranks without device work are left out."""
         found = {}
         for rank, trace in self._with_device(ranks):
-            table = placed(trace, _queue(trace)).select(
+            table = add_frame_index(trace, _queue(trace)).select(
                 "index", (pl.col("ts") - self.t.zero) / US, "pid", "tid", "stream", "queue_length"
             )
-            found[rank] = frame(table).set_index("index")
+            found[rank] = frame_to_pandas(table).set_index("index")
         return found
 
     def get_queue_length_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
@@ -57,7 +59,7 @@ class Counters(Device):
         self, queue_length_dict: Mapping[int, pd.DataFrame]
     ) -> pd.DataFrame | None:
         """The same, of what get_queue_length_time_series gave."""
-        return _described(queue_length_dict, "stream", "queue_length")
+        return _describe_series(queue_length_dict, "stream", "queue_length")
 
     def get_time_spent_blocked_on_full_queue(
         self, queue_length_dict: Mapping[int, pd.DataFrame], max_queue_length: int = BLOCKS
@@ -74,7 +76,7 @@ class Counters(Device):
                     blocked = float(lasted[full].sum())
                     rows.append((rank, stream, blocked, blocked / span if span else 0.0))
         names = ("duration_at_max_queue_length", "relative_duration_at_max_queue_length")
-        made = pandas().DataFrame(rows, columns=["rank", "stream", *names])
+        made = import_pandas().DataFrame(rows, columns=["rank", "stream", *names])
         return made.astype({"rank": int, "stream": int, **dict.fromkeys(names, float)})
 
     def get_memory_bw_time_series(self, ranks: Sequence[int] | None = None) -> dict[int, pd.DataFrame]:
@@ -84,14 +86,14 @@ class Counters(Device):
         for rank, trace in self._asked(ranks):
             if (table := _bandwidth(trace)) is not None:
                 ts = (pl.col("ts") - self.t.zero) / US
-                found[rank] = frame(table.select(ts, "pid", "name", "memory_bw_gbps"))
+                found[rank] = frame_to_pandas(table.select(ts, "pid", "name", "memory_bw_gbps"))
         return found
 
     def get_memory_bw_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
         """By rank and sort of copy: count, mean, std, min, quartiles and max of the changes that are not to 0. None
         where no rank has any."""
         series = self.get_memory_bw_time_series(ranks)
-        return _described(
+        return _describe_series(
             {rank: one[one["memory_bw_gbps"] > 0] for rank, one in series.items()}, "name", "memory_bw_gbps"
         )
 
@@ -106,7 +108,7 @@ class Counters(Device):
         wanted = ~TimeSeriesTypes(0) if time_series is None else time_series
         for rank, trace in self._asked(ranks):
             drawn = []
-            if TimeSeriesTypes.QUEUE_LENGTH in wanted and activity.has_device_work(trace):
+            if TimeSeriesTypes.QUEUE_LENGTH in wanted and activity.has_device_events(trace):
                 of_stream = pl.format("Queue Length (stream {})", "stream")
                 drawn.append(_samples(_queue(trace), of_stream, "Queue Length", "queue_length"))
             copied = _bandwidth(trace) if TimeSeriesTypes.MEMCPY_BANDWIDTH in wanted else None
@@ -116,7 +118,7 @@ class Counters(Device):
             counters = pl.concat((whole.counters, *drawn)).with_columns(
                 id=pl.int_range(pl.len(), dtype=pl.UInt32)
             )
-            target = _beside(self._source(rank), output_suffix or SUFFIX)
+            target = _sibling_path(self._source(rank), output_suffix or SUFFIX)
             api.export(whole.replace(None, counters=counters), target, "chrome")
 
     def get_cupti_counter_data_with_operators(self, ranks: Sequence[int] | None = None) -> list[pd.DataFrame]:
@@ -128,23 +130,27 @@ class Counters(Device):
         """
         found = []
         for rank, trace in self._asked(ranks):
-            measured = trace.events.filter(pl.col("cat") == RANGE).sort("ts", "id")
+            measured = trace.events.filter(pl.col("cat") == RANGE_CATEGORY).sort("ts", "id")
             if measured.height:
                 found.append(self._measured(rank, trace, measured))
         return found
 
     def _measured(self, rank: int, trace: Trace, measured: pl.DataFrame) -> pd.DataFrame:
-        launches = measured_launches(trace, measured)
-        table = self.t.get_trace(rank).loc[placed(trace, measured)["index"].to_list()].reset_index(drop=True)
+        launches = match_launches(trace, measured)
+        table = (
+            self.t.get_trace(rank)
+            .loc[add_frame_index(trace, measured)["index"].to_list()]
+            .reset_index(drop=True)
+        )
         texts = self.t.symbol_table.sym_table
         for column in ("name", "cat"):
             table[column] = [texts[int(number)] for number in table[column]]
         values = [_numbers(text) for text in measured["args"].cast(pl.String)]
         for counter in dict.fromkeys(name for row in values for name in row):
             table[counter] = [row.get(counter) for row in values]
-        table["index_runtime"] = placed(trace, launches)["index"].to_numpy()
+        table["index_runtime"] = add_frame_index(trace, launches)["index"].to_numpy()
         stacks = list(_operators_around(trace, launches))
-        table["op_stack"] = pandas().Series(stacks, dtype=object)
+        table["op_stack"] = import_pandas().Series(stacks, dtype=object)
         table["top_level_op"] = [stack[0] if stack else "" for stack in stacks]
         table["bottom_level_op"] = [stack[-1] if stack else "" for stack in stacks]
         return table
@@ -152,7 +158,7 @@ class Counters(Device):
 
 def _queue(trace: Trace) -> pl.DataFrame:
     """id, ts, pid, tid (of the device), stream, queue_length (launched and not started), a stream after the other."""
-    work = launched(trace, "id", "launch", "launch_ts", "ts", "pid", "tid", "device", "stream")
+    work = select_launched_work(trace, "id", "launch", "launch_ts", "ts", "pid", "tid", "device", "stream")
     work = work.drop_nulls("launch_ts")
     joins = pl.min_horizontal("launch_ts", "ts")
     changes = pl.concat(
@@ -172,7 +178,7 @@ def _bandwidth(trace: Trace) -> pl.DataFrame | None:
         table = api.analyze(trace, "memory-bandwidth").sort("name", "ts_ns", maintain_order=True)
     except AnalysisError:
         return None
-    pid = activity.device_work(trace, "pid")["pid"].mode().sort()[0]
+    pid = activity.select_device_events(trace, "pid")["pid"].mode().sort()[0]
     return table.select(ts="ts_ns", pid=pl.lit(pid), name="name", memory_bw_gbps=pl.last())
 
 
@@ -188,7 +194,7 @@ def _samples(table: pl.DataFrame, name: pl.Expr, series: str, value: str) -> pl.
     )
 
 
-def _beside(source: Path, suffix: str) -> Path:
+def _sibling_path(source: Path, suffix: str) -> Path:
     """The file beside a trace that the trace with counters goes to: a.json.gz -> a_with_counters.json.gz."""
     name, dot, rest = source.name.partition(".json")
     if dot and rest in ("", ".gz"):
@@ -205,7 +211,7 @@ def _numbers(text: str | None) -> dict[str, Any]:
 def _operators_around(trace: Trace, launches: pl.DataFrame) -> Iterator[list[str]]:
     """Of each launch the names of the operators around it, the outermost first."""
     events = trace.events
-    operators = events.filter(pl.col("cat").is_in(sorted(kinds.OPERATORS)))
+    operators = events.filter(pl.col("cat").is_in(sorted(categories.OPERATOR_CATEGORIES)))
     named = dict(operators.select("id", pl.col("name").cast(pl.String)).iter_rows())
     parent = dict(events.drop_nulls("parent").select("id", "parent").iter_rows())
     for event in launches["id"]:
@@ -215,7 +221,7 @@ def _operators_around(trace: Trace, launches: pl.DataFrame) -> Iterator[list[str
         yield [named[one] for one in reversed(around) if one in named]
 
 
-def _described(series: Mapping[int, pd.DataFrame], by: str, value: str) -> pd.DataFrame | None:
+def _describe_series(series: Mapping[int, pd.DataFrame], by: str, value: str) -> pd.DataFrame | None:
     """A row a rank and group, with two levels of columns, as HTA's summaries."""
     parts = {rank: one.groupby(by)[[value]].describe() for rank, one in series.items()}
-    return pandas().concat(parts, names=["rank"]) if parts else None
+    return import_pandas().concat(parts, names=["rank"]) if parts else None

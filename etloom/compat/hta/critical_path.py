@@ -12,16 +12,17 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom import api, kinds
+from etloom import api
 from etloom.compat.hta import overlays
 from etloom.compat.hta.annotations import Annotations
-from etloom.compat.hta.asked import placed
-from etloom.compat.hta.frames import US, HtaTrace, frame
-from etloom.compat.hta.names import shortened
-from etloom.errors import AnalysisError
-from etloom.selection import only
-from etloom.stacks import among, row_of
-from etloom.trace import Job, Trace
+from etloom.compat.hta.frames import US, HtaTrace, frame_to_pandas
+from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.compat.hta.run_access import add_frame_index
+from etloom.core import categories
+from etloom.core.arrays import is_in, rows_of_ids
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Job, Trace
+from etloom.linker.selection import keep_events
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,22 +50,22 @@ class CPGraph:
         """event_idx, duration (us), type, s_name, cat (a number of the frame's), pid, tid, stream, index, bound_by; a
         row a piece, in order. A piece that is of no event has NaN for those of an event."""
         events = pl.concat(
-            placed(
+            add_frame_index(
                 trace, trace.events.select("id", "pid", "tid", pl.col("stream").fill_null(-1))
             ).with_columns(rank=pl.lit(rank, pl.Int64))
             for rank, trace in self.job.items()
         )
         number = self.t.symbol_table.sym_index
-        named = kinds.with_kind(self.path.rename({"category": "cat"}))
+        named = categories.add_kernel_type(self.path.rename({"category": "cat"}))
         pieces = named.with_columns(pl.col("event").cast(pl.UInt32)).join(
             events, left_on=["rank", "event"], right_on=["rank", "id"], how="left", maintain_order="left"
         )
-        return frame(
+        return frame_to_pandas(
             pieces.select(
                 event_idx="index",
                 duration=pl.col("time_ns") / US,
                 type=pl.col("kind_of").replace_strict(_TYPE, default="critical_path_dependency"),
-                s_name=pl.col("name").map_elements(shortened, pl.String),
+                s_name=pl.col("name").map_elements(shorten_kernel_name, pl.String),
                 cat=pl.col("cat")
                 .cast(pl.String)
                 .replace_strict(number, default=None, return_dtype=pl.Float64),
@@ -121,7 +122,7 @@ class CriticalPath(Annotations):
         job = Job({rank: trace})
         if annotation:
             start, end = chosen.select(pl.col("ts").min(), end=(pl.col("ts") + pl.col("dur")).max()).row(0)
-            job = Job({rank: only(trace, _begun(trace, start, end))})
+            job = Job({rank: keep_events(trace, _begun(trace, start, end))})
         path = api.analyze(job, "critical-path", by="edge").rename({"kind": "kind_of"})
         return CPGraph(job, path, self.t, tuple(data_load_events or ())), True
 
@@ -142,23 +143,25 @@ class CriticalPath(Annotations):
         """
         if rank not in critical_path_graph.job:
             raise AnalysisError(f"the path is not of rank {rank}", remedy="ask for the rank it was made of")
-        target = Path(output_dir) / overlays.named(self._source(rank), "overlaid_critical_path")
+        target = Path(output_dir) / overlays.overlay_path(self._source(rank), "overlaid_critical_path")
         trace, path = critical_path_graph.job[rank], critical_path_graph.path
-        shown = overlays.with_path(trace, rank, path, only_show_critical_events, show_all_edges)
+        shown = overlays.add_critical_path(trace, rank, path, only_show_critical_events, show_all_edges)
         return str(api.export(shown, target, "chrome"))
 
 
 def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
     """ts, dur of the host's annotations whose names contain the text, in order of time."""
-    marks = trace.events.filter(pl.col("cat").is_in(sorted(kinds.ANNOTATIONS)) & pl.col("dur").is_not_null())
+    marks = trace.events.filter(
+        pl.col("cat").is_in(sorted(categories.ANNOTATION_CATEGORIES)) & pl.col("dur").is_not_null()
+    )
     return marks.filter(pl.col("name").cast(pl.String).str.contains(annotation, literal=True)).sort("ts")
 
 
 def _begun(trace: Trace, start: int, end: int) -> NDArray[np.bool_]:
     """Which events of the host begin in this time, and which device work they launched, whenever it ran."""
     events, launches = trace.events, trace.launches
-    device = among(events["cat"], kinds.DEVICE)
+    device = is_in(events["cat"], categories.DEVICE_CATEGORIES)
     keep: NDArray[np.bool_] = ~device & events["ts"].is_between(start, end).fill_null(False).to_numpy()
-    call, work = (row_of(events, launches[column]) for column in ("launch", "device_event"))
+    call, work = (rows_of_ids(events, launches[column]) for column in ("launch", "device_event"))
     keep[work[(call >= 0) & (work >= 0) & keep[call]]] = True
     return keep

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from etloom import api
-from etloom.analyses._launched import launched
-from etloom.compat.hta.asked import Asked
-from etloom.compat.hta.frames import US, frame
-from etloom.trace import Trace
+from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.compat.hta.frames import US, frame_to_pandas
+from etloom.compat.hta.run_access import RunAccess
+from etloom.core.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,7 @@ _STREAM = ("device", "stream")
 _CAUSES = ("host_wait", "kernel_wait", "other")
 
 
-class Device(Asked):
+class Device(RunAccess):
     """The part of TraceAnalysis that asks what devices did."""
 
     def get_cuda_kernel_launch_stats(
@@ -34,12 +34,12 @@ class Device(Asked):
         """{rank: correlation, cpu_duration, gpu_duration, launch_delay} of every piece of device work, us."""
         found = {}
         for rank, trace in self._asked(ranks):
-            work = launched(trace, "correlation", "launch_ts", "launch_end", "ts", "dur", "kind")
+            work = select_launched_work(trace, "correlation", "launch_ts", "launch_end", "ts", "dur", "kind")
             work = work.drop_nulls("launch_ts").sort("launch_ts", maintain_order=True)
             if not include_memory_events:
                 work = work.filter(pl.col("kind") != "memory")
             delay = pl.max_horizontal(pl.col("ts") - pl.col("launch_end"), 0)
-            found[rank] = frame(
+            found[rank] = frame_to_pandas(
                 work.select(
                     pl.col("correlation").fill_null(-1),
                     cpu_duration=(pl.col("launch_end") - pl.col("launch_ts")) / US,
@@ -78,17 +78,17 @@ class Device(Asked):
                 )
             )
             gaps.append(own.with_columns(named))
-        breakdown = frame(pl.concat(rows))
+        breakdown = frame_to_pandas(pl.concat(rows))
         if not show_idle_interval_stats:
             return breakdown, None
-        every = frame(pl.concat(gaps))
+        every = frame_to_pandas(pl.concat(gaps))
         stats = every.groupby(["cause", "rank", "stream"])["gap"].describe().reset_index(["rank", "stream"])
         return breakdown, stats.rename_axis("idle_category").sort_values(["rank", "stream"], kind="stable")
 
 
 def _gaps(trace: Trace, delay: int) -> pl.DataFrame:
     """stream, cause, gap (us) of the gaps that idle-time sums up."""
-    work = launched(trace, *_STREAM, "ts", "dur", "launch_ts")
+    work = select_launched_work(trace, *_STREAM, "ts", "dur", "launch_ts")
     before = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over(*_STREAM)
     causes = pl.Enum(_CAUSES)
     return (

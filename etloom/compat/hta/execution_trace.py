@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from etloom import api
-from etloom.compat.hta.frames import HtaTrace, indices
-from etloom.errors import EtloomError, ReadError, UnknownName
-from etloom.exports._et_nodes import Nodes
-from etloom.trace import Trace
+from etloom.compat.hta.frames import HtaTrace, frame_indices
+from etloom.core.errors import EtloomError, ReadError, UnknownName
+from etloom.core.trace import Trace
+from etloom.formats.execution_trace.node_json import NodeTexts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ def correlate_execution_trace(trace: HtaTrace, rank: int, et: Trace) -> None:
     frame = trace.get_trace(rank)
     linked = api.link(et, _unlinked(trace.job[rank]))
     nodes = linked.links.join(linked.nodes.select("id", "et_id"), left_on="node", right_on="id")
-    placed = nodes.join(indices(trace.job[rank]), left_on="event", right_on="id")
+    placed = nodes.join(frame_indices(trace.job[rank]), left_on="event", right_on="id")
     of_index = dict(placed.select("index", "et_id").iter_rows())
     frame["et_node"] = [float(of_index.get(index, float("nan"))) for index in frame["index"].tolist()]
 
@@ -70,7 +70,7 @@ def add_et_column(trace_df: pd.DataFrame, et: Trace, column: str) -> None:
 def _values(et: Trace, nodes: pl.DataFrame, column: str) -> list[Any]:
     if column in _SIDES:
         side, part = _SIDES[column]
-        return [json.loads(text)[part] for text in Nodes(et).sides(nodes)[side]]
+        return [json.loads(text)[part] for text in NodeTexts(et).sides(nodes)[side]]
     name = {"et_node_name": "name"}.get(column, column)
     if name not in nodes.columns:
         known = ["et_node_name", *_SIDES, *nodes.columns]

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from etloom import kinds, stacks
-from etloom.compat.hta.names import shortened
-from etloom.errors import EtloomError
-from etloom.ranks import no_such_rank
-from etloom.trace import Job, Trace
+from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.core import arrays, categories
+from etloom.core.errors import EtloomError
+from etloom.core.text import unknown_rank_error
+from etloom.core.trace import Job, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
 US = 1e3
-NOT_KEPT = "Trace"
+UNTIMED_CATEGORY = "Trace"
 """The category of the profiler's own span, which HTA leaves out."""
 _FACTS = {
     "kernels": {"bytes": "bytes", "memory_bw_gbps": "bandwidth"},
@@ -71,7 +71,7 @@ COLUMNS = (*_FIRST, *_NUMBERED, *_LISTS, *_THEN, *_COMMUNICATION, *_LAST)
 """Of a frame, in HTA's order."""
 
 
-def pandas() -> Any:
+def import_pandas() -> Any:
     """The pandas module. Raises EtloomError where it is not installed."""
     try:
         import pandas
@@ -80,9 +80,9 @@ def pandas() -> Any:
     return pandas
 
 
-def frame(table: pl.DataFrame) -> pd.DataFrame:
+def frame_to_pandas(table: pl.DataFrame) -> pd.DataFrame:
     """A polars table as a pandas one, with numpy columns and NaN for null, as HTA's are."""
-    pandas()
+    import_pandas()
     return table.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String)).to_pandas()
 
 
@@ -113,7 +113,7 @@ class HtaTrace:
             [trace.events[name].cast(pl.String) for trace in job.values() for name in ("name", "cat")]
         )
         self.symbol_table = SymbolTable([*sorted(texts.drop_nulls().unique()), ""])
-        first = [kept["ts"].min() for trace in job.values() if (kept := timed(trace)).height]
+        first = [kept["ts"].min() for trace in job.values() if (kept := timed_events(trace)).height]
         self.zero: int = min(first, default=0)  # type: ignore[type-var, assignment]
         self.min_ts = self.zero / US
         self.traces: dict[int, pd.DataFrame] = {rank: self._frame(trace) for rank, trace in job.items()}
@@ -129,7 +129,7 @@ class HtaTrace:
     def get_trace(self, rank: int) -> pd.DataFrame:
         """The frame of a rank itself, not a copy. Raises AnalysisError."""
         if rank not in self.traces:
-            raise no_such_rank(rank, self.traces)
+            raise unknown_rank_error(rank, self.traces)
         return self.traces[rank]
 
     def get_all_traces(self) -> dict[int, pd.DataFrame]:
@@ -147,14 +147,14 @@ class HtaTrace:
             for column in ("name", "cat"):
                 table[f"s_{column}"] = [texts[int(number)] for number in table[column]]
             if use_shorten_name:
-                table["s_name"] = [shortened(name) for name in table["s_name"]]
+                table["s_name"] = [shorten_kernel_name(name) for name in table["s_name"]]
 
     def _first(self, rank: int | None) -> int:
         return self.get_ranks()[0] if rank is None else rank
 
     def _frame(self, trace: Trace) -> pd.DataFrame:
         """HTA's columns, with what it writes for nothing; times in us from the job's first event."""
-        events = timed(trace).join(indices(trace), on="id").sort("index")
+        events = timed_events(trace).join(frame_indices(trace), on="id").sort("index")
         for name, columns in _FACTS.items():
             facts = trace.table(name).unique("event", keep="first", maintain_order=True)
             facts = facts.select("event", *(pl.col(ours).alias(hta) for hta, ours in columns.items()))
@@ -176,38 +176,43 @@ class HtaTrace:
             iteration="step",
             end=(pl.col("ts") - self.zero + pl.col("dur")) / US,
         )
-        made = frame(table.select(_or_absent(table, name) for name in COLUMNS))
+        made = frame_to_pandas(table.select(_or_absent(table, name) for name in COLUMNS))
         for name in _LISTS:
             lists = {text: text if text == "-1" else json.loads(text) for text in made[name].unique()}
-            made[name] = pandas().Series([lists[text] for text in made[name]], dtype=object)
+            made[name] = import_pandas().Series([lists[text] for text in made[name]], dtype=object)
         made.index = made["index"].to_numpy()
         return made
 
 
-def timed(trace: Trace) -> pl.DataFrame:
+def timed_events(trace: Trace) -> pl.DataFrame:
     """The events that HTA keeps: those of a category that last."""
-    kept = pl.col("dur").is_not_null() & pl.col("cat").is_not_null() & (pl.col("cat") != NOT_KEPT)
+    kept = pl.col("dur").is_not_null() & pl.col("cat").is_not_null() & (pl.col("cat") != UNTIMED_CATEGORY)
     return trace.events.filter(kept)
 
 
-def indices(trace: Trace) -> pl.DataFrame:
+def frame_indices(trace: Trace) -> pl.DataFrame:
     """id, index: of each event its place in the file, as HTA counts, or its id where the places do not tell all."""
     events = trace.events.select("id", index="position")
     told = not events["index"].null_count() and not events["index"].is_duplicated().any()
     return events if told else events.select("id", index="id")
 
 
-def without_last_step(trace: Trace) -> Trace:
+def drop_last_step(trace: Trace) -> Trace:
     """What HTA keeps by default of a trace of two steps and more: not the host's part of the last step, nor what that
     launched."""
-    starts = trace.events.filter(stacks.among(trace.events["cat"], kinds.ANNOTATIONS)).with_columns(
-        number=pl.col("name").cast(pl.String).str.extract(kinds.STEP).cast(pl.Int64, strict=False)
+    starts = trace.events.filter(
+        arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
+    ).with_columns(
+        number=pl.col("name")
+        .cast(pl.String)
+        .str.extract(categories.STEP_PATTERN)
+        .cast(pl.Int64, strict=False)
     )
     starts = starts.drop_nulls("number").sort("number")
     if starts["number"].n_unique() < 2:
         return trace
     last = starts["ts"][-1]
-    device = stacks.among(trace.events["cat"], kinds.DEVICE)
+    device = arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)
     dropped = trace.events.filter(~pl.Series(device) & (pl.col("ts") >= last))["id"]
     launched = trace.launches.filter(pl.col("launch").is_in(dropped.implode()))["device_event"]
     gone = pl.concat((dropped, launched)).unique()
@@ -218,7 +223,7 @@ def without_last_step(trace: Trace) -> Trace:
 
 def _partners(trace: Trace) -> pl.DataFrame:
     """id, partner: of a launch call the index of its (first) device work, and of device work that of its launch."""
-    index = indices(trace).rename({"id": "other", "index": "partner"})
+    index = frame_indices(trace).rename({"id": "other", "index": "partner"})
     launched = trace.launches.drop_nulls(["launch", "device_event"]).unique("device_event", keep="first")
     pairs = pl.concat(
         (

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from etloom import api
-from etloom.analyses.kernel_sequences import occurrences
+from etloom.analyses.kernel_sequences import find_occurrences
 from etloom.compat.hta import overlays
 from etloom.compat.hta.counters import Counters
-from etloom.compat.hta.frames import US, frame
-from etloom.trace import Trace
+from etloom.compat.hta.frames import US, frame_to_pandas
+from etloom.core.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,7 @@ class Sequences(Counters):
         found = {}
         for rank, trace in self._asked(ranks):
             table = api.analyze(_kernels_only(trace), "operator-delays")
-            found[rank] = frame(
+            found[rank] = frame_to_pandas(
                 table.filter(pl.col("operator").str.starts_with("aten::"))
                 .select(
                     aten_op_name="operator",
@@ -64,7 +64,7 @@ class Sequences(Counters):
         else is called by its number, which the file's ``symbols`` tell, and has no arguments.
         """
         ((_, trace),) = self._asked([rank])
-        calls = occurrences(trace, operator_name, min_pattern_len).with_columns(
+        calls = find_occurrences(trace, operator_name, min_pattern_len).with_columns(
             pattern=pl.concat_list(
                 "operator", pl.col("name").list.eval(pl.element().cast(pl.String))
             ).list.join("|")
@@ -81,9 +81,9 @@ class Sequences(Counters):
         if output_dir:
             shown = calls.join(table.head(top_k).select("pattern", "count"), on="pattern")
             numbers = self.t.symbol_table.sym_index if compress_other_kernels else None
-            target = Path(output_dir) / overlays.named(self._source(rank), "overlaid")
-            api.export(overlays.with_patterns(trace, shown, numbers), target, "chrome")
-        return frame(table)
+            target = Path(output_dir) / overlays.overlay_path(self._source(rank), "overlaid")
+            api.export(overlays.add_sequences(trace, shown, numbers), target, "chrome")
+        return frame_to_pandas(table)
 
 
 def _kernels_only(trace: Trace) -> Trace:

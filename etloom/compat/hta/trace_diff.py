@@ -8,9 +8,9 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from etloom import api
-from etloom.compat.hta.frames import HtaTrace, pandas
-from etloom.compat.hta.names import shortened
-from etloom.errors import AnalysisError, EtloomError
+from etloom.compat.hta.frames import HtaTrace, import_pandas
+from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.core.errors import AnalysisError, EtloomError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,9 +51,9 @@ class LabeledTrace:
         self, rank: Numbers = None, iteration: Numbers = None, device_type: DeviceType = DeviceType.ALL
     ) -> pd.DataFrame:
         """The events of these ranks and steps, by default of the first of each. Raises AnalysisError."""
-        ranks = _chosen("rank", rank, self.ranks(), self.label)
-        steps = _chosen("step", iteration, self.iterations(), self.label)
-        found = pandas().concat([self.t.get_trace(one) for one in ranks], ignore_index=True)
+        ranks = _select_existing("rank", rank, self.ranks(), self.label)
+        steps = _select_existing("step", iteration, self.iterations(), self.label)
+        found = import_pandas().concat([self.t.get_trace(one) for one in ranks], ignore_index=True)
         found = found[found["iteration"].isin(steps)]
         if device_type is DeviceType.CPU:
             return found[found["stream"] == -1]
@@ -64,11 +64,11 @@ class LabeledTrace:
         summed = ops.groupby(["cat", "name"])["dur"].agg(["count", "sum"]).reset_index()
         texts = self.t.symbol_table.sym_table
         names = [texts[int(number)] for number in summed["name"]]
-        return pandas().DataFrame(
+        return import_pandas().DataFrame(
             {
                 "cat": [texts[int(number)] for number in summed["cat"]],
                 "name": names,
-                "short_name": [shortened(name) for name in names],
+                "short_name": [shorten_kernel_name(name) for name in names],
                 "counts": summed["count"],
                 "total_duration": summed["sum"],
                 "cat_id": summed["cat"],
@@ -77,15 +77,15 @@ class LabeledTrace:
         )
 
 
-Given = LabeledTrace | HtaTrace | str | PathLike[str]
+TraceSource = LabeledTrace | HtaTrace | str | PathLike[str]
 
 
 class TraceDiff:
     @classmethod
     def compare_traces(
         cls,
-        control: Given,
-        test: Given,
+        control: TraceSource,
+        test: TraceSource,
         control_rank: Numbers = None,
         test_rank: Numbers = None,
         control_iteration: Numbers = None,
@@ -108,7 +108,7 @@ class TraceDiff:
             one.get_ops_summary(ops).groupby(by)[["counts", "total_duration"]].sum() for one, ops in sides
         ]
         renamed = [side.add_prefix(f"{label}_") for side, label in zip(sums, labels, strict=True)]
-        both = pandas().concat(renamed, axis=1).fillna(0).sort_index()
+        both = import_pandas().concat(renamed, axis=1).fillna(0).sort_index()
         counts, durations = (
             [both[f"{label}_{what}"] for label in labels] for what in ("counts", "total_duration")
         )
@@ -122,8 +122,8 @@ class TraceDiff:
     @classmethod
     def ops_diff(
         cls,
-        control: Given,
-        test: Given,
+        control: TraceSource,
+        test: TraceSource,
         control_rank: Numbers = None,
         test_rank: Numbers = None,
         control_iteration: Numbers = None,
@@ -145,7 +145,7 @@ class TraceDiff:
         return {kind: both.index[rows].tolist() for kind, rows in kinds.items()}
 
 
-def _labeled(given: Given, label: str) -> LabeledTrace:
+def _labeled(given: TraceSource, label: str) -> LabeledTrace:
     if isinstance(given, LabeledTrace):
         return given
     return (
@@ -153,7 +153,7 @@ def _labeled(given: Given, label: str) -> LabeledTrace:
     )
 
 
-def _chosen(what: str, asked: Numbers, there: list[int], label: str) -> list[int]:
+def _select_existing(what: str, asked: Numbers, there: list[int], label: str) -> list[int]:
     if not there:
         raise AnalysisError(f"{label} holds no {what}", remedy="compare other traces")
     wanted = there[:1] if asked is None else [asked] if isinstance(asked, int) else list(asked)

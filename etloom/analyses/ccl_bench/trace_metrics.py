@@ -1,0 +1,251 @@
+"""CCL-Bench's metrics that a trace alone answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses import mfu
+from etloom.analyses.ccl_bench.rank_data import NO_SHAPES, MetricUnavailable, RankData
+from etloom.analyses.ccl_bench.run_data import (
+    Metric,
+    RunData,
+    collect_comparable,
+    collect_known,
+    compute_percent,
+    from_run,
+    mean_over_ranks,
+)
+from etloom.core import categories
+from etloom.core.errors import EtloomError
+from etloom.core.intervals import Intervals
+
+_MOE = r"(?i)moe|expert|topk_?gat|grouped_?gemm"
+_NETWORK = r"(?i)(?:nvlink|pcie).*\b(?:tx|transmit)"
+
+
+def mean_step_seconds(rank: RankData) -> float:
+    """In s."""
+    if not rank.inner:
+        raise MetricUnavailable("no step is marked (ProfilerStep#N, execute_context_*, run_batch)")
+    return sum(end - start for start, end in rank.inner) / len(rank.inner) / 1e9
+
+
+def _engine(rank: RankData) -> list[tuple[int, int]]:
+    if rank.marks not in ("execute_context", "run_batch"):
+        raise MetricUnavailable(
+            "it is of inference, and no pass of an engine is marked (execute_context_*, run_batch)"
+        )
+    return rank.passes
+
+
+def _first_pass(rank: RankData) -> float:
+    start, end = _engine(rank)[0]
+    return (end - start) / 1e9
+
+
+def _later_passes(rank: RankData) -> float:
+    later = _engine(rank)[1:]
+    later = later[:-1] if len(later) > 1 else later
+    if not later:
+        raise MetricUnavailable("one pass alone was recorded")
+    return sum(end - start for start, end in later) / len(later) / 1e9
+
+
+def _sums(work: pl.DataFrame) -> tuple[int, int]:
+    """ns of communication kernels, and of all."""
+    communicates = pl.col("kind") == "communication"
+    return int(work.filter(communicates)["dur"].sum()), int(work["dur"].sum())
+
+
+def _communication_fraction(rank: RankData) -> float:
+    kernels = rank.kernels
+    part = rank.work_of_steps(kernels.filter(pl.col("kind") == "communication"))
+    whole = rank.work_of_steps(kernels)
+    if not whole.any():
+        raise MetricUnavailable("no kernel ran in the steps that count")
+    return float((100 * part[whole > 0] / whole[whole > 0]).mean())
+
+
+def _communication_ratio(run: RunData) -> float:
+    parts = collect_known(run.ranks, lambda rank: _sums(rank.kernels)[0])
+    wholes = collect_known(run.ranks, lambda rank: _sums(rank.kernels)[1])
+    return compute_percent(sum(parts), sum(wholes), "the kernels took no time")
+
+
+def _communication_time(rank: RankData) -> float:
+    spent = rank.activity().times["communication"]
+    return rank.mean_of_steps(lambda start, end: _covered(spent, start, end)) / 1e9
+
+
+def _covered(times: Intervals, start: int, end: int) -> int:
+    return int(times.covered(np.array([start]), np.array([end]))[0])
+
+
+def _overlap(rank: RankData) -> float:
+    times = rank.activity().times
+    spans = rank.windows()
+    both, whole = (
+        sum(_covered(one, *span) for span in spans)
+        for one in (times["communication"] & times["computation"], times["communication"])
+    )
+    return compute_percent(both, whole, "no communication was recorded in the steps that count")
+
+
+def _whole_overlap(rank: RankData) -> float:
+    times = rank.activity().times
+    both = (times["communication"] & times["computation"]).total
+    return compute_percent(both, times["communication"].total, "no communication was recorded") / 100
+
+
+def _active(rank: RankData) -> int:
+    """ns in which some kernel runs."""
+    kernels = rank.kernels
+    return Intervals.of(kernels["ts"].to_numpy(), kernels["end"].to_numpy()).total
+
+
+def _imbalance(run: RunData) -> float:
+    times = collect_comparable(run.ranks, _active)
+    if not min(times):
+        raise MetricUnavailable("a rank's kernels took no time")
+    return max(times) / min(times)
+
+
+def _straggler(run: RunData) -> float:
+    times = collect_comparable(run.ranks, lambda rank: _sums(rank.kernels)[0])
+    return (
+        compute_percent(max(times) - min(times), max(times), "no communication kernels were recorded") / 100
+    )
+
+
+def _sm_coverage(rank: RankData) -> float:
+    sms = {
+        one.get("id"): one.get("numSms")
+        for one in rank.trace.meta.get("device_properties") or ()
+        if isinstance(one, dict) and isinstance(one.get("numSms"), int) and one["numSms"] > 0
+    }
+    grid = pl.col("grid_x").cast(pl.Float64) * pl.col("grid_y") * pl.col("grid_z")
+    per_sm = pl.coalesce(
+        "blocks_per_sm", grid / pl.col("device").replace_strict(sms, default=None, return_dtype=pl.Float64)
+    )
+    found = rank.kernels.join(rank.trace.kernels, left_on="id", right_on="event", how="inner").select(
+        "dur", coverage=per_sm.clip(upper_bound=1.0)
+    )
+    found = found.drop_nulls()
+    if not found["dur"].sum():
+        raise MetricUnavailable("neither blocks per SM nor grids and the number of SMs were recorded")
+    return 100 * float((found["dur"] * found["coverage"]).sum()) / float(found["dur"].sum())
+
+
+def _dominant(rank: RankData) -> float:
+    by_name = rank.kernels.group_by("name").agg(pl.col("dur").sum())["dur"].to_numpy()
+    return compute_percent(int(by_name.max()), int(by_name.sum()), "the kernels took no time")
+
+
+def _moe(rank: RankData) -> float:
+    kernels = rank.kernels
+    moe = kernels.filter(pl.col("name").cast(pl.String).str.contains(_MOE))
+    return compute_percent(int(moe["dur"].sum()), int(kernels["dur"].sum()), "the kernels took no time")
+
+
+def _copy_bandwidth(rank: RankData) -> float:
+    copies = rank.work.filter(pl.col("cat").is_in(list(categories.MEMCPY_CATEGORIES)))
+    found = copies.join(rank.trace.kernels, left_on="id", right_on="event").drop_nulls("bytes")
+    if not found["dur"].sum():
+        raise MetricUnavailable("no copies with their sizes were recorded")
+    return float(found["bytes"].sum()) / float(found["dur"].sum())
+
+
+def _transfer_overhead(rank: RankData) -> float:
+    _ = rank.kernels  # of the device
+    times = rank.activity()
+    alone = (times.times["memory"] - times.times["computation"]).total
+    start, end = times.busy.span or (0, 0)
+    return compute_percent(alone, end - start, "the device was busy for no time")
+
+
+def _utilization(rank: RankData) -> float:
+    kernels = rank.kernels
+    first, last = int(kernels["ts"].to_numpy().min()), int(kernels["end"].to_numpy().max())
+    return compute_percent(_active(rank), last - first, "the kernels took no time")
+
+
+def _kernel_seconds(kind: str | None) -> Callable[[RankData], float]:
+    def question(rank: RankData) -> float:
+        kernels = rank.kernels if kind is None else rank.kernels.filter(pl.col("kind") == kind)
+        return int(kernels["dur"].sum()) / 1e9
+
+    return question
+
+
+def _trace_time(rank: RankData) -> float:
+    timed = rank.trace.events.select("ts", "dur").drop_nulls("dur")
+    if not timed.height:
+        raise MetricUnavailable("no timed events were recorded")
+    starts, durations = timed["ts"].to_numpy(), timed["dur"].to_numpy()
+    return int((starts + durations).max() - starts.min()) / 1e9
+
+
+def _network(rank: RankData) -> float:
+    shares = rank.trace.counters.filter(
+        pl.col("name").cast(pl.String).str.contains(_NETWORK) & (pl.col("value") > 0)
+    )
+    mean = shares["value"].mean()
+    if mean is None:
+        raise MetricUnavailable(
+            "no counters of NVLink or PCIe were recorded (nsys profile --gpu-metrics-devices=all)"
+        )
+    return float(mean)  # type: ignore[arg-type]
+
+
+def _bound(which: str) -> Callable[[RankData], float]:
+    def question(rank: RankData) -> float:
+        if isinstance(rank.bounds, str):
+            raise MetricUnavailable(rank.bounds)
+        return compute_percent(
+            rank.bounds.get(which, 0), sum(rank.bounds.values()), "of no operator the bound is known"
+        )
+
+    return question
+
+
+def compute_counted_mfu(rank: RankData) -> float:
+    """Percent, of all that was recorded."""
+    if not rank.has_shapes:
+        raise MetricUnavailable(NO_SHAPES)
+    try:
+        value = mfu.analyze(rank.trace).filter(pl.col("step").is_null())["mfu_pct"].item()
+    except EtloomError as error:
+        raise MetricUnavailable(error.what) from None
+    if value is None:
+        raise MetricUnavailable("of no matrix product the shapes are known")
+    return float(value)
+
+
+METRICS: tuple[Metric, ...] = (
+    ("avg_step_time", "s", "steps", mean_over_ranks(mean_step_seconds)),
+    ("ttft", "s", "trace", mean_over_ranks(_first_pass)),
+    ("tpot", "s", "trace", mean_over_ranks(_later_passes)),
+    ("communication_fraction", "%", "steps", mean_over_ranks(_communication_fraction)),
+    ("communication_ratio", "%", "trace", from_run(_communication_ratio)),
+    ("total_communication_time", "s", "steps", mean_over_ranks(_communication_time)),
+    ("compute_comm_overlap", "%", "steps", mean_over_ranks(_overlap)),
+    ("communication_overlap_ratio", "ratio", "trace", mean_over_ranks(_whole_overlap)),
+    ("load_imbalance_ratio", "ratio", "trace", from_run(_imbalance)),
+    ("straggler", "ratio", "trace", from_run(_straggler)),
+    ("mean_sm_coverage", "%", "trace", mean_over_ranks(_sm_coverage)),
+    ("dominant_kernel_concentration", "%", "trace", mean_over_ranks(_dominant)),
+    ("moe_fraction", "%", "trace", mean_over_ranks(_moe)),
+    ("average_memory_bandwidth", "GB/s", "trace", mean_over_ranks(_copy_bandwidth)),
+    ("memory_transfer_overhead", "%", "trace", mean_over_ranks(_transfer_overhead)),
+    ("bandwidth_utilization_peertopeer", "%", "trace", mean_over_ranks(_network)),
+    ("aggregate_gpu_utilization", "%", "trace", mean_over_ranks(_utilization)),
+    ("compute_bound_fraction", "%", "trace", mean_over_ranks(_bound("compute"))),
+    ("memory_bound_fraction", "%", "trace", mean_over_ranks(_bound("memory"))),
+    ("total_kernel_time", "s", "trace", mean_over_ranks(_kernel_seconds(None))),
+    ("kernel_compute_time", "s", "trace", mean_over_ranks(_kernel_seconds("computation"))),
+    ("kernel_communication_time", "s", "trace", mean_over_ranks(_kernel_seconds("communication"))),
+    ("total_trace_time", "s", "trace", mean_over_ranks(_trace_time)),
+)

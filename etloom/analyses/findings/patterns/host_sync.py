@@ -1,0 +1,26 @@
+"""The host waits for the device, which then has nothing queued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
+from etloom.analyses.findings.rank_view import View
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    synced = view.gaps.filter(pl.col("cause") == "sync").with_columns(cost_ns="gap_ns")
+    yield from group_by_place(
+        view,
+        synced,
+        lambda row: (
+            f"the host waits for the device{describe_place(row)} {times(row['count'])}; then the device waits for the host"
+        ),
+        confidence="high",
+        advice="keep the value on the device: log it later or copy it with non_blocking=True; .item(), .cpu(), "
+        "nonzero, boolean masks and printing a tensor all wait",
+    )

@@ -1,0 +1,47 @@
+"""Communication could run beside computation, but stands in its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.analyses.findings.finding import Finding
+from etloom.analyses.findings.rank_view import View
+from etloom.timeline.activity import to_intervals
+
+SCOPE = "rank"
+
+
+def find(view: View) -> Iterator[Finding]:
+    if view.activity.basis != "device":
+        return
+    work = view.work
+    computes = (
+        work.select("device", "stream", "dur")
+        .filter(work["kind"] == "computation")
+        .group_by("device", "stream")
+        .agg(pl.col("dur").sum())
+        .filter(pl.col("dur") > 0.2 * pl.col("dur").sum())
+    )
+    shared = work.filter(pl.col("kind") == "communication").join(
+        computes, on=["device", "stream"], how="semi"
+    )
+    lost = to_intervals(shared) - view.activity.times["computation"]
+    if not lost.total:
+        return
+    worst = shared.row(shared["dur"].arg_max() or 0, named=True)
+    yield Finding(
+        f"{shared.height:,} communications run on stream {worst['stream']}, where the computation is, so neither hides "
+        "the other",
+        lost.total,
+        "low",
+        "where the next computation needs no result of it, use asynchronous collectives (async_op=True, wait later), "
+        "which PyTorch puts on a stream of their own; exposed-communication counts the same time",
+        shared.height,
+        step=worst["step"],
+        stream=worst["stream"],
+        name=worst["name"],
+        event=worst["launch"],
+        in_steps_ns=(lost & view.stepped).total,
+    )

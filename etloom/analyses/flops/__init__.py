@@ -1,0 +1,99 @@
+"""Floating-point operations and bytes of the operators, from their shapes, and the time they took.
+
+A row is an operator. flops: multiplications and additions; bytes: the least that memory must move. counted: of its
+calls, those that have a formula and whose shapes are known, or follow from the forward operator of a backward one;
+covered_pct: their share of the row's time. What is not counted is null, never guessed. time: in which some device work
+of a call ran; basis host: its duration; basis none (an execution trace alone): unknown. Of operators inside each other
+the outermost with a formula counts; communication is left out. The definitions are in docs/flops.md.
+
+by: operator, family (gemm, attention, ...; of kernels without a formula, by their names) or all (one row). step: only
+this step. top: how many rows, the longest first.
+
+Units: FLOP, B, ns, percent. Needs shapes: record_shapes=True, or the run's execution trace. Convention:
+torch.utils.flop_counter's, but for the mask of causal attention and the groups of a convolution, which it ignores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.analyses.flops.counting import count_calls
+from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_all
+from etloom.core.errors import UnknownName
+from etloom.core.trace import Trace
+
+SCOPE = "rank"
+COLUMNS = {
+    "family": pl.String,
+    "name": pl.String,
+    "basis": pl.String,
+    "calls": pl.Int64,
+    "counted": pl.Int64,
+    "kernels": pl.Int64,
+    "flops": pl.Int64,
+    "bytes": pl.Int64,
+    "time_ns": pl.Int64,
+    "time_pct": pl.Float64,
+    "covered_pct": pl.Float64,
+}
+_NAMED = 3
+_LEAST_PCT = 0.1
+"""How many of the operators without flops a sentence names, and of how much of the time."""
+_KEYS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["family"], "all": []}
+
+
+def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top: int = 50) -> pl.DataFrame:
+    if by not in _KEYS:
+        raise UnknownName("grouping", by, _KEYS, option="by")
+    check_top(top)
+    calls = filter_step(trace, count_calls(trace), step)
+    time, known = pl.col("time_ns"), pl.col("known")
+    table = (
+        calls.group_by([*_KEYS[by], "basis"])
+        .agg(
+            pl.len().alias("calls"),
+            known.sum().alias("counted"),
+            pl.col("kernels").sum(),
+            # A sum of nothing is unknown, not 0.
+            *(
+                pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
+                for name in ("flops", "bytes")
+            ),
+            pl.when(time.is_not_null().any()).then(time.sum()).alias("time_ns"),
+            time.filter(known).sum().alias("known_ns"),
+        )
+        .with_columns(
+            percent_of_all("time_ns"),
+            pl.when(time > 0).then(100 * pl.col("known_ns") / time).alias("covered_pct"),
+            *(pl.lit(None, dtype=pl.String).alias(key) for key in ("family", "name") if key not in _KEYS[by]),
+        )
+    )
+    table = conform_columns(table, COLUMNS)
+    keys, descending = ("time_ns", "flops", "family", "name"), (True, True, False, False)
+    return table.sort(keys, descending=descending, nulls_last=True).head(top)
+
+
+def remarks(table: pl.DataFrame) -> Iterator[str]:
+    """Of what neither flops nor bytes are known, for who reads the table in a terminal."""
+    lacking = table.filter(pl.col("counted") < pl.col("calls")).with_columns(
+        lost=pl.col("time_pct") * (1 - pl.col("covered_pct").fill_null(0) / 100) / table["rank"].n_unique(),
+        lacks=pl.col("calls") - pl.col("counted"),
+        who=pl.coalesce("name", pl.format("{} kernels of no known operator", "family"))
+        if table["name"].count()
+        else pl.col("family"),
+    )
+    if lacking.is_empty():
+        return
+    who = lacking.group_by("who").agg(pl.col("lost", "lacks").sum())
+    who = who.drop_nulls("who").sort("lost", "lacks", "who", descending=(True, True, False), nulls_last=True)
+    timed = lacking["lost"].count() > 0
+    each = [
+        f"{name} ({lost:.1f} %)" if timed else f"{name} ({lacks:,} calls)"
+        for name, lost, lacks in who.head(_NAMED).iter_rows()
+        if not timed or lost >= _LEAST_PCT
+    ]
+    share = f", {lacking['lost'].sum():.1f} % of the time" if timed else ""
+    names = f": {', '.join(each)}{', ...' if who.height > _NAMED else ''}" if each else ""
+    yield f"neither flops nor bytes are known of {lacking['lacks'].sum():,} calls{share}{names}"

@@ -1,0 +1,179 @@
+"""What attention costs: the products with keys and values over the pairs of query and key that the mask leaves.
+
+Forward: scores q k^T and their product with v. Backward: gradients of q, k, v and of the scores, and, since a fused
+operator did not keep them, the scores a second time, which model_flops leaves out. Softmax, scale and dropout are not
+counted, as is customary. With fewer key than query heads (GQA) each query head still meets all its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from etloom.analyses.flops.operator_call import (
+    Call,
+    Cost,
+    Formula,
+    NotRecorded,
+    Tensor,
+    add_known,
+    count_bytes,
+)
+
+
+def count_pairs(queries: int, keys: int, mask: str) -> int:
+    """How many (query, key) a mask leaves: none, top_left (query i sees keys 0..i), bottom_right (the last query sees
+    all keys)."""
+    if mask == "none":
+        return queries * keys
+    shift = 0 if mask == "top_left" else keys - queries
+    # Query i sees i + 1 + shift keys, at least none and at most all.
+    first, last = max(0, -shift), min(queries, max(0, keys - shift))
+    growing = max(0, last - first)
+    seen = growing * (shift + 1) + (first + last - 1) * growing // 2 if growing else 0
+    return seen + (queries - last) * keys
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Heads times batch of the queries, the pairs of each, and the sizes of a key and a value."""
+
+    heads: int
+    pairs: int
+    size: int
+    value_size: int
+
+    @property
+    def forward(self) -> int:
+        return 2 * self.heads * self.pairs * (self.size + self.value_size)
+
+    @property
+    def backward(self) -> int:
+        return 2 * self.heads * self.pairs * (3 * self.size + 2 * self.value_size)
+
+    @property
+    def backward_without_scores(self) -> int:
+        return 2 * self.forward
+
+
+Mask = Callable[[Call], str]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Where an operator has its arguments. heads_first: (batch, heads, length, size), else (batch, length, heads,
+    size). lengths: where cumulative lengths of sequences and their maxima are (queries, keys, max, max), if any.
+    """
+
+    q: int
+    mask: Mask
+    heads_first: bool
+    lengths: tuple[int, int, int, int] | None = None
+    bias: int | None = None
+    window: int | None = None  # where the two sizes of a sliding window are
+
+
+def _causal(at: int, kind: str) -> Mask:
+    return lambda call: kind if call.flag(at) else "none"
+
+
+def _custom(at: int) -> Mask:
+    """The xformers numbering of _efficient_attention_forward."""
+    return lambda call: ("none", "top_left", "bottom_right")[call.ints(at, 1)[0]]
+
+
+def _shapes(call: Call, signature: Signature) -> Shapes:
+    q, k, v = (call.tensor(signature.q + more) for more in range(3))
+    mask = signature.mask(call)
+    if signature.window is not None:
+        sizes = (call.value(signature.window), call.value(signature.window + 1))
+        if any(size not in (None, -1) for size in sizes):
+            raise NotRecorded  # how far a window reaches is not worked out
+    if signature.lengths and call.optional(signature.lengths[0]) is not None:
+        batch, queries, keys, heads = _packed(call, signature, q, k)
+    elif signature.heads_first:
+        batch, heads, queries, _ = q.shape
+        keys = k.shape[2]
+    else:
+        batch, queries, heads, _ = q.shape
+        keys = k.shape[1]
+    if k.shape[-1] != q.shape[-1]:
+        raise NotRecorded
+    return Shapes(batch * heads, count_pairs(queries, keys, mask), q.shape[-1], v.shape[-1])
+
+
+def _packed(call: Call, signature: Signature, q: Tensor, k: Tensor) -> tuple[int, int, int, int]:
+    """batch, queries, keys, heads of sequences laid end to end. Raises Unsaid unless all are of the greatest length,
+    since the lengths are data, which is not recorded."""
+    assert signature.lengths
+    at_q, at_k, at_max_q, at_max_k = signature.lengths
+    batch = call.tensor(at_q, 1).shape[0] - 1
+    queries, keys = call.ints(at_max_q, 1)[0], call.ints(at_max_k, 1)[0]
+    *tokens, heads, _ = q.shape
+    if tokens[-1] != batch * queries or k.shape[-3] != batch * keys or call.optional(at_k) is None:
+        raise NotRecorded
+    return batch, queries, keys, heads
+
+
+def _forward(signature: Signature, call: Call) -> Cost:
+    shapes = _shapes(call, signature)
+    q, k, v = (call.tensor(signature.q + more) for more in range(3))
+    out = Tensor((*q.shape[:-1], v.shape[-1]), v.dtype)
+    normaliser = Tensor(q.shape[:-1], "float")
+    bias = None if signature.bias is None else call.optional(signature.bias)
+    return Cost(
+        shapes.forward, add_known(count_bytes(q, k, v, bias), count_bytes(out, normaliser)), dtype=q.dtype
+    )
+
+
+def _backward(signature: Signature, call: Call) -> Cost:
+    shapes = _shapes(call, signature)
+    q, k, v = (call.tensor(signature.q + more) for more in range(3))
+    out = Tensor((*q.shape[:-1], v.shape[-1]), v.dtype)
+    normaliser = Tensor(q.shape[:-1], "float")
+    bias = None if signature.bias is None else call.optional(signature.bias)
+    read = count_bytes(call.tensor(0), q, k, v, out, normaliser, bias)
+    return Cost(
+        shapes.backward,
+        add_known(read, count_bytes(q, k, v, whole=True)),
+        model_flops=shapes.backward_without_scores,
+        dtype=q.dtype,
+    )
+
+
+_SDPA = "aten::_scaled_dot_product_"
+_FORWARD = {
+    f"{_SDPA}flash_attention": Signature(0, _causal(4, "top_left"), True),
+    f"{_SDPA}flash_attention_for_cpu": Signature(0, _causal(4, "top_left"), True, bias=5),
+    f"{_SDPA}efficient_attention": Signature(0, _causal(6, "top_left"), True, bias=3),
+    f"{_SDPA}cudnn_attention": Signature(0, _causal(6, "top_left"), True, bias=3),
+    f"{_SDPA}fused_attention_overrideable": Signature(0, _causal(5, "top_left"), True, bias=3),
+    "aten::_flash_attention_forward": Signature(
+        0, _causal(8, "bottom_right"), False, (3, 4, 5, 6), window=11
+    ),
+    "aten::_efficient_attention_forward": Signature(0, _custom(9), False, (4, 5, 6, 7), bias=3),
+    "flash_attn::_flash_attn_forward": Signature(0, _causal(5, "bottom_right"), False, window=6),
+    "flash_attn::_flash_attn_varlen_forward": Signature(
+        0, _causal(9, "bottom_right"), False, (3, 4, 5, 6), window=10
+    ),
+}
+_BACKWARD = {
+    f"{_SDPA}flash_attention_backward": Signature(1, _causal(11, "top_left"), True),
+    f"{_SDPA}flash_attention_for_cpu_backward": Signature(1, _causal(7, "top_left"), True, bias=8),
+    f"{_SDPA}efficient_attention_backward": Signature(1, _causal(11, "top_left"), True, bias=4),
+    f"{_SDPA}cudnn_attention_backward": Signature(1, _causal(14, "top_left"), True, bias=8),
+    "aten::_flash_attention_backward": Signature(
+        1, _causal(11, "bottom_right"), False, (6, 7, 8, 9), window=15
+    ),
+    "aten::_efficient_attention_backward": Signature(1, _custom(14), False, (6, 7, 8, 9), bias=4),
+    "flash_attn::_flash_attn_backward": Signature(1, _causal(11, "bottom_right"), False, window=12),
+    "flash_attn::_flash_attn_varlen_backward": Signature(
+        1, _causal(15, "bottom_right"), False, (9, 10, 11, 12), window=16
+    ),
+}
+
+FORMULAS: dict[str, Formula] = {
+    **{name: partial(_forward, signature) for name, signature in _FORWARD.items()},
+    **{name: partial(_backward, signature) for name, signature in _BACKWARD.items()},
+}

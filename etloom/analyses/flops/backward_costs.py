@@ -1,0 +1,118 @@
+"""Flops of backward operators without recorded shapes, from those of the forward operator they belong to.
+
+A profile can hold the shapes of the forward pass alone: a custom autograd function that starts its kernels itself, a
+compiled or captured backward, an execution trace that ends before it. Autograd's sequence number joins each backward
+operator to its forward one (the handoffs of kind fwd_bwd), and two things then follow without a guess:
+
+- Of a matrix product (m, k) x (k, n) each gradient is one product of the same m n k. So every product that is seen in
+  the backward operator, be it an operator (aten::mm) or a kernel, costs what forward did; two there are at most.
+- Each gradient of a convolution costs what forward did. How many there are (a frozen weight has none, nor has the
+  image a network begins with) is known where the names of the kernels say it: dgrad, wgrad.
+- Of fused attention with keys and values of one size, backward is five products where forward is two; one of the
+  five, the scores, is worked out a second time.
+
+Where forward was several products or backward shows more than it can hold, and of convolutions of which some kernel
+does not tell what it is for, nothing is said. Bytes are not derived.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core.arrays import find_nearest_ancestor, rows_of_ids
+from etloom.core.trace import Trace
+
+Rows = NDArray[np.int64]
+_DERIVED = ("gemm", "attention", "convolution")
+_PRODUCTS = 2
+"""Of a matrix product: the gradients of its two factors."""
+
+
+def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFrame:
+    """units (row, costed, family, kernel_family, products, gradients, flops, model_flops, dtype, dims) with the flops,
+    model_flops and dtype that follow from forward where a unit has none."""
+    joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+    events, rows = trace.events, units["row"].to_numpy()
+    after, event = rows_of_ids(events, joins["after"]), rows_of_ids(events, joins["event"])
+    after, event = after[(after >= 0) & (event >= 0)], event[(after >= 0) & (event >= 0)]
+    if not after.size:
+        return units
+    forward = np.full(events.height, -1, np.int64)
+    forward[event] = after
+    backward = find_nearest_ancestor(parent, forward >= 0, rows)
+    first = np.zeros(events.height, np.bool_)
+    first[after] = True
+    units = units.with_row_index("unit").with_columns(
+        pl.Series("backward", backward),
+        of=pl.Series(np.where(backward >= 0, forward[backward], find_nearest_ancestor(parent, first, rows))),
+        sort=pl.coalesce(pl.when("costed").then("family"), "kernel_family"),
+    )
+    matrix = units.filter(pl.col("sort").is_in(_DERIVED), pl.col("of") >= 0)
+    done = (
+        matrix.filter(pl.col("backward") < 0)
+        .group_by("of")
+        .agg(pl.len().alias("products_done"), pl.col("sort", "flops", "dtype", "dims").first())
+        .filter(pl.col("products_done") == 1, pl.col("flops") > 0)
+        .select(
+            "of",
+            "sort",
+            done="flops",
+            done_in="dtype",
+            square=pl.col("dims").map_elements(_square, pl.Boolean),
+        )
+    )
+    asked = (
+        matrix.filter(pl.col("backward") >= 0)
+        .join(done, on=["of", "sort"])
+        .with_columns(
+            known=pl.col("flops") / pl.col("done"),
+            products=pl.when("costed").then(1).otherwise("products"),
+        )
+        .with_columns(
+            shown=pl.coalesce("known", pl.col("products").cast(pl.Float64)).sum().over("backward"),
+            alone=pl.len().over("backward") == 1,
+        )
+        .filter(pl.col("flops").is_null())
+    )
+    gemm = (pl.col("sort") == "gemm") & (pl.col("products") > 0) & (pl.col("shown") <= _PRODUCTS)
+    attention = (pl.col("sort") == "attention") & pl.col("square") & pl.col("alone")
+    convolution = (pl.col("sort") == "convolution") & (pl.col("gradients") > 0) & pl.col("alone")
+    told = asked.select(
+        "unit",
+        *(
+            pl.when(gemm)
+            .then(pl.col("products") * pl.col("done"))
+            .when(convolution)
+            .then(pl.col("gradients") * pl.col("done"))
+            .when(attention)
+            .then(of_attention)
+            .alias(name)
+            for name, of_attention in (
+                ("of_flops", pl.col("done") * 5 // 2),
+                ("of_model", pl.col("done") * 2),
+            )
+        ),
+        of_dtype="done_in",
+    ).drop_nulls("of_flops")
+    return (
+        units.join(told, on="unit", how="left", maintain_order="left")
+        .with_columns(
+            dtype=pl.when(pl.col("of_flops").is_not_null()).then("of_dtype").otherwise("dtype"),
+            flops=pl.coalesce("flops", "of_flops"),
+            model_flops=pl.coalesce("model_flops", "of_model"),
+        )
+        .drop("unit", "backward", "of", "sort", "of_flops", "of_model", "of_dtype")
+    )
+
+
+def _square(dims: str) -> bool:
+    """Whether queries, keys and values, the first three arguments, are of one size a head."""
+    shapes = json.loads(dims)[:3]
+    return (
+        len(shapes) == 3
+        and len({shape[-1] if isinstance(shape, list) and shape else None for shape in shapes}) == 1
+    )

@@ -1,0 +1,117 @@
+"""What the calls of a trace cost, by Kineto's shapes or the execution trace's; each distinct one is worked out once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses.flops.formulas import find_entry
+from etloom.analyses.flops.operator_call import Call, Cost, parse_kineto_call, parse_node_call
+from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.trace import Trace
+
+_MOST = 2**56
+"""More operations or bytes than one call has, so that sums stay within 64 bits."""
+_COSTS = {"flops": pl.Int64, "bytes": pl.Int64, "model_flops": pl.Int64, "dtype": pl.String}
+_KEY = ("name", "dims", "types", "strides", "values")
+
+
+def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
+    """calls (id, name, costed, ...) with dims, types and the columns of a cost, null where not costed or unknown."""
+    arguments = trace.arguments.select("dims", "types", "strides", id="event", values="concrete_inputs")
+    calls = calls.hstack(take_rows(arguments.drop("id"), rows_of_ids(arguments, calls["id"])))
+    ask = calls.filter("costed").select(_KEY).unique()
+    told = ask.hstack(_frame([_kineto_cost(row) for row in ask.iter_rows(named=True)]))
+    calls = calls.join(told, on=list(_KEY), how="left", nulls_equal=True, maintain_order="left")
+    # The same name and arguments may also be of an operator that does not count: it keeps its time alone.
+    calls = calls.with_columns(pl.when("costed").then(pl.col(name)).alias(name) for name in _COSTS)
+    # Of the elements of a list of tensors Kineto does not say the type, so bytes may lack where flops do not.
+    unsaid = calls.filter("costed", pl.col("flops").is_null() | pl.col("bytes").is_null())
+    links = trace.links.select("node", id="event").unique("id", keep="first")
+    said = compute_node_costs(trace, unsaid.select("id").join(links, on="id")).drop("node", "name")
+    if not said.height:
+        return calls
+    return calls.join(said, on="id", how="left", maintain_order="left", suffix="_said").select(
+        pl.exclude("dims", "types", *_COSTS, r"^.*_said$"),
+        *(
+            pl.coalesce(pl.col(name).cast(pl.String), f"{name}_said").alias(name)
+            for name in ("dims", "types")
+        ),
+        *(pl.coalesce(name, f"{name}_said").alias(name) for name in _COSTS),
+    )
+
+
+def _frame(costs: list[Cost | None]) -> pl.DataFrame:
+    none = Cost(None, None)
+    rows = [
+        (cost.flops, cost.bytes, cost.flops if cost.model_flops is None else cost.model_flops, cost.dtype)
+        for cost in (cost or none for cost in costs)
+    ]
+    return pl.DataFrame(rows, schema=_COSTS, orient="row")
+
+
+def compute_cost(call: Call) -> Cost | None:
+    """What a call costs; None where it has no formula, lacks what that needs, or states what cannot be."""
+    found = find_entry(call.name)
+    if found is None:
+        return None
+    try:
+        cost = found.formula(call)
+    except (ValueError, ArithmeticError, LookupError, TypeError):
+        return None
+    numbers = (cost.flops, cost.bytes, cost.model_flops)
+    return cost if all(number is None or 0 <= number < _MOST for number in numbers) else None
+
+
+def _kineto_cost(row: dict[str, Any]) -> Cost | None:
+    if not row["dims"]:
+        return None
+    try:
+        call = parse_kineto_call(row["name"], row["dims"], row["types"], row["strides"], row["values"])
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return compute_cost(call)
+
+
+def compute_node_costs(trace: Trace, asked: pl.DataFrame) -> pl.DataFrame:
+    """asked (node, ...) with name, dims, types and the columns of a cost, as the execution trace says them."""
+    nodes = trace.nodes.select("name", "inputs", node="id")
+    asked = asked.join(nodes, on="node", maintain_order="left")
+    tensors = trace.tensors.join(asked.select("node"), on="node", how="semi").sort(
+        "node", "io", "index", "item"
+    )
+    columns = ("io", "index", "item", "dtype", "shape", "stride")
+    texts = pl.concat_str(pl.col(columns).cast(pl.String), separator="|", ignore_nulls=True)
+    keys = tensors.group_by("node").agg(texts.str.join(";").alias("key"))
+    asked = asked.join(keys, on="node", how="left", maintain_order="left")
+    # One node stands for all of the same name, tensors and values.
+    one = asked.group_by("name", "inputs", "key", maintain_order=True).agg(
+        pl.col("node").first().alias("like")
+    )
+    mine = tensors.join(one.select("like"), left_on="node", right_on="like", how="semi")
+    lists = {key: group.to_dicts() for (key,), group in mine.group_by("node", maintain_order=True)}
+    rows: list[tuple[Any, ...]] = []
+    costs: list[Cost | None] = []
+    for name, inputs, _, node in one.iter_rows():
+        given = lists.get(node, [])
+        try:
+            costs.append(compute_cost(parse_node_call(name, given, inputs)))
+        except (ValueError, TypeError, RecursionError):
+            costs.append(None)
+        plain = [row for row in given if not row["io"]]
+        rows.append(tuple(_listed(plain, column) for column in ("shape", "dtype")))
+    told = pl.DataFrame(rows, schema={"dims": pl.String, "types": pl.String}, orient="row")
+    one = one.drop("like").hstack(told).hstack(_frame(costs))
+    keyed = ["name", "inputs", "key"]
+    return asked.join(one, on=keyed, how="left", nulls_equal=True, maintain_order="left").drop(
+        "inputs", "key"
+    )
+
+
+def _listed(tensors: list[dict[str, Any]], name: str) -> str:
+    """The shapes or types of some tensors as one JSON list."""
+    if name == "shape":
+        return f"[{', '.join(one[name] or 'null' for one in tensors)}]"
+    return json.dumps([one[name] for one in tensors])

@@ -1,0 +1,89 @@
+"""What convolutions cost: every place of the result times every weight that reaches it, 2 operations each.
+
+Padding counts as if it were there, and a bias not at all, as is customary. Transposed: every place of the input.
+"""
+
+from __future__ import annotations
+
+import math
+
+from etloom.analyses.flops.operator_call import (
+    Call,
+    Cost,
+    Formula,
+    NotRecorded,
+    Tensor,
+    add_known,
+    count_bytes,
+)
+
+
+def count_convolution_flops(batch: int, places: tuple[int, ...], weight: tuple[int, ...]) -> int:
+    """places: of the result, or of the input of a transposed one; weight: (channels, channels / groups, *kernel)."""
+    return 2 * batch * math.prod(places) * math.prod(weight)
+
+
+def compute_result_shape(
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> tuple[int, ...]:
+    """The shape of a convolution's result: (batch, channels, *places)."""
+    sizes = zip(x[2:], weight[2:], stride, padding, dilation, output_padding, strict=True)
+    if transposed:
+        places = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in sizes]
+        return (x[0], weight[1] * groups, *places)
+    return (x[0], weight[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in sizes))
+
+
+def _forward(call: Call) -> Cost:
+    x, weight = call.tensor(0), call.tensor(1)
+    spatial = len(weight.shape) - 2
+    if spatial < 1 or len(x.shape) != spatial + 2:
+        raise NotRecorded
+    transposed = call.flag(6)
+    result = call.output()
+    if result is None:
+        stride, padding, dilation, output_padding = (call.ints(at, spatial) for at in (3, 4, 5, 7))
+        groups = call.ints(8, 1)[0]
+        shape = compute_result_shape(
+            x.shape, weight.shape, stride, padding, dilation, transposed, output_padding, groups
+        )
+        result = Tensor(shape, x.dtype)
+    places = (x if transposed else result).shape[2:]
+    flops = count_convolution_flops(x.shape[0], places, weight.shape)
+    return Cost(
+        flops, add_known(count_bytes(x, weight, call.optional(2)), count_bytes(result)), dtype=x.dtype
+    )
+
+
+def _backward(call: Call) -> Cost:
+    """The gradient of the input and that of the weight each cost what forward did; output_mask says which are asked."""
+    grad, x, weight = call.tensor(0), call.tensor(1), call.tensor(2)
+    mask = call.value(10)
+    if call.outputs:
+        of_input, of_weight = call.output(0) is not None, call.output(1) is not None
+    elif isinstance(mask, list) and len(mask) == 3:
+        of_input, of_weight = bool(mask[0]), bool(mask[1])
+    else:
+        raise NotRecorded
+    places = (x if call.flag(7) else grad).shape[2:]
+    one = count_convolution_flops(x.shape[0], places, weight.shape)
+    read = (grad, weight if of_input else None, x if of_weight else None)
+    written = (x if of_input else None, weight if of_weight else None)
+    return Cost(
+        one * (of_input + of_weight),
+        add_known(count_bytes(*read), count_bytes(*written, whole=True)),
+        dtype=x.dtype,
+    )
+
+
+FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(("aten::convolution", "aten::_convolution", "aten::convolution_overrideable"), _forward),
+    "aten::convolution_backward": _backward,
+}

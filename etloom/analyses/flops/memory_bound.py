@@ -1,0 +1,305 @@
+"""What the operators cost that memory bounds: elementwise, reductions, softmax, normalisation, lookups, copies.
+
+flops: an elementwise function of any kind is one operation an element (a fused one as many as it writes out), so they
+say little where a function is expensive; bytes are what counts here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+
+from etloom.analyses.flops.gemm import broadcast_shapes
+from etloom.analyses.flops.operator_call import (
+    Call,
+    Cost,
+    Formula,
+    NotRecorded,
+    Tensor,
+    add_known,
+    count_bytes,
+)
+from etloom.core import categories
+
+_COMPARE = (
+    "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isneginf isposinf"
+)
+_UNARY = (
+    "abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh sigmoid relu "
+    "relu6 silu gelu elu selu celu mish hardtanh hardswish hardsigmoid leaky_relu softplus softshrink threshold sgn "
+    "sign floor ceil round trunc frac reciprocal square erf erfc erfinv bitwise_not nan_to_num "
+    "log_sigmoid_forward lgamma digamma"
+)
+_BINARY = (
+    "add sub rsub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin atan2 hypot xlogy "
+    "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ copysign polar clamp_min clamp_max"
+)
+_GRADIENT = (
+    "threshold sigmoid tanh gelu silu leaky_relu hardtanh hardswish hardsigmoid softplus mish native_dropout"
+)
+_GRADIENT_ARITY = {**dict.fromkeys(_GRADIENT.split(), 2), "log_sigmoid": 3, "elu": 6}
+_REDUCTIONS = "sum mean max min amax amin argmax argmin all any prod nansum count_nonzero"
+_TERNARY = "where masked_fill clamp"
+_SEVERAL = {"addcmul": 3, "addcdiv": 3, "lerp": 3}
+_FILLS = ("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_")
+
+
+def _elementwise(arity: int, each: int, in_place: bool, result: str | None, call: Call) -> Cost:
+    """Every tensor among the first ``arity`` arguments is read, and the result, of the shape they broadcast to, is
+    written; a tensor behind them is that result (the variant with out=)."""
+    inputs = [one for one in call.tensors[:arity] if isinstance(one, Tensor)]
+    if not inputs:
+        raise NotRecorded
+    shape = broadcast_shapes(*(tensor.shape for tensor in inputs))
+    dtype = inputs[0].dtype if in_place else result or promote_types(inputs)
+    given = [one for one in call.tensors[arity:] if isinstance(one, Tensor)]
+    out = call.output() or (given[0] if given else Tensor(shape, dtype))
+    return Cost(each * math.prod(shape), add_known(count_bytes(*inputs), count_bytes(out, whole=True)))
+
+
+_ORDER = ("bool", "int", "float", "complex")
+
+
+def promote_types(tensors: Iterable[Tensor]) -> str | None:
+    """The type of a result: of the highest kind, and among these the widest; a tensor without dimensions gives its
+    kind only where that is higher (torch's result_type). None where a type is unknown."""
+    known = [(_kind(tensor.dtype), bool(tensor.shape), tensor.dtype) for tensor in tensors]
+    if any(dtype is None for _, _, dtype in known):
+        return None
+    highest = max(kind for kind, _, _ in known)
+    shaped = max((kind for kind, dimensioned, _ in known if dimensioned), default=-1)
+    if shaped == highest:
+        known = [one for one in known if one[1]]
+    elif shaped >= 0:
+        # A number of a higher kind gives the default type of that kind, not its own width.
+        return {"int": "long", "float": "float", "complex": "complexfloat"}[_ORDER[highest]]
+    fitting = [dtype for kind, _, dtype in known if kind == highest]
+    widest = max(categories.itemsize(dtype) or 0 for dtype in fitting)
+    widths = {dtype for dtype in fitting if categories.itemsize(dtype) == widest}
+    # Half and bfloat16 meet in float.
+    return (
+        "float" if len(widths) > 1 and widest == 2 and _ORDER[highest] == "float" else min(map(str, widths))
+    )
+
+
+def _kind(dtype: str | None) -> int:
+    name = (dtype or "").lower()
+    if "complex" in name:
+        return 3
+    if "bool" in name:
+        return 0
+    return 2 if any(word in name for word in ("float", "half", "double", "bf16")) else 1
+
+
+def _reduction(each: int, call: Call) -> Cost:
+    """The input is read; the result counts where its dimensions were recorded, so that bytes is the least."""
+    x = call.tensor(0)
+    result = call.output()
+    return Cost(
+        each * x.numel, add_known(count_bytes(x), count_bytes(result) if result else _reduced_bytes(call, x))
+    )
+
+
+def _reduced_bytes(call: Call, x: Tensor) -> int | None:
+    one = count_bytes(Tensor((), x.dtype))
+    dims = call.value(1)
+    if isinstance(dims, int) and not isinstance(dims, bool):
+        dims = [dims]
+    if one is None or not isinstance(dims, list) or any(type(dim) is not int for dim in dims):
+        return 0 if one is not None else None
+    gone = {dim % len(x.shape) for dim in dims} if x.shape else set()
+    kept = [size for at, size in enumerate(x.shape) if dims and at not in gone]
+    return one * math.prod(kept)
+
+
+def _scan(call: Call) -> Cost:
+    x = call.tensor(0)
+    return Cost(x.numel, add_known(count_bytes(x), count_bytes(x, whole=True)))
+
+
+def _softmax(call: Call) -> Cost:
+    """The maximum, its subtraction, exp, the sum, the division."""
+    x = call.tensor(0)
+    out = call.output() or Tensor(x.shape, "float" if call.value(2) is True else x.dtype)
+    return Cost(5 * x.numel, add_known(count_bytes(x), count_bytes(out)))
+
+
+def _softmax_backward(call: Call) -> Cost:
+    """Product, sum, subtraction, product of the gradient and the output."""
+    grad, out = call.tensor(0), call.tensor(1)
+    return Cost(4 * grad.numel, add_known(count_bytes(grad, out), count_bytes(out, whole=True)))
+
+
+def _normalisation(call: Call) -> Cost:
+    """Mean (1), variance (3), normalise (2), scale and shift (2) an element; the statistics of each group are small."""
+    x = call.tensor(0)
+    return Cost(8 * x.numel, add_known(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
+
+
+def _normalisation_backward(call: Call) -> Cost:
+    """Two sums over the group and the gradient from them: about 11 an element."""
+    first, second = call.tensor(0), call.tensor(1)
+    if first.shape != second.shape:
+        raise NotRecorded
+    return Cost(
+        11 * first.numel, add_known(count_bytes(*call.every()), count_bytes(Tensor(first.shape, first.dtype)))
+    )
+
+
+def _rms_norm(call: Call) -> Cost:
+    """Square and sum (2), scale by the root (1), by the weight (1)."""
+    x = call.tensor(0)
+    return Cost(4 * x.numel, add_known(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
+
+
+def _written_first(each: int, call: Call) -> Cost:
+    """Custom operators of vLLM: the first argument is the result, the others are read."""
+    out = call.tensor(0)
+    return Cost(each * out.numel, count_bytes(*call.every()))
+
+
+def _added_norm(call: Call) -> Cost:
+    """vLLM's residual addition and RMS norm, in place of both: read and written."""
+    x, residual = call.tensor(0), call.tensor(1)
+    return Cost(5 * x.numel, add_known(count_bytes(*call.every()), count_bytes(x, residual, whole=True)))
+
+
+def _rows(at_table: int, at_index: int, call: Call) -> Cost:
+    """Rows of a table by index: the index, a row for each of it in, and out."""
+    table, index = call.tensor(at_table), call.tensor(at_index)
+    dim = call.value(1) if at_index == 2 else 0
+    if not table.shape or type(dim) is not int:
+        raise NotRecorded
+    row = table.numel // max(1, table.shape[dim])
+    got = count_bytes(Tensor((index.numel, row), table.dtype))
+    return Cost(0, add_known(count_bytes(index), got, got))
+
+
+def _gather(call: Call) -> Cost:
+    table, index = call.tensor(0), call.tensor(2)
+    got = count_bytes(Tensor(index.shape, table.dtype))
+    return Cost(0, add_known(count_bytes(index), got, got))
+
+
+def _embedding_backward(call: Call) -> Cost:
+    """The gradient of every row is written, each looked-up one is added."""
+    grad, index = call.tensor(0), call.tensor(1)
+    table = Tensor((call.ints(2, 1)[0], grad.shape[-1]), grad.dtype)
+    return Cost(grad.numel, add_known(count_bytes(grad, index), count_bytes(table)))
+
+
+def _copy(call: Call) -> Cost:
+    target, source = call.tensor(0), call.tensor(1)
+    return Cost(0, add_known(count_bytes(target, whole=True), count_bytes(source)))
+
+
+def _fill(call: Call) -> Cost:
+    return Cost(0, count_bytes(call.tensor(0), whole=True))
+
+
+def _cat(call: Call) -> Cost:
+    inputs = call.tensors[0]
+    if not isinstance(inputs, tuple):
+        raise NotRecorded
+    total = count_bytes(*inputs)
+    return Cost(0, add_known(total, total))
+
+
+def _foreach(each: int, call: Call) -> Cost:
+    """An elementwise operator over lists of tensors; the first list gives the results' shapes."""
+    first = call.tensors[0]
+    if not isinstance(first, tuple):
+        raise NotRecorded
+    elements = sum(tensor.numel for tensor in first)
+    return Cost(each * elements, add_known(count_bytes(*call.every()), count_bytes(*first, whole=True)))
+
+
+def _adam(call: Call) -> Cost:
+    """Of each parameter: two moments (6), their correction (2), root, sum, division, product, decay, difference (6)."""
+    lists = [one for one in call.tensors[:4] if isinstance(one, tuple)]
+    if len(lists) != 4:
+        raise NotRecorded
+    parameters, gradients, *moments = lists
+    written = [tensor for group in (parameters, *moments) for tensor in group]
+    return Cost(
+        14 * sum(tensor.numel for tensor in parameters),
+        add_known(count_bytes(*written, *gradients), count_bytes(*written, whole=True)),
+    )
+
+
+def _fused(call: Call) -> Cost:
+    """A kernel that Triton made of elementwise operators: each tensor it is given is read or written once."""
+    tensors = call.every()
+    if not tensors:
+        raise NotRecorded
+    return Cost(None, count_bytes(*tensors))
+
+
+def _named(names: str, arity: int, each: int = 1, result: str | None = None) -> dict[str, Formula]:
+    """The operators of these names, and their variants in place."""
+    found: dict[str, Formula] = {}
+    for name in names.split():
+        found[f"aten::{name}"] = partial(_elementwise, arity, each, False, result)
+        found[f"aten::{name}_"] = partial(_elementwise, arity, each, True, None)
+    return found
+
+
+ELEMENTWISE: dict[str, Formula] = {
+    **_named(_UNARY, 1),
+    **_named(_BINARY, 2),
+    **_named(_TERNARY, 3),
+    **_named(_COMPARE, 2, result="bool"),
+    **{name: formula for one, each in _SEVERAL.items() for name, formula in _named(one, 3, each).items()},
+    **{
+        f"aten::{name}_backward": partial(_elementwise, arity, 2, False, None)
+        for name, arity in _GRADIENT_ARITY.items()
+    },
+    **{
+        f"aten::_foreach_{name}{mark}": partial(_foreach, _SEVERAL.get(name, 1))
+        for name in f"{_UNARY} {_BINARY} {' '.join(_SEVERAL)}".split()
+        for mark in ("", "_")
+    },
+    "aten::native_dropout": partial(_elementwise, 1, 2, False, None),
+    **dict.fromkeys(("aten::_fused_adam_", "aten::_fused_adamw_"), _adam),
+    "_C::static_scaled_fp8_quant": partial(_written_first, 1),
+    "_C::silu_and_mul": partial(_written_first, 4),
+}
+REDUCTION: dict[str, Formula] = {
+    **{f"aten::{name}": partial(_reduction, 1) for name in _REDUCTIONS.split()},
+    **{f"aten::{name}": partial(_reduction, 2) for name in ("norm", "linalg_vector_norm", "logsumexp")},
+    **{f"aten::{name}": partial(_reduction, 3) for name in ("var", "std", "var_mean", "std_mean")},
+    **dict.fromkeys(("aten::cumsum", "aten::cumprod"), _scan),
+}
+SOFTMAX: dict[str, Formula] = {
+    **dict.fromkeys(("aten::_softmax", "aten::_log_softmax"), _softmax),
+    **dict.fromkeys(("aten::_softmax_backward_data", "aten::_log_softmax_backward_data"), _softmax_backward),
+}
+_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+NORMALISATION: dict[str, Formula] = {
+    **{
+        f"aten::{name}": _normalisation
+        for name in (*_BATCH_NORMS, "_batch_norm_with_update", "native_layer_norm", "native_group_norm")
+    },
+    **{
+        f"aten::{name}_backward": _normalisation_backward
+        for name in (*_BATCH_NORMS, "batch_norm", "native_layer_norm", "native_group_norm", "_fused_rms_norm")
+    },
+    "aten::_fused_rms_norm": _rms_norm,
+    "_C::rms_norm": partial(_written_first, 4),
+    "_C::fused_add_rms_norm": _added_norm,
+}
+EMBEDDING: dict[str, Formula] = {
+    "aten::embedding": partial(_rows, 0, 1),
+    "aten::index_select": partial(_rows, 0, 2),
+    "aten::gather": _gather,
+    "aten::embedding_dense_backward": _embedding_backward,
+}
+COPY: dict[str, Formula] = {
+    "aten::copy_": _copy,
+    **{f"aten::{name}": _fill for name in _FILLS},
+    "aten::cat": _cat,
+}
+FUSED = "triton_"
+"""What the names of operators begin with that stand for one kernel of Triton's."""
+FUSED_FORMULA: Formula = _fused

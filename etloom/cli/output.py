@@ -1,0 +1,262 @@
+"""Tables on their way out: as a table for people, JSON, CSV or Parquet, to stdout or a file."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from etloom.cli.error_handling import make_printable, print_message
+from etloom.cli.findings_text import format_findings, is_findings_table
+from etloom.cli.output_checks import check_writable
+from etloom.core.errors import EtloomError
+
+if TYPE_CHECKING:
+    import polars as pl
+    from rich.console import Console
+    from rich.table import Table
+
+    from etloom.reports.formatting import ColumnFormat
+
+TEXT_WIDTH = 24
+"""Columns that a text needs at least where a terminal is narrow; it goes on in the next line."""
+
+
+class Format(str, enum.Enum):
+    table = "table"
+    json = "json"
+    csv = "csv"
+    parquet = "parquet"
+
+
+FormatOption = Annotated[
+    Format | None,
+    typer.Option(
+        "--format", "-f", help="How to write the table; by default the end of --out says, else table."
+    ),
+]
+OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to stdout.")]
+
+
+def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
+    """Write a table to ``out``, or stdout. Raises EtloomError where Parquet would go to a terminal."""
+    chosen = choose_format(format, out)
+    if chosen is Format.parquet and out is None and sys.stdout.isatty():
+        raise EtloomError("Parquet is no text for a terminal", where="stdout", remedy="add --out FILE")
+    if chosen is Format.table and is_findings_table(frame):
+        write_text(format_findings(frame, out is None and sys.stdout.isatty()), out)
+    elif chosen is Format.table:
+        empty = [name for name in frame.columns if 0 < frame.height == frame[name].null_count()]
+        if empty:
+            print_message(f"not shown, since no row has any: {', '.join(empty)}")
+            frame = frame.drop(empty)
+        terminal = out is None and sys.stdout.isatty()
+        write_text(render_text(build_table(frame)) if terminal else format_lines(frame), out)
+    elif chosen is Format.json:
+        write_text(to_json(frame) + "\n", out)
+    elif chosen is Format.csv:
+        write_text(_flatten(frame).write_csv(), out)
+    elif out is None:
+        frame.write_parquet(sys.stdout.buffer)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        frame.write_parquet(out)
+    if out is not None:
+        print_message(f"wrote {frame.height:,} rows to {out}")
+
+
+def to_json(frame: pl.DataFrame) -> str:
+    """A JSON list of one object a row, one to a line; NaN and infinities, which JSON lacks, are null."""
+    import polars as pl
+    import polars.selectors as cs
+
+    finite = frame.with_columns(pl.when(cs.float().is_finite()).then(cs.float()))
+    rows = (json.dumps(row, ensure_ascii=False) for row in finite.iter_rows(named=True))
+    return "[" + ",\n ".join(rows) + "]"
+
+
+def format_lines(frame: pl.DataFrame) -> str:
+    """The lines of `as_table` where nothing is to be coloured or broken, without rich, which is slow to import."""
+    columns, rows = _format_cells(frame)
+    headers = [make_printable(column.header) for column in columns]
+    widths = [max(map(_display_width, cells)) for cells in zip(headers, *rows, strict=True)]
+    lines = []
+    for cells in (headers, *rows):
+        padded = []
+        for column, cell, width in zip(columns, cells, widths, strict=True):
+            space = " " * (width - _display_width(cell))
+            padded.append(space + cell if column.number else cell + space)
+        lines.append("  ".join(padded).rstrip() + "\n")
+    return "".join(lines)
+
+
+def _display_width(text: str) -> int:
+    """Columns that a text takes on a screen."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _format_cells(frame: pl.DataFrame) -> tuple[list[ColumnFormat], list[list[str]]]:
+    """How each column is shown, and the texts of each row."""
+    import polars as pl
+
+    from etloom.reports.formatting import choose_column_format, convert_to_own_units
+    from etloom.reports.kernel_labels import SEQUENCE_SEPARATOR, shorten_labels
+
+    frame = convert_to_own_units(frame)
+    columns = [choose_column_format(frame, name) for name in frame.columns]
+    texts = {
+        name: frame[name] if dtype == pl.String else frame[name].list.join(SEQUENCE_SEPARATOR)
+        for name, dtype in frame.schema.items()
+        if dtype in (pl.String, pl.List(pl.String))
+    }
+    frame = frame.with_columns(
+        pl.Series(name, shorten_labels(column.to_list())) for name, column in texts.items()
+    )
+    return columns, [
+        [make_printable(column.text(value)) or "-" for column, value in zip(columns, row, strict=True)]
+        for row in frame.iter_rows()
+    ]
+
+
+def build_table(frame: pl.DataFrame) -> Table:
+    """A rich table: numbers to the right, times and sizes in one unit a column, absent as a dash.
+
+    On a terminal the headers of numbers are broken into lines, and the table is never so narrow that a number
+    would be cut.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns, rows = _format_cells(frame)
+    least = 2 * (len(columns) - 1)
+    for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
+        header, widest = make_printable(column.header), max(map(len, cells), default=0)
+        if column.number and sys.stdout.isatty():
+            header = "\n".join(textwrap.wrap(header, max(widest, *map(len, header.split()))))
+        widest = max(widest, *map(len, header.split("\n")))
+        least += widest if column.number else min(widest, TEXT_WIDTH)
+        side: Literal["left", "right"] = "right" if column.number else "left"
+        table.add_column(Text(header), justify=side, vertical="top", no_wrap=column.number, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    table.min_width = least
+    return table
+
+
+def render_text(*parts: Any, out: Path | None = None) -> str:
+    """Rich renderables under each other, as text.
+
+    On a terminal it is coloured and as wide as that, or as the widest table must be; else plain and not broken.
+    """
+    console = _console(out)
+    console.width = max(console.width, *(getattr(part, "min_width", None) or 0 for part in parts))
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return "\n".join(line.rstrip() for line in captured.get().split("\n"))
+
+
+def _console(out: Path | None) -> Console:
+    from rich.console import Console
+
+    terminal = out is None and sys.stdout.isatty()
+    return Console(
+        force_terminal=terminal, width=None if terminal else 10_000, soft_wrap=False, highlight=False
+    )
+
+
+def choose_format(format: Format | None, out: Path | None) -> Format:
+    """What was asked for, or by the end of the name of ``out``, or a table; wrong usage for an end that says neither,
+    EtloomError for a place that cannot be written.
+
+    Asked before the work whose outcome is to be written.
+    """
+    suffix = out.suffix[1:].lower() if out else ""
+    if out is not None and (out.is_dir() or out.is_file() or not out.exists()):  # else a pipe or a device
+        check_writable(out, "--out", in_place=True)
+    if format is not None or suffix in ("", "txt"):
+        return format or Format.table
+    if suffix not in Format.__members__:
+        ends = ", ".join(f".{name}" for name in Format.__members__ if name != "table")
+        raise EtloomError(
+            f"{out}: no format ends in .{suffix}",
+            remedy=f"end it in {ends}, .txt, or add --format",
+            option="out",
+        )
+    return Format(suffix)
+
+
+def _flatten(frame: pl.DataFrame) -> pl.DataFrame:
+    """Nested columns as JSON text, which CSV has no other form for."""
+    import polars as pl
+
+    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
+    return frame.with_columns(
+        pl.Series(name, [None if value is None else json.dumps(value) for value in frame[name].to_list()])
+        for name in nested
+    )
+
+
+def write_text(text: str, out: Path | None) -> None:
+    """Write to the file, making the folders that it lacks, or to stdout."""
+    if out is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def show_progress(what: str) -> Iterator[Callable[[Path, int], None]]:
+    """Bytes read of those of all files that were told of, on stderr while the block runs.
+
+    Drawn once it has run a second, and if stderr is a terminal. To tell of a file first, call with 0 bytes.
+    """
+    if not sys.stderr.isatty():
+        yield lambda file, read: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(what, total=None)
+    sizes: dict[Path, int] = {}
+    lock = threading.Lock()  # the ranks of a job are read in threads
+
+    def update(file: Path, read: int) -> None:
+        with lock:
+            if file not in sizes:
+                sizes[file] = file.stat().st_size if file.is_file() else 0
+            total = sum(sizes.values()) or None
+        bar.update(task, description=make_printable(file.name), advance=read, total=total)
+
+    later = threading.Timer(1.0, bar.start)
+    later.daemon = True
+    later.start()
+    try:
+        yield update
+    finally:
+        later.cancel()
+        later.join()
+        bar.stop()

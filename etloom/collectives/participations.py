@@ -1,0 +1,195 @@
+"""What each rank recorded of what ranks do together: one row a rank's part of a communication.
+
+A part is a collective's kernel on a device or, where the backend works on the host, its range there (gloo:all_reduce),
+which belongs to the communication operator that began last before it. Such a range is opened by a thread of the
+backend, late at times: the part starts with the operator.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays, categories
+from etloom.core.trace import Trace
+from etloom.timeline.activity import select_device_events
+
+WAIT_PATTERN = r"(?i)::_?wait|^wait"
+"""Calls of a communication library that issue nothing."""
+
+COLUMNS = {
+    "rank": pl.Int32,
+    "event": pl.UInt32,  # events.id of the kernel or range
+    "issuer": pl.UInt32,  # events.id of the host operator behind it
+    "where": pl.String,  # device | host
+    "collective": pl.String,  # all_reduce, ...; message where both ends of a send and receive are known
+    "pg_name": pl.String,
+    "pg_desc": pl.String,
+    "ranks": pl.String,  # JSON, global ranks
+    "group_size": pl.Int64,
+    "seq": pl.Int64,
+    "source": pl.Int64,
+    "destination": pl.Int64,
+    "root": pl.Int64,
+    "dtype": pl.String,
+    "bytes": pl.Int64,  # message size, see `message`
+    "moved": pl.Int64,  # bytes through the busier direction of this rank's link, where splits say it
+    "start": pl.Int64,
+    "end": pl.Int64,
+}
+_FACT_COLUMNS: tuple[pl.Expr, ...] = (
+    pl.col("event"),
+    *(pl.col(name).cast(pl.String) for name in ("collective", "pg_name", "pg_desc", "ranks", "dtype")),
+    *(pl.col(name).cast(pl.String) for name in ("in_split", "out_split")),
+    pl.col("group_size", "seq", "root", "peer", "in_nelems", "out_nelems"),
+)
+
+
+def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
+    """The parts of a rank, in order of start; COLUMNS says the columns. Needs a linked trace."""
+    found = pl.concat((_from_device(trace), _from_host(trace)), how="diagonal_relaxed")
+    # One fact a part: that of its own event, else of the operator behind it.
+    facts = trace.comms.drop_nulls("event").select(*_FACT_COLUMNS).unique("event", keep="first")
+    known = (
+        found.join(facts, on="event", how="left")
+        .join(facts, left_on="issuer", right_on="event", how="left", suffix="_issuer")
+        .with_columns(
+            pl.coalesce(name, f"{name}_issuer").alias(name) for name in facts.columns if name != "event"
+        )
+        .with_columns(pl.coalesce("collective", parse_collective_column("name")).alias("collective"))
+    )
+    groups = trace.groups.select(
+        pl.col("pg_name").cast(pl.String), ranks_="ranks", size_="size", desc_="pg_desc"
+    ).unique("pg_name", keep="first")
+    known = known.join(groups, on="pg_name", how="left").with_columns(
+        pl.coalesce("ranks", pl.col("ranks_").cast(pl.String)).alias("ranks"),
+        pl.coalesce("pg_desc", pl.col("desc_").cast(pl.String)).alias("pg_desc"),
+        pl.coalesce("group_size", "size_").alias("group_size"),
+    )
+    rows = [_complete_row(row, rank) for row in known.iter_rows(named=True)]
+    table = pl.DataFrame(rows, schema=COLUMNS, infer_schema_length=None)
+    return table.sort("start", "event", maintain_order=True)
+
+
+def parse_collective_column(name: str) -> pl.Expr:
+    """The collective that a name speaks of."""
+    return pl.col(name).map_batches(
+        lambda names: categories.parse_collectives(names).cast(pl.String), pl.String
+    )
+
+
+def compute_message_size(collective: str | None, into: int | None, out: int | None) -> int | None:
+    """The size of a collective in bytes: what nccl-tests calls its size, from the bytes into and out of one rank.
+
+    The whole result of an all-gather, the whole input of a reduce-scatter, of the others what one rank gives or gets.
+    """
+    known = [size for size in (into, out) if size is not None]
+    if not known or collective == "barrier":  # which brings a tensor, but no data
+        return None
+    if collective in ("all_gather", "gather"):
+        return max(known)
+    if collective in ("recv", "scatter", "broadcast"):
+        return max(known)
+    return known[0] if into else max(known)
+
+
+def get_bus_factor(collective: str | None, size: int | None) -> float | None:
+    """Bus bandwidth over algorithm bandwidth of a collective on ``size`` ranks, as nccl-tests defines it."""
+    if not size:
+        return None
+    if collective == "all_reduce":
+        return 2 * (size - 1) / size
+    if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (size - 1) / size
+    return None if collective in (None, "barrier", "wait") else 1.0
+
+
+def _from_device(trace: Trace) -> pl.DataFrame:
+    work = select_device_events(trace, "kind", "id", "name", "ts", "dur")
+    events = work.filter(pl.col("kind") == "communication")
+    own = pl.col("device_event").is_in(events["id"].implode())
+    issuer = trace.launches.lazy().filter(own).select("device_event", "operator").collect()
+    issuer = issuer.unique("device_event", keep="first")
+    return events.join(issuer, left_on="id", right_on="device_event", how="left").select(
+        event="id",
+        issuer="operator",
+        where=pl.lit("device"),
+        name="name",
+        start="ts",
+        end=pl.col("ts") + pl.col("dur"),
+    )
+
+
+def _from_host(trace: Trace) -> pl.DataFrame:
+    """Ranges of a backend that works on the host: those off the stacks, since a device's backend only launches."""
+    events = trace.events
+    host = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
+    ranged = host & events["depth"].is_null().to_numpy() & events["dur"].is_not_null().to_numpy()
+    ranged &= arrays.match_text(events["name"], categories.is_backend_range)
+    if not ranged.any():
+        events, ranged = events.head(0), ranged[:0]
+    calls = (
+        arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["depth"].is_not_null().to_numpy()
+    )
+    described = trace.comms.filter(pl.col("collective") != "wait")["event"].drop_nulls()
+    if len(described):
+        # Not the wrappers around them, which begin in between.
+        calls &= events["id"].is_in(described.implode()).to_numpy()
+    else:
+        calls &= arrays.match_text(events["name"], categories.is_communication)
+        calls &= ~arrays.match_text(events["name"], lambda name: name.str.contains(WAIT_PATTERN))
+    watched = arrays.match_text(events["name"], lambda name: name.str.contains("monitored_barrier"))
+    ids, starts = events["id"].to_numpy().astype(np.int64), events["ts"].to_numpy()
+    pids = events["pid"].fill_null(0).to_numpy()
+    issuers = np.full(len(ids), -1, np.int64)
+    for pid in np.unique(pids[ranged]):
+        own, of_pid = np.flatnonzero(calls & (pids == pid)), np.flatnonzero(ranged & (pids == pid))
+        if len(own):
+            at = np.searchsorted(starts[own], starts[of_pid], side="right") - 1
+            issuers[of_pid] = np.where(at >= 0, ids[own[at]], -1)
+    ranged &= ~watched[np.searchsorted(ids, np.maximum(issuers, 0))] | (issuers < 0)
+    called = np.where(issuers >= 0, starts[np.searchsorted(ids, np.maximum(issuers, 0))], starts)
+    known = events.select("id", "name", "ts", "dur").with_columns(
+        issuer=pl.Series(issuers), called=pl.Series(called)
+    )
+    return known.filter(pl.Series(ranged)).select(
+        event="id",
+        issuer=pl.when(pl.col("issuer") >= 0).then("issuer").cast(pl.UInt32),
+        where=pl.lit("host"),
+        name="name",
+        start="called",
+        end=pl.col("ts") + pl.col("dur"),
+    )
+
+
+def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
+    """A row of COLUMNS: sizes in bytes, both ends of a message."""
+    collective, size = row["collective"], categories.itemsize(row["dtype"])
+    into = None if size is None or row["in_nelems"] is None else row["in_nelems"] * size
+    out = None if size is None or row["out_nelems"] is None else row["out_nelems"] * size
+    sent, got = _parse_numbers(row["in_split"]), _parse_numbers(row["out_split"])
+    members = _parse_numbers(row["ranks"])
+    full = {name: row.get(name) for name in COLUMNS}
+    full |= {"rank": rank, "collective": collective, "bytes": compute_message_size(collective, into, out)}
+    full["group_size"] = row["group_size"] or (len(members) or len(sent) or None)
+    if collective in ("send", "recv") and row["peer"] is not None:
+        ends = (rank, row["peer"]) if collective == "send" else (row["peer"], rank)
+        full |= {"collective": "message", "source": ends[0], "destination": ends[1]}
+    me = members.index(rank) if rank in members else rank
+    if size and me < min(len(sent), len(got)):
+        full["moved"] = size * max(sum(sent) - sent[me], sum(got) - got[me])
+    return full
+
+
+@lru_cache(maxsize=1024)
+def _parse_numbers(text: str | None) -> tuple[int, ...]:
+    """A JSON list of whole numbers, empty where it is none."""
+    try:
+        values = json.loads(text) if text else []
+    except ValueError:
+        return ()
+    return tuple(values) if isinstance(values, list) and all(type(value) is int for value in values) else ()

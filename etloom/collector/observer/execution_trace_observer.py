@@ -1,0 +1,236 @@
+"""The observer as Python sees it: the face of torch.profiler.ExecutionTraceObserver."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+from .library_build import BuildError, build
+
+COUNTERS = (
+    "no_space",
+    "no_dictionary",
+    "arguments_left",
+    "lists_cut",
+    "failed",
+    "reentrant",
+    "raised",
+    "ended_elsewhere",
+    "ended_outside",
+    "unsized",
+    "thread_gone",
+    "overwritten",
+    "stuck",
+    "operators",
+    "overwritten_operators",
+)
+"""What the C++ side counts, in its order (native/format.hpp)."""
+
+_MAX_BYTES = 4 << 30
+_lock = threading.RLock()
+
+
+class ExecutionTraceObserver:
+    """Records the operators of the process into one file, in windows from `start` to `stop`.
+
+    Not recorded: what began before `start`, and the end of what is still open at `stop`. One observer of a
+    process records at a time. The file is whole after `unregister_callback`, and can be read at any time before,
+    also when the process was killed.
+
+    `max_bytes` bounds the file. Where it is reached recording ends, or with `ring` the oldest operators are
+    overwritten. Without `detail` there are no inputs and outputs, at a fifth of the price.
+    """
+
+    def __init__(self, *, detail: bool = True, max_bytes: int = _MAX_BYTES, ring: bool = False) -> None:
+        if max_bytes < 1 << 20:
+            raise ValueError(f"max_bytes is {max_bytes}, less than a MiB")
+        self._detail, self._max_bytes, self._ring = detail, max_bytes, ring
+        self._path: str | None = None
+        self._session: _Session | None = None
+        self._running = False
+        self._groups: list[dict[str, Any]] = []
+
+    def register_callback(self, output_file_path: str | os.PathLike[str]) -> ExecutionTraceObserver:
+        """Open the file; a second call does nothing, as torch's.
+
+        Raises BuildError where the observer cannot be built, OSError where the file cannot be written.
+        """
+        with _lock:
+            if self._session is None:
+                self._session = _Session(
+                    str(output_file_path), max_bytes=self._max_bytes, ring=self._ring, detail=self._detail
+                )
+                self._path = str(output_file_path)
+        return self
+
+    def start(self) -> None:
+        """Begin a window. Does nothing where no file is registered or one is open.
+
+        Raises RuntimeError where another observer of this process records.
+        """
+        with _lock:
+            if self._session is None or self._running:
+                return
+            self._session.start()
+            self._running = True
+        self._note_groups()
+
+    def stop(self) -> None:
+        """End the window; what it holds is in the file."""
+        with _lock:
+            if self._session is None or not self._running:
+                return
+        if _process_groups() != self._groups:
+            self._note_groups()
+        with _lock:
+            self._running = False
+            self._session.stop()
+
+    def unregister_callback(self) -> None:
+        """End the file."""
+        self.stop()
+        with _lock:
+            session, self._session = self._session, None
+            if session is not None:
+                session.close()
+
+    def cleanup(self) -> None:
+        """As unregister_callback; torch.profiler.profile calls it on exit."""
+        self.unregister_callback()
+
+    def get_output_file_path(self) -> str | None:
+        return self._path
+
+    @property
+    def is_registered(self) -> bool:
+        return self._session is not None
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def set_extra_resource_collection(self, value: bool) -> None:
+        """For torch's face; there are no resources beside the file."""
+
+    def note(self, **facts: Any) -> None:
+        """Put facts of the recording into the file, while it records."""
+        with _lock:
+            if self._session is not None and self._running:
+                self._session.note(json.dumps(facts))
+
+    def counters(self) -> dict[str, int]:
+        """What was recorded, left out and cut so far, by the names of COUNTERS; empty without a file."""
+        return {} if self._session is None else self._session.counters()
+
+    def overwritten_ns(self) -> int | None:
+        """Up to when the ring lost something, by time.monotonic_ns: what it holds of later is whole. None: nothing."""
+        return None if self._session is None else self._session.overwritten_ns() or None
+
+    def __del__(self) -> None:
+        self.unregister_callback()
+
+    def _note_groups(self) -> None:
+        """The process groups with all their ranks, as an operator of the name that torch's observer gives it."""
+        from torch._C import _autograd
+
+        self._groups = _process_groups()
+        if self._groups:
+            arguments = ("## process_group:init ##", json.dumps(self._groups))
+            handle = _autograd._record_function_with_args_enter(*arguments)
+            _autograd._record_function_with_args_exit(handle)
+
+
+class _Session:
+    """What C++ holds of one file; ended when it is collected, but never in a child of fork."""
+
+    def __init__(self, path: str, *, max_bytes: int, ring: bool, detail: bool) -> None:
+        import torch
+
+        library = load_library()
+        self._pid = os.getpid()
+        self._library = library
+        self._handle = library.etloom_open(
+            os.fsencode(path), torch.__version__.encode(), max_bytes, ring, detail
+        )
+        if not self._handle:
+            raise OSError(f"{path} {library.etloom_error().decode()}")
+        self._close = weakref.finalize(self, _end, library, self._handle, self._pid)
+
+    def start(self) -> None:
+        if os.getpid() == self._pid and self._library.etloom_start(self._handle):
+            raise RuntimeError("another observer records in this process; stop it first")
+
+    def stop(self) -> None:
+        if os.getpid() == self._pid:
+            self._library.etloom_stop(self._handle)
+
+    def note(self, text: str) -> None:
+        if os.getpid() == self._pid:
+            self._library.etloom_note(self._handle, text.encode())
+
+    def close(self) -> None:
+        self._close()
+
+    def overwritten_ns(self) -> int:
+        return int(self._library.etloom_overwritten_ns(self._handle))
+
+    def counters(self) -> dict[str, int]:
+        return {name: self._library.etloom_counter(self._handle, i) for i, name in enumerate(COUNTERS)}
+
+
+def _end(library: ctypes.CDLL, handle: int, pid: int) -> None:
+    if os.getpid() == pid:
+        library.etloom_stop(handle)
+        library.etloom_close(handle, 1)
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL:
+    """The library for this torch. Raises BuildError where it has to be built and cannot, or cannot be loaded."""
+    path = build()
+    try:
+        return _load(path)
+    except (OSError, AttributeError) as error:  # cut short, of another machine, on a disk mounted noexec
+        raise BuildError(f"the native observer cannot be loaded: {error}") from error
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.etloom_error.restype = ctypes.c_char_p
+    library.etloom_open.restype = ctypes.c_void_p
+    library.etloom_open.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.c_int,
+        ctypes.c_int,
+    )
+    library.etloom_overwritten_ns.restype = ctypes.c_int64
+    library.etloom_overwritten_ns.argtypes = (ctypes.c_void_p,)
+    library.etloom_counter.restype = ctypes.c_uint64
+    library.etloom_counter.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    for name in ("etloom_start", "etloom_stop"):
+        getattr(library, name).argtypes = (ctypes.c_void_p,)
+    library.etloom_note.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+    library.etloom_close.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    for name in ("etloom_result_type", "etloom_result_name", "etloom_type_name"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.etloom_export.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+    return library
+
+
+def _process_groups() -> list[dict[str, Any]]:
+    """As torch's pg_config_info, with the ranks of the whole world written out."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    return [
+        {**group, "ranks": group["ranks"] or list(range(group["group_size"]))}
+        for group in dist.distributed_c10d._world.pg_config_info
+    ]

@@ -1,0 +1,114 @@
+"""Compiles the observer against the torch of this Python, once: the library is kept in the user's cache folder.
+
+One call of the C++ compiler ($CXX, else c++), some 20 s, under a lock, so that the ranks of a job do not build
+it side by side. The library's name holds a hash of torch's version, the flags and the sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SOURCES = Path(__file__).resolve().parent / "native"
+_TIMEOUT_S = 900
+
+
+class BuildError(Exception):
+    """The observer cannot be built here; the text says why, in one line."""
+
+
+def built() -> Path | None:
+    """The library for this torch, if it was built before."""
+    path = _library_path()
+    return path if path.is_file() else None
+
+
+def build() -> Path:
+    """The library for this torch, built now where it was not before. Raises BuildError."""
+    path = _library_path()
+    if path.is_file():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _build_lock(path.parent / "lock"):
+            if not path.is_file():
+                _compile(path)
+    except OSError as error:
+        raise BuildError(f"{error.filename or path.parent}: {error.strerror}") from error
+    return path
+
+
+def _library_path() -> Path:
+    import torch
+
+    if sys.platform not in ("linux", "darwin"):
+        raise BuildError(f"the native observer does not know {sys.platform}")
+    told = hashlib.sha256("\0".join([torch.__version__, platform.machine(), *_flags()]).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        told.update(source.name.encode() + b"\0" + source.read_bytes())
+    return _cache_folder() / f"observer-{torch.__version__}-{told.hexdigest()[:16]}.so"
+
+
+def _cache_folder() -> Path:
+    """$ETLOOM_OBSERVER_CACHE, else a folder of the user's cache."""
+    if told := os.environ.get("ETLOOM_OBSERVER_CACHE"):
+        return Path(told)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "etloom" / "observer"
+
+
+def _flags() -> list[str]:
+    import torch
+    from torch.utils import cpp_extension
+
+    libraries = Path(torch.__file__).parent / "lib"
+    # -DNDEBUG: without it the header declares a member that torch's own build does not have.
+    flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-DNDEBUG"]
+    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    if torch.distributed.is_available():
+        flags += ["-DUSE_DISTRIBUTED", "-DUSE_C10D"]
+        flags += ["-DUSE_C10D_GLOO"] if torch.distributed.is_gloo_available() else []
+    for folder in cpp_extension.include_paths():
+        flags += ["-isystem", folder]
+    return [*flags, f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+
+
+def _compile(path: Path) -> None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
+    flags = _flags()
+    split = flags.index("-Wextra") + 1
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch) / path.name
+        command = [*compiler, *flags[:split], *sources, *flags[split:], "-o", str(made)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+            )
+        except FileNotFoundError:
+            raise BuildError(f"no C++ compiler: {compiler[0]} is not found") from None
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"{compiler[0]} did not end within {_TIMEOUT_S} s") from None
+        if done.returncode:
+            lines = done.stderr.splitlines()
+            why = next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
+            raise BuildError(f"{compiler[0]} failed: {why.strip()[:300]}")
+        made.replace(path)
+
+
+@contextmanager
+def _build_lock(lock: Path) -> Iterator[None]:
+    """The kernel lets go of the lock where its holder dies."""
+    import fcntl
+
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,72 @@
+"""What the parts of TraceAnalysis share: the run, its frames, and which ranks are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from etloom.compat.hta.frames import HtaTrace, frame_indices
+from etloom.core.text import unknown_rank_error
+from etloom.core.trace import Job, Trace
+from etloom.timeline.activity import has_device_events
+
+
+class RunAccess:
+    """``job``: what is asked about; ``whole``: all that was read; ``t``: the frames of ``job``."""
+
+    job: Job
+    whole: Job
+    t: HtaTrace
+
+    def _asked(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
+        """The traces of these ranks, of the first where none are named. Raises AnalysisError."""
+        for rank in ranks or []:
+            if rank not in self.job:
+                raise unknown_rank_error(rank, self.job)
+        return [(rank, self.job[rank]) for rank in (ranks or self.job.ranks[:1])]
+
+    def _with_device(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
+        """The same without ranks that have no device work, which HTA leaves out too."""
+        return [(rank, trace) for rank, trace in self._asked(ranks) if has_device_events(trace)]
+
+    def _source(self, rank: int) -> Path:
+        """The file with the profiler's events of a rank."""
+        meta = self.whole[rank].meta
+        files = dict(zip(reversed(meta["formats"]), reversed(meta["files"]), strict=False))
+        files.pop("execution_trace", None)
+        return Path(next(reversed(files.values())))
+
+
+def add_frame_index(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
+    """The table with ``index``, the place of the event ``id`` in its frame."""
+    return table.join(frame_indices(trace), on="id", how="left", maintain_order="left")
+
+
+def summarize_durations(table: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """A row a group: by, sum (us), max (us), min (us), stddev (0 of one), mean (us); of ``dur`` in ns."""
+    dur = pl.col("dur") / 1e3
+    return table.group_by(*by, maintain_order=True).agg(
+        dur.sum().alias("sum (us)"),
+        dur.max().alias("max (us)"),
+        dur.min().alias("min (us)"),
+        dur.std().fill_null(0.0).alias("stddev"),
+        dur.mean().alias("mean (us)"),
+    )
+
+
+def group_small_names(times: pl.DataFrame, ratio: float, most: int) -> pl.DataFrame:
+    """name, dur with names as "others" where there are more than ``most``: those beyond ``most`` and beyond ``ratio``
+    of the time."""
+    sums = (
+        times.group_by("name")
+        .agg(pl.col("dur").sum().alias("total"))
+        .sort("total", "name", descending=(True, False))
+    )
+    if sums.height <= most:
+        return times.select("name", "dur")
+    before = pl.col("total").cum_sum() - pl.col("total")
+    kept = (pl.int_range(pl.len()) < most) & (before < ratio * pl.col("total").sum())
+    shown = sums.select("name", shown=pl.when(kept).then("name").otherwise(pl.lit("others")))
+    return times.join(shown, on="name").select(name="shown", dur="dur")

@@ -1,0 +1,225 @@
+"""What names mean: categories, kinds of device work, communication, collectives, element types.
+
+The one place where meaning is taken from a name. Everything else asks here; a vendor that spells something in
+a new way is one more line here and one more row of tests/test_kinds.py.
+
+Categories: Kineto's ActivityType.h, and the spellings of profilers before Kineto ("Kernel", "Operator", ...).
+Kernel names: what NCCL, RCCL, HCCL, oneCCL, MSCCL, NVSHMEM, DeepEP, PyTorch's symmetric memory, vLLM,
+TensorRT-LLM and MTIA call their kernels. A name counts by its own identifier, never by its argument types.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import polars as pl
+
+OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
+"""Categories of operators on the host."""
+ANNOTATION_CATEGORIES = frozenset({"user_annotation"})
+"""Categories of ranges that the program itself named, on the host."""
+RUNTIME_CATEGORIES = frozenset(
+    {
+        *("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "glow_runtime", "hpu_op"),
+        *("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"),
+    }
+)
+"""Categories of calls into a device's runtime or driver: what launches device work."""
+PYTHON_CATEGORIES = frozenset({"python_function", "Python"})
+"""Categories of Python frames."""
+HOST_CATEGORIES = OPERATOR_CATEGORIES | ANNOTATION_CATEGORIES | RUNTIME_CATEGORIES | PYTHON_CATEGORIES
+"""Categories of what nests on a host thread."""
+
+MEMCPY_CATEGORIES = frozenset({"gpu_memcpy", "Memcpy"})
+MEMSET_CATEGORIES = frozenset({"gpu_memset", "Memset"})
+MTIA_CATEGORIES = frozenset({"mtia_ccp_events"})
+DEVICE_CATEGORIES = frozenset({"kernel", "Kernel"}) | MEMCPY_CATEGORIES | MEMSET_CATEGORIES | MTIA_CATEGORIES
+"""Categories of work that a device did. Synchronisations (cuda_sync) and gpu_user_annotation are none."""
+
+KERNEL_TYPES = ("computation", "communication", "memory", "other")
+"""Of device work, and on a trace without any, of operators."""
+
+STEP_PATTERN = r"^ProfilerStep#(\d+)$"
+"""The annotation around a step, in the syntax of both re and polars."""
+
+KERNEL_TYPE_DTYPE = pl.Enum(KERNEL_TYPES)
+
+_COLLECTIVE = r"(?i:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
+ANONYMOUS_NAMESPACE = r"(?:\(anonymous namespace\)|<unnamed>)::"
+"""A scope without a name, as CUPTI and Nsight Systems spell it."""
+# Up to a kernel's own identifier: "void at::native::(anonymous namespace)::".
+_SCOPE = rf"^(?:void\s+)?(?:{ANONYMOUS_NAMESPACE}|[A-Za-z_]\w*::)*"
+_COMMUNICATION_KERNEL = "|".join(
+    (
+        # NCCL (ncclKernel_, ncclDevKernel_, ncclSymDevKernel_), RCCL, HCCL, MSCCL, oneCCL, NVSHMEM
+        rf"{_SCOPE}(?:nccl|rccl|hccl|hcom|msccl|oneccl|nvshmem|rocshmem)",
+        # Custom ones: vLLM, SGLang, aiter, TensorRT-LLM, FlashInfer, PyTorch's symmetric memory
+        rf"{_SCOPE}\w*{_COLLECTIVE}",
+        rf"{_SCOPE}cross_device_reduce",
+        # Libraries that do nothing else: DeepEP, MORI, MSCCL++, oneCCL, UCCL
+        r"^(?:void\s+)?(?:deep_ep|mori|mscclpp|ccl|uccl)::",
+        # MTIA
+        r"^collective_subgraph_execution",
+    )
+)
+# Inductor names a fused kernel after all it came from (triton_poi_fused_all_gather_into_tensor_3), and a
+# matrix product that also communicates does the model's arithmetic.
+_COMPUTATION_KERNEL = rf"^triton_\w*fused|{_SCOPE}\w*(?i:gemm|matmul)"
+# CUDA, HIP and nvprof; roctracer; ROCclr's blit kernels, which come as plain kernels.
+_MEMORY = (
+    r"^(?:hip)?Mem(?:cpy|set)|^\[CUDA mem"
+    r"|^Copy(?:Host|Device)To|^FillBuffer|^__amd_rocclr_(?:copy|fill)Buffer"
+)
+_MTIA_MEMORY = r"^dma"
+_MTIA_OTHER = r"^(?:runFunction|job_exe|packet|pe_exe|cpum_exe_subgraph)"
+
+# What a backend reports from inside a collective. It starts on the caller's thread and may end on another.
+_BACKEND_RANGE = r"^(?:gloo|nccl|rccl|ucc|mpi|hccl|xccl|ccl|cncl|eccl):"
+_CALL = rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^\w+::\w*{_COLLECTIVE}"
+
+
+def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:
+    """The kind of a device event, one of `KINDS`; null for what is no device work. See `with_kind` for speed.
+
+    cat, name: expressions of text (default: the columns of that name). Copies and sets are known by category
+    or name; of the rest, collectives and sends between devices are communication, MTIA's bookkeeping other,
+    and everything else computation.
+    """
+    cat = (pl.col("cat") if cat is None else cat).cast(pl.String)
+    name = (pl.col("name") if name is None else name).cast(pl.String)
+    mtia = cat.is_in(list(MTIA_CATEGORIES))
+    return (
+        pl.when(cat.is_in(list(DEVICE_CATEGORIES)).fill_null(False).not_())
+        .then(None)
+        .when(cat.is_in(list(MEMCPY_CATEGORIES | MEMSET_CATEGORIES)) | name.str.contains(_MEMORY))
+        .then(pl.lit("memory"))
+        .when(name.str.contains(_COMMUNICATION_KERNEL) & ~name.str.contains(_COMPUTATION_KERNEL))
+        .then(pl.lit("communication"))
+        .when(mtia & name.str.contains(_MTIA_MEMORY))
+        .then(pl.lit("memory"))
+        .when(mtia & name.str.contains(_MTIA_OTHER))
+        .then(pl.lit("other"))
+        .otherwise(pl.lit("computation"))
+        .cast(KERNEL_TYPE_DTYPE)
+        .alias("kind")
+    )
+
+
+def recorded_extent() -> tuple[pl.Expr, pl.Expr]:
+    """Expressions of events: when the work that was recorded begins and when the last of it ends, null of none."""
+    work = is_profiler_internal().not_()
+    end = pl.col("ts") + pl.col("dur").fill_null(0)
+    return pl.col("ts").filter(work).min(), end.filter(work).max()
+
+
+def is_profiler_internal() -> pl.Expr:
+    """What Kineto writes of itself, which is no work and may begin seconds before it or end after it: the span of the
+    recording (category Trace, "PyTorch Profiler (0)") and instants of no category ("Record Window End")."""
+    own = (pl.col("cat") == "Trace") | (pl.col("cat").is_null() & pl.col("ph").is_in(["i", "I"]))
+    return own.fill_null(False)
+
+
+def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
+    """events (cat, name, ...) with a column ``kind``, worked out once a distinct (cat, name)."""
+    known = events.select("cat", "name").unique().with_columns(kernel_type())
+    return events.join(known, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")
+
+
+def is_communication(name: pl.Expr | None = None) -> pl.Expr:
+    """Whether a host event is a communication call (c10d::, ...) or a backend's range of one (gloo:, ...)."""
+    name = (pl.col("name") if name is None else name).cast(pl.String)
+    return name.str.contains(f"{_CALL}|{_BACKEND_RANGE}")
+
+
+def is_backend_range(name: pl.Expr | None = None) -> pl.Expr:
+    """Whether a host event is a backend's range of a collective (gloo:, ...), which nests in nothing."""
+    name = (pl.col("name") if name is None else name).cast(pl.String)
+    return name.str.contains(_BACKEND_RANGE)
+
+
+_COMMUNICATION = re.compile(rf"{_BACKEND_RANGE}|{_CALL}|{_COMMUNICATION_KERNEL}|^[a-z_]+$")
+_COLLECTIVES = {
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "crossdevicereduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "scatter": "scatter",
+    "gather": "gather",
+    "reduce": "reduce",
+    "send": "send",
+    "recv": "recv",
+    "wait": "wait",
+}
+# In this order, since "allreduce" holds "reduce" and "sendrecv" holds both of its parts.
+
+
+@cache
+def parse_collective(name: str) -> str | None:
+    """The collective that a communication's name speaks of, spelt all_reduce, all_gather, ...; null if none.
+
+    name: a call (``c10d::allreduce_``), a backend's range (``nccl:send 0->1``), a kernel
+    (``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``) or a recorded name (``_allgather_base``); anything else
+    (``aten::gather``) is none. NCCL runs sends, receives and all-to-alls in one kernel: send_recv.
+    """
+    if not _COMMUNICATION.search(name):
+        return None
+    plain = re.sub(rf"^void\s+|{ANONYMOUS_NAMESPACE}", "", name)
+    own = re.split(r"[(<\s]", plain, maxsplit=1)[0].rpartition(":")[2]
+    letters = own.lower().replace("_", "")
+    return next((meant for word, meant in _COLLECTIVES.items() if word in letters), None)
+
+
+def parse_collectives(names: pl.Series) -> pl.Series:
+    """`collective` of each name, worked out once a distinct one; Categorical."""
+    distinct = names.unique().drop_nulls().cast(pl.String)
+    meant = [parse_collective(name) for name in distinct]
+    return (
+        names.cast(pl.String)
+        .replace_strict(distinct, pl.Series(meant, dtype=pl.String), default=None)
+        .cast(pl.Categorical)
+    )
+
+
+def parse_argument_names(op_schema: str) -> list[str]:
+    """The arguments of an operator by its schema, ``c10d::send(Tensor[] tensors, int dst) -> Work``: tensors, dst."""
+    inside = op_schema.partition("(")[2].partition(") ->")[0]
+    return [re.split(r"[\s=]", part.partition("=")[0].strip())[-1] for part in inside.split(",")]
+
+
+def get_tensor_directions(operator: str, argument: str) -> tuple[bool, bool]:
+    """Whether what a c10d operator sends is in a tensor argument of that name, and whether what it receives is.
+
+    Arguments called output_tensors, input_tensor, ... say which; others (tensors) are used in place.
+    """
+    if argument.startswith(("input", "output")):
+        return argument.startswith("input"), argument.startswith("output")
+    return not re.search(r"::recv_?", operator), not operator.endswith("::send")
+
+
+_DTYPES_BY_SIZE = {
+    1: "bool char byte uint8 int8 u8 i8 unsigned_char signed_char qint8 quint8 fp8 float8_e4m3fn float8_e5m2 "
+    "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float8e4m3 float8e5m2 float4_e2m1fn_x2",
+    2: "half float16 fp16 f16 bfloat16 bf16 short short_int int16 uint16 i16 u16 unsigned_short "
+    "unsigned_short_int",
+    4: "float float32 fp32 f32 int int32 uint32 i32 u32 unsigned_int qint32 "
+    "complexhalf complex32 complex<half>",
+    8: "double float64 fp64 f64 long long_int int64 uint64 i64 u64 long_long unsigned_long "
+    "unsigned_long_int complexfloat complex64 complex<float>",
+    16: "complexdouble complex128 complex<double>",
+}
+_ITEMSIZE_BY_DTYPE = {
+    spelling: size for size, spellings in _DTYPES_BY_SIZE.items() for spelling in spellings.split()
+}
+
+
+def itemsize(dtype: str | None) -> int | None:
+    """Bytes of an element of a type: float, c10::BFloat16, long int, torch.int64, ...; None if unknown."""
+    if dtype is None:
+        return None
+    plain = re.sub(r"c10::|torch\.|std::|^nccl|_t$", "", dtype.strip()).lower()
+    return _ITEMSIZE_BY_DTYPE.get(plain.replace(" ", "_"))

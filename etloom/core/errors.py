@@ -1,0 +1,88 @@
+"""The errors a user can meet.
+
+EtloomError            exit status 1 (2 where it is of an `option`), one line: what, where, what to do
+├── ReadError          a file is missing, unreadable, or no trace
+├── LimitError         an input exceeds a stated bound (a gzip bomb, a nesting depth)
+├── LinkError          the traces are not of one program, so pairing them would be wrong
+├── AnalysisError      a question the trace cannot answer (no steps, no device work)
+├── UnknownName        no such reader, analysis, export, table or column
+├── CollectError       collection cannot start
+└── DataLoss           --strict, and the stats table holds a row of severity data_loss or error
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from os import PathLike
+from typing import Any
+
+
+class EtloomError(Exception):
+    """What went wrong, where, and what to do about it, as one line.
+
+    option: the parameter whose value is wrong whatever the files hold, as Python calls it (max_bytes). A command tells
+    it as the flag of that parameter, and as wrong usage.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | PathLike[str] | None = None,
+        remedy: str | None = None,
+        option: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.remedy = remedy
+        self.option = option
+        line = ": ".join(part for part in (self.where, option, what) if part is not None)
+        if remedy:
+            line = f"{line}; {remedy}"
+        super().__init__(" ".join(line.split()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross process borders: pickle's own way would call __init__ with the finished line alone."""
+        return _restore_error, (type(self), self.args, self.__dict__)
+
+
+def _restore_error(kind: type[EtloomError], args: tuple[Any, ...], state: dict[str, Any]) -> EtloomError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ReadError(EtloomError):
+    pass
+
+
+class LimitError(EtloomError):
+    pass
+
+
+class LinkError(EtloomError):
+    pass
+
+
+class AnalysisError(EtloomError):
+    pass
+
+
+class CollectError(EtloomError):
+    pass
+
+
+class DataLoss(EtloomError):
+    pass
+
+
+class UnknownName(EtloomError):
+    """A name that is not registered; the remedy is the nearest known one, of an option all that there are."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, option: str | None = None) -> None:
+        known = list(known) if option else sorted(known)
+        near = () if option else difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        super().__init__(f"no {kind} is called {name!r}", remedy=remedy, option=option)

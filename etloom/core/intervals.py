@@ -1,0 +1,161 @@
+"""Sets of time: the algebra that every overlap, idle and coverage question calls.
+
+An `Intervals` is a set of ticks (int64 nanoseconds), held as half-open, disjoint, sorted intervals that do
+not touch. To build one from n unsorted intervals costs a sort; an operation on built ones is about linear.
+
+    busy = Intervals.of(ts, ts + dur)
+    (communication - computation).total        # exposed communication
+    busy.covered(step_starts, step_ends)       # busy time of each step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ticks = NDArray[np.int64]
+
+_FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """A set of time as intervals [start, end). `of` makes one, and the order all rely on."""
+
+    starts: Ticks  # (n,) ascending
+    ends: Ticks  # (n,) starts[i] < ends[i] < starts[i + 1]
+
+    @classmethod
+    def of(cls, starts: ArrayLike, ends: ArrayLike) -> Intervals:
+        """The union of any intervals, in any order, overlapping or not; end <= start holds no time."""
+        begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+        empty = end <= begin
+        if empty.any():
+            begin, end = begin[~empty], end[~empty]
+        if not begin.size:
+            return EMPTY
+        if (begin[1:] < begin[:-1]).any():
+            order = np.argsort(begin, kind="stable")
+            begin, end = begin[order], end[order]
+        reach = np.maximum.accumulate(end)
+        fresh = np.flatnonzero(begin[1:] > reach[:-1]) + 1
+        return cls(begin[np.concatenate(([0], fresh))], reach[np.concatenate((fresh - 1, [-1]))])
+
+    @property
+    def total(self) -> int:
+        """The number of ticks in the set."""
+        return int((self.ends - self.starts).sum())
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first tick and the end of the last one; None of the empty set."""
+        return (int(self.starts[0]), int(self.ends[-1])) if len(self) else None
+
+    def __len__(self) -> int:
+        """The number of intervals (so the empty set is false)."""
+        return len(self.starts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Intervals):
+            return NotImplemented
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.ends, other.ends)
+
+    def __or__(self, other: Intervals) -> Intervals:
+        return union((self, other))
+
+    def __and__(self, other: Intervals) -> Intervals:
+        """Each piece of an intersection begins where one set begins inside the other, and ends likewise."""
+        if not self or not other:
+            return EMPTY
+        # Where both begin (or end) at one tick, it counts once: as self's.
+        starts = _merge_sorted(
+            self.starts[other._at(self.starts, start=True)],
+            other.starts[self._at(other.starts)],
+        )
+        ends = _merge_sorted(self.ends[other._at(self.ends, end=True)], other.ends[self._at(other.ends)])
+        return Intervals(starts, ends)
+
+    def __sub__(self, other: Intervals) -> Intervals:
+        return self & other.gaps(_FIRST, _LAST) if other else self
+
+    def gaps(self, start: int | None = None, end: int | None = None) -> Intervals:
+        """The time in [start, end) that is not in the set; the default window is the set's own span."""
+        if not self:
+            return EMPTY if start is None or end is None else Intervals.of([start], [end])
+        low = self.starts[0] if start is None else np.int64(start)
+        high = self.ends[-1] if end is None else np.int64(end)
+        begin = np.clip(np.concatenate(([low], self.ends)), low, high)
+        finish = np.clip(np.concatenate((self.starts, [high])), low, high)
+        return Intervals(begin[begin < finish], finish[begin < finish])
+
+    def clip(self, start: int, end: int) -> Intervals:
+        """The part of the set in [start, end)."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.starts, end, side="left"))
+        if first >= last or start >= end:
+            return EMPTY
+        return Intervals(
+            np.maximum(self.starts[first:last], np.int64(start)),
+            np.minimum(self.ends[first:last], np.int64(end)),
+        )
+
+    def covered(self, starts: ArrayLike, ends: ArrayLike) -> Ticks:
+        """The time of the set in each window [start, end), in any order; 0 where end <= start."""
+        low, high = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+        inside: Ticks = np.maximum(self._before(high) - self._before(low), 0)
+        return inside
+
+    def _before(self, ticks: Ticks) -> Ticks:
+        """The time of the set before each tick."""
+        if not self:
+            return np.zeros(ticks.shape, dtype=np.int64)
+        length = self.ends - self.starts
+        until = np.concatenate(([0], np.cumsum(length)))
+        last = np.searchsorted(self.starts, ticks, side="right") - 1
+        inside = np.clip(ticks - self.starts[last], 0, length[last])
+        return np.where(last < 0, 0, until[last] + inside)
+
+    def _at(self, ticks: Ticks, *, start: bool = False, end: bool = False) -> NDArray[np.bool_]:
+        """Which ticks lie strictly inside an interval, or also at its start or end."""
+        last = np.searchsorted(self.starts, ticks, side="right" if start else "left") - 1
+        finish = self.ends[last]
+        return (last >= 0) & ((ticks <= finish) if end else (ticks < finish))
+
+
+EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def union(sets: Iterable[Intervals]) -> Intervals:
+    """The time in any of the sets."""
+    held = [each for each in sets if each]
+    if len(held) < 2:
+        return held[0] if held else EMPTY
+    return Intervals.of(np.concatenate([s.starts for s in held]), np.concatenate([s.ends for s in held]))
+
+
+def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDArray[np.intp]:
+    """Of each tick the row of the window [start, end) around it that begins last, of those the one that ends first; -1
+    in none. Windows in any order, nested or not."""
+    begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+    order = np.lexsort((-end, begin))
+    order = order[begin[order] < end[order]]
+    cuts = np.unique(np.concatenate((begin, end)))
+    within = np.full(len(cuts) + 1, -1, dtype=np.intp)  # of what lies before the first cut, and behind each
+    opened: list[int] = []  # by start: what has ended is dropped once it comes up
+    coming = 0
+    for place, cut in enumerate(cuts.tolist(), 1):
+        while coming < len(order) and begin[order[coming]] <= cut:
+            opened.append(int(order[coming]))
+            coming += 1
+        while opened and end[opened[-1]] <= cut:
+            opened.pop()
+        within[place] = opened[-1] if opened else -1
+    return within[np.searchsorted(cuts, np.asarray(ticks, dtype=np.int64), side="right")]
+
+
+def _merge_sorted(a: Ticks, b: Ticks) -> Ticks:
+    """Two ascending arrays as one; numpy's stable sort finds the two runs."""
+    return np.sort(np.concatenate((a, b)), kind="stable")

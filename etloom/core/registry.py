@@ -1,0 +1,280 @@
+"""A kind of plugin is a folder, a plugin is a file in it.
+
+``analyses/comm_overlap.py`` *is* the analysis ``comm-overlap``; nothing is registered by hand. Other packages
+join through the entry points ``etloom.formats``, ``etloom.analyses`` and ``etloom.exports``, each naming a
+module (docs/plugins.md has an example). What a module of each kind must hold is said in `CONTRACT` and held by the
+conformance tests; beside that, the first line of its docstring says what it does, and an option is a keyword-only
+argument with a type and a default.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from os import PathLike, fspath
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from etloom.core.errors import EtloomError, UnknownName
+
+CONTRACT = {
+    "readers": {
+        "sniff": "function (bytes) -> bool: whether the first 64 KiB of a file, unpacked, are of this format",
+        "read": "function (path, *, option=default, ...) -> Trace or Job: ReadError for what cannot be read",
+    },
+    "analyses": {
+        "SCOPE": '"rank": analyze is given a Trace, and asked once a rank; "job": it is given a Job',
+        "COLUMNS": "dict of str to polars type: the columns of the answer in order; names end in units (_ns, _pct)",
+        "analyze": "function (trace or job, *, option=default, ...) -> polars.DataFrame of exactly these columns",
+    },
+    "exports": {
+        "SUFFIX": 'str, or tuple of str: what names of such files end in, as ".json.gz"',
+        "write": "function (trace or job, path, *, option=default, ...) -> None",
+    },
+    "patterns": {
+        "SCOPE": '"rank": find is given the View of a rank; "job": those of all, by rank',
+        "find": 'function (view) -> iterable of Finding; of "job" (views) -> iterable of (rank, Finding)',
+    },
+}
+"""Kind -> what a module of it must hold -> of which type and with which values."""
+PACKAGES = {
+    "readers": "etloom.formats",
+    "analyses": "etloom.analyses",
+    "exports": "etloom.exports",
+    "patterns": "etloom.analyses.findings.patterns",
+}
+"""Kind -> the package that holds its plugins. HELPERS of that package names its modules that are not plugins."""
+
+_ENTRY_FUNCTIONS = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
+_KIND_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "export", "patterns": "pattern"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword-only argument of a plugin's function: what a command-line flag is made of."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+
+def list_plugins(kind: str) -> list[str]:
+    """The names of all plugins of a kind, sorted."""
+    return sorted(_find_plugins(kind))
+
+
+def get(kind: str, name: str) -> ModuleType:
+    """The module of a plugin.
+
+    Raises UnknownName, with the nearest known one, and EtloomError for one that cannot be imported or does
+    not hold what its kind must.
+    """
+    found = _find_plugins(kind)
+    name = name.replace("_", "-")
+    if name not in found:
+        raise UnknownName(_KIND_NOUNS[kind], name, found)
+    plugin = found[name]
+    try:
+        module = importlib.import_module(plugin.module)
+    except Exception as error:
+        if plugin.package is None and not isinstance(error, ImportError):
+            raise
+        reason = str(error) if isinstance(error, ImportError) else _format_exception(error)
+        raise EtloomError(
+            f"{_describe_plugin(kind, name)} cannot be loaded: {reason}",
+            where=plugin.module,
+            remedy="install what it needs, or remove the package it comes from",
+        ) from error
+    if fault := _find_contract_violation(kind, module):
+        raise EtloomError(
+            f"{_describe_plugin(kind, name)} {fault}", where=plugin.module, remedy="docs/plugins.md shows one"
+        )
+    return module
+
+
+def find_package(kind: str, name: str) -> str | None:
+    """The package of another project that brings a plugin; None for one of ours. Raises UnknownName."""
+    found = _find_plugins(kind)
+    name = name.replace("_", "-")
+    if name not in found:
+        raise UnknownName(_KIND_NOUNS[kind], name, found)
+    return found[name].package
+
+
+@contextmanager
+def name_plugin_in_errors(kind: str, name: str) -> Iterator[None]:
+    """What a plugin of another package raises inside, other than an EtloomError, names the plugin and its package."""
+    try:
+        yield
+    except EtloomError:
+        raise
+    except Exception as error:
+        if find_package(kind, name) is None:
+            raise
+        raise EtloomError(
+            f"{_describe_plugin(kind, name)} failed: {_format_exception(error)}",
+            remedy="tell those who wrote it; ETLOOM_DEBUG=1 shows where",
+        ) from error
+
+
+def check_answer(name: str, answer: Any) -> None:
+    """Raise EtloomError where the answer of an analysis of another package is not the table that it declares."""
+    if find_package("analyses", name) is None:
+        return  # the conformance tests hold ours
+    import polars as pl
+
+    def refuse(what: str) -> EtloomError:
+        return EtloomError(
+            f"{_describe_plugin('analyses', name)} {what}", remedy="its COLUMNS and its answer must agree"
+        )
+
+    if not isinstance(answer, pl.DataFrame):
+        raise refuse(f"answers with {type(answer).__name__}, not with a polars DataFrame")
+    declared = pl.Schema(get("analyses", name).COLUMNS)
+    if answer.columns != declared.names():
+        raise refuse(
+            f"answers with the columns {', '.join(answer.columns)}, and declares {', '.join(declared.names())}"
+        )
+    for column, dtype in declared.items():
+        if answer.schema[column] != dtype:
+            raise refuse(f"answers with {column} as {answer.schema[column]}, and declares {dtype}")
+
+
+def _describe_plugin(kind: str, name: str) -> str:
+    of = (
+        f" of package {package}"
+        if (package := _find_plugins(kind)[name.replace("_", "-")].package)
+        else ""
+    )
+    return f"the {_KIND_NOUNS[kind]} {name!r}{of}"
+
+
+def _format_exception(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _find_contract_violation(kind: str, module: ModuleType) -> str | None:
+    """What a module does not hold as `CONTRACT` says, as the end of a sentence."""
+    if missing := [part for part in CONTRACT[kind] if not hasattr(module, part)]:
+        return f"lacks {', '.join(missing)}"
+    for part, wanted in CONTRACT[kind].items():
+        value = getattr(module, part)
+        fits = {
+            "SCOPE": isinstance(value, str) and value in ("rank", "job"),
+            "COLUMNS": isinstance(value, dict) and all(isinstance(column, str) for column in value),
+            "SUFFIX": isinstance(value, (str, tuple)),
+        }
+        if not fits.get(part, callable(value)):
+            return f"holds {part} = {str(value)[:60]!r}, which must be: {wanted}"
+    return None
+
+
+def get_summary(kind: str, name: str) -> str:
+    """The first line of a plugin's docstring."""
+    return (get(kind, name).__doc__ or "").strip().partition("\n")[0]
+
+
+def list_options(kind: str, name: str) -> list[Option]:
+    """The keyword-only arguments of a plugin's function, in their order.
+
+    The help of an option is what follows ``option:`` where a line or sentence begins, in the docstring of the
+    function or the module, to the end of that paragraph or the next option.
+    """
+    module = get(kind, name)
+    function = getattr(module, _ENTRY_FUNCTIONS[kind])
+    found = {
+        parameter.name: parameter
+        for parameter in inspect.signature(function, eval_str=True).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    help = _parse_option_help(
+        f"{inspect.getdoc(function) or ''}\n\n{inspect.cleandoc(module.__doc__ or '')}", found
+    )
+    return [Option(one.name, one.annotation, one.default, help.get(one.name, "")) for one in found.values()]
+
+
+def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
+    """The name of the export whose SUFFIX ends the path; the longest wins. Raises UnknownName."""
+    # What bears its format's name (run.parquet) needs no look at the others, which takes longer.
+    for name in set(fspath(path).split(".")).intersection(list_plugins(kind)):
+        if fspath(path).endswith(get_suffixes(kind, name)):
+            return name
+    known = {suffix: name for name in list_plugins(kind) for suffix in get_suffixes(kind, name)}
+    fitting = [suffix for suffix in known if fspath(path).rstrip("/").endswith(suffix)]
+    if not fitting:
+        raise EtloomError(
+            f"no {_KIND_NOUNS[kind]} is known by the end of this name",
+            where=fspath(path),
+            remedy=f"end it in {', '.join(sorted(known))} or name the format: {', '.join(list_plugins(kind))}",
+        )
+    return known[max(fitting, key=len)]
+
+
+def get_suffixes(kind: str, name: str) -> tuple[str, ...]:
+    """What names of files of this plugin end in."""
+    found = _find_plugins(kind)
+    suffix = _read_constant(found[name].module, "SUFFIX") if name in found else None
+    suffix = get(kind, name).SUFFIX if suffix is None else suffix
+    return (suffix,) if isinstance(suffix, str) else tuple(suffix)
+
+
+def _read_constant(module: str, name: str) -> Any:
+    """A constant of a module as its source says it in one line, without importing what the module needs; else None."""
+    if module in sys.modules:
+        return getattr(sys.modules[module], name, None)
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    said = re.search(rf"^{name} = (.+)$", Path(spec.origin).read_text(encoding="utf-8"), re.MULTILINE)
+    try:
+        return ast.literal_eval(said[1]) if said else None
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _parse_option_help(text: str, options: Collection[str]) -> dict[str, str]:
+    """Option -> what the text says of it, in one line."""
+    if not options:
+        return {}
+    mark = rf"(?:^|(?<=\. )|(?<=\.\n))[ \t]*(?:[-*][ \t]+)?`{{0,2}}({'|'.join(options)})`{{0,2}}:\s"
+    found: dict[str, str] = {}
+    for paragraph in re.split(r"\n[ \t]*\n", text):
+        # With one group, re.split gives: before the first mark, option, its text, option, its text, ...
+        _, *parts = re.split(mark, paragraph, flags=re.MULTILINE)
+        for option, said in zip(parts[::2], parts[1::2], strict=True):
+            found.setdefault(option, " ".join(said.replace("`", "").split()))
+    return found
+
+
+@dataclass(frozen=True)
+class _Plugin:
+    module: str
+    package: str | None = None  # of another project
+
+
+@cache
+def _find_plugins(kind: str) -> dict[str, _Plugin]:
+    """The plugins of a kind by name. Importing the folder's __init__ imports none of its files."""
+    folder = importlib.import_module(PACKAGES[kind])
+    helpers = getattr(folder, "HELPERS", ())
+    found = {
+        module.name.replace("_", "-"): _Plugin(f"{PACKAGES[kind]}.{module.name}")
+        for module in pkgutil.iter_modules(folder.__path__)
+        if not module.name.startswith("_") and module.name not in helpers
+    }
+    for entry in importlib.metadata.entry_points(group=f"etloom.{kind}"):
+        package = entry.dist.name if entry.dist else entry.value.partition(".")[0]
+        found.setdefault(entry.name.replace("_", "-"), _Plugin(entry.value, package))
+    return found

@@ -1,0 +1,371 @@
+"""The tables of a Trace, declared once: column, type, unit, foreign key, meaning.
+
+Everything that fills, checks, saves or documents a table reads it from here. Conventions:
+
+- Times are int64 nanoseconds since the Unix epoch where the file says its base, else since its own zero;
+  ``meta["clock"]`` says which ("epoch" or "relative").
+- Absent is null, never -1.
+- ``id`` numbers the rows of a table from 0 when it is read and stays with the row when rows are filtered.
+  Foreign keys name the table whose ``id`` they hold.
+- Text that repeats is ``Categorical``: as text to the user, as 32-bit codes in memory. Lists that repeat (shapes,
+  strides, argument values) are kept as the JSON text the file holds, so a column of them costs 4 bytes a row;
+  `parse_distinct` turns such a column into values at the price of its distinct ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+SEVERITIES = ("info", "data_loss", "error")
+"""Of a stats row: nothing is lost (repaired, defaulted) | input was skipped | an answer may be wrong."""
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    dtype: Any  # a polars data type
+    meaning: str
+    unit: str | None = None
+    refers: str | None = None  # the table whose id this column holds
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {column.name: column.dtype for column in self.columns}
+
+    def __getitem__(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def empty(self) -> pl.DataFrame:
+        return pl.DataFrame(schema=self.schema)
+
+    def conform(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with exactly the declared columns in their order and types; absent ones become null.
+
+        Raises ValueError for a column that is not declared and polars' own error for a lossy cast.
+        """
+        if list(frame.schema.items()) == list(self.schema.items()):
+            return frame
+        unknown = set(frame.columns) - set(self.schema)
+        if unknown:
+            raise ValueError(f"table {self.name} has no column {sorted(unknown)}")
+        return frame.select(
+            (pl.col(name).cast(dtype) if name in frame.columns else pl.lit(None, dtype=dtype)).alias(name)
+            for name, dtype in self.schema.items()
+        )
+
+
+def _declare(name: str, meaning: str, *columns: Column) -> Table:
+    return Table(name, meaning, columns)
+
+
+I8, I16, I32, I64, U32, U64, F64 = pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt32, pl.UInt64, pl.Float64
+TEXT, BOOL = pl.Categorical, pl.Boolean
+
+_ID = Column("id", U32, "row number when read; stays with the row")
+_EVENT = Column("event", U32, "the event this row describes", refers="events")
+_NODE = Column("node", U32, "the node this row describes", refers="nodes")
+
+_TABLES = (
+    _declare(
+        "events",
+        "A timed thing the profiler saw. Sorted by ts, then longest first, then file order.",
+        _ID,
+        Column("ph", TEXT, "phase: X complete, i instant, b/n/e asynchronous, other Chrome phases"),
+        Column(
+            "cat", TEXT, "Kineto category: cpu_op, user_annotation, cuda_runtime, kernel, gpu_memcpy, ..."
+        ),
+        Column("name", TEXT, "operator, kernel, call or annotation"),
+        Column("ts", I64, "start", unit="ns"),
+        Column("dur", I64, "duration; null for an instant and for a range that was never closed", unit="ns"),
+        Column("pid", I64, "process; a name in place of a number gets a negative id, see threads"),
+        Column("tid", I64, "thread, or the stream of a device event; as pid"),
+        Column("device", I32, "device index of a device event"),
+        Column("stream", I64, "stream of a device event"),
+        Column("correlation", I64, "joins a launch call to the device work it caused"),
+        Column("external_id", I64, "Kineto's External id"),
+        Column("rf_id", I64, "Record function id: equals nodes.rf_id of the same run"),
+        Column("seq_id", I64, "autograd sequence number: joins backward to forward"),
+        Column("fwd_tid", I64, "thread of the forward operator of a backward one"),
+        Column("step", I64, "N of the ProfilerStep#N this event belongs to (device work: its launch's)"),
+        Column(
+            "parent", U32, "innermost host event of the same thread that encloses this one", refers="events"
+        ),
+        Column("depth", I16, "nesting depth on its thread, 0 at the top; null off the host threads"),
+        Column("args", TEXT, "JSON object of the args that no column or table holds"),
+        Column("position", U32, "index in the file's traceEvents"),
+    ),
+    _declare(
+        "arguments",
+        "Shapes and values that Kineto recorded for an operator.",
+        _EVENT,
+        Column("dims", TEXT, "Input Dims, JSON"),
+        Column("types", TEXT, "Input type, JSON"),
+        Column("strides", TEXT, "Input Strides, JSON"),
+        Column("concrete_inputs", TEXT, "Concrete Inputs, JSON"),
+    ),
+    _declare(
+        "kernels",
+        "Launch geometry and memory facts of a device event.",
+        _EVENT,
+        *(Column(f"grid_{axis}", I32, "blocks in the grid") for axis in "xyz"),
+        *(Column(f"block_{axis}", I32, "threads in a block") for axis in "xyz"),
+        Column("registers", I32, "registers per thread"),
+        Column("shared_mem", I64, "shared memory of a block", unit="B"),
+        Column("blocks_per_sm", F64, "blocks per SM"),
+        Column("warps_per_sm", F64, "warps per SM"),
+        Column("occupancy", F64, "estimated achieved occupancy", unit="%"),
+        Column("bytes", I64, "bytes copied or set", unit="B"),
+        Column("bandwidth", F64, "memory bandwidth as Kineto states it", unit="GB/s"),
+        Column("context", I64, "device context"),
+        Column("queued", I64, "Kineto's queued field", unit="us"),
+        Column("graph_id", I64, "device graph that launched it"),
+        Column("graph_node_id", I64, "node of that graph"),
+    ),
+    _declare(
+        "syncs",
+        "A synchronisation that the device tracer recorded (cuda_sync).",
+        _EVENT,
+        Column("kind", TEXT, "Stream Wait Event | Event Sync | Stream Sync | Context Sync"),
+        Column("wait_stream", I64, "stream waited for"),
+        Column("wait_event", I64, "event waited for"),
+        Column("record_correlation", I64, "correlation of the call that recorded the event"),
+    ),
+    _declare(
+        "frames",
+        "A Python function or module call (with_stack).",
+        _EVENT,
+        Column("python_id", I64, "Python id"),
+        Column("python_parent_id", I64, "python_id of the caller"),
+        Column("module_id", I64, "instance of the nn.Module"),
+    ),
+    _declare(
+        "memory",
+        "An allocation (bytes > 0) or a free (bytes < 0).",
+        _ID,
+        Column("ts", I64, "time", unit="ns"),
+        Column("pid", I64, "process"),
+        Column("tid", I64, "thread"),
+        Column("addr", U64, "address"),
+        Column("bytes", I64, "bytes allocated, negative for freed", unit="B"),
+        Column("total_allocated", I64, "bytes allocated on the device after it", unit="B"),
+        Column("total_reserved", I64, "bytes reserved on the device after it", unit="B"),
+        Column("device_type", I32, "c10::DeviceType: 0 cpu, 1 cuda, 20 privateuse1"),
+        Column("device", I32, "device index"),
+        Column("args", TEXT, "JSON object of the args that no column holds"),
+        Column("stream", I64, "stream it was allocated for, as the allocator calls it"),
+        Column("stack", TEXT, "JSON list of frames, innermost first, of a snapshot with stacks"),
+    ),
+    _declare(
+        "counters",
+        "A sample of a counter.",
+        _ID,
+        Column("ts", I64, "time", unit="ns"),
+        Column("pid", I64, "process"),
+        Column("name", TEXT, "counter"),
+        Column("series", TEXT, "series of the counter"),
+        Column("value", F64, "value, in the unit the name states"),
+    ),
+    _declare(
+        "flows",
+        "An end of an arrow that the file draws.",
+        _ID,
+        Column("ph", TEXT, "s start, t step, f end"),
+        Column("cat", TEXT, "ac2g, fwdbwd, ..."),
+        Column("name", TEXT, "name"),
+        Column("ts", I64, "time", unit="ns"),
+        Column("pid", I64, "process"),
+        Column("tid", I64, "thread or stream"),
+        Column("flow", I64, "id that the ends of one arrow share, within cat"),
+    ),
+    _declare(
+        "threads",
+        "A lane of the file: what a process and its threads or streams are called.",
+        Column("pid", I64, "process"),
+        Column("tid", I64, "thread or stream; null for the process itself"),
+        Column("name", TEXT, "name"),
+        Column("labels", TEXT, "labels"),
+        Column("sort_index", I64, "order that the file asks for"),
+    ),
+    _declare(
+        "nodes",
+        "An operator of the execution trace. Sorted by node id, which is the order in which operators began.",
+        _ID,
+        Column("et_id", I64, "node id in the file"),
+        Column("name", TEXT, "operator"),
+        Column("parent", U32, "enclosing node, by nesting (repaired)", refers="nodes"),
+        Column("recorded_parent", I64, "et_id of the parent as recorded (ctrl_deps, or parent)"),
+        Column("file_order", U32, "position in the file, which is the order in which operators ended"),
+        Column("scope", I8, "at::RecordScope: 0 function, 1 backward function, 7 user scope"),
+        Column("tid", I64, "at::RecordFunction thread number (not the OS thread)"),
+        Column("fw_tid", I64, "thread of the forward operator"),
+        Column("fw_parent", I64, "et_id on the forward thread as recorded"),
+        Column("seq_id", I64, "autograd sequence number"),
+        Column("rf_id", I64, "record function id: equals events.rf_id of the same run"),
+        Column("op_schema", TEXT, "operator schema"),
+        Column("kernel_backend", TEXT, "triton, ..."),
+        Column("kernel_file", TEXT, "file of a compiled kernel"),
+        Column("inputs", TEXT, "JSON list of the input values, null in place of each tensor (see tensors)"),
+        Column("input_types", TEXT, "JSON list of the input types"),
+        Column("outputs", TEXT, "as inputs"),
+        Column("output_types", TEXT, "as input_types"),
+        Column("attrs", TEXT, "JSON object of the attributes that no column or table holds"),
+    ),
+    _declare(
+        "tensors",
+        "One tensor argument or result of a node.",
+        _NODE,
+        Column("io", I8, "0 input, 1 output"),
+        Column("index", I16, "which argument or result"),
+        Column("item", I32, "place in a (nested, flattened) list of tensors; null for a plain tensor"),
+        Column("tensor_id", I64, "address-based id: reused when memory is"),
+        Column("storage_id", I64, "as tensor_id, of the storage"),
+        Column("version", I32, "version of the tensor, where the recorder knows it"),
+        Column("offset", I64, "storage offset", unit="elements"),
+        Column("numel", I64, "elements"),
+        Column("itemsize", I32, "size of an element", unit="B"),
+        Column("device", TEXT, "cpu, cuda:0, ..."),
+        Column("dtype", TEXT, "c10 type: float, c10::BFloat16, long int, ..."),
+        Column("shape", TEXT, "JSON list"),
+        Column("stride", TEXT, "JSON list; null where the schema has none"),
+    ),
+    _declare(
+        "comms",
+        "A communication call, or a device event of one.",
+        _ID,
+        Column("node", U32, "the node that recorded it", refers="nodes"),
+        Column("event", U32, "the event that recorded it", refers="events"),
+        Column("collective", TEXT, "normalised name: all_reduce, all_gather, reduce_scatter, send, ..."),
+        Column("pg_name", TEXT, "process group"),
+        Column("pg_desc", TEXT, "description of the process group"),
+        Column("ranks", TEXT, "JSON list of global ranks; null where the file does not say"),
+        Column("group_size", I64, "ranks in the group"),
+        Column("seq", I64, "sequence number in the group"),
+        Column("dtype", TEXT, "element type, as recorded"),
+        Column("in_nelems", I64, "elements in", unit="elements"),
+        Column("out_nelems", I64, "elements out", unit="elements"),
+        Column("in_split", TEXT, "JSON list"),
+        Column("out_split", TEXT, "JSON list"),
+        Column("root", I64, "root (source) rank"),
+        Column("peer", I64, "peer (destination) rank of a point-to-point call"),
+        Column("reduce_op", TEXT, "sum, avg, max, ..."),
+        Column("is_async", BOOL, "asynchronous call"),
+        Column("is_p2p", BOOL, "point-to-point"),
+        Column("comms_id", U64, "NCCL communicator hash"),
+        Column("bytes", I64, "message size by the peers' convention: in_nelems * itemsize", unit="B"),
+    ),
+    _declare(
+        "groups",
+        "A process group.",
+        Column("pg_name", TEXT, "name, as comms.pg_name"),
+        Column("pg_desc", TEXT, "description"),
+        Column("backend", TEXT, "backend configuration"),
+        Column("ranks", TEXT, "JSON list of global ranks"),
+        Column("size", I64, "ranks in the group"),
+    ),
+    _declare(
+        "links",
+        "An ET node and a profiler event that are the same operator.",
+        _NODE,
+        _EVENT,
+        Column("how", TEXT, "rf_id | external_id | op_id | align | file (the file states both as one)"),
+        Column("score", F64, "1 for an id; the share of the window that matched for align", unit="ratio"),
+    ),
+    _declare(
+        "launches",
+        "A launch call and a device event it caused.",
+        Column("launch", U32, "runtime or driver call; null when it lies outside the trace", refers="events"),
+        Column("device_event", U32, "kernel, copy or set", refers="events"),
+        Column("operator", U32, "innermost host operator around the launch call", refers="events"),
+    ),
+    _declare(
+        "handoffs",
+        "An operator that followed on the work of another thread.",
+        Column("event", U32, "the operator that started", refers="events"),
+        Column("after", U32, "the operator of another thread it followed", refers="events"),
+        Column("kind", TEXT, "fwd_bwd (backward of a forward operator) | thread (first after a gap)"),
+    ),
+    _declare(
+        "waits",
+        "A host call or device event that waited for a device event. Several rows where it waited for several.",
+        Column(
+            "event", U32, "blocking host call, or device event that could not start before", refers="events"
+        ),
+        Column("on", U32, "device event waited for", refers="events"),
+        Column("kind", TEXT, "Stream Sync | Event Sync | Context Sync | Stream Wait Event | Blocking Copy"),
+        Column("sync", U32, "the cuda_sync event, or the host call that ordered the wait", refers="events"),
+        Column("how", TEXT, "recorded (cuda_sync) | inferred (from calls and times)"),
+    ),
+    _declare(
+        "dependencies",
+        "A node that may not start before another one ends, as the file states it (Chakra, ET+).",
+        Column("node", U32, "the node that waits", refers="nodes"),
+        Column("on", U32, "the node it waits for", refers="nodes"),
+        Column("kind", TEXT, "data | ctrl (the enclosing operator) | sync | thread (work of another thread)"),
+    ),
+    _declare(
+        "stats",
+        "What could not be read, was repaired, could not be linked.",
+        Column("name", pl.String, "what is counted: room.what"),
+        Column("severity", pl.String, "info | data_loss | error"),
+        Column("count", I64, "how many"),
+        Column("example", pl.String, "one of them, or an explanation"),
+    ),
+)
+
+TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
+
+UNITS = {
+    "ns": "ns",
+    "pct": "%",
+    "ppm": "ppm",
+    "bytes": "B",
+    "flops": "FLOP",
+    "intensity": "FLOP/B",
+    "bandwidth": "GB/s",
+    "gb_per_s": "GB/s",
+    "tb_per_s": "TB/s",
+    "tflops_per_s": "TFLOP/s",
+}
+"""What the name of an answer's column ends in -> its unit (GB, TB: 1e9, 1e12 B). Other numbers count or name things."""
+
+
+def find_unit(column: str) -> str | None:
+    """The unit of a column of an answer, by its name: ``mean_gb_per_s``, ``transfer_p95_ns``."""
+    return next((unit for end, unit in UNITS.items() if f"_{column}".endswith(f"_{end}")), None)
+
+
+def parse_distinct(
+    frame: pl.DataFrame, column: str, parse: Callable[[Any], Any], dtype: Any, *, alias: str | None = None
+) -> pl.DataFrame:
+    """frame with a column ``alias`` (default: column) of ``parse(json value)``, computed once a distinct text.
+
+    A text that is no JSON, and a value on which parse raises ValueError, TypeError or KeyError, gives null.
+    """
+
+    def value(text: str) -> Any:
+        try:
+            return parse(json.loads(text))
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    texts = frame[column].unique().drop_nulls()
+    values = pl.Series([value(text) for text in texts.cast(pl.String)], dtype=dtype)
+    # A join, since polars' replace does not take nested values.
+    known = pl.DataFrame({"": texts.cast(frame[column].dtype), alias or column: values})
+    left = frame if alias else frame.rename({column: "\0"})
+    joined = left.join(
+        known, left_on=column if alias else "\0", right_on="", how="left", maintain_order="left"
+    )
+    return joined if alias else joined.select(frame.columns)

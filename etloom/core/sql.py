@@ -1,0 +1,125 @@
+"""SQL over tables, in the dialect of polars (https://docs.pola.rs/api/python/stable/reference/sql): SELECT and nothing
+else, and of the tables that are given and of no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import polars as pl
+
+from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.schema import TABLES
+
+_CATEGORICAL_AS_TEXT = pl.col(pl.Categorical).cast(pl.String)
+"""Text functions and LIKE do not take Categorical; as it is lazy, only what the query touches is cast."""
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`""")
+_CALL_PARENTHESIS = re.compile(r"\s*\(")
+_AMBIGUOUS_TEXT = re.compile(r"[\\$#]|--|/\*")
+_PREFIXED_TEXT = re.compile(r"[\w&]''")
+"""What makes it unsure where a text ends: escapes, dollar quotes, comments; prefixes such as q'[...]'."""
+_FILE_FUNCTION = re.compile(r"(?<!\w)(?:read|scan)_\w+", re.IGNORECASE)
+_FILE_CALL = re.compile(_FILE_FUNCTION.pattern + r"[^\w,]*\(", re.IGNORECASE)
+_FILE_SCAN_PLAN = re.compile(r"^\s*(?!DF\b)\w+ SCAN\b", re.MULTILINE)
+
+
+def run_query(
+    scan: Callable[[str], pl.LazyFrame], sql: str, engine: Literal["in-memory", "streaming"]
+) -> pl.DataFrame:
+    """The answer to an SQL SELECT over the tables of `etloom.core.schema` that ``scan(name)`` gives.
+
+    Text columns are strings; a count(*) without a name is called count. Raises as `check`, and EtloomError for what
+    polars refuses to do with the values there are.
+    """
+    # Only what the text may name is put together: a Job has tables times ranks frames.
+    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+    frames = {name: scan(name).with_columns(_CATEGORICAL_AS_TEXT) for name in named}
+    schemas = {name: frame.collect_schema() for name, frame in frames.items()}
+    check_query(sql, schemas)
+    try:
+        table = _execute(frames, sql).collect(engine=engine)
+    except pl.exceptions.PolarsError as error:
+        raise _translate_error(str(error), sql, schemas) from None
+    unnamed = "len" in table.columns and "count" not in table.columns and not re.search(r"\blen\b", sql)
+    return table.rename({"len": "count"}) if unnamed else table
+
+
+def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> None:
+    """Raise for a query that is wrong whatever the tables hold: UnknownName for a table or column that is not there,
+    EtloomError for what is no SELECT, would open a file, or is refused by polars.
+
+    schemas: of the tables (default: those of a Job).
+    """
+    if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
+        raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
+    if opened := _find_file_function(sql):
+        raise _file_access_error(opened)
+    known = _job_schemas() if schemas is None else schemas
+    try:
+        # The plan over tables in memory says what polars made of the text, whatever functions it may come to know.
+        plan = _execute({name: pl.LazyFrame(schema=schema) for name, schema in known.items()}, sql)
+        if _FILE_SCAN_PLAN.search(plan.explain(optimized=False)):
+            raise _file_access_error("a function of files")
+        plan.collect_schema()
+    except OSError as error:
+        raise _file_access_error(f"a file ({error.strerror or 'that cannot be read'})") from None
+    except pl.exceptions.PolarsError as error:
+        raise _translate_error(str(error), sql, known) from None
+
+
+def _job_schemas() -> dict[str, pl.Schema]:
+    """The columns of the tables of a Job as a query sees them."""
+    empty = (pl.LazyFrame(schema={"rank": pl.Int64, **table.schema}) for table in TABLES.values())
+    return {
+        name: frame.with_columns(_CATEGORICAL_AS_TEXT).collect_schema()
+        for name, frame in zip(TABLES, empty, strict=True)
+    }
+
+
+def _execute(frames: dict[str, pl.LazyFrame], sql: str) -> pl.LazyFrame:
+    return pl.SQLContext(frames, eager=False).execute(sql)
+
+
+def _find_file_function(sql: str) -> str | None:
+    """The function by which the text would read a file, if there is one.
+
+    Where it is plain what is text and what is not, texts may say anything. Where it is not, the name alone is enough,
+    wherever it stands: whoever hides it must still spell it.
+    """
+
+    def without_text(token: re.Match[str]) -> str:
+        # A text before a parenthesis is the name of a function.
+        is_text = token[0].startswith("'") and not _CALL_PARENTHESIS.match(sql, token.end())
+        return "''" if is_text else token[0]
+
+    plain = _TOKEN.sub(without_text, sql)
+    unsure = _AMBIGUOUS_TEXT.search(sql) or _PREFIXED_TEXT.search(plain)
+    found = _FILE_FUNCTION.search(sql) if unsure else _FILE_CALL.search(plain)
+    return re.sub(r"\W.*", "", found[0], flags=re.DOTALL) if found else None
+
+
+def _file_access_error(function: str) -> EtloomError:
+    return EtloomError(
+        f"the query names {function}, which reads files; a query sees the tables of the run only",
+        remedy=f"tables: {', '.join(TABLES)}",
+    )
+
+
+def _translate_error(reason: str, sql: str, schemas: Mapping[str, pl.Schema]) -> EtloomError:
+    """Polars' refusal as one line, with the nearest name where it misses a table or column."""
+    if table := re.match(r"relation '(.*?)' was not found", reason):
+        return UnknownName("table", table[1], TABLES)
+    if column := re.match(r'unable to find column "(.*?)"; valid columns: \[(.*?)\]', reason):
+        return UnknownName("column", column[1], re.findall(r'"(.*?)"', column[2]))
+    if column := re.match(r"no column named '(.*?)' found in table '(.*?)'", reason):
+        called = re.search(
+            rf"\b({'|'.join(TABLES)})\s+(?:as\s+)?[\"`]?{re.escape(column[2])}\b", sql, re.IGNORECASE
+        )
+        table_name = called[1].lower() if called else column[2]
+        if table_name in schemas:
+            return UnknownName(f"column of {table_name}", column[1], schemas[table_name].names())
+    return EtloomError(
+        f"the query was refused: {reason.partition(chr(10))[0]}", remedy=f"tables: {', '.join(TABLES)}"
+    )

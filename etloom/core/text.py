@@ -1,0 +1,46 @@
+"""How ranks are told of: thousands of them in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from etloom.core.errors import AnalysisError
+
+
+def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
+    """0-7, 9, 12-14: whole numbers in order, three and more that follow each other as one; no more than so many parts,
+    and then ", ..."."""
+    parts = _split_ranges(sorted(set(numbers)), most)
+    return ", ".join(parts[:most]) + (", ..." if len(parts) > most else "")
+
+
+def format_ranks(ranks: Iterable[int], most: int = 8) -> str:
+    """rank 3; ranks 0-7, 9; where that would get long the first of them and how many: 1,000 ranks (0, 2, 4, ...)."""
+    held = sorted(set(ranks))
+    if not held:
+        return "no ranks"
+    if len(_split_ranges(held, most)) > most:
+        return f"{len(held):,} ranks ({format_ranges(held, most)})"
+    return f"rank{'s' * (len(held) > 1)} {format_ranges(held, most)}"
+
+
+def unknown_rank_error(asked: int | Iterable[int], held: Iterable[int]) -> AnalysisError:
+    """What to raise where a rank, or some, were asked for that a run does not hold."""
+    named = format_ranges([asked] if isinstance(asked, int) else asked)
+    return AnalysisError(f"there is no rank {named}", remedy=f"the run holds {format_ranks(held)}")
+
+
+def _split_ranges(numbers: list[int], most: int) -> list[str]:
+    """The parts of `ranges`, all of them or more than ``most``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        elif len(runs) > 2 * most:
+            break
+        else:
+            runs.append([number, number])
+    parts: list[str] = []
+    for first, last in runs:
+        parts += [f"{first}-{last}"] if last - first > 1 else map(str, dict.fromkeys((first, last)))
+    return parts

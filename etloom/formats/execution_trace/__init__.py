@@ -1,0 +1,128 @@
+"""PyTorch execution traces (Chakra host traces): every operator with its tensors, shapes, parents and groups; no times.
+
+Schemas 1.0.1 (flat keys), 1.0.2, 1.0.3, 1.0.4, 1.1.0 and 1.1.1 (``-chakra.0.0.4``), what torch 1.13 to 2.13 write;
+plain, gzip or zstd. A schema of another number is read alike and counted.
+
+Parents are repaired: PyTorch closes whatever operator is innermost when an asynchronous one ends, so a recorded
+parent can be wrong. Node ids are the order of entry and places in the file the order of exit, so that on one thread
+A encloses B exactly if A has the lower id and stands behind B in the file.
+
+Format: torch/csrc/profiler/standalone/execution_trace_observer.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom import _native
+from etloom.core import arrays, categories
+from etloom.core.trace import Trace
+from etloom.formats.execution_trace import communication
+from etloom.formats.io.native_parser import ParsedFile, Progress, Stat, parse_file
+from etloom.formats.tables import comms_table
+
+SCHEMAS = ("1.0.1", *(f"{number}-chakra.0.0.4" for number in ("1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")))
+_ROOT = r"^\[pytorch\|profiler\|execution_(?:trace|graph)\|(?:thread|process)\]$"
+
+
+def sniff(head: bytes) -> bool:
+    """Whether these are the first bytes of an execution trace."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] != b"{" or b'"traceEvents"' in text:
+        return False
+    if re.search(rb'"nodes"\s*:\s*\[', text) is None:
+        return False
+    # ET+ nodes of the peers carry times; they are another reader's
+    return re.search(rb'"(?:rf_id|ctrl_deps|op_schema|schema)"', text) is not None and not re.search(
+        rb'"(?:exclusive_dur|inclusive_dur)"', text
+    )
+
+
+def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
+    """The Trace of one file.
+
+    progress: called with the number of bytes of the file as they are read.
+
+    Raises ReadError for a file that cannot be read or holds no trace, LimitError for a gzip bomb.
+    """
+    path = Path(source)
+    return to_trace(parse_file(_native.execution_trace_parser(), path, progress), path)
+
+
+def to_trace(parsed: ParsedFile, path: Path) -> Trace:
+    """The Trace of parsed tables: parents repaired, communication and groups recognised."""
+    stats: list[Stat] = list(parsed.stats)
+    header = parsed.header
+    schema = header.get("schema")
+    if schema not in SCHEMAS:
+        stats.append(("read.unknown_schema", "info", 1, f"{schema!r} is read as the nearest known schema"))
+    nodes = parsed.tables["nodes"].with_row_index("id")
+    twice = int((np.diff(nodes["et_id"].to_numpy()) == 0).sum())
+    if twice:
+        stats.append(("read.duplicate_node_id", "error", twice, "node ids that occur more than once"))
+    nodes = _repair_parents(nodes, stats)
+    comms = communication.build_comms(nodes, parsed.tables["tensors"], parsed.tables["comms"], stats)
+    stats.append(("read.nodes", "info", parsed.rows, "nodes in the file"))
+    meta: dict[str, Any] = {
+        "files": [str(path)],
+        "formats": ["execution_trace"],
+        "schema_version": schema,
+        "header": {"execution_trace": header},
+    }
+    tables = {
+        "nodes": nodes,
+        "tensors": parsed.tables["tensors"],
+        "comms": comms,
+        "groups": comms_table.build_groups(communication.read_group_config(nodes)),
+    }
+    return Trace(tables, meta).with_stats(stats)
+
+
+def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """nodes with ``parent``: the row of the enclosing node by nesting, else of the recorded parent."""
+    name = nodes["name"]
+    root = arrays.match_text(nodes["name"], lambda text: text.str.contains(_ROOT))
+    # An asynchronous range ends on another thread: it encloses nothing, and its end says nothing of what encloses it.
+    asynchronous = arrays.match_text(nodes["name"], categories.is_backend_range)
+    nesting = np.flatnonzero(~asynchronous)
+    order = nodes["file_order"].cast(pl.Int64).to_numpy().copy()
+    order[root] = np.iinfo(np.int64).max // 2  # roots are written first or last, and enclose all
+    lanes = nodes["tid"].fill_null(-1).to_numpy()[nesting]
+    parents, _, _ = _native.nest(lanes, np.zeros(len(nesting), np.int64), order[nesting])
+    by_nesting = np.full(nodes.height, -1, np.int64)
+    by_nesting[nesting] = np.where(parents >= 0, nesting[parents], -1)
+
+    et_ids = nodes["et_id"].to_numpy()  # sorted
+    wanted = nodes["recorded_parent"].fill_null(-1).to_numpy()
+    recorded = _find_rows(wanted, et_ids)
+    parent = np.where(by_nesting >= 0, by_nesting, recorded)
+    parent[parent == np.arange(nodes.height)] = -1
+    repaired = np.flatnonzero((by_nesting >= 0) & (by_nesting != recorded))
+    if len(repaired):
+        example = f"{name[int(repaired[0])]} (node {nodes['et_id'][int(repaired[0])]})"
+        stats.append(("read.repaired_parent", "info", len(repaired), example))
+    orphans = np.flatnonzero((parent < 0) & ~root & nodes["recorded_parent"].is_not_null().to_numpy())
+    if len(orphans):
+        example = f"{name[int(orphans[0])]}: its parent is not in the file"
+        stats.append(("read.missing_parent", "info", len(orphans), example))
+    found = pl.Series("parent", parent).cast(pl.Int64)
+    return nodes.with_columns(found.set(found < 0, None).cast(pl.UInt32))
+
+
+def _find_rows(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The row of each wanted id among ids that are sorted, -1 where it is none of them; the first of equal ones."""
+    if not len(ids):
+        return np.full(len(wanted), -1, np.int64)
+    if int(ids[-1]) - int(ids[0]) < 8 * len(ids):  # numbered without large gaps: look it up
+        rows = np.full(int(ids[-1]) - int(ids[0]) + 2, -1, np.int64)  # the last one: none
+        rows[ids[::-1] - ids[0]] = np.arange(len(ids) - 1, -1, -1)
+        inside = (wanted >= ids[0]) & (wanted <= ids[-1])
+        return rows[np.where(inside, wanted - ids[0], len(rows) - 1)]
+    place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[place] == wanted, place, -1)

@@ -1,0 +1,324 @@
+"""The nodes of an execution trace as JSON text again, from the tables that a reader made of them, by column."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays, categories
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Trace
+from etloom.formats.kineto.event_json import quote_texts
+
+_ATTRIBUTES = (
+    ("rf_id", "uint64", 0),
+    ("fw_parent", "uint64", 0),
+    ("seq_id", "int64", -1),
+    ("scope", "uint64", 0),
+    ("tid", "uint64", 0),
+    ("fw_tid", "uint64", 0),
+    ("op_schema", "string", ""),
+    ("kernel_backend", "string", ""),
+    ("kernel_file", "string", ""),
+)
+"""Name, type and what stands for none, in PyTorch's order."""
+
+_COMM_ATTRIBUTES = (
+    ("collective_name", "string", "collective"),
+    ("dtype", "string", "dtype"),
+    ("in_msg_nelems", "uint64", "in_nelems"),
+    ("out_msg_nelems", "uint64", "out_nelems"),
+    ("in_split_size", "string", "in_split"),
+    ("out_split_size", "string", "out_split"),
+    ("pg_name", "string", "pg_name"),
+    ("pg_desc", "string", "pg_desc"),
+    ("pg_size", "uint64", "group_size"),
+)
+
+_NUMBERS = ("tensor_id", "storage_id", "offset", "numel", "itemsize")
+_SIDES = ("input", "output")
+EMPTY_ARGUMENTS = '{"values": [], "shapes": [], "types": [], "strides": []}'
+DEFAULT_ATTRIBUTES = ", ".join(
+    json.dumps({"name": name, "type": kind, "value": none}) for name, kind, none in _ATTRIBUTES[:7]
+)
+"""What converters look for in every node, with the values that stand for none."""
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\[\]{},"\s]+')
+_LAST = 2**15 - 1  # index that tensors.index holds
+_TEMPLATE = {"values": pl.String, "values_first": pl.String, "shapes_first": pl.String}
+_SLOT = {
+    "values": pl.String,
+    "index": pl.Int16,
+    "item": pl.Int32,
+    "after_value": pl.String,
+    "after_shape": pl.String,
+}
+
+
+class NodeTexts:
+    """Nodes of a trace as JSON texts."""
+
+    def __init__(self, trace: Trace) -> None:
+        texts = pl.concat(trace.nodes[f"{side}s"].unique().cast(pl.String) for side in _SIDES)
+        self._templates, self._slots = _build_templates(texts.fill_null("[]").unique())
+        self._tensors = trace.tensors.sort("node", maintain_order=True)
+        self._node_of_tensor = self._tensors["node"].to_numpy()
+        self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
+        # A quoted text is asked for once; its rows share it.
+        self._words = pl.DataFrame(
+            {
+                "id": trace.nodes["id"],
+                "label": quote_texts(trace.nodes["name"]).fill_null("null"),
+                **{
+                    name: quote_texts(trace.nodes[name]).fill_null(json.dumps(none))
+                    for name, _, none in _ATTRIBUTES
+                    if isinstance(none, str)
+                },
+            }
+        )
+
+    def texts(self, nodes: pl.DataFrame, *last: str) -> pl.Series:
+        """The JSON objects of rows of the nodes table.
+
+        nodes: with a column ``above``, the id in the file of the node above. last: columns of texts that go before the
+        closing brace, each with a comma before it.
+
+        The layout is that of the schemas 1.0.2 to 1.1.1.
+        """
+        numbers = {
+            name: nodes[name].cast(pl.Int64).fill_null(none).cast(pl.String)
+            for name, _, none in _ATTRIBUTES
+            if not isinstance(none, str)
+        }
+        inputs, outputs = self.sides(nodes)
+        words = nodes.select("id").join(self._words, on="id", how="left", maintain_order="left").drop("id")
+        texts = words.with_columns(
+            *nodes.select(last).get_columns(),
+            id=nodes["et_id"].cast(pl.String),
+            above=nodes["above"].cast(pl.String).fill_null("null"),
+            inputs=inputs,
+            outputs=outputs,
+            more=self._more_attributes(nodes),
+            **numbers,
+        )
+        attributes: list[pl.Expr] = []
+        for name, kind, _ in _ATTRIBUTES:
+            attributes += [
+                pl.lit(f'{{"name": "{name}", "type": "{kind}", "value": '),
+                pl.col(name),
+                pl.lit("}, "),
+            ]
+        attributes[-1] = pl.lit("}")
+        members = (("id", "id"), ("name", "label"), ("ctrl_deps", "above"), ("inputs", "inputs"))
+        parts: list[pl.Expr] = [pl.lit("{")]
+        for name, column in (*members, ("outputs", "outputs")):
+            parts += [pl.lit(f'"{name}": '), pl.col(column), pl.lit(", ")]
+        parts += [pl.lit('"attrs": ['), *attributes, pl.col("more"), pl.lit("]")]
+        parts += [*(pl.col(name).fill_null("") for name in last), pl.lit("}")]
+        return texts.select(pl.concat_str(parts).alias("")).to_series()
+
+    def sides(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+        """The inputs and outputs of rows of the nodes table as JSON: values, shapes, types, strides.
+
+        What repeats from node to node, the values around the tensors, is taken apart once a distinct text.
+        """
+        asked = pl.concat(
+            nodes.select(
+                pl.lit(io, pl.Int8).alias("io"),
+                node="id",
+                values=pl.col(f"{side}s").cast(pl.String).fill_null("[]"),
+                types=pl.col(f"{side}_types").cast(pl.String).fill_null("[]"),
+            )
+            for io, side in enumerate(_SIDES)
+        ).with_row_index("row")
+        rows = asked.join(self._templates, on="values", how="left", maintain_order="left")
+        filled = self._filled(asked.join(self._slots, on="values", maintain_order="left_right"))
+        rows = rows.join(filled, on="row", how="left", maintain_order="left")
+        rest = {name: pl.col(name).fill_null("") for name in ("value", "shape", "stride")}
+        parts = (
+            *(pl.lit('{"values": '), pl.col("values_first"), rest["value"]),
+            *(pl.lit(', "shapes": '), pl.col("shapes_first"), rest["shape"]),
+            *(pl.lit(', "types": '), pl.col("types")),
+            *(pl.lit(', "strides": '), pl.col("shapes_first"), rest["stride"], pl.lit("}")),
+        )
+        texts = rows.select(pl.concat_str(parts).alias("")).to_series()
+        return texts[: nodes.height], texts[nodes.height :]
+
+    def _filled(self, slots: pl.DataFrame) -> pl.DataFrame:
+        """What follows the first tensor slot of rows, itself included: row, value, shape, stride."""
+        keys = ["node", "io", "index", "item"]
+        tensors = self._between(slots["node"])
+        numbers = [pl.col(name).cast(pl.String).fill_null("null") for name in _NUMBERS]
+        tensors = tensors.with_columns(quote_texts(tensors["device"]).fill_null('""')).select(
+            *keys,
+            *(pl.col(name).cast(pl.String) for name in ("shape", "stride")),
+            value=pl.concat_str(
+                pl.lit("["), pl.concat_str([*numbers, "device"], separator=", "), pl.lit("]")
+            ),
+        )
+        slots = slots.with_row_index("slot")
+        found = slots.join(tensors, on=keys, how="left", nulls_equal=True, maintain_order="left")
+        if found.height > slots.height:  # two tensors are said to be in one place
+            found = found.unique("slot", keep="first", maintain_order=True)
+        # A null without a tensor is one that the file holds.
+        texts = (("value", "value", "null"), ("shape", "shape", "[]"), ("stride", "shape", "[]"))
+        return (
+            found.select(
+                "row",
+                **{
+                    name: pl.concat_str(pl.col(name).fill_null(none), f"after_{after}")
+                    for name, after, none in texts
+                },
+            )
+            .group_by("row", maintain_order=True)
+            .agg("value", "shape", "stride")
+            # A join of lists is six times as fast as an aggregation of texts.
+            .with_columns(pl.col("value", "shape", "stride").list.join(""))
+        )
+
+    def _between(self, nodes: pl.Series) -> pl.DataFrame:
+        """The tensors of nodes from the first to the last of these."""
+        if not len(nodes):
+            return self._tensors.clear()
+        ids = nodes.to_numpy()
+        begin, end = np.searchsorted(self._node_of_tensor, [ids.min(), ids.max() + 1]).tolist()
+        return self._tensors.slice(begin, end - begin)
+
+    def _more_attributes(self, nodes: pl.DataFrame) -> pl.Series:
+        """Attributes of a communication and those that no column holds, each with a comma before it."""
+        comms = self._comms.join(nodes.select(node="id"), on="node", how="semi")
+        by_node = {row["node"]: row for row in _decategorize(comms).iter_rows(named=True)}
+        rest = _decategorize(nodes.select("id", "attrs").drop_nulls())
+        own = dict(rest.iter_rows())
+        texts = {
+            node: "".join(
+                f", {json.dumps(one)}" for one in _list_attributes(own.get(node), by_node.get(node))
+            )
+            for node in {*by_node, *own}
+        }
+        schema = {"id": pl.UInt32, "more": pl.String}
+        more = pl.DataFrame({"id": list(texts), "more": list(texts.values())}, schema=schema)
+        return nodes.select("id").join(more, on="id", how="left", maintain_order="left")["more"].fill_null("")
+
+
+def select_host_nodes(trace: Trace) -> Trace:
+    """The Trace with the nodes of the host only, each with an et_id: those that have none get the next ones.
+
+    Files that hold nodes and events as one have device work among their nodes. Raises EtloomError.
+    """
+    device = trace.events.filter(arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)).select(
+        event="id"
+    )
+    links = trace.links.join(device, on="event", how="anti")
+    if links.height < trace.links.height:
+        own = trace.links.join(device, on="event", how="semi")["node"]
+        trace = trace.replace(links=links, nodes=trace.nodes.filter(~pl.col("id").is_in(own.implode())))
+    lacking = trace.nodes["et_id"].is_null()
+    if not lacking.any():
+        return trace
+    given = allocate_ids(trace, int(lacking.sum()))
+    ids = trace.nodes["et_id"].scatter(lacking.arg_true(), given)
+    return trace.replace(nodes=trace.nodes.with_columns(ids))
+
+
+def allocate_ids(trace: Trace, count: int) -> pl.Series:
+    """So many ids after those of the nodes. Raises EtloomError where these leave no room."""
+    last: Any = trace.nodes["et_id"].max() or 0
+    if last >= 2**63 - 1 - count:
+        raise EtloomError(
+            f"the node id {last} leaves no room for ids after it", remedy="number the nodes anew"
+        )
+    return pl.int_range(last + 1, last + 1 + count, eager=True)
+
+
+def make_attribute(name: str, kind: str, value: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "value": value}
+
+
+def _list_attributes(rest: str | None, comm: dict[str, Any] | None) -> list[dict[str, Any]]:
+    known = (
+        []
+        if comm is None
+        else [
+            make_attribute(name, kind, comm[column])
+            for name, kind, column in _COMM_ATTRIBUTES
+            if comm[column] is not None
+        ]
+    )
+    return known + [
+        make_attribute(name, _infer_attribute_type(value), value)
+        for name, value in json.loads(rest or "{}").items()
+    ]
+
+
+def _infer_attribute_type(value: Any) -> str:
+    """The type that an attribute without one of its own is written with."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int64" if value < 1 << 63 else "uint64"
+    if isinstance(value, float):
+        return "double"
+    return "string" if value is None or isinstance(value, str) else "array"
+
+
+def _decategorize(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
+
+
+def _build_templates(texts: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Of JSON lists of values the text up to the first null, in which tensors stand, and for each null what follows.
+
+    `_TEMPLATE` and `_SLOT`: the same of the values and of their shapes, which are [] where there is no tensor.
+    """
+    templates: list[tuple[str, str, str]] = []
+    slots: list[tuple[str, int, int | None, str, str]] = []
+    for text in texts:
+        values, shapes, where = _split_around_nulls(text)
+        templates.append((text, values[0], shapes[0]))
+        slots += [
+            (text, *place, value, shape)
+            for place, value, shape in zip(where, values[1:], shapes[1:], strict=True)
+        ]
+    return (
+        pl.DataFrame(templates, schema=_TEMPLATE, orient="row"),
+        pl.DataFrame(slots, schema=_SLOT, orient="row"),
+    )
+
+
+def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int, int | None]]]:
+    """The texts of values and shapes before, between and after the nulls of a JSON list, and where these stand.
+
+    That is their index in the list and, in lists inside it, their number there.
+    """
+    values: list[str] = []
+    shapes: list[str] = []
+    where: list[tuple[int, int | None]] = []
+    shape, begin, depth, index, number, objects = "", 0, 0, 0, 0, 0
+    for token in _TOKEN.finditer(text):
+        mark = token[0]
+        if mark in "{}":
+            objects += 1 if mark == "{" else -1
+            shape += "" if objects else "[]"
+        elif objects:
+            continue  # there are no tensors in an object
+        elif mark == "null":
+            where.append((min(index, _LAST), None if depth == 1 else number))
+            number += 1
+            values.append(text[begin : token.start()])
+            shapes.append(shape)
+            shape, begin = "", token.end()
+        elif mark == ",":
+            shape += ", "
+            if depth == 1:
+                index, number = index + 1, 0
+        elif mark in "[]":
+            shape += mark
+            depth += 1 if mark == "[" else -1
+        else:
+            shape += "[]"
+    return [*values, text[begin:]], [*shapes, shape], where

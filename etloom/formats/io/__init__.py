@@ -1,0 +1,1 @@
+"""Input and output that formats share: compression, the native parser, safe pickle, damaged text."""

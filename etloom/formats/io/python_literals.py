@@ -1,0 +1,61 @@
+"""Python's repr of plain values turned into JSON, without evaluating anything.
+
+Chakra's converter writes str(list): [[4, 5, 0, 64, 4, 'cuda:0'], True, None].
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+_TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\b(?:True|False|None|nan|inf)\b|[()]", re.DOTALL)
+_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "nan": '"nan"',
+    "inf": '"inf"',
+    "(": "[",
+    ")": "]",
+}
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@lru_cache(maxsize=1 << 14)
+def parse_cached_literal(text: str) -> Any:
+    """`parse` of a text that comes again, as shapes and types do. The value is shared: not to be changed."""
+    return parse_literal(text)
+
+
+def parse_literal(text: str) -> Any:
+    """The value that a repr of lists, tuples, numbers, strings, booleans and None spells.
+
+    Raises ValueError for anything else.
+    """
+    if not text:
+        return []
+    spelt = _TOKEN.sub(
+        lambda match: _WORDS.get(match[0]) or _convert_string(match[0]), text.replace(",)", ")")
+    )
+    try:
+        return json.loads(spelt.replace('-"inf"', '"-inf"'))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _convert_string(token: str) -> str:
+    body = token[1:-1]
+    if "\\" in body:
+        body = _ESCAPE.sub(_unescape, body)
+    return json.dumps(body)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    if len(code) > 1:
+        point = int(code[1:], 16)
+        return chr(point) if point <= 0x10FFFF else "\ufffd"
+    return _ESCAPED.get(code, code)

@@ -1,0 +1,144 @@
+"""Rows of a table as texts of JSON objects in Kineto's words, made a column at a time."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+
+# Column -> Kineto's name of the argument, by table.
+ARGUMENT_NAMES: dict[str, dict[str, str]] = {
+    "events": {
+        "device": "device", "stream": "stream", "correlation": "correlation", "external_id": "External id",
+        "rf_id": "Record function id", "seq_id": "Sequence number", "fwd_tid": "Fwd thread id",
+    },
+    "arguments": {
+        "dims": "Input Dims", "types": "Input type", "strides": "Input Strides",
+        "concrete_inputs": "Concrete Inputs",
+    },
+    "kernels": {
+        "grid": "grid", "block": "block", "registers": "registers per thread", "shared_mem": "shared memory",
+        "blocks_per_sm": "blocks per SM", "warps_per_sm": "warps per SM", "occupancy": "est. achieved occupancy %",
+        "bytes": "bytes", "bandwidth": "memory bandwidth (GB/s)", "context": "context", "queued": "queued",
+        "graph_id": "graph id", "graph_node_id": "graph node id",
+    },
+    "syncs": {
+        "kind": "cuda_sync_kind", "wait_stream": "wait_on_stream", "wait_event": "wait_on_cuda_event_id",
+        "record_correlation": "wait_on_cuda_event_record_corr_id",
+    },
+    "frames": {
+        "python_id": "Python id", "python_parent_id": "Python parent id", "module_id": "Python module id",
+    },
+    "comms": {
+        "collective": "Collective name", "pg_name": "Process Group Name", "pg_desc": "Process Group Description",
+        "ranks": "Process Group Ranks", "group_size": "Group size", "seq": "Seq", "dtype": "dtype",
+        "in_nelems": "In msg nelems", "out_nelems": "Out msg nelems", "in_split": "In split size",
+        "out_split": "Out split size", "root": "Src Rank", "peer": "Dst Rank", "is_async": "Is asynchronized op",
+        "comms_id": "Comms Id",
+    },
+}  # fmt: skip
+MEMORY_ARGUMENT_NAMES = {
+    "addr": "Addr", "bytes": "Bytes", "total_allocated": "Total Allocated", "total_reserved": "Total Reserved",
+    "device_type": "Device Type", "device": "Device Id",
+}  # fmt: skip
+_TRIPLES = ("grid", "block")
+
+
+def quote_texts(column: pl.Series) -> pl.Series:
+    """Each text as a JSON string, worked out once a distinct one."""
+    distinct = column.unique().drop_nulls()
+    if distinct.is_empty():
+        return column.cast(pl.String)
+    texts = [json.dumps(text, ensure_ascii=False) for text in distinct.cast(pl.String)]
+    known = pl.DataFrame({"text": distinct, "quoted": texts})
+    joined = column.to_frame("text").join(known, on="text", how="left", maintain_order="left")
+    return joined["quoted"].rename(column.name)
+
+
+def format_arguments(frame: pl.DataFrame, names: dict[str, str], table: str = "") -> pl.Series:
+    """For each row its values as ``,"name":value`` one after the other, without those that are null."""
+    parts = []
+    for column, name in names.items():
+        if column in _TRIPLES:
+            axes = [pl.col(f"{column}_{axis}").cast(pl.String) for axis in "xyz"]
+            value = pl.concat_str(pl.lit("["), pl.concat_str(axes, separator=","), pl.lit("]"))
+        elif frame.schema[column] == pl.Categorical and table != "arguments":
+            value = pl.lit(quote_texts(frame[column]))
+        else:
+            value = pl.col(column).cast(pl.String)
+        parts.append(pl.concat_str(pl.lit(f",{json.dumps(name)}:"), value))
+    return frame.select(pl.concat_str(parts, ignore_nulls=True).alias("")).to_series()
+
+
+def format_objects(frame: pl.DataFrame, base: int = 0) -> pl.Series:
+    """The rows as JSON objects.
+
+    Columns: ph, name and cat as text; pid_text and tid_text as JSON; ts and dur in ns, written as microseconds
+    from ``base``; flow, the id of an arrow; args and extra (members beside args) as `arguments` gives them.
+    What is absent or null is left out.
+    """
+    texts = {name: quote_texts(frame[name]) for name in ("ph", "cat", "name") if name in frame.columns}
+    frame = frame.with_columns(pl.col("ts") - base).with_columns(**texts)
+    parts = [pl.concat_str(pl.lit('{"ph":'), "ph")]
+    for column in ("cat", "name", "pid_text", "tid_text", "ts", "dur", "flow"):
+        if column in frame.columns:
+            value = format_microseconds(column) if column in ("ts", "dur") else pl.col(column).cast(pl.String)
+            name = "id" if column == "flow" else column.removesuffix("_text")
+            parts.append(pl.concat_str(pl.lit(f',"{name}":'), value))
+    parts += [pl.col("extra")] if "extra" in frame.columns else []
+    if "args" in frame.columns:
+        body = pl.col("args").str.strip_prefix(",")
+        parts.append(pl.when(body != "").then(pl.concat_str(pl.lit(',"args":{'), body, pl.lit("}"))))
+    parts.append(pl.lit("}"))
+    return frame.select(pl.concat_str(parts, ignore_nulls=True).alias("")).to_series()
+
+
+def join_lines(texts: pl.Series) -> bytes:
+    """Texts of objects under each other, with commas between them, in UTF-8."""
+    lines: bytes = texts.str.join(",\n").cast(pl.Binary).item()
+    return lines
+
+
+def split_extra_args(rest: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """events.args as what goes into args and what goes beside it, each as `arguments` gives it.
+
+    The members of the event itself are those whose name begins with a dot.
+    """
+    texts = rest.cast(pl.String).fill_null("{}")
+    inside = texts.str.slice(1, texts.str.len_chars() - 2)
+    inside = pl.select(
+        pl.when(inside != "").then(pl.concat_str(pl.lit(","), inside)).otherwise(pl.lit(""))
+    ).to_series()
+    beside = pl.Series([""], dtype=pl.String).new_from_index(0, texts.len())
+    marked = texts.str.contains('".', literal=True)
+    if marked.any():
+        known = {text: _split_text(text) for text in texts.filter(marked).unique()}
+        frame = pl.DataFrame({"text": texts, "inside": inside})
+        frame = frame.with_columns(
+            pl.col("text")
+            .replace_strict({t: a for t, (a, _) in known.items()}, default=pl.col("inside"))
+            .alias("inside"),
+            pl.col("text").replace_strict({t: b for t, (_, b) in known.items()}, default="").alias("beside"),
+        )
+        inside, beside = frame["inside"], frame["beside"]
+    return inside, beside
+
+
+def _split_text(text: str) -> tuple[str, str]:
+    """As `split_rest`, of one text."""
+    args, beside = "", ""
+    for key, value in json.loads(text).items():
+        member = f",{json.dumps(key.removeprefix('.'))}:{json.dumps(value)}"
+        if key.startswith("."):
+            beside += member
+        else:
+            args += member
+    return args, beside
+
+
+def format_microseconds(column: str) -> pl.Expr:
+    """Whole ns as decimal microseconds, exactly."""
+    ns = pl.col(column)
+    sign = pl.when(ns < 0).then(pl.lit("-")).when(ns >= 0).then(pl.lit(""))
+    whole, rest = (ns.abs() // 1000).cast(pl.String), (ns.abs() % 1000).cast(pl.String).str.zfill(3)
+    return pl.concat_str(sign, whole, pl.lit("."), rest)

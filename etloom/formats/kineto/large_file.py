@@ -1,0 +1,155 @@
+"""A Kineto file larger than memory, straight to Parquet: parsed in parts, merged by stretches of time.
+
+First every few million rows go to a part of their own, sorted. Then the time is cut into stretches that hold about as
+many events each; the events of a stretch are gathered from all parts, which Parquet's statistics make cheap, put in
+order and numbered. What hangs on events follows their new numbers. No more than one part, one stretch, or one side
+table is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+
+from etloom import _native
+from etloom.core.schema import TABLES
+from etloom.formats import kineto
+from etloom.formats.io.native_parser import (
+    ParsedFile,
+    Progress,
+    Stat,
+    collect_result,
+    read_ahead,
+    take_frames,
+)
+
+PART_ROWS = 1_000_000
+
+_EVENT_TABLES = ("arguments", "kernels", "syncs", "frames", "comms")
+_TIMED_TABLES = ("memory", "counters", "flows")
+
+
+def convert_large_file(
+    path: Path, folder: Path, *, part_rows: int = PART_ROWS, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Write the tables of a Kineto file into ``folder`` as ``<table>.parquet``; returns the meta of the Trace.
+
+    The tables are those that `etloom.formats.kineto.read` gives, stats included, but for begin and end events (B, E)
+    that lie in different parts: these stay apart and are counted. Raises ReadError and LimitError as that does.
+    """
+    with tempfile.TemporaryDirectory(prefix=".parts-", dir=folder) as scratch:
+        parts = Path(scratch)
+        whole, offsets = _write_parts(path, parts, part_rows, progress)
+        times = _scan_events(parts).select("ts").collect()["ts"]
+        first = times.min()
+        trace = kineto.to_trace(whole, path, first if isinstance(first, int) else None)
+        base = trace.meta["base_ns"]
+        place = _merge_events(parts, folder, base, times, part_rows)
+        del times
+        for name in (*_EVENT_TABLES, *_TIMED_TABLES):
+            pieces = (
+                pl.read_parquet(parts / f"{name}-{number:05}.parquet", glob=False)
+                for number in range(len(offsets))
+            )
+            if name in _EVENT_TABLES:
+                moved = (
+                    piece.with_columns(pl.Series("event", place[piece["event"].to_numpy() + offset]))
+                    for piece, offset in zip(pieces, offsets, strict=True)
+                )
+                table = pl.concat(moved).sort("event", maintain_order=True)
+            else:
+                table = pl.concat(pieces).sort("ts", maintain_order=True).with_columns(pl.col("ts") + base)
+            if "id" in TABLES[name].schema:
+                table = table.with_row_index("id")
+            _write(TABLES[name].conform(table), folder / f"{name}.parquet")
+            del table
+    for name in ("threads", "groups", "stats"):
+        _write(trace.table(name), folder / f"{name}.parquet")
+    return dict(trace.meta)
+
+
+def _write_parts(
+    path: Path, parts: Path, part_rows: int, progress: Progress | None
+) -> tuple[ParsedFile, list[int]]:
+    """Parse the file into sorted parts. Returns what is said once, and at which event each part begins."""
+    parser = _native.kineto_parser()
+    stats: list[Stat] = []
+    metadata: list[pl.DataFrame] = []
+    offsets: list[int] = []
+    events = taken = 0
+
+    def write_part(tables: dict[str, pl.DataFrame]) -> None:
+        nonlocal events
+        metadata.append(tables.pop("metadata"))
+        number = len(offsets)
+        offsets.append(events)
+        for name, frame in kineto.normalize_tables(tables, stats).items():
+            if name == "events":
+                frame = frame.with_row_index("row", offset=events)
+                events += frame.height
+            _write(frame, parts / f"{name}-{number:05}.parquet")
+
+    for piece in read_ahead(path, stats, progress):
+        parser.feed(piece)
+        if parser.rows - taken >= part_rows:
+            taken = parser.rows
+            parser.cut()
+            write_part(take_frames(parser))
+    parser.finish()
+    whole = collect_result(parser, path, stats)
+    write_part(dict(whole.tables))
+    said_once = {name: frame.clear() for name, frame in whole.tables.items()}
+    said_once |= {"metadata": pl.concat(metadata), "lanes": whole.tables["lanes"]}
+    return ParsedFile(said_once, whole.header, whole.stats, whole.rows), offsets
+
+
+def _merge_events(parts: Path, folder: Path, base: int, times: pl.Series, part_rows: int) -> np.ndarray:
+    """Write the events of all parts in order of time. Returns the new id of each row of the parts."""
+    place = np.zeros(len(times), np.uint32)
+    done = 0
+    writer: pq.ParquetWriter | None = None
+    for stretch in _read_time_slices(parts, times, part_rows):
+        place[stretch["row"].to_numpy()] = np.arange(done, done + stretch.height, dtype=np.uint32)
+        table = stretch.drop("row").with_columns(pl.col("ts") + base).with_row_index("id", offset=done)
+        arrow = TABLES["events"].conform(table).to_arrow()
+        writer = writer or pq.ParquetWriter(
+            folder / "events.parquet", arrow.schema, compression="zstd", compression_level=1
+        )
+        writer.write_table(arrow)
+        done += stretch.height
+    if writer is None:
+        _write(TABLES["events"].empty(), folder / "events.parquet")
+    else:
+        writer.close()
+    return place
+
+
+def _read_time_slices(parts: Path, times: pl.Series, rows: int) -> Iterator[pl.DataFrame]:
+    """The events stretch by stretch of time, each sorted as events are."""
+    if not len(times):
+        return
+    at = np.linspace(0, len(times) - 1, max(2, len(times) // rows + 2)).astype(np.int64)
+    cuts = np.unique(np.partition(times.to_numpy(), at)[at])
+    bounds = [*cuts[:-1].tolist(), int(cuts[-1]) + 1] if len(cuts) > 1 else [int(cuts[0]), int(cuts[0]) + 1]
+    scan = _scan_events(parts)
+    for low, high in itertools.pairwise(bounds):
+        yield (
+            scan.filter(pl.col("ts").is_between(low, high, closed="left"))
+            .collect()
+            .sort("ts", "dur", "position", descending=[False, True, False], nulls_last=True)
+        )
+
+
+def _scan_events(parts: Path) -> pl.LazyFrame:
+    return pl.scan_parquet(sorted(parts.glob("events-*.parquet")), glob=False)
+
+
+def _write(frame: pl.DataFrame, path: Path) -> None:
+    frame.write_parquet(path, compression="zstd", compression_level=1)

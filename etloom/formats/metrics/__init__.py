@@ -1,0 +1,214 @@
+"""Metrics recorded beside a trace: CSV, JSON lines, JSON or Parquet with a time column, as counters.
+
+Read: `nvidia-smi --query-gpu=timestamp,... --format=csv` with or without units and header line, DCGM samples
+and anything else in columns (one column a metric, or the columns metric and value), and the JSON of vLLM's
+latency benchmark, which states durations without times.
+
+Every column of numbers is a counter; columns of text and those that name a device, rank or host tell its series
+apart. Dates without a zone are taken to be UTC, which is counted; ``utc_offset`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.core.errors import ReadError
+from etloom.core.trace import Trace
+from etloom.formats.io.compression import read_content
+from etloom.formats.metrics.parsing import (  # fmt: skip
+    NS_PER_UNIT,
+    NUMBER,
+    PARQUET,
+    TIME_NAMES,
+    find_time_column,
+    normalize_name,
+    parse_table,
+    parse_times,
+    starts_with_date,
+)
+from etloom.formats.tables.building import Stat, build_trace
+
+_KEYS = re.compile(
+    r"^(index|gpu|gpu_?id|gpu_?uuid|uuid|device|entity|rank|local_rank|host|hostname|node|name|pci\.bus_id)$"
+)
+_LONG = (("metric", "value"), ("name", "value"), ("counter", "value"))
+_EPOCH_NS = 10**18
+_ROWS_LOOKED_AT = 10
+_BEGINS_NUMBER = re.compile(r'[\s"]*[-+.]?\d')
+
+
+def sniff(head: bytes) -> bool:
+    """Whether the file is Parquet, begins with column names of which one is a time, or is vLLM's."""
+    if head.startswith(PARQUET):
+        return True
+    if b"\0" in head:
+        return False
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
+    if text.startswith("{"):
+        return _sniff_json(text)
+    line, *rows = [line for line in text.splitlines() if line.strip()][:_ROWS_LOOKED_AT] or [""]
+    names = [normalize_name(name) for name in line.split(",")]
+    if len(names) == 1 or starts_with_date(line):
+        return len(names) > 1
+    at = next((place for place, name in enumerate(names) if name in TIME_NAMES), None)
+    # `import os, time` is no header: of a table some row has a time below its name.
+    return at is not None and (
+        not rows or any(_BEGINS_NUMBER.match((row.split(",")[at:] or [""])[0]) for row in rows)
+    )
+
+
+def _sniff_json(text: str) -> bool:
+    if '"avg_latency"' in text and '"latencies"' in text:
+        return True
+    first = text.split("\n", 1)[0]
+    try:
+        row = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    # A line of a trace is an object too, but holds lists and objects.
+    flat = isinstance(row, dict) and not any(isinstance(value, (dict, list)) for value in row.values())
+    return flat and any(normalize_name(name) in TIME_NAMES for name in row)
+
+
+def read(
+    path: Path,
+    *,
+    time_column: str | None = None,
+    unit: str | None = None,
+    utc_offset: float = 0.0,
+    limit: int = 1 << 30,
+) -> Trace:
+    """A Trace whose counters table holds one row a sample and series, in the order of time.
+
+    time_column: which column is the time (default: one of the usual names).
+    unit: ns, us, ms or s, what a time that is a number counts (default: of an epoch, told from its size).
+    utc_offset: hours by which dates without a zone are ahead of UTC.
+    limit: bytes that the file may hold, unpacked.
+
+    Raises ReadError where there is no such column or it is no time, LimitError beyond ``limit`` bytes.
+    """
+    if unit is not None and unit not in NS_PER_UNIT:
+        raise ReadError(f"unit {unit!r} is none", where=path, remedy=f"one of {', '.join(NS_PER_UNIT)}")
+    stats: list[Stat] = []
+    data, cut = read_content(path, limit)
+    if cut:
+        stats.append(("read.truncated", "data_loss", 1, cut))
+    meta = {"formats": ["metrics"], "files": [str(path)]}
+    if (latency := _parse_vllm_latency(data)) is not None:
+        stats.append(("read.metrics_without_time", "info", latency.height, "vLLM states durations, not when"))
+        return build_trace({"counters": latency}, meta | {"clock": "relative", "base_ns": 0}, stats)
+    columns = parse_table(data, path, stats)
+    name = find_time_column(columns, time_column, path)
+    when, zoneless = parse_times(columns[name], unit, utc_offset, path)
+    if zoneless and not utc_offset:
+        stats.append(
+            ("read.metrics_guessed_zone", "info", columns.height, "dates without a zone are taken as UTC")
+        )
+    counters, wrong = _build_counters(columns.drop(name), when)
+    untimed = when.null_count()
+    stats += [
+        ("read.metrics_no_time", "data_loss", untimed, f"rows whose {name} is no time"),
+        ("read.metrics_no_number", "data_loss", wrong, "cells that hold no number"),
+    ]
+    first = counters["ts"].min()
+    clock = "epoch" if isinstance(first, int) and first > _EPOCH_NS else "relative"
+    return build_trace({"counters": counters}, meta | {"clock": clock, "base_ns": 0}, stats)
+
+
+def _parse_vllm_latency(data: bytes) -> pl.DataFrame | None:
+    """Counters of `vllm bench latency --output-json`: seconds an iteration, their mean and percentiles."""
+    if not data.lstrip().startswith(b"{") or b'"avg_latency"' not in data:
+        return None
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("avg_latency"), (int, float)):
+        return None
+    samples = found.get("latencies")
+    percentiles = found.get("percentiles")
+    rows: list[tuple[str, Any]] = [("mean", found["avg_latency"])]
+    rows += [
+        (f"p{key}", value) for key, value in (percentiles if isinstance(percentiles, dict) else {}).items()
+    ]
+    rows += [("iteration", value) for value in (samples if isinstance(samples, list) else [])]
+    kept = [(series, float(value)) for series, value in rows if isinstance(value, (int, float))]
+    frame = pl.DataFrame(kept, schema={"series": pl.String, "value": pl.Float64}, orient="row")
+    return frame.select(pl.lit("latency [s]").alias("name"), "series", "value").with_row_index("id")
+
+
+def _build_counters(table: pl.DataFrame, times: pl.Series) -> tuple[pl.DataFrame, int]:
+    """One row a number in the order of time; how many cells hold something else."""
+    names = {normalize_name(column): column for column in table.columns}
+    long = next(((names[name], names[value]) for name, value in _LONG if {name, value} <= names.keys()), None)
+    if long:
+        keys = [column for column in table.columns if column not in long]
+        rows = table.select(
+            name=pl.col(long[0]).cast(pl.String), text=long[1], value=_parse_numbers(table, long[1])
+        )
+    else:
+        keys = [
+            column
+            for column in table.columns
+            if _KEYS.match(normalize_name(column)) or _is_text_column(table, column)
+        ]
+        if len(keys) > 1:  # the model of a GPU tells nothing that its index does not
+            keys = [column for column in keys if normalize_name(column) != "name"]
+        chosen = [
+            column
+            for column in table.columns
+            if not _KEYS.match(normalize_name(column)) and column not in keys
+        ]
+        rows = pl.concat(
+            [
+                table.select(
+                    name=pl.lit(_add_unit(table, column)),
+                    text=pl.col(column).cast(pl.String),
+                    value=_parse_numbers(table, column),
+                )
+                for column in chosen
+            ]
+            or [pl.DataFrame(schema={"name": pl.String, "text": pl.String, "value": pl.Float64})]
+        )
+    # Columns lie under each other, so a row of the file is every table.height-th row.
+    repeat = rows.height // table.height if table.height else 0
+    about = pl.concat(
+        [pl.DataFrame({"ts": times, "series": _build_series_key(table, keys)})] * max(repeat, 1)
+    )
+    every = pl.concat([about.head(rows.height), rows], how="horizontal").filter(pl.col("ts").is_not_null())
+    wrong = every.filter(pl.col("text").is_not_null() & pl.col("value").is_null()).height
+    kept = every.filter(pl.col("value").is_not_null()).sort("ts", maintain_order=True)
+    return kept.select("ts", "name", "series", "value").with_row_index("id"), wrong
+
+
+def _parse_numbers(table: pl.DataFrame, column: str) -> pl.Expr:
+    text = table.schema[column] == pl.String
+    number = pl.col(column).str.extract(NUMBER, 1) if text else pl.col(column)
+    return number.cast(pl.Float64, strict=False)
+
+
+def _is_text_column(table: pl.DataFrame, column: str) -> bool:
+    """Whether no cell holds a number and some hold something."""
+    cells = table.select(text=column, number=_parse_numbers(table, column))
+    return cells["number"].null_count() == cells.height > cells["text"].null_count()
+
+
+def _add_unit(table: pl.DataFrame, column: str) -> str:
+    """The counter's name with its unit: of the header (memory.used [MiB]), or of the cells (45 %)."""
+    if "[" in column or table.schema[column] != pl.String:
+        return column
+    units = table[column].str.extract(NUMBER, 2).drop_nulls().unique()
+    return f"{column} [{units[0].strip()}]" if units.len() == 1 else column
+
+
+def _build_series_key(table: pl.DataFrame, keys: list[str]) -> pl.Series:
+    """The text that tells the series of a row apart; null where nothing does."""
+    if not keys:
+        return pl.Series("series", [None] * table.height, dtype=pl.String)
+    parts = [pl.col(key).cast(pl.String).fill_null("") for key in keys]
+    return table.select(series=pl.concat_str(parts, separator=" "))["series"]

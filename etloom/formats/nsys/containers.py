@@ -1,0 +1,218 @@
+"""The two containers of an Nsight Systems export, SQLite and a folder of Parquet files, one interface.
+
+Nsight makes tables lazily and their columns vary by version: an absent table is empty, an absent column null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from etloom.core.errors import ReadError
+from etloom.formats.tables.building import Stat, build_series
+
+STRINGS = "StringIds"
+I64, TEXT = pl.Int64, pl.String
+_ROWS = 100_000
+_ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote bytes that are no UTF-8
+
+
+def int_columns(names: str) -> dict[str, Any]:
+    """The columns of these space-separated names, as int64."""
+    return dict.fromkeys(names.split(), I64)
+
+
+class ExportFile(Protocol):
+    tables: Mapping[str, frozenset[str]]
+    """The columns of each table."""
+    stats: list[Stat]
+
+    def frame(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
+        """These columns of a table in these types, rows in the file's order."""
+        ...
+
+    def height(self, table: str) -> int: ...
+
+    def texts(self, ids: pl.Series) -> pl.DataFrame:
+        """(id, value) of StringIds for these ids."""
+        ...
+
+
+class SqliteExport:
+    """An export of ``nsys export --type sqlite``, opened read-only.
+
+    Only plain tables are read: a view or a virtual table of a hostile file could run any query.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.path = path
+        self.stats: list[Stat] = []
+        self._connection = connection
+        # Text that is no UTF-8 costs its bad bytes, not the row.
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA query_only = ON")
+        names = [
+            row[0]
+            for row in connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
+            )
+        ]
+        self.tables: Mapping[str, frozenset[str]] = {
+            name: frozenset(row[1] for row in connection.execute(f"PRAGMA table_info({_quote(name)})"))
+            for name in names
+        }
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path) -> Iterator[SqliteExport]:
+        """Raises ReadError for a file that is no SQLite database or whose table of contents is damaged."""
+        # immutable: no journal is looked for and nothing is written beside the user's file.
+        uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
+        try:
+            connection = sqlite3.connect(uri, uri=True)
+        except _ERRORS as error:
+            raise ReadError(f"cannot be opened: {error}", where=path) from None
+        with contextlib.closing(connection):
+            try:
+                source = cls(connection, path)
+            except _ERRORS as error:
+                raise ReadError(
+                    f"no readable SQLite file: {error}", where=path, remedy="export the .nsys-rep again"
+                ) from None
+            yield source
+
+    def height(self, table: str) -> int:
+        if table not in self.tables:
+            return 0
+        try:
+            return int(self._connection.execute(f"SELECT count(*) FROM {_quote(table)}").fetchone()[0])  # noqa: S608
+        except _ERRORS:
+            return 0  # frame() has counted, or will count, the damage
+
+    def frame(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
+        present = {name: dtype for name, dtype in columns.items() if name in self.tables.get(table, ())}
+        present = self._filled(table, present)
+        if not present:
+            return pl.DataFrame(schema=dict(columns))
+        # binaryData is declared TEXT yet holds bytes.
+        chosen = ", ".join(
+            f"CAST({_quote(name)} AS BLOB)" if dtype == pl.Binary else _quote(name)
+            for name, dtype in present.items()
+        )
+        parts = list(self._parts(table, f"SELECT {chosen} FROM {_quote(table)}", present))  # noqa: S608
+        frame = pl.concat(parts) if parts else pl.DataFrame(schema=present)
+        return frame.select(
+            pl.col(name) if name in present else pl.lit(None, dtype=dtype).alias(name)
+            for name, dtype in columns.items()
+        )
+
+    def _filled(self, table: str, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns that hold anything. Most of NVTX's hold nothing, and SQLite counts faster than Python reads."""
+        if len(columns) < 2:
+            return columns
+        counts = ", ".join(f"count({_quote(name)})" for name in columns)
+        try:
+            row = self._connection.execute(f"SELECT {counts}, count(*) FROM {_quote(table)}").fetchone()  # noqa: S608
+        except _ERRORS:
+            return columns
+        filled = {name: dtype for (name, dtype), count in zip(columns.items(), row, strict=False) if count}
+        return filled if filled or not row[-1] else dict([next(iter(columns.items()))])
+
+    def _parts(
+        self, table: str, sql: str, columns: Mapping[str, Any], parameters: tuple[int, ...] = ()
+    ) -> Iterator[pl.DataFrame]:
+        rows_read = wrong = 0
+        try:
+            cursor = self._connection.execute(sql, parameters)
+            while rows := cursor.fetchmany(_ROWS):
+                made = [
+                    build_series(name, values, dtype)
+                    for (name, dtype), values in zip(columns.items(), zip(*rows, strict=True), strict=True)
+                ]
+                wrong += sum(lost for _, lost in made)
+                rows_read += len(rows)
+                yield pl.DataFrame([series for series, _ in made])
+        except _ERRORS as error:
+            self.stats.append(
+                ("read.nsys_damaged_table", "data_loss", 1, f"{table}: {error} after {rows_read:,} rows")
+            )
+        if wrong:
+            self.stats.append(("read.nsys_wrong_type", "data_loss", wrong, f"{table}: the value became null"))
+
+    def texts(self, ids: pl.Series) -> pl.DataFrame:
+        columns = {"id": pl.Int64, "value": pl.String}
+        if not columns.keys() <= self.tables.get(STRINGS, frozenset()) or ids.is_empty():
+            return pl.DataFrame(schema=columns)
+        if ids.len() * 4 > self.height(STRINGS):
+            return self.frame(STRINGS, columns)
+        wanted = ids.to_list()
+        parts: list[pl.DataFrame] = []
+        for begin in range(0, len(wanted), 30_000):  # SQLite takes 32,766 parameters
+            some = tuple(wanted[begin : begin + 30_000])
+            sql = f"SELECT id, value FROM {STRINGS} WHERE id IN ({','.join('?' * len(some))})"  # noqa: S608
+            parts.extend(self._parts(STRINGS, sql, columns, some))
+        return pl.concat(parts) if parts else pl.DataFrame(schema=columns)
+
+
+class ParquetExport:
+    """An export of ``nsys export --type parquetdir``: TABLE.parquet for each table."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self.stats: list[Stat] = []
+        tables: dict[str, frozenset[str]] = {}
+        for file in sorted(folder.glob("*.parquet")):
+            try:
+                tables[file.stem] = frozenset(pl.read_parquet_schema(file))
+            except (OSError, pl.exceptions.PolarsError) as error:
+                self._damaged(file.stem, error)
+        self.tables: Mapping[str, frozenset[str]] = tables
+
+    def _damaged(self, table: str, error: Exception) -> None:
+        self.stats.append(("read.nsys_damaged_table", "data_loss", 1, f"{table}: {str(error)[:200]}"))
+
+    def height(self, table: str) -> int:
+        if table not in self.tables:
+            return 0
+        return int(
+            pl.scan_parquet(self.path / f"{table}.parquet", glob=False).select(pl.len()).collect().item()
+        )
+
+    def frame(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
+        present = [name for name in columns if name in self.tables.get(table, ())]
+        if not present:
+            return pl.DataFrame(schema=dict(columns))
+        try:
+            read = pl.read_parquet(self.path / f"{table}.parquet", columns=present, glob=False)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            self._damaged(table, error)
+            return pl.DataFrame(schema=dict(columns))
+        frame = read.select(
+            _cast(read, name, dtype) if name in present else pl.lit(None, dtype=dtype).alias(name)
+            for name, dtype in columns.items()
+        )
+        wrong = sum(frame[name].null_count() - read[name].null_count() for name in present)
+        if wrong:
+            self.stats.append(("read.nsys_wrong_type", "data_loss", wrong, f"{table}: the value became null"))
+        return frame
+
+    def texts(self, ids: pl.Series) -> pl.DataFrame:
+        return self.frame(STRINGS, {"id": pl.Int64, "value": pl.String}).join(
+            pl.DataFrame({"id": ids.cast(pl.Int64)}), on="id", how="semi"
+        )
+
+
+def _cast(frame: pl.DataFrame, name: str, dtype: Any) -> pl.Expr:
+    if frame.schema[name] == pl.Binary and dtype == pl.String:
+        return pl.col(name).cast(pl.String, strict=False)
+    return pl.col(name).cast(dtype, strict=False)
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

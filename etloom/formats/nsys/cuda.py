@@ -1,0 +1,304 @@
+"""CUDA activity of an Nsight Systems export as events in Kineto's categories and spelling."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.formats.nsys.containers import I64, TEXT, ExportFile, int_columns
+from etloom.formats.nsys.event_tables import (
+    CUPTI,
+    EventTables,
+    extract_pid,
+    extract_process,
+    extract_tid,
+    resolve_names,
+    select_event_columns,
+)
+from etloom.formats.tables.building import Stat
+
+NONE32 = 0xFFFFFFFF
+"""CUPTI's 'no stream' and 'no event'."""
+
+MEMCPY_KINDS = dict(
+    enumerate(["Unknown", *("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")])
+)
+MEMORY_KINDS = dict(
+    enumerate(
+        ["Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown"]
+    )
+)
+SYNC_KINDS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+
+
+def read_labels(source: ExportFile, table: str, fallback: dict[int, str]) -> dict[int, str]:
+    """The file's own enumeration: its numbers may change with the version, its names do not."""
+    rows = source.frame(table, {"id": I64, "name": TEXT}).drop_nulls().rows()
+    short = {name.upper().replace(" ", "_"): name for name in fallback.values()}
+    known = {
+        number: short.get(
+            next((s for s in sorted(short, key=len, reverse=True) if name.endswith("_" + s)), "")
+        )
+        for number, name in rows
+    }
+    return fallback | {number: label for number, label in known.items() if label}
+
+
+def map_codes(column: str, names: dict[int, str], default: str = "Unknown") -> pl.Expr:
+    return pl.col(column).replace_strict(
+        list(names), list(names.values()), default=default, return_dtype=pl.String
+    )
+
+
+def null_if_none(column: str) -> pl.Expr:
+    """A CUPTI id, null where it says 'none'."""
+    return pl.when(pl.col(column) != NONE32).then(pl.col(column))
+
+
+def device_columns() -> dict[str, pl.Expr]:
+    """Device work lies on Kineto's lanes: the device is its process, the stream its thread."""
+    return {
+        "ph": pl.lit("X"),
+        "pid": pl.col("deviceId"),
+        "tid": pl.col("streamId"),
+        "device": pl.col("deviceId"),
+        "stream": pl.col("streamId"),
+        "correlation": pl.col("correlationId"),
+        "process": extract_process("globalPid"),
+    }
+
+
+_WORK = int_columns("start end deviceId streamId contextId correlationId globalPid graphId graphNodeId")
+
+
+def read_kernels(source: ExportFile) -> EventTables:
+    axes = {f"{what}{axis}": I64 for what in ("grid", "block", "cluster") for axis in "XYZ"}
+    names = int_columns("demangledName shortName mangledName")
+    more = int_columns(
+        "registersPerThread staticSharedMemory dynamicSharedMemory localMemoryPerThread launchType"
+    )
+    frame = source.frame(CUPTI + "KERNEL", _WORK | names | axes | more)
+    frame = resolve_names(source, frame, *names)
+    clustered = pl.col("clusterX") > 0
+    args = pl.struct(
+        *(pl.col(f"cluster{axis}").alias(f"cluster_{axis.lower()}") for axis in "XYZ"),
+        pl.col("localMemoryPerThread").alias("local memory per thread"),
+        pl.col("launchType").alias("launch type"),
+    ).struct.json_encode()
+    unusual = clustered | (pl.col("localMemoryPerThread") > 0) | (pl.col("launchType") > 1)
+    events = select_event_columns(
+        frame,
+        cat=pl.lit("kernel"),
+        name=pl.coalesce(*names),
+        args=pl.when(unusual).then(args),
+        **device_columns(),
+    )
+    blocks = pl.col("gridX") * pl.col("gridY") * pl.col("gridZ")
+    threads = pl.col("blockX") * pl.col("blockY") * pl.col("blockZ")
+    processors = read_sm_counts(source)
+    per_device = map_numbers("deviceId", processors)
+    side = frame.with_row_index("row").select(
+        "row",
+        *(
+            pl.col(f"{what}{axis}").alias(f"{what}_{axis.lower()}")
+            for what in ("grid", "block")
+            for axis in "XYZ"
+        ),
+        pl.col("registersPerThread").alias("registers"),
+        # One of the two is absent in some versions; both absent is unknown, not zero.
+        shared_mem=pl.when(
+            pl.any_horizontal(pl.col("staticSharedMemory", "dynamicSharedMemory").is_not_null())
+        ).then(pl.sum_horizontal("staticSharedMemory", "dynamicSharedMemory")),
+        blocks_per_sm=blocks / per_device,
+        warps_per_sm=blocks * (threads / 32) / per_device,
+        context="contextId",
+        graph_id="graphId",
+        graph_node_id="graphNodeId",
+    )
+    return EventTables(events, {"kernels": side})
+
+
+def read_sm_counts(source: ExportFile) -> dict[int, int]:
+    """Streaming multiprocessors by CUDA device index."""
+    devices = source.frame("TARGET_INFO_CUDA_DEVICE", {"cudaId": I64, "numMultiprocessors": I64}).drop_nulls()
+    gpus = source.frame("TARGET_INFO_GPU", {"id": I64, "smCount": I64}).drop_nulls()
+    return dict(gpus.rows()) | dict(devices.rows())
+
+
+def map_numbers(column: str, numbers: dict[int, int]) -> pl.Expr:
+    if not numbers:
+        return pl.lit(None, dtype=pl.Float64)
+    return pl.col(column).replace_strict(
+        list(numbers), list(numbers.values()), default=None, return_dtype=pl.Float64
+    )
+
+
+def read_graphs(source: ExportFile) -> EventTables:
+    """Graphs launched with --cuda-graph-trace=graph: one row stands for all the kernels inside."""
+    frame = source.frame(CUPTI + "GRAPH_TRACE", _WORK)
+    events = select_event_columns(
+        frame,
+        cat=pl.lit("kernel"),
+        name=pl.format("CUDA graph {}", pl.col("graphId").cast(pl.String).fill_null("")),
+        **device_columns(),
+    )
+    side = frame.with_row_index("row").select("row", context="contextId", graph_id="graphId")
+    note = "each stands for all the kernels of its graph; profile with --cuda-graph-trace=node to see them"
+    return EventTables(events, {"kernels": side}, [("read.nsys_whole_graph", "info", events.height, note)])
+
+
+def read_memcpys(source: ExportFile) -> EventTables:
+    frame = source.frame(CUPTI + "MEMCPY", _WORK | int_columns("bytes copyKind srcKind dstKind"))
+    memory = read_labels(source, "ENUM_CUDA_MEM_KIND", MEMORY_KINDS)
+    name = pl.format(
+        "Memcpy {} ({} -> {})",
+        map_codes("copyKind", read_labels(source, "ENUM_CUDA_MEMCPY_OPER", MEMCPY_KINDS)),
+        map_codes("srcKind", memory),
+        map_codes("dstKind", memory),
+    )
+    events = select_event_columns(frame, cat=pl.lit("gpu_memcpy"), name=name, **device_columns())
+    return EventTables(events, {"kernels": _transfer(frame)})
+
+
+def read_memsets(source: ExportFile) -> EventTables:
+    frame = source.frame(CUPTI + "MEMSET", _WORK | int_columns("bytes memKind value"))
+    kind = map_codes("memKind", read_labels(source, "ENUM_CUDA_MEM_KIND", MEMORY_KINDS))
+    args = pl.struct("value").struct.json_encode()
+    events = select_event_columns(
+        frame, cat=pl.lit("gpu_memset"), name=pl.format("Memset ({})", kind), args=args, **device_columns()
+    )
+    return EventTables(events, {"kernels": _transfer(frame)})
+
+
+def _transfer(frame: pl.DataFrame) -> pl.DataFrame:
+    duration = pl.col("end") - pl.col("start")
+    return frame.with_row_index("row").select(
+        "row",
+        "bytes",
+        # Bytes a nanosecond are GB/s.
+        bandwidth=pl.when(duration > 0).then(pl.col("bytes") / duration),
+        context="contextId",
+        graph_id="graphId",
+        graph_node_id="graphNodeId",
+    )
+
+
+def read_syncs(source: ExportFile) -> EventTables:
+    """cuda_sync rows; the stream and call that recorded an awaited event come from the CUDA_EVENT table.
+
+    Nsight Systems writes device 0 for all of them: the device is that of the work in their context.
+    """
+    key = ["globalPid", "eventId", "eventSyncId"]
+    frame = source.frame(CUPTI + "SYNCHRONIZATION", _WORK | dict.fromkeys(("syncType", *key), I64))
+    stats: list[Stat] = []
+    if frame.height:
+        told = frame.join(
+            _find_context_devices(source), on=["globalPid", "contextId"], how="left", maintain_order="left"
+        ).with_columns(pl.coalesce("used", "deviceId").alias("deviceId"))
+        moved = int((told["deviceId"] != frame["deviceId"]).sum())
+        stats = [("read.nsys_device_of_sync", "info", moved, "the device is that of the work in its context")]
+        frame = told.drop("used")
+    records = (
+        source.frame(CUPTI + "CUDA_EVENT", dict.fromkeys((*key, "streamId", "correlationId"), I64))
+        .drop_nulls(key)
+        .unique(key, keep="last")
+        .rename({"streamId": "wait_stream", "correlationId": "record_correlation"})
+    )
+    frame = frame.join(records, on=key, how="left", maintain_order="left")
+    kind = map_codes("syncType", SYNC_KINDS)
+    lane = device_columns() | {"stream": null_if_none("streamId"), "tid": null_if_none("streamId")}
+    events = select_event_columns(frame, cat=pl.lit("cuda_sync"), name=kind, **lane)
+    side = frame.with_row_index("row").select(
+        "row",
+        kind.alias("kind"),
+        "wait_stream",
+        "record_correlation",
+        wait_event=null_if_none("eventId"),
+    )
+    return EventTables(events, {"syncs": side}, stats=stats)
+
+
+def _find_context_devices(source: ExportFile) -> pl.DataFrame:
+    """globalPid, contextId, used: the device on which a context has work."""
+    columns = int_columns("globalPid contextId deviceId")
+    tables = (source.frame(CUPTI + table, columns).unique() for table in ("KERNEL", "MEMCPY", "MEMSET"))
+    used = pl.concat(tables).drop_nulls().unique()
+    return used.unique(["globalPid", "contextId"], keep="none").rename({"deviceId": "used"})
+
+
+def read_calls(source: ExportFile) -> EventTables:
+    """Runtime and driver calls. Nsight puts both in one table and a version behind the name: _v7000."""
+    frame = source.frame(
+        CUPTI + "RUNTIME",
+        int_columns("start end globalTid correlationId nameId returnValue"),
+    )
+    frame = resolve_names(source, frame, "nameId")
+    events = select_event_columns(
+        frame,
+        ph=pl.lit("X"),
+        # cuLaunchKernel is the driver's, cudaLaunchKernel the runtime's.
+        cat=pl.when(pl.col("nameId").str.contains("^cu[A-Z]"))
+        .then(pl.lit("cuda_driver"))
+        .otherwise(pl.lit("cuda_runtime")),
+        # Four digits and more: cuMemAlloc_v2 is a name of its own.
+        name=pl.col("nameId").str.replace(r"_v\d{4,}$", ""),
+        correlation=pl.col("correlationId"),
+        args=pl.when(pl.col("returnValue") != 0).then(
+            pl.concat_str(pl.lit('{"return value":'), pl.col("returnValue"), pl.lit("}"))
+        ),
+        **_host_columns("globalTid"),
+    )
+    failed = frame.filter(pl.col("returnValue") != 0)["nameId"]
+    stats: list[Stat] = [("read.nsys_failed_call", "info", failed.len(), failed[0] if failed.len() else None)]
+    return EventTables(events, stats=stats)
+
+
+def read_overheads(source: ExportFile) -> EventTables:
+    frame = source.frame(
+        CUPTI + "OVERHEAD",
+        int_columns("start end globalTid correlationId nameId overheadType"),
+    )
+    frame = resolve_names(source, frame, "nameId")
+    events = select_event_columns(
+        frame,
+        ph=pl.lit("X"),
+        cat=pl.lit("overhead"),
+        name=pl.col("nameId"),
+        correlation=None,  # the correlation of the call it delayed would pair it with the kernel
+        **_host_columns("globalTid"),
+    )
+    return EventTables(events)
+
+
+def _host_columns(column: str) -> dict[str, pl.Expr]:
+    return {"process": extract_process(column), "pid": extract_pid(column), "tid": extract_tid(column)}
+
+
+def read_memory(source: ExportFile) -> pl.DataFrame:
+    """Rows of the memory table, with ``process``: device allocations (--cuda-memory-usage=true)."""
+    columns = int_columns("start globalPid globalTid deviceId address bytes memoryOperationType")
+    frame = source.frame("CUDA_GPU_MEMORY_USAGE_EVENTS", columns)
+    freed = pl.col("memoryOperationType") == 1
+    return frame.select(
+        process=extract_process("globalPid"),
+        ts="start",
+        pid=extract_pid("globalPid"),
+        tid=extract_tid("globalTid"),
+        addr=pl.col("address").cast(pl.UInt64, strict=False),
+        bytes=pl.when(freed).then(-pl.col("bytes")).otherwise(pl.col("bytes")),
+        device_type=pl.lit(1),
+        device="deviceId",
+    )
+
+
+def read_gpu_metrics(source: ExportFile) -> pl.DataFrame:
+    """GPU_METRICS as rows of the counters table, with ``gpu``, the index of the GPU in the machine."""
+    key = {"typeId": I64, "metricId": I64}
+    frame = source.frame("GPU_METRICS", {"timestamp": I64, "value": pl.Float64} | key)
+    about = source.frame("TARGET_INFO_GPU_METRICS", key | {"metricName": TEXT}).unique(
+        list(key), keep="first"
+    )
+    # The low byte of typeId numbers the GPU.
+    gpu = pl.col("typeId") & 0xFF
+    return frame.join(about, on=list(key), how="left", maintain_order="left").select(
+        gpu=gpu, ts="timestamp", name="metricName", series=pl.format("GPU {}", gpu), value="value"
+    )

@@ -1,0 +1,85 @@
+"""What the kinds of Nsight's activity share: the columns of an event, processes, names, enumerations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from etloom.formats.nsys.containers import I64, ExportFile
+from etloom.formats.tables.building import Stat
+
+CUPTI = "CUPTI_ACTIVITY_KIND_"
+
+EVENT_COLUMNS = {
+    "process": I64,  # globalPid: virtual machine and pid, which is what correlation ids are unique in
+    "ph": pl.Categorical,
+    "cat": pl.Categorical,
+    "name": pl.Categorical,
+    "start": I64,
+    "end": I64,
+    "pid": I64,
+    "tid": I64,
+    "device": I64,
+    "stream": I64,
+    "correlation": I64,
+    "rf_id": I64,
+    "seq_id": I64,
+    "args": pl.Categorical,
+}
+"""The columns of every `Part`'s events; those a kind has not are added as null."""
+
+
+@dataclass
+class EventTables:
+    """The events of one kind, and rows of other tables about them, keyed by ``row`` of these events."""
+
+    events: pl.DataFrame
+    sides: dict[str, pl.DataFrame] = field(default_factory=dict)
+    stats: list[Stat] = field(default_factory=list)
+    ranks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """process -> (rank, ranks of the job), where these events say so."""
+
+
+def extract_process(column: str) -> pl.Expr:
+    """globalPid of a globalTid or globalPid."""
+    return pl.col(column) & ~0xFFFFFF
+
+
+def extract_pid(column: str) -> pl.Expr:
+    return (pl.col(column) // (1 << 24)) & 0xFFFFFF
+
+
+def extract_tid(column: str) -> pl.Expr:
+    return pl.col(column) & 0xFFFFFF
+
+
+def select_event_columns(frame: pl.DataFrame, **columns: pl.Expr | pl.Series | None) -> pl.DataFrame:
+    """frame with the columns of EVENT: those given as expressions, the rest as they are or null."""
+    return frame.select(
+        (
+            expression
+            if (expression := columns.get(name)) is not None
+            else pl.col(name)
+            if name in frame.columns and name not in columns
+            else pl.lit(None)
+        )
+        .cast(dtype)
+        .alias(name)
+        for name, dtype in EVENT_COLUMNS.items()
+    )
+
+
+def resolve_names(source: ExportFile, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
+    """frame with these columns of StringIds ids replaced by their text."""
+    ids = pl.concat([frame[column] for column in columns]).unique().drop_nulls().sort()
+    texts = source.texts(ids).unique("id", keep="first")
+    for column in columns:
+        frame = (
+            frame.join(
+                texts.rename({"id": column, "value": "\0"}), on=column, how="left", maintain_order="left"
+            )
+            .with_columns(pl.col("\0").alias(column))
+            .drop("\0")
+        )
+    return frame

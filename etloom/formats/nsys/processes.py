@@ -1,0 +1,146 @@
+"""Which processes of an Nsight Systems export are ranks of the job, and what is said once of the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import polars as pl
+
+from etloom.formats.nsys.containers import I64, TEXT, ExportFile, int_columns
+from etloom.formats.nsys.cuda import read_sm_counts
+from etloom.formats.nsys.event_tables import extract_pid, extract_process, extract_tid, resolve_names
+from etloom.formats.tables.building import Stat
+
+# Set for each rank by torchrun, Open MPI, Slurm and MPICH, in that order of trust.
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
+_RANK_IN_NAME = re.compile(r"rank[ _:=#-]?(\d+)", re.IGNORECASE)
+
+
+def get_pid(process: int) -> int:
+    return (process >> 24) & 0xFFFFFF
+
+
+def assign_ranks(
+    source: ExportFile, processes: Iterable[int], known: Mapping[int, tuple[int, int]]
+) -> tuple[dict[int, int | None], list[Stat]]:
+    """process -> rank, and how it was told.
+
+    ``known`` is what NCCL said. After it the launcher's environment variable is asked, where the export has
+    one process (Nsight records the environment of the program it launched, which all its children share);
+    then the names of the processes; else ranks go by ascending pid, which torchrun makes likely, not sure.
+    """
+    order = sorted(processes, key=lambda process: (get_pid(process), process))
+    told: dict[int, int | None] = {process: known[process][0] for process in order if process in known}
+    if len(told) == len(order) and len(set(told.values())) == len(order):
+        return told, []
+    if len(order) == 1:
+        return {order[0]: _read_rank_from_environment(source)}, []
+    names = dict(source.frame("PROCESSES", {"globalPid": I64, "name": TEXT}).drop_nulls().rows())
+    found = {process: _RANK_IN_NAME.search(names.get(process, "")) for process in order}
+    told = {process: int(match[1]) for process, match in found.items() if match}
+    if len(told) == len(order) and len(set(told.values())) == len(order):
+        return told, []
+    example = ", ".join(f"pid {get_pid(process)} is rank {rank}" for rank, process in enumerate(order[:4]))
+    return {process: rank for rank, process in enumerate(order)}, [
+        ("read.nsys_guessed_rank", "info", len(order), f"by ascending pid: {example}")
+    ]
+
+
+def _read_rank_from_environment(source: ExportFile) -> int | None:
+    rows = source.frame("META_DATA_CAPTURE", {"name": TEXT, "value": TEXT})
+    lines = rows.filter(pl.col("name") == "PROCESS_0:ENVIRONMENT_VARIABLE")["value"].drop_nulls()
+    values = {name: value.strip('"') for name, _, value in (line.partition("=") for line in lines)}
+    for variable in _RANK_VARIABLES:
+        if values.get(variable, "").isdigit():
+            return int(values[variable])
+    return None
+
+
+def read_meta(source: ExportFile) -> dict[str, Any]:
+    """clock, base_ns, device_properties (in Kineto's spelling) and header of the run."""
+    start = source.frame("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": I64})["utcEpochNs"].drop_nulls()
+    base = int(start[0]) if start.len() else None
+    export = dict(
+        source.frame("META_DATA_EXPORT", {"name": TEXT, "value": TEXT})
+        .filter(
+            pl.col("name").is_in(["EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION"])
+        )
+        .rows()
+    )
+    return {
+        "formats": ["nsys"],
+        "clock": "relative" if base is None else "epoch",
+        "base_ns": base or 0,
+        "schema_version": export.get("EXPORT_SCHEMA_VERSION"),
+        "device_properties": _read_devices(source),
+        "header": {
+            "product": export.get("EXPORT_PRODUCT_NAME"),
+            "version": export.get("EXPORT_PRODUCT_VERSION"),
+        },
+    }
+
+
+def _read_devices(source: ExportFile) -> list[dict[str, Any]]:
+    numbers = int_columns(
+        "id totalMemory computeMajor computeMinor threadsPerWarp memoryBandwidth maxShmemPerSm"
+    )
+    gpus = source.frame("TARGET_INFO_GPU", {"name": TEXT} | numbers).drop_nulls("id")
+    processors = read_sm_counts(source)
+    return [
+        {
+            key: value
+            for key, value in {
+                "id": gpu["id"],
+                "name": gpu["name"],
+                "totalGlobalMem": gpu["totalMemory"],
+                "computeMajor": gpu["computeMajor"],
+                "computeMinor": gpu["computeMinor"],
+                "warpSize": gpu["threadsPerWarp"],
+                "numSms": processors.get(gpu["id"]),
+                "sharedMemPerMultiprocessor": gpu["maxShmemPerSm"],
+                "memoryBandwidth": gpu["memoryBandwidth"],
+            }.items()
+            if value is not None
+        }
+        for gpu in gpus.iter_rows(named=True)
+    ]
+
+
+def read_threads(source: ExportFile) -> pl.DataFrame:
+    """Rows of the threads table of every process, with ``process``."""
+    processes = source.frame("PROCESSES", {"globalPid": I64, "name": TEXT}).select(
+        process=extract_process("globalPid"),
+        pid=extract_pid("globalPid"),
+        tid=pl.lit(None, dtype=I64),
+        name="name",
+    )
+    lanes = source.frame("ThreadNames", int_columns("nameId globalTid"))
+    lanes = resolve_names(source, lanes, "nameId").select(
+        process=extract_process("globalTid"),
+        pid=extract_pid("globalTid"),
+        tid=extract_tid("globalTid"),
+        name="nameId",
+    )
+    return pl.concat([processes, lanes]).unique(["process", "pid", "tid"], keep="last", maintain_order=True)
+
+
+def build_device_tracks(events: pl.DataFrame) -> pl.DataFrame:
+    """Rows of the threads table for the devices and streams of one trace's events."""
+    work = events.filter(pl.col("device").is_not_null())
+    devices = work.select("pid", device="device").unique().sort("pid")
+    streams = work.filter(pl.col("stream").is_not_null()).select("pid", "tid").unique().sort("pid", "tid")
+    return pl.concat(
+        [
+            devices.select(
+                "pid",
+                tid=pl.lit(None, dtype=I64),
+                name=pl.format("GPU {}", "device"),
+                labels=pl.format("GPU {}", "device"),
+            ),
+            streams.select(
+                "pid", "tid", name=pl.format("stream {}", "tid"), labels=pl.lit(None, dtype=pl.String)
+            ),
+        ]
+    )

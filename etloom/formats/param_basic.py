@@ -1,0 +1,135 @@
+"""PARAM's basic communication traces: a JSON list of the calls of one rank, in order.
+
+Each entry has ``comms`` and, as far as they apply, ``req``, ``in_msg_size`` and ``out_msg_size`` (elements), ``dtype``,
+``in_split``, ``out_split``, ``root``, ``src_rank``, ``dst_rank``, ``pg_id``, ``global_ranks``, ``world_size`` and
+``startTime_ns``. A call is asynchronous where a later ``wait`` has its ``req``. Entries that name computation, markers
+or nothing known are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.core import categories
+from etloom.core.errors import ReadError
+from etloom.core.trace import Trace
+from etloom.formats.io.compression import read_content
+from etloom.formats.tables.building import Stat, build_frame, build_trace
+
+_ENTRY = re.compile(rb'^\s*\[\s*\{[^{}]*"(?:comms|compute|markers?)"\s*:')
+_SPECIAL_CALLS = {"wait": "wait", "init": "init", **dict.fromkeys(("noop", "pt2pt", "batch_isend_irecv"))}
+"""Names with a meaning of their own; a batch only sets off messages that have entries."""
+_DTYPES = {
+    "int": "int",
+    "long": "long int",
+    "float": "float",
+    "double": "double",
+    "half": "half",
+    "bool": "bool",
+}
+
+
+def sniff(head: bytes) -> bool:
+    """Whether the file is a list whose first object says what it communicates or computes."""
+    return _ENTRY.match(head) is not None
+
+
+def read(path: Path, *, limit: int = 1 << 30) -> Trace:
+    """The calls as host events with their communications; without ``startTime_ns`` they have no times.
+
+    limit: the most bytes that the unpacked file may have. Raises ReadError for what is no such list, LimitError.
+    """
+    data, cut = read_content(path, limit)
+    try:
+        entries = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ReadError(f"is no whole JSON: {cut or str(error)[:80]}", where=path) from error
+    if not isinstance(entries, list):
+        raise ReadError("is no list of calls", where=path, remedy="PARAM's basic traces are JSON lists")
+    stats: list[Stat] = [("read.entries", "info", len(entries), "entries in the file")]
+    left: Counter[str] = Counter()
+    groups: dict[str, list[int]] = {}
+    calls: list[tuple[dict[str, Any], str]] = []
+    for entry in entries:
+        said = entry.get("comms") if isinstance(entry, dict) else None
+        meant = _normalize_call_name(said) if isinstance(said, str) else None
+        if (
+            isinstance(entry, dict)
+            and entry.get("pg_id") is not None
+            and _is_int_list(entry.get("global_ranks"))
+        ):
+            groups[str(entry["pg_id"])] = entry["global_ranks"]
+        if meant is None:
+            left[_describe_entry(entry)] += 1
+        elif meant != "init":
+            calls.append((entry, meant))
+    stats += [("read.not_communication", "info", count, what) for what, count in left.most_common(8)]
+    waited = {str(entry.get("req")) for entry, meant in calls if meant == "wait"}
+    worlds = {size for entry, _ in calls if isinstance(size := entry.get("world_size"), int)}
+    tables = {}
+    if calls:
+        events = [_build_event(row, entry) for row, (entry, _) in enumerate(calls)]
+        comms = [_build_comm(row, entry, meant, groups, waited) for row, (entry, meant) in enumerate(calls)]
+        # A call without a time, such as a wait, keeps its place after the one before it.
+        timed = build_frame("events", events, stats).with_columns(pl.col("ts").cum_max().forward_fill())
+        tables = {"events": timed, "comms": build_frame("comms", comms, stats)}
+    meta = {
+        "formats": ["param-basic"],
+        "files": [str(path)],
+        "clock": "relative",
+        "world_size": max(worlds) if worlds else None,
+    }
+    return build_trace(tables, meta, stats)
+
+
+def _normalize_call_name(name: str) -> str | None:
+    return _SPECIAL_CALLS[name] if name in _SPECIAL_CALLS else categories.parse_collective(name.lower())
+
+
+def _describe_entry(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return "no object"
+    key = next((key for key in ("comms", "compute", "markers", "marker") if key in entry), None)
+    return f"{key}: {str(entry[key])[:40]}" if key else "no call"
+
+
+def _build_event(row: int, entry: dict[str, Any]) -> dict[str, Any]:
+    start = entry.get("startTime_ns")
+    return {
+        "id": row, "ph": "i", "cat": "cpu_op", "name": f"param::{entry['comms']}", "pid": 0, "tid": 0, "position": row,
+        "ts": start if type(start) is int else None,
+    }  # fmt: skip
+
+
+def _build_comm(
+    row: int, entry: dict[str, Any], meant: str, groups: dict[str, list[int]], waited: set[str]
+) -> dict[str, Any]:
+    group = str(entry["pg_id"]) if entry.get("pg_id") is not None else None
+    ranks = groups.get(group or "")
+    root, req = entry.get("root"), entry.get("req")
+    is_async = str(req) in waited
+    dtype = entry.get("dtype")
+    return {
+        "id": row, "event": row, "collective": meant, "pg_name": group,
+        "ranks": json.dumps(ranks) if ranks else None, "group_size": len(ranks) if ranks else None,
+        "seq": req if is_async and type(req) is int else None, "is_async": is_async,
+        "dtype": _DTYPES.get(dtype.lower(), dtype) if isinstance(dtype, str) else None,
+        "in_nelems": entry.get("in_msg_size"), "out_nelems": entry.get("out_msg_size"),
+        "in_split": _encode_ints(entry.get("in_split")), "out_split": _encode_ints(entry.get("out_split")),
+        "root": root if type(root) is int else None,
+        "peer": entry.get("dst_rank" if meant == "send" else "src_rank") if meant in ("send", "recv") else None,
+    }  # fmt: skip
+
+
+def _encode_ints(values: Any) -> str | None:
+    return json.dumps(values) if _is_int_list(values) else None
+
+
+def _is_int_list(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(one) is int for one in values)

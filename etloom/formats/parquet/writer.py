@@ -1,0 +1,99 @@
+"""A folder of Parquet files, one a table, and meta.json: read back equal, and read by others without us.
+
+    run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "tables": {name: rows}, "meta": {}}
+    run.parquet/events.parquet     the table of that name in etloom.core.schema, zstd, text as dictionaries
+
+A Job has its own meta.json (``"kind": "job"``, ``"ranks": [...]``) and stats, and a folder ``rank=N/`` for each rank,
+which DuckDB, Spark and polars take as a column:
+``read_parquet('run.parquet/*/events.parquet', hive_partitioning = true)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import etloom
+from etloom.core.errors import EtloomError
+from etloom.core.schema import TABLES
+from etloom.core.trace import Job, Trace
+
+SUFFIX = ".parquet"
+LAYOUT_VERSION = 1
+
+
+def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
+    """Write a Trace or a Job to the folder ``path``, which appears under its name only when it is whole.
+
+    A folder that this wrote before is replaced. Raises EtloomError where anything else is in the way.
+    """
+    with create_atomically(path) as new:
+        if isinstance(trace, Job):
+            trace.run_stats.write_parquet(new / "stats.parquet")
+            write_meta(new, "job", trace.meta, trace.ranks)
+            for rank, one in trace.items():
+                (new / f"rank={rank}").mkdir()
+                _write_trace(one, new / f"rank={rank}")
+        else:
+            _write_trace(trace, new)
+
+
+@contextlib.contextmanager
+def create_atomically(path: str | PathLike[str]) -> Iterator[Path]:
+    """An empty folder that takes the name ``path`` when the block ends well, and is gone when it does not.
+
+    A folder that we wrote before is replaced. Raises EtloomError where anything else is in the way.
+    """
+    target = Path(path)
+    if target.exists() and not _is_ours(target):
+        raise EtloomError(
+            "is in the way: a trace is saved as a folder of its own", where=target, remedy="name another path"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+        new, old = Path(scratch, "new"), Path(scratch, "old")
+        new.mkdir()
+        yield new
+        if target.exists():
+            target.rename(old)
+        new.rename(target)
+
+
+def write_meta(folder: Path, kind: str, meta: Mapping[str, Any], ranks: Sequence[int] = ()) -> None:
+    """Write the meta.json of a folder that holds the tables of a ``trace``, or stats and the ``ranks`` of a ``job``.
+
+    Called when the tables are there: it says how many rows each has, so that one that is lost later is missed.
+    """
+    content: dict[str, Any] = {"etloom": etloom.__version__, "layout": LAYOUT_VERSION, "kind": kind}
+    content["tables"] = {
+        name: pl.scan_parquet(file, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
+        for name in TABLES
+        if (file := Path(folder, f"{name}.parquet")).exists()
+    }
+    content |= {"ranks": list(ranks)} if kind == "job" else {}
+    content["meta"] = dict(meta)
+    Path(folder, "meta.json").write_text(json.dumps(content, indent=1), encoding="ascii")
+
+
+def _write_trace(trace: Trace, folder: Path) -> None:
+    for name, frame in trace.tables.items():
+        frame.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
+    write_meta(folder, "trace", trace.meta)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the folder is empty or holds only what `write` makes: replacing it destroys nothing else."""
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    files = {"meta.json", *(f"{name}.parquet" for name in TABLES)}
+    return all(
+        (entry.is_file() and entry.name in files) or (entry.name.startswith("rank=") and _is_ours(entry))
+        for entry in folder.iterdir()
+    )

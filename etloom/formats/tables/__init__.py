@@ -1,0 +1,1 @@
+"""Tables that several formats fill the same way: nodes, tensors, communication."""

@@ -1,0 +1,143 @@
+"""Communication calls in the field's words: normalised names, sizes in bytes, whole rank lists, process groups."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import polars as pl
+
+from etloom.core import categories
+from etloom.formats.io.native_parser import Stat
+
+_LARGEST = 1 << 20
+"""Ranks of a group that are listed one by one; none that exists has as many."""
+
+P2P = ("send", "recv", "send_recv")
+
+
+def normalize_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Recorded comms rows with normalised collective, whole ranks, bytes and is_p2p.
+
+    bytes is in_nelems times the size of an element, the convention of PARAM and of Kineto's own bandwidths.
+    """
+    sizes = _map_distinct(comms, "dtype", categories.itemsize, pl.Int64)
+    collective = categories.parse_collectives(comms["collective"])
+    ranks, repaired = _parse_rank_lists(comms)
+    if repaired:
+        stats.append(("read.elided_ranks", "info", repaired, "a rank list cut by the recorder was filled in"))
+    unknown = comms.filter(collective.is_null() & comms["collective"].is_not_null())
+    if unknown.height:
+        example = unknown["collective"].cast(pl.String)[0]
+        stats.append(("read.unknown_collective", "info", unknown.height, example))
+    named = collective.cast(pl.String)
+    return comms.with_columns(
+        pl.when(collective.is_null())
+        .then(pl.col("collective").cast(pl.String))
+        .otherwise(named)
+        .alias("collective"),
+        ranks.alias("ranks"),
+        (pl.col("in_nelems") * sizes).alias("bytes"),
+        named.is_in(P2P).alias("is_p2p"),
+    )
+
+
+def convert_event_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """The comms of a profiler trace, from the raw columns of the parser."""
+    # Kineto's Src Rank, which the parser calls root, is of a receive the other end.
+    receives = (categories.parse_collectives(comms["collective"]).cast(pl.String) == "recv").fill_null(False)
+    comms = comms.with_columns(
+        pl.col("is_async").cast(pl.Boolean),
+        pl.when(receives).then(pl.coalesce("peer", "root")).otherwise("peer").alias("peer"),
+        pl.when(~receives).then("root").alias("root"),
+    )
+    return normalize_comms(comms, stats)
+
+
+def build_groups(config: Any) -> pl.DataFrame:
+    """Process groups from a list of {pg_name, pg_desc, backend_config, ranks, group_size | pg_size}.
+
+    An empty rank list is the world, as PyTorch writes it. What is no such list gives no groups.
+    """
+    rows = []
+    for group in config if isinstance(config, list) else []:
+        if not isinstance(group, dict) or "pg_name" not in group:
+            continue
+        size = group.get("group_size", group.get("pg_size"))
+        size = size if isinstance(size, int) and 0 <= size < 1 << 63 else None
+        ranks = group.get("ranks")
+        if isinstance(ranks, str):
+            ranks = parse_rank_list(ranks, size)
+        if ranks == [] and size is not None and size <= _LARGEST:
+            ranks = list(range(size))
+        if not isinstance(ranks, list):
+            ranks = None
+        rows.append(
+            {
+                "pg_name": str(group["pg_name"]),
+                "pg_desc": _text(group.get("pg_desc")),
+                "backend": _text(group.get("backend_config")),
+                "ranks": None if ranks is None else json.dumps(ranks),
+                "size": len(ranks) if size is None and ranks is not None else size,
+            }
+        )
+    names = ("pg_name", "pg_desc", "backend", "ranks")
+    return pl.DataFrame(rows, schema={**dict.fromkeys(names, pl.String), "size": pl.Int64}).unique(
+        "pg_name", keep="last", maintain_order=True
+    )
+
+
+def parse_rank_list(text: str, size: int | None) -> list[int] | None:
+    """A rank list from its text, also one that is elided: ``[0, 1, ..., 31]``.
+
+    An elided list is filled in where the ranks before the dots step evenly, the step leads to the last rank and the
+    length agrees with the group's size, if that is known; else it is None.
+    """
+    parts = [
+        part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()
+    ]
+    if not all(re.fullmatch(r"-?\d{1,18}|\.\.\.", part) for part in parts) or parts.count("...") > 1:
+        return None
+    if "..." not in parts:
+        return [int(part) for part in parts]
+    cut = parts.index("...")
+    head, tail = [int(part) for part in parts[:cut]], [int(part) for part in parts[cut + 1 :]]
+    if len(head) < 2 or not tail:
+        return None
+    step = head[1] - head[0]
+    if step < 1 or (tail[-1] - head[0]) // step > _LARGEST:
+        return None
+    filled = list(range(head[0], tail[-1] + 1, step))
+    agrees = filled[: len(head)] == head and filled[-len(tail) :] == tail and size in (None, len(filled))
+    return filled if agrees else None
+
+
+def _parse_rank_lists(comms: pl.DataFrame) -> tuple[pl.Series, int]:
+    known: dict[tuple[str | None, int | None], str | None] = {}
+    elided = 0
+    out: list[str | None] = []
+    for text, size in comms.select(pl.col("ranks").cast(pl.String), "group_size").iter_rows():
+        key = (text, size)
+        if key not in known:
+            ranks = None if text is None else parse_rank_list(text, size)
+            known[key] = None if not ranks else json.dumps(ranks)
+        elided += text is not None and "..." in text
+        out.append(known[key])
+    return pl.Series("ranks", out, pl.String), elided
+
+
+def _map_distinct(frame: pl.DataFrame, column: str, meaning: Any, dtype: Any) -> pl.Series:
+    """meaning(text) of each row of a text column, worked out once a distinct one."""
+    texts = frame[column].unique().drop_nulls().cast(pl.String)
+    return (
+        frame[column]
+        .cast(pl.String)
+        .replace_strict(
+            texts, pl.Series([meaning(text) for text in texts], dtype=dtype), default=None, return_dtype=dtype
+        )
+    )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,300 @@
+"""Operators of an execution trace paired with profiler events by their order, where no id pairs them.
+
+Ids are missing in traces of before 2023, and meet nothing where the two tracers recorded different
+iterations. Each thread of the execution trace is then sought in the profiler's threads, as one window of
+consecutive operators:
+
+1. where: the number of equal names at every offset of one sequence in the other, by one correlation of random
+signs; 2. how far: a shortest edit path from there (`etloom._native.edit_path`) gives the pairs of the window;
+3. which: windows that follow each other are iterations. The longest thread chooses; of each other thread the
+window
+   is taken that starts where the order of the nodes says it should.
+
+score = pairs of one name and one depth / the longer of both sequences, over all threads. Right pairs of
+recordings reach 0.997, wrong ones at most 0.63 (docs/decisions/0012). A backend's ranges (gloo:*) count on
+neither side: see `ranges`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from etloom._native import edit_path
+from etloom.core import arrays
+from etloom.linker.backend_ranges import find_backend_ranges
+from etloom.linker.id_join import encode_names, is_linkable
+from etloom.linker.placement import rows_of_ids
+
+MIN_SCORE = 0.9
+"""Least score of an iteration that is linked."""
+
+_MAX_START_SHIFT = 64  # the window may start this far from where the correlation puts it
+_MAX_EDIT_SHARE = 0.25  # of a stretch; beyond it the window is given up
+_MAX_EXACT_LENGTH = 64  # sequences up to this length are compared at every offset, which is exact
+_NEIGHBOR_WINDOWS = 2  # windows before and after an iteration that may belong to it
+_MAX_WINDOWS = 8  # tried of one thread, for every time that it fits into a lane
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorSequence:
+    """The operators of one thread in the order in which they began: name codes, depths, table rows."""
+
+    key: int
+    codes: np.ndarray
+    depths: np.ndarray
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A stretch of a lane in which a thread was found: the rows of nodes and events that pair."""
+
+    lane: int
+    node: np.ndarray
+    event: np.ndarray
+    longer: int
+    start: int  # time of the first paired event, ns
+    diagonal: int  # how much further the lane was than the thread, mostly
+
+    @property
+    def score(self) -> float:
+        return len(self.node) / self.longer
+
+
+@dataclass(eq=False)
+class Iteration:
+    """One window for each thread: where in the profile the whole execution trace was found."""
+
+    windows: list[Window] = field(default_factory=list)
+    longer: int = 0
+
+    @property
+    def matched(self) -> int:
+        return sum(len(window.node) for window in self.windows)
+
+    @property
+    def score(self) -> float:
+        return self.matched / self.longer if self.longer else 0.0
+
+    @property
+    def node(self) -> np.ndarray:
+        return np.concatenate([window.node for window in self.windows])
+
+    @property
+    def event(self) -> np.ndarray:
+        return np.concatenate([window.event for window in self.windows])
+
+
+def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
+    """Where in the profile the execution trace is found, in order of time, be it well or poorly."""
+    of_nodes, of_events = encode_names(nodes, events)
+    wanted = sorted(_node_sequences(nodes, of_nodes), key=lambda thread: (-len(thread), thread.key))
+    lanes = _event_sequences(events, of_events)
+    if not wanted or not lanes:
+        return []
+    starts = events["ts"].to_numpy()
+    total = sum(len(thread) for thread in wanted)
+    found: dict[int, list[Window]] = {}
+    used: set[int] = set()
+    for thread in wanted:
+        offers = {lane.key: _find_windows(thread, lane, starts) for lane in lanes if lane.key not in used}
+        best = max(
+            (key for key, windows in offers.items() if windows),
+            key=lambda key: max(len(window.node) for window in offers[key]),
+            default=None,
+        )
+        if best is not None:
+            used.add(best)
+            found[thread.key] = offers[best]
+    if not found:
+        return []
+    good = {key: _keep_nearly_best(windows) for key, windows in found.items()}
+    long = [thread for thread in wanted if thread.key in found and 2 * len(thread) >= len(wanted[0])]
+    long = long or [thread for thread in wanted if thread.key in found]
+    anchor = min(long, key=lambda thread: len(good[thread.key]))
+    iterations = []
+    for window in good[anchor.key]:
+        iteration = Iteration([window], longer=total + window.longer - len(anchor))
+        for thread in wanted:
+            if thread.key in found and thread is not anchor:
+                other = _choose_window(good[thread.key], window, starts)
+                iteration.windows.append(other)
+                iteration.longer += other.longer - len(thread)
+        iterations.append(iteration)
+    return iterations
+
+
+def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
+    """The best of iterations that share operators; those that share hardly any all stay, in order of time."""
+    kept: list[tuple[int, int, Iteration]] = []
+    for iteration in sorted(iterations, key=lambda iteration: -iteration.matched):
+        first, last = iteration.windows[0].event[[0, -1]].tolist()
+        at = bisect_left(kept, first, key=lambda other: other[0])
+        beside = kept[max(0, at - 1) : at + 1]
+        if all(min(last, end) - max(first, begin) < 0.1 * (last - first) for begin, end, _ in beside):
+            kept.insert(at, (first, last, iteration))
+    return [iteration for _, _, iteration in kept]
+
+
+def measure_resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
+    """How many names of the longest thread agree at the best offset in any lane, and of how many."""
+    of_nodes, of_events = encode_names(nodes, events)
+    thread = max(_node_sequences(nodes, of_nodes), key=len, default=None)
+    lanes = _event_sequences(events, of_events)
+    if thread is None or not lanes:
+        return 0, 0 if thread is None else len(thread)
+    return max(int(_count_agreements(thread.codes, lane.codes).max()) for lane in lanes), len(thread)
+
+
+def _node_sequences(nodes: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequence]:
+    able = is_linkable(nodes) & ~find_backend_ranges(nodes)
+    depths = _compute_depths(rows_of_ids(nodes, nodes["parent"]))
+    tids = nodes["tid"].fill_null(-1).to_numpy()
+    return [
+        OperatorSequence(int(tid), codes[rows], depths[rows], rows)
+        for tid in np.unique(tids[able])
+        for rows in [np.flatnonzero(able & (tids == tid))]
+    ]
+
+
+def _event_sequences(events: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequence]:
+    """Operators and annotations of each lane; their depth counts nothing else, as an execution trace does."""
+    at = arrays.nest_events(events, arrays.RECORD_FUNCTION_CATEGORIES)
+    rows = np.concatenate([at.entered, np.setdiff1d(at.detached, at.entered)])
+    rows = rows[~find_backend_ranges(events)[rows]]
+    rows = rows[np.argsort(events["ts"].to_numpy()[rows], kind="stable")]
+    lanes = arrays.track_codes(events)[rows]
+    order = np.argsort(lanes, kind="stable")
+    edges = np.flatnonzero(np.diff(lanes[order])) + 1
+    return [
+        OperatorSequence(
+            int(lanes[part[0]]), codes[rows[part]], at.depth[rows[part]].astype(np.int64), rows[part]
+        )
+        for part in np.split(order, edges)
+        if part.size
+    ]
+
+
+def _compute_depths(parent: np.ndarray) -> np.ndarray:
+    """How many rows are around each, by pointer doubling; a row that is its own parent is at the top."""
+    above = np.append(np.where(parent == np.arange(len(parent)), -1, parent), -1)
+    depth = (above >= 0).astype(np.int64)
+    while (above >= 0).any():
+        depth += depth[above]
+        above = above[above]
+    return depth[:-1]
+
+
+def _find_windows(thread: OperatorSequence, lane: OperatorSequence, starts: np.ndarray) -> list[Window]:
+    """The stretches of a lane in which most of a thread is found; they may overlap."""
+    size = max(int(thread.codes.max()), int(lane.codes.max())) + 2
+    common = np.minimum(
+        np.bincount(thread.codes + 1, minlength=size), np.bincount(lane.codes + 1, minlength=size)
+    ).sum()
+    if 2 * common < len(thread):
+        return []
+    windows = []
+    for offset in _find_offsets(thread.codes, lane.codes):
+        i, j = edit_path(
+            thread.codes, lane.codes, int(offset), _same_place_distance(thread.codes), _MAX_EDIT_SHARE
+        )
+        if not i.size:
+            continue
+        longer = max(len(thread), int(j[-1] - j[0]) + 1)
+        inside = thread.depths[i] - lane.depths[j]
+        level = np.bincount(inside - inside.min()).argmax() + inside.min()
+        # An operator that one side lacks moves those inside it by one.
+        same = (np.abs(inside - level) <= 1) | (lane.depths[j] < 0)
+        i, j = i[same], j[same]
+        start, diagonal = int(starts[lane.rows[j[0]]]), int(np.median(j - i))
+        windows.append(Window(lane.key, thread.rows[i], lane.rows[j], longer, start, diagonal))
+    return _keep_best_per_diagonal(windows, _same_place_distance(thread.codes))
+
+
+def _keep_nearly_best(windows: list[Window]) -> list[Window]:
+    most = max(len(window.node) for window in windows)
+    return sorted(
+        (window for window in windows if len(window.node) >= MIN_SCORE * most),
+        key=lambda window: window.start,
+    )
+
+
+def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
+    """Of windows on nearly one diagonal the best: two offsets lead to one place where operators lack."""
+    kept: list[Window] = []
+    for window in sorted(windows, key=lambda window: window.diagonal):
+        if not kept or window.diagonal - kept[-1].diagonal > near:
+            kept.append(window)
+        elif len(window.node) > len(kept[-1].node):
+            kept[-1] = window
+    return kept
+
+
+def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Offsets of a in b (from 1 - len(a)) at which the names agree best, each the best one near it.
+
+    A sequence that repeats itself is also found shifted by its period; which shift is right is seen from the
+    other threads. So all stand, up to a number that keeps the time linear.
+    """
+    n, near = len(a), _same_place_distance(a)
+    equal = _count_agreements(a, b)
+    blocks = -(-len(equal) // near)
+    padded = np.pad(equal, (0, blocks * near - len(equal)), constant_values=-1).reshape(blocks, near)
+    peaks = padded.argmax(axis=1) + near * np.arange(blocks)
+    heights = equal[peaks]
+    around = np.pad(heights, 1, constant_values=-1)
+    apart = np.pad(np.diff(peaks), 1, constant_values=near) >= near
+    stands = (apart[:-1] | (heights >= around[:-2])) & (apart[1:] | (heights > around[2:]))
+    stands &= heights >= 0.5 * heights.max()
+    peaks, heights = peaks[stands], heights[stands]
+    most = _MAX_WINDOWS * (1 + len(b) // n)
+    offsets: np.ndarray = peaks[np.argsort(-heights, kind="stable")[:most]] - (n - 1)
+    return offsets
+
+
+def _same_place_distance(codes: np.ndarray) -> int:
+    """Offsets that lie this near to each other are one place."""
+    return max(1, min(_MAX_START_SHIFT, len(codes) // 2))
+
+
+def _count_agreements(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How many names of a equal those of b at each offset from 1 - len(a) to len(b) - 1, for a long a about.
+
+    Each name gets a random sign. The product of two signs is 1 where the names are equal and 0 on average
+    elsewhere, so the correlation counts equal names, give or take the root of len(a).
+    """
+    n, m = len(a), len(b)
+    if n <= _MAX_EXACT_LENGTH:
+        counts = np.zeros(n + m - 1, np.int64)
+        for at, code in enumerate(a):
+            counts[n - 1 - at : n - 1 - at + m] += b == code
+        return counts
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=max(a.max(), b.max()) + 2)
+    size = 1 << (n + m - 2).bit_length()
+    product = np.fft.rfft(signs[a[::-1] + 1], size) * np.fft.rfft(signs[b + 1], size)
+    correlation: np.ndarray = np.rint(np.fft.irfft(product, size)[: n + m - 1])
+    return correlation
+
+
+def _choose_window(windows: list[Window], anchor: Window, starts: np.ndarray) -> Window:
+    """The window of another thread that belongs to an iteration: of those near, the one that fits in best.
+
+    Node ids tell in which order the operators of all threads began, so in the right window as many operators
+    of the anchor precede each operator as in the execution trace. Where several do, the nearest. windows: in
+    order of time.
+    """
+
+    def misplaced(window: Window) -> tuple[int, int]:
+        by_node = np.searchsorted(anchor.node, window.node)
+        by_time = np.searchsorted(starts[anchor.event], starts[window.event])
+        return int(np.abs(by_node - by_time).sum()), abs(window.start - anchor.start)
+
+    at = bisect_left(windows, anchor.start, key=lambda window: window.start)
+    return min(windows[max(0, at - _NEIGHBOR_WINDOWS) : at + _NEIGHBOR_WINDOWS], key=misplaced)

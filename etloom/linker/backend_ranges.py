@@ -1,0 +1,55 @@
+"""Ranges of a communication backend (gloo:all_reduce) paired by what began around them on the caller's thread.
+
+They begin on the caller's thread and often end on a worker's, on which a profiler may draw them: as part of a
+thread's sequence, one side has them and the other has not. So alignment leaves them out, and here each is sought
+between the events of the operators that began before and after it on its thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays, categories
+
+
+def find_backend_ranges(table: pl.DataFrame) -> np.ndarray:
+    """Which rows of nodes or events are a backend's ranges."""
+    return arrays.match_text(table["name"], categories.is_backend_range)
+
+
+def pair_backend_ranges(
+    nodes: pl.DataFrame, events: pl.DataFrame, node: np.ndarray, event: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the backend's ranges of both tables that belong together, given the rows of operators that do.
+
+    Those of one name between the starts of the same two operators of their thread are taken in their order. What
+    begins before the first operator, or after all have ended, is left out.
+    """
+    wanted = np.flatnonzero(find_backend_ranges(nodes))
+    offered = np.flatnonzero(
+        find_backend_ranges(events) & arrays.is_in(events["cat"], arrays.RECORD_FUNCTION_CATEGORIES)
+    )
+    tids, starts = nodes["tid"].fill_null(-1).to_numpy(), events["ts"].to_numpy()
+    ends = starts + events["dur"].fill_null(0).to_numpy()
+    found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    for tid in np.unique(tids[wanted]):
+        own = np.flatnonzero(tids[node] == tid)
+        own = own[np.argsort(node[own], kind="stable")]
+        if not own.size:
+            continue
+        rows = wanted[tids[wanted] == tid]
+        near = offered[starts[offered] <= ends[event[own]].max()]
+        sides = [
+            pl.DataFrame({"row": side, "name": table["name"][side].cast(pl.String), "place": place})
+            .filter(pl.col("place") > 0)
+            .with_columns(pl.int_range(pl.len()).over("name", "place").alias("number"))
+            for table, side, place in (
+                (nodes, rows, np.searchsorted(node[own], rows)),
+                (events, near, np.searchsorted(starts[event[own]], starts[near], side="right")),
+            )
+        ]
+        both = sides[0].join(sides[1], on=["name", "place", "number"], maintain_order="left")
+        found.append((both["row"].to_numpy(), both["row_right"].to_numpy()))
+        offered = np.setdiff1d(offered, found[-1][1])
+    return np.concatenate([one for one, _ in found]), np.concatenate([other for _, other in found])

@@ -1,0 +1,95 @@
+"""Operators of an execution trace paired with profiler events by an id that both recorded.
+
+rf_id: nodes.rf_id is Kineto's "Record function id" (of an Nsight trace: the op_id of the NVTX text). Kineto's
+"External id" is tried only where the file has no Record function id at all, as in 2023. A join is accepted or
+rejected whole, by how far the names agree: ids of another run still meet, by chance. Kineto's "Ev Idx" is an
+index into its own file and links nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays
+
+MIN_AGREEMENT = 0.9
+"""Least share of an id's pairs whose names agree. By chance: up to 0.25 (docs/decisions/0011)."""
+
+
+_MIN_PAIRS = 16
+
+
+@dataclass(frozen=True)
+class IdJoin:
+    """What one id pairs: rows of nodes and of events, and how far their names agree."""
+
+    how: str
+    node: np.ndarray
+    event: np.ndarray
+    joined: int  # pairs by id
+    agreed: int  # of these, pairs of one name; `node` and `event` hold these
+    repeated: int  # ids that one side holds twice, which pair nothing
+    least: int  # pairs below which an agreement may be chance
+    example: str | None  # two names that one id has
+
+    @property
+    def accepted(self) -> bool:
+        return self.joined > 0 and self.agreed >= MIN_AGREEMENT * self.joined and self.joined >= self.least
+
+
+def join_by_id(nodes: pl.DataFrame, events: pl.DataFrame, formats: list[str]) -> IdJoin:
+    """The join by the id that these tables hold; it pairs nothing where a side has none."""
+    if events.select((pl.col("rf_id") > 0).any()).item():
+        return _join_on("op_id" if "nsys" in formats else "rf_id", "rf_id", nodes, events)
+    return _join_on("external_id", "external_id", nodes, events)
+
+
+def is_linkable(nodes: pl.DataFrame) -> np.ndarray:
+    """Which nodes a profiler can see: not the roots of process and threads nor process groups."""
+    own = arrays.match_text(
+        nodes["name"],
+        lambda name: name.str.starts_with("[pytorch|") | name.str.contains("process_group:init"),
+    )
+    return ~own
+
+
+def encode_names(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers for the names of both, equal for one operator: ``aten::add_.Tensor`` is ``aten::add_``."""
+    distinct = pl.concat([nodes["name"].unique(), events["name"].unique()]).unique().drop_nulls()
+    plain = distinct.cast(pl.String).str.replace(r"^(\w+::\w+)\.\w+$", "$1")
+    known = pl.DataFrame({"name": distinct, "code": plain.rank("dense").cast(pl.Int32)})
+
+    def codes(frame: pl.DataFrame) -> np.ndarray:
+        joined = frame.select("name").join(known, on="name", how="left", maintain_order="left")
+        return joined["code"].fill_null(-1).to_numpy()
+
+    return codes(nodes), codes(events)
+
+
+def _join_on(how: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> IdJoin:
+    recorded = np.flatnonzero(arrays.is_in(events["cat"], arrays.RECORD_FUNCTION_CATEGORIES))
+    sides = [
+        pl.DataFrame({"id": frame[column], row: rows}).filter(pl.col("id") > 0)
+        for frame, column, row, rows in (
+            (nodes, "rf_id", "node", np.arange(nodes.height)),
+            (events[recorded], key, "event", recorded),
+        )
+    ]
+    once = [side.unique("id", keep="none", maintain_order=True) for side in sides]
+    repeated = sum(side["id"].n_unique() - one.height for side, one in zip(sides, once, strict=True))
+    pairs = once[0].join(once[1], on="id", how="inner", maintain_order="left")
+    node, event = pairs["node"].to_numpy(), pairs["event"].to_numpy()
+    of_nodes, of_events = encode_names(nodes, events)
+    same = of_nodes[node] == of_events[event]
+    other = np.flatnonzero(~same)
+    example = None
+    if other.size:
+        at = int(other[0])
+        example = (
+            f"{how} {pairs['id'][at]}: {nodes['name'][int(node[at])]} and {events['name'][int(event[at])]}"
+        )
+    least = min(_MIN_PAIRS, -(-min(side.height for side in sides) // 2))
+    return IdJoin(how, node[same], event[same], len(node), int(same.sum()), repeated, least, example)

@@ -1,0 +1,46 @@
+"""Input shapes that both files recorded, to tell iterations apart that call the same operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.core.schema import parse_distinct
+from etloom.core.trace import Trace
+from etloom.linker.placement import ids_of_rows
+
+
+def count_equal_shapes(trace: Trace, node: np.ndarray, event: np.ndarray) -> int:
+    """Of pairs of rows of nodes and events, how many have the same input shapes; 0 where a file has none.
+
+    Scalars are left out: Kineto writes one shape, [], for a number and for a tensor without dimensions.
+    """
+    pairs = pl.DataFrame({"node": ids_of_rows(trace.nodes, node), "event": ids_of_rows(trace.events, event)})
+    of_nodes = (
+        trace.tensors.filter((pl.col("io") == 0) & pl.col("shape").is_not_null())
+        .join(pairs.select("node"), on="node", how="semi")
+        .sort("node", "index", "item", maintain_order=True)
+        .with_columns(pl.col("shape").cast(pl.String).str.replace_all(" ", ""))
+        .filter(pl.col("shape") != "[]")
+        .group_by("node")
+        .agg(pl.col("shape").str.join(";"))
+    )
+    of_events = parse_distinct(
+        trace.arguments.select("event", "dims").join(pairs.select("event"), on="event", how="semi"),
+        "dims",
+        lambda dims: ";".join(_flatten_shapes(dims)),
+        pl.String,
+    ).filter(pl.col("dims") != "")
+    both = pairs.join(of_nodes, on="node").join(of_events, on="event")
+    return int((both["shape"] == both["dims"]).sum())
+
+
+def _flatten_shapes(dims: Any) -> list[str]:
+    """The shapes in a nest of lists, as text; what has no dimensions is left out."""
+    if not isinstance(dims, list) or not dims:
+        return []
+    if all(isinstance(size, int) for size in dims):
+        return ["[" + ",".join(map(str, dims)) + "]"]
+    return [shape for part in dims for shape in _flatten_shapes(part)]

@@ -1,0 +1,209 @@
+"""Nodes of the execution trace paired with profiler events: by the ids both hold, else by their order."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays
+from etloom.core.errors import LinkError
+from etloom.core.trace import Trace
+from etloom.linker.alignment import (
+    MIN_SCORE,
+    Iteration,
+    drop_overlapping,
+    find_iterations,
+    measure_resemblance,
+)
+from etloom.linker.backend_ranges import pair_backend_ranges
+from etloom.linker.id_join import IdJoin, is_linkable, join_by_id
+from etloom.linker.input_shapes import count_equal_shapes
+from etloom.linker.placement import ids_of_rows, rows_of_ids
+
+StatRow = tuple[str, str, int, str | None]
+
+
+def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
+    """The Trace with `links`; ``meta["link"]`` says how, with what score, and how many iterations tie.
+
+    iterations, where the profile holds what the execution trace shows several times over: "best", the best
+    match, of equal ones the middle; "all"; or a number, counted from 0 in order of time.
+
+    Raises LinkError where the operators do not match, or where the iteration asked for is not there.
+    """
+    nodes, events, stated = trace.nodes, trace.events, trace.links
+    trace = trace.replace(links=stated.clear(), meta={"link": {}})
+    if iterations not in ("best", "all") and not iterations.isdecimal():
+        raise LinkError(
+            f"no iterations are called {iterations!r}",
+            remedy="give best, all or a number",
+            option="iterations",
+        )
+    if stated.height:
+        linked = trace.replace(links=stated, meta={"link": {"how": "file", "score": 1.0}})
+        return linked.with_stats(_count_unlinked(nodes, rows_of_ids(nodes, stated["node"])))
+    if not nodes.height or not events.height:
+        return trace
+    if not arrays.is_in(events["cat"], arrays.RECORD_FUNCTION_CATEGORIES).any():
+        return trace.with_stats(
+            [
+                (
+                    "link.no_operators",
+                    "info",
+                    int(is_linkable(nodes).sum()),
+                    "the profile holds device work only",
+                )
+            ]
+        )
+    join = join_by_id(nodes, events, trace.meta.get("formats", []))
+    if join.accepted:
+        return _link_by_ids(trace, join)
+    return _link_by_order(trace, join, iterations)
+
+
+def _link_by_ids(trace: Trace, join: IdJoin) -> Trace:
+    disagreed = join.joined - join.agreed
+    return _add_links(trace, [(join.node, join.event, 1.0)], join.how).with_stats(
+        [
+            ("link.name_disagreements", "info", disagreed, join.example),
+            ("link.repeated_ids", "info", join.repeated, f"{join.how} that one side holds twice"),
+            *_count_unlinked(trace.nodes, join.node),
+        ]
+    )
+
+
+def _link_by_order(trace: Trace, join: IdJoin, iterations: str) -> Trace:
+    found = find_iterations(trace.nodes, trace.events)
+    good = [iteration for iteration in found if iteration.score >= MIN_SCORE]
+    if not good:
+        raise _mismatch_error(trace, join, found)
+    best = _best_iterations(trace, good)
+    ties = len(best)
+    good, best = drop_overlapping(good), drop_overlapping(best)
+    if iterations == "best":
+        chosen = [best[len(best) // 2]]
+    elif iterations == "all":
+        chosen = good
+    elif int(iterations) < len(good):
+        chosen = [good[int(iterations)]]
+    else:
+        raise LinkError(
+            f"there is no iteration {iterations}",
+            where=_list_files(trace),
+            remedy=f"the profile matches in {len(good)}: 0 to {len(good) - 1}",
+        )
+    pairs = [(*_add_backend_ranges(trace, iteration), iteration.score) for iteration in chosen]
+    figures = {
+        "ties": ties,
+        "iterations": len(good),
+        "iteration": None if iterations == "all" else _iteration_number(good, chosen[0]),
+    }
+    ambiguous = ties if iterations == "best" and ties > 1 else 0
+    return _add_links(trace, pairs, "align", **figures).with_stats(
+        [
+            (
+                f"link.rejected_{join.how}",
+                "info",
+                join.joined,
+                f"{join.agreed} of {join.joined} names agree: ids of another run ({join.example})",
+            ),
+            (
+                "link.equal_iterations",
+                "info",
+                ambiguous,
+                "the profile holds the same operators that often; the middle one is linked",
+            ),
+            *_count_unlinked(trace.nodes, np.concatenate([node for node, _, _ in pairs])),
+        ]
+    )
+
+
+def _add_backend_ranges(trace: Trace, iteration: Iteration) -> tuple[np.ndarray, np.ndarray]:
+    node, event = iteration.node, iteration.event
+    ranges = pair_backend_ranges(trace.nodes, trace.events, node, event)
+    return np.concatenate([node, ranges[0]]), np.concatenate([event, ranges[1]])
+
+
+def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
+    """The iterations that match best, in names and then in shapes, in order of time."""
+    most = max(iteration.matched for iteration in good)
+    best = [iteration for iteration in good if iteration.matched == most]
+    if len(best) > 1:
+        shapes = [count_equal_shapes(trace, iteration.node, iteration.event) for iteration in best]
+        best = [iteration for iteration, count in zip(best, shapes, strict=True) if count == max(shapes)]
+    return best
+
+
+def _iteration_number(good: list[Iteration], chosen: Iteration) -> int:
+    """Which iteration this is, or the one that it shares operators with."""
+    begin = chosen.windows[0].start
+    return min(range(len(good)), key=lambda at: abs(good[at].windows[0].start - begin))
+
+
+def _add_links(
+    trace: Trace, pairs: list[tuple[np.ndarray, np.ndarray, float]], how: str, **figures: int | None
+) -> Trace:
+    frames = [
+        pl.DataFrame(
+            {"node": ids_of_rows(trace.nodes, node), "event": ids_of_rows(trace.events, event)}
+        ).with_columns(pl.lit(how, dtype=pl.Categorical).alias("how"), pl.lit(score).alias("score"))
+        for node, event, score in pairs
+    ]
+    score = float(np.mean([score for _, _, score in pairs]))
+    link = {"how": how, "score": score, **figures}
+    return trace.replace(links=pl.concat(frames).sort("node", "event"), meta={"link": link})
+
+
+def _mismatch_error(trace: Trace, join: IdJoin, found: list[Iteration]) -> LinkError:
+    best = max(found, key=lambda iteration: iteration.score, default=None)
+    if best is not None:
+        order = f"at best {best.matched} of {best.longer} operators match in order ({best.score:.2f})"
+    else:
+        equal, of = measure_resemblance(trace.nodes, trace.events)
+        order = f"at best {equal} of {of} names of its longest thread agree ({equal / max(of, 1):.2f})"
+    by_id = f", by {join.how} {join.agreed} of {join.joined}" if join.joined else ""
+    return LinkError(
+        f"the execution trace and the profile are not of one program: {order}{by_id}",
+        where=_list_files(trace),
+        remedy=f"give traces of one run; {MIN_SCORE:.2f} is needed",
+    )
+
+
+def _list_files(trace: Trace) -> str:
+    return ", ".join(map(str, trace.meta.get("files", ())))
+
+
+def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[StatRow]:
+    """Stats of the nodes without an event: those of threads that the profiler did not see, and others."""
+    able = is_linkable(nodes)
+    has = np.zeros(nodes.height, bool)
+    has[linked] = True
+    threads = (
+        nodes.select("tid", pl.Series("able", able), pl.Series("has", has))
+        .group_by("tid")
+        .agg(pl.col("able").sum(), pl.col("has").sum())
+        .filter((pl.col("able") > 0) & (pl.col("has") == 0))
+        .sort("tid", nulls_last=True)
+    )
+    lost = able & ~has
+    elsewhere = lost & nodes["tid"].is_in(threads["tid"].implode(), nulls_equal=True).to_numpy()
+    rest = np.flatnonzero(lost & ~elsewhere)
+    # Node ids count up as operators begin.
+    outside = (rest < linked.min()) | (rest > linked.max()) if linked.size else np.zeros(rest.size, bool)
+    outer, rest = rest[outside], rest[~outside]
+    named = ", ".join(
+        f"{'no thread' if tid is None else f'thread {tid}'} ({count})" for tid, count, _ in threads.rows()
+    )
+    groups = np.flatnonzero(
+        arrays.match_text(nodes["name"], lambda name: name.str.contains("process_group:init"))
+    )
+
+    def example(rows: np.ndarray) -> str | None:
+        return f"{nodes['name'][int(rows[0])]}, node {nodes['et_id'][int(rows[0])]}" if rows.size else None
+
+    return [
+        ("link.missing_threads", "info", int(elsewhere.sum()), f"operators of {named}"),
+        ("link.outside_recording", "info", outer.size, example(outer)),
+        ("link.unlinked_operators", "info", rest.size, example(rest)),
+        ("link.process_group_records", "info", groups.size, example(groups)),
+    ]

@@ -1,0 +1,138 @@
+"""Where each event stands: enclosing event, depth, step. And how rows and ids of events meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays, categories
+from etloom.core.intervals import find_innermost
+from etloom.core.trace import Stat, Trace
+
+SEVERAL_DEVICES = "link.several_devices"
+"""Name of the row of stats that counts the devices of a rank, where it has more than one."""
+_MAX_NAME_LENGTH = 80  # characters of a name in an example
+
+
+def ids_of_rows(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UInt32) -> pl.Series:
+    """The ids of these rows of a table; null for -1."""
+    known = events["id"].to_numpy()
+    none = rows < 0
+    found = known[np.where(none, 0, rows)] if len(known) else np.zeros(len(rows), np.uint32)
+    return pl.Series(found, dtype=dtype).set(pl.Series(none), None)
+
+
+def rows_of_ids(events: pl.DataFrame, wanted: pl.Series) -> np.ndarray:
+    """The rows of a table with these ids; -1 for null and for an id it has not."""
+    known = events["id"].to_numpy()
+    asked = arrays.to_array(wanted, -1).astype(np.int64)
+    order = None
+    if not np.all(known[1:] > known[:-1]):
+        order = np.argsort(known, kind="stable")
+        known = known[order]
+    elif len(known) and known[0] == 0 and known[-1] == len(known) - 1:
+        # Of a table that was read whole the ids are the rows.
+        return np.where(asked < len(known), asked, -1)
+    at = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
+    found = (known[at] == asked) if len(known) else np.zeros(len(asked), bool)
+    rows = at if order is None else order[at]
+    return np.where(found, rows, -1).astype(np.int64)
+
+
+def place_events(trace: Trace) -> Trace:
+    """events with parent, depth and step of the host side; stats of what did not nest."""
+    events = trace.events
+    if not events.height:
+        return trace
+    at = arrays.nest_events(events)
+    depth = pl.Series(at.depth).set(pl.Series(at.depth < 0), None)
+    events = events.with_columns(
+        ids_of_rows(events, at.parent).alias("parent"),
+        depth.alias("depth"),
+        _find_event_steps(events).alias("step"),
+    )
+    return trace.replace(events=events).with_stats(
+        [
+            ("link.asynchronous", "info", len(at.detached), format_example(events, at.detached)),
+            ("link.crossed", "info", len(at.crossed), format_example(events, at.crossed)),
+            ("link.clamped", "info", len(at.clamped), format_example(events, at.clamped)),
+            ("link.never_closed", "info", len(at.unclosed), format_example(events, at.unclosed)),
+            *_count_shared_steps(events),
+            *_count_devices(events),
+        ]
+    )
+
+
+def _count_shared_steps(events: pl.DataFrame) -> list[Stat]:
+    """Steps that several processes mark under one number, which tables by step cannot tell apart."""
+    marks = _step_annotations(events).group_by("number").agg(pl.col("pid").n_unique()).drop_nulls()
+    shared = marks.filter(pl.col("pid") > 1).sort("number")
+    if not shared.height:
+        return []
+    number, processes = shared.row(0)
+    example = (
+        f"step {number} is marked by {processes} processes: it lasts from the first to begin to the last to end, and "
+        "what each did in it counts"
+    )
+    return [("link.steps_of_several_processes", "error", shared.height, example)]
+
+
+def _count_devices(events: pl.DataFrame) -> list[Stat]:
+    """Devices that did timed work for one rank: what is asked of a rank's device is of all of them together."""
+    did = arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES) & events["dur"].is_not_null().to_numpy()
+    devices = events["device"].filter(pl.Series(did)).drop_nulls().unique().sort().to_list()
+    if len(devices) < 2:
+        return []
+    example = f"devices {', '.join(map(str, devices))}: the rank counts as busy where any of them is"
+    return [(SEVERAL_DEVICES, "info", len(devices), example)]
+
+
+def _step_annotations(events: pl.DataFrame) -> pl.DataFrame:
+    """ts, end, pid and number of what marks a step; number is null where no integer holds it."""
+    annotations = (
+        arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & events["dur"].is_not_null().to_numpy()
+    )
+    marks = arrays.match_text(
+        events["name"], lambda name: name.str.contains(categories.STEP_PATTERN), annotations
+    )
+    return events.filter(marks).select(
+        "ts",
+        "pid",
+        (pl.col("ts") + pl.col("dur")).alias("end"),
+        pl.col("name")
+        .cast(pl.String)
+        .str.extract(categories.STEP_PATTERN)
+        .cast(pl.Int64, strict=False)
+        .alias("number"),
+    )
+
+
+def format_example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
+    """The first of these rows of a table sorted by time, in words; None if there is none."""
+    if not rows.size:
+        return None
+    name, when = events["name"][int(rows[0])] or "(no name)", events["ts"][int(rows[0])] - events["ts"][0]
+    short = name if len(name) <= _MAX_NAME_LENGTH else f"{name[:_MAX_NAME_LENGTH]}..."
+    return f"{short}, {when / 1e6:.3f} ms into the recording"
+
+
+def _find_event_steps(events: pl.DataFrame) -> pl.Series:
+    """N of the ProfilerStep#N in whose range a host event starts, on any thread, the innermost of several; null
+    elsewhere.
+
+    Where several processes have steps, an event belongs to one of its own process.
+    """
+    number = np.zeros(events.height, np.int64)
+    known = np.zeros(events.height, bool)
+    steps = _step_annotations(events)
+    hosts = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
+    starts = events["ts"].to_numpy()
+    processes = steps["pid"].unique()
+    for pid in processes:
+        own = steps.filter(pl.col("pid") == pid).drop_nulls("number")
+        rows = np.flatnonzero(hosts if len(processes) == 1 else hosts & (events["pid"] == pid).to_numpy())
+        at = find_innermost(own["ts"], own["end"], starts[rows])
+        inside = at >= 0
+        number[rows[inside]] = own["number"].to_numpy()[at[inside]]
+        known[rows[inside]] = True
+    return pl.Series(number).set(pl.Series(~known), None)

@@ -1,0 +1,59 @@
+"""What device work belongs to the part of a run that the execution trace shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays
+from etloom.core.trace import Trace
+from etloom.linker.placement import format_example, rows_of_ids
+
+
+def count_work_out_of_scope(trace: Trace) -> Trace:
+    """The Trace with a row of stats for the device work that is of other iterations than the execution trace."""
+    if not trace.links.height:
+        return trace
+    beyond = np.flatnonzero(~is_in_scope(trace, find_launching_nodes(trace)))
+    rows = rows_of_ids(trace.events, trace.launches["device_event"][beyond])
+    return trace.count("link.work_beyond_nodes", len(beyond), format_example(trace.events, np.sort(rows)))
+
+
+def find_launching_nodes(trace: Trace) -> pl.Series:
+    """For each row of launches the id of the node of the operator around the call, or of the nearest linked event
+    around that; null where there is none.
+    """
+    return find_enclosing_nodes(trace, trace.launches.select(pl.coalesce("operator", "launch")).to_series())
+
+
+def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
+    """Which rows of launches have a node, or were launched between the first linked operator and the last one.
+
+    Work without a known launch counts by its own start. Where nothing is linked, all belong.
+    """
+    events, launches = trace.events, trace.launches
+    linked = rows_of_ids(events, trace.links["event"])
+    if not linked.size:
+        return np.ones(launches.height, bool)
+    starts = events["ts"].to_numpy()
+    launch = rows_of_ids(events, launches["launch"])
+    when = starts[np.where(launch >= 0, launch, rows_of_ids(events, launches["device_event"]))]
+    # What was never closed may last to the end.
+    durations = events["dur"][linked]
+    last = starts.max() if durations.null_count() else (starts[linked] + durations.to_numpy()).max()
+    within = (when >= starts[linked].min()) & (when <= last)
+    found: np.ndarray = within | node.is_not_null().to_numpy()
+    return found
+
+
+def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
+    """For ids of events (or null) the node of each, or of the nearest linked event around it."""
+    linked = rows_of_ids(trace.events, trace.links["event"])
+    node = np.zeros(trace.events.height + 1, np.uint32)  # the last for -1
+    node[linked] = trace.links["node"].to_numpy()
+    has = np.zeros(trace.events.height, bool)
+    has[linked[linked >= 0]] = True
+    found = arrays.find_nearest_ancestor(
+        rows_of_ids(trace.events, trace.events["parent"]), has, rows_of_ids(trace.events, events)
+    )
+    return pl.Series("node", node[found]).set(pl.Series(found < 0), None)

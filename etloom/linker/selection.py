@@ -1,0 +1,275 @@
+"""A part of a run as a run of its own: some ranks, a step, a stretch of time, names, categories.
+
+What is asked for is kept and everything that is told of the rest goes with it, so that any question can be put to the
+part. Several filters keep what all of them keep:
+
+- ranks: only these.
+- step: the events of this ProfilerStep; device work is of the step that launched it.
+- time: what begins in [start, end), whole, counted from the first event of the run (of the rank, where clocks are not
+  the epoch's) that is no note of the profiler about itself. So stretches that follow each other share out all events:
+  what straddles a border belongs to the first.
+- names: the events whose name fits one of these globs (* ? [...], upper and lower case told apart), all that is nested
+  in them on their thread, all device work that was launched there, and the call that launched any device work kept.
+- categories: the events of these categories (cpu_op, kernel, gpu_memcpy, ...), the device work of these kinds
+  (computation, communication, memory, other), and the call that launched any device work kept.
+
+The marks of steps stay under names and categories, so that answers by step still are. An event whose parent is gone
+hangs on the nearest one around it that is left. A row of another table that describes a dropped event goes; one that
+merely mentions it (the call of a launch, the operator around it) loses the mention. Nodes of execution traces stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core import categories as kinds
+from etloom.core.arrays import find_nearest_ancestor, is_in, match_text, rows_of_ids
+from etloom.core.errors import AnalysisError
+from etloom.core.schema import TABLES
+from etloom.core.text import format_ranks, unknown_rank_error
+from etloom.core.trace import Job, Trace
+
+RowArray = NDArray[np.int64]
+MaskArray = NDArray[np.bool_]
+TimeRange = tuple[int | None, int | None]
+
+_OPTIONAL_REFERENCES = {
+    ("events", "parent"),
+    ("launches", "launch"),
+    ("launches", "operator"),
+    ("waits", "sync"),
+}
+"""Columns that refer to an event their row can do without; any other reference makes the row about the event."""
+_MAX_NS = 1 << 63
+_UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+
+
+def select_part(
+    job: Job,
+    *,
+    ranks: Collection[int] = (),
+    step: int | None = None,
+    time: TimeRange | None = None,
+    names: Collection[str] = (),
+    categories: Collection[str] = (),
+) -> Job:
+    """The part of a linked job that all these filters keep; without any, the job itself. time: ns.
+
+    Raises AnalysisError where a rank is not there, and where nothing is left.
+    """
+    if missing := sorted(set(ranks) - set(job)):
+        raise unknown_rank_error(missing, job)
+    if ranks:
+        job = Job({rank: job[rank] for rank in job if rank in set(ranks)}, job.meta, job.run_stats)
+    if step is None and time is None and not names and not categories:
+        return job
+    if categories:
+        _check_categories(job, categories)
+    begins = {rank: trace.events.select(kinds.recorded_extent()[0]).item() for rank, trace in job.items()}
+    firsts: dict[int, int] = {rank: begin for rank, begin in begins.items() if begin is not None}
+    one_clock = all(trace.meta.get("clock") == "epoch" for trace in job.values())
+    parts, matched = {}, dict.fromkeys(("step", "time", "name", "category", "all"), False)
+    for rank, trace in job.items():
+        first = min(firsts.values(), default=0) if one_clock else firsts.get(rank, 0)
+        start, end = time or (None, None)
+        window = (None if start is None else first + start, None if end is None else first + end)
+        masks = _build_masks(trace, step, window if time else None, names, categories)
+        kept = np.logical_and.reduce(list(masks.values()))
+        for asked_for, mask in {**masks, "all": kept}.items():
+            matched[asked_for] |= bool(mask.any())
+        parts[rank] = _select_of_rank(trace, kept, masks, window)
+    if not matched["all"]:
+        raise _empty_selection_error(job, step, names, categories, matched, bool(time))
+    return Job(parts, job.meta, job.run_stats)
+
+
+def _empty_selection_error(
+    job: Job,
+    step: int | None,
+    names: Collection[str],
+    categories: Collection[str],
+    matched: dict[str, bool],
+    timed: bool,
+) -> AnalysisError:
+    """Which filter matched nothing, or that all of them together did."""
+    of = f" of {format_ranks(job)}"
+    said = {
+        "step": (step is not None, f"there is no step {step}{of}", _describe_steps(job)),
+        "name": (bool(names), f"no event{of} has a name that fits {' or '.join(map(repr, names))}",
+                 "a name is matched whole, upper and lower case told apart: '*gemm*', 'aten::*'"),
+        "category": (bool(categories), f"no event{of} is of category {' or '.join(map(repr, categories))}",
+                     "ask for another one"),
+        "time": (timed, f"no event{of} begins in that time", "it is counted from the first event of the run"),
+    }  # fmt: skip
+    for asked_for, (given, what, remedy) in said.items():
+        if given and not matched[asked_for]:
+            return AnalysisError(what, remedy=remedy)
+    filters = [asked_for for asked_for, (given, _, _) in said.items() if given]
+    return AnalysisError(
+        f"no event{of} fits all filters ({', '.join(filters)}), though each fits some",
+        remedy="leave one out",
+    )
+
+
+def _check_categories(job: Job, categories: Collection[str]) -> None:
+    known = {str(cat) for trace in job.values() for cat in trace.events["cat"].unique().drop_nulls()}
+    if unknown := sorted(set(categories) - known - set(kinds.KERNEL_TYPES)):
+        raise AnalysisError(
+            f"there is no category {unknown[0]!r}",
+            remedy=f"known: {', '.join(sorted(known | set(kinds.KERNEL_TYPES)))}",
+        )
+
+
+def _describe_steps(job: Job) -> str:
+    steps = sorted({step for trace in job.values() for step in trace.events["step"].drop_nulls().unique()})
+    if not steps:
+        return "no steps are marked"
+    few = ", ".join(map(str, steps)) if len(steps) <= 8 else f"{steps[0]} to {steps[-1]}"
+    return f"there {'is' if len(steps) == 1 else 'are'} {few}"
+
+
+def parse_time_range(text: str) -> TimeRange:
+    """(start, end) in ns of "10ms:1.5s"; either may be left out. Raises AnalysisError."""
+    found = re.fullmatch(r"(?:([\d.]+)(ns|us|ms|s))?:(?:([\d.]+)(ns|us|ms|s))?", text.strip())
+    try:
+        if found is None:
+            raise ValueError(text)
+        start = None if found[1] is None else round(float(found[1]) * _UNITS[found[2]])
+        end = None if found[3] is None else round(float(found[3]) * _UNITS[found[4]])
+        if (start is not None and end is not None and start >= end) or max(start or 0, end or 0) >= _MAX_NS:
+            raise ValueError(text)
+    except ValueError:
+        raise AnalysisError(
+            f"{text!r} is no stretch of time",
+            remedy="write START:END with a unit each, as 10ms:1.5s, 250us: or :2s",
+            option="time",
+        ) from None
+    return start, end
+
+
+def _build_masks(
+    trace: Trace,
+    step: int | None,
+    window: TimeRange | None,
+    names: Collection[str],
+    categories: Collection[str],
+) -> dict[str, MaskArray]:
+    """What each filter that is given keeps of the events of one rank; window: ns on the rank's clock."""
+    masks: dict[str, MaskArray] = {}
+    if step is not None:
+        masks["step"] = np.zeros(trace.events.height, dtype=np.bool_)
+        if abs(step) < _MAX_NS:  # no column holds another
+            masks["step"] = (trace.events["step"] == step).fill_null(False).to_numpy()
+    if names:
+        masks["name"] = _match_names(trace, names)
+    if categories:
+        masks["category"] = _match_categories(trace, categories)
+    if window is not None:
+        masks["time"] = _is_within(trace.events["ts"], window)
+    return masks
+
+
+def _select_of_rank(trace: Trace, kept: MaskArray, masks: dict[str, MaskArray], window: TimeRange) -> Trace:
+    """The part of one rank: these events, and under names and categories the marks of steps that other filters keep."""
+    if "name" in masks or "category" in masks:
+        others = [mask for asked_for, mask in masks.items() if asked_for in ("step", "time")]
+        kept = kept | np.logical_and.reduce([_is_step_annotation(trace.events), *others])
+    part = keep_events(trace, kept)
+    rest = {
+        name: part.table(name).filter(pl.Series(_is_within(part.table(name)["ts"], window)))
+        for name in ("memory", "counters", "flows")
+        if name in part.tables
+    }
+    return part.replace(None, **rest) if rest else part
+
+
+def keep_events(trace: Trace, keep: MaskArray) -> Trace:
+    """The part of a trace of these events (a mask of its events), and what other tables tell of them."""
+    tables = {name: _filter_table(trace, name, keep) for name in trace.tables if name != "events"}
+    return Trace({**tables, "events": _filter_events(trace.events, keep)}, trace.meta)
+
+
+def _is_within(times: pl.Series, window: TimeRange) -> MaskArray:
+    inside = np.ones(len(times), dtype=np.bool_)
+    start, end = window
+    if start is not None:
+        inside &= (times >= start).fill_null(False).to_numpy()
+    if end is not None:
+        inside &= (times < end).fill_null(False).to_numpy()
+    return inside
+
+
+def _match_names(trace: Trace, globs: Collection[str]) -> MaskArray:
+    events = trace.events
+    texts = events["name"].unique().drop_nulls().cast(pl.String)
+    keep = is_in(events["name"], {text for text in texts if any(fnmatchcase(text, glob) for glob in globs)})
+    keep = find_nearest_ancestor(rows_of_ids(events, events["parent"]), keep, np.arange(events.height)) >= 0
+    device = rows_of_ids(events, trace.launches["device_event"])
+    for column in ("launch", "operator"):
+        above = rows_of_ids(events, trace.launches[column])
+        below = device[(above >= 0) & keep[above] & (device >= 0)]
+        keep[below] = True
+    return _add_launch_calls(trace, keep)
+
+
+def _match_categories(trace: Trace, categories: Collection[str]) -> MaskArray:
+    events = trace.events
+    keep = is_in(events["cat"], categories)
+    return _add_launch_calls(
+        trace, keep | is_in(kinds.add_kernel_type(events)["kind"], set(categories) & set(kinds.KERNEL_TYPES))
+    )
+
+
+def _add_launch_calls(trace: Trace, keep: MaskArray) -> MaskArray:
+    """Also the calls that launched device work kept."""
+    device, call = (
+        rows_of_ids(trace.events, trace.launches[column]) for column in ("device_event", "launch")
+    )
+    keep[call[(device >= 0) & keep[device] & (call >= 0)]] = True
+    return keep
+
+
+def _is_step_annotation(events: pl.DataFrame) -> MaskArray:
+    """The marks of steps."""
+    steps: MaskArray = match_text(events["name"], lambda name: name.str.contains(kinds.STEP_PATTERN))
+    return is_in(events["cat"], kinds.ANNOTATION_CATEGORIES) & steps
+
+
+def _filter_events(events: pl.DataFrame, keep: MaskArray) -> pl.DataFrame:
+    """The events kept, each under the nearest one around it that is kept too, at the depth it then has."""
+    if keep.all():
+        return events
+    parent = rows_of_ids(events, events["parent"])
+    around = np.where(parent < 0, -1, find_nearest_ancestor(parent, keep, np.maximum(parent, 0)))
+    depth = events["depth"].fill_null(-1).to_numpy().astype(np.int64)
+    level = np.where(depth < 0, -1, 0)
+    by_depth = np.argsort(depth, kind="stable")
+    for rows in np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1):
+        nested = rows[(around[rows] >= 0) & (depth[rows] >= 0)]
+        level[nested] = level[around[nested]] + 1
+    ids = events["id"][np.maximum(around, 0)].set(pl.Series(around < 0), None)
+    return events.with_columns(
+        ids.alias("parent"), pl.Series("depth", level.astype(np.int16)).set(pl.Series(level < 0), None)
+    ).filter(pl.Series(keep))
+
+
+def _filter_table(trace: Trace, name: str, keep: MaskArray) -> pl.DataFrame:
+    """A table without what it tells of dropped events."""
+    frame, events = trace.table(name), trace.events
+    for column in TABLES[name].columns:
+        if column.refers != "events":
+            continue
+        row = rows_of_ids(events, frame[column.name])
+        gone = (row < 0) | ~keep[row] if keep.size else np.ones(row.size, dtype=np.bool_)
+        gone &= frame[column.name].is_not_null().to_numpy()
+        if (name, column.name) in _OPTIONAL_REFERENCES:
+            frame = frame.with_columns(frame[column.name].set(pl.Series(gone), None))
+        else:
+            frame = frame.filter(pl.Series(~gone))
+    return frame

@@ -1,0 +1,83 @@
+"""What streams did, in the order in which it was launched: the last work before a call, the first one after.
+
+A stream is first in, first out, so to wait for a stream is to wait for the last work launched on it before.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.core.arrays import take_rows
+from etloom.core.trace import Trace
+from etloom.linker.placement import rows_of_ids
+
+
+def order_by_launch(trace: Trace) -> pl.DataFrame:
+    """Device work in order of launch: on, device, stream, ts, end, launched, known (whether its launch is).
+
+    What was launched out of sight, mostly before the trace began, has its own start for its launch.
+    """
+    events = trace.events
+    launches = trace.launches.select("launch", pl.col("device_event").alias("on"))
+    row = rows_of_ids(events, launches["on"])
+    launches, row = launches.filter(pl.Series(row >= 0)), row[row >= 0]
+    work = events.select("device", "stream", "tid", "ts", "dur")[row]
+    call = rows_of_ids(events, launches["launch"])
+    return (
+        launches.hstack(work)
+        .select(
+            "on",
+            pl.col("device").fill_null(0),
+            pl.col("stream").fill_null(pl.col("tid")),
+            "ts",
+            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end"),
+            take_rows(events["ts"], call).alias("launched").fill_null(work["ts"]),
+            pl.col("launch").is_not_null().alias("known"),
+        )
+        .sort("launched", "ts", "end")
+    )
+
+
+def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """syncs (at, until, device, stream) with ``on``, the last work on the stream launched before, if there is.
+
+    Work that was launched out of sight counts where it ended before the call did.
+    """
+    stream = ["device", "stream"]
+    seen, hidden = (work.filter(known) for known in (pl.col("known"), ~pl.col("known")))
+    found = syncs.sort("at").join_asof(
+        seen.select(*stream, "launched", "on", pl.col("ts").alias("began")),
+        left_on="at",
+        right_on="launched",
+        by=stream,
+        check_sortedness=False,
+    )
+    if hidden.height:
+        found = found.sort("until").join_asof(
+            hidden.sort("end").select(
+                *stream, "end", pl.col("on").alias("other"), pl.col("ts").alias("other_began")
+            ),
+            left_on="until",
+            right_on="end",
+            by=stream,
+            check_sortedness=False,
+        )
+        later = pl.col("began").is_null() | (pl.col("other_began") > pl.col("began"))
+        found = found.with_columns(pl.when(later).then("other").otherwise("on").alias("on"))
+    return found.drop_nulls("on")
+
+
+def find_first_after(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """syncs (at, device, stream) with ``event``, the first work launched on the stream after, if there is."""
+    return (
+        syncs.sort("at")
+        .join_asof(
+            work.select("device", "stream", "launched", pl.col("on").alias("event")),
+            left_on="at",
+            right_on="launched",
+            by=["device", "stream"],
+            strategy="forward",
+            check_sortedness=False,
+        )
+        .drop_nulls("event")
+    )

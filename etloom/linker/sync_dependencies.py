@@ -1,0 +1,262 @@
+"""Who waited for the device: synchronising calls, stream waits and blocking copies, on every step.
+
+From `syncs` where the device tracer recorded them (cuda_sync events name the stream, and the call that
+recorded the event waited for), else from the calls and their times; `waits.how` says which. What a stream is
+waited for is the last work launched on it before: a stream is first in, first out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays, categories
+from etloom.core.schema import TABLES
+from etloom.core.trace import Trace
+from etloom.linker.launches import find_calls
+from etloom.linker.placement import ids_of_rows, rows_of_ids
+from etloom.linker.stream_order import find_first_after, find_last_before, order_by_launch
+
+_CALL_PATTERNS = {
+    "Context Sync": r"^(?:cuda|hip|mtia|xpu)DeviceSynchronize|^cuCtxSynchronize|^hipCtxSynchronize",
+    "Stream Sync": r"^(?:cuda|hip|cu|mtia|xpu)StreamSynchronize",
+    "Event Sync": r"^(?:cuda|hip|cu|mtia|xpu)EventSynchronize",
+    "Stream Wait Event": r"^(?:cuda|hip|cu|mtia|xpu)StreamWaitEvent",
+}
+_RECORD_PATTERN = r"^(?:cuda|hip|cu|mtia|xpu)EventRecord"
+
+_COLUMNS = ("event", "on", "kind", "sync", "how")
+
+
+def add_sync_dependencies(trace: Trace) -> Trace:
+    """The Trace with `waits`, which needs its `launches`."""
+    events = trace.events
+    work = order_by_launch(trace)
+    if not work.height:
+        return trace.replace(waits=trace.table("waits").clear())
+    recorded, seen, vague = _from_sync_events(trace, work)
+    calls = _find_sync_calls(events).join(seen, on="call", how="anti")
+    found = [
+        *recorded,
+        _wait_for_all_streams(calls.filter(pl.col("kind") == "Context Sync"), work),
+        _wait_for_completed(calls.filter(pl.col("kind").is_in(["Stream Sync", "Event Sync"])), work),
+        _wait_between_streams(trace, calls.filter(pl.col("kind") == "Stream Wait Event"), work),
+        _wait_for_copies(events, trace, seen),
+    ]
+    waits = pl.concat([frame.select(_COLUMNS) for frame in found], how="vertical_relaxed")
+    waits = TABLES["waits"].conform(waits.unique().sort("event", "on", "kind", "sync", "how"))
+    unknown = calls.join(waits, left_on="call", right_on="sync", how="anti").height
+    return trace.replace(waits=waits).with_stats(
+        [
+            (
+                "link.syncs_without_record",
+                "info",
+                vague,
+                "the call that recorded the event is not in the trace",
+            ),
+            (
+                "link.syncs_without_work",
+                "info",
+                unknown,
+                "synchronising calls that waited for no work in sight",
+            ),
+        ]
+    )
+
+
+def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
+    """Calls that synchronise: call (id), kind, pid, tid, at (start), until (end)."""
+    runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
+    calls = events.select("id", "name", "pid", "tid", "ts", "dur")[runtime]
+    parts = [
+        calls.filter(_match_name(calls, pattern)).select(
+            pl.col("id").alias("call"),
+            pl.lit(kind).alias("kind"),
+            "pid",
+            "tid",
+            pl.col("ts").alias("at"),
+            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
+        )
+        for kind, pattern in _CALL_PATTERNS.items()
+    ]
+    return pl.concat(parts).sort("at")
+
+
+def _match_name(events: pl.DataFrame, pattern: str) -> np.ndarray:
+    return arrays.match_text(events["name"], lambda name: name.str.contains(pattern))
+
+
+def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.DataFrame, int]:
+    """Waits by cuda_sync events, the calls they explain, how many wait for an event recorded out of sight."""
+    events = trace.events
+    rows = np.flatnonzero(arrays.is_in(events["cat"], ("cuda_sync",)))
+    if not rows.size:
+        return [], events.select(pl.col("id").alias("call")).clear(), 0
+    call, _ = find_calls(events, rows)
+    asks = _match_name(events, "EventQuery")  # and never blocks
+    rows, call = rows[(call < 0) | ~asks[call]], call[(call < 0) | ~asks[call]]
+    record = trace.syncs.select("event", "kind", "wait_stream", "record_correlation")
+    syncs = (
+        events[rows]
+        .select(
+            pl.col("id").alias("sync"),
+            pl.col("device").fill_null(pl.col("pid").cast(pl.Int32, strict=False)),
+            pl.col("stream").fill_null(pl.col("tid")).alias("waiting"),
+            pl.col("ts").alias("seen"),
+            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("over"),
+            ids_of_rows(events, call).alias("call"),
+        )
+        .join(record.with_columns(pl.col("kind").cast(pl.String)), left_on="sync", right_on="event")
+        .join(
+            events.select(
+                pl.col("id").alias("call"),
+                pl.col("ts").alias("at"),
+                (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
+            ),
+            on="call",
+            how="left",
+        )
+        .with_columns(
+            pl.col("at").fill_null(pl.col("seen")),
+            pl.col("until").fill_null(pl.col("over")),
+            pl.col("call").fill_null(pl.col("sync")).alias("event"),
+        )
+    )
+    seen = syncs.select("call").drop_nulls().unique()
+    context = _wait_for_all_streams(
+        syncs.filter(pl.col("kind") == "Context Sync"), work, on=["device"], sync="sync", how="recorded"
+    )
+    stream = find_last_before(
+        syncs.filter(pl.col("kind") == "Stream Sync").with_columns(
+            pl.coalesce(pl.when(pl.col("wait_stream") >= 0).then(pl.col("wait_stream")), "waiting").alias(
+                "stream"
+            )
+        ),
+        work,
+    )
+    calls = events.filter(pl.col("correlation") > 0).filter(
+        pl.col("cat").is_in(list(categories.RUNTIME_CATEGORIES))
+    )
+    told = (
+        syncs.filter(pl.col("kind").is_in(["Event Sync", "Stream Wait Event"]))
+        .join(
+            calls.unique("correlation", keep="none").select(
+                pl.col("correlation").alias("record_correlation"), pl.col("ts").alias("noted")
+            ),
+            on="record_correlation",
+            how="left",
+        )
+        .with_columns(pl.col("wait_stream").alias("stream"))
+    )
+    vague = told.filter(pl.col("noted").is_null() | pl.col("stream").is_null()).height
+    waited = find_last_before(told.drop_nulls(["noted", "stream"]).drop("at").rename({"noted": "at"}), work)
+    host = waited.filter(pl.col("kind") == "Event Sync")
+    device = find_first_after(
+        waited.filter(pl.col("kind") == "Stream Wait Event")
+        .drop("event", "stream", "at")
+        .join(syncs.select("sync", "at"), on="sync")
+        .rename({"waiting": "stream"}),
+        work,
+    )
+    frames = [
+        context,
+        *(frame.with_columns(pl.lit("recorded").alias("how")) for frame in (stream, host, device)),
+    ]
+    return frames, seen, vague
+
+
+def _wait_for_all_streams(
+    syncs: pl.DataFrame,
+    work: pl.DataFrame,
+    *,
+    on: list[str] | None = None,
+    sync: str = "call",
+    how: str = "inferred",
+) -> pl.DataFrame:
+    """Waits for the last work launched before on every stream (of the device, where ``on`` says so)."""
+    streams = work.select("device", "stream").unique()
+    asked = syncs.drop("device", strict=False) if on is None else syncs
+    every = asked.join(streams, on=on, how="inner") if on else asked.join(streams, how="cross")
+    every = every if "event" in every.columns else every.with_columns(pl.col("call").alias("event"))
+    return find_last_before(every, work).with_columns(pl.col(sync).alias("sync"), pl.lit(how).alias("how"))
+
+
+def _wait_for_completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Waits of stream and event synchronisations: for what ended last within the call, launched before it."""
+    ends = work.sort("end", "ts").select("end", "launched", "known", "on")
+    return (
+        calls.sort("until")
+        .join_asof(ends, left_on="until", right_on="end", check_sortedness=False)
+        .filter((pl.col("end") >= pl.col("at")) & ((pl.col("launched") <= pl.col("at")) | ~pl.col("known")))
+        .with_columns(
+            pl.col("call").alias("event"), pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
+        )
+    )
+
+
+def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Waits of a stream for an event, without the tracer's word on which.
+
+    What waits is the work that the thread launches next. The event is the one that the thread recorded last,
+    and stands for the last work launched before that on another stream. Left out where the work did not wait
+    for it.
+    """
+    events = trace.events
+    runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
+    records = events.select("name", "pid", "tid", noted="ts")[runtime]
+    records = records.filter(_match_name(records, _RECORD_PATTERN)).drop("name")
+    launched = (
+        trace.launches.drop_nulls("launch")
+        .select("launch", pl.col("device_event").alias("event"))
+        .join(
+            events.select(pl.col("id").alias("launch"), "pid", "tid", pl.col("ts").alias("then")), on="launch"
+        )
+        .join(work.select(pl.col("on").alias("event"), "device", "stream", "ts"), on="event")
+        .sort("then", "ts")
+    )
+    thread = ["pid", "tid"]
+    waits = (
+        calls.join_asof(
+            records.sort("noted"), left_on="at", right_on="noted", by=thread, check_sortedness=False
+        )
+        .join_asof(
+            launched, left_on="at", right_on="then", by=thread, strategy="forward", check_sortedness=False
+        )
+        .drop_nulls(["noted", "event"])
+    )
+    streams = pl.concat([work, waits], how="diagonal_relaxed").select(
+        pl.struct("device", "stream").rank("dense").alias("code")
+    )["code"]
+    of_work, own = streams[: work.height].to_numpy(), streams[work.height :].to_numpy()
+    at = work["launched"].search_sorted(waits["noted"], side="right").to_numpy().astype(np.int64) - 1
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(of_work)) + 1])
+    run = edges[np.searchsorted(edges, np.arange(len(of_work)), side="right") - 1]
+    at = np.where((at >= 0) & (of_work[at] == own), run[at] - 1, at)
+    found = work[np.maximum(at, 0)].select("on", "end")
+    return (
+        waits.with_columns(
+            found["on"], found["end"], pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
+        )
+        .filter(pl.Series(at >= 0))
+        .filter(pl.col("end") <= pl.col("ts"))
+    )
+
+
+def _wait_for_copies(events: pl.DataFrame, trace: Trace, seen: pl.DataFrame) -> pl.DataFrame:
+    """Waits of copying calls that returned only after the copy had ended."""
+    launches = trace.launches.drop_nulls("launch")
+    work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
+    end = events["ts"].to_numpy() + arrays.to_array(events["dur"], 0)
+    blocking = (work >= 0) & (call >= 0) & arrays.is_in(events["cat"], categories.MEMCPY_CATEGORIES)[work]
+    blocking &= end[work] <= end[call]
+    return (
+        launches.filter(blocking)
+        .join(seen, left_on="launch", right_on="call", how="anti")
+        .select(
+            pl.col("launch").alias("event"),
+            pl.col("device_event").alias("on"),
+            pl.lit("Blocking Copy").alias("kind"),
+            pl.col("launch").alias("sync"),
+            pl.lit("inferred").alias("how"),
+        )
+    )

@@ -1,0 +1,123 @@
+"""What passes from thread to thread: backward operators to their forward ones, and work after a pause."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays, categories
+from etloom.core.schema import TABLES
+from etloom.core.trace import Trace
+from etloom.linker.placement import ids_of_rows
+
+
+def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trace:
+    """The Trace with `handoffs`.
+
+    threshold_us: how long a thread must be without an operator before its next one is taken to follow on the
+    work of another thread.
+    """
+    events = trace.events
+    backward, forward, unknown = match_forward_operators(events)
+    after_pause, before = find_operators_after_pauses(events, round(1000 * threshold_us))
+    frames = [
+        pl.DataFrame({"event": ids_of_rows(events, event), "after": ids_of_rows(events, after)}).with_columns(
+            pl.lit(kind, dtype=pl.Categorical).alias("kind")
+        )
+        for kind, event, after in (("fwd_bwd", backward, forward), ("thread", after_pause, before))
+    ]
+    handoffs = TABLES["handoffs"].conform(pl.concat(frames).sort("event", "kind"))
+    return trace.replace(handoffs=handoffs).with_stats(
+        [("link.backward_without_forward", "info", unknown, "no operator of that sequence number before it")]
+    )
+
+
+def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, int]:
+    """Rows of backward operators, of the forward operator of each, and how many backward ones have none.
+
+    A backward operator bears the sequence number of its forward one and PyTorch's own number of its thread,
+    which is matched to the thread that has most of its sequence numbers. Of the forward operators of one
+    sequence number (a composite and those inside it) the last one to begin before is taken.
+    """
+    operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
+    numbered = operators & (events["seq_id"] >= 0).fill_null(False).to_numpy()
+    backward = numbered & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
+    if not backward.any():
+        none = np.zeros(0, np.int64)
+        return none, none, 0
+    lanes = pl.Series("lane", arrays.track_codes(events))
+    rows = pl.int_range(events.height, eager=True)
+    table = events.select("seq_id", "fwd_tid", "ts", "depth").with_columns(lanes)
+    ours = table.with_columns(rows.alias("backward")).filter(backward)
+    theirs = table.drop("fwd_tid").with_columns(rows.alias("forward")).filter(numbered & ~backward)
+    threads = (
+        ours.select("fwd_tid", "seq_id")
+        .unique()
+        .join(theirs.select("seq_id", "lane").unique(), on="seq_id")
+        .group_by("fwd_tid", "lane")
+        .len()
+        .sort("len", "lane", descending=[True, False])
+        .unique("fwd_tid", keep="first", maintain_order=True)
+        .drop("len")
+    )
+    joined = (
+        ours.drop("lane", "depth")
+        .join(threads, on="fwd_tid", how="left")
+        .sort("ts")
+        .join_asof(theirs.sort("ts", "depth"), on="ts", by=["lane", "seq_id"], check_sortedness=False)
+        .drop_nulls("forward")
+        .sort("backward")
+    )
+    return joined["backward"].to_numpy(), joined["forward"].to_numpy(), int(backward.sum()) - joined.height
+
+
+def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of operators that begin after a pause of their thread, and of the one each follows on.
+
+    That is the operator of another thread of the process that ended last before, of several at once the
+    outermost. The first operator of a thread comes after a pause without beginning. An annotation runs
+    nothing, so it may be open during a pause; it may also be what ends one.
+    """
+    standing = (
+        arrays.is_in(events["cat"], arrays.RECORD_FUNCTION_CATEGORIES)
+        & events["depth"].is_not_null().to_numpy()
+    )
+    rows = np.flatnonzero(standing)
+    starts = events["ts"].to_numpy()[rows]
+    runs = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)[rows]
+    ends = starts + np.where(runs, events["dur"].fill_null(0).to_numpy()[rows], 0)
+    lanes = arrays.track_codes(events)[rows]
+    depths = events["depth"].fill_null(0).to_numpy()[rows]
+    found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    pids = events["pid"].fill_null(0).to_numpy()[rows]
+    for pid in np.unique(pids):
+        own = np.flatnonzero(pids == pid)
+        pauses = own[_starts_after_pause(lanes[own], starts[own], ends[own], threshold_ns)]
+        ran = own[runs[own]]
+        by_end = ran[np.lexsort((-depths[ran], lanes[ran], -starts[ran], ends[ran]))]
+        if not by_end.size:
+            continue
+        lane = lanes[by_end]
+        last = np.searchsorted(ends[by_end], starts[pauses], side="right") - 1
+        # The last entry of another thread: that before the run of entries of one thread.
+        edges = np.concatenate([[0], np.flatnonzero(np.diff(lane)) + 1])
+        run_start = edges[np.searchsorted(edges, np.arange(len(lane)), side="right") - 1]
+        last = np.where((last >= 0) & (lane[last] == lanes[pauses]), run_start[last] - 1, last)
+        ok = last >= 0
+        found.append((rows[pauses[ok]], rows[by_end[last[ok]]]))
+    after, before = (np.concatenate(part) for part in zip(*found, strict=True))
+    order = np.argsort(after, kind="stable")
+    return after[order], before[order]
+
+
+def _starts_after_pause(
+    lanes: np.ndarray, starts: np.ndarray, ends: np.ndarray, threshold_ns: int
+) -> np.ndarray:
+    """Which operators, sorted by start, begin more than a threshold after all before on their lane ended."""
+    order = np.argsort(lanes, kind="stable")
+    pauses = np.zeros(len(lanes), bool)
+    for part in np.split(order, np.flatnonzero(np.diff(lanes[order])) + 1):
+        if part.size:
+            open_until = np.maximum.accumulate(ends[part])
+            pauses[part] = np.concatenate([[True], starts[part[1:]] - open_until[:-1] > threshold_ns])
+    return pauses

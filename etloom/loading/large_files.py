@@ -1,0 +1,61 @@
+"""Kineto files of which the tables should not all be in memory at once: to Parquet part by part, and left there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom import formats
+from etloom.core.trace import Job, Trace
+from etloom.formats.parquet import writer
+from etloom.loading import cache
+from etloom.loading.file_reading import Progress, convert_panics, estimate_text_bytes
+
+SPILL_BYTES = 10**9
+"""A Kineto file of more than so many bytes unpacked is turned into Parquet part by part."""
+_EVENT_BYTES = 350  # text of a usual event
+
+
+def is_large(path: Path) -> bool:
+    """Whether a file is a Kineto trace of which the tables should not all be in memory at once."""
+    return (
+        path.is_file() and formats.detect_format(path) == "kineto" and estimate_text_bytes(path) > SPILL_BYTES
+    )
+
+
+def has_too_many_events(trace: Trace) -> bool:
+    """Whether the file of these events would have been large."""
+    rows = trace.scan("events").select(pl.len()).collect().item()
+    return bool(rows * _EVENT_BYTES > SPILL_BYTES)
+
+
+def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) -> None:
+    """Turn a Kineto file into a folder of Parquet, part by part. Raises ReadError, LimitError, EtloomError."""
+    with writer.create_atomically(out) as folder:
+        with convert_panics(path):
+            meta = formats.convert_large_file(
+                path, folder, progress=partial(progress, path) if progress else None
+            )
+        writer.write_meta(folder, "trace", meta)
+
+
+def open_on_disk(path: Path, progress: Progress | None, use_cache: bool, linking: Mapping[str, Any]) -> Trace:
+    """A large Kineto file as Parquet: linked if another verb has kept it so, else as it is."""
+    keys = (
+        [cache.entry_key([path], **linking), cache.entry_key([path], form="parts")] if use_cache else [None]
+    )
+    return cache.open_or_create(keys, lambda folder: spill_to_parquet(path, folder, progress))
+
+
+def count_unlinked(job: Job) -> list[tuple[str, str, int, str | None]]:
+    """The row of stats that counts the ranks which were left unlinked."""
+    ranks = [rank for rank, trace in job.items() if not trace.meta.get("linked")]
+    example = (
+        "too large to be joined while it is read: parent, depth and step of events, launches, handoffs and waits are "
+        "empty; etloom link PATH --out RUN.parquet joins it, in memory"
+    )
+    return [("job.not_linked", "info", len(ranks), example)]

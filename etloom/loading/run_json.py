@@ -1,0 +1,85 @@
+"""run.json, which `etloom collect` writes beside the traces, and the hidden folders it has while it records.
+
+Read: what run.json says of how the processes and the command ended, as rows of stats. The rest of it is kept as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+Stat = tuple[str, str, int, str | None]
+
+_MAX_BYTES = 1 << 26
+_HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)  # by host, process and chance
+
+
+def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | None, dict[int, Stat]]:
+    """The run.json of `etloom collect`, if there is one, and of each rank of which something is lost the row that says
+    what; rows of stats where a process or the command ended oddly."""
+    if (left := find_unfinished_recording(folder)) is not None:
+        stats.append(("job.left_behind", "data_loss", 1, left))
+    path = folder / "run.json"
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        return None, {}
+    try:
+        run = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        stats.append(("job.run_json", "info", 1, f"{path.name} cannot be read"))
+        return None, {}
+    if not (isinstance(run, dict) and str(run.get("schema", "")).startswith("etloom-run")):
+        return None, {}
+    ended = run.get("ended")
+    if isinstance(ended, str) and ended:
+        stats.append(("job.ended_early", "info", 1, ended[:500]))
+    cut_short = {
+        rank["rank"]: row
+        for rank in _list_ranks(run)
+        if type(rank.get("rank")) is int and (row := _describe_loss(rank)) is not None
+    }
+    if not cut_short and (row := _describe_loss(run)):
+        stats.append(row)
+    if run.get("returncode") is None and _is_launched(run):
+        unseen = "etloom collect did not see the job end: it was killed, or the job still runs"
+        stats.append(("job.end_not_seen", "info", 1, unseen))
+    elif run.get("returncode"):
+        stats.append(("job.failed", "info", 1, f"the command ended with status {run['returncode']}"))
+    return run, cut_short
+
+
+def find_unfinished_recording(folder: Path) -> str | None:
+    """What to do about unfinished files that the processes of a run have in a folder, where there are any."""
+    found = (path for path in folder.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir())
+    if any(_has_started(place) for hidden in found for place in _list_inside(hidden)):
+        return f"a job records here; if it was killed, etloom salvage {folder} keeps what it left"
+    return None
+
+
+def _has_started(place: Path) -> bool:
+    return place.is_dir() and bool(_list_inside(place))
+
+
+def _list_inside(folder: Path) -> list[Path]:
+    """Nothing where it is another user's, or went this moment: a job may end while its folder is read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _is_launched(run: dict[str, Any]) -> bool:
+    """By `etloom collect`, which waits for the command; not by etloom.record."""
+    jobs = [rank.get("job") for rank in _list_ranks(run)]
+    return any(isinstance(job, dict) and job.get("supervised") for job in jobs)
+
+
+def _list_ranks(run: dict[str, Any]) -> list[dict[str, Any]]:
+    ranks = run.get("ranks")
+    return [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+
+
+def _describe_loss(what: dict[str, Any]) -> Stat | None:
+    lost = what.get("lost")
+    return ("job.cut_short", "data_loss", 1, lost[:500]) if isinstance(lost, str) and lost else None

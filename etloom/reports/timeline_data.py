@@ -1,0 +1,222 @@
+"""The events of one rank as the report's timeline draws them, in packed columns.
+
+`etloom.reports.timeline_tracks` says in which lane and row each lies; `pack` gives bytes that ``data.js`` unpacks:
+
+    gzip( u32 length of the header | header (JSON, padded to 4 bytes) | columns, little endian )
+
+A column is ``u8``, ``u32`` or ``wide``: all low words of 64-bit numbers, then all high ones, null as all ones. Rows
+are stored one after the other, each by start; starts are differences within their row. Text is an index into
+``strings``, and a reference to a text, a step or another event is 0 where there is none, else 1 + index.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.core import categories
+from etloom.core.trace import Trace
+from etloom.reports.colors import add_color_code
+from etloom.reports.timeline_tracks import (
+    add_track_key,
+    assign_rows,
+    keep_longest,
+    list_tracks,
+    track_headers,
+)
+
+MAX_TEXT = 2000
+NULL_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class PackedTimeline:
+    """One rank's timeline: the bytes, and what they leave out."""
+
+    rank: int
+    data: bytes
+    total: int
+    kept: int
+    colours: frozenset[int]  # those that occur, as indices into palette.COLOURS
+    sharing_last_row: int  # events that share the last row of their lane with one they overlap
+
+    @property
+    def left_out(self) -> int:
+        return self.total - self.kept
+
+
+def pack_timeline(
+    trace: Trace,
+    *,
+    rank: int,
+    origin: int,
+    max_events: int,
+    zero: int | None = None,
+    critical: pl.Series | None = None,
+) -> PackedTimeline:
+    """The timeline of a rank. ``origin`` is the time, in ns, from which starts are counted, none of them before it;
+    ``zero`` the one that the page calls zero (default: the same).
+
+    critical: ids of the events on the critical path. Of more than ``max_events`` events, those stay that are on it,
+    then those that are the longest in their lane and bucket of time.
+    """
+    events = trace.events
+    lanes = list_tracks(trace)
+    key = ["_pid", "_tid", "_class"]
+    placed = add_track_key(events.drop_nulls("ts")).join(
+        lanes.select(*key, "_lane"), on=key, how="left", nulls_equal=True
+    )
+    on_path = pl.lit(False) if critical is None else pl.col("id").is_in(critical.cast(pl.UInt32).implode())
+    kept = keep_longest(placed.with_columns(on_path.alias("_critical")), max_events)
+    rows, crowded = assign_rows(kept)
+    kept = kept.with_columns(pl.Series("_row", rows, pl.UInt32)).sort("_lane", "_row", "ts", "id")
+    lanes = lanes.join(kept.group_by("_lane").agg(pl.len().alias("_kept")), on="_lane", how="left")
+    strings, texts = _encode_texts(trace, kept)
+    steps, step = _encode_steps(events, kept, origin)
+    edges = _encode_launches(trace, kept)
+    colours = add_color_code(kept)["colour"]
+    group = kept.select(pl.struct("_lane", "_row").rle_id()).to_series()
+    ends = kept.select((pl.col("ts") - origin).alias("start"), group.alias("group"))
+    starts = ends.select(
+        (pl.col("start") - pl.col("start").shift(1).over("group").fill_null(0)).clip(0)
+    ).to_series()
+    columns: list[tuple[str, str, bytes]] = [
+        ("start", "wide", _encode_wide(starts)),
+        ("dur", "wide", _encode_wide(kept["dur"])),
+        ("correlation", "wide", _encode_wide(kept["correlation"])),
+        ("id", "u32", _encode_words(kept["id"])),
+        ("colour", "u8", _encode_bytes(colours)),
+        ("critical", "u8", _encode_bytes(kept["_critical"].cast(pl.UInt8))),
+        ("step", "u32", _encode_words(step)),
+        *((name, "u32", _encode_words(values)) for name, values in {**texts, **edges}.items()),
+    ]
+    header = {
+        "rank": rank,
+        "zero": 0 if zero is None else zero - origin,
+        "events": kept.height,
+        "strings": strings,
+        "steps": steps,
+        "lanes": track_headers(lanes, kept),
+    }
+    used = frozenset(colours.unique().to_list())
+    return PackedTimeline(rank, _frame_file(header, columns), events.height, kept.height, used, crowded)
+
+
+def _encode_texts(trace: Trace, kept: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:
+    """The distinct texts, and per text column 1 + the index of each event's text, 0 for none."""
+    columns = kept.select("id", pl.col("name").cast(pl.String))
+    for name, facts in (
+        ("shapes", trace.arguments.select("event", pl.col("dims").cast(pl.String).alias("shapes"))),
+        ("geometry", trace.kernels.select("event", _format_geometry().alias("geometry"))),
+        ("communication", trace.comms.select("event", _format_communication().alias("communication"))),
+    ):
+        once = facts.filter(pl.col(name) != "").unique("event", keep="first")
+        columns = columns.join(once, left_on="id", right_on="event", how="left", maintain_order="left")
+    columns = columns.drop("id").with_columns(
+        pl.when(pl.all().str.len_chars() > MAX_TEXT)
+        .then(pl.all().str.slice(0, MAX_TEXT) + "…")
+        .otherwise(pl.all())
+        .name.keep()
+    )
+    strings = (
+        pl.concat([columns[name].alias("text") for name in columns.columns])
+        .drop_nulls()
+        .unique(maintain_order=True)
+    )
+    index = pl.DataFrame(
+        {"text": strings, "index": pl.int_range(1, strings.len() + 1, dtype=pl.UInt32, eager=True)}
+    )
+    found = {
+        name: columns.select(pl.col(name).alias("text"))
+        .join(index, on="text", how="left", maintain_order="left")["index"]
+        .fill_null(0)
+        for name in columns.columns
+    }
+    return strings.to_list(), found
+
+
+def _format_geometry() -> pl.Expr:
+    def triple(name: str) -> pl.Expr:
+        return pl.concat_str([f"{name}_{axis}" for axis in "xyz"], separator=" x ")
+
+    parts = [
+        pl.format("grid {}", triple("grid")),
+        pl.format("block {}", triple("block")),
+        pl.format("{} registers", "registers"),
+        pl.format("{} B shared memory", "shared_mem"),
+        pl.format("occupancy {} %", "occupancy"),
+        pl.format("{} B", "bytes"),
+        pl.format("{} GB/s", pl.col("bandwidth").round(2)),
+    ]
+    return pl.concat_str(parts, separator=", ", ignore_nulls=True)
+
+
+def _format_communication() -> pl.Expr:
+    parts = [
+        pl.col("collective").cast(pl.String),
+        pl.format("{} B", "bytes"),
+        pl.format("{} elements in", "in_nelems"),
+        pl.format("{} out", "out_nelems"),
+        pl.col("dtype").cast(pl.String),
+        pl.format("group {}", pl.col("pg_name").cast(pl.String)),
+        pl.format("of {} ranks", "group_size"),
+        pl.format("to or from rank {}", "peer"),
+    ]
+    return pl.concat_str(parts, separator=", ", ignore_nulls=True)
+
+
+def _encode_steps(events: pl.DataFrame, kept: pl.DataFrame, origin: int) -> tuple[list[list[int]], pl.Series]:
+    """[step, start, duration] of every profiler step, and 1 + the index of each kept event's step."""
+    name = pl.col("name").cast(pl.String)
+    steps = (
+        events.filter((pl.col("cat") == "user_annotation") & pl.col("dur").is_not_null())
+        .with_columns(name.str.extract(categories.STEP_PATTERN).cast(pl.Int64, strict=False).alias("step"))
+        .drop_nulls("step")
+        .unique("step", keep="first", maintain_order=True)
+        .select("step", pl.col("ts") - origin, "dur")
+    )
+    known = steps.select("step", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("_step"))
+    step = kept.select("step").join(known, on="step", how="left", maintain_order="left")["_step"]
+    return [list(row) for row in steps.iter_rows()], step.fill_null(0)
+
+
+def _encode_launches(trace: Trace, kept: pl.DataFrame) -> dict[str, pl.Series]:
+    """1 + the packed index of the launch call and of the operator behind each device event."""
+    place = kept.select("id", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("place"))
+    launches = trace.launches.unique("device_event", keep="first")
+    found = kept.select("id").join(
+        launches, left_on="id", right_on="device_event", how="left", maintain_order="left"
+    )
+
+    def of(column: str) -> pl.Series:
+        return found.join(place, left_on=column, right_on="id", how="left", maintain_order="left")[
+            "place"
+        ].fill_null(0)
+
+    return {"launch": of("launch"), "operator": of("operator")}
+
+
+def _encode_wide(values: pl.Series) -> bytes:
+    numbers = values.clip(0).fill_null(-1).to_numpy().astype(np.int64).view(np.uint64)
+    return (numbers & NULL_WORD).astype("<u4").tobytes() + (numbers >> 32).astype("<u4").tobytes()
+
+
+def _encode_words(values: pl.Series) -> bytes:
+    return values.fill_null(0).to_numpy().astype("<u4").tobytes()
+
+
+def _encode_bytes(values: pl.Series) -> bytes:
+    return values.to_numpy().astype(np.uint8).tobytes()
+
+
+def _frame_file(header: dict[str, Any], columns: list[tuple[str, str, bytes]]) -> bytes:
+    header["columns"] = [[name, form] for name, form, _ in columns]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    body = b"".join(data + b"\0" * (-len(data) % 4) for _, _, data in columns)
+    return gzip.compress(len(text).to_bytes(4, "little") + text + body, compresslevel=6, mtime=0)

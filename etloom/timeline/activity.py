@@ -1,0 +1,244 @@
+"""What ran when, by kind: on the device or, where a trace holds no device work, on the host.
+
+basis "device": the kernels, copies and sets of all streams. A synchronisation is no work, and collectives that
+the host itself carries out (gloo) are not seen.
+
+basis "host": the operators of all threads. Communication is the time in a communication call (c10d::,
+...) or in a backend's range of one (gloo:, ...) on any thread. Computation is the time in which some
+thread is in another operator but in no communication call. A backend's range does not stop its thread
+from computing: it belongs to an asynchronous operation, which Kineto draws where it was started. What is
+neither is idle, or Python between operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core import categories
+from etloom.core.arrays import match_text, rows_of_ids, take_rows, to_array, track_codes
+from etloom.core.errors import AnalysisError
+from etloom.core.intervals import EMPTY, Intervals, union
+from etloom.core.trace import Trace
+
+RowArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Activity:
+    basis: str  # "device" | "host"
+    times: Mapping[str, Intervals]  # by kind, all of kinds.KINDS
+
+    @property
+    def busy(self) -> Intervals:
+        return union(self.times.values())
+
+
+def compute_activity(trace: Trace) -> Activity:
+    """When each kind of work ran. Raises AnalysisError for a trace of neither device work nor operators."""
+    device = select_device_events(trace, "kind", "ts", "dur")
+    if device.height:
+        times = {kind: to_intervals(own) for (kind,), own in device.group_by("kind")}
+        return Activity("device", {kind: times.get(kind, EMPTY) for kind in categories.KERNEL_TYPES})
+    calls = select_host_calls(trace)
+    computes = pl.col("kind") == "computation"
+    computation = union(
+        to_intervals(thread.filter(computes)) - to_intervals(thread.filter(~computes & ~pl.col("backend")))
+        for thread in calls.partition_by("pid", "tid")
+    )
+    communication = to_intervals(calls.filter(~computes))
+    times = {"computation": computation, "communication": communication}
+    return Activity("host", {kind: times.get(kind, EMPTY) for kind in categories.KERNEL_TYPES})
+
+
+def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
+    """The device events that have a duration, with their ``kind``; of their columns those asked for, by default all."""
+    if columns:
+        return pl.DataFrame([trace.compute_once(_device_column, name) for name in columns])
+    return trace.events[trace.compute_once(_find_device_rows)].with_columns(
+        trace.compute_once(_device_column, "kind")
+    )
+
+
+def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
+    """Device work by start, with these columns: of events; kind, end; and of its launch call, null where that lies
+    outside the trace: launch (id), api, launch_ts, launch_end, operator (id)."""
+    return pl.DataFrame([trace.compute_once(_launched_column, name) for name in columns])
+
+
+def select_launched_array(trace: Trace, column: str, absent: int) -> RowArray:
+    """A column of `launched` as an array, ``absent`` in place of null."""
+    return trace.compute_once(_compute_launched_array, column, absent)
+
+
+def encode_streams(trace: Trace) -> RowArray:
+    """A number from 0 for the device and stream of each row of `launched`."""
+    return trace.compute_once(_compute_stream_codes)
+
+
+def _device_column(trace: Trace, column: str) -> pl.Series:
+    """A column of `device_work`."""
+    if column == "kind":
+        return categories.add_kernel_type(select_device_events(trace, "cat", "name"))["kind"]
+    return trace.events[column][trace.compute_once(_find_device_rows)]
+
+
+def _launched_column(trace: Trace, column: str) -> pl.Series:
+    """A column of `launched`."""
+    values = _compute_launched_column(trace, column)
+    start = trace.compute_once(_device_column, "ts")
+    return values if start.is_sorted() else values[np.argsort(start.to_numpy(), kind="stable")]
+
+
+def _compute_launched_column(trace: Trace, column: str) -> pl.Series:
+    """A column of `launched`, in the order of `device_work`."""
+    if column == "end":
+        return (trace.compute_once(_device_column, "ts") + trace.compute_once(_device_column, "dur")).alias(
+            column
+        )
+    if column not in _CALL_COLUMNS:
+        return trace.compute_once(_device_column, column)
+    pair, call = trace.compute_once(_find_launch_rows)
+    if column in ("launch", "operator"):
+        return take_rows(trace.launches[column], pair)
+    said = take_rows(trace.events[_CALL_COLUMNS[column]], call).alias(column)
+    return said + take_rows(trace.events["dur"], call).fill_null(0) if column == "launch_end" else said
+
+
+_CALL_COLUMNS = {
+    "launch": "launch",
+    "operator": "operator",
+    "api": "name",
+    "launch_ts": "ts",
+    "launch_end": "ts",
+}
+"""What `launched` says of a call: the column of launches or events that says it."""
+
+
+def _find_launch_rows(trace: Trace) -> tuple[RowArray, RowArray]:
+    """Of each piece of device work the row of launches that tells its launch, the first of several, and the row of
+    events of the call; -1 where the call lies outside the trace."""
+    work, launches = select_device_events(trace, "id"), trace.launches
+    pair = np.full(work.height, -1, dtype=np.int64)
+    of = rows_of_ids(work, launches["device_event"])
+    told = np.flatnonzero(of >= 0)[::-1]
+    pair[of[told]] = told
+    call = rows_of_ids(trace.events, take_rows(launches["launch"], pair))
+    pair[call < 0] = -1
+    return pair, call
+
+
+def _compute_launched_array(trace: Trace, column: str, absent: int) -> RowArray:
+    return to_array(trace.compute_once(_launched_column, column), absent)
+
+
+def _compute_stream_codes(trace: Trace) -> RowArray:
+    return track_codes(select_launched_events(trace, "device", "stream"), ("device", "stream"))
+
+
+def has_device_events(trace: Trace) -> bool:
+    """Whether the trace holds any device event that has a duration."""
+    return trace.compute_once(_find_device_rows).size > 0
+
+
+def _find_device_rows(trace: Trace) -> RowArray:
+    is_work = (
+        pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)).fill_null(False) & pl.col("dur").is_not_null()
+    )
+    return np.flatnonzero(trace.events.select(is_work).to_series().to_numpy())
+
+
+def select_host_calls(trace: Trace) -> pl.DataFrame:
+    """Operators and backends' ranges with a duration: id, cat, name, ts, dur, pid, tid, step, their ``kind`` and
+    whether they are a ``backend``'s.
+
+    Raises AnalysisError where there are none; asked only of a trace without device work.
+    """
+    host = (
+        pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES | categories.ANNOTATION_CATEGORIES))
+        & pl.col("dur").is_not_null()
+    )
+    columns = ("id", "cat", "name", "ts", "dur", "pid", "tid", "step")
+    events = trace.events.lazy().filter(host).select(columns).collect()
+    known = (
+        events.select("name")
+        .unique()
+        .with_columns(
+            pl.when(categories.is_communication())
+            .then(pl.lit("communication"))
+            .otherwise(pl.lit("computation"))
+            .cast(categories.KERNEL_TYPE_DTYPE)
+            .alias("kind"),
+            categories.is_backend_range().alias("backend"),
+        )
+    )
+    calls = events.join(known, on="name", how="left", maintain_order="left").filter(
+        pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) | pl.col("backend")
+    )
+    if not calls.height:
+        raise explain_missing_times(trace) or AnalysisError(
+            "the trace holds no device work and no operators",
+            where=describe_rank(trace),
+            remedy="record it with torch.profiler and its CPU activity",
+        )
+    return calls
+
+
+def to_intervals(events: pl.DataFrame) -> Intervals:
+    """The time in any of the events (ts, dur)."""
+    starts = events["ts"].to_numpy()
+    return Intervals.of(starts, starts + events["dur"].to_numpy())
+
+
+def find_steps(trace: Trace) -> pl.DataFrame:
+    """step, start, end of each step that a ProfilerStep#N marks on the host, in order of N; maybe no rows."""
+    return trace.compute_once(_compute_steps).clone()
+
+
+def _compute_steps(trace: Trace) -> pl.DataFrame:
+    is_mark = pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)) & pl.col("dur").is_not_null()
+    marks = (
+        trace.events.lazy().filter(is_mark).select("name", "ts", end=pl.col("ts") + pl.col("dur")).collect()
+    )
+    marks = marks.filter(
+        pl.Series(
+            match_text(marks["name"], lambda name: name.str.contains(categories.STEP_PATTERN))
+        )
+    )
+    number = pl.col("name").cast(pl.String).str.extract(categories.STEP_PATTERN).cast(pl.Int64, strict=False)
+    return (
+        marks.group_by(number.alias("step"))
+        .agg(pl.col("ts").min().alias("start"), pl.col("end").max())
+        .drop_nulls("step")  # a number that no integer holds
+        .sort("step")
+    )
+
+
+def find_step_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
+    """id, step: of the nodes of an execution trace that mark one."""
+    name = pl.col("name").cast(pl.String)
+    number = name.str.extract(categories.STEP_PATTERN).cast(pl.Int64, strict=False)
+    return nodes.select("id", step=number).drop_nulls("step")
+
+
+def explain_missing_times(trace: Trace) -> AnalysisError | None:
+    """Why nothing of a trace without events has a time; None where there are events."""
+    if trace.rows("events"):
+        return None
+    if not trace.rows("nodes"):
+        return AnalysisError("the trace holds no events", where=describe_rank(trace), remedy="record it anew")
+    return AnalysisError(
+        "the operators of an execution trace have no times",
+        where=describe_rank(trace),
+        remedy="`flops`, `unique-args` and `etloom replay compute` work without; for times put the profiler's trace of "
+        "the same steps beside it",
+    )
+
+
+def describe_rank(trace: Trace) -> str | None:
+    """What an error says of where it is."""
+    return None if trace.rank is None else f"rank {trace.rank}"

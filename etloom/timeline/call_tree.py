@@ -1,0 +1,245 @@
+"""The calls of each thread as one tree: who called whom, how often, and the host and device time of it.
+
+Calls of one name at one place count together and are a node; the steps are one, ``ProfilerStep#*``. Device work belongs
+to the call that launched it; what no call of the recording launched is a node of its own, UNLAUNCHED, of no thread.
+Records that end on another thread than they began on (gloo's) are in no call and are left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core import arrays, categories
+from etloom.core.trace import Trace
+
+RowArray = NDArray[np.int64]
+
+UNLAUNCHED = "(no launch recorded)"
+SCHEMA = {
+    "pid": pl.Int64,
+    "tid": pl.Int64,
+    "node": pl.Int64,
+    "parent": pl.Int64,
+    "depth": pl.Int64,
+    "category": pl.String,
+    "name": pl.String,
+    "count": pl.Int64,
+    "total_ns": pl.Int64,
+    "self_ns": pl.Int64,
+    "device_ns": pl.Int64,
+    "self_device_ns": pl.Int64,
+    "kernels": pl.Int64,
+}
+
+
+def build_call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False) -> pl.DataFrame:
+    """SCHEMA, a row a node: a caller before what it calls, siblings and threads by their time, longest first.
+
+    total_ns and device_ns are the self times of a node and of all below it, so that parts sum to the whole; kernels
+    counts the kernels, copies and sets. The trace must be linked.
+
+    joined: a backward operator is called by its forward one, wherever it ran. kernels: device work is nodes too.
+    """
+    calls, work = _collect_calls(trace, joined)
+    if kernels:
+        leaves = work.select("parent", name="name", category="category", count=1, self_ns=0)
+        work = work.with_columns(row=calls.height + pl.int_range(pl.len()))
+        calls = pl.concat(
+            [calls, leaves.with_columns(_null_column("pid"), _null_column("tid"))], how="diagonal_relaxed"
+        )
+    else:
+        work = work.with_columns(row="parent")
+    parent = calls["parent"].to_numpy()
+    level = _compute_depths(parent, None if joined or kernels else calls["depth"])
+    node, first = _number_nodes(calls, parent, level)
+    many = len(first)
+    sums = np.zeros((3, many), np.int64)
+    of_work = node[work["row"].to_numpy()]
+    np.add.at(sums[0], node, calls["self_ns"].to_numpy())
+    np.add.at(sums[1], of_work, work["dur"].to_numpy())
+    np.add.at(sums[2], of_work, 1)
+    count = np.zeros(many, np.int64)
+    np.add.at(count, node, calls["count"].to_numpy())
+
+    above = np.where(parent[first] >= 0, node[parent[first]], -1)
+    depth = level[first]
+    by_level = [np.flatnonzero(depth == at) for at in range(int(depth.max(initial=-1)) + 1)]
+    within, size = sums.copy(), np.ones(many, np.int64)
+    for nodes in reversed(by_level[1:]):
+        for one in within:
+            np.add.at(one, above[nodes], one[nodes])
+        np.add.at(size, above[nodes], size[nodes])
+    lanes = calls.select("pid", "tid")[first]
+    root = arrays.find_nearest_ancestor(above, above < 0, np.arange(many))
+    place = _order_nodes(by_level, above, size, within, arrays.track_codes(lanes[root]))
+    table = calls.select("category", "name")[first].with_columns(
+        *lanes[root],
+        pl.Series("node", place),
+        pl.Series("parent", place[above]).set(pl.Series(above < 0), None),
+        pl.Series("depth", depth),
+        pl.Series("count", count),
+        pl.Series("total_ns", within[0]),
+        pl.Series("self_ns", sums[0]),
+        pl.Series("device_ns", within[1]),
+        pl.Series("self_device_ns", sums[1]),
+        pl.Series("kernels", within[2]),
+    )
+    return table.sort("node").select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+
+
+def _null_column(name: str) -> pl.Expr:
+    return pl.lit(None, pl.Int64).alias(name)
+
+
+def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """A row a call (pid, tid, category, name, count, self_ns, parent: a row of this table, -1 for none), and a row of
+    device work (category, name, dur, parent)."""
+    events = trace.events
+    on_lane = events["depth"].is_not_null()
+    rows = np.flatnonzero(on_lane.to_numpy())
+    row_of = np.full(events.height + 1, -1, np.int64)  # the last one answers for -1
+    row_of[rows] = np.arange(len(rows))
+    parent = row_of[arrays.rows_of_ids(events, events["parent"])[rows]]
+    if joined:
+        parent = _attach_backward(trace, rows, row_of, parent)
+    calls = events.select("pid", "tid", "name", "depth", category="cat").filter(on_lane)
+    calls = calls.with_columns(
+        _merge_step_names(calls["name"]).alias("name"),
+        pl.Series("self_ns", arrays.nest_events(events).exclusive[rows]),
+        pl.Series("parent", parent),
+        count=pl.lit(1, pl.Int64),
+    )
+    launches = trace.launches.select("device_event", "launch")
+    launches = launches.unique("device_event", keep="first", maintain_order=True)
+    done = events.select("id", "name", "dur", category="cat").filter(
+        pl.col("category").is_in(list(categories.DEVICE_CATEGORIES)) & pl.col("dur").is_not_null()
+    )
+    work = done.join(
+        launches,
+        left_on="id",
+        right_on="device_event",
+        how="left",
+        maintain_order="left",
+    )
+    called = row_of[arrays.rows_of_ids(events, work["launch"])]
+    if (called < 0).any():
+        nowhere = {"category": None, "name": UNLAUNCHED, "depth": 0, "count": 0, "self_ns": 0, "parent": -1}
+        stray = pl.DataFrame([nowhere]).cast(
+            {"category": pl.Categorical, "name": pl.Categorical, "depth": pl.Int16}
+        )
+        called = np.where(called < 0, calls.height, called)
+        calls = pl.concat([calls, stray], how="diagonal_relaxed")
+    return calls, work.select("name", "category", "dur", pl.Series("parent", called))
+
+
+def _merge_step_names(names: pl.Series) -> pl.Series:
+    """The names, the marks of all steps under one."""
+    steps = arrays.match_text(names, lambda name: name.str.contains(categories.STEP_PATTERN))
+    return names.set(pl.Series(steps), "ProfilerStep#*") if steps.any() else names
+
+
+def _attach_backward(trace: Trace, rows: RowArray, row_of: RowArray, parent: RowArray) -> RowArray:
+    """The parents with the outermost backward record of each forward operator under that operator.
+
+    The forward operator begins before, so that no circle comes of it.
+    """
+    joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+    backward, forward = (row_of[arrays.rows_of_ids(trace.events, joins[name])] for name in ("event", "after"))
+    starts = trace.events["ts"].to_numpy()[rows]
+    good = (backward >= 0) & (forward >= 0)
+    good[good] = starts[forward[good]] < starts[backward[good]]
+    backward, forward = backward[good], forward[good]
+    of = np.full(len(parent) + 1, -1, np.int64)
+    of[backward] = forward
+    outermost = of[parent[backward]] != forward
+    joined = parent.copy()
+    joined[backward[outermost]] = forward[outermost]
+    return joined
+
+
+def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
+    """How many calls are around each: their depth, where that is given and fits the parents, else by pointer
+    doubling."""
+    if depth is not None and not depth.null_count():
+        said = depth.to_numpy()
+        around = said[parent]
+        around[parent < 0] = -1
+        if (said == around + 1).all():
+            return said.astype(np.int64)
+    jump, level = parent.copy(), (parent >= 0).astype(np.int64)
+    while (jump >= 0).any():
+        level = level + np.where(jump >= 0, level[jump], 0)
+        jump = np.where(jump >= 0, jump[jump], -1)
+    return level
+
+
+def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tuple[RowArray, RowArray]:
+    """The node of each call, and the first call of each node; a node is numbered after the one above it."""
+    roots = np.flatnonzero(level == 0)
+    lanes = arrays.track_codes(calls.select("pid", "tid")[roots])
+    said, names = _encode_text(calls["name"])
+    categories, many = _encode_text(calls["category"])
+    said, names = said * many + categories, names * many
+    node = np.full(len(parent), -1, np.int64)
+    first: list[RowArray] = [np.zeros(0, np.int64)]
+    before = count = 0
+    for at in range(int(level.max(initial=-1)) + 1):
+        own = np.flatnonzero(level == at) if at else roots
+        above = node[parent[own]] - before if at else lanes
+        index, inverse = _find_distinct(above * names + said[own])
+        node[own] = count + inverse
+        first.append(own[index])
+        before, count = count, count + len(index)
+    return node, np.concatenate(first)
+
+
+def _find_distinct(keys: RowArray) -> tuple[RowArray, RowArray]:
+    """Where each of these numbers (0 and more) comes first, in their order, and which of them each is."""
+    size = int(keys.max(initial=-1)) + 1
+    if size > 4 * len(keys) + 4096:
+        _, index, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        return index, inverse
+    # So few that a table of them takes less time than to sort.
+    place = np.full(size, -1, np.int64)
+    place[keys[::-1]] = np.arange(len(keys))[::-1]
+    known = np.flatnonzero(place >= 0)
+    index = place[known]
+    place[known] = np.arange(len(known))
+    return index, place[keys]
+
+
+def _encode_text(column: pl.Series) -> tuple[RowArray, int]:
+    """A number for each text of a categorical column, from 0, and how many there are."""
+    distinct = column.unique().to_physical()
+    known = arrays.to_array(distinct, -1).astype(np.int64) + 1  # 0 for null
+    code = np.zeros(int(known.max(initial=0)) + 1, np.int64)
+    code[known] = np.arange(len(known))
+    return code[arrays.to_array(column.to_physical(), -1).astype(np.int64) + 1], len(known)
+
+
+def _order_nodes(
+    by_level: list[RowArray], above: RowArray, size: RowArray, within: RowArray, lanes: RowArray
+) -> RowArray:
+    """The place of each node: threads by their time, then a node before what is below it, siblings by their time."""
+    place = np.zeros(len(above), np.int64)
+    if not by_level:
+        return place
+    of_lane = np.zeros((2, int(lanes.max(initial=0)) + 1), np.int64)
+    for one, sums in zip(of_lane, within, strict=False):
+        np.add.at(one, lanes[by_level[0]], sums[by_level[0]])
+    for at, nodes in enumerate(by_level):
+        keys = [np.arange(len(nodes)), -within[1, nodes], -within[0, nodes]]
+        if at:
+            keys.append(above[nodes])
+        else:
+            keys += [lanes[nodes], -of_lane[1, lanes[nodes]], -of_lane[0, lanes[nodes]]]
+        order = nodes[np.lexsort(keys)]
+        before = np.cumsum(size[order]) - size[order]
+        if at:
+            starts = np.flatnonzero(np.diff(above[order], prepend=-1))
+            lengths = np.diff(np.append(starts, len(order)))
+            before = before - np.repeat(before[starts], lengths) + place[above[order]] + 1
+        place[order] = before
+    return place

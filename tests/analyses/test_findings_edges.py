@@ -1,0 +1,185 @@
+"""What patterns say of odd and of ambiguous cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from one_rank import Run, found, told
+
+import etloom
+from etloom.analyses.findings.patterns import Views
+from etloom.core import registry
+
+BACK = "Memcpy DtoH (Device -> Pageable)"
+PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
+PINNED = "Memcpy HtoD (Pinned -> Device)"
+
+
+def test_results_copied_back_to_pageable_memory_are_exposed(tmp_path: Path) -> None:
+    run = Run()
+    for at in (0, 100, 200):
+        run.op("aten::mm", at, 5).kernel(at + 1, at + 5, 45)
+        run.op("aten::to", at + 10, 90).kernel(at + 11, at + 50, 50, BACK, "gpu_memcpy", call_us=88)
+    (row,) = told(run.trace(tmp_path), "exposed-copies")
+    assert (row["cost_ns"], row["count"], row["operator"]) == (150_000, 3, "aten::to")
+    assert "copy back less" in row["advice"]
+    assert found(run.trace(tmp_path), "host-copies") == []
+
+
+def test_two_findings_of_one_place_are_two(tmp_path: Path) -> None:
+    run = Run().op("my::load", 0, 1_000).kernel(1, 5, 90, PAGEABLE, "gpu_memcpy", call_us=100)
+    for at in range(20):
+        run.kernel(110 + 10 * at, 112 + 10 * at, 4, PINNED, "gpu_memcpy", bytes=1000)
+    rows = told(run.trace(tmp_path), "host-copies")
+    assert [(row["title"], row["cost_ns"], row["operator"]) for row in rows] == [
+        ("the host waits in 1 copy from pageable memory to the device in my::load", 100_000, "my::load"),
+        ("20 copies of less than 64 KiB to the device in my::load", 80_000, "my::load"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run", ["dlrm", "nsys/h100_2gpu_1s.sqlite.gz", "hta_misc/negative_queue_a100.json.gz"]
+)
+def test_a_pattern_names_a_place_of_a_rank_once(data: Path, run: str) -> None:
+    """Findings of one pattern and place on several ranks are told as one, so on one rank there may not be two."""
+    views = Views(etloom.open(data / run))
+    for name in registry.list_plugins("patterns"):
+        pattern = registry.get("patterns", name)
+        if pattern.SCOPE == "rank":
+            for view in views.values():
+                seen = [finding.place for finding in pattern.find(view)]
+                assert len(seen) == len(set(seen)), name
+
+
+def test_a_row_of_small_collectives_ends_with_a_step(tmp_path: Path) -> None:
+    run, rowed = Run(), Run()
+    for at in range(10):
+        run.step(at, 100 * at, 100).all_reduce(100 * at + 1, 100 * at + 10, 5, at)
+        rowed.step(at, 100 * at, 100)
+    assert found(run.trace(tmp_path), "small-collectives") == []
+    for at in range(10):
+        rowed.all_reduce(301 + 2 * at, 310 + 8 * at, 5, at)
+    (row,) = told(rowed.trace(tmp_path), "small-collectives")
+    assert (row["cost_ns"], row["count"], row["step"]) == (45_000, 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("dur", "start", "cost"), [(1, 7, 90_000), (4, 6, None), (12, 5, None), (200, 0, 90_000)]
+)
+def test_a_row_of_small_collectives_ends_with_other_work(
+    tmp_path: Path, dur: int, start: int, cost: int | None
+) -> None:
+    """Collectives of 10 us every 20, and a kernel in each gap (short, long, longer than the gap), or one that runs on
+    while they do."""
+    run = Run()
+    for at in range(10):
+        run.all_reduce(1 + at, 100 + 20 * at, 10, at)
+        if dur < 200 or not at:
+            run.kernel(20 + at, 105 + 20 * at + start, dur, stream=20)
+    rows = found(run.trace(tmp_path), "small-collectives")
+    assert rows == ([] if cost is None else [(cost, 10, None)])
+
+
+def test_a_load_is_counted_once_where_stacks_were_recorded(tmp_path: Path) -> None:
+    run = Run()
+    for at in (0, 1_000, 2_000):
+        frame = "torch/utils/data/dataloader.py(700): __next__"
+        run.op(frame, at, 400, "python_function")
+        run.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 390, "user_annotation")
+        run.op("aten::mm", at + 410, 100).kernel(at + 420, at + 430, 500)
+    (row,) = told(run.trace(tmp_path), "data-loading")
+    assert row["title"] == "nothing runs while the host waits for the data loader, 3 loads"
+    assert (row["cost_ns"], row["count"], row["name"]) == (800_000, 3, frame)
+
+
+def compiling(steps: int, *at: float) -> Run:
+    run = Run()
+    for step in range(steps):
+        run.step(step, 100 * step, 80)
+    for start in at:
+        run.op("compile_fx (dynamo_timed)", start, 10).op("inner (dynamo_timed)", start + 1, 5)
+    return run
+
+
+def test_the_first_compilation_is_not_one_again(tmp_path: Path) -> None:
+    """What began in the first of several steps may be warm-up, what came after it, between steps too, is not."""
+    (row,) = told(compiling(3, 20, 85, 210).trace(tmp_path), "recompilation")
+    assert row["title"] == "torch.compile still compiles after the first step, 2 times"
+    assert (row["cost_ns"], row["confidence"]) == (20_000, "high")
+    (row,) = told(compiling(1, 20, 85).trace(tmp_path), "recompilation")
+    said = "torch.compile compiles, 2 times (only one step is marked: it may be the first time)"
+    assert (row["title"], row["confidence"]) == (said, "low")
+    (row,) = told(compiling(0, 20).trace(tmp_path), "recompilation")
+    assert row["title"] == "torch.compile compiles, once (no step is marked: it may be the first time)"
+    # One that is under way when the first step ends has begun in it.
+    assert found(compiling(2, 75).trace(tmp_path), "recompilation") == []
+
+
+def test_threads_of_two_processes_are_told_apart(tmp_path: Path) -> None:
+    run = compiling(3, 210)
+    run.events.append(run.events[-2] | {"pid": 101, "ts": 212})
+    assert found(run.trace(tmp_path), "recompilation") == [(12_000, 2, "compile_fx (dynamo_timed)")]
+
+
+def test_an_allocation_between_steps_is_in_steady_state(tmp_path: Path) -> None:
+    run = Run()
+    for step in range(3):
+        at = 1_000 * step
+        run.step(step, at, 800).op("aten::mm", at + 10, 700).kernel(at + 20, at + 30, 500)
+        run.op("cudaMalloc", at + 820, 100, "cuda_runtime")
+    (row,) = told(run.trace(tmp_path), "allocator")
+    assert (row["cost_ns"], row["count"], row["confidence"]) == (300_000, 3, "medium")
+    assert row["title"] == "cudaMalloc is called 3 times, and the host waits for it"
+
+
+def test_one_marked_step_does_not_say_where_warm_up_ends(tmp_path: Path) -> None:
+    run = Run().step(5, 0, 1_000)
+    for at in range(20):
+        run.kernel(10 + at, 50 + 10 * at, 5)
+    (row,) = told(run.op("cudaMalloc", 500, 40, "cuda_runtime").trace(tmp_path), "allocator")
+    assert row["title"].endswith(" (only one step is marked: it may be warm-up)")
+    assert (row["cost_ns"], row["confidence"]) == (40_000, "low")
+
+
+SB = "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN_LDSB0_AFC1"
+S_B = "Cijk_Ailk_Bljk_S_B_Bias_HA_S_SAV_UserArgs_MT16x16x128_MI16x16x1_SN_LDSB1_AFC1"
+BBS = "Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64_MI16x16x1_SN_LDSB1_AFC1"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "minor", "tf32"),
+    [
+        (SB, 0, ": this device has no TF32"),
+        (S_B, 4, "; this device has TF32 too (xf32), but"),
+        (S_B, 5, ": this device has no TF32 in hardware"),
+        (BBS, 4, None),
+        (SB.replace("_MI16x16x1", "_TT4x4"), 0, None),  # which no matrix core does
+        ("ampere_sgemm_128x64_tn", 0, None),
+    ],
+)
+def test_fp32_on_matrix_cores_of_amd(tmp_path: Path, kernel: str, minor: int, tf32: str | None) -> None:
+    run = Run().op("aten::mm", 0, 10).kernel(1, 5, 10, kernel)
+    device = {"id": 0, "name": "AMD Radeon Graphics", "computeMajor": 9, "computeMinor": minor}
+    rows = told(run.trace(tmp_path, deviceProperties=[device]), "fp32-gemm")
+    if tf32 is None:
+        assert rows == []
+        return
+    (row,) = rows
+    assert row["cost_ns"] == 5_000
+    assert row["title"].endswith("aten::mm in fp32, at a quarter or less of the matrix cores' 16-bit speed")
+    assert row["advice"].startswith(f"use autocast with bfloat16{tf32}")
+
+
+def test_an_unknown_device_of_amd_is_told_nothing_about_tf32(tmp_path: Path) -> None:
+    run = Run().op("aten::mm", 0, 10).kernel(1, 5, 10, SB)
+    (row,) = told(run.trace(tmp_path, deviceProperties=[]), "fp32-gemm")
+    assert row["advice"] == "use autocast with bfloat16"
+
+
+def test_products_with_a_vector_are_bound_by_memory(tmp_path: Path) -> None:
+    name = "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false, false, cublasGemvParams>"
+    assert found(Run().op("aten::mv", 0, 10).kernel(1, 5, 10, name).trace(tmp_path), "fp32-gemm") == []
+    tall = "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 2, 2, true, cublasGemvTensorStridedBatched<float const> >"
+    assert found(Run().op("aten::mm", 0, 10).kernel(1, 5, 10, tall).trace(tmp_path), "fp32-gemm") == []

@@ -1,0 +1,189 @@
+"""A wrong value of any option of any verb is wrong usage, in one line: the flag, what is allowed, where to read on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from etloom import cli
+from etloom.cli.error_handling import as_usage_error, handle_errors
+from etloom.core.errors import EtloomError, UnknownName
+
+Outcome = tuple[int, str, str]
+
+GRAMMAR = {
+    "backend": ("nonsense", "known: "),
+    "bandwidth": ("fast", "such as 2x or 0.5x"),
+    "by": ("nonsense", "known: "),
+    "iterations": ("some", "best, all or a number"),
+    "latency": ("fast", "such as 20us"),
+    "max_regression": ("much", "write it as 3%"),
+    "metric": ("speed", "known: step-time"),
+    "on_demand": ("nonsense", "a number of steps, as in --on-demand 2"),
+    "only": ("allreduce", "known: all_gather, all_reduce"),
+    "option": ("nonsense", "NAME=VALUE"),
+    "overlay": ("nonsense", "known: critical-path"),
+    "pattern": ("nonsense", "known: allocator"),
+    "rank_pattern": ("(", "for example 'host-(\\d+)'"),
+    "observer": ("nonsense", "native or stock"),
+    "ranks": ("abc", "0,8-15"),
+    "set_": ("nonsense", "one of kernel, copy"),
+    "step_by": ("nonsense", "optimizer, profiler or a time as 500ms"),
+    "step_name": ("(", "no regular expression"),
+    "steps": ("zz", "write FIRST:LAST"),
+    "straggler": ("nonsense", "known: none"),
+    "time": ("nonsense", "write START:END"),
+    "to": ("nonsense", "known: "),
+    "what": ("nonsense", "choose of kineto, et"),
+    "where": ("nonsense", "known: host, device"),
+}
+"""Options whose text has a grammar or is a choice: what is wrong, and words of the answer."""
+FREE = {
+    *(
+        "annotation",
+        "category",
+        "counter",
+        "name",
+        "operator",
+        "remove_sync",
+    ),  # what is in the run is asked of it
+    *("allow_namespace", "time_column"),
+    "device_peaks",  # a file
+    "master_addr",
+}
+"""Options for which any text is meant."""
+AFTER = {
+    "check": ["RUN", "--baseline", "RUN"],
+    "collect": ["--out", "RUN", "--", "true"],
+    "convert": ["RUN", "x.parquet"],
+    "diff": ["RUN", "RUN"],
+    "export": ["RUN", "--out", "x.json"],
+    "link": ["RUN", "--out", "x.parquet"],
+    "query": ["RUN", "select * from stats"],
+    "simulate": ["RUN", "--set", "comm x0"],
+    "replay comms": ["RUN", "--dry-run"],
+}
+
+
+def options(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """(verb, option) of each option that takes a value."""
+    for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
+        yield from options(command.get_command(None, name), (*path, name))
+    for one in command.params:
+        if path and one.param_type_name == "option" and not one.is_flag and one.name != "help":
+            yield " ".join(path), one
+
+
+def wrong(option: Any) -> Iterator[tuple[str, str]]:
+    """(a wrong value of the option, words of the answer)."""
+    kind = type(option.type).__name__.lower()
+    if hasattr(option.type, "choices"):
+        yield "nonsense", "is not one of " + ", ".join(map(repr, option.type.choices))
+    elif kind.startswith(("int", "float")):
+        yield "nonsense", "'nonsense' is not a valid "
+        if (least := getattr(option.type, "min", None)) is not None:
+            yield (
+                str(least - 1),
+                f"x>={least}" if option.type.max is None else f"{least}<=x<={option.type.max}",
+            )
+        if kind.startswith("float"):
+            yield "nan", "nan is no number"
+            yield (
+                "inf",
+                "is no number" if getattr(option.type, "max", None) is None else "is not in the range",
+            )
+    elif kind.startswith(("str", "funcparam")):
+        assert option.name in GRAMMAR or option.name in FREE, f"say what {option.opts} takes"
+        if option.name in GRAMMAR:
+            yield GRAMMAR[option.name]
+    else:
+        assert "path" in kind, kind
+
+
+def verbs() -> list[str]:
+    return sorted({verb for verb, _ in options(typer.main.get_command(cli.app))})
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_a_wrong_value_is_told_by_its_flag(verb: str, own: Path, call: Callable[..., Outcome]) -> None:
+    after = [str(own / "ddp_2") if one == "RUN" else one for one in AFTER.get(verb, ["RUN"])]
+    for its, option in options(typer.main.get_command(cli.app)):
+        flag = max(option.opts, key=len)
+        for value, words in wrong(option) if its == verb else ():
+            status, out, err = call(*verb.split(), flag, value, *after)
+            assert (status, out, err.count("\n")) == (2, "", 1), (flag, value, err)
+            assert err.startswith(f"etloom: {flag}: "), err
+            assert words in err and err.endswith(f"; see etloom {verb} --help\n"), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["analyze", "top-ops", "RUN", "--top", 0], "--top"),
+        (["analyze", "call-stacks", "RUN", "--least-pct", 200], "--least-pct"),
+        (["analyze", "queue-summary", "RUN", "--limit", 0], "--limit"),
+        (["export", "RUN", "-o", "x.folded", "-O", "time=never"], "--option"),
+        (["export", "RUN", "-o", "x.folded", "-O", "nothing=1"], "--option"),
+        (["export", "RUN", "-o", "x.nothing"], "--out"),
+        (["simulate", "RUN", "--set", "comm x0", "-o", "x.nothing"], "--out"),
+        (["collect", "--out", "RUN", "--max-size", 0, "--", "true"], "--max-size"),
+        (["collect", "--out", "RUN", "--for", 0, "--every", 5, "--", "true"], "--for"),
+        (["info", "RUN", "-o", "x.nothing"], "--out"),
+        (["convert", "RUN", "x", "--to", "nothing"], "--to"),
+        (["replay", "comms", "RUN", "--dry-run", "--master-port", "70000"], "--master-port"),
+        (["replay", "comms", "RUN", "-o", "x.nothing"], "--out"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_told_by_its_flag(
+    arguments: list[Any], flag: str, own: Path, call: Callable[..., Outcome]
+) -> None:
+    status, out, err = call(*(own / "ddp_2" if one == "RUN" else one for one in arguments))
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith(f"etloom: {flag}: ") and err.endswith(" --help\n"), err
+
+
+def verb(raised: EtloomError, **called: str) -> typer.Typer:
+    """A command with the option --max-size, which raises."""
+    app = typer.Typer()
+
+    @app.command()
+    @handle_errors(**called)
+    def record(max_size: int = 1) -> None:
+        raise raised
+
+    return app
+
+
+def outcome(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> tuple[int | str | None, str]:
+    with pytest.raises(SystemExit) as left:
+        app(args=[], prog_name="tool", standalone_mode=False)
+    return left.value.code, capsys.readouterr().err
+
+
+def test_what_others_call_an_option_becomes_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    error = EtloomError("3 bytes are too few", remedy="allow 1 MiB", option="max_bytes")
+    assert str(error) == "max_bytes: 3 bytes are too few; allow 1 MiB"
+    assert outcome(verb(error, max_bytes="max_size"), capsys) == (
+        2, "etloom: --max-size: 3 bytes are too few; allow 1 MiB; see tool --help\n",
+    )  # fmt: skip
+    # Of a parameter that the command does not have, the name that it has in Python.
+    assert outcome(verb(error), capsys)[1].startswith("etloom: max_bytes: 3 bytes are too few; ")
+    nowhere = EtloomError("is no run", where="here")
+    assert outcome(verb(nowhere), capsys) == (1, "etloom: here: is no run\n")
+
+
+def test_the_choices_of_an_option_are_all_told_in_their_order() -> None:
+    assert str(UnknownName("order", "totl", ["own", "total"], option="by")) == (
+        "by: no order is called 'totl'; known: own, total"
+    )
+
+
+def test_usage_blames_an_option_that_the_error_does_not_name() -> None:
+    for named, blamed in ((None, "to"), ("out", "out")):
+        with pytest.raises(EtloomError) as raised, as_usage_error("to"):
+            raise EtloomError("no", option=named)
+        assert raised.value.option == blamed

@@ -1,0 +1,482 @@
+"""Communications matched across ranks, and clocks: on made jobs of which the truth is known, and on real ones."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import etloom
+from etloom.analyses import collectives as analysis
+from etloom.collectives import (
+    add_waits,
+    clocks,
+    compute_message_size,
+    get_bus_factor,
+    match_collectives,
+    match_participations,
+    matching,
+)
+from etloom.collectives.clocks import MIN_FOR_SPREAD, correct_clocks
+from etloom.collectives.participations import COLUMNS
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Job
+
+RING = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
+
+
+def made(seed: int, offsets: list[int], drifts: list[float], *, numbered: bool, count: int) -> pl.DataFrame:
+    """The parts of a job of len(offsets) ranks with their true ``meeting`` in place of bytes; a rank's clock is
+    its offset ahead and runs its drift (ppm) fast."""
+    chance = random.Random(seed)
+    rows = []
+    now = 1_700_000_000_000_000_000
+    since = now
+    for at in range(count):
+        group = chance.choice(["world", "pair"]) if len(offsets) > 2 else "world"
+        ranks = range(len(offsets)) if group == "world" else range(2)
+        starts = {rank: now + chance.randrange(4_000_000) for rank in ranks}
+        end = max(starts.values()) + chance.randrange(100_000, 1_000_000)
+        name = chance.choice(RING)
+        for rank in ranks:
+            left = end + chance.randrange(2_000)
+
+            def on_clock(time: int, rank: int = rank) -> int:
+                return time + offsets[rank] + round(drifts[rank] * (time - since) / 1e6)
+
+            rows.append(
+                {
+                    "rank": rank,
+                    "event": at,
+                    "where": "device",
+                    "collective": name,
+                    "pg_name": group,
+                    "seq": at if numbered else None,
+                    "bytes": at,
+                    "start": on_clock(starts[rank]),
+                    "end": on_clock(left),
+                }
+            )
+        now = end + chance.randrange(200_000_000)
+    chance.shuffle(rows)
+    return pl.DataFrame(rows, schema={**COLUMNS})
+
+
+def pairs(met: pl.DataFrame, by: str) -> set[tuple[tuple[int, int], ...]]:
+    """The sets of (rank, event) that share a value of ``by``."""
+    groups = met.drop_nulls(by).group_by(by).agg(pl.struct("rank", "event"))
+    return {tuple(sorted((one["rank"], one["event"]) for one in row)) for row in groups.to_series(1)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    offsets=st.lists(st.integers(-(10**9), 10**9), min_size=2, max_size=4),
+    count=st.integers(1, 40),
+)
+def test_numbered_parts_meet_and_clocks_are_found(seed: int, offsets: list[int], count: int) -> None:
+    offsets[0] = 0
+    parts = made(seed, offsets, [0.0] * len(offsets), numbered=True, count=count)
+    met = match_participations(parts)
+    assert pairs(met, "meeting") == pairs(met, "bytes")
+    assert set(met["how"]) == {"seq"}
+    for row in clocks(met).iter_rows(named=True):
+        if row["rank"] == 0:
+            assert row["verdict"] == "reference"
+        elif row["verdict"] != "unknown":
+            assert row["lowest_ns"] <= offsets[row["rank"]] <= row["highest_ns"]
+            # Ends lie within 2 us of each other, so the median of their differences does.
+            assert abs(row["offset_ns"] - offsets[row["rank"]]) <= 4_000
+            told = row["communications"] >= MIN_FOR_SPREAD and abs(row["offset_ns"]) > 10_000
+            contradicted = not row["lowest_ns"] <= 0 <= row["highest_ns"]
+            assert (row["verdict"] == "corrected") == (told or contradicted)
+            taken = row["offset_ns"] if row["verdict"] == "corrected" else 0
+            assert abs(offsets[row["rank"]] - taken) <= row["residual_ns"]
+            assert row["verdict"] != "agrees" or row["residual_ns"] <= 10_000
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), count=st.integers(1, 30))
+def test_parts_without_numbers_meet_in_their_order(seed: int, ranks: int, count: int) -> None:
+    met = match_participations(made(seed, [0] * ranks, [0.0] * ranks, numbered=False, count=count))
+    assert pairs(met, "meeting") == pairs(met, "bytes")
+    assert set(met["how"]) == {"order"}
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), drift=st.floats(-80, 80).filter(lambda ppm: abs(ppm) > 5))
+def test_a_drift_is_told_and_taken_out(seed: int, drift: float) -> None:
+    parts = made(seed, [0, 5_000_000], [0.0, drift], numbered=True, count=60)
+    met = match_participations(parts)
+    table = clocks(met)
+    row = table.row(1, named=True)
+    assert row["verdict"] == "corrected"
+    assert row["drift_ppm"] == pytest.approx(drift, abs=0.5)
+    ends = correct_clocks(met, table).group_by("meeting").agg(pl.col("end").max() - pl.col("end").min())
+    assert ends["end"].max() < 10_000
+
+
+def test_ranks_that_share_nothing_are_not_compared() -> None:
+    parts = pl.concat(
+        made(seed, [0], [0.0], numbered=False, count=30).with_columns(pl.lit(rank, pl.Int32).alias("rank"))
+        for rank, seed in enumerate((1, 2))
+    )
+    met = match_participations(parts)
+    assert met["meeting"].null_count() == met.height
+    assert clocks(met)["verdict"].to_list() == ["reference", "unknown"]
+
+
+def uneven(where: str = "host", offset: int = 0) -> pl.DataFrame:
+    """Communications by a backend on the host: the ranks leave up to 3 ms after the last has come."""
+    parts = made(5, [0, 0], [0.0, 0.0], numbered=True, count=30)
+    later = (pl.struct("event", "rank").hash(7) % 3_000_000).cast(pl.Int64)
+    moved = pl.when(pl.col("rank") == 1).then(offset).otherwise(0)
+    start, end = pl.col("start") + moved, pl.col("end") + later + moved
+    return match_participations(parts.with_columns(start=start, end=end, where=pl.lit(where)))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "verdict", "same"),
+    [
+        ({0: "a", 1: "a"}, "agrees", True),
+        ({0: "a", 1: "b"}, "unsure", False),
+        ({0: "localhost", 1: "localhost"}, "unsure", None),
+        ({}, "unsure", None),
+    ],
+)
+def test_one_host_has_one_clock(hosts: dict[int, str | None], verdict: str, same: bool | None) -> None:
+    row = clocks(uneven(), hosts).row(1, named=True)
+    assert (row["verdict"], row["same_host"]) == (verdict, same)
+    assert row["lowest_ns"] <= 0 <= row["highest_ns"] and row["spread_ns"] > 100_000
+    assert row["residual_ns"] == 10_000 if same else 10_000 < row["residual_ns"] < 3_000_000
+
+
+def test_devices_of_one_host_are_less_sure_of_its_clock() -> None:
+    row = clocks(uneven("device"), {0: "a", 1: "a"}).row(1, named=True)
+    assert (row["verdict"], row["same_host"], row["residual_ns"]) == ("unsure", True, 100_000)
+
+
+def test_a_rank_of_the_host_that_always_leaves_late_keeps_its_clock() -> None:
+    """By 90 us, evenly, where the bounds would allow it: of two hosts a clock that is off, of one a habit."""
+    met = match_participations(
+        made(5, [0, 0], [0.0, 0.0], numbered=True, count=30).with_columns(where=pl.lit("host"))
+    )
+    met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(90_000).otherwise(0))
+    one, two = (clocks(met, {0: "a", 1: host}).row(1, named=True) for host in "ab")
+    assert (one["verdict"], two["verdict"]) == ("unsure", "corrected")
+    assert 90_000 < one["residual_ns"] < 100_000 and abs(two["offset_ns"] - 90_000) < 2_000
+
+
+def test_a_clock_that_cannot_be_right_is_moved_though_the_host_has_the_name_of_another() -> None:
+    row = clocks(uneven(offset=60_000_000), {0: "a", 1: "a"}).row(1, named=True)
+    assert row["verdict"] == "corrected"
+    assert abs(row["offset_ns"] - 60_000_000) <= row["residual_ns"] < 3_000_000
+
+
+def test_one_communication_tells_bounds_only() -> None:
+    """Both leave when they like: that one left 1 ms later says nothing of its clock."""
+    met = match_participations(made(6, [0, 0], [0.0, 0.0], numbered=True, count=1))
+    met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(1_000_000).otherwise(0))
+    row = clocks(met).row(1, named=True)
+    assert row["verdict"] == "unsure"
+    assert row["residual_ns"] == max(-row["lowest_ns"], row["highest_ns"])
+
+
+def test_ranks_that_share_no_group_have_a_reference_each() -> None:
+    """The clocks of 0 and 1, and those of 2 and 3, an hour apart: nothing tells, and nothing has to."""
+    first, second = (made(seed, [0, 50_000_000], [0.0, 0.0], numbered=True, count=12) for seed in (8, 9))
+    second = second.with_columns(
+        pl.col("rank") + 2, pl.lit("other").alias("pg_name"), pl.col("start", "end") + 3_600_000_000_000
+    )
+    table = clocks(match_participations(pl.concat((first, second))))
+    assert table["reference"].to_list() == [0, 0, 2, 2]
+    assert table["verdict"].to_list() == ["reference", "corrected"] * 2
+    assert (table["offset_ns"] - pl.Series([0, 50_000_000] * 2)).abs().max() <= 4_000  # type: ignore[operator]
+
+
+ROOTED = {
+    # (rank, start, end), root 0; the transfer is that of the first receiver to have all it waits for; each rank's wait
+    "broadcast": (
+        [(0, 300, 310), (1, 100, 350), (2, 400, 440)],
+        40,
+        [0, 200, 0],
+    ),  # rank 2 comes after the root left
+    "scatter": ([(0, 300, 310), (1, 100, 350), (2, 200, 390)], 50, [0, 200, 100]),
+    "gather": ([(0, 100, 460), (1, 400, 410), (2, 200, 205)], 60, [300, 0, 0]),
+    "reduce": (
+        [(0, 450, 500), (1, 400, 460), (2, 200, 205)],
+        50,
+        [0, 50, 0],
+    ),  # rank 1 stays until the root comes
+    "all_reduce": ([(0, 100, 460), (1, 400, 455), (2, 200, 457)], 55, [300, 0, 200]),
+}
+
+
+@pytest.mark.parametrize("collective", ROOTED)
+def test_who_only_sends_tells_no_transfer(collective: str) -> None:
+    ranks, transfer, waits = ROOTED[collective]
+    rows = [
+        {
+            "rank": rank,
+            "event": 0,
+            "where": "host",
+            "collective": collective,
+            "root": 0,
+            "seq": 1,
+            "start": start,
+        }
+        | {"end": end, "bytes": 120}
+        for rank, start, end in ranks
+    ]
+    found = add_waits(match_participations(pl.DataFrame(rows, schema=COLUMNS)).with_columns(error=pl.lit(0)))
+    assert found.sort("rank")["wait"].to_list() == waits
+    row = analysis.summarize_instances(found).row(0, named=True)
+    starts = [start for _, start, _ in ranks]
+    assert (row["recorded"], row["wait_ns"], row["transfer_ns"]) == (3, max(waits), transfer)
+    assert row["start_spread_ns"] == max(starts) - min(starts)
+    assert row["algo_gb_per_s"] == pytest.approx(120 / transfer)
+    assert ranks[starts.index(max(starts))][0] == row["last_rank"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    stays=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=5),
+    collective=st.sampled_from(["message", *ROOTED]),
+)
+def test_a_wait_ends_when_another_comes_or_the_rank_leaves(
+    stays: list[tuple[int, int]], collective: str
+) -> None:
+    is_message = collective == "message"
+    rows = [
+        {
+            "rank": rank,
+            "event": 0,
+            "collective": collective,
+            "meeting": 1,
+            "start": start,
+            "end": start + stay,
+        }
+        | ({"source": 0, "destination": 1} if is_message else {"root": 0})
+        for rank, (start, stay) in enumerate(stays[:2] if is_message else stays)
+    ]
+    found = add_waits(pl.DataFrame(rows, schema={**COLUMNS, "meeting": pl.Int64}))
+    for row in found.iter_rows(named=True):
+        if row["wait"]:
+            came = [other["start"] for other in rows if other["rank"] != row["rank"]]
+            assert row["start"] + row["wait"] in [*came, row["end"]]
+        assert 0 <= row["wait"] <= row["end"] - row["start"]
+        assert row["wait"] <= max(start for start, _ in stays) - row["start"]
+
+
+def test_columns_say_of_roles_what_rows_do() -> None:
+    asked = itertools.product((0, 1), (None, 0, 1), (None, 0, 1), (None, "message", "wait", *ROOTED))
+    rows = list(asked)
+    table = pl.DataFrame(
+        rows,
+        schema={"rank": pl.Int32, "source": pl.Int64, "root": pl.Int64, "collective": pl.String},
+        orient="row",
+    )
+    found = table.select(sends=matching.is_sender(), receives=matching.is_receiver()).rows()
+    assert found == [matching.get_roles(*row) for row in rows]
+
+
+def test_a_name_of_messages_says_nothing_of_its_group() -> None:
+    """Sends and receives that run as one (send_recv) state how many take part in them."""
+    parts = made(4, [0] * 4, [0.0] * 4, numbered=True, count=12).filter(pl.col("pg_name") == "world")
+    of_two = (pl.col("seq") % 2 == 0) & (pl.col("rank") < 2)
+    mixed = parts.with_columns(
+        collective=pl.when(of_two).then(pl.lit("send_recv")).otherwise("collective"),
+        group_size=pl.when(of_two).then(2).otherwise(4),
+    )
+    whole = match_participations(mixed).filter(pl.col("collective") != "send_recv")
+    assert whole.filter(pl.col("seq") % 2 == 1)["meeting"].null_count() == 0
+
+
+def test_groups_by_addresses_meet_as_far_as_their_sizes_say() -> None:
+    """The names of one group on two ranks, each its own; a third rank of the same size leaves in doubt who met."""
+    parts = made(4, [0, 0, 0], [0.0] * 3, numbered=True, count=8).filter(pl.col("pg_name") == "world")
+    named = parts.with_columns(pl.format("94{}", "rank").alias("pg_name"), group_size=pl.lit(2, pl.Int64))
+    two = match_participations(named.filter(pl.col("rank") < 2))
+    assert pairs(two, "meeting") == pairs(two, "bytes") and set(two["group"]) == {"#0"}
+    three = match_participations(named)
+    assert three["meeting"].null_count() == three.height
+    assert (
+        match_participations(named.with_columns(group_size=pl.lit(3, pl.Int64)))["meeting"].null_count() == 0
+    )
+
+
+def test_what_order_tells_has_to_fit() -> None:
+    """Parts of one name without numbers: four at a time do not meet in a group of two."""
+    parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=20).filter(pl.col("pg_name") == "world")
+    met = match_participations(parts.with_columns(group_size=pl.lit(2, pl.Int64)))
+    assert met["meeting"].null_count() == met["how"].null_count() == met.height
+    assert match_participations(parts)["meeting"].null_count() == 0
+
+
+def test_without_the_other_end_or_the_root_nobody_is_met() -> None:
+    """Beside parts that name their root, those that do not may be of another group."""
+    parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=12).filter(pl.col("pg_name") == "world")
+    root = pl.when(pl.col("rank") < 2).then(0)
+    met = match_participations(parts.with_columns(collective=pl.lit("broadcast"), root=root, pg_name=None))
+    assert met.filter(pl.col("rank") < 2)["meeting"].null_count() == 0
+    assert met.filter(pl.col("rank") > 1)["meeting"].count() == 0
+    assert met.group_by("meeting").len().filter(pl.col("meeting").is_not_null())["len"].max() == 2
+    for name in ("send", "recv"):
+        assert match_participations(parts.with_columns(collective=pl.lit(name)))["meeting"].count() == 0
+        numbered = made(4, [0] * 2, [0.0] * 2, numbered=True, count=5)
+        assert match_participations(numbered.with_columns(collective=pl.lit(name)))["meeting"].count() == 0
+
+
+def test_no_offset_accords_with_another_run() -> None:
+    ours = made(3, [0, 0], [0.0, 0.0], numbered=True, count=8)
+    moved = pl.when(pl.col("rank") == 1).then(pl.col("seq").hash(1) % 10**9).otherwise(0).cast(pl.Int64)
+    met = match_participations(ours.with_columns(pl.col("start", "end") + moved))
+    assert clocks(met)["verdict"].to_list() == ["reference", "impossible"]
+
+
+def test_two_kernels_of_one_number_meet_in_turn() -> None:
+    one = made(4, [0, 0], [0.0, 0.0], numbered=True, count=1)
+    later = one.with_columns(pl.col("start", "end") + 10**7, event=pl.lit(1, pl.UInt32))
+    met = match_participations(pl.concat((one, later)))
+    assert pairs(met, "meeting") == {((0, 0), (1, 0)), ((0, 1), (1, 1))}
+
+
+@pytest.mark.parametrize(
+    ("collective", "into", "out", "size"),
+    [
+        ("all_gather", 10, 40, 40),
+        ("reduce_scatter", 40, 10, 40),
+        ("all_reduce", 8, 8, 8),
+        ("message", 6, 0, 6),
+        ("barrier", None, None, None),
+        ("barrier", 1, 1, None),
+    ],
+)
+def test_message_sizes(collective: str, into: int | None, out: int | None, size: int | None) -> None:
+    assert compute_message_size(collective, into, out) == size
+
+
+def test_bus_factors() -> None:
+    names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "message", "barrier")
+    assert [get_bus_factor(name, 4) for name in names] == [1.5, 0.75, 0.75, 0.75, 1.0, 1.0, None]
+
+
+def test_dlrm_is_on_one_clock(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    table = etloom.analyze(job, "clocks")
+    assert table["offset_ns"].abs().max() <= 10_000  # type: ignore[operator]
+    assert table["verdict"].to_list() == ["reference", "agrees", "agrees", "agrees"]
+    rows = etloom.analyze(job, "collectives")
+    first = rows.row(0, named=True)
+    assert (first["collective"], first["seq"], first["recorded"], first["group_size"]) == (
+        "all_to_all",
+        147,
+        4,
+        8,
+    )
+    # The longest kernel of the four takes 7.6 ms: all but 0.5 of it is a wait for rank 2.
+    assert (first["wait_ns"], first["transfer_ns"], first["last_rank"]) == (7_116_000, 518_000, 2)
+    assert rows["how"].to_list() == ["seq"] * 8
+    assert rows["end_spread_ns"].max() <= 7_000  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("run", "surely"), [("cpu/pp_4", 48), ("cpu/coll_4", 8), ("cpu/ddp_2", 0)])
+def test_what_unsure_clocks_leave_of_delays(data: Path, run: str, surely: int) -> None:
+    """Hosts unknown, gloo leaves when it likes: waits of tens of ms in a pipeline stay, those of two collectives go."""
+    job = etloom.open(data / run)
+    nowhere = Job({rank: trace.replace({"host": None}) for rank, trace in job.items()})
+    assert set(etloom.analyze(nowhere, "clocks")["verdict"]) == {"reference", "unsure"}
+    assert etloom.analyze(nowhere, "stragglers")["surely"].sum() == surely
+    assert set(etloom.analyze(job, "clocks")["residual_ns"]) == {0, 10_000}
+    # Times from each file's own zero are on no host's clock.
+    own_zero = Job({rank: trace.replace({"clock": "file"}) for rank, trace in job.items()})
+    assert set(etloom.analyze(own_zero, "clocks")["verdict"]) == {"reference", "unsure"}
+    found = etloom.analyze(nowhere, "findings", pattern="stragglers", min_pct=0)
+    assert found["count"].sum() == surely
+
+
+@pytest.mark.parametrize(
+    "run", ["dlrm", "cpu/coll_4", "cpu/pp_4", "hta_multirank", "tracelens/b200_eager.json.gz"]
+)
+def test_arrivals_are_what_communications_are_summed_up_from(data: Path, run: str) -> None:
+    job = etloom.open(data / run)
+    rows = etloom.analyze(job, "collectives").with_row_index("communication")
+    each = etloom.analyze(job, "arrivals")
+    sums = each.group_by("communication", maintain_order=True).agg(
+        pl.col("start_ns").min(),
+        pl.len().alias("recorded"),
+        pl.col("arrival_ns").max().alias("start_spread_ns"),
+        pl.col("wait_ns").max(),
+        pl.col("wait_ns").mean().alias("mean_wait_ns"),
+        pl.col("left_ns").max().alias("end_spread_ns"),
+        pl.col("duration_ns").min(),
+    )
+    assert sums.select(names := sums.columns[1:]).rows() == rows.select(names).rows()
+    for name, came in (("first_rank", pl.lit(0, pl.Int64)), ("last_rank", pl.col("start_spread_ns"))):
+        said = rows.drop_nulls(name).select("communication", rank=name, arrival_ns=came)
+        assert said.join(each, on=["communication", "rank", "arrival_ns"]).height == said.height
+    known = each.drop_nulls("wait_ns")
+    assert (known["wait_ns"] <= known["duration_ns"]).all()
+    if known.height:
+        waited = etloom.analyze(job, "stragglers").select("rank", wait_ns="waited_ns").sort("rank")
+        assert known.group_by("rank").agg(pl.col("wait_ns").sum()).sort("rank").equals(waited)
+
+
+def test_who_had_left_waits_for_nobody(data: Path) -> None:
+    each = etloom.analyze(etloom.open(data / "cpu/coll_4"), "arrivals").filter(
+        pl.col("collective") == "broadcast"
+    )
+    first = each.filter(pl.col("communication") == each["communication"][0])
+    # Root 1 comes last, after 1.32 ms; the others had waited for it.
+    assert first.select("rank", "arrival_ns", "wait_ns").rows() == [
+        (3, 0, 1_321_220),
+        (0, 345_510, 975_710),
+        (2, 921_301, 399_919),
+        (1, 1_321_220, 0),
+    ]
+
+
+def test_every_message_of_the_pipeline_meets(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "cpu/pp_4"), "collectives")
+    assert rows.height == 48
+    assert set(rows["recorded"]) == {2}
+    assert (rows["source"] - rows["destination"]).abs().to_list() == [1] * 48
+
+
+def test_collectives_of_subgroups_by_gloo_meet(data: Path) -> None:
+    parts = match_collectives(etloom.open(data / "cpu/coll_4")).parts
+    assert parts["meeting"].null_count() == 0
+    assert parts.filter(pl.col("collective") == "barrier").height == 4
+
+
+def test_ranges_of_one_operator_are_one_communication(data: Path) -> None:
+    """gloo works off a reduce_scatter of four tensors in four ranges, and one of two in two."""
+    job = etloom.open(data / "cpu/coll_4")
+    raw = match_collectives(job).parts.filter(pl.col("collective") == "reduce_scatter")
+    rows = etloom.analyze(job, "collectives").filter(pl.col("collective") == "reduce_scatter")
+    assert (raw.height, rows.height) == (4 * 8, 4)
+    assert rows["start_ns"][0] == raw["start"].min()
+    # The four ranges of one call, from the call of rank 1, which came last, to its last end.
+    by_hand = raw.filter((pl.col("rank") == 1) & (pl.len().over("rank", "issuer") == 4))
+    assert rows["transfer_ns"].to_list()[1] == by_hand["end"].max() - by_hand["start"].min()  # type: ignore[operator]
+    assert rows["bytes"].to_list() == [128, 128, 192, 128]
+
+
+def test_ranks_of_other_groups_are_refused(data: Path) -> None:
+    job = etloom.open(data / "hta_multirank")
+    assert etloom.analyze(job, "collectives")["recorded"].to_list() == [1] * 20
+    with pytest.raises(AnalysisError, match="no communication of one rank could be matched"):
+        etloom.analyze(job, "clocks")
+
+
+def test_one_rank_does_not_say_who_waited(data: Path) -> None:
+    job = etloom.open(data / "tracelens/b200_eager.json.gz")
+    rows = etloom.analyze(job, "collectives")
+    assert rows["wait_ns"].null_count() == rows["transfer_ns"].null_count() == rows.height
+    with pytest.raises(AnalysisError, match="one rank alone"):
+        etloom.analyze(job, "clocks")

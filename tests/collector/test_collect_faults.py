@@ -1,0 +1,409 @@
+"""What goes wrong around a recording costs as little as it can: kills, full disks, containers, questions too late."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+from test_collect_windows import Window as Standin
+from test_collect_windows import made as made
+
+import etloom
+from etloom.cli import collect_output
+from etloom.collector import process_endings, run_folder
+from etloom.collector.launcher import finalization, step_hooks
+from etloom.collector.options import Options
+from etloom.collector.recovery import killed_windows
+from etloom.collector.session import on_demand, process_status
+from etloom.collector.session.messages import MessageLog
+from etloom.collector.session.profiler_guard import Guard
+from etloom.collector.session.recording import record
+from etloom.collector.session.window import Window
+
+HERE = socket.gethostname()
+
+
+def test_threads_of_a_process_leave_what_it_saw_at_once(tmp_path: Path) -> None:
+    facts = process_status.ProcessStatus(str(tmp_path))
+    left: list[bool] = []
+
+    def leave() -> None:
+        for number in range(300):
+            facts.facts["missed"] = ["x" * number]
+            left.append(facts.leave())
+
+    threads = [threading.Thread(target=leave) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert left == [True] * 900
+    assert [found["missed"] for found in process_status.read_statuses(tmp_path)] == [["x" * 299]]
+
+
+def test_ranks_in_containers_are_all_process_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    options = Options(str(tmp_path), f"{tmp_path}/.etloom-host-9-abc", et=False, kineto=False, every=10)
+    first, second = Window(options), Window(options)
+    for rank, window in enumerate((first, second)):
+        window.prepare()
+        (window._folder / "kineto.json").write_text(str(rank))
+        assert killed_windows.pid_of_window(window._folder) == 1
+    second.abandon()
+    assert [path.read_text() for path in Path(options.scratch).glob("*/kineto.json")] == ["0"]
+    for rank in range(2):
+        facts = process_status.ProcessStatus(options.scratch)
+        facts.facts |= {"rank": rank, "ended": rank == 1}
+        assert facts.leave()
+    processes = process_status.read_statuses(Path(options.scratch))
+    assert [(facts["rank"], facts["pid"]) for facts in processes] == [(0, 1), (1, 1)]
+    for rank in range(2):
+        seal = {"rank": rank, "host": socket.gethostname(), "pid": 1, "job": {"launch": "a"}, "ended": None}
+        (tmp_path / f"rank_{rank}.json").write_text(json.dumps(seal | {"world_size": 2, "start_ns": 1}))
+    killed_windows.record_endings(tmp_path, "a", 0, processes, tmp_path)
+    assert [facts["ended"]["how"] for facts in run_folder.sealed_ranks(tmp_path)] == ["killed", "exited"]
+
+
+def test_who_was_killed_after_the_seal_lost_nothing(tmp_path: Path) -> None:
+    scratch = tmp_path / f".etloom-{HERE}-1-abc"
+    folder = scratch / f"{2**22 + 1}-{'0' * 12}"
+    folder.mkdir(parents=True)
+    (folder / process_endings.STARTED_FILE).touch()
+    facts = {
+        "rank": 0,
+        "world_size": 1,
+        "host": HERE,
+        "pid": 2**22 + 1,
+        "start_ns": 10**18,
+        "end_ns": 10**18 + 9,
+    }
+    facts |= {
+        "steps": [3, 4],
+        "restart": 0,
+        "files": ["observer_0.etob"],
+        "ended": None,
+        "job": {"launch": "a"},
+    }
+    (folder / process_endings.KILLED_NOTE).write_text(json.dumps(facts | {"window": "."}))
+    (tmp_path / "rank_0.json").write_text(json.dumps(facts))
+    (tmp_path / "observer_0.etob").write_text("whole")
+    options = Options(str(tmp_path), str(scratch), supervised=True)
+    windows, ranks, warnings = finalization.finalize_run(options, 137)
+    assert (windows, ranks, warnings) == ([tmp_path], [0], [])
+    assert not scratch.exists() and (tmp_path / "observer_0.etob").read_text() == "whole"
+
+
+def test_who_is_killed_as_he_prunes_leaves_it_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(3):
+        (tmp_path / f"step_{step}").mkdir()
+        for name in (
+            "observer_0.etob",
+            "kineto_trace_0.json.gz",
+            "torch_et_0.json.gz",
+            "rank_0.json",
+            "run.json",
+        ):
+            (tmp_path / f"step_{step}" / name).write_text("{}")
+        os.utime(tmp_path / f"step_{step}" / "rank_0.json", (step, step))
+    unlink = Path.unlink
+    for _ in range(3):
+        left = 1
+
+        def killed(path: Path, missing_ok: bool = False) -> None:
+            nonlocal left
+            if not left:
+                raise KeyboardInterrupt
+            left -= 1
+            unlink(path, missing_ok)
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Path, "unlink", killed)
+            run_folder.prune_windows(tmp_path, 0, 2)
+        # Whatever there is of the window still has its seal, so that the next one sees it.
+        assert (tmp_path / "step_0" / "rank_0.json").exists()
+    assert run_folder.prune_windows(tmp_path, 0, 2)
+    assert [place.name for place in run_folder.list_windows(tmp_path)] == ["step_1", "step_2"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("where", ["prepare", "start"])
+def test_a_disk_full_for_a_moment_costs_the_windows_of_it(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    full, does = {8, 12}, getattr(Standin, where)
+
+    def fails(window: Standin) -> None:
+        if window.options.first in full:
+            raise OSError(28, "No space left on device")
+        does(window)
+
+    monkeypatch.setattr(Standin, where, fails)
+    job = made(first=4, last=5, every=4)
+    for _ in range(22):
+        job.step_done()
+        job.wait()
+    job.leave()
+    assert [steps for what, steps in Standin.done if what == "write"] == [[4], [16]]  # the disk fails at 20
+    assert [what for what, _ in Standin.done].count("abandon") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: OSError: [Errno 28] No space left on device: nothing recorded of steps 8:9",
+        "etloom: 3 windows missed in all; the last: the traces of steps 20:21 are dropped: "
+        "OSError: [Errno 28] No space left on device",
+    ]
+
+
+@pytest.mark.torch
+def test_what_is_no_matter_of_the_disk_ends_the_recording(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(window: Standin) -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(Standin, "prepare", fails)
+    job = made(first=4, last=5, every=4)
+    for _ in range(22):
+        job.step_done()
+    job.leave()
+    assert capsys.readouterr().err == (
+        "etloom: recording failed in step 3, the job goes on without: RuntimeError: odd\n"
+    )
+
+
+def test_of_many_missed_windows_few_are_said_and_all_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = MessageLog()
+    for number in range(1, 1235):
+        words.miss(f"busy at {number}", sparingly=True)
+        if number == 12:
+            assert words.seal(repeats=True) == [
+                "busy at 1",
+                "busy at 10 (10 windows missed by now)",
+                "10 windows more missed before this one: busy at 12",
+            ]
+    words.sum_up()
+    words.sum_up()
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: busy at 1",
+        "etloom: busy at 10 (10 windows missed by now)",
+        "etloom: busy at 100 (100 windows missed by now)",
+        "etloom: busy at 1000 (1,000 windows missed by now)",
+        "etloom: 1,234 windows missed in all; the last: busy at 1234",
+    ]
+    words.miss("the only one", sparingly=False)
+    assert capsys.readouterr().err == "etloom: the only one\n"
+
+
+@pytest.mark.torch
+def test_recordings_that_are_over_are_let_go(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    recordings = []
+    for number in range(3):
+        with record(tmp_path / str(number), steps="5:6", what="et", observer="stock") as recording:
+            recording.step()
+        recordings.append(weakref.ref(recording._recorder))
+    del recording
+    gc.collect()
+    assert [found() for found in recordings] == [None] * 3
+
+
+OWN = """
+import time, torch
+torch.set_num_threads(1)
+def work(steps):
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        time.sleep(0.02)
+with torch.profiler.profile() as own:
+    model = torch.nn.Linear(4, 4)
+    work(10)
+print(len(own.events()) > 100)
+work(200)
+print("done")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_steps_by_time_leave_the_jobs_own_profile_alone(tmp_path: Path) -> None:
+    """The first module, from which time is counted, is made while the job profiles itself."""
+    asked = ["--out", str(tmp_path / "run"), "--step-by", "100ms", "--steps", "30:31"]
+    done = subprocess.run(
+        [sys.executable, "-m", "etloom", "collect", *asked, "--", sys.executable, "-c", OWN],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "done"])
+    (rank,) = run_folder.sealed_ranks(tmp_path / "run")
+    assert rank["steps"] == [30] and "kineto_trace_0.json.gz" in rank["files"]
+
+
+@pytest.mark.torch
+def test_a_profiler_that_was_left_past_the_guard_is_over() -> None:
+    torch = pytest.importorskip("torch")
+    with torch.autograd.profiler.profile():
+        # `with` has looked up its __exit__ before the guard came.
+        guard = Guard(lambda what: None, Options("out", "scratch", et=False))
+        assert guard.taken() == "torch.profiler"
+    assert guard.taken() is None
+    guard.remove()
+
+
+@pytest.mark.torch
+def test_a_warm_up_that_fails_is_not_the_jobs_matter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(recorder: Any, torch: Any) -> None:
+        raise RuntimeError("odd")
+
+    class Module:
+        def __init__(self) -> None:
+            self.made = True
+
+    monkeypatch.setattr(step_hooks, "_warm_up", fails)
+    recorder = SimpleNamespace(options=SimpleNamespace(kineto=True), words=MessageLog())
+    step_hooks._count_time(recorder, SimpleNamespace(nn=SimpleNamespace(Module=Module)), 10**9)  # type: ignore[arg-type]
+    assert Module().made and Module().made
+    assert capsys.readouterr().err == "etloom: nothing recorded, the job goes on: RuntimeError: odd\n"
+
+
+# Names
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("ring", "scopes"), [(True, 40_000), (False, 65_600)])
+def test_names_that_are_made_up_leave_room_for_those_of_operators(
+    tmp_path: Path, ring: bool, scopes: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    from etloom.collector.observer import BuildError, ExecutionTraceObserver, build
+
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"the observer cannot be built here: {error}")
+    observer = ExecutionTraceObserver(max_bytes=(1 if ring else 64) << 20, ring=ring)
+    observer.register_callback(str(tmp_path / "names.etob"))
+    observer.start()
+    for number in range(scopes):
+        with torch.profiler.record_function(f"request {number:030d}"):
+            pass
+    ones = torch.ones(3)
+    for _ in range(5):
+        torch.cumsum(ones, 0)
+    with torch.profiler.record_function("late"):
+        pass
+    observer.stop()
+    lost = observer.counters()["no_dictionary"]
+    observer.unregister_callback()
+    trace = etloom.read(tmp_path / "names.etob")
+    assert isinstance(trace, etloom.Trace)
+    names = trace.events["name"].cast(pl.String)
+    assert (names == "aten::cumsum").sum() == 5 and names[-1] == "unknown"
+    # Of a ring half of the quarter of 8 chunks, less what is behind the last whole name; else half of 2**17.
+    kept = (128 << 10) // (40 + 16) if ring else 1 << 16
+    assert abs(lost - (scopes + 1 - kept)) < 5
+    if not ring:
+        assert (names == "unknown").sum() == lost
+
+
+# After the command
+
+
+def test_large_files_are_not_read_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr("etloom.convert", lambda source, target, form: read.append(source))
+    monkeypatch.setattr(collect_output, "_MAX_TOTAL_BYTES", 100 << 20)
+    for rank, mib in enumerate((60, 65, 40, 1)):
+        with (tmp_path / f"observer_{rank}.etob").open("wb") as file:
+            file.truncate(mib << 20)  # sparse
+    collect_output.convert_observer_files([tmp_path], lambda folder: Path("my run"))
+    assert [path.name for path in read] == ["observer_0.etob", "observer_2.etob"]
+    assert capsys.readouterr().err == (
+        "etloom: 2 files of the observer: too large to convert unasked; every verb reads the observer's format; for "
+        "PyTorch's: etloom convert 'my run/observer_1.etob' 'my run/torch_et_1.json.gz' --to execution-trace\n"
+    )
+    monkeypatch.setattr("etloom.read", lambda path: read.append(path))
+    facts = {"rank": 1, "world_size": 4, "host": "a", "pid": 1, "start_ns": 1, "steps": None}
+    (tmp_path / "rank_1.json").write_text(json.dumps(facts))
+    for rank in (0, 2, 3):
+        (tmp_path / f"observer_{rank}.etob").unlink()
+    collect_output.record_whole_steps(tmp_path, 64 << 20)
+    collect_output.record_sequence_length(tmp_path)
+    assert len(read) == 2
+    assert "observer_1.etob: too large to look unasked which steps are whole" in capsys.readouterr().err
+
+
+# Questions
+
+
+def test_a_question_of_an_earlier_job_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
+    on_demand.request_window(tmp_path)
+    later = on_demand.WindowRequests(tmp_path, anew=False)
+    assert later.agreed(5, 2, 3) is None and not (tmp_path / on_demand.REQUEST_FILE).exists()
+    on_demand.request_window(tmp_path)
+    assert later.agreed(7, 2, 3) == (10, 12)
+    # Asked again while the old question is still there: it is of this job.
+    on_demand.request_window(tmp_path)
+    os.utime(tmp_path / on_demand.REQUEST_FILE, (1, 1))
+    later = on_demand.WindowRequests(tmp_path, anew=False)
+    on_demand.request_window(tmp_path)
+    assert later.agreed(9, 2, 3) == (12, 14)
+
+
+@pytest.mark.torch
+def test_a_question_too_late_is_told_and_taken_away(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = made(on_demand=2)
+    for _ in range(5):
+        job.step_done()
+    on_demand.request_window(tmp_path)
+    job.leave()
+    assert not (tmp_path / on_demand.REQUEST_FILE).exists()
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: asked for a window too late: no step ended after that"
+    ]
+
+
+def test_the_launcher_tells_of_a_question_too_late(tmp_path: Path) -> None:
+    options = Options(str(tmp_path), str(tmp_path / "s"), on_demand=2, supervised=True)
+    (tmp_path / "s").mkdir()
+    facts = process_status.ProcessStatus(options.scratch)
+    facts.facts |= {"began": True, "rank": 0, "steps": 60, "ended": True}
+    assert facts.leave()
+    on_demand.request_window(tmp_path)
+    assert finalization.finalize_run(options, 0)[2] == [
+        f"{tmp_path}: nothing recorded: asked too late: the job ended after 60 steps"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.torch
+def test_an_answer_that_the_job_does_not_live_to_is_told(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = made(on_demand=2)
+    for count in range(20):
+        if count in (1, 17):
+            on_demand.request_window(tmp_path)
+        job.step_done()
+        job.wait()
+    job.leave()
+    assert [steps for what, steps in Standin.done if what == "write"] == [[5, 6]]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "etloom: the job ended before step 21, asked for, began: nothing recorded"

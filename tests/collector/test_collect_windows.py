@@ -1,0 +1,977 @@
+"""Which windows are recorded and what is in them: by steps of every kind, again and again, on demand, under nsys."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+from places import ROOT
+
+import etloom
+from etloom.cli import main
+from etloom.collector import diagnosis, option_parsing, run_folder, workload_card
+from etloom.collector.launcher import collection, nsys_command
+from etloom.collector.launcher.collection import launch
+from etloom.collector.options import Options
+from etloom.collector.rank_environment import current_rank, rank_from_environment
+from etloom.collector.session import on_demand, process_status, recorder
+from etloom.core.errors import CollectError
+from etloom.formats.io.workload_card import read_card
+
+EXAMPLES = ROOT / "examples"
+SCRIPTS = ROOT / "tests" / "collect_scripts"
+LIGHT = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import light\n"
+LIGHTLY = [str(SCRIPTS / "light.py")]
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("asked", "window"),
+    [
+        ((None, None, None, None), (3, 5)),
+        (("7:9", None, None, None), (7, 9)),
+        ((None, 1000, 4, None), (1000, 1004)),
+        ((None, 1000, None, None), (1000, 1002)),
+        (("3:5", 100, None, None), (3, 5)),
+        ((None, None, None, 2), (3, 5)),
+    ],
+)
+def test_windows(asked: Any, window: tuple[int, int]) -> None:
+    assert option_parsing.parse_window(*asked) == window
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ((None, None, 2, None), "needs a period"),
+        ((None, 0, 2, None), "0 steps"),
+        ((None, 5, 5, None), "overlap"),
+        ((None, 5, 2, 2), "on demand"),
+        (("3:5", 100, 2, None), "told twice"),
+        (("3:", 100, None, None), "not at all"),
+    ],
+)
+def test_windows_that_cannot_be(asked: Any, words: str) -> None:
+    with pytest.raises(CollectError, match=words):
+        option_parsing.parse_window(*asked)
+
+
+def test_what_is_recorded_is_a_list() -> None:
+    given = option_parsing.parse_sources("kineto, et,stacks,flight-recorder")
+    assert [name for name, wanted in given.items() if wanted] == ["kineto", "et", "stack", "flight_recorder"]
+    for text, words in (
+        ("kineto,tea", "'tea' is nothing to record"),
+        ("kineto,nsys", "both take CUPTI"),
+        ("shapes", "adds to a trace"),
+        ("et,memory", "stand in the Kineto trace"),
+    ):
+        with pytest.raises(CollectError, match=words):
+            option_parsing.parse_sources(text)
+
+
+def test_what_makes_a_step() -> None:
+    assert option_parsing.parse_step_by(None) == option_parsing.parse_step_by("optimizer") == {}
+    assert option_parsing.parse_step_by("500ms") == {"step_ns": 500_000_000}
+    assert option_parsing.parse_step_by("1.5s") == {"step_ns": 1_500_000_000}
+    assert option_parsing.parse_step_by("profiler")["kineto"] is False
+    for text in ("5", "1ms", "day", ""):
+        with pytest.raises(CollectError):
+            option_parsing.parse_step_by(text)
+
+
+def test_names_carry_host_rank_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert option_parsing.expand_folder_name("/x/{host}/r{rank}") == "/x/node7/r3"
+    assert len(option_parsing.expand_folder_name("{time}")) == len("20260102T030405Z")
+    monkeypatch.delenv("SLURM_PROCID")
+    with pytest.raises(CollectError, match="is not in the environment"):
+        option_parsing.expand_folder_name("{rank}")
+    with pytest.raises(CollectError, match="is not known"):
+        option_parsing.expand_folder_name("{node}")
+
+
+# The windows of one process, without torch
+
+
+class Window:
+    """Stands in for the real one; notes what is done to it."""
+
+    done: list[tuple[str, Any]] = []
+    gate: threading.Event | None = None
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.started, self.steps, self.warnings = options, False, [], []
+        self.overwrote = False
+
+    def prepare(self) -> None:
+        self.done.append(("prepare", Path(self.options.out).name))
+
+    def start(self) -> None:
+        self.started = True
+
+    def begin_step(self, number: int) -> None:
+        self.open = number
+
+    def end_step(self) -> None:
+        self.steps.append(self.open)
+
+    def stop(self) -> None:
+        self.done.append(("stop", self.steps))
+
+    def device_is_done(self) -> bool:
+        return True
+
+    def abandon(self) -> None:
+        self.done.append(("abandon", self.steps))
+
+    def write(self, warnings: list[str]) -> list[str]:
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if Path(self.options.out).name == "step_20":
+            raise OSError(28, "No space left on device")
+        self.done.append(("write", self.steps))
+        return []
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("torch")
+    monkeypatch.setattr("etloom.collector.session.window.Window", Window)
+    monkeypatch.setattr(Window, "done", [])
+    monkeypatch.setattr(Window, "gate", None)
+
+    def make(**options: Any) -> recorder.Recorder:
+        from contextlib import nullcontext
+
+        found = recorder.Recorder(Options(str(tmp_path), str(tmp_path / "s"), **options))
+        found._guard = SimpleNamespace(taken=lambda: None, ours=nullcontext, remove=lambda: None)  # type: ignore[assignment]
+        return found
+
+    return make
+
+
+@pytest.mark.torch
+def test_windows_come_again_and_a_full_disk_costs_one(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    job = made(first=10, last=12, every=10)
+    for _ in range(31):
+        job.step_done()
+        job.wait()  # the disk keeps up
+    job.leave()
+    assert [steps for what, steps in Window.done if what == "write"] == [[10, 11], [30]]
+    stops = [steps for what, steps in Window.done if what == "stop"]
+    assert stops == [[10, 11], [20, 21], [30]]  # the last was open as the job ended
+    (line, end) = capsys.readouterr().err.splitlines()
+    assert (
+        line == "etloom: the traces of steps 20:22 are dropped: OSError: [Errno 28] No space left on device"
+    )
+    assert "1 whole step recorded, of steps 30:32" in end
+
+
+@pytest.mark.torch
+def test_what_every_window_finds_is_said_once_and_sealed_with_its_own(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sealed: list[list[str]] = []
+
+    def write(window: Window, warnings: list[str]) -> list[str]:
+        sealed.append([*warnings, *window.warnings])
+        return ["no dump"]
+
+    monkeypatch.setattr(Window, "write", write)
+    monkeypatch.setattr(Window, "stop", lambda window: window.warnings.append("lost"))
+    job = made(first=1, last=2, every=3)
+    job.words.warn("11 operators are lost")  # holds a line of the window's as a part
+    for _ in range(9):
+        job.step_done()
+        job.wait()
+    assert sealed == [["11 operators are lost", "lost"], ["lost", "no dump", "lost"], ["lost"]]
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: 11 operators are lost",
+        "etloom: lost",
+        "etloom: no dump",
+    ]
+
+
+@pytest.mark.torch
+def test_a_slow_disk_costs_windows_and_no_steps(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(Window, "gate", gate)
+    job = made(first=1, last=2, every=3)
+    for _ in range(5):
+        job.step_done()
+    gate.set()
+    job.wait()
+    for _ in range(3):
+        job.step_done()
+    job.leave()
+    assert [steps for what, steps in Window.done if what == "write"] == [[1], [7]]
+    assert capsys.readouterr().err.splitlines() == [
+        "etloom: the window before is still being written: nothing recorded of steps 4:5"
+    ]
+
+
+def test_the_newest_windows_are_kept(tmp_path: Path) -> None:
+    def seal(step: int, rank: int, when: int) -> None:
+        place = tmp_path / f"step_{step}"
+        place.mkdir(exist_ok=True)
+        for name in (f"observer_{rank}.etob", f"rank_{rank}.json", "run.json"):
+            (place / name).write_text("{}")
+        workload_card.write_card(place, {"ranks": []}, tmp_path)
+        os.utime(place / f"rank_{rank}.json", (when, when))
+
+    # The job began anew after step 30: 10 is newer.
+    for when, step in enumerate((20, 30, 10)):
+        for rank in (0, 1):
+            seal(step, rank, when)
+    assert not run_folder.prune_windows(tmp_path, 0, 3)
+    assert run_folder.prune_windows(tmp_path, 0, 2)
+    assert sorted(path.name for path in (tmp_path / "step_20").iterdir()) == [
+        "observer_1.etob", "rank_1.json", "run.json", "step_20.yaml",
+    ]  # fmt: skip
+    assert run_folder.prune_windows(tmp_path, 1, 1) and not (tmp_path / "step_20").exists()
+    assert [rank for _, rank in run_folder.list_trace_files(tmp_path / "step_30")] == [0, 0, None]
+    assert len(run_folder.list_trace_files(tmp_path / "step_10")) == 5
+    # What its people put there stays.
+    (tmp_path / "step_30" / "notes.txt").write_text("slow")
+    (tmp_path / "step_30" / "step_30.yaml").write_text("version: 1")
+    assert run_folder.prune_windows(tmp_path, 0, 1)
+    assert sorted(path.name for path in (tmp_path / "step_30").iterdir()) == ["notes.txt", "step_30.yaml"]
+
+
+def test_ranks_that_prune_at_once_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seal(step: int, rank: int, when: int) -> Path:
+        place = tmp_path / f"step_{step}"
+        place.mkdir(exist_ok=True)
+        for name in (f"observer_{rank}.etob", f"rank_{rank}.json", "run.json"):
+            (place / name).write_text("{}")
+        os.utime(place / f"rank_{rank}.json", (when, when))
+        return place
+
+    for rank in (0, 1):
+        seal(1, rank, 1)
+        seal(2, rank, 2)
+    unlink = Path.unlink
+
+    def interleaved(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "rank_0.json":  # each rank sees a file of the other's
+            monkeypatch.setattr(Path, "unlink", unlink)
+            assert run_folder.prune_windows(tmp_path, 1, 1)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", interleaved)
+    assert run_folder.prune_windows(tmp_path, 0, 1)
+    assert [path.name for path in run_folder.list_windows(tmp_path)] == ["step_2"]
+    # Left by an earlier such race; one that is being filled now is another thing.
+    left = tmp_path / "step_1"
+    left.mkdir()
+    (left / "run.json").write_text("{}")
+    workload_card.write_card(left, {"ranks": []}, tmp_path)
+    seal(3, 0, 3)
+    assert run_folder.prune_windows(tmp_path, 0, 1)
+    assert left.exists()
+    os.utime(left, (1, 1))
+    os.utime(seal(4, 0, 4) / "rank_0.json", (4, 4))
+    assert run_folder.prune_windows(tmp_path, 0, 1)
+    assert not left.exists()
+
+
+def test_a_card_that_goes_away_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload_card.write_card(tmp_path, {"ranks": []}, tmp_path)
+    assert workload_card.generated_cards(tmp_path) == [tmp_path / f"{tmp_path.name}.yaml"]
+    monkeypatch.setattr(Path, "exists", lambda path: True)  # as it was when it was asked
+    (tmp_path / f"{tmp_path.name}.yaml").unlink()
+    assert workload_card.generated_cards(tmp_path) == []
+
+
+def test_a_job_that_sealed_nothing_gets_no_card(tmp_path: Path) -> None:
+    (tmp_path / "observer_0.etob").write_bytes(b"")
+    run_folder.note_sequence(tmp_path, 128)
+    assert [path.name for path in tmp_path.iterdir()] == ["observer_0.etob"]
+
+
+@pytest.mark.torch
+def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
+    job = made(on_demand=2)
+    for step in range(30):
+        if step in (2, 20):
+            assert not on_demand.trigger(tmp_path, patience_s=0)
+        job.step_done()
+        job.wait()
+    assert [steps for what, steps in Window.done if what == "write"] == [[6, 7], [24, 25]]
+
+
+@pytest.mark.torch
+def test_what_a_job_that_recorded_nothing_tells_its_launcher(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(ranks: tuple[int, ...] | None = None, steps: int = 6, **options: Any) -> str:
+        (tmp_path / "s").mkdir()
+        job = made(supervised=True, ranks=ranks, **options)
+        job.note(began=True, rank=0)
+        for _ in range(steps):
+            job.step_done()
+        job.leave()
+        said = diagnosis.explain_empty_run(job.options, process_status.read_statuses(tmp_path / "s"))
+        (tmp_path / "s").rmdir()
+        return said
+
+    assert told(on_demand=2) == "nobody asked: the job ended after 6 steps"
+    assert told(first=10, last=12).startswith("the job ended after 6 steps, before step 10 began")
+    monkeypatch.setenv("RANK", "1")
+    assert told(ranks=(0,), first=2, last=4) == "--ranks 0 names none of the ranks that ran, 1"
+    monkeypatch.delenv("RANK")
+    on_demand.trigger(tmp_path, patience_s=0)
+    assert told(on_demand=2, steps=2) == "the job ended after 2 steps, before step 4, asked for, began"
+    assert capsys.readouterr().err == ""  # it is the launcher who says it
+    # Where none waits, the process says it itself.
+    job = made(first=10, last=12)
+    job.step_done()
+    job.leave()
+    assert capsys.readouterr().err.startswith(
+        "etloom: nothing recorded: the job ended after 1 step, before step 10"
+    )
+
+
+@pytest.mark.torch
+def test_steps_of_time_that_went_by_are_none(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def ran(*counts: int, **options: Any) -> list[Any]:
+        Window.done.clear()
+        job = made(step_ns=20_000_000, first=3, last=6, **options)
+        job.count = 1
+        for count in counts:
+            job.step_done(count)
+            job.wait()
+        job.leave()
+        return [steps for what, steps in Window.done if what == "write"]
+
+    assert ran(2, 3, 4, 5, 6) == [[3, 4, 5]] and capsys.readouterr().err == ""
+    # 4 was marked too late to be one: 3 lasted for both.
+    assert ran(2, 3, 5, 6) == [[3, 5]]
+    assert "too busy to mark the begin of every step of time" in capsys.readouterr().err
+    # As where the profilers took long to get ready: no window of empty steps.
+    assert ran(2, 52, 53) == [] and Window.done[-1] == ("abandon", [])
+    assert capsys.readouterr().err == (
+        "etloom: the profilers were ready only in step 52: nothing recorded of steps 3:6; ask for later steps\n"
+    )
+    # The last steps of the window went by.
+    assert ran(2, 3, 9) == [[3]]
+    assert "1 whole step recorded, of steps 3:6" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_a_ring_holds_what_came_before_the_question(made: Any, tmp_path: Path) -> None:
+    job = made(first=3, last=5, on_demand=2, ring=True)
+    for step in range(30):
+        if step == 20:
+            assert not on_demand.trigger(tmp_path, patience_s=0)
+        job.step_done()
+        job.wait()
+    job.leave()
+    # Asked in step 20, so two steps from 24 on; what the ring held at the job's end nobody asked for.
+    assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 26)]]
+    assert Window.done[-1] == ("abandon", [*range(27, 30)])
+
+
+@pytest.mark.torch
+def test_what_a_ring_holds_as_the_job_raises_is_kept(
+    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = made(first=3, last=5, on_demand=2, ring=True)
+    for _ in range(10):
+        job.step_done()
+    monkeypatch.setattr(sys, "last_value", KeyError("x"), raising=False)
+    job.leave()
+    assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 10)]]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "etloom: nobody asked for this window: it is kept because the job ended by KeyError"
+
+
+# Jobs
+
+
+@pytest.fixture(scope="module")
+def native() -> None:
+    from etloom.collector.observer import BuildError, build
+
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"the native observer cannot be built here: {error}")
+
+
+ASKING = (
+    LIGHT
+    + """
+import os, signal, sys, time, torch
+from pathlib import Path
+net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+run = Path(sys.argv[1])
+for step in range(40):
+    if step == 2: os.kill(os.getppid(), signal.SIGUSR2); time.sleep(1)
+    if step == 20:
+        while not (run / "step_6" / "run.json").exists(): time.sleep(0.05)
+        (run / ".etloom-asked").touch()
+    net(torch.ones(1, 2)).sum().backward(); optimizer.step()
+"""
+)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_job_is_asked_by_signal_and_by_file(
+    tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    collected = launch([sys.executable, "-c", ASKING, str(out)], out, on_demand=2, what="et", max_windows=1)
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
+    assert capfd.readouterr().err == "etloom: only the newest 1 windows are kept (--max-windows)\n"
+    assert [path.name for path in collected.windows] == ["step_24"]  # the job saw step_6
+    assert json.loads((out / "step_24" / "rank_0.json").read_text())["steps"] == [24, 25]
+    assert sorted(etloom.open(out / "step_24")[0].events["step"].drop_nulls().unique()) == [24, 25]
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    again = [sys.executable, "-c", "pass"]
+    with pytest.raises(CollectError, match=r"holds step_24/\S+ of an earlier run"):
+        launch(again, out)
+    assert launch(again, out, overwrite=True).returncode == 0
+    assert run_folder.list_trace_files(out / "step_24") == []
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_steps_of_the_jobs_own_profiler(tmp_path: Path, native: None) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, *LIGHTLY, str(EXAMPLES / "train_oddly.py"), "profile"]
+    collected = launch(command, out, "3:5", step_by="profiler")
+    assert (collected.returncode, collected.warnings) == (0, ())
+    trace = etloom.open(out)[0]
+    named = trace.events["name"].cast(pl.String).to_list()
+    assert [name for name in named if name.startswith("ProfilerStep#")] == [
+        "ProfilerStep#3",
+        "ProfilerStep#4",
+    ]
+    assert named.count("aten::addmm") == 2 and not list(out.glob("kineto*"))
+    assert sorted(trace.events["step"].drop_nulls().unique()) == [3, 4]
+
+
+TIMED = (
+    LIGHT
+    + """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+net = torch.nn.Linear(2, 2)
+end = time.time() + 3
+while True:
+    going = torch.tensor([float(time.time() < end)])
+    dist.broadcast(going, 0)
+    if not going.item(): break
+    net(torch.ones(1, 2)); time.sleep(0.005)
+dist.destroy_process_group()
+time.sleep(0.2)  # see examples/train_ddp.py
+"""
+)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_steps_by_time_are_the_same_on_all_ranks(tmp_path: Path, native: None) -> None:
+    out, script = tmp_path / "run", tmp_path / "timed.py"
+    script.write_text(TIMED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    collected = launch(
+        [*torchrun, str(script)], out, "11:13", step_by="200ms", what="kineto,et,flight-recorder"
+    )
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    begins = []
+    for trace in etloom.open(out).values():
+        steps = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep#"))
+        assert steps["name"].cast(pl.String).to_list() == ["ProfilerStep#11", "ProfilerStep#12"]
+        begins.append(steps["ts"][1])
+        named = trace.nodes["name"].cast(pl.String).to_list()
+        # Recorded on a thread of ours: of what the job's own thread does nothing is missing in Kineto.
+        assert named.count("aten::linear") > 5
+        own = [name for name in named if not name.startswith(("[", "##"))]
+        assert 0.97 * len(own) < trace.links.height <= len(own)  # but at the window's edges
+    assert abs(begins[0] - begins[1]) < 100_000_000
+    dump = json.loads((out / "flight_recorder_1.json").read_text())
+    assert {entry["profiling_name"] for entry in dump["entries"]} == {"gloo:broadcast"}
+
+
+FULL = (
+    LIGHT
+    + """
+import torch
+net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(3):
+    for _ in range(int(sys.argv[1])): net(torch.ones(1, 2))
+    net(torch.ones(1, 2)).sum().backward(); optimizer.step()
+"""
+)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["full", "another torch"])
+def test_a_poorer_recording_is_told_in_one_line(
+    tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why != "full":  # as where the job's Python has another one than this
+        monkeypatch.setattr(collection, "usable_observer", lambda wanted, *_: (wanted, []))
+        monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "nothing"))
+    collected = launch(
+        [sys.executable, "-c", FULL, "6000" if why == "full" else "10"],
+        tmp_path / "run",
+        "1:2",
+        what="et",
+        max_bytes=1 << 20,
+    )
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("etloom:")]
+    if why == "full":
+        assert re.fullmatch(r"etloom: \d+ operators are left out, --max-size or the disk is full", line)
+        assert int(line.split()[1]) > 10_000
+    else:
+        assert (
+            line
+            == "etloom: the native observer was not built for this torch: torch's own records, without a bound"
+        )
+        assert (tmp_path / "run" / "torch_et_0.json.gz").exists()
+    said = json.loads((tmp_path / "run" / "rank_0.json").read_text())["warnings"]
+    assert said == [line.removeprefix("etloom: ")]
+
+
+# What each launcher puts into the environment of rank 2 of 4.
+LAUNCHERS = {
+    "torchrun": {
+        "RANK": "2",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "SLURM_PROCID": "1",
+    },  # one a node, by srun
+    "accelerate": {"RANK": "2", "WORLD_SIZE": "4", "ACCELERATE_USE_CPU": "true"},
+    "deepspeed": {"RANK": "2", "WORLD_SIZE": "4", "CROSS_RANK": "0"},
+    "mpirun": {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+    "mpiexec": {"PMI_RANK": "2", "PMI_SIZE": "4"},
+    "srun": {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "8"},
+    "torchrun by srun": {"RANK": "2", "WORLD_SIZE": "4", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    "srun with mpich": {"PMI_RANK": "2", "PMI_SIZE": "4", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"},
+}
+# What is no rank: a batch script is task 0 of its own, and so is one that srun starts alone.
+ALONE = {
+    "nothing": {},
+    "sbatch": {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+    "srun -n 1": {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+    "nonsense": {"RANK": "two", "PMI_RANK": "\u00b2", "SLURM_PROCID": "", "SLURM_STEP_NUM_TASKS": "4"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_rank_by_each_launchers_environment(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+    set_launcher(monkeypatch, LAUNCHERS[launcher])
+    assert (current_rank(), rank_from_environment()) == ((2, 4), 2)
+
+
+@pytest.mark.parametrize("launcher", ALONE)
+def test_no_rank_by_the_environment(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+    set_launcher(monkeypatch, ALONE[launcher])
+    assert (current_rank(), rank_from_environment()) == ((0, 1), None)
+
+
+def set_launcher(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
+    for name in {name for names in LAUNCHERS.values() for name in names}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+SRUN = """#!/bin/sh
+shift 2
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 "$@" & done
+wait
+"""
+BY_SLURM = (
+    LIGHT
+    + """
+import os, sys, time, torch, torch.distributed as dist
+rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=world)
+net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(20):
+    if rank == 1 and step == 2: open(sys.argv[2], "w").close()  # anybody asks
+    net(torch.ones(1, 2)).sum().backward(); dist.all_reduce(net.weight.grad); optimizer.step()
+    time.sleep(0.01)
+dist.destroy_process_group()
+time.sleep(0.2)  # see examples/train_ddp.py
+"""
+)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_under_srun_all_ranks_record_the_step_they_are_asked_for(
+    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    script = [
+        sys.executable,
+        "-c",
+        BY_SLURM,
+        str(tmp_path / "meeting"),
+        str(tmp_path / "run" / on_demand.REQUEST_FILE),
+    ]
+    collected = launch([str(tmp_path / "srun"), "-n", "2", *script], tmp_path / "run", what="et", on_demand=2)
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    (window,) = collected.windows
+    steps = [json.loads((window / f"rank_{rank}.json").read_text())["steps"] for rank in (0, 1)]
+    assert steps[0] == steps[1] and len(steps[0]) == 2 and f"step_{steps[0][0]}" == window.name
+    card = read_card(window / f"{window.name}.yaml")
+    assert card["workload"]["hardware"]["xpu_spec"]["total_count"] == 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_tasks_of_srun_without_torch_distributed_are_ranks(
+    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_launcher(monkeypatch, {})
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    script = [sys.executable, str(EXAMPLES / "train_plain.py")]
+    collected = launch([str(tmp_path / "srun"), "-n", "2", *script], tmp_path / "run", what="et")
+    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    for rank in (0, 1):
+        facts = json.loads((tmp_path / "run" / f"rank_{rank}.json").read_text())
+        assert (facts["rank"], facts["world_size"], facts["steps"]) == (rank, 2, [3, 4])
+        assert (tmp_path / "run" / f"observer_{rank}.etob").exists()
+
+
+FAKE_NSYS = """#!/bin/sh
+echo "$@" > "$NSYS_SAID"
+while [ "${1#--}" != "$1" ] || [ "$1" = profile ]; do shift; done
+exec "$@"
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_under_nsys(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CUDA there is no capture range to open; the program runs, and its operators are recorded beside."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nsys").write_text(FAKE_NSYS)
+    (tmp_path / "bin" / "nsys").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("NSYS_SAID", str(tmp_path / "said"))
+    out = tmp_path / "run"
+    command = [sys.executable, str(EXAMPLES / "train_plain.py")]
+    collected = launch(command, out, what="et,shapes,nsys")
+    assert (collected.returncode, collected.ranks) == (0, (0,))
+    (line,) = collected.warnings
+    assert line.startswith(f"{out}: nsys wrote no report of rank 0: it records between cudaProfilerStart and")
+    said = (tmp_path / "said").read_text()
+    assert "--capture-range=cudaProfilerApi" in said and f"--output={out}/nsys_0 {sys.executable}" in said
+    assert (out / "observer_0.etob").exists() and not (out / "kineto_trace_0.json.gz").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "around"),
+    [
+        ("python t.py -x", "NSYS_0 python t.py -x"),
+        ("srun -n 8 python3 -m a.b --x", "srun -n 8 NSYS_%q{SLURM_PROCID} python3 -m a.b --x"),
+        ("mpirun -n 2 /bin/python3.11 t.py", "mpirun -n 2 NSYS_%q{OMPI_COMM_WORLD_RANK} /bin/python3.11 t.py"),
+        (
+            "torchrun --nproc-per-node 8 t.py --lr 1",
+            "torchrun --nproc-per-node 8 --no-python NSYS_%q{RANK} python -u t.py --lr 1",
+        ),
+        (
+            "python -m torch.distributed.run --standalone -m pkg.train a",
+            "python -m torch.distributed.run --standalone --no-python NSYS_%q{RANK} python -u -m pkg.train a",
+        ),
+        (
+            "accelerate launch --num_processes 2 t.py",
+            "accelerate launch --num_processes 2 --no_python NSYS_%q{RANK} python -u t.py",
+        ),
+        ("./train.sh", None),
+        ("torchrun train", None),
+    ],
+)  # fmt: skip
+def test_nsys_stands_around_the_program_of_a_rank(command: str, around: str | None) -> None:
+    words = nsys_command.wrap_command(shlex.split(command), "/r")
+    if around is None:
+        assert words is None
+        return
+    assert words is not None
+    start = words.index("nsys")
+    end = next(i for i, word in enumerate(words) if word.startswith("--output="))
+    assert words[start + 1] == "profile" and "--capture-range-end=stop" in words[start:end]
+    rank = words[end].removeprefix("--output=/r/nsys_")
+    assert " ".join([*words[:start], f"NSYS_{rank}", *words[end + 1 :]]) == around
+
+
+def test_which_ranks_nsys_wrote_no_report_of(tmp_path: Path) -> None:
+    (tmp_path / "nsys_1.nsys-rep").touch()
+    assert nsys_command.missing_reports(tmp_path, [1]) is None
+    assert (nsys_command.missing_reports(tmp_path, [0, 1]) or "").startswith(
+        "nsys wrote no report of rank 0: "
+    )
+    assert (nsys_command.missing_reports(tmp_path, [0, 1, 2, 3]) or "").startswith(
+        "nsys wrote no report of ranks 0, 2-3: "
+    )
+
+
+@pytest.mark.parametrize("more", [{"every": 10}, {"on_demand": 2}])
+def test_nsys_records_one_window(tmp_path: Path, more: dict[str, int]) -> None:
+    with pytest.raises(CollectError, match="nsys records one window"):
+        launch([sys.executable, "-c", "pass"], tmp_path / "run", what="nsys", **more)
+
+
+def test_the_command_for_a_cluster_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "usable_observer", lambda wanted, *_: (wanted, []))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    out = str(tmp_path / "run")
+    front = ["collect", "--out", out, "--with", "nsys,flight-recorder"]
+    assert main([*front, "--print-command", "--", "torchrun", "t.py"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:2] == ["mkdir", "-p"] and words[3:5] == ["&&", "env"]
+    assert "TORCH_FR_BUFFER_SIZE=2000" in words and words[-4:] == [
+        f"--output={out}/nsys_%q{{RANK}}",
+        "python",
+        "-u",
+        "t.py",
+    ]
+    options = json.loads(next(word for word in words if word.startswith("ETLOOM_COLLECT=")).partition("=")[2])
+    assert (options["nsys"], options["kineto"], options["out"]) == (True, False, out)
+    assert not Path(out).exists()
+    assert main([*front, "--", "torchrun", "t.py"]) == 1
+    assert "nsys is not installed here; --print-command" in capsys.readouterr().err
+
+
+# The card
+
+
+def test_the_card_says_what_the_ranks_know(tmp_path: Path) -> None:
+    def rank(number: int, stage: int) -> dict[str, Any]:
+        return {
+            "rank": number,
+            "host": f"node{number // 4}",
+            "world_size": 8,
+            "local_world_size": 4,
+            "backend": "nccl",
+            "device_name": "NVIDIA H100",
+            "steps": [3, 4],
+            "files": [f"observer_{number}.etob", f"nsys_{number}.nsys-rep"],
+            "versions": {"torch": "2.13.0", "nccl": "2.27.3"},
+            "environment": {"NCCL_ALGO": "Ring"},
+            "groups": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(8))}],
+            "model": {
+                "parameters": 1000 + stage,
+                "embedding_parameters": 10,
+                "batch_of_rank": 4,
+                "training": True,
+                "dtype": "bfloat16",
+                "parallel": {"pp": 2, "tp": 2},
+                "sequence": 48,
+            },
+        }
+
+    run = {
+        "ranks": [rank(number, number // 4) for number in range(8)],
+        "world_size": 8,
+        "command": ["t.py", '"q"'],
+    }
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    workload_card.write_card(folder, run, tmp_path)
+    found = read_card(folder / "llama.yaml")
+    plan = found["Model-executor"]["model_plan_parallelization"]
+    assert plan == {"dp_replicate": 2, "dp_shard": 1, "tp": 2, "pp": 2, "cp": 1, "ep": 1, "pp_mb": None}
+    workload = found["workload"]
+    assert workload["model"]["model_arch"]["num_params"] == 2001  # of both stages
+    assert (workload["model"]["phase"], workload["model"]["precision"]) == ("training", "bf16")
+    assert (workload["data"]["batch_size"], workload["data"]["seq_len"]) == (8, 48)
+    assert workload["hardware"]["xpu_spec"] == {
+        "type": "GPU", "model": "NVIDIA H100", "total_count": 8, "count_per_node": 4,
+    }  # fmt: skip
+    library = found["Model-executor"]["communication_library"]
+    assert library == {"name": "nccl", "version": "2.27.3", "env": {"NCCL_ALGO": "Ring"}}
+    assert found["Model-executor"]["communicator_groups"] == [
+        {"name": "0", "description": "default_pg", "ranks": list(range(8))}
+    ]
+    assert found["metric_source"]["traces"] == ["json", "nsys"]
+    assert found["description"] == 'llama: t.py "q"'
+    # What its people wrote stays.
+    (folder / "llama.yaml").write_text("version: 1\nworkload: {}\n")
+    workload_card.write_card(folder, run, tmp_path)
+    assert yaml.safe_load((folder / "llama.yaml").read_text()) == {"version": 1, "workload": {}}
+
+
+FACTS = """
+import json, torch, sys
+sys.path.insert(0, sys.argv[1])
+from torch import nn
+from etloom.collector import facts
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, 8)
+        self.blocks = nn.ModuleList([nn.MultiheadAttention(8, 2) for _ in range(3)])
+        self.tied = self.words
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(5)])
+class Sums(torch.utils.data.Dataset):
+    def __len__(self): return 4
+net, loss = Net().bfloat16(), nn.MSELoss()
+loader = torch.utils.data.DataLoader(torch.utils.data.Subset(Sums(), [0, 1]), batch_size=2)
+print(json.dumps(facts.model_facts()))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_what_a_process_knows_of_its_model() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FACTS, str(ROOT)], capture_output=True, text=True, check=True
+    )
+    attention = 3 * 8 * 8 + 3 * 8 + 8 * 8 + 8
+    assert json.loads(done.stdout) == {
+        "parameters": 80 + 3 * attention + 5 * 72,
+        "embedding_parameters": 80,
+        "class": "Net",
+        "dtype": "bfloat16",
+        "layers": 3,
+        "heads": 2,
+        "head_dim": 4,
+        "training": True,
+        "moe": True,
+        "batch_of_rank": 2,
+        "dataset": "Sums",
+    }
+
+
+@pytest.mark.torch
+def test_what_a_loader_reads_is_asked_without_running_code_of_the_jobs() -> None:
+    from torch.utils.data import Subset as TorchSubset
+
+    from etloom.collector.session import rank_facts
+
+    class Subset:  # by name only
+        @property
+        def info(self) -> Any:
+            raise RuntimeError("a database is asked here")
+
+    class Named:
+        def __init__(self) -> None:
+            self._info = SimpleNamespace(dataset_name="wikitext")
+
+    def of(dataset: Any) -> str | None:
+        return rank_facts._dataset_name(SimpleNamespace(dataset=dataset))
+
+    ring: Any = TorchSubset(Named(), [0])  # type: ignore[arg-type,var-annotated]
+    assert (of(Subset()), of(ring)) == ("Subset", "wikitext")
+    ring.dataset = ring
+    assert of(ring) is None
+
+
+@pytest.mark.torch
+def test_a_model_that_cannot_be_asked_does_not_cost_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from etloom.collector.session import rank_facts
+    from etloom.collector.session.window import Window as RealWindow
+
+    def raises() -> Any:
+        raise ValueError("no\nway")
+
+    monkeypatch.setattr(rank_facts, "model_facts", raises)
+    window = RealWindow(Options(str(tmp_path), str(tmp_path / "s"), kineto=False, et=False))
+    window.prepare()
+    window.start()
+    window.stop()
+    assert window.warnings == ["nothing is known of the model: ValueError: no way"]
+    window.write([])
+    seal = json.loads((tmp_path / "rank_0.json").read_text())
+    assert (seal["model"], seal["warnings"]) == ({}, ["nothing is known of the model: ValueError: no way"])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("error", [OSError("file too short"), AttributeError("etloom_export")])
+def test_a_library_that_cannot_be_loaded_leaves_the_trace_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    pytest.importorskip("torch")
+    from etloom.collector.observer import BuildError, chrome_export, execution_trace_observer
+
+    def broken(path: Path) -> Any:
+        raise error
+
+    monkeypatch.setattr(execution_trace_observer, "build", lambda: tmp_path / "observer.so")
+    monkeypatch.setattr(execution_trace_observer, "_load", broken)
+    execution_trace_observer.load_library.cache_clear()
+    with pytest.raises(BuildError, match="cannot be loaded"):
+        execution_trace_observer.load_library()
+    monkeypatch.setattr(chrome_export, "built", lambda: tmp_path / "observer.so")
+    written: list[str] = []
+    profile = SimpleNamespace(
+        profiler=SimpleNamespace(kineto_results=SimpleNamespace(_pybind11_conduit_v1_=None)),
+        export_chrome_trace=written.append,
+    )
+    chrome_export.export_chrome_trace(profile, tmp_path / "kineto.json")
+    assert written == [str(tmp_path / "kineto.json")]
+
+
+# After the job
+
+
+def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launched(*_: Any, **__: Any) -> collection.Collected:
+        (tmp_path / "observer_0.etob").write_bytes(b"")
+        return collection.Collected(tmp_path, 3, (0,), ())
+
+    def broken(*_: Any) -> None:
+        raise TypeError("not\nthis")
+
+    monkeypatch.setattr("etloom.collector.launch", launched)
+    monkeypatch.setattr("etloom.convert", broken)
+    monkeypatch.setattr("etloom.read", broken)
+    monkeypatch.setattr("etloom.cli.report.write_report", broken)
+    assert main(["collect", "--out", str(tmp_path), "--observer", "stock", "--report", "--", "true"]) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        f"etloom: {tmp_path / 'torch_et_0.json.gz'} is not written: TypeError: not this",
+        f"etloom: {tmp_path}: the card lacks the length of a sequence: TypeError: not this",
+        f"etloom: recorded rank 0 in {tmp_path}; next: etloom report {tmp_path}",
+        f"etloom: {tmp_path}: no report: TypeError: not this",
+    ]
+
+
+def test_the_length_of_a_sequence_beside_a_nested_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from etloom.cli import collect_output
+
+    (tmp_path / "observer_0.etob").write_bytes(b"")
+    nodes = pl.DataFrame({"id": [1, 2], "name": ["aten::embedding"] * 2})
+    tensors = pl.DataFrame({"node": [1, 2], "io": [0, 0], "index": [1, 1], "shape": [None, "[4, 128]"]})
+    noted: list[int] = []
+    monkeypatch.setattr("etloom.read", lambda path: SimpleNamespace(nodes=nodes, tensors=tensors))
+    monkeypatch.setattr(run_folder, "note_sequence", lambda folder, length: noted.append(length))
+    collect_output.record_sequence_length(tmp_path)
+    assert noted == [128]

@@ -1,0 +1,330 @@
+"""What the collector says: wrong options as they were typed, why nothing was recorded, what a ring still holds."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from etloom.cli import collect_output
+from etloom.collector import diagnosis, option_parsing, option_rules, run_folder
+from etloom.collector.launcher import collection
+from etloom.collector.option_parsing import SOURCES
+from etloom.collector.options import Options
+from etloom.collector.session import on_demand, process_status
+from etloom.collector.session.messages import MessageLog, count_noun, format_ranges
+from etloom.collector.session.recording import record
+from etloom.core.errors import CollectError
+from etloom.formats.observer import notes
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("typed", "flag", "words"),
+    [
+        ("--steps 5:3", "--steps", "'5:3' is no range of steps; write FIRST:LAST"),
+        ("--ranks x", "--ranks", "names no ranks"),
+        ("--max-size 0", "--max-size", "0 bytes are too few; allow 1 MiB or more"),
+        ("--for 3", "--for", "needs a period"),
+        ("--every 0", "--every", "0 steps"),
+        ("--every 5 --for 5", "--every", "overlap"),
+        ("--every 5 --on-demand 2", "--every", "leave out one of the two"),
+        ("--on-demand 0", "--on-demand", "0 steps"),
+        ("--on-demand 2 --steps 4:6", "--steps", "opens when it is asked for"),
+        ("--max-windows 3", "--max-windows", "there is one window"),
+        ("--every 9 --max-windows 0", "--max-windows", "keep 1 or more"),
+        ("--step-by 1ms", "--step-by", "too short"),
+        ("--step-by profiler --step-name x", "--step-by", "told twice"),
+        ("--step-by profiler --with kineto,et", "--with", "leave out kineto"),
+        ("--step-by profiler --stack", "--stack", "is left to the job's own torch.profiler"),
+        ("--step-name (", "--step-name", "'(' is no regular expression"),
+        ("--with tea", "--with", "'tea' is nothing to record"),
+        ("--stack --with et", "--stack", "listed already"),
+        ("--no-shapes --with et", "--shapes", "listed already"),
+        ("--memory --with kineto", "--memory", "listed already"),
+        ("--ring --with kineto", "--with", "leave out kineto"),
+        ("--ring --with kineto,et", "--with", "has no bound"),
+        ("--ring --memory", "--memory", "has no bound"),
+        ("--ring --with flight-recorder", "--ring", "add et to --with"),
+        ("--ring --observer stock", "--ring", "leave out --observer stock"),
+        ("--max-size 9 --observer stock", "--max-size", "leave out --observer stock"),
+        ("--max-size 9 --with kineto", "--max-size", "add et to --with"),
+        ("--observer stock --with kineto", "--observer", "add et to --with"),
+        ("--observer fast", "--observer", "choose native or stock"),
+        ("--print-command --report", "--print-command", "does nothing with --report"),
+        ("--build", "--build", "does nothing with a command"),
+        ("--trigger other", "--trigger", "does nothing with a command"),
+    ],
+)
+def test_a_wrong_option_is_told_as_it_was_typed(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, flag: str, words: str
+) -> None:
+    monkeypatch.setattr("etloom.collector.observer.built", lambda: None)
+    monkeypatch.setattr("etloom.collector.observer.build", lambda: tmp_path)
+    ran = tmp_path / "ran"
+    status, out, err = call("collect", "--out", tmp_path / "run", *shlex.split(typed), "--", "touch", ran)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"etloom: {flag}: ") and words in err
+    assert not ran.exists() and not (tmp_path / "run").exists()
+
+
+def test_what_is_recorded_of_the_options() -> None:
+    def of(what: str | None = None, **given: Any) -> list[str]:
+        asked = {"shapes": None, "stack": False, "memory": False, "ring": False, **given}
+        return sorted(name for name, wanted in option_rules.resolve_sources(what, **asked).items() if wanted)
+
+    assert of() == ["et", "kineto", "shapes"] and of(shapes=False, stack=True) == ["et", "kineto", "stack"]
+    assert of("kineto,stacks") == ["kineto", "stack"] and of(ring=True) == ["et", "shapes"]
+    assert of(step_by="profiler", shapes=False) == ["et"] and of("et,shapes", ring=True) == ["et", "shapes"]
+    assert len(option_rules.resolve_sources(None, shapes=None, stack=False, memory=False, ring=False)) == len(
+        SOURCES
+    )
+
+
+def test_a_ring_without_the_native_observer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "usable_observer", lambda wanted, *_: ("stock", ["no compiler here"]))
+    with pytest.raises(CollectError, match="no ring: no compiler here"):
+        collection.launch(["true"], tmp_path / "run", ring=True, what="et")
+    with pytest.raises(CollectError, match="no ring: no compiler here"):
+        record(tmp_path / "loop", ring=True, what="et")
+    assert not (tmp_path / "loop").exists()
+    bounded = collection.launch(["true"], tmp_path / "run", max_bytes=1 << 20, what="et")
+    assert bounded.warnings[:2] == ("no compiler here", "--max-size does not bound its file")
+
+
+def test_the_observer_is_built_where_it_is_used(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(
+        collection, "usable_observer", lambda wanted, *_: (built.append(wanted), (wanted, []))[1]
+    )
+    call("collect", "--out", tmp_path / "run", "--with", "kineto", "--", "true")
+    record(tmp_path / "loop", what="kineto,stacks")
+    assert built == []
+    call("collect", "--out", tmp_path / "run", "--with", "shapes, et", "--", "true")
+    record(tmp_path / "loop", what="et", overwrite=True)
+    assert built == ["native"] * 2
+
+
+def test_the_building_of_the_observer_is_announced(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etloom.collector.observer.built", lambda: None)
+    monkeypatch.setattr("etloom.collector.observer.build", lambda: tmp_path)
+    for what, announced in (("et", True), ("kineto", False)):
+        err = call("collect", "--out", tmp_path / what, "--with", what, "--", "true")[2]
+        assert err.startswith("etloom: building the native observer") == announced
+
+
+def test_many_paths_are_of_a_folder(call: Call, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
+    for path in paths:
+        path.touch()
+    status, _, err = call("info", *paths)
+    assert status == 2 and "name the folder that holds them" in err
+    assert "unexpected extra argument" in call("info", paths[0], "nonsense")[2]
+
+
+# Why nothing was recorded
+
+
+ONE: dict[str, Any] = {"began": True, "rank": 0, "steps": 6, "ended": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "said"),
+    [
+        ({}, [], "no Python of the command imported torch.optim; was PYTHONPATH lost"),
+        ({}, [{"ended": True}], "no torch.optim.Optimizer was made in the process with torch; for a loop without"),
+        ({}, [{}, {}], "no torch.optim.Optimizer was made in 2 processes with torch"),
+        ({"first": 10, "last": 12}, [ONE], "ended after 6 steps, before step 10 began (steps 10:12); ask for earlier"),
+        ({"first": 3}, [ONE | {"steps": 0, "optimizer": "SGD"}], "a SGD was made and made no step"),
+        ({"first": 3}, [ONE | {"ended": False}], "ended from outside, or left by os._exit, before step 3 began"),
+        ({"first": 3}, [ONE | {"missed": ["torch.profiler is in use"]}], "torch.profiler is in use"),
+        ({"ranks": (5, 6, 7)}, [ONE | {"left_out": True, "rank": r} for r in (1, 0)],
+         "--ranks 5-7 names none of the ranks that ran, 0-1"),
+        ({"ranks": (1,)}, [ONE | {"left_out": True}, ONE | {"rank": 1}, {}], "ended after 6 steps, before"),
+        ({"step_name": "^decode"}, [{"names": [["forward", 120], ["prefill", 1]]}, {"names": [["forward", 3]]}],
+         "--step-name '^decode' finds no name of a record_function in 2 processes with torch "
+         "(seen most: 'forward' 123 times, 'prefill' 1 time)"),
+        ({"step_name": "x"}, [{}], "finds no name of a record_function in the process with torch (none was entered)"),
+        ({"step_name": "^P", "marked": True}, [{}], "no ProfilerStep#N was seen"),
+        ({"step_ns": 20_000_000}, [{}], "no torch.nn.Module was made"),
+        ({"step_ns": 20_000_000, "first": 50}, [ONE], "the job ended after 6 steps of 20 ms, before step 50 began"),
+        ({"on_demand": 2}, [ONE], "nobody asked: the job ended after 6 steps"),
+        ({"on_demand": 2}, [ONE | {"asked": [7, 9]}], "ended after 6 steps, before step 7, asked for, began"),
+    ],
+)  # fmt: skip
+def test_each_cause_has_a_sentence(
+    options: dict[str, Any], processes: list[dict[str, Any]], said: str
+) -> None:
+    told = diagnosis.explain_empty_run(Options("out", "scratch", **options), processes)
+    assert said in told and "\n" not in told and "above" not in told
+
+
+def test_a_command_that_failed_is_the_first_cause() -> None:
+    options = Options("out", "scratch", first=3)
+    assert diagnosis.explain_empty_run(options, [], 2).startswith(
+        "the command ended with status 2 before a Python of it imported torch.optim, or PYTHONPATH was lost"
+    )
+    said = diagnosis.explain_empty_run(options, [{"ended": True}], 1)
+    assert said.startswith(
+        "the command ended with status 1; no torch.optim.Optimizer was made in the process"
+    )
+
+
+def test_on_demand_takes_a_number_of_steps(call: Call) -> None:
+    status, _, err = call("collect", "--on-demand", "--", "python", "train.py")
+    assert status == 2 and err.startswith(
+        "etloom: --on-demand: takes a number of steps, as in --on-demand 2, and '--' is none"
+    )
+
+
+def test_a_ring_runs_to_the_end_unless_steps_are_named() -> None:
+    assert option_parsing.parse_window(None, None, None, None, ring=True) == (3, None)
+    assert option_parsing.parse_window("4:9", None, None, None, ring=True) == (4, 9)
+    assert option_parsing.parse_window(None, 100, None, None, ring=True) == (100, 102)
+    assert option_parsing.parse_window(None, None, None, 2, ring=True) == (3, 5)
+    assert option_parsing.parse_window(None, None, None, None) == (3, 5)
+
+
+def test_what_ranks_agree_on_is_written_through_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, own = tmp_path / "run", tmp_path / "own"
+    run.mkdir()
+    own.write_text("mine")
+    (run / on_demand.REQUEST_FILE).symlink_to(tmp_path / "made")
+    with pytest.raises(CollectError, match="no run waits here"):
+        on_demand.trigger(run, patience_s=0)
+    assert not (tmp_path / "made").exists()
+    monkeypatch.setattr(os, "urandom", bytes)  # a stranger who guesses
+    link = run / f".etloom-zero.{'00' * 6}"
+    link.symlink_to(own)
+    assert on_demand.agree_on_start_ns(run) > 10**18 and own.read_text() == "mine"
+    on_demand.clear_requests(run)
+    assert not link.exists() and list(run.iterdir()) == [] and own.read_text() == "mine"
+
+
+def test_a_process_leaves_what_it_saw(tmp_path: Path) -> None:
+    facts = process_status.ProcessStatus(str(tmp_path))
+    for number in range(3000):
+        facts.enters("forward")
+        facts.enters(f"request {number}")
+    facts.facts["rank"] = 3
+    assert facts.leave() and len(facts.names) == 1000
+    (found,) = process_status.read_statuses(tmp_path)
+    assert found["rank"] == 3 and found["names"][0] == ["forward", 3000]
+    assert list(tmp_path.iterdir()) == []
+    assert not process_status.ProcessStatus(str(tmp_path / "gone")).leave()
+
+
+# What is held
+
+
+def test_what_a_ring_holds_is_said_of_the_rank_that_holds_least() -> None:
+    def rank(number: int, steps: list[int], lost: int) -> dict[str, Any]:
+        ring = {"overwritten_operators": lost, "whole_since_ns": 9_000_000_000}
+        return {"rank": number, "steps": steps, "start_ns": 0, "end_ns": 10_500_000_000, "ring": ring}
+
+    assert diagnosis.describe_ring([rank(0, [7, 8], 0), {"rank": 1, "steps": []}]) is None
+    assert diagnosis.describe_ring([rank(0, [7, 8], 1_234_567)]) == (
+        "the ring holds 2 whole steps (7-8) of the last 1.5 s; 1,234,567 operators of the 9 s before are overwritten "
+        "(a larger --max-size keeps more)"
+    )
+    said = diagnosis.describe_ring([rank(0, [7, 8], 5), rank(1, [], 1)])
+    assert said is not None and said.startswith(
+        "the ring holds 0 whole steps of the last 1.5 s of rank 1, which holds least; 1 operator of the 9 s"
+    )
+
+
+def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks: list[dict[str, Any]] = [
+        {"steps": [3, 4], "operators": 900},
+        {"steps": [3, 4, 6], "operators": 335},
+    ]
+    monkeypatch.setattr(run_folder, "sealed_ranks", lambda folder: ranks)
+    assert collect_output.describe_window(tmp_path) == ", steps 3-4, 6, 1,235 operators"
+    ranks[:] = [{"steps": [], "operators": None}]
+    assert collect_output.describe_window(tmp_path) == ", no whole step"
+    ranks[:] = [{"steps": None}, {"steps": [3], "operators": 9}]
+    assert collect_output.describe_window(tmp_path) == ""
+    cut = {"ended": {"how": "killed", "in_window": True}, "sources": ["et"], "steps_asked": "3:400"}
+    ranks[:] = [{"rank": 0, "steps": [3, 4], **cut}, {"rank": 1, "steps": [3, 4, 5], **cut}]
+    assert collect_output.describe_window(tmp_path) == ", steps 3-4 of 3-399"
+    ranks[:] = [{"steps": [3], "operators": 0}]
+    where = tmp_path / "my run"
+    one = collection.Collected(where, 0, (0,), (), (where,))
+    assert collect_output.summarize_recording(one, where) == (
+        f"nothing ran while rank 0 recorded, step 3, 0 operators: the traces in {where} are empty"
+    )
+    ranks[0]["operators"] = 10
+    assert collect_output.summarize_recording(one, where) == (
+        f"recorded rank 0, step 3, 10 operators in {where}; next: etloom report '{where}'"
+    )
+    two = collection.Collected(where, 0, (0, 1), (), (where / "step_1", where / "step_5"))
+    assert collect_output.summarize_recording(two, where / "step_5") == (
+        f"recorded 2 windows of 2 ranks in {where}; next: etloom report '{where}/step_5'"
+    )
+    ranks.clear()
+    assert collect_output.describe_window(tmp_path) == ""
+
+
+def test_words() -> None:
+    assert format_ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8" and format_ranges([]) == ""
+    assert format_ranges(list(range(0, 40, 2))).endswith("12, 14, ...")
+    assert (count_noun(1, "step"), count_noun(1234, "step")) == ("1 step", "1,234 steps")
+
+
+def test_a_remark_is_said_once_and_sealed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = MessageLog()
+    words.remark("two optimizers")
+    assert words.seal(repeats=True) == ["two optimizers"]
+    words.remark("two optimizers")
+    words.warn_once("full\ndisk")
+    words.warn_once("full\ndisk")
+    assert words.seal(repeats=False) == ["full disk"]
+    assert capsys.readouterr().err == "etloom: two optimizers\netloom: full disk\n"
+
+
+def test_a_step_that_the_ring_overwrote_in_part_is_named_so() -> None:
+    operators = pl.DataFrame(
+        {
+            "name": [
+                "ProfilerStep#7",
+                "aten::add",
+                "ProfilerStep#8",
+                "ProfilerStep#9",
+                "ProfilerStep#10",
+            ],
+            "start": [90, 95, 100, 101, 111],
+            "end": [100, 96, 101, 111, None],  # its process was killed in step 10
+        }
+    )
+    counters = [0] * 24
+    counters[14] = 55
+    # Of what the ring lost the last was at 20 by the monotonic clock, 100 since the epoch; a window opened at 5.
+    header = {"overwritten_ns": 20, "first_ns": 5, "wall_ns": 1080, "mono_ns": 1000, "counters": counters}
+    records: Any = SimpleNamespace(header=header)
+    named, ring = notes.summarize_ring_buffer(operators, records)
+    assert named["name"].cast(pl.String).to_list() == [
+        "etloom:overwritten step 7", "aten::add", "etloom:overwritten step 8", "ProfilerStep#9", "ProfilerStep#10",
+    ]  # fmt: skip
+    assert ring == {
+        "overwritten_operators": 55, "overwritten_ns": 15, "whole_since_ns": 100, "whole_steps": [9],
+    }  # fmt: skip
+    header["overwritten_ns"] = 0
+    assert notes.summarize_ring_buffer(operators, records) == (operators, None)

@@ -1,0 +1,236 @@
+"""Nesting and exclusive time: against forests whose nesting is known, and by the law that times tile."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etloom.core import arrays
+from etloom.core.schema import TABLES
+
+
+def events(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """A table of events from rows of ts, dur and what else matters, sorted as a reader does."""
+    frame = pl.DataFrame(
+        [
+            {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "position": at} | row
+            for at, row in enumerate(rows)
+        ]
+    )
+    frame = frame.sort(pl.col("ts"), -pl.col("dur").fill_null(0), "position")
+    return TABLES["events"].conform(frame.with_row_index("id"))
+
+
+def parents(frame: pl.DataFrame) -> dict[str, str | None]:
+    at = arrays.nest_events(frame)
+    names = frame["name"].to_list()
+    return {name: None if row < 0 else names[row] for name, row in zip(names, at.parent, strict=True)}
+
+
+def span(name: str, start: int, end: int, **other: Any) -> dict[str, Any]:
+    return {"name": name, "ts": start, "dur": end - start} | other
+
+
+def grow(draw: random.Random, start: int, end: int, depth: int, parent: int | None, out: list[Any]) -> None:
+    """A random tree in [start, end]: rows (start, end, parent), children disjoint, ends touching at times."""
+    me = len(out)
+    out.append((start, end, parent))
+    at = start + draw.choice((0, 0, 1, 5))
+    while depth and at + 2 < end and draw.random() < 0.7:
+        until = min(end, at + draw.randint(1, max(1, (end - at) // 2)))
+        if (at, until) == (start, end):
+            break
+        grow(draw, at, until, depth - 1, me, out)
+        at = until + draw.choice((0, 0, 3))
+
+
+def forest(draw: random.Random, tid: int) -> list[dict[str, Any]]:
+    rows: list[Any] = []
+    at = draw.randint(0, 50)
+    for _ in range(draw.randint(1, 4)):
+        end = at + draw.randint(1, 400)
+        grow(draw, at, end, 4, None, rows)
+        at = end + draw.choice((0, 1, 100))
+    return [
+        span(
+            f"{tid}.{at}",
+            start,
+            end,
+            tid=tid,
+            rf_id=1 + at,
+            args=None if parent is None else f"{tid}.{parent}",
+        )
+        for at, (start, end, parent) in enumerate(rows)
+    ]
+
+
+@given(st.randoms(use_true_random=False))
+def test_known_forests_nest_as_they_were_grown(draw: random.Random) -> None:
+    rows = [row for tid in range(1, 4) for row in forest(draw, tid)]
+    draw.shuffle(rows)
+    frame = events(rows)
+    truth = dict(zip(frame["name"].to_list(), frame["args"].to_list(), strict=True))
+    assert parents(frame) == truth
+    at = arrays.nest_events(frame)
+    above = np.append(at.depth, -1)[at.parent]
+    assert (at.depth == above + 1).all()
+    assert not at.crossed.size and not at.detached.size and not at.clamped.size
+
+
+@given(st.randoms(use_true_random=False))
+def test_exclusive_times_of_a_thread_tile_what_its_events_cover(draw: random.Random) -> None:
+    rows = [
+        span(f"{tid}.{at}", start, start + draw.randint(0, 3000), tid=tid, cat="user_annotation")
+        for tid in (1, 2)
+        for at, start in enumerate(draw.randint(0, 9000) for _ in range(draw.randint(1, 20)))
+    ]
+    frame = events(rows).with_columns(arrays.compute_exclusive_time(events(rows)).alias("own"))
+    assert frame["own"].min() >= 0  # type: ignore[operator]
+    for tid in (1, 2):
+        lane = frame.filter(pl.col("tid") == tid)
+        covered, until = 0, -1
+        for start, dur in lane.select("ts", "dur").rows():
+            covered += max(0, start + dur - max(start, until))
+            until = max(until, start + dur)
+        # What sticks out of its parent by at most the tolerance is cut off, so it may be missing.
+        assert covered - arrays.TOLERANCE_NS * lane.height <= lane["own"].sum() <= covered
+
+
+def test_parent_that_starts_with_its_child_keeps_the_rest() -> None:
+    frame = events([span("parent", 0, 10), span("child", 0, 8), span("inner", 0, 3)])
+    assert parents(frame) == {"parent": None, "child": "parent", "inner": "child"}
+    assert arrays.compute_exclusive_time(frame).to_list() == [2, 5, 3]
+
+
+def test_sibling_that_starts_where_another_ends_is_no_child() -> None:
+    frame = events([span("first", 0, 10), span("second", 10, 20), span("point", 20, 20)])
+    assert parents(frame) == {"first": None, "second": None, "point": "second"}
+
+
+def test_child_that_sticks_out_by_a_microsecond_is_clamped() -> None:
+    frame = events([span("parent", 0, 5000), span("child", 1000, 6000), span("next", 6000, 7000)])
+    at = arrays.nest_events(frame)
+    assert parents(frame) == {"parent": None, "child": "parent", "next": None}
+    assert at.clamped.tolist() == [1]
+    assert at.exclusive.tolist() == [1000, 4000, 1000]
+
+
+def test_operator_that_outlasts_its_operator_ended_on_another_thread() -> None:
+    rows = [span("parent", 0, 5000), span("later", 1000, 90_000), span("child", 2000, 3000)]
+    at = arrays.nest_events(events(rows))
+    assert at.detached.tolist() == [1] and at.depth.tolist() == [0, -1, 1]
+    assert at.parent.tolist() == [-1, -1, 0]
+    assert at.exclusive.tolist() == [4000, 89_000, 1000]
+
+
+def test_gloo_ranges_never_nest_and_nccl_ranges_do_unless_they_outlast() -> None:
+    def nested(name: str, end: int) -> list[int]:
+        rows = [span("op", 0, 9000), span(name, 100, end, cat="user_annotation"), span("in", 200, 300)]
+        return arrays.nest_events(events(rows)).depth.tolist()
+
+    assert nested("gloo:send", 8000) == [0, -1, 1]
+    assert nested("nccl:all_reduce", 8000) == [0, 1, 2]
+    assert nested("nccl:all_reduce", 50_000) == [0, -1, 1]
+
+
+def test_annotation_that_outlasts_a_python_frame_closes_it() -> None:
+    rows = [
+        span("step()", 0, 5000, cat="python_function"),
+        span("ProfilerStep#3", 1000, 90_000, cat="user_annotation"),
+        span("op", 7000, 8000),
+    ]
+    at = arrays.nest_events(events(rows))
+    assert at.crossed.tolist() == [1] and not at.detached.size
+    assert at.parent.tolist() == [-1, -1, 1]
+    assert at.exclusive.tolist() == [1000, 88_000, 1000]
+
+
+def test_events_of_the_same_time_stand_in_the_order_of_entry() -> None:
+    rows = [
+        span("call", 0, 10, cat="cuda_runtime"),
+        span("second", 0, 10, rf_id=8),
+        span("frame", 0, 10, cat="python_function"),
+        span("first", 0, 10, rf_id=7),
+    ]
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+        frame = events([rows[at] for at in order])
+        assert parents(frame) == {"frame": None, "first": "frame", "second": "first", "call": "second"}
+
+
+def test_exclusive_time_of_operators_alone_counts_their_calls_in() -> None:
+    frame = events(
+        [
+            span("op", 0, 100),
+            span("launch", 10, 30, cat="cuda_runtime"),
+            span("inner", 40, 60),
+            span("kernel", 50, 70, cat="kernel", pid=0, tid=7),
+            {"name": "open", "ts": 80, "dur": None},
+        ]
+    )
+    assert arrays.compute_exclusive_time(frame).to_list() == [60, 20, 20, None, None]
+    assert arrays.compute_exclusive_time(frame, operators_only=True).to_list() == [80, None, 20, None, None]
+    assert arrays.nest_events(frame).unclosed.tolist() == [4]
+
+
+def test_nearest_climbs_to_the_first_that_is_wanted() -> None:
+    parent = np.array([-1, 0, 1, 2, 3, -1])
+    wanted = np.array([True, False, True, False, False, False])
+    rows = np.array([4, 2, 1, 5, -1])
+    assert arrays.find_nearest_ancestor(parent, wanted, rows).tolist() == [2, 2, 0, -1, -1]
+
+
+def test_rows_of_ids_whether_or_not_the_table_is_whole() -> None:
+    ids = pl.Series([2, None, 0, 9, 3], dtype=pl.UInt32)
+    assert arrays.rows_of_ids(pl.DataFrame({"id": [0, 1, 2, 3]}), ids).tolist() == [2, -1, 0, -1, 3]
+    assert arrays.rows_of_ids(pl.DataFrame({"id": [3, 0]}), ids).tolist() == [-1, -1, 1, -1, 0]
+    assert arrays.rows_of_ids(pl.DataFrame({"id": [0, 0, 2]}), ids).tolist() == [2, -1, 0, -1, -1]
+    assert arrays.rows_of_ids(pl.DataFrame({"id": []}, schema={"id": pl.UInt32}), ids).tolist() == [-1] * 5
+    rows = arrays.rows_of_ids(pl.DataFrame({"id": [3, 0]}), ids)
+    assert arrays.take_rows(pl.Series(["three", "zero"]), rows).to_list() == [
+        None,
+        None,
+        "zero",
+        None,
+        "three",
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 11), st.booleans()), max_size=12))
+def test_the_nearest_wanted_row_is_the_first_on_the_way_out(rows: list[tuple[int, bool]]) -> None:
+    parent = [at if at < len(rows) else -1 for at, _ in rows]
+    wanted = [chosen for _, chosen in rows]
+
+    def nearest(at: int) -> int:
+        passed = set()
+        while at >= 0 and not wanted[at] and at not in passed:  # what leads around in a circle ends nowhere
+            passed.add(at)
+            at = parent[at]
+        return at if at >= 0 and wanted[at] else -1
+
+    found = arrays.find_nearest_ancestor(np.array(parent, np.int64), np.array(wanted, bool))
+    assert found.tolist() == [nearest(at) for at in range(len(rows))]
+    asked = np.array([-1, *range(len(rows) - 1, -1, -1)])
+    assert arrays.find_nearest_ancestor(
+        np.array(parent, np.int32), np.array(wanted, bool), asked
+    ).tolist() == [nearest(int(at)) for at in asked]
+
+
+def test_a_row_around_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no such row"):
+        arrays.find_nearest_ancestor(np.array([-1, 2]), np.array([False, False]))
+    assert arrays.find_nearest_ancestor(np.array([-1, -1, 1]), np.array([True, True, False])).tolist() == [
+        0,
+        1,
+        1,
+    ]
+
+
+def test_times_before_zero_are_charged_too() -> None:
+    at = arrays.nest_events(events([span("out", -100, -40), span("in", -80, -70)]))
+    assert at.exclusive.tolist() == [50, 10]

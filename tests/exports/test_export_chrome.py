@@ -1,0 +1,239 @@
+"""Chrome trace JSON: every event is in it, reads back the same, and no slice is one that Perfetto would drop."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import made
+import polars as pl
+import pytest
+import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import etloom
+from etloom.core.errors import EtloomError, ReadError
+from etloom.core.trace import Job, Trace
+from etloom.exports import chrome
+from etloom.formats.kineto import tracks
+
+SIDE_TABLES = ("arguments", "kernels", "syncs", "frames", "memory", "counters")
+MOVED = {"id", "event", "pid", "tid", "position", "parent", "depth", "step"}
+"""Columns that a file does not hold, or that sub-lanes change."""
+
+
+def written(trace: Trace | Job) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        chrome.write(trace, Path(folder, "it.json"))
+        document: dict[str, Any] = json.loads(Path(folder, "it.json").read_bytes())
+        return document
+
+
+def read_back(trace: Trace | Job) -> Trace:
+    with tempfile.TemporaryDirectory() as folder:
+        chrome.write(trace, Path(folder, "it.json.gz"))
+        back = etloom.read(Path(folder, "it.json.gz"))
+        assert isinstance(back, Trace)
+        return back
+
+
+def content(trace: Trace, name: str) -> pl.DataFrame:
+    """A table without the columns that move, in an order of its own."""
+    table = trace.table(name).cast({pl.Categorical: pl.String})
+    kept = [column for column in table.columns if column not in MOVED]
+    return table.select(kept).sort(kept, nulls_last=True)
+
+
+def assert_no_slice_is_dropped(events: list[dict[str, Any]]) -> None:
+    """On each thread, of two slices one holds the other or they are apart."""
+    lanes = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X" and "dur" in event:
+            start, end = round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
+            lanes[event["pid"], event["tid"]].append((start, -end))
+    for lane in lanes.values():
+        stack: list[int] = []
+        for start, minus_end in sorted(lane):
+            while stack and stack[-1] <= start:
+                stack.pop()
+            assert not stack or stack[-1] >= -minus_end
+            stack.append(-minus_end)
+
+
+REAL = [
+    "cpu/coll_4/kineto_trace_1.json.gz", "cpu/pp_4/kineto_trace_2.json.gz", "critical_path/event_sync.json.gz",
+    "critical_path/alexnet.json.gz", "nccl_ddp/kineto_trace_0.json.gz", "hta_multirank/sampled_rank-0.json.gz",
+    "hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz", "tracelens/b200_eager.json.gz",
+    "tracelens/mi300_vllm_graph_execution.json.gz", "tracelens/mi210_gpu_only.json.gz",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", REAL)
+def test_a_real_trace_reads_back_the_same(data: Path, file: str, tmp_path: Path) -> None:
+    read = etloom.read(data / file)
+    assert isinstance(read, Trace)
+    trace = etloom.link(read)
+    back = read_back(trace)
+    for name in ("events", *SIDE_TABLES):
+        assert content(trace, name).equals(content(back, name)), name
+    others = pl.col("cat").cast(pl.String) != "ac2g"
+    assert content(trace.replace(flows=trace.flows.filter(others)), "flows").equals(
+        content(back.replace(flows=back.flows.filter(others)), "flows")
+    )
+    arrows = 2 * trace.launches.drop_nulls(["launch", "device_event"]).height
+    recorded = trace.flows.filter(~others).height
+    assert back.flows.filter(~others).height == (arrows if trace.launches.height else recorded)
+    for key in ("clock", "rank", "world_size", "device_properties", "distributed", "host"):
+        assert back.meta.get(key) == trace.meta.get(key), key
+    relinked = etloom.link(back)
+    assert relinked.launches.height == trace.launches.height
+    assert relinked.launches["launch"].null_count() == trace.launches["launch"].null_count()
+    assert_no_slice_is_dropped(written(trace)["traceEvents"])
+
+
+def test_lines_are_as_kineto_writes_them(tmp_path: Path) -> None:
+    job = etloom.open(small.write_run(tmp_path / "run", (0,)), use_cache=False)
+    document = written(job)
+    assert document["baseTimeNanoseconds"] == small.BASE_NS + 100_000
+    assert document["distributedInfo"] == {"backend": "nccl", "rank": 0, "world_size": 1}
+    by_name = {event["name"]: event for event in document["traceEvents"]}
+    assert by_name["gemm"] == {
+        "ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 300.0, "dur": 600.0,
+        "args": {"device": 0, "stream": 7, "correlation": 5, "grid": [2, 1, 1], "block": [64, 1, 1]},
+    }  # fmt: skip
+    assert by_name["aten::linear"]["args"] == {"Record function id": 2, "Input Dims": [[4, 8], [8, 8]]}
+    assert by_name["process_name"] == {
+        "ph": "M", "name": "process_name", "pid": 10, "tid": 0, "ts": 0, "args": {"name": "python"},
+    }  # fmt: skip
+    arrows = [event for event in document["traceEvents"] if event.get("cat") == "ac2g"]
+    ends = [
+        (event["ph"], event["ts"], event["pid"], event["tid"], event["id"], event.get("bp"))
+        for event in arrows
+    ]
+    assert sorted(ends, key=lambda end: (end[4], -ord(end[0]))) == [
+        ("s", 200.0, 10, 11, 1, None), ("f", 300.0, 0, 7, 1, "e"),
+        ("s", 550.0, 10, 11, 2, None), ("f", 700.0, 0, 13, 2, "e"),
+    ]  # fmt: skip
+
+
+def test_ranks_are_processes(tmp_path: Path) -> None:
+    job = etloom.open(small.write_run(tmp_path / "run"), use_cache=False)
+    events = written(job)["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert sorted(names.values()) == ["rank 0: 0", "rank 0: python", "rank 1: 0", "rank 1: python"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert sorted(names[event["pid"]][:6] for event in slices) == ["rank 0"] * 7 + ["rank 1"] * 7
+    starts = [event["id"] for event in events if event["ph"] == "s"]
+    assert len(set(starts)) == 4, "arrows of different ranks have different ids"
+    with pytest.raises(ReadError, match="holds several ranks drawn as one"):
+        read_back(job)
+
+
+def test_a_job_of_ranks_shares_one_clock(tmp_path: Path) -> None:
+    run = small.write_run(tmp_path / "run")
+    late = small.kineto(1)
+    late["baseTimeNanoseconds"] += 5_000_001
+    (run / "kineto_trace_1.json").write_text(json.dumps(late))
+    events = written(etloom.open(run, use_cache=False))["traceEvents"]
+    assert [event["ts"] for event in events if event["name"] == "ProfilerStep#3"] == [0.0, 5000.001]
+
+
+def test_the_gzip_is_the_plain_file(tmp_path: Path) -> None:
+    job = etloom.open(small.write_run(tmp_path / "run"), use_cache=False)
+    chrome.write(job, tmp_path / "a.json")
+    chrome.write(job, tmp_path / "a.json.gz")
+    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
+
+
+def test_a_trace_without_times_is_refused(tmp_path: Path) -> None:
+    trace = etloom.read(small.write_run(tmp_path / "run") / "torch_et_0.json")
+    with pytest.raises(
+        EtloomError, match=r"a\.json: the trace holds no timed events to draw; export it as Parquet"
+    ):
+        chrome.write(trace, tmp_path / "a.json")
+    assert not (tmp_path / "a.json").exists()
+
+
+TIMES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.integers(0, 1)), max_size=12)
+
+
+def timeline(rows: list[tuple[int, int, int]], base: int = 0, name: str = "k") -> pl.DataFrame:
+    frame = pl.DataFrame(rows, schema={"ts": pl.Int64, "dur": pl.Int64, "tid": pl.Int64}, orient="row")
+    return (
+        frame.with_columns(pl.col("ts") + base, pid=pl.lit(0, pl.Int64), name=pl.lit(name), ph=pl.lit("X"))
+        .sort("ts", -pl.col("dur"), maintain_order=True)
+        .with_row_index("id")
+    )
+
+
+@settings(deadline=None)
+@given(TIMES)
+def test_sub_lanes_hold_slices_that_nest_and_are_few(rows: list[tuple[int, int, int]]) -> None:
+    events = timeline(rows)
+    lanes = tracks.assign_sub_tracks(events)
+    assert len(lanes) == events.height
+    placed = events.with_columns(lanes)
+    drawn = [
+        {"ph": "X", "pid": tid, "tid": lane, "ts": ts, "dur": dur}
+        for ts, dur, tid, lane in placed.select("ts", "dur", "tid", "lane").iter_rows()
+    ]
+    assert_no_slice_is_dropped(drawn)
+    for at in placed.filter(pl.col("lane") > 0).iter_rows(named=True):
+        before = placed.filter(pl.col("tid") == at["tid"], pl.col("lane") == at["lane"] - 1)
+        end = pl.col("ts") + pl.col("dur")
+        crossed = before.filter(pl.col("ts") <= at["ts"], end > at["ts"], end < at["ts"] + at["dur"])
+        assert crossed.height, "a sub-lane is taken only where the slice does not fit on the one before"
+
+
+@settings(deadline=None, max_examples=60)
+@given(TIMES, st.sampled_from([0, small.BASE_NS]), made.TEXT.filter(len))
+def test_any_events_read_back(rows: list[tuple[int, int, int]], base: int, name: str) -> None:
+    if not rows:
+        return
+    trace = Trace(
+        {"events": timeline(rows, base, name)}, {"rank": 0, "clock": "epoch" if base else "relative"}
+    )
+    back = read_back(trace)
+    kept = ["name", "ts", "dur", "ph"]
+    assert content(trace, "events").select(kept).rows() == content(back, "events").select(kept).rows()
+    assert back.meta["clock"] == ("epoch" if base else "relative")
+
+
+@pytest.mark.parametrize("name", ["dlrm", "tracelens/h100_qwen.json.gz", "cpu/ddp_2"])
+def test_the_critical_path_is_drawn_from_slice_to_slice(data: Path, tmp_path: Path, name: str) -> None:
+    job = etloom.open(data / name)
+    etloom.export(job, tmp_path / "path.json", overlay="critical-path")
+    etloom.export(job, tmp_path / "plain.json")
+    drawn, plain = (
+        json.loads((tmp_path / f"{one}.json").read_text())["traceEvents"] for one in ("path", "plain")
+    )
+    assert [event for event in drawn if event.get("cat") != "critical path"] == plain
+    ends = [event for event in drawn if event.get("cat") == "critical path"]
+    arrows: dict[int, dict[str, dict[str, Any]]] = {}
+    for end in ends:
+        arrows.setdefault(end["id"], {})[end["ph"]] = end
+    taken = {event["id"] for event in plain if event["ph"] in "sf"}
+    assert arrows and not taken & arrows.keys()
+    lanes: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
+    for event in plain:
+        if event["ph"] == "X":
+            lanes.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
+    for both in list(arrows.values())[:200]:
+        assert both.keys() == {"s", "f"}
+        assert both["f"]["bp"] == "e"
+        assert both["s"]["ts"] <= both["f"]["ts"] + 1e-3
+        for end in both.values():
+            around = lanes[end["pid"], end["tid"]]
+            assert any(start <= end["ts"] <= stop for start, stop in around)
+
+
+def test_another_overlay_is_an_error(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(EtloomError, match="overlay: no overlay is called 'slack'; known: critical-path"):
+        etloom.export(etloom.open(data / "cpu/ddp_2"), tmp_path / "x.json", overlay="slack")

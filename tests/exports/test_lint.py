@@ -1,0 +1,308 @@
+"""Each finding of the lint has a job that has just that, mended it is clean; and what we write is clean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+from typer.testing import CliRunner
+
+import etloom
+from etloom.cli import app, main
+from etloom.core.errors import ReadError
+from etloom.exports.chakra_lint.file_rules import lint
+from etloom.exports.chakra_lint.lint_codes import ERROR, LINT_CODES
+from etloom.formats.chakra import protobuf as pb
+from etloom.formats.chakra.et_files import find_rank_files, write_messages
+
+KINDS = {bool: "bool_val", int: "int64_val", str: "string_val", float: "double_val"}
+COMP, SEND, RECV, COLL = 4, 5, 6, 7
+
+
+def node(one: int, name: str, type: int = COMP, on: tuple[int, ...] = (), **attrs: Any) -> Any:
+    made = pb.Node(id=one, name=name, type=type, data_deps=on, duration_micros=5)
+    for key, value in {"is_cpu_op": False, **attrs}.items():
+        kind = KINDS[value.__class__]
+        setattr(made.attr.add(name=key), kind, value)
+    return made
+
+
+class Draft:
+    """A clean job of two ranks: an operator launches a kernel, two collectives follow, rank 0 sends to rank 1."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[int, Any] = {}
+        self.nodes: dict[int, list[Any]] = {}
+        self.groups: dict[str, list[int]] = {"3": [0, 1]}
+        for rank in (0, 1):
+            self.metadata[rank] = pb.GlobalMetadata(version="0.0.4")
+            message = {"comm_src": 0, "comm_dst": 1, "comm_tag": 0, "comm_size": 8}
+            self.nodes[rank] = [
+                node(1, "aten::mm", is_cpu_op=True),
+                node(2, "gemm", on=(1,)),
+                node(3, "reduce", COLL, (2,), comm_type=0, comm_size=64, pg_name="3"),
+                node(4, "broadcast", COLL, (3,), comm_type=5, comm_size=64, root=0, pg_name="3"),
+                node(5, "message", SEND if rank == 0 else RECV, (4,), **message),
+            ]
+
+    def at(self, rank: int, one: int) -> Any:
+        return next(own for own in self.nodes[rank] if own.id == one)
+
+    def say(self, rank: int, one: int, name: str, value: Any = None) -> None:
+        """Set an attribute of a node; None removes it."""
+        own = self.at(rank, one)
+        kept = [attribute for attribute in own.attr if attribute.name != name]
+        more = [a for a in node(0, "", **{name: value}).attr if a.name == name] if value is not None else []
+        del own.attr[:]
+        own.attr.extend([*kept, *more])
+
+    def write(self, folder: Path) -> Path:
+        for rank, nodes in self.nodes.items():
+            metadata = self.metadata[rank]
+            write_messages(
+                folder / f"job.{rank}.et",
+                nodes[0] if metadata is None else metadata,
+                nodes[metadata is None :],
+            )
+        (folder / "job.comm_groups.json").write_text(json.dumps(self.groups))
+        return folder
+
+
+def both(change: Callable[[Draft, int], None]) -> Callable[[Draft], None]:
+    def do(draft: Draft) -> None:
+        for rank in (0, 1):
+            change(draft, rank)
+
+    return do
+
+
+def no_nodes(draft: Draft, rank: int) -> None:
+    draft.nodes[rank] = []
+
+
+def described(draft: Draft, rank: int, ranks: list[int]) -> None:
+    about = node(9, "## process_group:init ##", 1)
+    about.inputs.values = "['" + json.dumps([{"pg_name": "4", "ranks": ranks}]) + "']"
+    draft.nodes[rank].append(about)
+
+
+def still(draft: Draft, rank: int) -> None:
+    for own in draft.nodes[rank]:
+        own.duration_micros = 0
+
+
+def no_successor(draft: Draft, rank: int) -> None:
+    for own in draft.nodes[rank][1:]:
+        own.data_deps[:] = [1]
+
+
+BREAKS: dict[str, Callable[[Draft], Any]] = {
+    "no-metadata": lambda d: d.metadata.update({0: None}),
+    "empty-metadata": lambda d: d.metadata.update({0: pb.GlobalMetadata()}),
+    "no-nodes": both(no_nodes),
+    "duplicate-id": lambda d: d.nodes[0].append(node(1, "again", is_cpu_op=True)),
+    "dangling-data-dependency": lambda d: d.at(0, 2).data_deps.append(77),
+    "dangling-control-dependency": lambda d: d.at(0, 2).ctrl_deps.append(77),
+    "cycle": lambda d: d.at(0, 1).data_deps.append(4),
+    "control-cycle": lambda d: d.at(0, 1).ctrl_deps.append(2),
+    "unknown-node-type": lambda d: setattr(d.at(0, 2), "type", 9),
+    "attribute-type": lambda d: d.say(0, 3, "comm_size", 64.0),
+    "missing-is-cpu-op": lambda d: d.say(0, 2, "is_cpu_op"),
+    "no-durations": lambda d: still(d, 0),
+    "device-leads-nowhere": lambda d: no_successor(d, 0),
+    "collective-on-cpu": lambda d: d.say(0, 3, "is_cpu_op", True),
+    "missing-comm-type": both(lambda d, rank: d.say(rank, 3, "comm_type")),
+    "unknown-comm-type": both(lambda d, rank: d.say(rank, 3, "comm_type", 10)),
+    "unsupported-collective": both(lambda d, rank: d.say(rank, 3, "comm_type", 9)),
+    "missing-comm-size": both(lambda d, rank: d.say(rank, 3, "comm_size")),
+    "no-bytes": both(lambda d, rank: d.say(rank, 3, "comm_size", 0)),
+    "missing-ends": both(lambda d, rank: d.say(rank, 5, "comm_tag")),
+    "foreign-end": both(lambda d, rank: d.say(rank, 5, "comm_src" if rank == 0 else "comm_dst", 7)),
+    "group-name": both(lambda d, rank: d.say(rank, 3, "pg_name", "tp")),
+    "unknown-group": both(lambda d, rank: d.say(rank, 3, "pg_name", "5")),
+    "not-a-member": lambda d: d.groups.update({"3": [0, 2]}),
+    "groups-differ": both(lambda d, rank: described(d, rank, [0, rank])),
+    "collectives-differ": lambda d: d.say(1, 3, "comm_type", 2),
+    "sizes-differ": lambda d: d.say(1, 3, "comm_size", 32),
+    "roots-differ": lambda d: d.say(1, 4, "root", 1),
+    "root-outside": both(lambda d, rank: d.say(rank, 4, "root", 6)),
+    "unmatched-message": lambda d: d.nodes[1].pop(),
+    "message-sizes-differ": lambda d: d.say(1, 5, "comm_size", 4),
+    "missing-rank": lambda d: d.nodes.update({3: d.nodes[0][:4]}) or d.metadata.update({3: d.metadata[0]}),
+}
+
+
+def codes(path: Path) -> set[str]:
+    return {one.code for one in lint(path)}
+
+
+def test_a_clean_job_is_clean(tmp_path: Path) -> None:
+    assert codes(Draft().write(tmp_path)) == set()
+
+
+@pytest.mark.parametrize("code", BREAKS)
+def test_each_finding(code: str, tmp_path: Path) -> None:
+    draft = Draft()
+    BREAKS[code](draft)
+    found = codes(draft.write(tmp_path))
+    assert code in found
+    allowed = {
+        "foreign-end": {"unmatched-message"},
+        "no-metadata": {"dangling-data-dependency"},
+        "missing-rank": {"not-a-member", "foreign-end", "unmatched-message"},
+        "attribute-type": {"sizes-differ"},
+        "unknown-node-type": {"device-leads-nowhere"},
+    }.get(code, set())
+    assert found - allowed == {code}
+
+
+def test_groups_that_differ_are_told_by_what_differs(tmp_path: Path) -> None:
+    draft = Draft()
+    described(draft, 0, [0, 1])
+    described(draft, 1, [1, *range(3, 2000)])
+    (one,) = [one for one in lint(draft.write(tmp_path)) if one.code == "groups-differ"]
+    assert (one.rank, one.example) == (
+        1,
+        "group 4 is ranks 1, 3-1999 here and ranks 0, 1 on rank 0; they differ in ranks 0, 3-1999",
+    )
+
+
+def test_every_code_has_a_fixture() -> None:
+    assert set(BREAKS) | {"truncated", "damaged-node"} == set(LINT_CODES)
+
+
+def test_damage(tmp_path: Path) -> None:
+    file = Draft().write(tmp_path) / "job.0.et"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])
+    assert {one.code for one in lint(file)} == {"truncated"}
+    file.write_bytes(whole + b"\x03\x12\xff\x01")
+    assert {one.code for one in lint(file)} == {"damaged-node"}
+
+
+def test_a_circle_is_shown(tmp_path: Path) -> None:
+    draft = Draft()
+    draft.at(0, 2).data_deps.append(4)
+    (found,) = lint(draft.write(tmp_path))
+    assert (found.rank, found.node, found.example) == (0, 2, "2 -> 4 -> 3 -> 2")
+
+
+def test_findings_are_counted_and_errors_come_first(tmp_path: Path) -> None:
+    draft = Draft()
+    draft.say(0, 1, "is_cpu_op")
+    draft.at(1, 2).data_deps.extend([77, 78])
+    found = lint(draft.write(tmp_path))
+    assert [(one.severity, one.rank, one.code, one.count) for one in found] == [
+        ("error", 1, "dangling-data-dependency", 2),
+        ("warning", 0, "missing-is-cpu-op", 1),
+    ]
+
+
+def test_folders(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match="no file NAME"):
+        find_rank_files(tmp_path)
+    (tmp_path / "alone.et").write_bytes(b"")
+    assert find_rank_files(tmp_path) == {0: tmp_path / "alone.et"}
+    for name in ("a.0.et", "a.10.et.gz", "a.2.et"):
+        (tmp_path / name).write_bytes(b"")
+    assert {rank: path.name for rank, path in find_rank_files(tmp_path).items()} == {
+        0: "a.0.et",
+        2: "a.2.et",
+        10: "a.10.et.gz",
+    }
+    (tmp_path / "b.1.et").write_bytes(b"")
+    with pytest.raises(ReadError, match="several jobs: a, b"):
+        find_rank_files(tmp_path)
+
+
+def test_groups_that_are_no_json_are_refused(tmp_path: Path) -> None:
+    folder = Draft().write(tmp_path)
+    for text in ("{", "[]", "[" * 100_000, '{"3": [0, "1"]}', '{"3": [[0], {}]}', '{"3": 2}'):
+        (folder / "job.comm_groups.json").write_text(text)
+        with pytest.raises(ReadError, match=r"comm_groups\.json: is no"):
+            lint(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["stream", "comm_type", "comm_src", "comm_size", "root", "pg_name", "num_ops"]
+)
+def test_attributes_of_any_kind_are_found_odd(name: str, tmp_path: Path) -> None:
+    draft = Draft()
+    for one in (2, 3, 5):
+        draft.say(1, one, name)
+        draft.at(1, one).attr.add(name=name).int64_list.values.extend([1, 2])
+    found = {finding.code for finding in lint(draft.write(tmp_path))}
+    assert name in ("stream", "root") or "attribute-type" in found
+
+
+def test_what_a_file_says_of_groups_and_ranks_is_not_trusted(tmp_path: Path) -> None:
+    draft = Draft()
+    draft.metadata[0].attr.add(name="world_size").int64_val = 1 << 62
+    for number, text in enumerate(("[" * 100_000, '[{"pg_name": "4", "ranks": [0, "1", [2]]}]'), 6):
+        made = node(number, "## process_group:init ##", 1)
+        made.inputs.values = f"['{text}']"
+        draft.nodes[0].append(made)
+    (found,) = lint(draft.write(tmp_path))
+    assert (found.code, found.example) == (
+        "missing-rank",
+        f"rank 2, 3, 4, 5, 6, 7, 8, 9 ... of {1 << 62}",
+    )
+
+
+def test_what_we_write_is_clean(own: Path, tmp_path: Path) -> None:
+    etloom.export(etloom.open(own / "ddp_2", use_cache=False), tmp_path / "job.et")
+    assert lint(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nccl_ddp", "cpu/ddp_2", "simple_add", "tracelens/mi300_qwen.json.gz"])
+def test_what_we_write_of_recordings_is_clean(name: str, data: Path, tmp_path: Path) -> None:
+    etloom.export(etloom.open(data / name), tmp_path / "job.et")
+    assert lint(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_what_others_write(data: Path) -> None:
+    for name in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
+        assert lint(data / "chakra" / "astra" / name) == []
+    found = {one.code: one.count for one in lint(data / "chakra" / "chakra.0.et.gz")}
+    # astra-sim issue 338, chakra issue 215
+    assert found["dangling-control-dependency"] == 1277
+    assert {"collective-on-cpu", "missing-comm-type", "device-leads-nowhere"} <= set(found)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Draft().write(tmp_path)
+    assert main(["lint", str(folder)]) == 0
+    assert capsys.readouterr().out == "nothing to mend in 2 files\n"
+    draft = Draft()
+    draft.at(0, 2).data_deps.append(77)
+    draft.say(1, 2, "is_cpu_op")
+    draft.write(folder)
+    done = CliRunner().invoke(app, ["lint", str(folder), "--format", "json"])
+    assert done.exit_code == 1
+    first, second = json.loads(done.stdout)
+    assert (first["severity"], first["code"], first["node"], first["example"]) == (
+        "error", "dangling-data-dependency", 2, "gemm: on node 77",
+    )  # fmt: skip
+    assert (second["severity"], second["code"], second["rank"]) == ("warning", "missing-is-cpu-op", 1)
+    assert main(["lint", str(folder)]) == 1
+    text = capsys.readouterr().out
+    for one in ("dangling-data-dependency", "missing-is-cpu-op"):
+        assert one in text
+        assert LINT_CODES[one][1] in text
+    assert LINT_CODES["dangling-data-dependency"][0] == ERROR
+    assert main(["lint", str(folder / "job.1.et")]) == 0, "warnings are no failure"
+    assert main(["lint", str(folder / "job.comm_groups.json")]) == 1
+
+
+def test_a_run_of_etloom_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = small.write_run(tmp_path / "run")
+    (tmp_path / "sim").mkdir()
+    assert main(["export", str(run), "--out", str(tmp_path / "sim" / "job.et")]) == 0
+    assert capsys.readouterr().err.endswith("job.0.et to job.1.et, a file a rank\n")
+    assert main(["lint", str(tmp_path / "sim")]) == 0

@@ -1,0 +1,180 @@
+"""The cache gives back what was kept, forgets what changed, and never grows past its limit."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from etloom.core.errors import ReadError
+from etloom.core.trace import Job, Trace
+from etloom.loading import cache
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def trace(rows: int = 3) -> Trace:
+    return Trace({"events": pl.DataFrame({"id": range(rows), "ts": range(rows)})}, {"rank": 7})
+
+
+def test_gives_back_what_was_kept(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("x")
+    key = cache.entry_key([file], iterations="best")
+    assert cache.load_entry(key) is None
+    cache.store_entry(key, trace())
+    again = cache.load_entry(key)
+    assert again is not None
+    assert again.rank == 7
+    assert again.events.equals(trace().events)
+
+
+def test_a_changed_file_another_option_or_a_missing_file_is_another_key(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("x")
+    first = cache.entry_key([file], iterations="best")
+    assert cache.entry_key([file], iterations="all") != first
+    os.utime(file, ns=(1, 1))
+    assert cache.entry_key([file], iterations="best") != first
+    assert cache.entry_key([tmp_path / "none"]) is None
+    assert cache.entry_key([tmp_path]) is None
+
+
+def test_a_damaged_entry_is_none_and_removed(tmp_path: Path, own_folder: Path) -> None:
+    cache.store_entry("k", trace())
+    (own_folder / "k" / "events.parquet").write_bytes(b"PAR1 damaged")
+    assert cache.load_entry("k") is None
+    assert not (own_folder / "k").exists()
+
+
+def test_the_entries_used_longest_ago_go_first(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, key in enumerate(("a" * 32, "b" * 32, "c" * 32)):
+        cache.store_entry(key, trace())
+        os.utime(own_folder / key / "meta.json", (number, number))
+    cache.load_entry("a" * 32)
+    size = sum(file.stat().st_size for file in (own_folder / ("a" * 32)).iterdir())
+    monkeypatch.setenv("ETLOOM_CACHE_BYTES", str(size * 3))
+    cache.store_entry("d" * 32, trace())
+    assert sorted(entry.name for entry in own_folder.iterdir()) == ["a" * 32, "c" * 32, "d" * 32]
+    assert cache.clear_cache() >= size * 3
+    assert list(own_folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE", "/proc/no-such-place")
+    cache.store_entry("k", trace())
+    assert cache.load_entry("k") is None
+
+
+def test_what_is_no_entry_is_never_removed(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.store_entry("a" * 32, trace())
+    (own_folder / ("a" * 32)).rename(own_folder / "my run")
+    monkeypatch.setenv("ETLOOM_CACHE_BYTES", "0")
+    cache.store_entry("b" * 32, trace())
+    assert cache.clear_cache() == 0
+    assert [entry.name for entry in own_folder.iterdir()] == ["my run"]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_entry_that_goes_while_it_is_read_is_none(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    key = "a" * 32
+    cache.store_entry(key, trace())
+    read = cache.reader.read
+
+    def slow(entry: Path) -> Trace | Job:
+        moved = entry.rename(own_folder / "moved")
+        (moved / "events.parquet").unlink()
+        found = read(moved)
+        if replaced:
+            cache.store_entry(key, trace())
+        return found
+
+    monkeypatch.setattr(cache.reader, "read", slow)
+    assert cache.load_entry(key) is None
+
+
+def opened(key: str) -> Trace:
+    """The entry of that key, made where it is not there, its tables left on disk."""
+    return cache.open_or_create([key], lambda folder: cache.writer.write(trace(), folder))
+
+
+def test_what_is_open_here_or_in_another_process_stays(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, done = ("a" * 32, "b" * 32, "c" * 32)
+    cache.store_entry(there, trace())
+    cache.store_entry(done, trace())
+    ours = opened(here)
+    code = f"from etloom import cache; kept = cache.left_there({there!r}); print(kept, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert "on disk" in other.stdout.readline()
+        cache._prune(0)
+        assert sorted(entry.name for entry in own_folder.glob("[!.]*")) == [here, there]
+        assert ours.events.height == 3
+        other.kill()
+    del ours
+    gc.collect()
+    cache._prune(0)
+    assert list(own_folder.glob("[!.]*")) == []
+    assert len(list(own_folder.iterdir())) == 1  # what this process has open; that of the killed one went
+
+
+def test_threads_open_entries_while_others_are_removed(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE_BYTES", "20000")
+
+    def use(number: int) -> int:
+        return sum(opened(f"{number}{turn}".rjust(32, "0")).events.height for turn in range(20))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(use, range(1, 9))) == [60] * 8
+    gc.collect()
+    cache._prune(0)
+    assert cache.get_usage(own_folder).in_use == 0
+    assert list(own_folder.glob("[!.]*")) == []
+
+
+def test_a_full_disk_is_no_trouble_and_where_both_are_full_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        if tmp_path in folder.parents:
+            raise pl.exceptions.ComputeError("No space left on device (os error 28)")
+        cache.writer.write(trace(), folder)
+
+    (tmp_path / "temporary").mkdir()
+    assert cache.open_or_create(["a" * 32], full).events.height == 3
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(ReadError, match="temporary: cannot hold the tables of a trace: No space left"):
+        cache.open_or_create(["a" * 32], full)
+    gc.collect()
+    assert list((tmp_path / "temporary").iterdir()) == []
+    monkeypatch.setattr(cache.writer, "write", lambda _, folder: full(folder))
+    cache.store_entry("b" * 32, trace())
+    assert cache.load_entry("b" * 32) is None
+
+
+def test_names_that_look_like_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "[lr=1]*?"))
+    cache.store_entry("a" * 32, trace())
+    again = cache.load_entry("a" * 32)
+    assert again is not None
+    assert again.events.equals(trace().events)
+    assert opened("b" * 32).events.height == 3

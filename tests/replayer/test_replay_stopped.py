@@ -1,0 +1,262 @@
+"""Computation replay that does not come to its end: for want of memory or time, by Ctrl-C, or where one fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etloom
+from etloom import cli
+
+torch = pytest.importorskip("torch")
+from test_replay_compute import alone as alone  # noqa: E402
+from test_replay_compute import node, of_nodes, one, relu  # noqa: E402
+
+from etloom.replayer.compute import progress  # noqa: E402
+from etloom.replayer.compute.memory_limits import WORKING_OVERHEAD, estimate_memory, memory_limit  # noqa: E402
+from etloom.replayer.compute.operator_replay import ComputeReplay, replay_operators  # noqa: E402
+from etloom.replayer.compute.program import build_program  # noqa: E402
+from etloom.replayer.compute.progress import OUT_OF_TIME, Stopped, TrialProgress  # noqa: E402
+
+pytestmark = pytest.mark.torch
+MB = 1 << 18  # elements of float
+
+
+def chain(count: int, elements: int = 4) -> list[dict[str, Any]]:
+    """Operators of which each takes what the one before gave."""
+    return [
+        relu(2 + at, one(10 + at, 100 + at, elements), one(11 + at, 101 + at, elements))
+        for at in range(count)
+    ]
+
+
+def results(done: ComputeReplay) -> dict[tuple[str, str | None], int]:
+    return {
+        (result, why): count
+        for result, why, count in done.coverage.select("result", "reason", "count").rows()
+    }
+
+
+def stats(trace: etloom.Trace | None) -> dict[str, tuple[str, int, str]]:
+    assert trace is not None
+    return {name: (severity, count, example) for name, severity, count, example in trace.stats.rows()}
+
+
+def test_what_does_not_fit_is_left_out_and_told_before_anything_runs(tmp_path: Path) -> None:
+    """The third operator takes 8 MB where 4 are left; what would have been its result is made for the last."""
+    nodes = [
+        *chain(2, MB),
+        relu(4, one(20, 120, 8 * MB), one(21, 121, 1)),
+        relu(5, one(21, 121, 1), one(22, 122, 1)),
+    ]
+    trace = of_nodes(tmp_path, *nodes)
+    assert (
+        estimate_memory(build_program(trace)).bytes == (9 << 20) + 8
+    )  # of the first two what no step gives stays
+    said: list[tuple[str, int]] = []
+    tried: list[str] = []
+    done = replay_operators(
+        trace,
+        repeats=1,
+        warmup=0,
+        max_bytes=6 << 20,
+        note=lambda line: said.append((line, len(tried))),
+        progress=lambda step: tried.append(step.name),
+    )
+    assert results(done) == {
+        ("replayed", None): 3,
+        ("skipped", "does not fit into the memory that it may take"): 1,
+    }
+    assert said == [
+        (
+            "it needs about 0.0 GB at once and may take 0.0 GB: 1 of 4 operators do not fit and are left out; "
+            "--max-memory 1 has room for all, --step N runs one step, and --device meta needs no memory",
+            0,
+        )
+    ]
+    assert done.stopped is None and len(done.repeats_ns) == 1
+    enough = replay_operators(
+        trace, repeats=1, warmup=0, max_bytes=int(WORKING_OVERHEAD * ((9 << 20) + 8)) + 1
+    )
+    assert enough.covered() == 1
+
+
+def test_passes_are_told_by_what_they_are_for_and_none_is_made_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = of_nodes(tmp_path, *chain(2, MB))
+    monkeypatch.setattr("etloom.replayer.compute.operator_replay.SLOW_PASS_S", 0.0)
+    ran: list[None] = []
+    monkeypatch.setattr(
+        "etloom.replayer.compute.replay_trace.profile_pass", lambda machine, trace: ran.append(None)
+    )
+
+    def told(**asked: Any) -> list[str]:
+        said: list[str] = []
+        done = replay_operators(trace, repeats=2, note=said.append, **asked)
+        assert len(done.repeats_ns) == 2 and (done.trace is None) == (not asked.get("traced", True))
+        return [re.sub(r" (about|took) .*? s\b", "", line) for line in said if "rehearsing" not in line]
+
+    repeats = ["repeat 1 of 2", "repeat 2 of 2"]
+    assert told(traced=False) == [
+        "all were tried; 2 repeats to come, of each, after 1 to warm up",
+        "pass 1 of 1 to warm up",
+        *repeats,
+    ]
+    assert ran == []
+    assert told(warmup=0) == [
+        "all were tried; 2 repeats to come, of each, and one more pass for the trace",
+        *repeats,
+        "the pass for the trace",
+    ]
+    assert ran == [None]
+
+
+def test_only_where_memory_is_tight_it_is_returned_when_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, freed = of_nodes(tmp_path, *chain(2, MB)), []
+    for what in ("give_back", "keep"):
+        monkeypatch.setattr(
+            f"etloom.replayer.compute.memory_limits.{what}", lambda what=what: freed.append(what)
+        )
+    takes = 3 << 20
+    for limit in (1.5, 1.3):
+        assert replay_operators(trace, repeats=1, warmup=0, max_bytes=int(takes * limit)).covered() == 1
+    assert freed == ["keep", "give_back"]
+
+
+def test_what_may_be_taken_is_asked_for_or_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etloom.replayer.compute.memory_limits.available_memory", lambda: 1000)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert (memory_limit("cpu", None), memory_limit("cpu", 7), memory_limit("meta", None)) == (200, 7, None)
+
+
+def test_an_interrupted_rehearsal_gives_what_ran(tmp_path: Path) -> None:
+    trace = of_nodes(tmp_path, *chain(5))
+
+    def interrupted(step: Any) -> None:
+        if step.node == third:
+            raise KeyboardInterrupt
+
+    third = build_program(trace).steps[3].node
+    done = replay_operators(trace, progress=interrupted)
+    assert results(done) == {("replayed", None): 3, ("skipped", "not tried: interrupted"): 2}
+    assert (done.stopped, done.failed, done.repeats_ns, done.covered()) == ("interrupted", False, [], 0.6)
+    assert done.trace is not None and done.trace.events["name"].cast(str).to_list() == ["aten::relu"] * 3
+    assert (
+        done.trace.events["ts"][0] == 0
+        and done.trace.events["ts"].is_sorted()
+        and done.trace.events["dur"].min() > 0
+    )
+    told = stats(done.trace)
+    assert told["replay.stopped"] == ("data_loss", 2, "interrupted; operators that were not tried")
+    assert told["replay.rehearsed"][:2] == ("info", 3)
+    assert replay_operators(trace, "meta", progress=interrupted).trace is None
+
+
+def test_time_that_is_up_stops_a_rehearsal_or_the_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = of_nodes(tmp_path, *chain(4))
+    none = replay_operators(trace, until=0)
+    assert results(none) == {("skipped", f"not tried: {OUT_OF_TIME}"): 4} and none.stopped == OUT_OF_TIME
+    repeated = replay_operators(trace, repeats=1_000_000_000, until=time.monotonic() + 1)
+    assert results(repeated) == {("replayed", None): 4}
+    assert repeated.stopped == OUT_OF_TIME and len(repeated.repeats_ns) > 10
+    assert stats(repeated.trace)["replay.rehearsed"][1] == 4
+    assert stats(repeated.trace)["replay.stopped"][:2] == ("info", 1)
+
+
+def test_an_operator_that_fails_later_ends_the_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from etloom.replayer.compute.executor import Executor
+
+    run, turns = Executor.run, iter(range(9))
+
+    def failing(machine: Executor) -> None:
+        if next(turns) == 2:
+            machine._ready[1].call = lambda *given: torch.empty(1 << 60)
+        run(machine)
+
+    monkeypatch.setattr(Executor, "run", failing)
+    done = replay_operators(of_nodes(tmp_path, *chain(3)), repeats=5, warmup=1)
+    assert done.failed and done.stopped and "aten::relu ran once and then failed" in done.stopped
+    assert (done.covered(), len(done.repeats_ns)) == (1, 1)
+
+
+def test_the_rest_is_expected_to_take_what_its_like_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 MB takes 1 s, as it did; else as many as go through, in and out, and one for the call."""
+    cos = "aten::cos(Tensor self) -> Tensor"
+    sizes = [MB, MB, 2 * MB, MB]
+    nodes: list[dict[str, Any]] = [
+        relu(2 + at, one(10 + 2 * at, 100 + 2 * at, size), one(11 + 2 * at, 101 + 2 * at, size))
+        for at, size in enumerate(sizes)
+    ]
+    nodes.append(node(9, cos, [one(50, 150, MB)], ["Tensor(float)"], [[MB]], outputs=[one(51, 151, MB)]))
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    steps = TrialProgress(build_program(of_nodes(tmp_path, *nodes)).steps, until=10)
+    assert steps.left_s() == 0
+    steps.next()
+    now = 1.0
+    steps.next()
+    assert (steps.tried, steps.total) == (2, 5)
+    assert steps.left_s() == pytest.approx(5 / 3 + 1 + 1)
+    now = 10.5
+    with pytest.raises(Stopped, match=OUT_OF_TIME):
+        steps.next()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_command_says_that_it_is_not_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    of_nodes(tmp_path, *chain(4))
+    given, out = str(tmp_path / "torch_et_0.json"), tmp_path / "replay.parquet"
+    assert cli.main(["replay", "compute", given, "--max-time", "0", "--out", str(out)]) == 0
+    assert "etloom: not whole: the time was up\n" in capfd.readouterr().err
+    assert stats(etloom.open(out)[0])["replay.stopped"][:2] == ("data_loss", 4)
+    threads = torch.get_num_threads()
+    try:
+        assert cli.main(["replay", "compute", given, "--threads", "1", "--repeats", "1"]) == 0
+        assert torch.get_num_threads() == 1 and "not whole" not in capfd.readouterr().err
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("whom", [os.kill, os.killpg])
+def test_a_command_that_is_interrupted_shows_what_ran(
+    tmp_path: Path, whom: Callable[[int, int], None]
+) -> None:
+    """By a signal to it alone, or to it and its process, as from a terminal."""
+    of_nodes(tmp_path, *chain(4, MB))
+    given, out = tmp_path / "torch_et_0.json", tmp_path / "replay.parquet"
+    command = [sys.executable, "-m", "etloom", "replay", "compute", str(given), "--repeats", "1000000000"]
+    running = subprocess.Popen(
+        [*command, "--max-time", "60", "--format", "csv", "--out", str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert running.stderr is not None
+        assert "repeats to come" in running.stderr.readline()
+        whom(running.pid, signal.SIGINT)
+        written, said = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert written.splitlines()[1].startswith("aten::relu,replayed,")
+    assert "not whole: interrupted" in said and "Traceback" not in said
+    assert etloom.open(out)[0].events.height == 4

@@ -1,0 +1,460 @@
+"""The report without a browser: what is packed, what is said, and that nothing of a trace becomes markup."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import etloom
+from etloom.core.trace import Job, Trace
+from etloom.reports import html_report, html_sections
+from etloom.reports.colors import COLORS, add_color_code
+from etloom.reports.formatting import choose_column_format, format_duration, format_number
+from etloom.reports.html_tables import render_bars, render_table
+from etloom.reports.summary import summarize_run
+from etloom.reports.timeline_data import pack_timeline
+from etloom.reports.timeline_selection import find_first_work, find_origins
+from etloom.reports.timeline_tracks import MAX_ROWS
+from tests.made import traces
+from tests.small import write_run
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><script>alert(2)</script>",
+    "a\u2028b\u2029c",
+    "{{csp}} & \" '",
+]
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """What data.js makes of a packed rank: the header, and columns by name, times absolute."""
+    raw = gzip.decompress(data)
+    length = int.from_bytes(raw[:4], "little")
+    found = json.loads(raw[4 : 4 + length])
+    at, n = 4 + length, found["events"]
+    for name, form in found["columns"]:
+        if form == "u8":
+            found[name] = np.frombuffer(raw, "u1", n, at).tolist()
+            at += -(-n // 4) * 4
+        elif form == "u32":
+            found[name] = np.frombuffer(raw, "<u4", n, at).tolist()
+            at += 4 * n
+        else:
+            low, high = np.frombuffer(raw, "<u4", 2 * n, at).reshape(2, n).astype(np.uint64)
+            values = (low + (high << np.uint64(32))).tolist()
+            found[name] = [None if value == 2**64 - 1 else value for value in values]
+            at += 8 * n
+    assert at == len(raw)
+    for lane in found["lanes"]:
+        for first, last in zip(lane["rows"], lane["rows"][1:], strict=False):
+            found["start"][first:last] = np.cumsum(found["start"][first:last]).tolist()
+    return found
+
+
+def linked(events: list[dict[str, Any]], **tables: pl.DataFrame) -> Trace:
+    frame = pl.DataFrame(events, infer_schema_length=None)
+    frame = frame.sort("ts", -pl.col("dur"), maintain_order=True).with_row_index("id")
+    return Trace({"events": frame, **tables}, {"rank": 0, "linked": True, "clock": "epoch"})
+
+
+def kernel(name: str, ts: int, dur: int, stream: int = 7) -> dict[str, Any]:
+    return {"cat": "kernel", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": stream, "stream": stream}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return etloom.open(write_run(tmp_path_factory.mktemp("run")))
+
+
+def test_the_packed_columns_are_the_trace(job: Job) -> None:
+    trace = job[0]
+    origin = int(trace.events["ts"].min())  # type: ignore[arg-type]
+    found = unpack(pack_timeline(trace, rank=0, origin=origin, max_events=100).data)
+    names = [found["strings"][name - 1] for name in found["name"]]
+    packed = dict(zip(names, zip(found["start"], found["dur"], found["colour"], strict=True), strict=True))
+    assert packed["aten::mm"] == (150_000, 250_000, 3)
+    assert packed["gemm"] == (300_000, 600_000, 0)
+    assert packed["ncclDevKernel_AllReduce_Sum"] == (700_000, 250_000, 1)
+    gemm = names.index("gemm")
+    assert names[found["launch"][gemm] - 1] == "cudaLaunchKernel"
+    assert names[found["operator"][gemm] - 1] == "aten::mm"
+    assert found["correlation"][gemm] == 5
+    assert found["correlation"][names.index("aten::mm")] is None
+    assert found["strings"][found["geometry"][gemm] - 1] == "grid 2 x 1 x 1, block 64 x 1 x 1"
+    assert json.loads(found["strings"][found["shapes"][names.index("aten::linear")] - 1]) == [[4, 8], [8, 8]]
+    assert found["steps"] == [[3, 0, 1_000_000]]
+    assert found["step"][gemm] == 1
+    assert [lane["name"] for lane in found["lanes"]] == ["main", "stream 7", "stream 13"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 60), st.none() | st.integers(0, 25)), min_size=1, max_size=60))
+def test_no_event_hides_another(times: list[tuple[int, int | None]]) -> None:
+    trace = linked([{**kernel("k", ts, 0), "dur": dur} for ts, dur in times])
+    packed = pack_timeline(trace, rank=0, origin=0, max_events=1000)
+    assert packed.sharing_last_row == 0
+    assert packed.kept == len(times)
+    found = unpack(packed.data)
+    assert sorted(zip(found["start"], [d or 0 for d in found["dur"]], strict=True)) == sorted(
+        (ts, dur or 0) for ts, dur in times
+    )
+    (lane,) = found["lanes"]
+    busy = np.zeros(200, int)
+    for ts, dur in times:
+        busy[ts : ts + max(dur or 0, 1)] += 1
+    assert len(lane["rows"]) - 1 == busy.max()  # no more rows than needed
+    for first, last in zip(lane["rows"], lane["rows"][1:], strict=False):
+        end = 0
+        for start, dur in zip(found["start"][first:last], found["dur"][first:last], strict=True):
+            assert start >= end
+            end = start + max(dur or 0, 1)
+
+
+def test_a_lane_has_a_last_row_and_says_who_shares_it() -> None:
+    trace = linked([kernel("k", ts, 1000) for ts in range(MAX_ROWS + 5)])
+    packed = pack_timeline(trace, rank=0, origin=0, max_events=1000)
+    assert packed.sharing_last_row == 5
+    assert len(unpack(packed.data)["lanes"][0]["rows"]) == MAX_ROWS + 1
+
+
+def test_of_too_many_events_the_longest_of_each_time_stay() -> None:
+    events = [kernel("k", ts, 9 if ts % 4 == 1 else 2) for ts in range(8000)]  # four in each piece of time
+    packed = pack_timeline(linked(events), rank=0, origin=0, max_events=2000)
+    assert (packed.total, packed.kept, packed.left_out) == (8000, 2000, 6000)
+    assert set(unpack(packed.data)["dur"]) == {9}
+    bursts = [kernel("long", ts, 1000, stream=1) for ts in range(0, 200_000, 1000)]
+    bursts += [kernel("short", 2_000_000 + ts, 1, stream=2) for ts in range(200)]
+    kept = unpack(pack_timeline(linked(bursts), rank=0, origin=0, max_events=250).data)
+    short = [lane for lane in kept["lanes"] if lane["name"] == "stream 2"]
+    assert short, "a lane of short events does not vanish"
+    assert sum(lane["left_out"] for lane in kept["lanes"]) == 150
+
+
+@settings(deadline=None, max_examples=40)
+@given(traces)
+def test_any_trace_is_packed(trace: Trace) -> None:
+    packed = pack_timeline(trace, rank=0, origin=0, max_events=3)
+    found = unpack(packed.data)
+    assert found["events"] == packed.kept <= 3
+    assert packed.total == trace.events.height
+
+
+def test_colours() -> None:
+    events = pl.DataFrame(
+        [
+            ("kernel", "gemm", "compute"),
+            ("kernel", "ncclDevKernel_SendRecv", "communication"),
+            ("gpu_memcpy", "Memcpy DtoH", "memory"),
+            ("cpu_op", "aten::mm", "operator"),
+            ("cpu_op", "c10d::allreduce_", "communication"),
+            ("user_annotation", "gloo:all_reduce", "communication"),
+            ("user_annotation", "ProfilerStep#1", "annotation"),
+            ("cuda_runtime", "cudaLaunchKernel", "runtime"),
+            ("python_function", "train.py(3): f", "python"),
+            (None, "Iteration Start", "other"),
+        ],
+        schema=["cat", "name", "expected"],
+        orient="row",
+    ).cast({"cat": pl.Categorical, "name": pl.Categorical})
+    assert [COLORS[code][0] for code in add_color_code(events)["colour"]] == events["expected"].to_list()
+
+
+def test_the_verdict_says_what_the_run_shows(job: Job) -> None:
+    found = summarize_run(job)
+    said = {sentence.topic: sentence for sentence in found.sentences}
+    # Device work of a rank from 400 to 1050 us: gemm 600, the all-reduce alone from 1000 on.
+    assert said["Step time"].figure == "1.000 ms"
+    assert said["Step time"].text == "the only step, mean over 2 ranks"
+    assert said["Compute"].figure == "92.3 %"
+    assert said["Exposed communication"].figure == "7.7 %"
+    assert "computation hides 80.0 % of that" in said["Exposed communication"].text
+    assert said["Idle"].figure == "0.0 %"
+    # mm: 250 us less its launch call of 20, on 2 ranks
+    assert said["Top operator"].figure == "aten::mm"
+    assert (
+        said["Top operator"].text.endswith("460 µs in 2 calls") or "in 2 calls" in said["Top operator"].text
+    )
+    assert said["Links"].figure == "100 % linked"
+    assert said["Trouble"].figure == "nothing lost"
+    assert said["Read"].figure == "2 ranks"
+    assert found.basis == "device"
+    assert found.tables["overview"]["exposed_communication_pct"].to_list() == pytest.approx(
+        [100 * 50 / 650] * 2
+    )
+
+
+def test_the_verdict_counts_trouble(job: Job) -> None:
+    bad = Job({0: job[0].with_stats([("read.broken", "data_loss", 2, "x"), ("read.wrong", "error", 1, "y")])})
+    trouble = next(sentence for sentence in summarize_run(bad).sentences if sentence.topic == "Trouble")
+    assert (trouble.figure, trouble.tone) == ("1 error, 1 lost", "bad")
+
+
+def test_a_rank_without_an_answer_is_named() -> None:
+    found = summarize_run(Job({0: Trace({}, {"rank": 0, "linked": True})}))
+    assert "(rank 0)" in found.unanswered["temporal-breakdown"]
+    page = html_report.render_page(Job({0: Trace({}, {"rank": 0, "linked": True})}))
+    assert "No profiler events were read of rank 0" in page
+    assert "<canvas" not in page
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, what scripts and styles hold, and the text of the rest."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.content: dict[str, list[str]] = {"script": [], "style": []}
+        self._inside: str | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag in self.content:
+            self._inside = tag
+            self.content[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.content[self._inside][-1] += data
+        else:
+            self.text.append(data)
+
+
+def hostile_job() -> Job:
+    events = [kernel(name, 1000 * i, 900) for i, name in enumerate(HOSTILE)]
+    events += [{"cat": "cpu_op", "name": HOSTILE[0], "ts": 0, "dur": 50, "pid": 1, "tid": 1, "depth": 0}]
+    names = pl.DataFrame({"pid": [1], "tid": [1], "name": [HOSTILE[1]]})
+    trace = linked(events, threads=names).with_stats([(HOSTILE[1], "info", 1, HOSTILE[0])])
+    trace = trace.replace(
+        meta={"device_properties": [{"name": HOSTILE[0]}], "distributed": {"backend": HOSTILE[1]}}
+    )
+    return Job({0: trace}, {"path": HOSTILE[1]})
+
+
+def test_what_a_trace_says_is_text() -> None:
+    page = html_report.render_page(hostile_job())
+    elements = Elements(page)
+    scripts = [attributes for tag, attributes in elements.found if tag == "script"]
+    assert [set(attributes) for attributes in scripts] == [{"type", "id"}, {"type", "data-rank"}, {"type"}]
+    assert "\u2028" not in "".join(elements.content["script"])
+    shown = "".join(elements.text)
+    assert all(name in shown for name in HOSTILE)
+    assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
+    assert not [attributes for _, attributes in elements.found if "style" in attributes]
+
+
+def test_the_policy_allows_what_is_written_and_nothing_else(job: Job) -> None:
+    page = html_report.render_page(job)
+    elements = Elements(page)
+    (policy,) = [
+        a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    for kind, content in (
+        ("script", elements.content["script"][-1]),
+        ("style", elements.content["style"][0]),
+    ):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}';" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not [a for _, a in elements.found if "src" in a or str(a.get("href", "#"))[:1] != "#"]
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert {a["href"][1:] for tag, a in elements.found if tag == "a"} <= {
+        a.get("id") for _, a in elements.found
+    }  # type: ignore[index]
+
+
+def test_the_page_says_what_it_leaves_out(job: Job) -> None:
+    page = html_report.render_page(job, max_events=4, max_ranks=1)
+    assert "The timelines of 1 rank (1) are left out; the tables cover them." in page
+    assert f"Rank 0: {job[0].events.height - 4} of {job[0].events.height} events are left out" in page
+    assert page.count("data-rank=") == 1
+    whole = html_report.render_page(job)
+    assert "left out" not in "".join(Elements(whole).text)
+    assert whole.count("data-rank=") == 2
+
+
+def test_ranks_share_a_zero_only_where_they_share_a_clock() -> None:
+    early, late = linked([kernel("a", 100, 50)]), linked([kernel("a", 120, 50)])
+    apart = linked([kernel("a", 10_000, 50)])
+    assert find_origins({0: early, 1: late}) == {0: 100, 1: 120}  # one event each: they do not overlap
+    longer = linked([kernel("a", 100, 50), kernel("b", 500, 50)])
+    assert find_origins({0: longer, 1: late}) == {0: 100, 1: 100}
+    both = linked([kernel("a", 120, 50), kernel("b", 480, 50)])
+    assert find_origins({0: longer, 1: both}) == {0: 100, 1: 100}
+    assert find_origins({0: longer, 1: apart}) == {0: 100, 1: 10_000}
+    relative = both.replace(meta={"clock": "relative"})
+    assert find_origins({0: longer, 1: relative}) == {0: 100, 1: 120}
+
+
+def test_tables_carry_numbers_and_units() -> None:
+    frame = pl.DataFrame(
+        {"rank": [1000], "mean_ns": [1_500_000], "total_ns": [25_000_000], "note": ["<b>"], "n": [None]}
+    )
+    text = render_table(frame, "t", "T & t")
+    assert "mean (ms)" in text
+    assert "total (ms)" in text
+    assert '<td class="number" data-value="1500000">1.500</td>' in text
+    assert '<td class="number" data-value="1000">1000</td>' in text
+    assert "&lt;b&gt;" in text
+    assert "data-empty>none</td>" in text
+    assert "T &amp; t" in text
+    many = pl.DataFrame({"x": range(50)})
+    assert "The first 10 of 50 rows." in render_table(many, "t", "t", limit=10)
+    assert "rows." not in render_table(many, "t", "t")
+
+
+def test_a_kernel_s_name_is_short_in_a_table_and_whole_in_its_title() -> None:
+    add = "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
+    name = f"void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, {add}"
+    short = "vectorized_elementwise_kernel&lt;4, CUDAFunctor_add&lt;float&gt;, array&lt;char*, 3ul&gt;&gt;"
+    frame = pl.DataFrame({"name": [name, "gemm", None], "label": [name, "gemm", None]})
+    row, plain, _ = re.findall("<tr><td.*?</tr>", render_table(frame, "t", "T"))
+    assert f'title="{escape(name)}"><div>{short}</div></td>' in row
+    assert f"<td>{escape(name)}</td>" in row  # of a column that is no name it stays
+    assert "title=" not in plain
+
+
+def test_bars_fill_their_row() -> None:
+    text = render_bars(
+        [("rank 0", {"a": 0.25, "b": 0.75})], {"a": "compute", "b": "idle"}, {"a": "A", "b": "B"}
+    )
+    assert [float(width) for width in re.findall(r'<rect .*?width="([\d.]+)"', text)] == [227.5, 682.5]
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(0, "0 ns"), (999, "999.0 ns"), (1500, "1.500 µs"), (123_456_789, "123.5 ms"), (2e12, "2,000 s")],
+)
+def test_durations(ns: float, text: str) -> None:
+    assert format_duration(ns) == text
+
+
+def test_numbers() -> None:
+    assert [format_number(value) for value in (0.0, 0.012345, 12.345, 12345.6)] == [
+        "0",
+        "0.01235",
+        "12.35",
+        "12,346",
+    ]
+    assert format_number(10.4, 2) == "10"
+    assert choose_column_format(pl.DataFrame({"idle_pct": [1.5]}), "idle_pct").header == "idle (%)"
+    for name, header in (
+        ("bus_p50_gb_per_s", "bus p50 (GB/s)"),
+        ("bandwidth", "bandwidth (GB/s)"),
+        ("mean_gb_per_s", "mean (GB/s)"),
+        ("attainable_tflops_per_s", "attainable (TFLOP/s)"),
+        ("tb_per_s", "TB/s"),
+        ("drift_ppm", "drift (ppm)"),
+        ("model_flops", "model flops (FLOP)"),
+        ("pct", "%"),
+        ("mean", "mean"),
+    ):
+        assert choose_column_format(pl.DataFrame({name: [1.5]}), name).header == header
+
+
+def test_write_is_repeatable(job: Job, tmp_path: Path) -> None:
+    html_report.write_page(job, tmp_path / "a.html")
+    html_report.write_page(job, tmp_path / "b.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_times_of_the_epoch_count_from_the_first_of_the_table() -> None:
+    from etloom.reports.formatting import choose_column_format
+
+    frame = pl.DataFrame(
+        {"start_ns": [EPOCH, EPOCH + 10**9], "end_ns": [EPOCH + 10**6, None], "dur_ns": [5, 6]}
+    )
+    ends = choose_column_format(frame, "end_ns")
+    assert (ends.header, ends.text(EPOCH + 10**6)) == ("end since the first (ms)", "1.000")
+    assert choose_column_format(frame, "start_ns").text(EPOCH) == "0"
+    assert choose_column_format(frame, "dur_ns").header == "dur (ns)"
+
+
+EPOCH = 1_700_000_000_000_000_000
+
+
+def test_step_time_is_of_steps_each_the_mean_over_its_ranks_as_diff_and_check_have_it(data: Path) -> None:
+    job = etloom.open(data / "hta_multirank", use_cache=False)
+    # By hand: 607.3 and 622.9 ms on rank 0, 607.9 and 630.6 ms on rank 1.
+    steps = etloom.analyze(job, "steps")["dur_ns"].to_list()
+    first, second = (steps[0] + steps[2]) / 2, (steps[1] + steps[3]) / 2
+    mean, spread = (first + second) / 2, abs(second - first) / 2**0.5
+    said = {sentence.topic: sentence for sentence in summarize_run(job).sentences}["Step time"]
+    assert said.figure == f"{mean / 1e6:.1f} ms ± {100 * spread / mean:.1f} %" == "617.2 ms ± 2.2 %"
+    assert said.text == (
+        "mean and standard deviation of 2 steps, of each the mean over 2 ranks; "
+        f"median {mean / 1e6:.1f} ms, shortest {first / 1e6:.1f} ms, longest {second / 1e6:.1f} ms"
+    )
+    (row,) = etloom.diff(job, job).table("step").filter(measure="step time").iter_rows(named=True)
+    assert (row["before"], row["values_before"]) == (pytest.approx(mean), 2)
+
+
+def test_zero_is_the_first_work_and_what_the_recorder_says_of_itself_is_one_lane(data: Path) -> None:
+    job = etloom.open(data / "hta_multirank", use_cache=False)
+    starts = find_origins(job)
+    zeros = find_first_work(job, starts)
+    assert [zeros[rank] - starts[rank] for rank in job] == [852_545_000] * 2
+    found = unpack(pack_timeline(job[0], rank=0, origin=starts[0], zero=zeros[0], max_events=10_000).data)
+    assert found["zero"] == 852_545_000
+    lane = found["lanes"][-1]
+    names = [found["strings"][name - 1] for name in found["name"][lane["rows"][0] : lane["rows"][-1]]]
+    assert (lane["name"], lane["work"]) == ("recorder", False)
+    assert names == ["PyTorch Profiler (0)"]
+    marks = unpack(pack_timeline(etloom.open(data / "dlrm")[0], rank=0, origin=0, max_events=9_000).data)[
+        "lanes"
+    ]
+    assert [(one["name"], one["rows"][-1] - one["rows"][0]) for one in marks if not one["work"]] == [
+        ("recorder", 3)
+    ]
+
+
+def test_a_rank_without_work_counts_from_its_first_event() -> None:
+    only = linked(
+        [
+            {
+                "ph": "X",
+                "cat": "Trace",
+                "name": "PyTorch Profiler (0)",
+                "ts": 5,
+                "dur": 9,
+                "pid": 1,
+                "tid": 1,
+            }
+        ]
+    )
+    starts = find_origins({0: only})
+    assert find_first_work({0: only}, starts) == starts
+
+
+def test_no_line_breaks_between_a_number_and_its_unit_and_backticks_are_code() -> None:
+    assert (
+        html_report._escape_unbroken("takes 0.4 % of 12 ms; 5 steps <")
+        == "takes 0.4\u00a0% of 12\u00a0ms; 5 steps &lt;"
+    )
+    row = {
+        **dict.fromkeys(("step", "stream", "operator", "module", "frame", "event", "pct")),
+        "rank": 0,
+        "ranks": 1,
+    }
+    row |= {"cost_ns": 5, "title": "a<b", "advice": "ask `etloom x`", "confidence": "low", "pattern": "p"}
+    told = html_sections.render_findings(pl.DataFrame([row]), 1, 5)
+    assert "a&lt;b" in told and "ask <code>etloom x</code>" in told

@@ -1,0 +1,90 @@
+"""The page of two runs without a browser: what it says, and that nothing of a trace becomes markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from test_comparing import stepped
+from test_report import HOSTILE, hostile_job
+
+import etloom
+from etloom.cli import main
+from etloom.reports.difference_page import render_page
+from etloom.reports.html_tables import render_table
+
+
+class Parsed(HTMLParser):
+    """The texts of a page by tag and the attributes of its elements."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def of(self, tag: str, name: str) -> list[dict[str, str | None]]:
+        return [
+            found for seen, found in self.tags if seen == tag and name in (found.get("class") or "").split()
+        ]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    times = [1000.0, 1004, 1002, 1008, 1006, 1001]
+    return stepped(tmp_path / "old", times), stepped(tmp_path / "new", [1.1 * time for time in times])
+
+
+def test_the_page_says_the_change_and_draws_the_steps(
+    runs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "diff.html"
+    assert main(["diff", *map(str, runs), "--html", str(out)]) == 0
+    assert "slower by 10.0 % a step" in capfd.readouterr().out
+    page = Parsed(out.read_text())
+    assert page.texts[page.texts.index("A step") + 1] == "+10.0 %"
+    assert page.of("li", "bad")
+    bars = page.of("rect", "step")
+    assert len(bars) == 12
+    heights = [float(bar["height"] or 0) for bar in bars]
+    assert heights[6] / heights[0] == pytest.approx(1.1, abs=0.001)
+    assert "50 % of it" in page.texts  # compute, and idle the other half
+    assert "old → new" in page.texts
+
+
+def test_a_change_is_drawn_to_the_side_of_its_sign() -> None:
+    import polars as pl
+
+    frame = pl.DataFrame({"operator": ["a", "b", "c"], "change_ns": [100, -50, 0]})
+    page = Parsed(render_table(frame, "t", "T", bar="change_ns"))
+    (worse,) = page.of("rect", "worse")
+    better = page.of("rect", "better")
+    assert (worse["x"], worse["width"]) == ("40.0", "40.0")
+    assert [(one["x"], one["width"]) for one in better] == [("20.0", "20.0"), ("40.0", "0.0")]
+
+
+def test_nothing_of_a_trace_becomes_markup_and_nothing_is_fetched(runs: tuple[Path, Path]) -> None:
+    for pair in ((hostile_job(), etloom.open(runs[0])), (etloom.open(runs[0]), hostile_job())):
+        page = render_page(etloom.diff(*pair))
+        tags = Parsed(page).tags
+        assert [tag for tag, _ in tags].count("script") == 1
+        assert not re.search(r"https?://|@import|url\(", page)
+        assert not [
+            name for _, found in tags for name in found if name.startswith("on") or name in ("src", "style")
+        ]
+        assert HOSTILE[0] not in page
+
+
+def test_runs_without_anything_are_a_page(runs: tuple[Path, Path]) -> None:
+    job = etloom.open(runs[0])
+    page = Parsed(render_page(etloom.diff(job, job)))
+    assert "no change: the steps take the same time" in page.texts
+    assert "Nothing changed." in page.texts

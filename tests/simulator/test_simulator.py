@@ -1,0 +1,330 @@
+"""What-if: the language, its answers against simulating anew, and the retimed job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import simulated_jobs as jobs
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_jobs import FLOORS, World
+from test_dependencies_laws import points, truth
+from typer.testing import CliRunner
+
+import etloom
+from etloom.cli import app, main
+from etloom.core.errors import EtloomError
+from etloom.graphs import algorithms, build_graph, critical_paths
+from etloom.graphs.algorithms import EdgeKind
+from etloom.reports.summary import summarize_run
+from etloom.simulator import (
+    Change,
+    Network,
+    NoStraggler,
+    RemoveSync,
+    explain_simulation,
+    parse_change,
+    retime_job,
+    summarize_simulation,
+)
+from etloom.simulator import simulate as simulate_with
+from etloom.simulator.changes import AnyChange, parse_duration_ns, parse_factor
+
+LAWS: dict[str, tuple[World, AnyChange]] = {
+    "kernels": (World(kernel=0.5), parse_change("kernel x0.5")),
+    "communication": (World(transfer=0), parse_change("comm x0")),
+    "host": (World(host=0.5), parse_change("host x0.5")),
+    "launch": (World(launch=0), parse_change("launch =0ns")),
+    "no sync": (World(syncs=False), RemoveSync("*")),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("comm x0", Change("comm", times=0.0)),
+        ("kernel:*gemm* x0.5", Change("kernel", "*gemm*", times=0.5)),
+        (
+            "op:aten::item step=5 rank=0 =20us",
+            Change("op", "aten::item", {"step": "5", "rank": "0"}, to_ns=20_000),
+        ),
+        ("launch -1.5us", Change("launch", plus_ns=-1_500)),
+        ("stream + 3ns", Change("stream", plus_ns=3)),
+        (" sync   = 1ms ", Change("sync", to_ns=1_000_000)),
+    ],
+)
+def test_the_language(text: str, change: Change) -> None:
+    found = parse_change(text)
+    assert (found.what, found.name, found.where, found.times, found.to_ns, found.plus_ns) == (
+        *(change.what, change.name, change.where),
+        *(change.times, change.to_ns, change.plus_ns),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kernels x2", "character 1: 'kernels' is nothing that can be changed"),
+        ("kernel: x2", "character 8: a name is missing"),
+        ("kernel", "character 7: it does not say what becomes of it"),
+        ("comm fast", "character 6: 'fast' is no change"),
+        ("comm x2 x3", "character 9: 'x3' follows the change"),
+        ("comm rank=two x2", "character 6: rank=two is no number"),
+        ("comm rank=--5 x2", "character 6: rank=--5 is no number"),
+        (f"comm step={10**20} x2", "character 6: step=100000000000000000000 is no number"),
+        ("comm x1000001", "character 6: x1000001 is too much; at most x1e+06"),
+        (f"comm x{'9' * 400}", "is too much"),
+        ("comm =1000001s", "character 6: =1000001s is too much; at most 1e+06s"),
+        (f"comm +{'9' * 400}s", "is too much"),
+        ("", "character 1: '' is nothing that can be changed"),
+    ],
+)
+def test_what_is_not_understood_says_where(text: str, said: str) -> None:
+    with pytest.raises(EtloomError) as raised:
+        parse_change(text)
+    assert said in str(raised.value)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_change_or_an_error(text: str) -> None:
+    try:
+        assert isinstance(parse_change(text), Change)
+    except EtloomError as error:
+        assert error.remedy
+
+
+def test_factors_and_times() -> None:
+    assert (parse_factor("2x"), parse_factor("x0.5"), parse_factor("3")) == (2.0, 0.5, 3.0)
+    assert (parse_duration_ns("20us"), parse_duration_ns("1.5 ms")) == (20_000, 1_500_000)
+    odd = (
+        (parse_factor, "0"),
+        (parse_factor, "0.0000001"),
+        (parse_factor, "9" * 400),
+        (parse_factor, "fast"),
+    )
+    for parsed, bad in (
+        *odd,
+        (parse_duration_ns, "20"),
+        (parse_duration_ns, "-1us"),
+        (parse_duration_ns, f"{'9' * 400}s"),
+    ):
+        with pytest.raises(EtloomError):
+            parsed(bad)
+
+
+def test_times_that_fit_no_clock_are_refused() -> None:
+    job = jobs.job_of(jobs.simulate(jobs.programs(0)))
+    for texts in (("host x1000000",) * 3, ("host =1000000s", "host x1000000")):
+        with pytest.raises(EtloomError, match="makes times that no clock holds"):
+            simulate_with(job, [parse_change(text) for text in texts])
+
+
+def test_what_was_removed_stays_removed() -> None:
+    job = jobs.job_of(jobs.simulate(jobs.programs(0)))
+    found = build_graph(job, FLOORS)
+    without = simulate_with(job, [RemoveSync("*")], found)
+    for text in ("sync +3us", "sync =20us", "sync x2"):
+        again = simulate_with(job, [RemoveSync("*"), parse_change(text)], found)
+        assert (again.upper_bound == without.upper_bound).all()
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_change_is_answered_to_the_nanosecond(seed: int, name: str) -> None:
+    world, change = LAWS[name]
+    programs = jobs.programs(seed)
+    ranks = jobs.simulate(programs)
+    job = jobs.job_of(ranks)
+    done = simulate_with(job, [change], build_graph(job, FLOORS))
+    expected = truth(ranks, job, world, programs)
+    for times in (done.upper_bound, done.lower_bound):
+        assert points(done.found.graph, times) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_retimed_job_has_the_times_of_simulating_anew(seed: int) -> None:
+    world, change = LAWS["kernels"]
+    programs = jobs.programs(seed)
+    job = jobs.job_of(jobs.simulate(programs))
+    done = simulate_with(job, [change], build_graph(job, FLOORS))
+    again = retime_job(job, done.found.graph, done.upper_bound)
+    for rank, trace in jobs.job_of(jobs.simulate(programs, world)).items():
+        timed = pl.col("cat") != "cuda_sync"
+        columns = pl.col("cat", "name").cast(pl.String), pl.col("ts", "dur", "correlation", "stream")
+        ours, true = (
+            one.events.filter(timed).select(*columns).sort("ts", "dur", "name", "correlation")
+            for one in (again[rank], trace)
+        )
+        assert ours.equals(true)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "cpu/pp_4", "nccl_ddp", "tracelens/mi300_qwen.json.gz"])
+def test_a_change_to_nothing_changes_nothing(data: Path, name: str) -> None:
+    job = etloom.open(data / name)
+    done = etloom.simulate(job, "kernel x1" if "pp_4" not in name else "host x1")
+    assert np.array_equal(done.upper_bound, done.recorded)
+    assert np.array_equal(done.lower_bound, done.recorded)
+    assert summarize_simulation(done)["change_pct"].to_list() == [0.0] * summarize_simulation(done).height
+    same = retime_job(job, done.found.graph, done.upper_bound)
+    for rank, trace in job.items():
+        assert (
+            same[rank]
+            .events.select("id", "ts", "dur", "name")
+            .equals(trace.events.select("id", "ts", "dur", "name"))
+        )
+        assert same[rank].launches.equals(trace.launches)
+        assert same[rank].flows.equals(trace.flows)
+
+
+def test_four_ranks_of_dlrm_gain_little_from_a_free_network(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    done = etloom.simulate(job, "comm x0")
+    assert summarize_simulation(done).row(0, named=True)["change_pct"] == pytest.approx(-0.52, abs=0.05)
+    said = " ".join(explain_simulation(done))
+    assert "ranks wait 16.564 ms for others to come" in said
+    assert "4 of 8 ranks were recorded" in said
+    assert "the critical path was 61 % host, 34 % later start, 3 % transfer, " in said
+    assert "a faster network shortens the second only" in said
+    alone = etloom.simulate(job[0], "comm x0")
+    assert summarize_simulation(alone)["change_pct"][0] < -5
+    assert "upper bound" in " ".join(explain_simulation(alone))
+
+
+@pytest.mark.slow
+def test_copies_that_fill_the_queue_of_the_device(data: Path) -> None:
+    run = etloom.open(data / "nsys" / "h100_2gpu_1s.sqlite.gz", use_cache=False)
+    done = etloom.simulate(run, parse_change("copy x0.5"))
+    assert done.found.counts[1]["lost_waits"] == 0
+    # The copies are 97 % of the critical path of either rank.
+    assert summarize_simulation(done)["change_pct"].to_list() == pytest.approx([-48.5] * 3, abs=0.1)
+
+
+def test_a_recording_that_is_not_explained_is_not_to_be_relied_on(data: Path) -> None:
+    sampled = etloom.simulate(etloom.open(data / "hta_multirank"), "kernel x0.5")
+    assert explain_simulation(sampled)[0].startswith(
+        "do not rely on this: the graph does not explain the recording (rank 0, "
+    )
+    whole = etloom.simulate(etloom.open(data / "dlrm"), "comm x0")
+    assert "do not rely" not in " ".join(explain_simulation(whole))
+
+
+def test_bandwidth_leaves_latency(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    twice, free = etloom.simulate(job, Network(2.0)), etloom.simulate(job, "comm x0")
+    same = etloom.simulate(job, Network(1.0))
+    assert np.array_equal(same.upper_bound, same.recorded)
+    assert free.upper_bound.max() <= twice.upper_bound.max() <= same.upper_bound.max()
+    assert summarize_simulation(twice)["change_pct"][1] == pytest.approx(-1.34, abs=0.02)
+
+
+def test_without_stragglers_no_rank_waits_for_a_later_one(data: Path) -> None:
+    job = etloom.open(data / "dlrm")
+    done = etloom.simulate(job, NoStraggler())
+    rows = summarize_simulation(done).filter(pl.col("of") == "rank")
+    # Rank 2 was the late one: it gains nothing, the others do.
+    assert [round(pct) for pct in rows["change_pct"]] == [-7, -8, 0, -9]
+    assert "without stragglers the first goes, the second stays" in " ".join(done.reasons)
+
+
+@pytest.mark.parametrize(
+    "change", ["kernel x0.5", "kernel:Cijk_* x2", "stream =0us", "host +1us", "launch -1us"]
+)
+def test_no_lag_raised_means_no_point_later_and_back(data: Path, change: str) -> None:
+    job = etloom.open(data / "tracelens/mi300_qwen.json.gz")
+    done = etloom.simulate(job, change)
+    slower = "x2" in change or "+" in change
+    moved = done.upper_bound - done.recorded
+    assert (moved >= 0).all() if slower else (moved <= 0).all()
+    assert (done.lower_bound <= np.maximum(done.upper_bound, done.recorded)).all()
+
+
+def test_the_retimed_job_is_a_job(data: Path, tmp_path: Path) -> None:
+    job = etloom.open(data / "tracelens/h100_qwen.json.gz")
+    done = etloom.simulate(job, "kernel x0.5")
+    faster = retime_job(job, done.found.graph, done.upper_bound)
+    (rank,) = faster
+    events = faster[rank].events
+    assert events["ts"].is_sorted()
+    assert events["id"].to_list() == list(range(events.height))
+    before, after = (
+        etloom.analyze(one, "kernel-breakdown").group_by("name").agg(pl.col("total_ns").sum()).sort("name")
+        for one in (job, faster)
+    )
+    assert before["name"].equals(after["name"])
+    kernels = [one[rank].events.filter(pl.col("cat") == "kernel")["dur"].sum() for one in (job, faster)]
+    assert kernels[1] == pytest.approx(kernels[0] / 2, rel=1e-3)
+    for table in ("launches", "kernels", "arguments", "waits"):
+        assert faster[rank].table(table).height == job[rank].table(table).height
+    names = (
+        job[rank]
+        .launches.join(job[rank].events, left_on="device_event", right_on="id")["name"]
+        .cast(str)
+        .sort()
+    )
+    kept = faster[rank].launches.join(events, left_on="device_event", right_on="id")["name"].cast(str).sort()
+    assert names.equals(kept)
+    etloom.export(faster, tmp_path / "faster.json.gz")
+    etloom.export(faster, tmp_path / "faster.parquet")
+    assert etloom.open(tmp_path / "faster.parquet")[rank].events.equals(events)
+
+
+def test_the_verb(data: Path, tmp_path: Path) -> None:
+    run, out = str(data / "dlrm"), tmp_path / "free.parquet"
+    done = CliRunner().invoke(
+        app, ["simulate", run, "--set", "comm x0", "--format", "json", "--out", str(out)]
+    )
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)[0]["change_pct"] == pytest.approx(-0.52, abs=0.05)
+    assert out.exists()
+
+
+def test_the_path_is_told_as_the_report_tells_it(data: Path) -> None:
+    """Copies as copies, and all parts of one sum."""
+    job = etloom.open(data / "nsys")
+    done = etloom.simulate(job, "kernel x1")
+    (said,) = [one for one in done.reasons if one.startswith("the critical path was ")]
+    assert said == "the critical path was 97 % copies and sets, 2 % kernels"
+    (told,) = [one for one in summarize_run(job).sentences if one.topic == "Critical path"]
+    assert (told.figure, told.text.split("; ")[1].split(", ")[0]) == (
+        *("97.0 % copies and sets", "then 2.3 % kernels"),
+    )
+
+
+def test_the_parts_of_a_path_sum_to_the_makespan(data: Path) -> None:
+    done = etloom.simulate(etloom.open(data / "dlrm"), "comm x0.5")
+    graph = done.found.graph
+    for time, lag in ((graph.time, graph.lag), (done.upper_bound, done.lag)):
+        parts = critical_paths.summarize_path_at(graph, done.job, time, lag)
+        assert parts["time_ns"].sum() == algorithms.compute_makespan(graph, time)
+        assert parts.filter(pl.col("kind") == "later start")["time_ns"].sum() > 0
+
+
+def test_about_nothing_is_an_error(data: Path) -> None:
+    job = etloom.open(data / "cpu/ddp_2")
+    for change in ("op:aten::no_such x2", "host rank=9 x2"):
+        with pytest.raises(
+            EtloomError, match=r"is about nothing in this run.*analyze critical-path \S*cpu/ddp_2 "
+        ):
+            etloom.simulate(job, change)
+    with pytest.raises(EtloomError, match="this run has no device work; change op, host, python or comm"):
+        etloom.simulate(job, "kernel x0.5")
+    with pytest.raises(EtloomError, match="waits for the device"):
+        etloom.simulate(job, RemoveSync("aten::item"))
+    assert EdgeKind.SYNC not in etloom.graph(job).graph.kind
+
+
+def test_a_path_through_what_nothing_explains_says_so(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The simulation of these runs is refused belief, and so is their path, here and in the report."""
+    for name, explained in (("dlrm", True), ("hta_multirank", False)):
+        path = etloom.analyze(etloom.open(data / name), "critical-path")
+        assert path["explainable"].unique().to_list() == [explained]
+        assert main(["analyze", "critical-path", str(data / name)]) == 0
+        assert ("do not rely on this path" in capsys.readouterr().err) is not explained
+        sentence = next(
+            one for one in summarize_run(etloom.open(data / name)).sentences if one.topic == "Critical path"
+        )
+        assert ("not to be relied on" in sentence.text) is not explained
