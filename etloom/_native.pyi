@@ -1,18 +1,147 @@
-"""The types of the native part; what each function does is said in native/."""
+"""Types of the native extension; native/ documents each function next to its implementation.
 
-from typing import Any
+Arrays are one-dimensional. One of another type or layout is copied and converted, so an array that a function
+changes in place must be contiguous and of the declared type. Lengths that do not fit raise ValueError.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Bool: TypeAlias = NDArray[np.bool_]
+_U8: TypeAlias = NDArray[np.uint8]
+_U32: TypeAlias = NDArray[np.uint32]
+_I16: TypeAlias = NDArray[np.int16]
+_I32: TypeAlias = NDArray[np.int32]
+_I64: TypeAlias = NDArray[np.int64]
+_Index = TypeVar("_Index", np.int32, np.int64)
+_Value = TypeVar("_Value", np.int64, np.int32, np.uint8)
+
+NO_EDGE: int
 
 class Column:
+    """A column that an Arrow library can take, once."""
+
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]: ...
 
-class Parser:
+class ParserSummary(TypedDict):
     rows: int
+    bytes: int
+    found_rows: bool
+    truncated: bool
+    trailing: bool
+    header: list[tuple[bytes, bytes]]
+    troubles: dict[str, tuple[int, bytes]]
+
+class Parser:
+    """Takes the bytes of a trace (feed, finish) and gives its tables (take)."""
+
+    @property
+    def rows(self) -> int: ...
     def feed(self, data: bytes | bytearray | memoryview) -> None: ...
     def finish(self) -> None: ...
     def cut(self) -> None: ...
-    def summary(self) -> dict[str, Any]: ...
+    def summary(self) -> ParserSummary: ...
     def take(self) -> dict[str, dict[str, Column]]: ...
 
 def kineto_parser() -> Parser: ...
 def execution_trace_parser() -> Parser: ...
-def __getattr__(name: str) -> Any: ...
+
+# Aligning two sequences of operators (align.cpp)
+
+def edit_path(a: _I32, b: _I32, start: int, slack: int, most_edits: float) -> tuple[_I64, _I64]: ...
+
+# Codes (codes.cpp)
+
+def looked_up(table: _U8, codes: _U32) -> _U8: ...
+def codes_of(marked: _Bool, codes: _U32, size: int) -> _U8: ...
+def number_pairs(first: _I64, second: _I64) -> _I32: ...
+def sums_of_pairs(
+    chosen: _Bool, row: _I32, value: _I64, first: _U32, second: _U32, weight: _I64, wanted: _Bool
+) -> tuple[_I32, _I64, _I64, _I64, _I64, _I64, _I64, _I64, _I64]:
+    """Aggregates the chosen points by their pair of codes (first, second).
+
+    Returns:
+        An example row, the number of points, the number of points of value 0, the minimum, lower and upper median and
+        maximum of the values, the sum of the weights, and the sum of the weights of points of value 0.
+    """
+
+# Sweeps over a graph (graph.cpp, quality.cpp): `first` holds the offsets of the edges into each point
+
+def schedule(first: _I32, source: _I32, lag: _I64, time: _I64) -> None:
+    """Sets each point with incoming edges to the maximum of source time + lag, in place."""
+
+def latest(first: _I32, source: _I32, lag: _I64, recorded: _I64 | None, time: _I64) -> None:
+    """Lowers each point to the minimum of target time - lag (- excess, with recorded times), in place."""
+
+def residual(first: _I32, source: _I32, time: _I64, floor: _I64) -> _I64: ...
+def excess(first: _I32, source: _I32, time: _I64, floor: _I64) -> _I64: ...
+def walk_back(first: _I32, source: _I32, lag: _I64, time: _I64, kind: _U8, end: int) -> _I32: ...
+def reach(first: _I32, source: _I32, reached: _U8, backward: bool) -> None:
+    """Marks every point reachable from a marked one (or leading to one, if backward), in place."""
+
+def explained_starts(
+    first: _I32,
+    source: _I32,
+    time: _I64,
+    floor: _I64,
+    kind: _U8,
+    own: _Bool,
+    call: _I64,
+    back: _I64,
+    work: int,
+    launch: int,
+    overlap: int,
+    soon: int,
+    shifts: Sequence[int],
+) -> tuple[int, int, int, list[int], int]:
+    """Returns the starts, those that edges explain, those explained twice, those per shift, and the residual sum."""
+
+def residual_sum(first: _I32, source: _I32, time: _I64, floor: _I64, own: _Bool | None) -> int: ...
+
+# Nesting events on threads (nesting.cpp)
+
+def nearest(parent: NDArray[_Index], wanted: _Bool) -> NDArray[_Index]: ...
+def nest(lane: _I64, start: _I64, end: _I64, tolerance: int = 0) -> tuple[_I64, _I16, _I64]: ...
+def stack_lanes(
+    lane: _I64, start: _I64, end: _I64, kind: _U8, tolerance: int
+) -> tuple[_I64, _I16, _I64, _I64, _I64, _I64]:
+    """Returns parent, depth and exclusive time of each event, and the rows detached, crossed and clamped."""
+
+# Ordering the points and edges of a graph (order.cpp); a column is a sequence of parts
+
+def number_points(
+    time: Sequence[_I64],
+    source: Sequence[_I32],
+    target: Sequence[_I32],
+    kind: Sequence[_U8],
+    chain: Sequence[bool],
+) -> _I32: ...
+def numbered(column: Sequence[NDArray[_Value]], number: _I32) -> NDArray[_Value]: ...
+def order_edges(
+    number: _I32,
+    time: _I64,
+    source: Sequence[_I32],
+    target: Sequence[_I32],
+    floor: Sequence[_I64],
+    kind: Sequence[_U8],
+    owner: Sequence[_I32],
+    chain: Sequence[bool],
+) -> tuple[_I32, _I32, _I64, _U8, _I32, _U8]:
+    """Returns the edge offsets per point; source, floor, kind and owner of each edge; the kinds of dropped edges."""
+
+# Points of host threads in order (tour.cpp)
+
+def tour(
+    marked: _Bool,
+    lane: _I32,
+    start: _I64,
+    end: _I64,
+    depth: _I16,
+    parent: _I32,
+    calls: _I32,
+    submit: _I64,
+) -> tuple[_I32, _U8, _I64, _I32, _I32, _I32, _I32]:
+    """Returns event, role, time and enclosing event of each point; places of starts, ends and submissions."""

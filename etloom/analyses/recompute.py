@@ -130,7 +130,7 @@ def _repeating(
     events = trace.events
     # A backward operator's own work has no numbers, unless it is recorded to be differentiated.
     unrecorded = np.isin(above, _above(parent, operator, np.flatnonzero(operator & ~numbered)))
-    joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+    joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     forward = np.full(events.height, -1, np.int64)
     forward[rows_of_ids(events, joins["event"])] = rows_of_ids(events, joins["after"])
     known = unrecorded & (forward[above] >= 0)

@@ -54,7 +54,7 @@ def _link_etplus(trace: Trace) -> Trace:
         .join(event_of.select(on="node", device="event"), on="on")
         .select("event", on="device", kind=pl.lit("Stream Sync"), sync="event", how=pl.lit("recorded"))
     )
-    return linked.replace(waits=waits)
+    return linked.replace(sync_dependencies=waits)
 
 
 def describe_schedule(path: Path) -> str:

@@ -153,11 +153,7 @@ def check_answer(name: str, answer: Any) -> None:
 
 
 def _describe_plugin(kind: str, name: str) -> str:
-    of = (
-        f" of package {package}"
-        if (package := _find_plugins(kind)[name.replace("_", "-")].package)
-        else ""
-    )
+    of = f" of package {package}" if (package := _find_plugins(kind)[name.replace("_", "-")].package) else ""
     return f"the {_KIND_NOUNS[kind]} {name!r}{of}"
 
 

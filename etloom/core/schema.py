@@ -290,14 +290,14 @@ _TABLES = (
         Column("operator", U32, "innermost host operator around the launch call", refers="events"),
     ),
     _declare(
-        "handoffs",
+        "thread_dependencies",
         "An operator that followed on the work of another thread.",
         Column("event", U32, "the operator that started", refers="events"),
         Column("after", U32, "the operator of another thread it followed", refers="events"),
         Column("kind", TEXT, "fwd_bwd (backward of a forward operator) | thread (first after a gap)"),
     ),
     _declare(
-        "waits",
+        "sync_dependencies",
         "A host call or device event that waited for a device event. Several rows where it waited for several.",
         Column(
             "event", U32, "blocking host call, or device event that could not start before", refers="events"

@@ -174,7 +174,11 @@ def assemble_graph(
     first, source, floor, kind, owner, left = _native.order_edges(
         number,
         columns["time"],
-        *(edges[name] for name in ("source", "target", "floor", "kind", "owner")),
+        edges["source"],
+        edges["target"],
+        edges["floor"],
+        edges["kind"],
+        edges["owner"],
         chain,
     )
     dropped = np.bincount(left, minlength=len(EdgeKind)).astype(np.int64)

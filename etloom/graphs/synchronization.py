@@ -47,7 +47,7 @@ class SynchronizationEdges:
     """
 
     def __init__(self, trace: Trace, events: EventArrays, built: HostThreads, work: GpuActivities) -> None:
-        table = trace.waits
+        table = trace.sync_dependencies
         event, on = events.rows(table["event"]), events.rows(table["on"])
         source = np.where(on >= 0, work.place[on], -1) if on.size else on
         end = np.where(event >= 0, built.end[event], -1) if event.size else event

@@ -11,7 +11,7 @@ from etloom.core.schema import TABLES
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
 
-_DERIVED_TABLES = ("links", "launches", "handoffs", "waits")
+_DERIVED_TABLES = ("links", "launches", "thread_dependencies", "sync_dependencies")
 _TABLES_FROM_FILE = ("links", "launches")
 """Of these, what a file that holds nodes and events as one (ET+, Chakra) says itself."""
 _CONCATENATED_META = ("files", "formats")

@@ -43,7 +43,7 @@ _OPTIONAL_REFERENCES = {
     ("events", "parent"),
     ("launches", "launch"),
     ("launches", "operator"),
-    ("waits", "sync"),
+    ("sync_dependencies", "sync"),
 }
 """Columns that refer to an event their row can do without; any other reference makes the row about the event."""
 _MAX_NS = 1 << 63

@@ -33,7 +33,7 @@ def add_sync_dependencies(trace: Trace) -> Trace:
     events = trace.events
     work = order_by_launch(trace)
     if not work.height:
-        return trace.replace(waits=trace.table("waits").clear())
+        return trace.replace(sync_dependencies=trace.table("sync_dependencies").clear())
     recorded, seen, vague = _from_sync_events(trace, work)
     calls = _find_sync_calls(events).join(seen, on="call", how="anti")
     found = [
@@ -44,9 +44,9 @@ def add_sync_dependencies(trace: Trace) -> Trace:
         _wait_for_copies(events, trace, seen),
     ]
     waits = pl.concat([frame.select(_COLUMNS) for frame in found], how="vertical_relaxed")
-    waits = TABLES["waits"].conform(waits.unique().sort("event", "on", "kind", "sync", "how"))
+    waits = TABLES["sync_dependencies"].conform(waits.unique().sort("event", "on", "kind", "sync", "how"))
     unknown = calls.join(waits, left_on="call", right_on="sync", how="anti").height
-    return trace.replace(waits=waits).with_stats(
+    return trace.replace(sync_dependencies=waits).with_stats(
         [
             (
                 "link.syncs_without_record",

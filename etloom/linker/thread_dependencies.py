@@ -26,8 +26,8 @@ def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trac
         )
         for kind, event, after in (("fwd_bwd", backward, forward), ("thread", after_pause, before))
     ]
-    handoffs = TABLES["handoffs"].conform(pl.concat(frames).sort("event", "kind"))
-    return trace.replace(handoffs=handoffs).with_stats(
+    handoffs = TABLES["thread_dependencies"].conform(pl.concat(frames).sort("event", "kind"))
+    return trace.replace(thread_dependencies=handoffs).with_stats(
         [("link.backward_without_forward", "info", unknown, "no operator of that sequence number before it")]
     )
 

@@ -55,7 +55,7 @@ def count_unlinked(job: Job) -> list[tuple[str, str, int, str | None]]:
     """The row of stats that counts the ranks which were left unlinked."""
     ranks = [rank for rank, trace in job.items() if not trace.meta.get("linked")]
     example = (
-        "too large to be joined while it is read: parent, depth and step of events, launches, handoffs and waits are "
-        "empty; etloom link PATH --out RUN.parquet joins it, in memory"
+        "too large to be joined while it is read: parent, depth and step of events, launches, thread_dependencies and "
+        "sync_dependencies are empty; etloom link PATH --out RUN.parquet joins it, in memory"
     )
     return [("job.not_linked", "info", len(ranks), example)]

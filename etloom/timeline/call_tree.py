@@ -145,7 +145,7 @@ def _attach_backward(trace: Trace, rows: RowArray, row_of: RowArray, parent: Row
 
     The forward operator begins before, so that no circle comes of it.
     """
-    joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+    joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     backward, forward = (row_of[arrays.rows_of_ids(trace.events, joins[name])] for name in ("event", "after"))
     starts = trace.events["ts"].to_numpy()[rows]
     good = (backward >= 0) & (forward >= 0)

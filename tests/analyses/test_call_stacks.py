@@ -164,7 +164,7 @@ def by_walking(trace: Trace, joined: bool) -> dict[tuple[Any, ...], list[int]]:
     events = {row["id"]: row for row in trace.events.iter_rows(named=True)}
     forward = {}
     if joined:
-        pairs = trace.handoffs.filter(pl.col("kind") == "fwd_bwd").select("event", "after").rows()
+        pairs = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd").select("event", "after").rows()
         forward = dict(pairs)
         forward = {
             one: after

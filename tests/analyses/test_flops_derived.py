@@ -129,7 +129,7 @@ def test_a_gradient_of_a_convolution_costs_what_forward_did(
 
 def blinded(trace: Trace) -> tuple[Trace, np.ndarray]:
     """The trace without the shapes of what ran in a backward operator, and which events those are."""
-    events, joins = trace.events, trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+    events, joins = trace.events, trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     is_backward = np.zeros(events.height, np.bool_)
     is_backward[rows_of_ids(events, joins["event"])] = True
     inside = (

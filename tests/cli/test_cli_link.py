@@ -96,7 +96,7 @@ def test_the_pause_after_which_a_thread_follows_another(data: Path, tmp_path: Pa
         assert call(*pair(data, "nccl_ddp"), *more, "--out", out)[0] == 0
         trace = etloom.read(out)
         assert isinstance(trace, Trace)
-        return trace.handoffs.filter(trace.handoffs["kind"] == "thread").height
+        return trace.thread_dependencies.filter(trace.thread_dependencies["kind"] == "thread").height
 
     usual = handoffs()
     assert handoffs("--inter-thread-threshold", 1000) == usual

@@ -388,7 +388,7 @@ def test_a_late_start_after_work_of_another_stream_was_a_wait_for_it() -> None:
         ([call(20, 22, 3, "cudaStreamWaitEvent")], [("first.end", "second.start", 2)]),
     ):
         trace = linked(*work, *waits)
-        trace = trace.replace(waits=trace.waits.clear())
+        trace = trace.replace(sync_dependencies=trace.sync_dependencies.clear())
         assert edges(build_graph(trace, FLOORS).graph, trace, EdgeKind.STREAM_WAIT) == expected
 
 

@@ -112,7 +112,9 @@ def test_nccl_ddp_hands_over_between_threads_as_the_peer(nccl: Trace, golden: Pa
             first.setdefault((lanes[rf_id], on), rf_id)
     ours = {
         rf_ids[event]: after
-        for event, after in nccl.handoffs.filter(pl.col("kind") == "thread").select("event", "after").rows()
+        for event, after in nccl.thread_dependencies.filter(pl.col("kind") == "thread")
+        .select("event", "after")
+        .rows()
     }
     assert len(first) == 6
     for (_, on), rf_id in first.items():
@@ -129,7 +131,7 @@ def test_backward_operators_follow_the_forward_ones_that_pytorch_drew(data: Path
     trace = link(*read(data / name / "kineto_trace_0.json.gz"))
     ends = trace.events.select("id", "ts", "tid")
     ours = (
-        trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+        trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
         .join(ends.rename({"id": "event"}), on="event")
         .join(ends.rename({"id": "after"}), on="after", suffix="_fwd")
     )
@@ -365,7 +367,7 @@ def test_recorded_waits_point_to_the_work_they_waited_for(data: Path) -> None:
     trace = link(*read(data / "critical_path" / "event_sync.json.gz"))
     events = trace.events.select("id", pl.col("name").cast(pl.String).str.slice(0, 12), "correlation")
     waits = (
-        trace.waits.join(events, left_on="event", right_on="id")
+        trace.sync_dependencies.join(events, left_on="event", right_on="id")
         .join(events, left_on="on", right_on="id", suffix="_on")
         .select("kind", "name", "correlation_on", "how")
     )
@@ -377,7 +379,7 @@ def test_recorded_waits_point_to_the_work_they_waited_for(data: Path) -> None:
     ]
     streams = link(*read(data / "critical_path" / "event_sync_multi_stream.json.gz"))
     lanes = streams.events.select("id", "stream")
-    both = streams.waits.join(lanes, left_on="event", right_on="id").join(
+    both = streams.sync_dependencies.join(lanes, left_on="event", right_on="id").join(
         lanes, left_on="on", right_on="id", suffix="_on"
     )
     assert both.filter(pl.col("kind") == "Stream Wait Event").select("stream", "stream_on").rows() == [
@@ -388,7 +390,7 @@ def test_recorded_waits_point_to_the_work_they_waited_for(data: Path) -> None:
 
 def test_waits_are_inferred_where_the_tracer_says_nothing(nccl: Trace) -> None:
     events = nccl.events.select("id", "ts", (pl.col("ts") + pl.col("dur")).alias("end"), "stream")
-    waits = nccl.waits.join(events, left_on="event", right_on="id").join(
+    waits = nccl.sync_dependencies.join(events, left_on="event", right_on="id").join(
         events, left_on="on", right_on="id", suffix="_on"
     )
     assert set(waits["how"].to_list()) == {"inferred"}

@@ -46,15 +46,21 @@ def facts(trace: Trace) -> dict[str, object]:
         "links": set(
             zip((et[node] for node in trace.links["node"]), named(trace, trace.links["event"]), strict=True)
         ),
-        "handoffs": set(
+        "thread_dependencies": set(
             zip(
-                named(trace, trace.handoffs["event"]),
-                named(trace, trace.handoffs["after"]),
-                trace.handoffs["kind"].to_list(),
+                named(trace, trace.thread_dependencies["event"]),
+                named(trace, trace.thread_dependencies["after"]),
+                trace.thread_dependencies["kind"].to_list(),
                 strict=True,
             )
         ),
-        "waits": set(zip(named(trace, trace.waits["event"]), named(trace, trace.waits["on"]), strict=True)),
+        "waits": set(
+            zip(
+                named(trace, trace.sync_dependencies["event"]),
+                named(trace, trace.sync_dependencies["on"]),
+                strict=True,
+            )
+        ),
         "stats": set(trace.stats.drop("example").rows()),
         "quality": trace.meta["link"],
     }
@@ -70,7 +76,7 @@ def check(made: Made, trace: Trace) -> None:
     assert isinstance(step, dict)
     assert {at: step[at] for at in made.step} == made.step
     assert found["waits"] == made.waits
-    handoffs = found["handoffs"]
+    handoffs = found["thread_dependencies"]
     assert isinstance(handoffs, set)
     assert {(at, after) for at, after, kind in handoffs if kind == "fwd_bwd"} == set(made.forward.items())
     by_id = {node["rf_id"]: node["et_id"] for node in made.nodes}

@@ -257,7 +257,7 @@ def test_the_retimed_job_is_a_job(data: Path, tmp_path: Path) -> None:
     assert before["name"].equals(after["name"])
     kernels = [one[rank].events.filter(pl.col("cat") == "kernel")["dur"].sum() for one in (job, faster)]
     assert kernels[1] == pytest.approx(kernels[0] / 2, rel=1e-3)
-    for table in ("launches", "kernels", "arguments", "waits"):
+    for table in ("launches", "kernels", "arguments", "sync_dependencies"):
         assert faster[rank].table(table).height == job[rank].table(table).height
     names = (
         job[rank]

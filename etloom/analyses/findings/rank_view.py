@@ -162,7 +162,7 @@ class View:
     def waits(self) -> pl.DataFrame:
         """Host calls that waited for the device: id, ts, end, in order of end."""
         events = self.trace.events
-        rows = np.unique(arrays.rows_of_ids(events, self.trace.waits["event"]))
+        rows = np.unique(arrays.rows_of_ids(events, self.trace.sync_dependencies["event"]))
         calls = events.select("id", "ts", "cat", "dur")[rows[rows >= 0]]
         calls = calls.filter(
             pl.col("cat").is_in(list(categories.RUNTIME_CATEGORIES)) & pl.col("dur").is_not_null()

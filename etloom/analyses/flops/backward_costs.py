@@ -2,7 +2,7 @@
 
 A profile can hold the shapes of the forward pass alone: a custom autograd function that starts its kernels itself, a
 compiled or captured backward, an execution trace that ends before it. Autograd's sequence number joins each backward
-operator to its forward one (the handoffs of kind fwd_bwd), and two things then follow without a guess:
+operator to its forward one (the thread_dependencies of kind fwd_bwd), and two things then follow without a guess:
 
 - Of a matrix product (m, k) x (k, n) each gradient is one product of the same m n k. So every product that is seen in
   the backward operator, be it an operator (aten::mm) or a kernel, costs what forward did; two there are at most.
@@ -35,7 +35,7 @@ _PRODUCTS = 2
 def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFrame:
     """units (row, costed, family, kernel_family, products, gradients, flops, model_flops, dtype, dims) with the flops,
     model_flops and dtype that follow from forward where a unit has none."""
-    joins = trace.handoffs.filter(pl.col("kind") == "fwd_bwd")
+    joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     events, rows = trace.events, units["row"].to_numpy()
     after, event = rows_of_ids(events, joins["after"]), rows_of_ids(events, joins["event"])
     after, event = after[(after >= 0) & (event >= 0)], event[(after >= 0) & (event >= 0)]
