@@ -16,7 +16,7 @@ from etloom.replayer.compute import isolation
 
 TRIES = """
 import os, signal, sys, time
-from etloom.replayer import apart
+from etloom.replayer.compute import isolation
 told, left_out = apart.here()
 for node in (7, 8):
     told(node)
@@ -76,7 +76,11 @@ def test_it_does_not_outlive_its_parent(
     first = f"open({str(said)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(60)"
     asked = command(tmp_path, monkeypatch, first)
     parent = subprocess.Popen(
-        [sys.executable, "-c", f"from etloom.replayer import apart; apart.run({asked!r})"]
+        [
+            sys.executable,
+            "-c",
+            f"from etloom.replayer.compute import isolation; isolation.run_isolated({asked!r})",
+        ]
     )
     try:
         until = time.monotonic() + 20

@@ -645,3 +645,18 @@ def test_tensors_that_are_not_strided_are_told_and_their_readers_get_plain_ones(
         reason = f"gave a {layout} tensor, and its readers get a plain one"
         assert (outcome.result, outcome.reason) == ("substituted", reason)
     assert found["aten::to_dense"].result == "replayed"
+
+
+def test_compiled_kernels_are_skipped_with_a_reason(data: Path) -> None:
+    trace = etloom.open(data / "et_schemas/pt2_triton.json.gz")[0]
+    for device in ("cpu", "meta"):
+        coverage = replay_operators(trace, device, repeats=1, warmup=0).coverage
+        assert coverage.select("name", "result", "reason", "count").rows() == [
+            ("aten::mm", "replayed", None, 2),
+            (
+                "triton_poi_fused_add_cos_neg_sin_0",
+                "skipped",
+                "a triton kernel of torch.compile cannot be replayed",
+                2,
+            ),
+        ]

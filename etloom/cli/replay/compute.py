@@ -13,7 +13,7 @@ import typer
 from etloom.cli.error_handling import check_finite, handle_errors
 from etloom.cli.output import Format
 from etloom.cli.output_checks import check_export
-from etloom.cli.replay.options import AllowCode, AllowNamespace
+from etloom.cli.replay.options import AllowNamespace
 from etloom.cli.run_arguments import PathArgument
 from etloom.core.errors import EtloomError
 
@@ -33,7 +33,6 @@ def compute(
         int | None, typer.Option(help="Only ProfilerStep#N; by default all.", show_default=False)
     ] = None,
     allow_namespace: AllowNamespace = None,
-    allow_code: AllowCode = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
     max_memory: Annotated[
@@ -81,7 +80,7 @@ def compute(
 
     Each operator gets what the operators before it gave; what comes from elsewhere is made up. Only operators of
     torch's own registry are run, of aten and of the namespaces that are allowed; nothing of the trace is executed as
-    code without --allow-code. With --out, etloom diff compares the replay with the recording. Where it is interrupted
+    code. With --out, etloom diff compares the replay with the recording. Where it is interrupted
     (Ctrl-C, --max-time), what ran until then is told and written, and the trace's stats say that it is not whole.
 
     Examples:
@@ -103,7 +102,6 @@ def compute(
         "rank": rank,
         "step": step,
         "namespaces": sorted({"aten", *(allow_namespace or ())}),
-        "allow_code": allow_code,
         "repeats": repeats,
         "warmup": warmup,
         "max_bytes": None if max_memory is None else int(max_memory * 1e9),

@@ -52,7 +52,6 @@ def work(asked: dict[str, Any]) -> None:
         tried=lambda: told(None),
         leave_out=leave_out,
         resources=resources_folder(Path(asked["path"]), job[chosen]),
-        allow_code=asked["allow_code"],
         threads=asked["threads"],
         traced=out is not None,
     )

@@ -14,7 +14,7 @@ import typer
 from etloom.cli.error_handling import handle_errors, print_message
 from etloom.cli.output import Format
 from etloom.cli.replay.comms import Device
-from etloom.cli.replay.options import AllowCode, AllowNamespace, Backend, MasterAddr, MasterPort, Timeout
+from etloom.cli.replay.options import AllowNamespace, Backend, MasterAddr, MasterPort, Timeout
 from etloom.cli.replay.printing import (
     contention_warning,
     end_process,
@@ -38,7 +38,6 @@ def full(
         Device | None, typer.Option(help="By default what the backend is for.", show_default=False)
     ] = None,
     allow_namespace: AllowNamespace = None,
-    allow_code: AllowCode = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
     timeout: Timeout = 60.0,
@@ -111,7 +110,6 @@ def full(
             "rank": rank,
             "device": on,
             "namespaces": [*namespaces],
-            "allow_code": allow_code,
             "gpu": place.local,
         }
         tell("trying its operators")
@@ -127,7 +125,6 @@ def full(
             note=print_message if place.rank == 0 else lambda line: None,
             leave_out=lost,
             resources=resources_folder(path, trace),
-            allow_code=allow_code,
             gpu=place.local,
         )
         machines.append(machine)

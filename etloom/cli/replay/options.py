@@ -13,14 +13,6 @@ AllowNamespace = Annotated[
     list[str] | None,
     typer.Option(help="Run the operators of this namespace too, such as torchvision.", show_default=False),
 ]
-AllowCode = Annotated[
-    bool,
-    typer.Option(
-        "--allow-code",
-        help="Run the kernels of torch.compile whose source lies in the trace's resources folder: Python code of "
-        "whoever wrote the trace, which may do all that you may.",
-    ),
-]
 Timeout = Annotated[
     float, typer.Option(min=1, callback=check_finite, help="Seconds after which a call counts as hung.")
 ]

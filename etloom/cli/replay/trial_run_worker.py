@@ -28,7 +28,6 @@ def work(asked: dict[str, Any]) -> None:
         progress=lambda step: told(step.node),
         leave_out=leave_out,
         resources=resources_folder(Path(asked["path"]), trace),
-        allow_code=asked["allow_code"],
         gpu=asked["gpu"],
     )
 

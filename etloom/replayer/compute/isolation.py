@@ -29,9 +29,7 @@ _PARENT_PID_VARIABLE = "ETLOOM_REPLAY_APART_OF"
 _PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of Linux
 _REMEDY = "less memory (--max-memory), or --device meta"
 # Not the user's folder: python -m would import what lies in it, and -P is not in Python 3.10.
-_BOOTSTRAP = (
-    "import sys; sys.path[:] = filter(None, sys.path); from etloom.replayer import apart; apart.begin()"
-)
+_BOOTSTRAP = "import sys; sys.path[:] = filter(None, sys.path); from etloom.replayer.compute import isolation; isolation.run_child()"
 
 
 def run_isolated(command: Sequence[str], quiet: bool = False) -> tuple[int, dict[int, str]]:

@@ -84,7 +84,6 @@ def replay_operators(
     tried: Callable[[], None] = lambda: None,
     leave_out: Mapping[int, str] = MappingProxyType({}),
     resources: Path | None = None,
-    allow_code: bool = False,
     threads: int | None = None,
     traced: bool = True,
 ) -> ComputeReplay:
@@ -94,8 +93,7 @@ def replay_operators(
     take (default: `memory.allowed`); operators that do not fit are skipped. until: by time.monotonic(), when no
     operator is tried any more and no repeat begun that would take longer. progress: called with each step before it is
     tried. note: called with lines for who waits. tried: called when all were. leave_out: node -> why its operator is
-    not to be tried. resources: the folder with what was saved beside the trace (`saved.folder_of`), whose
-    Python code, of kernels, is run only with allow_code: code of whoever wrote the trace. threads: of an
+    not to be tried. resources: the folder with what was saved beside the trace (`saved.folder_of`). threads: of an
     operator on a CPU, for the rest of the process (default: as torch has them). traced: a trace of the replay is
     wanted, which takes one more pass. Who interrupts it (KeyboardInterrupt) gets what there is. Raises EtloomError
     where the trace has nothing to replay or the device is not there.
@@ -106,7 +104,7 @@ def replay_operators(
         import torch
 
         torch.set_num_threads(threads)
-    machine = _create_executor(trace, device, namespaces, step, resources, allow_code, 0)
+    machine = _create_executor(trace, device, namespaces, step, resources, 0)
     times: list[int] = []
     made = None
     failed = False
@@ -180,12 +178,11 @@ def prepare_executor(
     note: Note = lambda line: None,
     leave_out: Mapping[int, str] = MappingProxyType({}),
     resources: Path | None = None,
-    allow_code: bool = False,
     gpu: int = 0,
 ) -> Executor:
     """The operators of a linked trace, rehearsed on a device: of several GPUs on this one. Other arguments and errors
     as for `replay`; KeyboardInterrupt is raised."""
-    machine = _create_executor(trace, device, namespaces, step, resources, allow_code, gpu)
+    machine = _create_executor(trace, device, namespaces, step, resources, gpu)
     with _trial_run(machine, max_bytes, None, progress, note, leave_out):
         if machine.stopped == INTERRUPTED:
             raise KeyboardInterrupt
@@ -254,13 +251,11 @@ def _create_executor(
     namespaces: frozenset[str],
     step: int | None,
     resources: Path | None,
-    allow_code: bool,
     gpu: int,
 ) -> Executor:
     """The operators of a trace on a device, of which none was tried."""
     import torch
 
-    from etloom.replayer.compute.compiled_kernels import Kernels
     from etloom.replayer.compute.executor import Executor
     from etloom.replayer.compute.program import build_program
 
@@ -271,8 +266,7 @@ def _create_executor(
     if device == "cuda":
         # Slurm may show each process of a host its own GPU alone.
         torch.cuda.set_device(gpu % torch.cuda.device_count())
-    kernels = Kernels(device, resources, allow_code)
-    return Executor(build_program(trace, namespaces, step, kernels), torch.device(device), resources)
+    return Executor(build_program(trace, namespaces, step), torch.device(device), resources)
 
 
 def _recorded_ns(trace: Trace, todo: Program) -> int | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import polars as pl
 
-from etloom.replayer.compute.compiled_kernels import Kernels
 from etloom.replayer.compute.operators import Operator, resolve_operator
 from etloom.replayer.recorded_calls import RAISED_REASON, raised_exception
 
@@ -37,7 +36,7 @@ class OperatorSelection:
     inside: dict[int, int] = field(default_factory=dict)
 
 
-def select_operators(nodes: pl.DataFrame, namespaces: frozenset[str], kernels: Kernels) -> OperatorSelection:
+def select_operators(nodes: pl.DataFrame, namespaces: frozenset[str]) -> OperatorSelection:
     """Which nodes to run, of whole trees of them."""
     chosen = OperatorSelection()
     refused: dict[int, tuple[Node, str]] = {}
@@ -45,7 +44,7 @@ def select_operators(nodes: pl.DataFrame, namespaces: frozenset[str], kernels: K
     whole: set[int] = set()
     around: dict[int, int] = {}  # node -> the innermost refused one that it is in
     graphs: dict[int, _CompiledGraph] = {}  # node -> the compiled graph that it is in
-    kernel = ("kernel_backend", "kernel_file")
+    kernel = ("kernel_backend",)
     columns = ("id", "et_id", "name", "parent", "op_schema", *kernel, "inputs", "attrs")
     # An id that comes twice is the first's: what is around what must end somewhere.
     for node in nodes.select(columns).unique("id", keep="first").sort("id").iter_rows(named=True):
@@ -58,7 +57,7 @@ def select_operators(nodes: pl.DataFrame, namespaces: frozenset[str], kernels: K
             around[at] = outer
         if (graph := _enclosing_graph(node, graphs.get(parent))) is not None:
             graphs[at] = graph
-        found = _resolve_node(node, namespaces, kernels)
+        found = _resolve_node(node, namespaces)
         if isinstance(found, Operator):
             chosen.run.append((node, found))
             while outer is not None:  # a part of it is run instead
@@ -95,12 +94,12 @@ def _enclosing_graph(node: Node, outer: _CompiledGraph | None) -> _CompiledGraph
     return _CompiledGraph(node) if (node["name"] or "").startswith(_COMPILED_PREFIX) else outer
 
 
-def _resolve_node(node: Node, namespaces: frozenset[str], kernels: Kernels) -> Operator | str | None:
+def _resolve_node(node: Node, namespaces: frozenset[str]) -> Operator | str | None:
     """What a node is, or why it is not run; None of one that is no operator."""
     if (node["name"] or "").startswith(_COMMUNICATION_PREFIXES):
         return COMMUNICATION_REASON
     if (node["op_schema"] or node["kernel_backend"]) and raised_exception(node["attrs"]):
         return RAISED_REASON
     if node["kernel_backend"]:
-        return kernels.resolve(node)
+        return f"a {str(node['kernel_backend'])[:40]} kernel of torch.compile cannot be replayed"
     return resolve_operator(node["op_schema"], namespaces) if node["op_schema"] else None

@@ -11,7 +11,6 @@ import polars as pl
 
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Trace
-from etloom.replayer.compute.compiled_kernels import Kernels
 from etloom.replayer.compute.node_selection import select_nodes
 from etloom.replayer.compute.operator_selection import (
     COMMUNICATION_REASON,
@@ -60,14 +59,12 @@ def build_program(
     trace: Trace,
     namespaces: frozenset[str] = frozenset({"aten"}),
     step: int | None = None,
-    kernels: Kernels | None = None,
 ) -> Program:
-    """The program of a linked trace, or of its step N. kernels: how those of torch.compile are treated, by default as
-    where none may run. Raises EtloomError where nothing was recorded to replay."""
+    """The program of a linked trace, or of its step N. Raises EtloomError where nothing was recorded to replay."""
     asked = select_nodes(trace, step).with_columns(pl.col(pl.Categorical).cast(pl.String))
     timed = trace.links.join(trace.events.select(event="id", dur="dur"), on="event")
     spent: dict[int, int] = dict(timed.select("node", "dur").iter_rows())
-    chosen = select_operators(asked, namespaces, kernels or Kernels())
+    chosen = select_operators(asked, namespaces)
     left_out = [
         OmittedOperator(node["name"], reason, spent.get(node["id"])) for node, reason in chosen.left_out
     ]
