@@ -47,7 +47,7 @@ def export(
     cache: CacheOption = True,
 ) -> None:
     """Write the linked traces of a run in another format: chrome (for Perfetto), parquet, chakra (for ASTRA-sim,
-    a file a rank), etplus, folded (call stacks, for flame graphs); of the dependency graph a part as dot or graphml.
+    one file per rank), etplus or folded (call stacks, for flame graphs).
 
     Examples:
 
@@ -58,7 +58,6 @@ def export(
       etloom export run/ --out run.parquet       # read it with polars, DuckDB, Spark
       etloom export run/ --rank 0 --to chrome --out rank0.json
       etloom export run/ --out sim/job.et        # check it with: etloom lint sim/
-      etloom export run/ --out mm.dot -O step=3 -O around=aten::mm -O depth=2
     """
     import etloom
     from etloom.api.arguments import check_options

@@ -37,9 +37,8 @@ def lint(
 ) -> None:
     """Check Chakra traces for what keeps a simulator such as ASTRA-sim from running them, or from being right.
 
-    Dependencies that lead nowhere or in circles, ids that occur twice, attributes that are missing, groups and
-    messages on which ranks do not agree. Says what each means and how to mend it. The exit status is 1 if there are
-    errors.
+    Reports dangling dependencies and cycles, duplicate ids, missing attributes, and groups and messages on which ranks
+    disagree, with what each means and how to fix it. The exit status is 1 if there are errors.
 
     Examples:
 
@@ -48,17 +47,18 @@ def lint(
       etloom lint job.0.et --format json
     """
     from etloom.cli.output import write_text
-    from etloom.exports.chakra_lint.file_rules import lint as check
-    from etloom.formats.chakra.et_files import find_rank_files
+    from etloom.exports import chakra_lint
 
-    found = check(path)
+    result = chakra_lint.lint(path)
     if format is LintFormat.json:
-        write_text("[" + ",\n ".join(json.dumps(_row(one)) for one in found) + "]\n", None)
+        write_text("[" + ",\n ".join(json.dumps(_row(one)) for one in result.findings) + "]\n", None)
     else:
-        count = len(find_rank_files(path))
-        lines = [_line(one) for one in found] or [f"nothing to mend in {count} file{'s' * (count != 1)}"]
+        count = len(result.files)
+        lines = [_line(one) for one in result.findings] or [
+            f"no problems in {count} file{'s' * (count != 1)}"
+        ]
         write_text("\n".join(map(printable_lines, lines)) + "\n", None)
-    if any(one.severity == "error" for one in found):
+    if result.has_errors:
         raise typer.Exit(1)
 
 

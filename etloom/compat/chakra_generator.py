@@ -16,7 +16,6 @@ from etloom.core.errors import EtloomError
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra.et_files import path_of_rank, write_messages
 
-_TYPES = {name: number for number, name in pb.NODE_TYPES.items()}
 _NUMBERS = {name: number for number, name in pb.COLLECTIVES.items()}
 _SCALARS: dict[str, Any] = {
     **dict.fromkeys(("double", "float"), 1.5),
@@ -77,7 +76,9 @@ def _traces(npu: int, npus: int, runtime: int, tensor_size: int, comm_size: int)
 
 
 def _node(number: int, kind: str, said: Attributes, on: Sequence[int] = (), duration: int = 0) -> Any:
-    made = pb.Node(id=number, name=f"{kind}_NODE_{number}", type=_TYPES[f"{kind}_NODE"], data_deps=on)
+    made = pb.Node(
+        id=number, name=f"{kind}_NODE_{number}", type=pb.TYPE_NUMBERS[f"{kind}_NODE"], data_deps=on
+    )
     made.duration_micros = duration
     for name, (scalar, value) in {"is_cpu_op": ("bool", False), **said}.items():
         setattr(made.attr.add(name=name), f"{scalar}_val", value)
@@ -85,7 +86,7 @@ def _node(number: int, kind: str, said: Attributes, on: Sequence[int] = (), dura
 
 
 def _all_types() -> Any:
-    made = pb.Node(id=1, name="METADATA_NODE_1", type=_TYPES["METADATA_NODE"])
+    made = pb.Node(id=1, name="METADATA_NODE_1", type=pb.TYPE_NUMBERS["METADATA_NODE"])
     for scalar, value in _SCALARS.items():
         setattr(made.attr.add(name=scalar), f"{scalar}_val", value)
         getattr(made.attr.add(name=f"{scalar}_list"), f"{scalar}_list").values.extend([value, value])

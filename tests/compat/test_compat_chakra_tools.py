@@ -20,7 +20,7 @@ from etloom.compat import (
     chakra_timeline_visualizer,
     chakra_visualizer,
 )
-from etloom.exports.chakra_lint.file_rules import lint
+from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.list_schedule import schedule_nodes
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra.et_files import load_file, write_messages
@@ -50,7 +50,7 @@ def test_an_et_plus_becomes_nodes(plus: Path, tmp_path: Path, capsys: pytest.Cap
     assert nodes["gemm"].message.ctrl_deps == [nodes["aten::mm"].id], (
         "launched by the operator around the call"
     )
-    assert lint(out) == []
+    assert lint(out).findings == []
 
 
 def test_a_wait_of_an_et_plus_is_a_dependency(plus: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def text(kind: str, tmp_path: Path, passes: int = 1, layers: str = LAYERS) -> li
     asked = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out")]
     assert chakra_converter.main(["Text", *asked, "--num-npus", "2", "--num-passes", str(passes)]) == 0
     assert (tmp_path / "out.0.et").read_bytes() == (tmp_path / "out.1.et").read_bytes()
-    assert lint(tmp_path / "out.1.et") == []
+    assert lint(tmp_path / "out.1.et").findings == []
     nodes = load_file(tmp_path / "out.0.et").nodes
     assert not schedule_nodes(nodes).stuck
     names = {node.id: node.name for node in nodes}
@@ -283,7 +283,7 @@ def test_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert every.attributes["sint64_list"] == [-5, -5]
     for name in sorted(names):
         if name not in ("BARRIER", "one_metadata_node_all_types"):
-            assert [one for one in lint(tmp_path / f"{name}.1.et") if one.severity == "error"] == [], name
+            assert not lint(tmp_path / f"{name}.1.et").has_errors, name
 
 
 def test_each_command_is_installed() -> None:

@@ -111,7 +111,7 @@ def test_what_cannot_be_written_is_said(run: Job, tmp_path: Path) -> None:
 @given(st.lists(INT64, max_size=30))
 def test_varints_are_those_of_protobuf(values: list[int]) -> None:
     content, widths = wire.encode_varints(np.array(values, np.int64))
-    expected = [wire.encode_varint(value % 2**64) for value in values]
+    expected = [pb.encode_varint(value % 2**64) for value in values]
     assert content.tobytes() == b"".join(expected)
     assert widths.tolist() == list(map(len, expected))
     (packed,) = wire.join_fields(
@@ -183,7 +183,7 @@ def test_a_simulated_job_runs_as_it_was_recorded(seed: int) -> None:
 def test_nodes_of_any_trace_come_after_what_they_depend_on_and_start_no_later(seed: int) -> None:
     nodes = nodes_of(etloom.link(Maker(random.Random(seed)).made.host()))
     assert [node.id for node in nodes] == list(range(1, len(nodes) + 1))
-    assert all(0 < on < node.id for node in nodes for on in node.on)
+    assert all(0 < on < node.id for node in nodes for on in node.dependencies)
     assert all(would < did + 1 for would, did in starts_us(nodes))
 
 
@@ -197,7 +197,7 @@ def test_nodes_depend_neither_on_the_order_of_the_file_nor_on_the_clock(seed: in
             (
                 node.id,
                 node.name,
-                node.on,
+                node.dependencies,
                 node.message.duration_micros,
                 node.message.start_time_micros - shift_us,
             )

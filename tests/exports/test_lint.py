@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import etloom
 from etloom.cli import app, main
 from etloom.core.errors import ReadError
-from etloom.exports.chakra_lint.file_rules import lint
+from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.lint_codes import ERROR, LINT_CODES
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra.et_files import find_rank_files, write_messages
@@ -137,7 +137,7 @@ BREAKS: dict[str, Callable[[Draft], Any]] = {
 
 
 def codes(path: Path) -> set[str]:
-    return {one.code for one in lint(path)}
+    return {one.code for one in lint(path).findings}
 
 
 def test_a_clean_job_is_clean(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_groups_that_differ_are_told_by_what_differs(tmp_path: Path) -> None:
     draft = Draft()
     described(draft, 0, [0, 1])
     described(draft, 1, [1, *range(3, 2000)])
-    (one,) = [one for one in lint(draft.write(tmp_path)) if one.code == "groups-differ"]
+    (one,) = [one for one in lint(draft.write(tmp_path)).findings if one.code == "groups-differ"]
     assert (one.rank, one.example) == (
         1,
         "group 4 is ranks 1, 3-1999 here and ranks 0, 1 on rank 0; they differ in ranks 0, 3-1999",
@@ -179,15 +179,15 @@ def test_damage(tmp_path: Path) -> None:
     file = Draft().write(tmp_path) / "job.0.et"
     whole = file.read_bytes()
     file.write_bytes(whole[:-3])
-    assert {one.code for one in lint(file)} == {"truncated"}
+    assert {one.code for one in lint(file).findings} == {"truncated"}
     file.write_bytes(whole + b"\x03\x12\xff\x01")
-    assert {one.code for one in lint(file)} == {"damaged-node"}
+    assert {one.code for one in lint(file).findings} == {"damaged-node"}
 
 
 def test_a_circle_is_shown(tmp_path: Path) -> None:
     draft = Draft()
     draft.at(0, 2).data_deps.append(4)
-    (found,) = lint(draft.write(tmp_path))
+    (found,) = lint(draft.write(tmp_path)).findings
     assert (found.rank, found.node, found.example) == (0, 2, "2 -> 4 -> 3 -> 2")
 
 
@@ -195,7 +195,7 @@ def test_findings_are_counted_and_errors_come_first(tmp_path: Path) -> None:
     draft = Draft()
     draft.say(0, 1, "is_cpu_op")
     draft.at(1, 2).data_deps.extend([77, 78])
-    found = lint(draft.write(tmp_path))
+    found = lint(draft.write(tmp_path)).findings
     assert [(one.severity, one.rank, one.code, one.count) for one in found] == [
         ("error", 1, "dangling-data-dependency", 2),
         ("warning", 0, "missing-is-cpu-op", 1),
@@ -223,7 +223,7 @@ def test_groups_that_are_no_json_are_refused(tmp_path: Path) -> None:
     folder = Draft().write(tmp_path)
     for text in ("{", "[]", "[" * 100_000, '{"3": [0, "1"]}', '{"3": [[0], {}]}', '{"3": 2}'):
         (folder / "job.comm_groups.json").write_text(text)
-        with pytest.raises(ReadError, match=r"comm_groups\.json: is no"):
+        with pytest.raises(ReadError, match=r"comm_groups\.json: (not valid JSON|expected an object)"):
             lint(folder)
 
 
@@ -235,7 +235,7 @@ def test_attributes_of_any_kind_are_found_odd(name: str, tmp_path: Path) -> None
     for one in (2, 3, 5):
         draft.say(1, one, name)
         draft.at(1, one).attr.add(name=name).int64_list.values.extend([1, 2])
-    found = {finding.code for finding in lint(draft.write(tmp_path))}
+    found = {finding.code for finding in lint(draft.write(tmp_path)).findings}
     assert name in ("stream", "root") or "attribute-type" in found
 
 
@@ -246,7 +246,7 @@ def test_what_a_file_says_of_groups_and_ranks_is_not_trusted(tmp_path: Path) -> 
         made = node(number, "## process_group:init ##", 1)
         made.inputs.values = f"['{text}']"
         draft.nodes[0].append(made)
-    (found,) = lint(draft.write(tmp_path))
+    (found,) = lint(draft.write(tmp_path)).findings
     assert (found.code, found.example) == (
         "missing-rank",
         f"rank 2, 3, 4, 5, 6, 7, 8, 9 ... of {1 << 62}",
@@ -255,21 +255,21 @@ def test_what_a_file_says_of_groups_and_ranks_is_not_trusted(tmp_path: Path) -> 
 
 def test_what_we_write_is_clean(own: Path, tmp_path: Path) -> None:
     etloom.export(etloom.open(own / "ddp_2", use_cache=False), tmp_path / "job.et")
-    assert lint(tmp_path) == []
+    assert lint(tmp_path).findings == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nccl_ddp", "cpu/ddp_2", "simple_add", "tracelens/mi300_qwen.json.gz"])
 def test_what_we_write_of_recordings_is_clean(name: str, data: Path, tmp_path: Path) -> None:
     etloom.export(etloom.open(data / name), tmp_path / "job.et")
-    assert lint(tmp_path) == []
+    assert lint(tmp_path).findings == []
 
 
 @pytest.mark.slow
 def test_what_others_write(data: Path) -> None:
     for name in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
-        assert lint(data / "chakra" / "astra" / name) == []
-    found = {one.code: one.count for one in lint(data / "chakra" / "chakra.0.et.gz")}
+        assert lint(data / "chakra" / "astra" / name).findings == []
+    found = {one.code: one.count for one in lint(data / "chakra" / "chakra.0.et.gz").findings}
     # astra-sim issue 338, chakra issue 215
     assert found["dangling-control-dependency"] == 1277
     assert {"collective-on-cpu", "missing-comm-type", "device-leads-nowhere"} <= set(found)
@@ -278,7 +278,7 @@ def test_what_others_write(data: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Draft().write(tmp_path)
     assert main(["lint", str(folder)]) == 0
-    assert capsys.readouterr().out == "nothing to mend in 2 files\n"
+    assert capsys.readouterr().out == "no problems in 2 files\n"
     draft = Draft()
     draft.at(0, 2).data_deps.append(77)
     draft.say(1, 2, "is_cpu_op")
@@ -294,8 +294,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     for one in ("dangling-data-dependency", "missing-is-cpu-op"):
         assert one in text
-        assert LINT_CODES[one][1] in text
-    assert LINT_CODES["dangling-data-dependency"][0] == ERROR
+        assert LINT_CODES[one].meaning in text
+    assert LINT_CODES["dangling-data-dependency"].severity == ERROR
     assert main(["lint", str(folder / "job.1.et")]) == 0, "warnings are no failure"
     assert main(["lint", str(folder / "job.comm_groups.json")]) == 1
 

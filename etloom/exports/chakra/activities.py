@@ -1,13 +1,14 @@
-"""The graph of points and lags of one rank as activities: pieces of work, each after the end of others.
+"""Cuts the dependency graph of one rank into activities: pieces of work, each of which starts after others end.
 
-What simulators of Chakra take: a node begins when all that it depends on have ended, and lasts. So a thread is cut
-where anything leaves it or enters it (a launch, a wait, work of another thread) and where another operator goes on;
-in between, the time of an operator and of the runtime calls in it is one activity. An operator of which others take
-up the middle comes in parts.
+Simulators of Chakra traces expect this shape: a node starts when all its dependencies have ended, and then takes its
+duration. A thread is therefore cut where a dependency leaves or enters it (a launch, a wait, work of another thread)
+and where the innermost operator changes; between two cuts, the time of an operator and of the runtime calls inside it
+is one activity. An operator that is interrupted by others becomes several parts.
 
-Times are cut to whole microseconds before durations are taken, never durations themselves: along every chain of
-activities they sum to the time between its ends, within one microsecond. What takes no time on that scale is left
-out, and what waited for it waits for what it waited for, save the first part of an operator.
+Times are rounded down to whole microseconds before durations are computed, and durations are never rounded: along
+every chain of activities the durations add up to the time between its ends, within one microsecond. Activities that
+take no time on that scale are left out, and whatever depended on them depends on their predecessors instead. The
+first part of an operator is always kept.
 """
 
 from __future__ import annotations
@@ -21,197 +22,358 @@ from numpy.typing import NDArray
 from etloom.graphs.algorithms import EdgeKind, Graph, Int32Array, Int64Array, PointRole, UInt8Array
 
 NO_OWNER = -1
-"""In place of an owner: a thread runs nothing that was recorded."""
+"""Owner of an activity during which a thread runs nothing that was recorded."""
 
 _CHAIN_EDGES = (EdgeKind.SEGMENT, EdgeKind.IDLE, EdgeKind.WAIT)
 _CROSS_RANK_EDGES = (EdgeKind.ARRIVAL, EdgeKind.TRANSFER, EdgeKind.MESSAGE)
 
+Mask = NDArray[np.bool_]
+
 
 class ActivityKind(IntEnum):
-    """What an activity is."""
+    """Kinds of activities."""
 
     HOST = 0  # a part of an operator, or idle time
-    WAIT = 1  # what a thread still takes once all that it waited for has ended
-    DELAY = 2  # until device work or a range starts, once it was issued and all that it waited for has ended
-    DEVICE = 3  # device work
+    WAIT = 1  # the rest of a wait on a thread, after everything it waited for has ended
+    DELAY = 2  # from the launch (and the end of all dependencies) to the start of GPU work or of a range
+    DEVICE = 3  # GPU work
     RANGE = 4  # a range that ends on another thread
 
 
 @dataclass(frozen=True, eq=False)
 class Activities:
-    """In the order of their starts, or what waits of its end, so that each comes after all that it depends on.
+    """The activities of one rank, as arrays with one value per activity.
 
-    ``sort``; ``owner``: row of the event, IDLE for none; ``part`` of its owner, from 0; ``start`` and ``duration``
-    in whole us; ``begun``, ``ended``: the same bounds in ns; ``thread``: of host activities the row of an event of
-    their thread, else -1. ``cause``: the activity after which it was launched or issued, -1 for none, and
-    ``issuer``: the row of the launch call or operator that did so.
-    ``first`` (one more than there are) and ``on``: those on which i depends are on[first[i]:first[i + 1]].
+    They are sorted by start (waits and delays by end), so that each one comes after all its dependencies.
+
+    Attributes:
+        kind: `ActivityKind`.
+        owner: Row of the event, `NO_OWNER` where there is none.
+        part: Index of the activity among those of its owner, from 0.
+        start: Start in whole microseconds.
+        duration: Duration in whole microseconds.
+        start_ns: Start in ns.
+        end_ns: End in ns.
+        thread: Row of an event of the same thread for host activities, else -1.
+        cause: Index of the activity that launched or issued this one, -1 where there is none.
+        issuer: Row of the launch call or operator that launched or issued it, -1 where there is none.
+        first: Activity i depends on ``dependencies[first[i]:first[i + 1]]``; one value more than there are activities.
+        dependencies: Indices of activities.
     """
 
-    sort: UInt8Array
+    kind: UInt8Array
     owner: Int64Array
     part: Int64Array
     start: Int64Array
     duration: Int64Array
-    begun: Int64Array
-    ended: Int64Array
+    start_ns: Int64Array
+    end_ns: Int64Array
     thread: Int64Array
     cause: Int64Array
     issuer: Int64Array
     first: Int64Array
-    on: Int64Array
+    dependencies: Int64Array
 
     def __len__(self) -> int:
-        return len(self.sort)
+        return len(self.kind)
 
 
 def build_activities(graph: Graph, row: Int64Array, owner_of: Int64Array, *, delays: bool) -> Activities:
-    """The activities of a graph of one rank.
+    """Cut the graph of one rank into activities.
 
-    row: of each point the row of its event. owner_of: of each edge the row of the event that an activity of it
-    belongs to, IDLE for none. delays: whether the time from a launch, or from what a stream did before, to the
-    start of device work, or from the start of an operator to that of the range it issues, is an activity of its own;
-    else the work starts at once.
+    Args:
+        graph: Dependency graph of one rank.
+        row: Row of the event of each point.
+        owner_of: For each edge, the row of the event that its time belongs to, or `NO_OWNER`.
+        delays: Whether the time from a launch, or from the preceding work of the stream, to the start of GPU work
+            becomes an activity (and likewise from the start of an operator to that of the range it issues). Otherwise
+            the work starts immediately.
     """
-    n, target = len(graph), graph.target
+    points = _analyze_points(graph)
+    host = _cut_threads(graph, points, owner_of)
+    device = _collect_device_work(graph, points, row, delays=delays)
+    table = _sort_activities(points, row, host, device)
+    index = _index_activities(len(graph), host, device, table)
+    first, dependencies = _collect_dependencies(points, host, device, index, len(table))
+    cause, issuer = _find_causes(graph, points, row, device, index, len(table))
+    start_ns, end_ns = _exact_times(graph, table)
+    on_host = np.isin(table.kind, (ActivityKind.HOST, ActivityKind.WAIT))
+    return Activities(
+        kind=table.kind,
+        owner=table.owner,
+        part=table.part,
+        start=table.start_us,
+        duration=points.us[table.end] - table.start_us,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        thread=np.where(on_host, row[table.end], -1),
+        cause=cause,
+        issuer=issuer,
+        first=first,
+        dependencies=dependencies,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """The points of a graph, and the links between threads and streams: the edges that are neither chain nor work.
+
+    us: time in whole microseconds. linked: whether a link ends at the point. latest_us: latest start of the links
+    that end there. work_end: end point of the GPU work that starts there, else -1. edges, source, target: index, start
+    point and end point of each link. chain, work: masks of the edges of threads, and of GPU work and ranges.
+    """
+
+    us: Int64Array
+    linked: Mask
+    latest_us: Int64Array
+    work_end: Int64Array
+    edges: Int64Array
+    source: Int32Array
+    target: Int32Array
+    chain: Mask
+    work: Mask
+
+
+def _analyze_points(graph: Graph) -> _Points:
+    """Stage 1: separate the links from threads and work."""
+    target, kind = graph.target, graph.kind
     us = np.floor_divide(graph.time, 1000)
-    chain = np.isin(graph.kind, _CHAIN_EDGES)
-    work = (graph.kind == EdgeKind.KERNEL) | (
-        (graph.kind == EdgeKind.COMPLETE) & (graph.role[target] == PointRole.END)
-    )
-    cross = np.flatnonzero(
-        ~chain & ~work & (graph.kind != EdgeKind.COMPLETE) & ~np.isin(graph.kind, _CROSS_RANK_EDGES)
-    )
-    into, out_of = target[cross], graph.source[cross].copy()
-    ends_of = np.full(n, -1, np.int64)  # of a start of device work, its end
-    device = graph.kind == EdgeKind.KERNEL
-    ends_of[graph.source[device]] = target[device]
-    # Work that seems to end after the return of the call that waited for it: two clocks.
-    skewed = (graph.kind[cross] == EdgeKind.SYNC) & (ends_of[out_of] >= 0)
-    out_of[skewed] = ends_of[out_of[skewed]]
+    chain = np.isin(kind, _CHAIN_EDGES)
+    work = (kind == EdgeKind.KERNEL) | ((kind == EdgeKind.COMPLETE) & (graph.role[target] == PointRole.END))
+    edges = np.flatnonzero(~chain & ~work & (kind != EdgeKind.COMPLETE) & ~np.isin(kind, _CROSS_RANK_EDGES))
+    source, link_target = graph.source[edges].copy(), target[edges]
+    work_end = np.full(len(graph), -1, np.int64)
+    gpu = kind == EdgeKind.KERNEL
+    work_end[graph.source[gpu]] = target[gpu]
+    # GPU work that seems to end after the return of the call that waited for it: host and device clocks differ.
+    skewed = (kind[edges] == EdgeKind.SYNC) & (work_end[source] >= 0)
+    source[skewed] = work_end[source[skewed]]
+    latest_us = np.full(len(graph), np.iinfo(np.int64).min)
+    np.maximum.at(latest_us, link_target, us[source])
+    linked = np.zeros(len(graph), bool)
+    linked[link_target] = True
+    return _Points(us, linked, latest_us, work_end, edges, source, link_target, chain, work)
 
-    latest = np.full(n, np.iinfo(np.int64).min)
-    np.maximum.at(latest, into, us[out_of])
-    joins = np.zeros(n, bool)
-    joins[into] = True
 
-    # Threads: runs of pieces without a cut.
-    leaves = np.zeros(n, bool)
-    leaves[graph.source[~chain]] = True
-    pieces = np.flatnonzero(chain)
-    piece_into = np.full(n, -1, np.int64)
+@dataclass(frozen=True, eq=False)
+class _HostActivities:
+    """Candidates for activities of threads: start and end points, owners.
+
+    start: -1 where another thread started this one. waited: whether a link ends at the end. keep: whether the activity
+    is written.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    start_us: Int64Array
+    owner: Int64Array
+    part: Int64Array
+    waited: Mask
+    keep: Mask
+
+
+def _cut_threads(graph: Graph, points: _Points, owner_of: Int64Array) -> _HostActivities:
+    """Stage 2: cut the threads into runs of edges with one owner, without a link in between."""
+    target, us = graph.target, points.us
+    departs = np.zeros(len(graph), bool)
+    departs[graph.source[~points.chain]] = True
+    pieces = np.flatnonzero(points.chain)
+    piece_into = np.full(len(graph), -1, np.int64)
     piece_into[target[pieces]] = pieces
-    before = piece_into[graph.source[pieces]]
+    previous = piece_into[graph.source[pieces]]
     waits = graph.kind == EdgeKind.WAIT
-    cut = (before < 0) | (owner_of[pieces] != owner_of[before]) | waits[pieces] | waits[before]
-    cut |= (leaves | joins)[graph.source[pieces]] | joins[target[pieces]]
+    cut = (previous < 0) | (owner_of[pieces] != owner_of[previous]) | waits[pieces] | waits[previous]
+    cut |= (departs | points.linked)[graph.source[pieces]] | points.linked[target[pieces]]
     root = np.arange(len(graph.source))
-    root[pieces[~cut]] = before[~cut]
+    root[pieces[~cut]] = previous[~cut]
     root = _resolve_pointers(root)
     last = np.full(len(graph.source), -1, np.int64)
     np.maximum.at(last, root[pieces], target[pieces])
     runs = pieces[cut]
 
-    host_end = last[runs]
-    host_from = graph.source[runs].astype(np.int64)
-    alone = np.flatnonzero(joins & (piece_into < 0) & (ends_of < 0))  # a thread that others set off
-    host_end = np.append(host_end, alone)
-    host_from = np.append(host_from, np.full(len(alone), -1))
-    host_owner = np.append(owner_of[runs], np.full(len(alone), NO_OWNER))
-    joined = joins[host_end]
-    begin = np.maximum(np.where(host_from >= 0, us[host_from], latest[host_end]), latest[host_end])
-    begin = np.minimum(np.where(joined, begin, us[host_from]), us[host_end])
-    part = _rank_within_owner(host_owner, host_end)
-    keep = (us[host_end] > begin) | joined | ((host_owner != NO_OWNER) & (part == 0))
+    # Threads that begin at a link: another thread set them off.
+    starts = np.flatnonzero(points.linked & (piece_into < 0) & (points.work_end < 0))
+    end = np.append(last[runs], starts)
+    start = np.append(graph.source[runs].astype(np.int64), np.full(len(starts), -1))
+    owner = np.append(owner_of[runs], np.full(len(starts), NO_OWNER))
+    waited = points.linked[end]
+    latest_us = points.latest_us[end]
+    start_us = np.maximum(np.where(start >= 0, us[start], latest_us), latest_us)
+    start_us = np.minimum(np.where(waited, start_us, us[start]), us[end])
+    part = _number_within_owner(owner, end)
+    keep = (us[end] > start_us) | waited | ((owner != NO_OWNER) & (part == 0))
+    return _HostActivities(start, end, start_us, owner, part, waited, keep)
 
-    # Device work and ranges, and the delays before them.
-    lasting = np.flatnonzero(work)
-    ends = target[lasting].astype(np.int64)
-    begins = graph.source[lasting].astype(np.int64)  # of a range, the start of the operator that issued it
-    own_start = np.full(int(row.max(initial=-1)) + 1, -1, np.int64)
-    starts = np.flatnonzero(graph.role == PointRole.START)
-    own_start[row[starts]] = starts
-    is_range = ~device[lasting]
-    begins = np.where(is_range, own_start[row[ends]], begins)
-    latest[begins[is_range]] = us[graph.source[lasting[is_range]]]
-    joins[begins] |= is_range
-    ends_of[begins] = ends
-    delay = np.where(joins[begins], us[begins] - latest[begins], 0)
-    shared = np.zeros(n, bool)  # a start that others start after
-    shared[out_of[graph.kind[cross] == EdgeKind.OVERLAP]] = True
-    delayed = (delays & (delay > 0)) | shared[begins]
-    late = begins[delayed]
-    held = np.where(delays, delay[delayed], 0)
 
-    counts = (int(keep.sum()), len(late), len(ends))
-    point = np.concatenate([host_end[keep], late, ends])
-    begin_us = np.concatenate([begin[keep], us[late] - held, us[begins]])
-    begin_point = np.concatenate([np.where(host_from >= 0, host_from, host_end)[keep], late, begins])
-    sort = np.concatenate(
-        [
-            np.where(joined, ActivityKind.WAIT, ActivityKind.HOST)[keep],
-            np.full(len(late), ActivityKind.DELAY),
-            np.where(is_range, ActivityKind.RANGE, ActivityKind.DEVICE),
-        ]
-    ).astype(np.uint8)
-    owner = np.concatenate([host_owner[keep], row[late], row[ends]])
-    parts = np.concatenate([part[keep], np.zeros(sum(counts[1:]), np.int64)])
+@dataclass(frozen=True, eq=False)
+class _DeviceWork:
+    """GPU work and ranges: start and end points.
 
-    # By start, of a range that of the operator that issued it: all that one depends on starts earlier. What waits
-    # is put where its wait ends.
-    issued = graph.source[lasting[is_range]].astype(np.int64)
-    at = np.arange(n)
-    at[begins[is_range]] = issued
-    waits = np.isin(sort, (ActivityKind.WAIT, ActivityKind.DELAY))
-    order = np.argsort(np.where(waits, 2 * at[point], 2 * at[begin_point] + 1), kind="stable")
-    place = np.full(n + 1, -1, np.int64)  # so that place[-1] is -1
-    place[point[order]] = np.arange(len(order))
+    A range starts at the point where the operator that issued it starts. is_range: whether it is a range. issued: for
+    each range, the point at which it was issued. work_end: as in `_Points`, of ranges too. delayed: whether a delay is
+    written before the work. delay_us: microseconds of each of these delays.
+    """
 
-    # What ends at a point: its own activity, or what the left-out one that ends there came after.
-    stands = np.full(n + 1, -1, np.int64)
-    stands[:n][host_end[~keep]] = host_from[~keep]
-    stands[point] = point
-    stands = _resolve_pointers(stands)
-    ending = place[stands]
+    start: Int64Array
+    end: Int64Array
+    is_range: Mask
+    issued: Int64Array
+    work_end: Int64Array
+    delayed: Mask
+    delay_us: Int64Array
 
-    of_start = np.full(n, -1, np.int64)
-    of_start[begins] = np.where(delayed, place[begins], place[ends])
-    waiter = np.where(ends_of[into] >= 0, of_start[into], place[into])
-    after = np.concatenate([place[host_end[keep]], waiter, place[ends[delayed]], of_start[begins[is_range]]])
-    on = np.concatenate([ending[host_from[keep]], ending[out_of], place[late], ending[issued]])
-    some = (on >= 0) & (after >= 0)
-    pairs = np.unique(after[some] * (len(order) + 1) + on[some])
-    after, on = np.divmod(pairs, len(order) + 1)
 
-    cause, issuer = np.full((2, len(order)), -1, np.int64)
-    launches = cross[graph.kind[cross] == EdgeKind.LAUNCH]
-    started = np.append(target[launches], begins[is_range])
-    left = np.append(graph.source[launches], issued)
-    for caused in (of_start[started], place[ends_of[started]]):
-        cause[caused], issuer[caused] = ending[left], row[left]
-    begun, ended = graph.time[begin_point[order]], graph.time[point[order]]
-    joined_order = sort[order] == ActivityKind.WAIT
-    begun[joined_order] = np.maximum(begun[joined_order], 1000 * begin_us[order][joined_order])
-    is_delay = sort[order] == ActivityKind.DELAY
-    begun[is_delay] = 1000 * begin_us[order][is_delay]
-    return Activities(
-        sort=sort[order],
-        owner=owner[order],
-        part=parts[order],
-        start=begin_us[order],
-        duration=us[point[order]] - begin_us[order],
-        begun=np.minimum(begun, ended),
-        ended=ended,
-        thread=np.where(np.isin(sort[order], (ActivityKind.HOST, ActivityKind.WAIT)), row[point[order]], -1),
-        cause=cause,
-        issuer=issuer,
-        first=np.searchsorted(after, np.arange(len(order) + 1)),
-        on=on,
+def _collect_device_work(graph: Graph, points: _Points, row: Int64Array, *, delays: bool) -> _DeviceWork:
+    """Stage 3: the GPU work and ranges, and the delays before them."""
+    work = np.flatnonzero(points.work)
+    end = graph.target[work].astype(np.int64)
+    start = graph.source[work].astype(np.int64)
+    is_range = graph.kind[work] != EdgeKind.KERNEL
+    issued = start[is_range]
+    event_start = np.full(int(row.max(initial=-1)) + 1, -1, np.int64)
+    event_starts = np.flatnonzero(graph.role == PointRole.START)
+    event_start[row[event_starts]] = event_starts
+    start = np.where(is_range, event_start[row[end]], start)
+
+    work_end, linked, latest_us = points.work_end.copy(), points.linked.copy(), points.latest_us.copy()
+    work_end[start] = end
+    linked[start] |= is_range
+    latest_us[start[is_range]] = points.us[issued]
+    delay_us = np.where(linked[start], points.us[start] - latest_us[start], 0)
+    shared = np.zeros(len(graph), bool)  # starts on which other starts depend
+    shared[points.source[graph.kind[points.edges] == EdgeKind.OVERLAP]] = True
+    delayed = (delays & (delay_us > 0)) | shared[start]
+    held_us = np.where(delays, delay_us[delayed], 0)
+    return _DeviceWork(start, end, is_range, issued, work_end, delayed, held_us)
+
+
+@dataclass(frozen=True, eq=False)
+class _ActivityTable:
+    """Kind, owner, part, start and end (points) and start in microseconds of all activities."""
+
+    kind: UInt8Array
+    owner: Int64Array
+    part: Int64Array
+    start: Int64Array
+    end: Int64Array
+    start_us: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, order: Int64Array) -> _ActivityTable:
+        """Return the rows in this order."""
+        return _ActivityTable(*(column[order] for column in vars(self).values()))
+
+
+def _sort_activities(
+    points: _Points, row: Int64Array, host: _HostActivities, device: _DeviceWork
+) -> _ActivityTable:
+    """Stage 4: all activities, each after those it depends on."""
+    keep, late = host.keep, device.start[device.delayed]
+    kinds = (
+        np.where(host.waited, ActivityKind.WAIT, ActivityKind.HOST)[keep],
+        np.full(len(late), ActivityKind.DELAY),
+        np.where(device.is_range, ActivityKind.RANGE, ActivityKind.DEVICE),
     )
+    host_start = np.where(host.start >= 0, host.start, host.end)[keep]
+    late_us, device_us = points.us[late] - device.delay_us, points.us[device.start]
+    table = _ActivityTable(
+        kind=np.concatenate(kinds).astype(np.uint8),
+        owner=np.concatenate([host.owner[keep], row[late], row[device.end]]),
+        part=np.concatenate([host.part[keep], np.zeros(len(late) + len(device.end), np.int64)]),
+        start=np.concatenate([host_start, late, device.start]),
+        end=np.concatenate([host.end[keep], late, device.end]),
+        start_us=np.concatenate([host.start_us[keep], late_us, device_us]),
+    )
+    # Sorted by start, a range by the start of the operator that issued it: whatever an activity depends on starts
+    # earlier. Waits and delays are sorted by their end.
+    position = np.arange(len(points.us))
+    position[device.start[device.is_range]] = device.issued
+    by_end = np.isin(table.kind, (ActivityKind.WAIT, ActivityKind.DELAY))
+    key = np.where(by_end, 2 * position[table.end], 2 * position[table.start] + 1)
+    return table.take(np.argsort(key, kind="stable"))
+
+
+@dataclass(frozen=True, eq=False)
+class _Index:
+    """Index of an activity for each point, -1 where there is none.
+
+    ending: the activity that ends at the point. completed: that activity or, where it is left out, the last one before
+    it. starting: the delay or work that starts at the point.
+    """
+
+    ending: Int64Array
+    completed: Int64Array
+    starting: Int64Array
+
+
+def _index_activities(
+    count: int, host: _HostActivities, device: _DeviceWork, table: _ActivityTable
+) -> _Index:
+    """Look up activities by the ``count`` points of the graph."""
+    ending = np.full(count + 1, -1, np.int64)  # one more, so that ending[-1] is -1
+    ending[table.end] = np.arange(len(table))
+    completed = np.full(count + 1, -1, np.int64)
+    completed[:count][host.end[~host.keep]] = host.start[~host.keep]
+    completed[table.end] = table.end
+    starting = np.full(count, -1, np.int64)
+    starting[device.start] = np.where(device.delayed, ending[device.start], ending[device.end])
+    return _Index(ending, ending[_resolve_pointers(completed)], starting)
+
+
+def _collect_dependencies(
+    points: _Points, host: _HostActivities, device: _DeviceWork, index: _Index, count: int
+) -> tuple[Int64Array, Int64Array]:
+    """Stage 5: the dependencies of all ``count`` activities, as `Activities.first` and `Activities.dependencies`."""
+    late = device.start[device.delayed]
+    into_work = device.work_end[points.target] >= 0
+    after = np.concatenate(
+        [
+            index.ending[host.end[host.keep]],
+            np.where(into_work, index.starting[points.target], index.ending[points.target]),
+            index.ending[device.end[device.delayed]],
+            index.starting[device.start[device.is_range]],
+        ]
+    )
+    before = np.concatenate(
+        [
+            index.completed[host.start[host.keep]],
+            index.completed[points.source],
+            index.ending[late],
+            index.completed[device.issued],
+        ]
+    )
+    known = (before >= 0) & (after >= 0)
+    pairs = np.unique(after[known] * (count + 1) + before[known])
+    after, before = np.divmod(pairs, count + 1)
+    return np.searchsorted(after, np.arange(count + 1)), before
+
+
+def _find_causes(
+    graph: Graph, points: _Points, row: Int64Array, device: _DeviceWork, index: _Index, count: int
+) -> tuple[Int64Array, Int64Array]:
+    """Return for each of ``count`` activities the one that launched or issued it, and the row of the event that did."""
+    cause, issuer = np.full((2, count), -1, np.int64)
+    launches = points.edges[graph.kind[points.edges] == EdgeKind.LAUNCH]
+    started = np.append(graph.target[launches], device.start[device.is_range])
+    launched_at = np.append(graph.source[launches], device.issued)
+    for caused in (index.starting[started], index.ending[device.work_end[started]]):
+        cause[caused], issuer[caused] = index.completed[launched_at], row[launched_at]
+    return cause, issuer
+
+
+def _exact_times(graph: Graph, table: _ActivityTable) -> tuple[Int64Array, Int64Array]:
+    """Return start and end in ns; a wait starts when its last dependency ends, a delay at its rounded start."""
+    start_ns, end_ns = graph.time[table.start], graph.time[table.end]
+    waits, delays = table.kind == ActivityKind.WAIT, table.kind == ActivityKind.DELAY
+    start_ns[waits] = np.maximum(start_ns[waits], 1000 * table.start_us[waits])
+    start_ns[delays] = 1000 * table.start_us[delays]
+    return np.minimum(start_ns, end_ns), end_ns
 
 
 def _resolve_pointers(pointer: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each ends that goes from a place to the one it points to, as far as that goes."""
+    """Follow the pointers from each index until they no longer move."""
     while True:
         further = pointer[pointer]
         if np.array_equal(further, pointer):
@@ -219,12 +381,13 @@ def _resolve_pointers(pointer: NDArray[np.int64]) -> NDArray[np.int64]:
         pointer = further
 
 
-def _rank_within_owner(owner: Int64Array, point: Int32Array | Int64Array) -> Int64Array:
-    """How many of the same owner come before each, in the order of their points."""
+def _number_within_owner(owner: Int64Array, point: Int32Array | Int64Array) -> Int64Array:
+    """Number the activities of each owner in the order of their points, from 0."""
     order = np.lexsort((point, owner))
     sorted_owner = owner[order]
-    fresh = np.append(True, sorted_owner[1:] != sorted_owner[:-1])[: len(order)]
-    places = np.arange(len(order))
-    count = np.empty(len(order), np.int64)
-    count[order] = places - np.maximum.accumulate(np.where(fresh, places, 0)) if len(order) else places
-    return count
+    is_first = np.append(True, sorted_owner[1:] != sorted_owner[:-1])[: len(order)]
+    positions = np.arange(len(order))
+    number = np.empty(len(order), np.int64)
+    if len(order):
+        number[order] = positions - np.maximum.accumulate(np.where(is_first, positions, 0))
+    return number

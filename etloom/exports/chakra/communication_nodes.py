@@ -11,10 +11,9 @@ from etloom.core import arrays, categories
 from etloom.core.trace import Trace
 from etloom.exports.chakra.activities import Activities, ActivityKind
 from etloom.exports.chakra.group_numbering import GroupNumbers
-from etloom.formats.chakra.protobuf import COLLECTIVES, NODE_TYPES
+from etloom.formats.chakra.protobuf import COLLECTIVES, TYPE_NUMBERS
 from etloom.graphs.event_arrays import rows_of_ids
 
-TYPE_NUMBERS = {name: number for number, name in NODE_TYPES.items()}
 _COMM_TYPE_NUMBERS = {name: number for number, name in COLLECTIVES.items()}
 _COLUMNS = {
     "type": pl.Int64, "comm_type": pl.Int64, "comm_size": pl.Int64, "comm_src": pl.Int64, "comm_dst": pl.Int64,
@@ -26,11 +25,11 @@ _COLUMNS = {
 
 def build_communication_columns(trace: Trace, found: Activities, groups: GroupNumbers) -> pl.DataFrame:
     """type, and of communications what simulators ask for."""
-    lasting = np.flatnonzero(np.isin(found.sort, (ActivityKind.DEVICE, ActivityKind.RANGE)))
+    lasting = np.flatnonzero(np.isin(found.kind, (ActivityKind.DEVICE, ActivityKind.RANGE)))
     events = trace.events
     told = categories.add_kernel_type(events.select("cat", "name")[found.owner[lasting]])
     names = told["name"].cast(pl.String)
-    is_range = found.sort[lasting] == ActivityKind.RANGE
+    is_range = found.kind[lasting] == ActivityKind.RANGE
     comm = (told["kind"] == "communication").fill_null(False).to_numpy() | is_range
     facts = {row["event"]: row for row in _list_comms(trace)}
     ids = events["id"].to_numpy()

@@ -43,16 +43,16 @@ def build_nodes(trace: Trace, groups: GroupNumbers, *, delays: bool) -> ChakraNo
             "ctrl": _control_dependencies(trace, found, before),
             "start_time_micros": found.start - min(0, int(found.start.min(initial=0))),
             "duration_micros": found.duration,
-            "is_cpu_op": np.isin(found.sort, (ActivityKind.HOST, ActivityKind.WAIT)),
+            "is_cpu_op": np.isin(found.kind, (ActivityKind.HOST, ActivityKind.WAIT)),
             "part": pl.Series(found.part).replace(0, None),
-            "start_ns": found.begun,
-            "duration_ns": found.ended - found.begun,
+            "start_ns": found.start_ns,
+            "duration_ns": found.end_ns - found.start_ns,
         }
     )
     table = table.hstack(_describe_activities(trace, found)).hstack(
         build_communication_columns(trace, found, groups)
     )
-    first, on = found.first, found.on + before
+    first, on = found.first, found.dependencies + before
     if init is not None:
         row = pl.DataFrame(
             {
@@ -94,7 +94,7 @@ def _control_dependencies(trace: Trace, found: Activities, before: int) -> pl.Se
     """Control dependencies: of a part on the first of its operator, of that on the operator around it; of device
     work and ranges on the activity that issued them."""
     events = trace.events
-    host = found.sort <= ActivityKind.WAIT
+    host = found.kind <= ActivityKind.WAIT
     first = np.full(events.height + 1, -1, np.int64)  # so that first[-1] is -1
     opens = np.flatnonzero(host & (found.part == 0) & (found.owner != NO_OWNER))
     first[found.owner[opens]] = opens
@@ -113,7 +113,7 @@ def _describe_activities(trace: Trace, found: Activities) -> pl.DataFrame:
         "row", "id", "name", "cat", "tid", "device", "stream", "rf_id", "dur"
     )
     told = owners.to_frame("row").join(own, on="row", how="left", maintain_order="left")
-    sort = pl.Series(found.sort)
+    sort = pl.Series(found.kind)
     host, part = sort <= ActivityKind.WAIT, pl.Series(found.part)
     opens = host & (part == 0)
     thread = pl.Series(found.thread).replace(-1, None).cast(pl.UInt32)

@@ -1,7 +1,6 @@
-"""Checks Chakra files for what keeps a simulator from running them, or from answering what is asked.
+"""Lint rules for the file of one rank: the file as a whole, its nodes, its communication, its dependencies.
 
-Each rule is a function of one file or of all; what they find is explained in `findings`. What simulators ask of a file
-was read from ASTRA-sim 2.0 (workload/Workload.cc) and Chakra's feeder.
+What simulators require was read from ASTRA-sim 2.0 (workload/Workload.cc) and Chakra's feeder.
 """
 
 from __future__ import annotations
@@ -13,204 +12,220 @@ from pathlib import Path
 from typing import Any
 
 from etloom.core.errors import ReadError
-from etloom.exports.chakra_lint.cross_rank_rules import check_across_ranks
-from etloom.exports.chakra_lint.lint_codes import FindingCollector, LintFinding
-from etloom.formats.chakra.et_files import ChakraFile, ChakraNode, find_rank_files, load_file, strip_suffix
-from etloom.formats.chakra.protobuf import COLLECTIVES, NODE_TYPES
+from etloom.exports.chakra_lint.lint_codes import FindingCollector
+from etloom.formats.chakra.et_files import ChakraFile, ChakraNode, strip_suffix
+from etloom.formats.chakra.protobuf import COLLECTIVES, NODE_TYPES, TYPE_NUMBERS
 from etloom.formats.tables.node_table import is_int
 
-TYPES = {name: number for number, name in NODE_TYPES.items()}
-SEND, RECV, COLL = (TYPES[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
+_SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
 _UNSUPPORTED_COLLECTIVES = ("reduce", "gather", "scatter", "barrier")
-_INTEGER_ATTRIBUTES = {
-    *(
-        "comm_type",
-        "comm_size",
-        "comm_src",
-        "comm_dst",
-        "comm_tag",
-        "num_ops",
-        "tensor_size",
-        "comm_priority",
-    ),
-}
+_INTEGER_ATTRIBUTES = (
+    *("comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "num_ops", "tensor_size"),
+    "comm_priority",
+)
 _VALUE_FIELDS = {"is_cpu_op": ("bool_val",), "pg_name": ("string_val",)} | {
     name: tuple(f"{sign}int{bits}_val" for sign in ("", "u", "s") for bits in (32, 64))
     for name in _INTEGER_ATTRIBUTES
 }
+"""Attributes that simulators read as a certain type, and the fields of AttributeProto that hold this type."""
+_MAX_LISTED_NODES = 8
 
 
-def lint(path: Path) -> list[LintFinding]:
-    """What is wrong with a file NAME.RANK.et, or with those of a folder; nothing, where a simulator can run them.
-
-    Groups are looked up in NAME.comm_groups.json beside the files and in the nodes that describe process groups.
-    Raises ReadError for what is no Chakra trace.
-    """
-    found = FindingCollector()
-    ranks = find_rank_files(path)
-    files = {rank: load_file(file) for rank, file in ranks.items()}
-    groups = {rank: _read_groups(file) for rank, file in files.items()}
-    for rank, file in files.items():
-        _check_file(found, rank, file)
-        for node in file.nodes:
-            _check_node(found, rank, node)
-            if node.type in (SEND, RECV, COLL):
-                _check_communication(found, rank, node, groups[rank], named="." in strip_suffix(file.path))
-        _check_order(found, rank, file.nodes)
-    check_across_ranks(found, files, groups)
-    return found.all()
+def check_file(
+    findings: FindingCollector, rank: int, file: ChakraFile, groups: Mapping[str, list[int]]
+) -> None:
+    """Apply all rules for one file. groups: number of each process group -> its ranks."""
+    _check_messages(findings, rank, file)
+    _check_work(findings, rank, file.nodes)
+    for node in file.nodes:
+        _check_node(findings, rank, node)
+        if node.type in (_SEND, _RECV, _COLL):
+            # Only a name like job.3.et states the rank.
+            _check_communication(findings, rank, node, groups, rank_in_name="." in strip_suffix(file.path))
+    _check_dependencies(findings, rank, file.nodes)
 
 
-def _check_file(found: FindingCollector, rank: int, file: ChakraFile) -> None:
-    if file.cut:
-        found.add(rank, "truncated", None, file.cut)
+def _check_messages(findings: FindingCollector, rank: int, file: ChakraFile) -> None:
+    if file.truncation:
+        findings.add(rank, "truncated", None, file.truncation)
     for _ in range(file.damaged):
-        found.add(rank, "damaged-node", None, f"{file.damaged} of {len(file.nodes) + file.damaged} messages")
+        total = len(file.nodes) + file.damaged
+        findings.add(rank, "damaged-node", None, f"{file.damaged} of {total} messages")
     if file.metadata is None:
-        found.add(rank, "no-metadata", file.nodes[0].id, file.nodes[0].name)
+        findings.add(rank, "no-metadata", file.nodes[0].id, file.nodes[0].name)
     elif not file.metadata.ByteSize():
-        found.add(rank, "empty-metadata", None, file.path.name)
+        findings.add(rank, "empty-metadata", None, file.path.name)
     if not file.nodes:
-        found.add(rank, "no-nodes", None, file.path.name)
-    computing = [node for node in file.nodes if node.type == TYPES["COMP_NODE"]]
-    if computing and not any(
-        node.message.duration_micros or node.attributes.get("num_ops") for node in computing
+        findings.add(rank, "no-nodes", None, file.path.name)
+
+
+def _check_work(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
+    """Check that computations take time, and that something depends on GPU work."""
+    computations = [node for node in nodes if node.type == TYPE_NUMBERS["COMP_NODE"]]
+    if computations and not any(
+        node.message.duration_micros or node.attributes.get("num_ops") for node in computations
     ):
-        found.add(
-            rank, "no-durations", computing[0].id, f"{len(computing):,} of {len(computing):,} computations"
-        )
-    device = {node.id for node in file.nodes if not node.runs_on_host and node.type != TYPES["METADATA_NODE"]}
-    leading = {on for node in file.nodes for on in node.message.data_deps}
-    streams = {str(node.attributes.get("stream")) for node in file.nodes if node.id in device}
-    if len(streams) < len(device) < len(file.nodes) and not device & leading:
-        found.add(rank, "device-leads-nowhere", min(device), f"{len(device):,} nodes of the device")
+        example = f"{len(computations):,} of {len(computations):,} computations"
+        findings.add(rank, "no-durations", computations[0].id, example)
+    metadata_type = TYPE_NUMBERS["METADATA_NODE"]
+    gpu_ids = {node.id for node in nodes if not node.runs_on_host and node.type != metadata_type}
+    required_ids = {dependency for node in nodes for dependency in node.message.data_deps}
+    streams = {str(node.attributes.get("stream")) for node in nodes if node.id in gpu_ids}
+    if len(streams) < len(gpu_ids) < len(nodes) and not gpu_ids & required_ids:
+        findings.add(rank, "device-leads-nowhere", min(gpu_ids), f"{len(gpu_ids):,} GPU nodes")
 
 
-def _check_node(found: FindingCollector, rank: int, node: ChakraNode) -> None:
-    if node.type not in NODE_TYPES or node.type == TYPES["INVALID_NODE"]:
-        found.add(rank, "unknown-node-type", node.id, f"{node.name}: type {node.type}")
+def _check_node(findings: FindingCollector, rank: int, node: ChakraNode) -> None:
+    if node.type not in NODE_TYPES or node.type == TYPE_NUMBERS["INVALID_NODE"]:
+        findings.add(rank, "unknown-node-type", node.id, f"{node.name}: type {node.type}")
     for attribute in node.message.attr:
-        kind = attribute.WhichOneof("value")
-        if kind not in _VALUE_FIELDS.get(attribute.name, (kind,)):
-            found.add(
-                rank, "attribute-type", node.id, f"{node.name}: {attribute.name} is a {kind or 'nothing'}"
-            )
-    if "is_cpu_op" not in node.attributes and node.type != TYPES["METADATA_NODE"]:
-        found.add(rank, "missing-is-cpu-op", node.id, node.name)
+        field = attribute.WhichOneof("value")
+        if field not in _VALUE_FIELDS.get(attribute.name, (field,)):
+            example = f"{node.name}: {attribute.name} is stored as {field or 'no value'}"
+            findings.add(rank, "attribute-type", node.id, example)
+    if "is_cpu_op" not in node.attributes and node.type != TYPE_NUMBERS["METADATA_NODE"]:
+        findings.add(rank, "missing-is-cpu-op", node.id, node.name)
 
 
 def _check_communication(
-    found: FindingCollector, rank: int, node: ChakraNode, groups: Mapping[str, list[int]], *, named: bool
+    findings: FindingCollector,
+    rank: int,
+    node: ChakraNode,
+    groups: Mapping[str, list[int]],
+    *,
+    rank_in_name: bool,
 ) -> None:
-    said = node.attributes
-    size = said.get("comm_size")
-    kind = COLLECTIVES.get(said.get("comm_type", -1)) if is_int(said.get("comm_type")) else None
+    attributes = node.attributes
+    size, comm_type = attributes.get("comm_size"), attributes.get("comm_type")
+    collective = COLLECTIVES.get(comm_type) if is_int(comm_type) else None
     if size is None:
-        found.add(rank, "missing-comm-size", node.id, node.name)
-    elif not size and kind != "barrier":
-        found.add(rank, "no-bytes", node.id, node.name)
-    if node.type != COLL:
-        ends = [said.get(name) for name in ("comm_src", "comm_dst", "comm_tag")]
-        if None in ends:
-            found.add(rank, "missing-ends", node.id, node.name)
-        elif named and (own := ends[0] if node.type == SEND else ends[1]) != rank:
-            found.add(rank, "foreign-end", node.id, f"{node.name}: of rank {own}")
+        findings.add(rank, "missing-comm-size", node.id, node.name)
+    elif not size and collective != "barrier":
+        findings.add(rank, "no-bytes", node.id, node.name)
+    if node.type != _COLL:
+        _check_message(findings, rank, node, rank_in_name=rank_in_name)
         return
     if node.runs_on_host:
-        found.add(rank, "collective-on-cpu", node.id, node.name)
-    if "comm_type" not in said:
-        found.add(rank, "missing-comm-type", node.id, node.name)
-    elif kind is None:
-        found.add(rank, "unknown-comm-type", node.id, f"{node.name}: {said['comm_type']}")
-    elif kind in _UNSUPPORTED_COLLECTIVES:
-        found.add(rank, "unsupported-collective", node.id, f"{node.name}: {kind}")
-    group = str(said.get("pg_name") or "0")
+        findings.add(rank, "collective-on-cpu", node.id, node.name)
+    if "comm_type" not in attributes:
+        findings.add(rank, "missing-comm-type", node.id, node.name)
+    elif collective is None:
+        findings.add(rank, "unknown-comm-type", node.id, f"{node.name}: {comm_type}")
+    elif collective in _UNSUPPORTED_COLLECTIVES:
+        findings.add(rank, "unsupported-collective", node.id, f"{node.name}: {collective}")
+    _check_group(findings, rank, node, groups, rank_in_name=rank_in_name)
+
+
+def _check_message(findings: FindingCollector, rank: int, node: ChakraNode, *, rank_in_name: bool) -> None:
+    source, destination, tag = (node.attributes.get(f"comm_{part}") for part in ("src", "dst", "tag"))
+    own_end = source if node.type == _SEND else destination
+    if None in (source, destination, tag):
+        findings.add(rank, "missing-ends", node.id, node.name)
+    elif rank_in_name and own_end != rank:
+        findings.add(rank, "foreign-end", node.id, f"{node.name}: of rank {own_end}")
+
+
+def _check_group(
+    findings: FindingCollector,
+    rank: int,
+    node: ChakraNode,
+    groups: Mapping[str, list[int]],
+    *,
+    rank_in_name: bool,
+) -> None:
+    group = str(node.attributes.get("pg_name") or "0")
     if not group.isdecimal():
-        found.add(rank, "group-name", node.id, f"{node.name}: {group!r}")
+        findings.add(rank, "group-name", node.id, f"{node.name}: {group!r}")
     elif group != "0" and group not in groups:
-        found.add(rank, "unknown-group", node.id, f"{node.name}: group {group}")
-    elif named and group in groups and rank not in groups[group]:
-        found.add(rank, "not-a-member", node.id, f"{node.name}: group {group} is {groups[group]}")
-    if (root := said.get("root")) is not None and group in groups and root not in groups[group]:
-        found.add(rank, "root-outside", node.id, f"{node.name}: root {root} of group {groups[group]}")
+        findings.add(rank, "unknown-group", node.id, f"{node.name}: group {group}")
+    elif rank_in_name and group in groups and rank not in groups[group]:
+        findings.add(rank, "not-a-member", node.id, f"{node.name}: group {group} is {groups[group]}")
+    root = node.attributes.get("root")
+    if root is not None and group in groups and root not in groups[group]:
+        findings.add(rank, "root-outside", node.id, f"{node.name}: root {root} of group {groups[group]}")
 
 
-def _check_order(found: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
-    """Ids that are there once, dependencies that are there, no circle."""
+def _check_dependencies(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
+    """Check that ids are unique, that the nodes of all dependencies exist, and that there is no cycle."""
     ids = Counter(node.id for node in nodes)
-    for one, count in ids.items():
+    for node_id, count in ids.items():
         if count > 1:
-            found.add(rank, "duplicate-id", one, f"{count} nodes have the id {one}")
+            findings.add(rank, "duplicate-id", node_id, f"{count} nodes have the id {node_id}")
     for node in nodes:
-        for kind, on_which in (("data", node.message.data_deps), ("control", node.message.ctrl_deps)):
-            for on in on_which:
-                if on not in ids:
-                    found.add(rank, f"dangling-{kind}-dependency", node.id, f"{node.name}: on node {on}")
+        for kind, dependencies in (("data", node.message.data_deps), ("control", node.message.ctrl_deps)):
+            for missing in (dependency for dependency in dependencies if dependency not in ids):
+                findings.add(rank, f"dangling-{kind}-dependency", node.id, f"{node.name}: on node {missing}")
     data = {node.id: set(node.message.data_deps) & ids.keys() for node in nodes}
-    both = {node.id: node.on & ids.keys() for node in nodes}
-    for code, on_them in (("cycle", data), ("control-cycle", both)):
-        if circle := _find_cycle(on_them):
-            ends = circle if len(circle) < 9 else [*circle[:8], "..."]
-            found.add(rank, code, circle[0], " -> ".join(map(str, ends)))
+    both = {node.id: node.dependencies & ids.keys() for node in nodes}
+    for code, dependencies_of in (("cycle", data), ("control-cycle", both)):
+        if cycle := _find_cycle(dependencies_of):
+            shown = cycle if len(cycle) <= _MAX_LISTED_NODES else [*cycle[:_MAX_LISTED_NODES], "..."]
+            findings.add(rank, code, cycle[0], " -> ".join(map(str, shown)))
             break
 
 
-def _find_cycle(on: dict[int, set[int]]) -> list[int]:
-    """Nodes of which each depends on the next and the last is the first; none where there is no circle."""
-    missing = {one: len(those) for one, those in on.items()}
-    leads: dict[int, list[int]] = {}
-    for one, those in on.items():
-        for other in those:
-            leads.setdefault(other, []).append(one)
-    ready = [one for one, count in missing.items() if not count]
+def _find_cycle(dependencies_of: dict[int, set[int]]) -> list[int]:
+    """Return nodes each of which depends on the next, the last being the first again; empty without a cycle."""
+    missing = {node: len(dependencies) for node, dependencies in dependencies_of.items()}
+    dependents: dict[int, list[int]] = {}
+    for node, dependencies in dependencies_of.items():
+        for dependency in dependencies:
+            dependents.setdefault(dependency, []).append(node)
+    ready = [node for node, count in missing.items() if not count]
     while ready:
-        for after in leads.get(ready.pop(), ()):
-            missing[after] -= 1
-            if not missing[after]:
-                ready.append(after)
-    stuck = {one for one, count in missing.items() if count}
-    if not stuck:
+        for dependent in dependents.get(ready.pop(), ()):
+            missing[dependent] -= 1
+            if not missing[dependent]:
+                ready.append(dependent)
+    blocked = {node for node, count in missing.items() if count}
+    if not blocked:
         return []
-    # Each of them depends on another of them: whoever follows that comes to where it was.
-    path = [min(stuck)]
-    place = {path[0]: 0}
-    while (after := min(on[path[-1]] & stuck)) not in place:
-        place[after] = len(path)
-        path.append(after)
-    return [*path[place[after] :], after]
+    # Each blocked node depends on another blocked one, so following them must return to a visited node.
+    path = [min(blocked)]
+    position = {path[0]: 0}
+    while (following := min(dependencies_of[path[-1]] & blocked)) not in position:
+        position[following] = len(path)
+        path.append(following)
+    return [*path[position[following] :], following]
 
 
-def _read_groups(file: ChakraFile) -> dict[str, list[int]]:
-    """Number -> ranks, from beside the file and from its nodes."""
-    found = {name: ranks for node in file.nodes for name, ranks in _groups_of_node(node)}
-    beside = [file.path.with_name(f"{name}.comm_groups.json") for name in _job_names(file.path)]
-    for candidate in beside:
+def read_groups(file: ChakraFile) -> dict[str, list[int]]:
+    """Return number -> ranks of the process groups, from NAME.comm_groups.json or the nodes of the file.
+
+    Raises:
+        ReadError: NAME.comm_groups.json is not an object of lists of ranks.
+    """
+    groups = {number: ranks for node in file.nodes for number, ranks in _list_node_groups(node)}
+    for candidate in _group_file_candidates(file.path):
         if candidate.is_file():
             try:
-                listed = json.loads(candidate.read_text("utf-8"))
+                content = json.loads(candidate.read_text("utf-8"))
             except (ValueError, RecursionError) as error:
-                raise ReadError(f"is no JSON: {error}", where=candidate) from None
-            if not isinstance(listed, dict) or not all(map(_is_rank_list, listed.values())):
-                raise ReadError('is no object {"NUMBER": [RANKS]}', where=candidate)
-            return found | listed
-    return found
+                raise ReadError(f"not valid JSON: {error}", where=candidate) from None
+            if not isinstance(content, dict) or not all(map(_is_rank_list, content.values())):
+                raise ReadError('expected an object {"NUMBER": [RANKS]}', where=candidate)
+            return groups | content
+    return groups
 
 
-def _job_names(path: Path) -> Iterator[str]:
-    yield strip_suffix(path)
-    if strip_suffix(path).rpartition(".")[2].isdecimal():
-        yield strip_suffix(path).rpartition(".")[0]
+def _group_file_candidates(path: Path) -> Iterator[Path]:
+    """List where simulators look: NAME.RANK.comm_groups.json, then NAME.comm_groups.json."""
+    name = strip_suffix(path)
+    yield path.with_name(f"{name}.comm_groups.json")
+    job_name, _, rank = name.rpartition(".")
+    if rank.isdecimal():
+        yield path.with_name(f"{job_name}.comm_groups.json")
 
 
-def _groups_of_node(node: ChakraNode) -> Iterator[tuple[str, list[int]]]:
-    """The groups that a node of metadata lists, which simulators read from its first input."""
-    if node.type != TYPES["METADATA_NODE"]:
+def _list_node_groups(node: ChakraNode) -> Iterator[tuple[str, list[int]]]:
+    """List the groups that a metadata node describes; simulators read them from its first input."""
+    if node.type != TYPE_NUMBERS["METADATA_NODE"]:
         return
     try:
-        listed: Any = json.loads(node.message.inputs.values[2:-2])
+        content: Any = json.loads(node.message.inputs.values[2:-2])
     except (ValueError, RecursionError):
         return
-    for group in listed if isinstance(listed, list) else []:
+    for group in content if isinstance(content, list) else []:
         if isinstance(group, dict) and _is_rank_list(group.get("ranks")):
             yield str(group.get("pg_name")), group["ranks"]
 

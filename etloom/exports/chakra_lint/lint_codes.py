@@ -1,160 +1,187 @@
-"""What `lint` can find: for each code how bad it is, what it means and how to mend it.
+"""The codes of lint findings: for each its severity, what it means and how to fix it.
 
-error: a simulator refuses the file, waits for ever, or simulates something else. warning: it runs, and what it answers
-may not be meant.
+An error makes a simulator refuse the file, wait forever or simulate something else. With a warning the simulation runs,
+but its result may not be what was intended.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ERROR, WARNING = "error", "warning"
 
-LINT_CODES: dict[str, tuple[str, str, str]] = {
-    # The file
-    "truncated": (ERROR, "the file ends in the middle of a message", "write or copy it again"),
-    "damaged-node": (ERROR, "a message is no node, and readers stop at it", "write the file again"),
-    "no-metadata": (
+
+class LintCode(NamedTuple):
+    """Severity, meaning and remedy of one code."""
+
+    severity: str
+    meaning: str
+    remedy: str
+
+
+_FILE_CODES = {
+    "truncated": LintCode(ERROR, "the file ends in the middle of a message", "write or copy it again"),
+    "damaged-node": LintCode(
+        ERROR, "a message cannot be parsed as a node, and readers stop at it", "write the file again"
+    ),
+    "no-metadata": LintCode(
         ERROR,
-        "the file begins with a node, which simulators read as metadata and lose",
+        "the file starts with a node, which simulators read as metadata and lose",
         "put a GlobalMetadata message first",
     ),
-    "empty-metadata": (
+    "empty-metadata": LintCode(
         ERROR,
-        "the first message has no bytes, which Chakra's reader takes for the end of the file",
+        "the first message is empty, which Chakra's reader takes for the end of the file",
         "give the GlobalMetadata a version",
     ),
-    "no-nodes": (ERROR, "there is no node to run", "convert a trace that holds operators"),
-    # Nodes
-    "duplicate-id": (
+    "no-nodes": LintCode(ERROR, "the file contains no nodes", "convert a trace that contains operators"),
+}
+_NODE_CODES = {
+    "duplicate-id": LintCode(
         ERROR,
-        "several nodes have one id, so dependencies on it are ambiguous and all but one are lost",
-        "number the nodes anew",
+        "several nodes have the same id, so dependencies on it are ambiguous and all but one node are lost",
+        "give each node its own id",
     ),
-    "dangling-data-dependency": (
+    "dangling-data-dependency": LintCode(
         ERROR,
-        "a data dependency names a node that is not there, so the node never starts",
-        "drop the dependency, or keep the node it names",
+        "a data dependency refers to a missing node, so the node never starts",
+        "remove the dependency, or keep the node it refers to",
     ),
-    "dangling-control-dependency": (
+    "dangling-control-dependency": LintCode(
         ERROR,
-        "a control dependency names a node that is not there; newer simulators stop at it",
-        "drop the dependency, or keep the node it names",
+        "a control dependency refers to a missing node; newer simulators stop at it",
+        "remove the dependency, or keep the node it refers to",
     ),
-    "cycle": (
-        ERROR,
-        "nodes depend on each other in a circle, so none of them ever starts",
-        "drop one of them",
+    "cycle": LintCode(
+        ERROR, "nodes depend on each other in a cycle, so none of them ever starts", "remove one dependency"
     ),
-    "control-cycle": (
+    "control-cycle": LintCode(
         WARNING,
-        "data and control dependencies together run in a circle; a simulator that follows both never starts them",
-        "let control dependencies name a node that ends before, or leave them out",
+        "data and control dependencies form a cycle; a simulator that follows both never starts these nodes",
+        "let control dependencies refer to nodes that end earlier, or omit them",
     ),
-    "unknown-node-type": (
+    "unknown-node-type": LintCode(
         ERROR,
-        "the type is none that simulators run",
+        "simulators do not know the node type",
         "set it to COMP_NODE, a COMM_ or a MEM_ type, or METADATA_NODE",
     ),
-    "attribute-type": (
+    "attribute-type": LintCode(
         ERROR,
-        "an attribute has another type than simulators read it as, at which they stop",
+        "an attribute has a different type than simulators expect, and they stop at it",
         "write is_cpu_op as bool, pg_name as string, numbers as integers",
     ),
-    "missing-is-cpu-op": (
+    "missing-is-cpu-op": LintCode(
         WARNING,
-        "nothing says whether the node runs on the host, so it is taken for device work",
+        "is_cpu_op is missing, so simulators run the node on the device",
         "set is_cpu_op",
     ),
-    "no-durations": (
+    "no-durations": LintCode(
         WARNING,
-        "no computation takes any time, nor says its num_ops and tensor_size",
+        "no computation has a duration, or num_ops and tensor_size",
         "set duration_micros, or num_ops and tensor_size for a roofline",
     ),
-    "device-leads-nowhere": (
+    "device-leads-nowhere": LintCode(
         WARNING,
-        "nothing depends on device work, so collectives start before what they send is computed",
+        "no node depends on GPU work, so collectives start before their input is computed",
         "convert with a tool that keeps the order of streams and waits: etloom export --to chakra",
     ),
-    # Communication
-    "collective-on-cpu": (ERROR, "ASTRA-sim refuses collectives on the host", "set is_cpu_op to false"),
-    "missing-comm-type": (
+}
+_COMMUNICATION_CODES = {
+    "collective-on-cpu": LintCode(
+        ERROR, "ASTRA-sim refuses collectives on the host", "set is_cpu_op to false"
+    ),
+    "missing-comm-type": LintCode(
         ERROR,
-        "a collective does not say which, and would run as whatever the reader has: 0 is all-reduce",
+        "a collective has no comm_type; simulators run it as their default, often 0 (all-reduce)",
         "set comm_type",
     ),
-    "unknown-comm-type": (ERROR, "comm_type is no collective of Chakra's enumeration", "set it to 0 to 9"),
-    "unsupported-collective": (
-        ERROR,
-        "ASTRA-sim implements no reduce, gather, scatter or barrier and stops at it",
-        "replace it: a reduce by an all-reduce, a barrier by one of a byte, or leave it out",
+    "unknown-comm-type": LintCode(
+        ERROR, "comm_type is not in Chakra's enumeration of collectives", "set it to a value from 0 to 9"
     ),
-    "missing-comm-size": (ERROR, "a communication does not say how much it moves", "set comm_size in bytes"),
-    "no-bytes": (
-        WARNING,
-        "a communication moves nothing and takes no time",
-        "set comm_size, or leave it out",
-    ),
-    "missing-ends": (
+    "unsupported-collective": LintCode(
         ERROR,
-        "a send or receive does not say between whom, so it cannot be matched",
+        "ASTRA-sim does not implement reduce, gather, scatter and barrier, and stops at them",
+        "replace a reduce by an all-reduce and a barrier by an all-reduce of one byte, or remove the node",
+    ),
+    "missing-comm-size": LintCode(ERROR, "a communication has no comm_size", "set comm_size in bytes"),
+    "no-bytes": LintCode(
+        WARNING, "a communication moves 0 bytes and takes no time", "set comm_size, or remove the node"
+    ),
+    "missing-ends": LintCode(
+        ERROR,
+        "a send or receive lacks its source, destination or tag, so it cannot be matched",
         "set comm_src, comm_dst and comm_tag",
     ),
-    "foreign-end": (
+    "foreign-end": LintCode(
         ERROR,
-        "a send does not come from the rank of its file, or a receive does not go there",
+        "the source of a send, or the destination of a receive, is not the rank of the file",
         "set comm_src of sends and comm_dst of receives to the rank",
     ),
-    "group-name": (ERROR, "pg_name is no number, and simulators read it as one", "number the groups"),
-    "unknown-group": (
-        ERROR,
-        "a group is in no NAME.comm_groups.json beside the file, where simulators look up its ranks",
-        'write {"NUMBER": [RANKS]} there, or leave pg_name out for all ranks',
+    "group-name": LintCode(
+        ERROR, "pg_name is not a number, as which simulators read it", "number the process groups"
     ),
-    "not-a-member": (
+    "unknown-group": LintCode(
         ERROR,
-        "a rank takes part in a collective of a group it is not in",
-        "mend the group's ranks",
+        "NAME.comm_groups.json next to the file, where simulators look up the ranks, lacks the group",
+        'add {"NUMBER": [RANKS]} there, or omit pg_name for all ranks',
     ),
-    # Between ranks
-    "groups-differ": (
+    "not-a-member": LintCode(
         ERROR,
-        "ranks say different members of one group, so they wait for different ranks",
+        "a rank takes part in a collective of a group that it does not belong to",
+        "fix the group's ranks",
+    ),
+    "root-outside": LintCode(
+        ERROR, "the root of a collective does not belong to its group", "set root to a rank of the group"
+    ),
+}
+_CROSS_RANK_CODES = {
+    "groups-differ": LintCode(
+        ERROR,
+        "ranks disagree on the members of a group, so they wait for different ranks",
         "give groups of different ranks different numbers",
     ),
-    "collectives-differ": (
+    "collectives-differ": LintCode(
         ERROR,
-        "ranks of a group do different collectives in turn, so a simulator waits for ever",
+        "ranks of a group run different sequences of collectives, so a simulator waits forever",
         "convert the same steps of all ranks, and give each group its number",
     ),
-    "sizes-differ": (
+    "sizes-differ": LintCode(
         WARNING,
-        "ranks move different amounts in one collective, of which simulators take one",
-        "check comm_size; of all-to-alls it may be meant",
+        "ranks specify different sizes for the same collective, and simulators use one of them",
+        "check comm_size; for an all-to-all this may be intended",
     ),
-    "roots-differ": (ERROR, "ranks name different roots of one collective", "set root to the same rank"),
-    "root-outside": (
-        ERROR,
-        "the root of a collective is not in its group",
-        "set root to a rank of the group",
+    "roots-differ": LintCode(
+        ERROR, "ranks specify different roots for the same collective", "set root to the same rank"
     ),
-    "unmatched-message": (
+    "unmatched-message": LintCode(
         ERROR,
-        "a send has no receive of its ends and tag on the other rank, or the reverse, and waits for ever",
+        "a send has no matching receive on the other rank (or the reverse) and waits forever",
         "convert the same steps of both ranks",
     ),
-    "message-sizes-differ": (WARNING, "a send and its receive move different amounts", "check comm_size"),
-    "missing-rank": (
+    "message-sizes-differ": LintCode(
+        WARNING, "a send and its receive have different sizes", "check comm_size"
+    ),
+    "missing-rank": LintCode(
         WARNING,
-        "a rank of the job has no file, so what others do with it cannot be checked, nor run",
+        "a rank of the job has no file, so its communication can neither be checked nor simulated",
         "convert all ranks",
     ),
 }
+LINT_CODES = _FILE_CODES | _NODE_CODES | _COMMUNICATION_CODES | _CROSS_RANK_CODES
 
 
 @dataclass(frozen=True)
 class LintFinding:
-    """Of one code in the file of a rank: how often, and one of them. ``node``: its id, None where it is of the file."""
+    """All occurrences of one code in the file of one rank.
+
+    Attributes:
+        rank: Rank of the file.
+        code: Key of `LINT_CODES`.
+        count: Number of occurrences.
+        node: Node id of the first occurrence; None where it concerns the whole file.
+        example: Description of the first occurrence.
+    """
 
     rank: int
     code: str
@@ -164,30 +191,37 @@ class LintFinding:
 
     @property
     def severity(self) -> str:
-        return LINT_CODES[self.code][0]
+        """ "error" or "warning"."""
+        return LINT_CODES[self.code].severity
 
     @property
     def meaning(self) -> str:
-        return LINT_CODES[self.code][1]
+        """What the code means, without full stop."""
+        return LINT_CODES[self.code].meaning
 
     @property
     def remedy(self) -> str:
-        return LINT_CODES[self.code][2]
+        """How to fix it."""
+        return LINT_CODES[self.code].remedy
 
 
 class FindingCollector:
-    """Gathers what is found, by rank and code."""
+    """Collects occurrences by rank and code."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, str], list[tuple[int | None, str]]] = {}
+        self._occurrences: dict[tuple[int, str], list[tuple[int | None, str]]] = {}
 
     def add(self, rank: int, code: str, node: int | None, example: str) -> None:
-        self._found.setdefault((rank, code), []).append((node, example))
+        """Add one occurrence; the first one of a code becomes its example."""
+        self._occurrences.setdefault((rank, code), []).append((node, example))
 
-    def all(self) -> list[LintFinding]:
-        """Errors first, then in the order of ranks and `CODES`."""
+    def sorted_findings(self) -> list[LintFinding]:
+        """Return the findings: errors first, then in the order of ranks and of `LINT_CODES`."""
         order = list(LINT_CODES)
-        found = [
-            LintFinding(rank, code, len(those), *those[0]) for (rank, code), those in self._found.items()
+        findings = [
+            LintFinding(rank, code, len(occurrences), *occurrences[0])
+            for (rank, code), occurrences in self._occurrences.items()
         ]
-        return sorted(found, key=lambda one: (one.severity, one.rank, order.index(one.code)))
+        return sorted(
+            findings, key=lambda finding: (finding.severity, finding.rank, order.index(finding.code))
+        )

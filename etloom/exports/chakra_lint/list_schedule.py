@@ -1,9 +1,9 @@
-"""Runs the nodes of a Chakra file for as long as they say: list scheduling, as ASTRA-sim does with recorded times.
+"""Runs the nodes of a Chakra file with their recorded durations: list scheduling, as in ASTRA-sim.
 
-A node may begin when all that it depends on have ended. Of those that may, the one with the lowest id goes first. A
-rank does at a time one operator of the host, one computation of the device and one communication; receives take
-nothing. A node takes its duration in whole microseconds, at least a nanosecond. Communications take what was recorded:
-what a network would make of them is for a simulator to say.
+A node may start when all its dependencies have ended; among several such nodes the one with the lowest id starts first.
+A rank runs at most one host operator, one GPU computation and one communication at a time; receives occupy nothing.
+A node takes its duration in whole microseconds, at least one nanosecond. Communications take their recorded time:
+modeling the network is left to a simulator.
 
 Source: ASTRA-sim 2.0, workload/Workload.cc and HardwareResource.cc.
 """
@@ -12,28 +12,38 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from etloom.formats.chakra.et_files import ChakraNode
-from etloom.formats.chakra.protobuf import NODE_TYPES
+from etloom.formats.chakra.protobuf import TYPE_NUMBERS
 
-_TYPES = {name: number for number, name in NODE_TYPES.items()}
-_SEND, _RECV, _COLL = (_TYPES[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
-_INSTANT_TYPES = (_TYPES["METADATA_NODE"], _TYPES["INVALID_NODE"])
+_SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
+_INSTANT_TYPES = (TYPE_NUMBERS["METADATA_NODE"], TYPE_NUMBERS["INVALID_NODE"])
 
 
 class Resource(IntEnum):
+    """What a node occupies while it runs."""
+
     CPU = 0
     COMPUTE = 1
-    COMMUNICATE = 2
-    FREE = 3  # takes none
+    COMMUNICATION = 2
+    NONE = 3
+
+
+_EXCLUSIVE = (Resource.CPU, Resource.COMPUTE, Resource.COMMUNICATION)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """``start`` and ``end`` by id, ns from the beginning; ``stuck``: ids that wait for ever."""
+    """Start and end of each node by id, in ns from the start of the first; and the nodes that never start.
+
+    Attributes:
+        start: Node id -> start in ns.
+        end: Node id -> end in ns.
+        stuck: Ids of the nodes that wait forever.
+    """
 
     start: dict[int, int]
     end: dict[int, int]
@@ -41,62 +51,85 @@ class Schedule:
 
     @property
     def makespan_ns(self) -> int:
+        """End of the last node."""
         return max(self.end.values(), default=0)
 
 
 def required_resource(node: ChakraNode) -> Resource:
-    """What a node occupies while it runs."""
+    """Return what a node occupies while it runs."""
     if node.type == _RECV or node.type in _INSTANT_TYPES:
-        return Resource.FREE
+        return Resource.NONE
     if node.runs_on_host:
         return Resource.CPU
-    return Resource.COMMUNICATE if node.type in (_SEND, _COLL) else Resource.COMPUTE
+    return Resource.COMMUNICATION if node.type in (_SEND, _COLL) else Resource.COMPUTE
 
 
 def schedule_nodes(nodes: Sequence[ChakraNode], *, limited: bool = True) -> Schedule:
-    """When each node runs. limited: whether nodes share resources; else dependencies alone hold them up."""
-    missing = {node.id: len(node.on - {node.id}) + (node.id in node.on) for node in nodes}
-    leads: dict[int, list[int]] = defaultdict(list)
+    """Compute when each node runs.
+
+    Args:
+        nodes: The nodes of one rank.
+        limited: Whether nodes share resources; otherwise only dependencies delay them.
+    """
+    missing = {node.id: len(node.dependencies - {node.id}) + (node.id in node.dependencies) for node in nodes}
+    dependents: dict[int, list[int]] = defaultdict(list)
     for node in nodes:
-        for on in node.on:
-            leads[on].append(node.id)
-    uses = {node.id: required_resource(node) if limited else Resource.FREE for node in nodes}
-    takes = {
-        node.id: 0 if node.type in _INSTANT_TYPES else max(1, 1000 * int(node.message.duration_micros))
-        for node in nodes
-    }
-    ready: list[list[int]] = [[], [], []]
-    running: list[tuple[int, int]] = []  # (end, id)
-    busy = [False] * 3
-    start: dict[int, int] = {}
-    end: dict[int, int] = {}
+        for dependency in node.dependencies:
+            dependents[dependency].append(node.id)
+    run = _Run(nodes, limited=limited)
+    for node_id in sorted(node_id for node_id, count in missing.items() if not count):
+        run.make_ready(node_id)
+    run.start_queued()
+    while run.running:
+        for node_id in run.advance():
+            for dependent in dependents[node_id]:
+                missing[dependent] -= 1
+                if not missing[dependent]:
+                    run.make_ready(dependent)
+        run.start_queued()
+    return Schedule(run.start, run.end, sorted(missing.keys() - run.end.keys()))
 
-    def begin(one: int, now: int) -> None:
-        start[one], end[one] = now, now + takes[one]
-        heapq.heappush(running, (end[one], one))
 
-    def may_begin(one: int, now: int) -> None:
-        if uses[one] == Resource.FREE:
-            begin(one, now)
+class _Run:
+    """The state of a simulation: the clock, what runs, and what is ready for each resource."""
+
+    def __init__(self, nodes: Sequence[ChakraNode], *, limited: bool) -> None:
+        self.resources = {node.id: required_resource(node) if limited else Resource.NONE for node in nodes}
+        self.durations = {
+            node.id: 0 if node.type in _INSTANT_TYPES else max(1, 1000 * int(node.message.duration_micros))
+            for node in nodes
+        }
+        self.start: dict[int, int] = {}
+        self.end: dict[int, int] = {}
+        self.now = 0
+        self.running: list[tuple[int, int]] = []  # (end, id)
+        self.ready: dict[Resource, list[int]] = {resource: [] for resource in _EXCLUSIVE}
+        self.busy = dict.fromkeys(_EXCLUSIVE, False)
+
+    def make_ready(self, node_id: int) -> None:
+        """Start a node that occupies nothing; queue any other."""
+        resource = self.resources[node_id]
+        if resource == Resource.NONE:
+            self._begin(node_id)
         else:
-            heapq.heappush(ready[uses[one]], one)
+            heapq.heappush(self.ready[resource], node_id)
 
-    now = 0
-    for one in sorted(one for one, count in missing.items() if not count):
-        may_begin(one, now)
-    while True:
-        for kind in (Resource.CPU, Resource.COMPUTE, Resource.COMMUNICATE):
-            if not busy[kind] and ready[kind]:
-                busy[kind] = True
-                begin(heapq.heappop(ready[kind]), now)
-        if not running:
-            return Schedule(start, end, sorted(missing.keys() - end.keys()))
-        now = running[0][0]
-        while running and running[0][0] == now:
-            _, done = heapq.heappop(running)
-            if uses[done] != Resource.FREE:
-                busy[uses[done]] = False
-            for one in leads[done]:
-                missing[one] -= 1
-                if not missing[one]:
-                    may_begin(one, now)
+    def start_queued(self) -> None:
+        """Start the next node on each resource that is free."""
+        for resource in _EXCLUSIVE:
+            if not self.busy[resource] and self.ready[resource]:
+                self.busy[resource] = True
+                self._begin(heapq.heappop(self.ready[resource]))
+
+    def advance(self) -> Iterator[int]:
+        """Move to the next end and yield the nodes that end then, including those that start and end meanwhile."""
+        self.now = self.running[0][0]
+        while self.running and self.running[0][0] == self.now:
+            _, node_id = heapq.heappop(self.running)
+            if (resource := self.resources[node_id]) != Resource.NONE:
+                self.busy[resource] = False
+            yield node_id
+
+    def _begin(self, node_id: int) -> None:
+        self.start[node_id], self.end[node_id] = self.now, self.now + self.durations[node_id]
+        heapq.heappush(self.running, (self.end[node_id], node_id))

@@ -30,8 +30,11 @@ _ATTRIBUTE_OF_COLUMN = {
 }  # fmt: skip
 """Columns of comms and the attributes that PyTorch's execution trace, or etloom, calls them by."""
 _COMM_ATTRIBUTES = ("comm_type", "comm_size", "pg_name", "comm_src", "comm_dst")
-_TYPES = {name: number for number, name in pb.NODE_TYPES.items()}
-_SEND, _RECV, _COLL = _TYPES["COMM_SEND_NODE"], _TYPES["COMM_RECV_NODE"], _TYPES["COMM_COLL_NODE"]
+_SEND, _RECV, _COLL = (
+    pb.TYPE_NUMBERS["COMM_SEND_NODE"],
+    pb.TYPE_NUMBERS["COMM_RECV_NODE"],
+    pb.TYPE_NUMBERS["COMM_COLL_NODE"],
+)
 
 
 def sniff(head: bytes) -> bool:

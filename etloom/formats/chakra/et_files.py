@@ -1,4 +1,4 @@
-"""The messages of a Chakra file as they are, and the files of the ranks of a job."""
+"""Reads and writes the messages of a .et file unchanged, and finds the files of the ranks of a job."""
 
 from __future__ import annotations
 
@@ -20,95 +20,122 @@ _SUFFIXES = (".et", ".et.gz")
 
 @dataclass(frozen=True, eq=False)
 class ChakraNode:
-    """A node and its attributes by name."""
+    """A Node message and its attributes by name."""
 
     message: Any
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
+        """Name -> value, as `protobuf.decode_attributes` returns them."""
         return pb.decode_attributes(self.message.attr)
 
     @property
     def id(self) -> int:
+        """Node id."""
         return int(self.message.id)
 
     @property
     def name(self) -> str:
+        """Node name."""
         return str(self.message.name)
 
     @property
     def type(self) -> int:
+        """Key of `protobuf.NODE_TYPES`."""
         return int(self.message.type)
 
     @property
-    def on(self) -> set[int]:
-        """The ids of all that it depends on."""
+    def dependencies(self) -> set[int]:
+        """Ids of its data and control dependencies."""
         return {*self.message.data_deps, *self.message.ctrl_deps}
 
     @property
     def runs_on_host(self) -> bool:
-        """What does not say so runs on the device, as simulators take it."""
+        """Whether is_cpu_op is true; like simulators, take a node without it for GPU work."""
         return bool(self.attributes.get("is_cpu_op", False))
 
 
 @dataclass(frozen=True, eq=False)
 class ChakraFile:
-    """``metadata``: None where the file begins with a node. ``damaged``: messages that are no nodes. ``cut``: why the
-    file ends early, None where it does not."""
+    """The messages of one .et file.
+
+    Attributes:
+        path: The file.
+        metadata: GlobalMetadata message; None where the file starts with a node.
+        nodes: Its nodes in the order of the file.
+        damaged: Number of messages that are not nodes.
+        truncation: Why the file ends early; None where it is complete.
+    """
 
     path: Path
     metadata: Any
     nodes: list[ChakraNode]
     damaged: int
-    cut: str | None
+    truncation: str | None
 
 
 def load_file(path: Path, limit: int = 4 << 30) -> ChakraFile:
-    """The messages of a .et file, packed or not. Raises ReadError, LimitError."""
-    data, cut = read_content(path, limit)
-    messages, lost = pb.split_messages(data, cut)
+    """Read all messages of a .et file, compressed or not.
+
+    Args:
+        path: The file.
+        limit: Maximum size in bytes after decompression.
+
+    Raises:
+        ReadError: The file is not a Chakra execution trace.
+        LimitError: It is larger than ``limit``.
+    """
+    data, truncation = read_content(path, limit)
+    messages, losses = pb.split_messages(data, truncation)
     metadata = pb.parse_metadata(messages[0]) if messages else None
     if metadata is None and not chakra.sniff(data):
-        raise ReadError("is no Chakra execution trace", where=path)
-    found = [pb.parse_node(message) for message in messages[metadata is not None :]]
-    nodes = [ChakraNode(message) for message in found if message is not None]
-    return ChakraFile(path, metadata, nodes, len(found) - len(nodes), lost[0][3] if lost else None)
-
-
-def strip_suffix(path: Path) -> str:
-    """The name without .et or .et.gz."""
-    return path.name.removesuffix(".gz").removesuffix(".et")
-
-
-def path_of_rank(path: Path, rank: int) -> Path:
-    """NAME.et -> NAME.RANK.et."""
-    return path.with_name(f"{strip_suffix(path)}.{rank}{path.name.removeprefix(strip_suffix(path))}")
+        raise ReadError("not a Chakra execution trace", where=path)
+    parsed = [pb.parse_node(message) for message in messages[metadata is not None :]]
+    nodes = [ChakraNode(message) for message in parsed if message is not None]
+    return ChakraFile(path, metadata, nodes, len(parsed) - len(nodes), losses[0][3] if losses else None)
 
 
 def write_messages(path: Path, metadata: Any, nodes: Iterable[Any]) -> None:
-    """Write messages as a .et file."""
+    """Write a GlobalMetadata and Node messages as an uncompressed .et file."""
     with path.open("wb") as file:
         for message in (metadata, *nodes):
             file.write(pb.delimit_message(message))
 
 
-def find_rank_files(path: Path) -> dict[int, Path]:
-    """Rank -> file: of a folder the files NAME.RANK.et in it, of a file its own.
+def strip_suffix(path: Path) -> str:
+    """Return the file name without .et or .et.gz."""
+    return path.name.removesuffix(".gz").removesuffix(".et")
 
-    Raises ReadError for a folder without any, and for one with several NAMEs.
+
+def path_of_rank(path: Path, rank: int) -> Path:
+    """Return NAME.RANK.et for NAME.et."""
+    name = strip_suffix(path)
+    return path.with_name(f"{name}.{rank}{path.name.removeprefix(name)}")
+
+
+def find_rank_files(path: Path) -> dict[int, Path]:
+    """Return the .et file of each rank: for a folder the files NAME.RANK.et in it, for a file itself.
+
+    Raises:
+        ReadError: The folder contains no such file, or files with several NAMEs.
     """
     if not path.is_dir():
         match = _RANK_PATTERN.match(path.name)
         return {int(match["rank"]) if match else 0: path}
-    ranked = [(match, file) for file in sorted(path.iterdir()) if (match := _RANK_PATTERN.match(file.name))]
+    files = sorted(path.iterdir())
+    ranked = [(match, file) for file in files if (match := _RANK_PATTERN.match(file.name))]
     names = sorted({match["name"] for match, _ in ranked})
     if len(names) > 1:
         raise ReadError(
-            f"holds files of several jobs: {', '.join(names)}", where=path, remedy="give a folder for each"
+            f"contains files of several jobs: {', '.join(names)}",
+            where=path,
+            remedy="put each job in its own folder",
         )
     if ranked:
         return {int(match["rank"]): file for match, file in ranked}
-    alone = [file for file in sorted(path.iterdir()) if file.name.endswith(_SUFFIXES)]
-    if len(alone) == 1:
-        return {0: alone[0]}
-    raise ReadError("holds no file NAME.RANK.et", where=path, remedy="name a folder of them, or one file")
+    unranked = [file for file in files if file.name.endswith(_SUFFIXES)]
+    if len(unranked) == 1:
+        return {0: unranked[0]}
+    raise ReadError(
+        "contains no file NAME.RANK.et", where=path, remedy="specify a folder that does, or one file"
+    )

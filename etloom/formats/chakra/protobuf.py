@@ -1,7 +1,7 @@
-"""Chakra's protobuf messages (package ChakraProtoMsg, proto3), declared here so that no protoc is needed.
+"""Chakra's protobuf messages (package ChakraProtoMsg, proto3), declared here so that protoc is not needed.
 
-Source: mlcommons/chakra schema/protobuf/et_def.proto. They live in a pool of their own, so that
-a program may import Chakra's generated module as well. Files are such messages, each after its length.
+Source: mlcommons/chakra schema/protobuf/et_def.proto. The messages have their own descriptor pool, so that a program
+may import Chakra's generated module as well. A file is a sequence of messages, each preceded by its length.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ NODE_TYPES = {
     6: "COMM_RECV_NODE",
     7: "COMM_COLL_NODE",
 }
+TYPE_NUMBERS = {name: number for number, name in NODE_TYPES.items()}
 COLLECTIVES = {
     0: "all_reduce",
     1: "reduce",
@@ -85,7 +86,7 @@ def _build_message_classes() -> dict[str, Any]:
         "Node",
         ("id", 1, "uint64", False),
         ("name", 2, "string", False),
-        # An enumeration on the wire; as a number, so that a type from a later version is read as it is.
+        # An enumeration in the schema; declared as a number, so that types of later versions can be read.
         ("type", 3, "int32", False),
         ("ctrl_deps", 4, "uint64", True),
         ("data_deps", 5, "uint64", True),
@@ -97,11 +98,8 @@ def _build_message_classes() -> dict[str, Any]:
     )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    found = pool.FindFileByName(file.name)
-    return {
-        name: message_factory.GetMessageClass(descriptor)
-        for name, descriptor in found.message_types_by_name.items()
-    }
+    types = pool.FindFileByName(file.name).message_types_by_name
+    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in types.items()}
 
 
 _MESSAGES = _build_message_classes()
@@ -109,86 +107,105 @@ GlobalMetadata: Any = _MESSAGES["GlobalMetadata"]
 Node: Any = _MESSAGES["Node"]
 AttributeProto: Any = _MESSAGES["AttributeProto"]
 
-_MAX_VARINT_BYTES = 10
+MAX_VARINT_BYTES = 10
 
 
-def delimit_message(message: Any) -> bytes:
-    """A message after its length, as files hold it."""
-    body: bytes = message.SerializeToString()
-    length, rest = bytearray(), len(body)
-    while rest > 0x7F:
-        length.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    length.append(rest)
-    return bytes(length) + body
+def encode_varint(value: int) -> bytes:
+    """Encode a number that is not negative as a varint."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
-def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Raises IndexError where data ends inside it, ValueError where it is too long."""
+def decode_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Decode the varint at an offset; return its value and the offset after it.
+
+    Raises:
+        IndexError: The data ends inside the varint.
+        ValueError: The varint is too long.
+    """
     value = 0
-    for shift in range(_MAX_VARINT_BYTES):
-        byte = data[at + shift]
+    for shift in range(MAX_VARINT_BYTES):
+        byte = data[offset + shift]
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:
-            return value, at + shift + 1
+            return value, offset + shift + 1
     raise ValueError("a varint of more than ten bytes")
 
 
-def split_messages(data: bytes, cut: str | None = None) -> tuple[list[memoryview], list[Stat]]:
-    """The messages of a file, each after its length; and that it ends early, which ``cut`` may tell why."""
-    view, at = memoryview(data), 0
-    found: list[memoryview] = []
-    while at < len(data):
+def delimit_message(message: Any) -> bytes:
+    """Encode a message preceded by its length, as in a file."""
+    body: bytes = message.SerializeToString()
+    return encode_varint(len(body)) + body
+
+
+def split_messages(data: bytes, truncation: str | None = None) -> tuple[list[memoryview], list[Stat]]:
+    """Split a file into its messages.
+
+    Args:
+        data: The file without compression.
+        truncation: Why the data ends early, if the decompression reported it.
+
+    Returns:
+        The messages, and a row of stats if the file is truncated.
+    """
+    view, offset = memoryview(data), 0
+    messages: list[memoryview] = []
+    while offset < len(data):
         try:
-            length, begin = decode_varint(data, at)
+            length, begin = decode_varint(data, offset)
             if begin + length > len(data):
                 raise IndexError
         except (IndexError, ValueError):
-            example = f"{len(data) - at:,} bytes after message {len(found):,} belong to no whole one"
-            return found, [("read.truncated", "data_loss", 1, f"{example}: {cut or 'the end is missing'}")]
-        found.append(view[begin : begin + length])
-        at = begin + length
-    return found, [("read.truncated", "data_loss", 1, cut)] if cut else []
+            left = f"{len(data) - offset:,} bytes after message {len(messages):,} are not a complete message"
+            return messages, [
+                ("read.truncated", "data_loss", 1, f"{left}: {truncation or 'the end is missing'}")
+            ]
+        messages.append(view[begin : begin + length])
+        offset = begin + length
+    return messages, [("read.truncated", "data_loss", 1, truncation)] if truncation else []
 
 
 def parse_metadata(message: bytes | memoryview) -> Any:
-    """The GlobalMetadata, or None where the message is something else: a Node is no valid one."""
+    """Parse a GlobalMetadata; return None for anything else, a Node for example."""
     try:
-        found = GlobalMetadata.FromString(bytes(message))
+        metadata = GlobalMetadata.FromString(bytes(message))
     except DecodeError:
         return None
-    size = found.ByteSize()
-    found.DiscardUnknownFields()
-    return found if found.ByteSize() == size else None
+    size = metadata.ByteSize()
+    metadata.DiscardUnknownFields()
+    return metadata if metadata.ByteSize() == size else None
 
 
 def parse_node(message: bytes | memoryview) -> Any:
-    """The Node, or None where the message is something else."""
+    """Parse a Node; return None for anything else."""
     try:
         return Node.FromString(bytes(message))
     except DecodeError:
         return None
 
 
-def decode_attributes(attrs: Any) -> dict[str, Any]:
-    """Name -> value of attributes; bytes as base64 text; ``NAME.doc_string`` where one is said."""
+def decode_attributes(attributes: Any) -> dict[str, Any]:
+    """Return name -> value of AttributeProtos, bytes as base64 text; ``NAME.doc_string`` where there is one."""
     values: dict[str, Any] = {}
-    for attr in attrs:
-        kind = attr.WhichOneof("value")
-        if kind is None:
-            values[attr.name] = None
+    for attribute in attributes:
+        field = attribute.WhichOneof("value")
+        if field is None:
+            values[attribute.name] = None
         else:
-            value = getattr(attr, kind)
-            values[attr.name] = (
-                _to_json_value(list(value.values)) if kind.endswith("_list") else _to_json_value(value)
-            )
-        if attr.doc_string:
-            values[f"{attr.name}.doc_string"] = attr.doc_string
+            value = getattr(attribute, field)
+            value = list(value.values) if field.endswith("_list") else value
+            values[attribute.name] = _to_json_value(value)
+        if attribute.doc_string:
+            values[f"{attribute.name}.doc_string"] = attribute.doc_string
     return values
 
 
 def _to_json_value(value: Any) -> Any:
-    """Bytes as base64 text, which JSON can hold."""
+    """Convert bytes to base64 text, which JSON can represent."""
     if isinstance(value, list):
         return [_to_json_value(item) for item in value]
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
