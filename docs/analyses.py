@@ -6,8 +6,8 @@ import inspect
 import re
 from pathlib import Path
 
-from etloom import registry
-from etloom.schema import UNITS
+from etloom.core import registry
+from etloom.core.schema import UNITS
 
 PAGE = Path(__file__).with_suffix(".md")
 _HEAD = """\
@@ -31,7 +31,7 @@ What is not known is null. A name ends in its unit: {units}. Numbers of other co
 def page() -> str:
     """The page: a row an analysis, of the sentences of its docstring from "Units:" or "Definition:" on."""
     rows = []
-    for name in registry.names("analyses"):
+    for name in registry.list_plugins("analyses"):
         module = registry.get("analyses", name)
         text = inspect.cleandoc(module.__doc__ or "")
         said = " ".join(
@@ -39,12 +39,12 @@ def page() -> str:
             for part in text.split("\n\n")
             if re.match(r"(?:Units|Definitions?):", part)
         )
-        cells = (f"`{name}`", module.SCOPE, registry.summary("analyses", name), said)
+        cells = (f"`{name}`", module.SCOPE, registry.get_summary("analyses", name), said)
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
     units = ", ".join(f"`{end}` {unit}" for end, unit in UNITS.items())
     columns = [
         f"- `{name}`: {', '.join(registry.get('analyses', name).COLUMNS)}\n"
-        for name in registry.names("analyses")
+        for name in registry.list_plugins("analyses")
     ]
     return _HEAD + "".join(rows) + _COLUMNS.format(units=units) + "".join(columns)
 

@@ -1,13 +1,13 @@
-"""Device work with the annotation it belongs to: what each record_function range ran.
+"""GPU activities grouped by the annotation that launched them: the kernels each record_function range ran.
 
-annotation: the innermost record_function range around the call that launched the work; null where there is none, or
-the launch lies outside the trace. A row is an annotation and a kernel name; kernels of one name count together.
+annotation is the innermost record_function range around the call that launched the activity; null if there is none or
+if the launch was not recorded. One row per annotation and kernel name; all kernels of one name are counted together.
 
-annotation: only ranges of this name. by: kernel (a row a kernel name) or annotation (all its work together). step: only
-what was launched in this step.
+annotation: only ranges with this name. by: kernel (one row per kernel name) or annotation (one row per annotation).
+step: only activities launched in this step.
 
-Units: ns. Definition: HolisticTraceAnalysis get_gpu_kernels_with_user_annotations, by launch instead of by overlap in
-time with Kineto's device ranges, which neighbours on a stream share.
+Units: ns. Definition: HolisticTraceAnalysis get_gpu_kernels_with_user_annotations, but assigned by launch instead of by
+overlap in time with Kineto's device ranges, because ranges that are neighbors on a stream share kernels.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""User annotations: how often each name occurs, how long it lasts, on the host and on the device.
+"""User annotations: how often each name occurs and how long it lasts, on the host and on the device.
 
-where: host, the record_function range itself; device, on each stream the time from the start of the first to the end of
-the last work launched in it and in no annotation within it. Kineto draws the same (gpu_user_annotation, up to 1.5 us
-longer), which is taken where the trace holds no launches. total sums all ranges; pct is the time in which some range of
-the name is open, of that from the first to the last annotation there (of the step).
+A row with where = host covers the record_function ranges themselves. With where = device, it covers, per stream, the
+time from the start of the first to the end of the last activity launched directly in the range (not in a nested
+annotation). Kineto records the same (gpu_user_annotation, up to 1.5 us longer), which is used if the trace has no
+launches. total_ns sums all ranges; pct is
+the share of time in which at least one range of this name is open, relative to the time from the first to the last
+annotation there (or in the step).
 
-where: only these: host or device. step: only this step.
+where: only these annotations: host or device. step: only this step.
 
-Units: ns (std of a sample, null of one), percent. Definition: HolisticTraceAnalysis get_gpu_user_annotation_breakdown,
-which is wrong where more names occur than it lists.
+Units: ns (std of a sample, null for one range), percent. Definition: HolisticTraceAnalysis
+get_gpu_user_annotation_breakdown, which is wrong if there are more names than it lists.
 """
 
 from __future__ import annotations

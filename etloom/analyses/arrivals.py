@@ -1,12 +1,14 @@
-"""When each rank came to what the ranks do together, what it waited there, and when it left: a row a rank's part.
+"""Arrival, wait and departure of each rank at each communication; one row per communication and rank.
 
-- communication: which row of `collectives` it is a part of, from 0; that table sums up what this one lists.
-- start_ns: when the rank came, on one clock (see clocks). arrival_ns: how long after the first rank. wait_ns: how long
-  it then stood before those had come whom it waits for, at most until it left: who gets data waits for those who send
-  it; who only sends (the root of a broadcast, the source of a message) for those who get it, as far as they came before
-  it left. left_ns: how long after the first to leave. These are null where no other rank recorded it.
-- duration_ns: from coming to leaving, the wait included.
-- event: the host operator behind it, of the rank.
+- communication: row number in the table of `collectives` (from 0), which summarizes the communications listed here.
+- start_ns: arrival of the rank, on the common clock (see clocks). arrival_ns: delay after the first rank that arrived.
+- wait_ns: how long the rank was then blocked until the ranks it depends on had arrived, at most until it left.
+  Receivers wait for the senders. A rank that only sends (the root of a broadcast, the source of a message) waits for
+  the receivers, if they arrived before it left.
+- departure_ns: delay after the first rank that left. arrival_ns, wait_ns and departure_ns are null if no other rank
+  recorded the communication.
+- duration_ns: from arrival to departure, wait included.
+- event: the host operator that issued it, on this rank.
 
 Units: ns, B.
 """

@@ -1,18 +1,20 @@
-"""Who calls what on each thread: a tree of calls with counts, host and device time.
+"""Call tree of each thread: call counts, host time and device time per call path.
 
-A row is all calls of one name at one place (node), below its caller (parent, null at the top of a thread). Callers
-stand before what they call, and what takes longest first. All steps count together, as ProfilerStep#*. total: self
-time of the calls and of all they call; self: without what they call. device: of the kernels, copies and sets launched
-in them or in what they call, self_device without the latter; null where the trace holds no device work, as is their
-number. Work whose launch was not recorded is of no thread, in a row of its own.
+One row per name and position in the tree (node); parent is the row of the caller, null at the top of a thread. Callers
+precede their callees, and siblings are sorted by time, longest first. All steps are counted together, as
+ProfilerStep#*. total_ns: self time of the calls and of everything they call; self_ns: without callees. device_ns: time
+of the kernels, memcpys and memsets launched by the calls or their callees; self_device_ns: without callees; null if the
+trace has no GPU activity, like the number of kernels. GPU activity whose launch was not recorded has a row of its own,
+outside of all threads.
 
-joined: put each backward operator under the forward one that it belongs to, whatever thread it ran on, so that a
-module or operator shows all it costs. kernels: device work has rows of its own, below the call that launched it.
-depth: only calls so deep and less, 0 the outermost. least_pct: only what takes this share of all host or of all device
-time; 0 for every call.
+joined: attach each backward operator to the forward operator it belongs to, across threads, so that a module or
+operator includes its full cost. kernels: add rows for GPU activities, below the call that launched them. depth: only
+calls up to this depth; 0 is the outermost. min_pct: only calls with at least this share of the total host time or of
+the total device time; 0 shows every call.
 
-Units: ns, percent. Definition: HolisticTraceAnalysis' call stacks, one tree for host and device. A single call's own
-caller and depth are in the events table (etloom query); etloom export --to folded writes stacks for a flame graph.
+Units: ns, percent. Definition: HolisticTraceAnalysis' call stacks, as one tree for host and device. The caller and the
+depth of a single call are in the events table (etloom query); etloom export --to folded writes stacks for a flame
+graph.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""How far the clocks of ranks differ, told from what they did together: offset, bounds, drift, and how sure it is.
+"""Clock offset, bounds and drift of each rank, inferred from the communications the ranks share.
 
-- offset_ns: this clock minus that of the reference rank, the median difference of the ends of collectives that all
-  ranks leave together. lowest_ns, highest_ns: it cannot be outside these, since no rank leaves before the last comes.
-- spread_ns: half of the differences lie within this much of offset_ns (with the drift taken out); of fewer than three
-  communications, half of what lowest_ns and highest_ns allow.
-- drift_ppm: how much faster the clock runs, where a second and more of recording tells it.
-- residual_ns: how far the clock may still be off once offset_ns is taken out (or left, see verdict): three spreads, as
-  far as the bounds allow; 10 us at most of ranks that name the same host (same_host), whose processes read one clock,
-  100 us of times that their devices took. What is
-  compared across ranks holds to the sum of two ranks' residuals: see clock_error_ns of collectives.
-- verdict: reference; agrees (nothing tells it from the reference's, and residual_ns is 10 us or less); unsure (nothing
-  tells it from the reference's, but it could as well be off by residual_ns; times are left as they are); corrected
-  (times are moved by offset_ns and drift_ppm before ranks are compared); impossible (no offset accords with what was
-  recorded: other runs, or a wrong match); unknown (the rank did nothing together with others). The last two are
-  compared with nobody. Ranks that share no group, not even through others, have a reference each.
+- offset_ns: this clock minus the clock of the reference rank: the median difference of the end times of collectives
+  that all ranks leave together. lower_bound_ns, upper_bound_ns: limits of the offset, because no rank can leave a
+  collective before the last one arrives.
+- spread_ns: half of the differences are within this distance of offset_ns (drift removed); with fewer than three
+  communications, half of the distance between the bounds.
+- drift_ppm: how much faster this clock runs; known if at least a second of recording is available.
+- residual_ns: remaining uncertainty of the clock after offset_ns is removed (or kept, see verdict): three spreads,
+  limited by the bounds; at most 10 us for ranks with the same host name (same_host), whose processes read one clock,
+  and 100 us for times measured by their devices. Comparisons across ranks are accurate to the sum of both ranks'
+  residuals: see clock_error_ns of collectives.
+- verdict: reference; agrees (consistent with the reference's clock, residual_ns at most 10 us); unsure (consistent with
+  the reference's clock, but it may be off by residual_ns; times are not changed); corrected (times are corrected by
+  offset_ns and drift_ppm before ranks are compared); impossible (no offset is consistent with the recording: different
+  runs, or wrongly matched communications); unknown (the rank shares no communication with others). Ranks with one of
+  the last two are not compared. Groups of ranks that no communication connects have one reference each.
 
 Units: ns, parts per million.
 """

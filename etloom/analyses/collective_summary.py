@@ -1,11 +1,11 @@
-"""What ranks do together, summed up: a row a collective, group and message size.
+"""Collectives summarized by type, process group and message size.
 
-Sums and percentiles over the communications of `collectives`, which defines their columns: transfer is the time of
-the data itself, wait what the rank that waited longest stood there for others. slowest_over_median is the longest
-transfer over the median: of one size in one group, far above 1 says that the link or the device was busy with
-something else.
+Sums and percentiles over the communications of `collectives`, which defines the columns: transfer is the time of the
+data transfer itself, wait the longest wait of a rank for others. slowest_over_median is the longest transfer divided by
+the median; a value far above 1, at one size and in one group, indicates that the link or the device was busy with other
+work.
 
-Units: ns, B, GB/s with GB = 1e9 B. Percentiles lie between two values in proportion (linear).
+Units: ns, B, GB/s with GB = 1e9 B. Percentiles are interpolated linearly.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""What ranks do together, one communication a row: who came when, who waited, how fast the data moved.
+"""Communications across ranks: arrival order, waits and bandwidth; one row per communication.
 
-A communication is matched across ranks by process group and sequence number, else by order and time (how: seq,
-order); one that no other rank recorded, or none whose clock can be compared, has neither (how null). Times of the
-ranks are put on one clock first: see clocks.
+A communication is matched across ranks by process group and sequence number, else by order and time (how: seq, order);
+how is null if no other rank recorded it, or if the clocks cannot be compared. Times of the ranks are first converted to
+one clock: see clocks.
 
-- start_ns: when the first rank (first_rank) came. start_spread_ns: until the last one (last_rank) came. wait_ns: what
-  the rank that waited longest stood there before those it waits for had come, mean_wait_ns: what the ranks waited on
-  average; see arrivals, which says it of each. clock_error_ns: how far apart the clocks of two of the ranks may be, so
-  that a wait of less is none that is known.
-- transfer_ns: the shortest time that a rank spent in it. The one that comes last waits for nobody, so this is the time
-  of the data itself; where fewer ranks were recorded than met (recorded, group_size), it may hold a wait for one of
-  the others, and wait_ns is a lower bound. With a root, and of messages, who only sends may leave before others come:
-  there it is the shortest time that a receiver spent after all whose data it waits for had come. Null where only one
-  rank recorded it: duration_ns, with whatever wait it holds, is then all there is.
-- end_spread_ns: between the first and the last to leave.
-- bytes: message size as nccl-tests counts it: the whole result of an all-gather, the whole input of a reduce-scatter,
-  else what a rank puts in. algo_gb_per_s is bytes / transfer_ns; bus_gb_per_s is that times 2(n-1)/n (all-reduce),
-  (n-1)/n (all-gather, reduce-scatter, all-to-all, gather, scatter), 1 (others); of an uneven all-to-all the bytes that
-  leave or reach the busiest rank / transfer_ns.
+- start_ns: arrival of the first rank (first_rank). start_spread_ns: from there until the last one (last_rank) arrives.
+  wait_ns: the longest time a rank waited for the ranks it depends on; mean_wait_ns: the mean wait of the ranks. See
+  arrivals for the wait of each rank. clock_error_ns: possible difference between the clocks of two of the ranks; a
+  shorter wait is not significant.
+- transfer_ns: the shortest time that a rank spent in it. The last rank to arrive waits for nobody, so this is the time
+  of the data transfer itself; if fewer ranks were recorded than took part (recorded, group_size), it may include a wait
+  for one of the others, and wait_ns is a lower bound. In collectives with a root, and in messages, a rank that only
+  sends may leave before others arrive: there it is the shortest time that a receiver spent after all its senders had
+  arrived. Null if only one rank recorded it: duration_ns, which includes any wait, is then all that is known.
+- end_spread_ns: time between the first and the last departure.
+- bytes: message size as nccl-tests counts it: the full output of an all-gather, the full input of a reduce-scatter,
+  else the input of one rank. algo_gb_per_s is bytes / transfer_ns; bus_gb_per_s is that times 2(n-1)/n (all-reduce),
+  (n-1)/n (all-gather, reduce-scatter, all-to-all, gather, scatter), 1 (others); for an uneven all-to-all it is the
+  bytes sent or received by the busiest rank / transfer_ns.
 
 Units: ns, B, GB/s with GB = 1e9 B. Definition of bandwidths: nccl-tests (PERFORMANCE.md); of wait and transfer:
 TraceLens' NcclAnalyser, on one clock.

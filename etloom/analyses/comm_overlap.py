@@ -1,12 +1,11 @@
-"""How much of the communication computation hides, of each step and over all.
+"""Communication time that overlaps computation and time that is exposed, per step and in total.
 
-communication: time in which some communication runs, on any stream. overlapped: the part of it in which
-some computation runs too. exposed: the rest. overlap_pct = 100 overlapped / communication, and null where
-there is no communication. A row is a step (what ran between the start and the end of its ProfilerStep)
-or, with a null step, the whole trace. ``basis``: of the device or, where the trace holds no device work,
-of the host (see temporal-breakdown).
+communication_ns: time in which at least one communication runs, on any stream. overlapped_ns: the part in which
+computation runs too. exposed_ns: the rest. overlap_pct = 100 overlapped / communication; null if there is no
+communication. One row per step (the time between the start and the end of its ProfilerStep) and one with a null step
+for the whole trace. ``basis``: device, or host if the trace has no GPU activity (see temporal-breakdown).
 
-step: only the row of this step.
+step: only this step.
 
 Units: ns, percent. Definition: HolisticTraceAnalysis get_comm_comp_overlap, CCL-Bench
 compute_comm_overlap.

@@ -1,33 +1,31 @@
-"""What the duration of the run hangs on: the chain of work and waits without play, by what it consists of.
+"""The critical path: the zero-slack chain of work and waits that determines the run time, grouped by kind.
 
-The path leads back from the last thing that happened, through threads, streams and, by collectives, ranks, each
-time to what was last to be ready. Its times sum to the makespan. A row is a part of it:
+The path is traced back from the last event, through threads, streams and (via collectives) ranks, each time to the
+dependency that was ready last. Its times add up to the makespan. One row per group:
 
-- kind: what sort of dependency the time belongs to. segment: the innermost event open on a thread. idle:
-  nothing open, so Python or the operating system. kernel: device work. launch, stream, sync and the others: the
-  delay from one to the next. later start: the time until the path's first event, to which nothing recorded leads, as
-  where one rank comes to the recording later than others.
-- its rank, null where its pieces are of several.
-- category, name: of the event whose time it is. operator, module: the innermost around it or, of device work,
-  around its launch.
-- count: of the pieces. time: their sum; pct is of the whole path. unexplained: the part of it beyond the least
-  that such a dependency takes.
+- kind: type of dependency. segment: the innermost open event of a thread. idle: no event is open (Python or the
+  operating system). kernel: GPU activity. launch, stream, sync and others: the delay between two events. later start:
+  the time before the first event of the path, which no recorded dependency explains, for example if one rank starts
+  recording later than others.
+- The rank is null if the group spans several ranks.
+- category, name: of the event whose time it is. operator, module: the innermost ones around the event or, for GPU
+  activity, around its launch.
+- count: number of segments. time_ns: their sum; pct: share of the whole path. unexplained_ns: the time beyond the
+  minimum latency of the dependencies.
+- explainable: whether the graph explains the recording (as in graph-quality, for all ranks). If it does not, the path
+  is only a chain of consecutive events.
 
-- explainable: whether the graph explains the recording (as of graph-quality, of all ranks): where it does not, the path
-  is no more than a chain of what came after what.
+by: grouping: kind, category, name, operator, module, or edge (every segment, in time order unless top is set).
 
-by: what a row is: kind, category, name, operator, module, or edge (every piece, in order of time
-unless there is a top).
+top: maximum number of rows, longest time first (default: all).
 
-top: no more rows than these, those of most time first (default: all).
+rank: the path to the last event of this rank (default: of any rank).
 
-rank: the path to the last thing that this rank did (default: that any rank did).
+step: the path from the start of this ProfilerStep to the last event of the step, on the given rank or on the rank where
+it ends last.
 
-step: the path from the start of this ProfilerStep to the last thing that belongs to it, on the rank where that
-comes last or on the one asked for.
-
-Units: ns; start_ns on the trace's clock, of the first piece. Definition: Yang and Miller (1988), over the graph of
-etloom.graphs.
+Units: ns; start_ns is the start of the first segment, on the trace's clock. Definition: Yang and Miller (1988), on the
+graph of etloom.graphs.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Hardware counters of kernels by the operator that launched them.
+"""Hardware counters of kernels, grouped by the operator that launched them.
 
-A row is a counter, a kernel name and the operator around its launch: operator, the innermost one, and top_operator,
-the outermost of the thread; null where no operator is around it. launches: how many kernels were measured. total,
-mean, least and most: of the values of the single kernels, in whatever the counter counts.
+One row per counter, kernel name and operator around the launch: operator is the innermost one and top_operator the
+outermost one of the thread; null if the launch is outside of all operators. launches: number of measured kernels.
+total, mean, min and max: of the values of the single kernels, in the unit of the counter.
 
-Kineto measures kernels one at a time and writes a cuda_profiler_range for each, without a correlation and with made-up
-times; what joins it to its launch is the order alone. So there must be as many ranges as calls that launch kernels.
+Kineto measures one kernel at a time and writes a cuda_profiler_range for each, without correlation and with artificial
+timestamps; only the order connects a range to its launch. Therefore the numbers of ranges and kernel launches must be
+equal.
 
-counter: only counters whose name fits this glob. by: operator, or kernel (leaves the operators out, and needs no
-launches).
+counter: only counters whose name matches this glob. by: operator, or kernel (without operators; needs no launches).
 
 Definition: HolisticTraceAnalysis get_cupti_counter_data_with_operators, which lists the single kernels.
 """

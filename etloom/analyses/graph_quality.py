@@ -1,19 +1,21 @@
-"""How far the dependency graph explains each rank, and why not; to read before critical-path or a simulation.
+"""How well the dependency graph explains each rank; read it before critical-path or a simulation.
 
-A row is a rank, and with a null rank the whole job. explainable: whether what the graph predicts is worth
-reading, else ``why_not``: a sampled trace, one of few kernels, or one whose delays have no cause in it.
+One row per rank, and one with a null rank for the whole job. explainable: whether predictions of the graph are
+meaningful; if not, reason says why: a sampled trace, too few kernels, or unexplained delays.
 
-- floor_only: how much shorter the makespan is if nothing takes longer than what it needs at least; latest is
-  the same for the point that falls short most. residual: the sum of all delays that nothing explains; of the whole
-  job residual_pct is of the makespans of its ranks together.
-- device_starts: kernels, copies and sets. explained: the share of them that start within 5 us of the end of
-  what their stream did or waited for, or between the start of their launch call and 5 us after its end, or
-  while the stream's last work still ran. chance: the same with all starts moved by 23 us, the level to compare
-  with; chance_back: by -17 us, which is high where launch calls are long. ambiguous: explained by both.
-- dropped_edges: dependencies that contradict the recorded times, by kind. lost_waits: synchronisations that fit
-  no work. inferred_waits: not recorded but told from calls and times. turns: threads that were seen to work in
-  turns, or to wait for an asynchronous call. matched and local: communications that met other ranks', or did
-  not. threads_aside: threads left out since they only poll, or only run Python.
+- shortfall_ns: reduction of the makespan if every dependency takes only its minimum latency; max_shortfall_ns: the
+  largest such reduction at any point. residual_ns: sum of all unexplained delays; residual_pct of the whole job is
+  relative to the sum of the ranks' makespans.
+- device_starts: number of kernels, memcpys and memsets. explained_pct: the share that starts within 5 us after the end
+  of the stream's previous work or of what the stream waited for, or between the start of its launch call and 5 us
+  after the end of the call, or while the stream's previous work still ran. chance_pct: the same with all starts shifted
+  by 23 us, as baseline; chance_back_pct: shifted by -17 us, which is high if launch calls are long. ambiguous_pct:
+  explained by both.
+- dropped_edges: dependencies that contradict the recorded times, by kind. unmatched_syncs: synchronization calls
+  without matching GPU activity. inferred_syncs: synchronization dependencies inferred from calls and times instead of
+  recorded. inter_thread_dependencies: threads that alternate, or wait for an asynchronous call.
+  matched_communications, local_communications: communications matched with other ranks, or not. ignored_threads:
+  threads left out because they only poll, or only run Python.
 
 Units: ns, percent (of the makespan; of device_starts).
 """

@@ -1,21 +1,21 @@
-"""What a job hangs on, from its Flight Recorder dumps: the first place at which the ranks of a group part ways.
+"""Causes of a hang, from Flight Recorder dumps: the first collective where the ranks of a group diverge.
 
-The records of each group are compared by sequence number, each among the dumps that reach back to it: a dump is a ring,
-in which what a rank called long ago is overwritten. A row is a finding, worst first; of each group the first divergence
-is where to look, what follows it is its consequence.
+The records of each group are compared by sequence number, each among the dumps that still contain it: a dump is a ring
+buffer, in which old calls are overwritten. One row per finding, most severe first; in each group look at the first
+divergence, later ones are consequences.
 
-- missing: these ranks never called it, others did. Also ranks of the group without any dump.
-- collective mismatch: ranks called different collectives under one number.
-- size mismatch, dtype mismatch: the same collective with other sizes or types. Sizes of an all-to-all, and of the root
-  of a gather or scatter, may differ and are not compared.
-- not finished: these ranks called it and have not completed it (state: scheduled, started). Of gloo, of which no state
-  is recorded, until its work is retired.
+- missing: these ranks never called it, others did. Also ranks of the group without a dump.
+- collective mismatch: ranks called different collectives with the same number.
+- size mismatch, dtype mismatch: the same collective with different sizes or types. Sizes of an all-to-all, and of the
+  root of a gather or scatter, may differ and are not compared.
+- not finished: these ranks called it and have not completed it (state: scheduled, started). gloo records no state; its
+  collectives are finished once their work is retired.
 
-Of messages (send, recv) those that are not finished are compared, of each two ranks the first with the first: missing
-is the end that has not been called; seq is the recorder's number for messages, of the end that waits.
+Of point-to-point messages (send, recv) the unfinished ones are compared per pair of ranks, in order: missing is the
+side that has not called it; seq is the recorder's message number on the side that waits.
 
-others: the ranks on which it is as the row says of them. called_at: where the ranks named called it, else the others:
-the innermost frame that is not torch's.
+others: the ranks for which the finding holds the other way around. called_at: the innermost frame outside of torch
+where the listed ranks called it, else where the others did.
 
 Definition: the matching of torch.distributed.flight_recorder.
 """

@@ -1,25 +1,24 @@
-"""Why each stream was idle: it waited for the host, for the work before it, or for something else; by step and in all.
+"""Idle time of each stream by cause (waiting for the host, for earlier kernels, other), per step and in total.
 
-A gap is the time on a stream between the end of all earlier work and the start of the next; it belongs to the work
-that ends it, and with that to the step in which that was launched. Its cause:
+A gap is the time on a stream between the end of all earlier activities and the start of the next one. It belongs to the
+activity after it, and to the step in which that was launched. Its cause:
 
-- host_wait: the call that launched the next work began after the stream had run dry
-- kernel_wait: the gap is shorter than consecutive_kernel_delay, and the work was launched in time or the trace does not
-  hold its launch
-- other: a longer gap of such work (a wait for another stream or for resources)
+- host_wait: the call that launched the next activity began after the stream had become idle
+- kernel_wait: the gap is shorter than consecutive_kernel_delay, and the activity was launched in time or its launch was
+  not recorded
+- other: a longer gap before such an activity (a wait for another stream or for resources)
 
-A row is a stream and a cause, in a step or (null step) in all. busy_ns is the time in
-which the stream ran, and busy + the idle of all causes = span_ns: of the whole, from its first start to its last end;
-of a step, the gap before its first work included. idle_pct is of the stream's idle time, span_pct of its span; null
-where that is 0.
+One row per stream and cause, for each step and (null step) in total. busy_ns is the time in which the stream ran, and
+busy + the idle time of all causes = span_ns: in total, from the first start to the last end; per step, including the
+gap before its first activity. idle_pct is the share of the stream's idle time, span_pct of its span; null if that is 0.
 
-consecutive_kernel_delay: gaps below this many ns are the usual ones between kernels launched in time.
+consecutive_kernel_delay: gaps shorter than this (in ns) are normal between kernels that were launched in time.
 
-step: only the rows of this step.
+step: only this step.
 
-Units: ns (mean, median and std rounded to whole ones; std of a sample), percent. Definition: HolisticTraceAnalysis
-get_idle_time_breakdown, whose gaps turn negative where the work of one stream overlaps, and which documents its
-delay as ns where it takes us.
+Units: ns (mean, median and std rounded to integers; std of a sample), percent. Definition: HolisticTraceAnalysis
+get_idle_time_breakdown, whose gaps are negative if activities of one stream overlap, and which documents its delay as
+ns but uses us.
 """
 
 from __future__ import annotations

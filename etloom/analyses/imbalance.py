@@ -1,10 +1,10 @@
-"""How unevenly the ranks share the work: each part of the time breakdown over all ranks.
+"""Load imbalance across ranks: each part of the time breakdown, compared over all ranks.
 
-A row is a part of temporal-breakdown: its least, median and most over the ranks, and which ranks those are.
-imbalance_pct is 100 (most / mean - 1): by how much the whole would be faster if the part were shared evenly and the
-slowest rank decided.
+One row per part of temporal-breakdown: its minimum, median and maximum over the ranks, and the ranks with these values.
+imbalance_pct is 100 (max / mean - 1): the possible speedup if the part were evenly distributed and the slowest rank
+determined the time.
 
-step: of this step only (default: of the whole trace of each rank).
+step: only this step (default: the whole trace of each rank).
 
 Units: ns, percent. Definition: Pearce et al. (2012), percent imbalance.
 """
@@ -44,7 +44,8 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
     if len(of_host) and len(of_device):
         few = min(of_host, of_device, key=len)
         raise AnalysisError(
-            f"host times of {format_ranks(of_host)} are not to be compared with device times of {format_ranks(of_device)}",
+            f"host times of {format_ranks(of_host)} are not to be compared with device times of "
+            f"{format_ranks(of_device)}",
             remedy="leave one kind out with --rank"
             if len(few) > 1
             else f"leave rank {few[0]} out with --rank",

@@ -1,21 +1,21 @@
-"""Kernels, copies and sets by name or by kind: how many, how long, and their share.
+"""Kernels, memcpys and memsets by name or by type: count, durations, and share of the total.
 
-total is the sum of durations, so what runs at one time counts each time; kernel-overlap says what ran
-together. std is that of a sample (n - 1), null of one. total_pct is of the sum of all rows. The longest
-total comes first.
+total_ns is the sum of durations, so concurrent activities are each counted in full; see kernel-overlap for what ran at
+the same time. std is that of a sample (n - 1), null for a single activity. total_pct is relative to the sum of all
+rows. Sorted by total time, longest first.
 
-Where the trace holds no device work (basis "host"), a row is an operator or a backend's range of a
-collective (gloo:all_reduce), and its duration is its self time: without what it encloses.
+If the trace has no GPU activity (basis "host"), a row is an operator or a backend's range of a collective
+(gloo:all_reduce), and its duration is its self time, excluding nested events.
 
-by: name (a row is a name, with its kind) or kind (a row is a kind: computation, communication, memory,
+by: name (one row per name, with its type in kind) or kind (one row per type: computation, communication, memory,
 other).
 
-step: only what was launched in this step.
+step: only activities launched in this step.
 
-top: how many rows, the longest total first; all where it is not given. Shares stay those of all.
+top: number of rows, longest total first (default: all). Shares remain relative to all rows.
 
-Units: ns (mean and std rounded to whole ones), percent. Definition: the second table of
-HolisticTraceAnalysis get_gpu_kernel_breakdown, which is wrong there where more names occur than it lists.
+Units: ns (mean and std rounded to integers), percent. Definition: the second table of
+HolisticTraceAnalysis get_gpu_kernel_breakdown, which is wrong if there are more names than it lists.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Device time by family of work: matrix products, attention, convolution, elementwise, communication, ...
+"""Device time by kernel family: gemm, attention, convolution, elementwise, communication, ...
 
-A row is a family. The operator that launched a kernel tells its family where it is one whose cost is known (aten::mm is
-gemm), else the kernel's name does; other: neither does. total is the sum of durations, so what runs at one time counts
-each time.
+One row per family. The family of a kernel is that of the operator that launched it if the operator's cost is known
+(aten::mm is gemm), else it is inferred from the kernel's name; other: neither. total_ns is the sum of durations, so
+concurrent kernels are each counted in full.
 
-step: only what was launched in this step.
+step: only activities launched in this step.
 
-Units: ns, percent (of the sum of all rows). Needs no shapes; flops says what the families computed.
+Units: ns, percent (of the sum of all rows). Needs no shapes; see flops for the computed operations of the families.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Which kinds of work run at the same time, and for how long.
+"""Concurrency of kernel types: which types of GPU activity run at the same time, and for how long.
 
-A row is a combination of kinds (computation, communication, memory, other): the time in which work of
-exactly these kinds runs, on any streams. The rows exclude each other and sum to the busy time; a
-combination that never happens has no row. pct is of the busy time. ``basis``: of the device or, where the
-trace holds no device work, of the host (see temporal-breakdown).
+One row per combination of types (computation, communication, memory, other): the time in which activities of exactly
+these types run, on any streams. The rows are disjoint and add up to the busy time; combinations that never occur have
+no row. pct is relative to the busy time. ``basis``: device, or host if the trace has no GPU activity (see
+temporal-breakdown).
 
 step: only the time from the start to the end of this step.
 
 Units: ns, percent. Definition: the first table of HolisticTraceAnalysis get_gpu_kernel_breakdown, "A
-overlapping B", which leaves out other work and sums over ranks.
+overlapping B", which omits other activities and sums over ranks.
 """
 
 from __future__ import annotations

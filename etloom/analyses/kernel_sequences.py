@@ -1,16 +1,16 @@
-"""Which kernels operators launch one after another, most time first: candidates for one fused kernel.
+"""Frequent kernel sequences launched by operators, most time first: candidates for fusion.
 
-Taken are the calls whose name contains ``operator``, the outermost where they lie within each other; what is launched
-anywhere below counts, also by the backward that autograd runs elsewhere only where it lies below. A row is a pattern:
-the operator's name and the names of its kernels in order of start. count: how many calls ran just this. kernel: the sum
-of its kernels' durations; host: the sum of the calls' durations.
+Covers the calls whose name contains ``operator``; of nested ones the outermost. All kernels launched inside the call
+count, including its backward only if autograd runs that inside the call. One row per pattern: the operator's name and
+the names of its kernels in order of start. count: number of calls with exactly this pattern. kernel_ns: sum of the
+kernel durations; host_ns: sum of the call durations.
 
-operator: part of a name of an operator, annotation or Python frame, such as "aten::linear", "forward" or
-"nn.Module: Attention"; by default every outermost operator.
+operator: part of the name of an operator, annotation or Python frame, such as "aten::linear", "forward" or
+"nn.Module: Attention"; default: every outermost operator.
 
-min_length: patterns of fewer kernels are left out. top: how many rows. step: only calls in this step.
+min_length: minimum number of kernels in a pattern. top: number of rows. step: only calls in this step.
 
-Units: ns. Definition: HolisticTraceAnalysis get_frequent_cuda_kernel_sequences, which keeps the calls of the least
+Units: ns. Definition: HolisticTraceAnalysis get_frequent_cuda_kernel_sequences, which keeps the calls of the smallest
 depth instead of the outermost ones.
 """
 

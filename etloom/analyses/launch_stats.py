@@ -1,20 +1,20 @@
-"""The calls that launch device work, by name: how long they took, how long the work then waited, and what was short.
+"""Launch calls by name: call durations, launch delays, and activities shorter than their launch.
 
-A row is a call such as cudaLaunchKernel, the most frequent first. launches counts the calls and works the kernels,
-copies and sets they launched (more than one where a call launches a graph). launch_delay: from the end of the call
-to the start of the first work of it, 0 where that began sooner. short_works: the works of calls whose works together
-took less time than the call, so that the device waits for the host; the kernels of a graph stand against the one call
-that launched them all. slow_calls: calls that took longer than call_cutoff. late_works: launches whose work began later
-than delay_cutoff after the call.
+One row per call such as cudaLaunchKernel, most frequent first. launches is the number of calls, activities the number
+of kernels, memcpys and memsets they launched (more than one per graph launch). launch_delay: from the end of the call
+to the start of its first activity, 0 if that began earlier. short_activities: activities of calls whose activities
+together took less time than the call itself, so that the device waits for the host; the kernels of a graph are compared
+with the one call that launched them. slow_calls: calls longer than call_cutoff. late_activities: launches whose first
+activity began more than delay_cutoff after the call.
 
-call_cutoff: ns above which a call is slow.
+call_cutoff: duration in ns above which a call is slow.
 
-delay_cutoff: ns above which work is late.
+delay_cutoff: delay in ns above which an activity is late.
 
-step: only what was launched in this step.
+step: only activities launched in this step.
 
-Units: ns (mean rounded to whole ones). Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which draws
-its cutoffs (50 and 100 us) only, and knows no calls of several works.
+Units: ns (mean rounded to integers). Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which only plots
+its cutoffs (50 and 100 us), and does not support calls with several activities.
 """
 
 from __future__ import annotations

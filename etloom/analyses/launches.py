@@ -1,13 +1,13 @@
-"""Every piece of device work beside the call that launched it: how long each took, and what lay between them.
+"""GPU activities with the call that launched each: durations and launch delay.
 
-A row is a kernel, copy or set whose launch the trace holds, in the order of the launches. launch_delay is the time
-from the end of the call to the start of the work, 0 where the work began before the call returned. All calls that
-launch count (cudaLaunchKernel and its variants, hip*, cuLaunchKernel*, copies, sets, graphs); the pieces of one
-graph launch each have a row.
+One row per kernel, memcpy or memset whose launch was recorded, in launch order. launch_delay_ns is the time from the
+end of the call to the start of the activity, 0 if it began before the call returned. All launching calls are covered
+(cudaLaunchKernel and its variants, hip*, cuLaunchKernel*, memcpy, memset, graphs); each activity of a graph launch has
+a row.
 
-step: only what was launched in this step.
+step: only activities launched in this step.
 
-Units: ns. Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which knows four calls of CUDA.
+Units: ns. Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which supports four CUDA calls.
 """
 
 from __future__ import annotations

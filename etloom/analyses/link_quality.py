@@ -1,8 +1,8 @@
-"""How completely the traces of the rank were woven together, and why what is loose is loose.
+"""Share of events linked across the rank's traces, and why the rest could not be linked.
 
-A row is a subject (host operators, kernels, collectives, ...) and how it was linked: how many there are,
-how many are linked and not, the share in percent, and a note. A rank of which only one trace was read has
-no operators to pair.
+One row per subject (host operators, kernels, collectives, ...) and method of linking: the number of events, how many
+are linked and unlinked, the share in percent, and a note. Host operators can only be paired if both an execution trace
+and a profiler trace were read.
 """
 
 from __future__ import annotations

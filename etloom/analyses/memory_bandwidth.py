@@ -1,9 +1,9 @@
-"""The bandwidth of copies and sets over time, by sort: a row a change.
+"""Memcpy and memset bandwidth over time, by direction; one row per change.
 
-Copies of one sort that run at the same time add up. Those of which the trace states neither bandwidth nor size are left
-out. memory-bandwidth-summary sums up.
+The bandwidths of concurrent operations of one direction add up. Operations without recorded bandwidth or size are
+omitted. See memory-bandwidth-summary for totals.
 
-step: only copies launched in this step.
+step: only operations launched in this step.
 
 Units: ns on the trace's clock; GB/s with GB = 1e9 B. Definition: HolisticTraceAnalysis get_memory_bw_time_series.
 """

@@ -1,13 +1,13 @@
-"""Copies and sets by sort: how many, how many bytes, how long, how fast.
+"""Memcpy and memset totals by direction: count, bytes, time and bandwidth.
 
-mean_gb_per_s is bytes over the time in which such a copy ran; the others are of single copies. Copies whose size the
-trace does not state are left out of it. short: copies of less than 64 KiB, of which the start costs more than the
-bytes; null where no size is known.
+mean_gb_per_s is bytes over the time in which such an operation ran; the other bandwidths are of single operations.
+Operations without recorded size are excluded from it. small: operations of less than 64 KiB, which are dominated by
+their startup cost; null if no size is known.
 
-step: only copies launched in this step.
+step: only operations launched in this step.
 
 Units: ns, B, GB/s with GB = 1e9 B. Definition: HolisticTraceAnalysis get_memory_bw_summary, which describes the points
-at which its series changes.
+where its time series changes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""How much memory was allocated: peaks by device and step, and the operator that held most of it.
+"""Peak memory allocation by device and step, and the operator that holds most of it at the peak.
 
-A row is a step of a device, or with a null step the whole recording. peak is the most that was allocated at one time
-(at peak_at), what was there when the step began included; peak_reserved the most that the allocator had taken from the
-device. operator is the innermost operator
-whose allocations of the recording held most (operator_bytes) at the peak, and of a memory snapshot the innermost line
-of Python outside torch; of what was allocated before the recording began nothing is known, and unknown_bytes says how
-much of the peak that is.
+One row per device and step, and one with a null step for the whole recording. peak_bytes is the maximum allocation (at
+peak_at_ns), including what was allocated before the step; peak_reserved_bytes the most that the allocator had reserved
+from the device. operator is the innermost operator whose allocations hold most bytes (operator_bytes) at the peak, or,
+in a memory snapshot, the innermost Python line outside of torch. The origin of allocations from before the recording is
+unknown; unknown_bytes is their part of the peak.
 
-step: only the rows of this step.
+step: only this step.
 
-Units: B, ns. Of the host, device_type is 0 and device null (c10::DeviceType).
+Units: B, ns. For host memory, device_type is 0 and device is null (c10::DeviceType).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.helpers import check_step, conform_columns, require_linked
-from etloom.core.arrays import rows_of_ids
 from etloom.core import categories
+from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace

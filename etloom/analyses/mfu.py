@@ -1,19 +1,19 @@
-"""Model and hardware FLOP utilisation: of what the device could have computed, how much the model did.
+"""Model and hardware FLOP utilization (MFU, HFU): achieved FLOPs as share of the device's peak.
 
-A row is a step, then (step null) the whole: from the first device work to the last. mfu_pct: 100 model_flops / (dur
-peak); hfu_pct: the same of all flops done. model_flops leaves out what was computed a second time: forward operators
-that activation checkpointing ran again inside backward, and the scores that fused attention works out again. Matrix
-products, attention and convolutions count, nothing else. precision: all that were used, of which most flops were in
-the first ("fp32, tf32"); peak: theirs, weighted by flops so that a step of nothing but full speed is 100 percent. A
-step's flops are those that were launched in it, its dur is the annotation's. covered_pct: of the device time of matrix
-work (told by the kernels' names where the operator is unknown), the part whose flops are known; below 100 both
-utilisations are too low.
+One row per step, and one (null step) for the whole trace, from the first to the last GPU activity. mfu_pct: 100
+model_flops / (dur peak); hfu_pct: the same with all executed flops. model_flops excludes recomputation: forward
+operators that activation checkpointing repeats during backward, and the attention scores that fused attention
+recomputes. Only matrix products, attention and convolutions are counted. precision: all precisions used, the one with
+most flops first ("fp32, tf32"); peak: their peak weighted by flops, so that a step at full speed is 100 percent. The
+flops of a step are those launched in it; its dur is that of the annotation. covered_pct: the share of the device time
+of matrix operations (recognized by kernel name if the operator is unknown) whose flops are known; below 100, both
+utilizations are underestimated.
 
-step: only this step. device_peaks: a file of devices, as docs/flops.md shows. peak_tflops: use this peak, of any
-precision.
+step: only this step. device_peaks: a file of device peaks, as shown in docs/flops.md. peak_tflops: use this peak, for
+any precision.
 
-Units: FLOP, ns, TFLOP/s (10^12), percent. Several devices of one rank count together. Needs shapes, and a device whose
-peaks are known. Definitions: MFU, Chowdhery et al. 2022 (PaLM); HFU, Korthikanti et al. 2022.
+Units: FLOP, ns, TFLOP/s (10^12), percent. Several devices of one rank are counted together. Needs shapes, and a device
+with known peaks. Definitions: MFU, Chowdhery et al. 2022 (PaLM); HFU, Korthikanti et al. 2022.
 """
 
 from __future__ import annotations

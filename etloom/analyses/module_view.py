@@ -1,10 +1,10 @@
-"""nn.Modules: how often each runs, and the host and device time in it.
+"""nn.Modules: number of calls, host time and device time of each.
 
-A row is a class of modules at its place among the classes around it (path). Instances of one class at one place count
-together. self_device: of work launched in it and in no module below it; what is of the device is null where the trace
-holds no device work. Backward runs outside the modules and is not in their time.
+One row per module class and position among the enclosing classes (path). Instances of one class at one position are
+counted together. self_device_ns: time of the GPU activity launched in the module and not in a module below it; device
+columns are null if the trace has no GPU activity. Backward runs outside of the modules and is not included.
 
-depth: only modules so deep and less, 0 the outermost. top: no more rows than these, the costliest first (default:
+depth: only modules up to this depth; 0 is the outermost. top: maximum number of rows, most expensive first (default:
 all). step: only this step.
 
 Units: ns. Needs Python frames: profile with with_stack=True (or with_modules=True). Definition: TraceLens' module view.

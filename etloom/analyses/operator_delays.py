@@ -1,16 +1,16 @@
-"""What each operator launches, and the delays on the way: from the operator to its launch, from there to the kernel.
+"""Launch delays of operators: from operator start to launch call, and from there to the kernel.
 
-A row is an operator and the sequence of kernels that its calls launched, in order of launch. count: its calls that
-launched just these. launch_delay: from the start of the operator to its first launch call. runtime_delay: from that
-call to the start of the first kernel. Means over the calls.
+One row per operator and sequence of kernels launched by its calls, in launch order. count: number of calls that
+launched exactly these. launch_delay_ns: from the start of the operator to its first launch call. runtime_delay_ns: from
+that call to the start of the first kernel. Means over the calls.
 
-The operator of a launch is the innermost around the call on its thread; where none is, the innermost annotation
-(Optimizer.step) stands for it.
+The operator of a launch is the innermost one around the call on its thread; if there is none, the innermost annotation
+(Optimizer.step).
 
-operator: only operators of this name. step: only this step.
+operator: only operators with this name. step: only this step.
 
-Units: ns. Definition: HolisticTraceAnalysis get_aten_op_kernels_and_delay, which takes any operator that covers the
-launch in time, also of another thread, and aten operators only.
+Units: ns. Definition: HolisticTraceAnalysis get_aten_op_kernels_and_delay, which uses any operator that covers the
+launch in time, even on another thread, and only aten operators.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How much work was launched on each stream and had not started yet, whenever that changed.
+"""Launch queue length of each stream over time: activities launched but not started.
 
-A row is a change: from this time until the next one of the stream, queue_length pieces of work waited. Work joins
-when its launch call begins and leaves when it starts to run; what happens at one time is one change. A queue that
-stays empty means that the device waits for the host. `queue-summary` sums this up.
+One row per change: from this time until the next row of the stream, queue_length activities were queued. An activity
+enters the queue when its launch call begins and leaves it when it starts; changes at the same time are combined. A
+queue that stays empty means that the device waits for the host. See `queue-summary` for totals.
 
 step: only the time from the start to the end of this step.
 
-Units: ns. Definition: HolisticTraceAnalysis get_queue_length_time_series, which counts synchronisations as work and
-lists what happens at one time in any order.
+Units: ns. Definition: HolisticTraceAnalysis get_queue_length_time_series, which counts synchronizations as activities
+and lists simultaneous changes in arbitrary order.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""How long the queue of each stream was, weighted by time, and how long it stood at the launch limit.
+"""Launch queue length of each stream, weighted by time, and the time spent at the launch limit.
 
-A row is a stream in a step or (null step) in all: from its first launch to the start of its last work, within the
-step. mean, median, p95 and max are of the queue's length over time: a length counts as long as it lasted. empty is
-the time in which nothing waited, blocked the time in which at least ``limit`` launches did, where a further launch
-stalls the host. See `queue-length` for the series.
+One row per stream and step, and (null step) in total: from its first launch to the start of its last activity, within
+the step. mean, median, p95 and max are statistics of the queue length, weighted by how long each length lasted. empty
+is the time in which nothing was queued; blocked the time in which at least ``limit`` launches were queued, where
+another launch blocks the host. See `queue-length` for the time series.
 
-limit: how many launches may wait on a stream before the next one blocks.
+limit: number of launches that may be queued on a stream before the next one blocks.
 
-step: only the rows of this step.
+step: only this step.
 
-Units: ns; percent of span; launches. Definitions: HolisticTraceAnalysis get_queue_length_summary, which weighs changes
-instead of time, and get_time_spent_blocked_on_full_queue, which keeps only the last stream of a rank.
+Units: ns; percent of span; launches. Definitions: HolisticTraceAnalysis get_queue_length_summary, which weights by
+number of changes instead of time, and get_time_spent_blocked_on_full_queue, which keeps only the last stream of a rank.
 """
 
 from __future__ import annotations

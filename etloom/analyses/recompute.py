@@ -1,18 +1,19 @@
-"""Operators of the forward pass that ran again in the backward pass: what activation checkpointing costs.
+"""Forward operators repeated during the backward pass: the cost of activation checkpointing.
 
-A row is an operator that was run again and the backward operator in which that happened; what it calls is in its
-times. host_pct and device_pct: of the time of all backward operators of the trace (of the step), so that their sums
-say what share of the backward pass is recomputation. No rows: nothing was run again.
+One row per repeated operator and the backward operator in which it ran; times include callees. host_pct and
+device_pct: share of the time of all backward operators of the trace (or step), so that their sums are the share of
+recomputation in the backward pass. No rows: nothing was repeated.
 
-PyTorch numbers an operator where autograd records it, which the forward pass does and a backward pass does not. So an
-operator within a backward one that has a number of its own ran again (the outermost such counts) if
+PyTorch assigns a sequence number to an operator when autograd records it, which happens in the forward pass but not in
+a backward pass. Therefore an operator inside a backward operator that has its own sequence number was repeated (the
+outermost such operator is counted) if
 
 - how checkpoint: it ran in the backward of a CheckpointFunction, or below a Python frame of torch/utils/checkpoint.py;
-- how repeated: the backward operator's own work is not recorded, and what was recorded within it holds the operator
-  that it is the backward of, or consists of operators that one called. So a backward pass that is to be differentiated
-  again (create_graph) is not taken for recomputation.
+- how repeated: the backward operator's own work was not recorded by autograd, and the recorded operators inside it
+  include the forward operator it belongs to, or consist of operators which that one called. So a backward pass that is
+  to be differentiated again (create_graph) is not mistaken for recomputation.
 
-Fused kernels of torch.compile that recompute, and modules that do so without autograd, are not seen.
+Fused kernels of torch.compile that recompute, and modules that recompute without autograd, are not detected.
 
 step: only this step.
 

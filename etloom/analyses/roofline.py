@@ -1,18 +1,18 @@
-"""Roofline: how near each operator comes to what the device can do for its flops and bytes.
+"""Roofline: achieved performance of operators relative to the device's compute and memory limits.
 
-A row is an operator with the shapes and types of its arguments. flops, bytes, and mean_ns are of one call; intensity is
-flops per byte. attainable: the least of the peak of the precision and of intensity times the memory's bandwidth;
-roofline_pct: the time the call would need at the greater of its two limits, of the time it took; bound: which limit
-that is. Above 100: the data came from a cache, or less was computed than the shapes say. time is of all device work of
-the call (zeroing, split products), and what else ran beside it slows it. A copy over the host's bus has no roofline.
+One row per operator, shapes and types of its arguments. flops, bytes and mean_ns are per call; intensity is flops per
+byte. attainable: the smaller of the precision's peak and intensity times memory bandwidth; roofline_pct: the time the
+call needs at the tighter of its two limits, relative to the time it took; bound: which limit that is. Above 100: data
+came from a cache, or less was computed than the shapes imply. Times include all GPU activity of the call (zeroing,
+split products), and concurrent activities slow it down. A memcpy over the host's bus has no roofline.
 
-by: arguments, operator (all its shapes), or kernel (a call's flops and bytes are shared out to its kernels by their
-time). precision: of matrix products that of the inputs (tf32 where a kernel's name says so), of all others the vector
-units'. step: only this step. top: how many rows, the longest first. device_peaks: a file of devices, as
-docs/flops.md shows. peak_tflops: use this peak of matrix products, of any precision. bandwidth_gbs: use this memory
+by: arguments, operator (all its shapes), or kernel (flops and bytes of a call are divided among its kernels by time).
+precision is for matrix products that of the inputs (tf32 if a kernel's name indicates it), else that of the vector
+units. step: only this step. top: number of rows, longest time first. device_peaks: a file of device peaks, as shown in
+docs/flops.md. peak_tflops: use this peak for matrix products of any precision. bandwidth_gbs: use this memory
 bandwidth.
 
-Units: FLOP, B, FLOP/B, ns, TFLOP/s and TB/s (10^12), percent. Needs shapes, and a device whose peaks are known.
+Units: FLOP, B, FLOP/B, ns, TFLOP/s and TB/s (10^12), percent. Needs shapes, and a device with known peaks.
 Definition: Williams, Waterman, Patterson 2009.
 """
 

@@ -1,11 +1,11 @@
-"""Kernels so short that starting them costs as much as running them.
+"""Short kernels, whose launch overhead is comparable to their run time.
 
-A row is a kernel name: how many of its kernels are shorter than threshold_ns, and their time. operator: the one that
-launches most of them. gap_ns: the idle time of the stream before them, which a fused kernel or a device graph saves.
+One row per kernel name: the number and time of its kernels that are shorter than threshold_ns. operator: the one that
+launches most of them. gap_ns: idle time of the stream before them, which a fused kernel or a CUDA graph avoids.
 
-threshold_ns: what counts as short. step: only this step.
+threshold_ns: duration below which a kernel is short. step: only this step.
 
-Units: ns, percent (of all kernels of the trace, or of the step). Definition: TraceLens' short kernel study.
+Units: ns, percent (of all kernels of the trace or step). Definition: TraceLens' short kernel study.
 """
 
 from __future__ import annotations

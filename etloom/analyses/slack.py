@@ -1,17 +1,17 @@
-"""How much longer each operator and each kernel could take without the run taking longer.
+"""Slack of operators and kernels: how much longer each could take without delaying the run.
 
-A row is a name. count: how many events of it the graph holds. critical: how many have no slack at all, so that any
-delay of them delays the whole. least, median, most: of their slack, counted from the end of the event. total: the
-sum of their durations. The names with the most time in events without slack come first.
+One row per name. count: number of its events in the graph. critical: events without slack, for which any delay delays
+the whole run. min_ns, median_ns, max_ns: of their slack, measured from the end of the event. total_ns: sum of their
+durations. Sorted by the time of events without slack, largest first.
 
-- explainable: whether the graph explains the recording (as of graph-quality, of all ranks): where it does not, slack
-  is no more than what lies between things that came after each other.
+- explainable: whether the graph explains the recording (as in graph-quality, for all ranks). If it does not, slack is
+  only the distance between consecutive events.
 
-top: no more rows than these (default: all).
+top: maximum number of rows (default: all).
 
-category: events of this category (python_function, user_annotation, ...) instead of operators and device work.
+category: events of this category (python_function, user_annotation, ...) instead of operators and GPU activity.
 
-Units: ns. The slack holds for one event at a time: those of one chain share it.
+Units: ns. The slack is valid for one event at a time: events of one chain share it.
 """
 
 from __future__ import annotations

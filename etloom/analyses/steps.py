@@ -1,14 +1,13 @@
-"""The steps of the run: when each began, how long it took, and what the device did for it.
+"""Training steps: start, duration and device activity of each.
 
-A row is a step that a ProfilerStep#N annotation marks on the host, which torch.profiler writes when its
-step() is called; a trace without one has no answer. dur is the annotation's. The device's columns are of
-the work that was launched in the step, whenever it ran: its first start, its last end, and the time in
-which some of it ran (on several streams at once it counts once). They are null where the step launched
-none, as on a trace of the CPU alone.
+One row per step annotated with ProfilerStep#N on the host, which torch.profiler writes when its step() is called; a
+trace without annotated steps has no result. dur_ns is the duration of the annotation. The device columns cover the GPU
+activity launched in the step, whenever it ran: its first start, its last end, and the time in which some of it ran
+(concurrent streams are counted once). They are null if the step launched none, for example on a CPU-only trace.
 
-step: only the row of this step.
+step: only this step.
 
-Units: ns. operators and kernels count the operators and the kernels, copies and sets of the step.
+Units: ns. operators and kernels are the number of operators and the number of kernels, memcpys and memsets of the step.
 """
 
 from __future__ import annotations

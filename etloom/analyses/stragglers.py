@@ -1,29 +1,29 @@
-"""Which rank the others wait for, how long, and what it did instead: a row a rank.
+"""Stragglers: which ranks delay others at communications, for how long, and why; one row per rank.
 
-The rank that comes last to a communication, while another stands there and waits for it, delays it by delay_ns: from
-the coming of the last but one to its own. What the two did since each left the communication before in the same group
-is compared, which splits the delay without a rest:
+The last rank to arrive at a communication, while another waits for it, delays it by delay_ns: from the arrival of the
+second-last rank to its own. The activities of the two since each left the previous communication of the same group are
+compared, which splits the delay completely:
 
 - longer_compute_ns: it computed longer.
-- other_work_ns: it did other work longer: other groups' communication, copies.
-- late_launch_ns: its device had nothing to do for longer, since the host came late with it. (Of gloo, on the host: it
-  was in no operator for longer, which is Python, input data, or a thread kept waiting.)
-- before_ns: it came later out of the communication before, or that was not recorded.
+- other_work_ns: it spent longer on other work: communication of other groups, memcpys.
+- late_launch_ns: its device was idle for longer because the host launched late. (For gloo, on the host: it was outside
+  of operators for longer, which is Python, input data, or a blocked thread.)
+- inherited_delay_ns: it left the previous communication later, or that was not recorded.
 
-A part can be negative: the rank made up for some of the rest.
+A part can be negative: the rank made up for some of the others.
 
-- slow_link_ns: how much longer what it took part in transferred data than the same (collective, size, ranks) without
-  it, the median against the median, times how often; null where nothing of the same kind went on without it, as where
-  all ranks take part in everything.
+- slow_link_ns: how much longer the communications with this rank transferred data than comparable ones (same
+  collective, size, number of ranks) without it: difference of the medians, times their number; null if there are no
+  comparable ones without it, for example if all ranks take part in everything.
 - cause names the largest of these.
-- communications: that others took part in; last: those it came last to, later than any other (where others were
-  waited for, the last of these); surely: of these, those it delayed by more than the clocks of two ranks may be apart
-  (see clocks). waited_ns: what it waited for others itself, as arrivals has it.
-- worst_ns: its greatest delay, worst_start_ns: when it came, worst_step: in which step of its own.
-- pct: delay_ns in percent of the time from the first communication to the end of the last; delays
-  of communications that are under way at one time count each.
+- communications: those with other participants; last: those it arrived last at (if others were waited for as well,
+  only the last rank counts); late_confirmed: of these, those it delayed by more than the clock uncertainty of the two
+  ranks (see clocks). waited_ns: time it waited for others itself, as in arrivals.
+- worst_ns: its longest delay, worst_start_ns: the arrival, worst_step: its step at that time.
+- pct: delay_ns as percentage of the time from the first communication to the end of the last; delays of concurrent
+  communications are each counted in full.
 
-Units: ns, percent. Times of the ranks are put on one clock first, see clocks.
+Units: ns, percent. Times of the ranks are first converted to one clock, see clocks.
 """
 
 from __future__ import annotations

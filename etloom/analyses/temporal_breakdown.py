@@ -1,26 +1,25 @@
-"""Where the time goes: computation, exposed communication, exposed copies, idle; of each step and over all.
+"""Time breakdown: computation, exposed communication, exposed memcpy, idle; per step and in total.
 
-A row is a step (from the start to the end of its ProfilerStep, whatever ran on the device in that time),
-or with a null step everything from the start of the first work to the end of the last. Work that runs at
-one time on several streams counts once. In this order:
+One row per step (from the start to the end of its ProfilerStep, whatever ran on the device in that time), and one with
+a null step from the start of the first to the end of the last activity. Concurrent activities on several streams are
+counted once, as the first that applies:
 
 - compute: some computation runs
 - exposed_communication: communication runs and no computation
-- exposed_memory: a copy or a set runs, and neither of the two
-- exposed_other: other work runs alone
+- exposed_memory: a memcpy or memset runs, and neither of the two
+- exposed_other: only other activities run
 - idle: nothing runs
 
 so that compute + exposed_communication + exposed_memory + exposed_other + idle = span, and busy is their
-sum without idle. ``basis`` says whether this is of the device or, where the trace holds no device work,
-of the operators on the host (communication: in a c10d:: call or a gloo: range on any thread; compute: in
-another operator on some thread; idle: in no
-operator, which is Python or waiting).
+sum without idle. ``basis``: device, or host if the trace has no GPU activity. With basis host the breakdown covers the
+operators on the host (communication: in a c10d:: call or a gloo: range on any thread; compute: in another operator on
+some thread; idle: outside of operators, which is Python or waiting).
 
-step: only the row of this step.
+step: only this step.
 
 Units: ns; percent of span. Definitions: HolisticTraceAnalysis get_temporal_breakdown (its non-compute
-time is busy - compute), TraceLens gpu_timeline (its parts), CCL-Bench (steps). Unlike HTA,
-synchronisations are not work.
+time is busy - compute), TraceLens gpu_timeline (its parts), CCL-Bench (steps). Unlike in HTA,
+synchronization is not counted as activity.
 """
 
 from __future__ import annotations

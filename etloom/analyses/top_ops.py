@@ -1,22 +1,21 @@
-"""Operators by the time they take: calls, own, self and total time, and the device time they cause.
+"""Operators by time: calls, exclusive, self and total host time, and the device time they launch.
 
-A row is an operator of the host. total: from its start to its end, where an operator that calls itself counts once.
-self: without what it calls, be it another operator, a call into the device's runtime, a Python frame or a range.
-runtime: in calls into the device's runtime or driver (cudaMemcpyAsync, cudaLaunchKernel) of which it is the innermost
-operator: where a host waits for its device, it waits in one; null where none were recorded. own: self and runtime
-together. mean: of all calls. device: the sum of the durations of the kernels, copies and sets that were launched in it
-or in what it calls; null where the trace holds no device work. own_pct and self_pct are of the own and the self time of
-all operators.
+One row per host operator. total_ns: from start to end; recursive calls are counted once. self_ns: excluding callees:
+other operators, calls of the device runtime, Python frames and ranges. runtime_ns: time in calls of the device runtime
+or driver (cudaMemcpyAsync, cudaLaunchKernel) of which it is the innermost operator, including time blocked on the
+device; null if no such calls were recorded. exclusive_ns: self_ns + runtime_ns. mean_ns: over all calls. device_ns: sum
+of the durations of the kernels, memcpys and memsets launched by it or its callees; null if the trace has no GPU
+activity. exclusive_pct and self_pct are relative to the exclusive and the self time of all operators.
 
-top: how many rows, the greatest first.
+top: number of rows, largest first.
 
-by: what decides: own, self, runtime, total, mean, count or device.
+by: sort key: exclusive, self, runtime, total, mean, count or device.
 
-step: only the operators of this step.
+step: only operators in this step.
 
-Units: ns (mean rounded to whole ones), percent. Definition: as torch.profiler's key_averages (self is its self CPU
-time, of which runtime calls are no part: they have rows there), which counts an operator inside one of the same name
-twice.
+Units: ns (mean rounded to integers), percent. Definition: as torch.profiler's key_averages (self_ns is its self CPU
+time, which excludes runtime calls: they have rows of their own there), which counts an operator nested in one of the
+same name twice.
 """
 
 from __future__ import annotations

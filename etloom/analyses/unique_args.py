@@ -1,11 +1,11 @@
-"""Operators by their arguments: which shapes and types they are called with, how often, at what cost.
+"""Operators by their arguments: shapes and types they are called with, how often, and their cost.
 
-A row is an operator with the shapes, types and (where recorded) values of its inputs, as JSON. self: without what it
-calls. device: of the kernels launched in it or below it, null where the trace holds no device work. Of an operator
-whose shapes Kineto did not record, its node of the execution trace says them, in the words of that: null is its value
-of a tensor. Of an execution trace alone its operators, in no time, the most frequent first.
+One row per operator, shapes, types and (if recorded) values of its inputs, as JSON. self_ns: excluding callees.
+device_ns: time of the kernels launched by it or its callees, null if the trace has no GPU activity. If Kineto did not
+record the shapes of an operator, they are taken from its node in the execution trace, in that notation: the value of a
+tensor is null. For an execution trace alone: its operators without times, most frequent first.
 
-operator: only operators of this name. top: how many rows, the costliest first. step: only this step.
+operator: only operators with this name. top: number of rows, most expensive first. step: only this step.
 
 Units: ns. Needs shapes: record_shapes=True, or the run's execution trace. Definition: TraceLens' ops_unique_args.
 """

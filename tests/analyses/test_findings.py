@@ -17,7 +17,8 @@ from one_rank import KERNEL, Run, found
 import etloom
 from etloom.analyses import findings
 from etloom.analyses.findings.finding import compute_cost
-from etloom.analyses.findings.patterns import View, Views
+from etloom.analyses.findings.job_view import JobView
+from etloom.analyses.findings.rank_view import RankView
 from etloom.cli.findings_text import format_findings, is_findings_table
 from etloom.core import registry
 from etloom.core.intervals import Intervals
@@ -39,7 +40,7 @@ def test_work_that_was_launched_in_time(tmp_path: Path) -> None:
     assert found(trace, "device-waits") == [(3_000, 1, "aten::sum")]
     assert found(trace, "launch-bound") == []
     (title,) = etloom.analyze(trace, "findings", pattern="device-waits", min_pct=0)["title"]
-    assert title == "1 time the device stands still in aten::sum, though the next kernel is already launched"
+    assert title == "the device is idle once in aten::sum although the next kernel is already launched"
 
 
 def test_host_sync(tmp_path: Path) -> None:
@@ -161,7 +162,8 @@ def test_idle_devices(tmp_path: Path) -> None:
     rows = etloom.analyze(run.trace(tmp_path), "findings", pattern="idle-devices", min_pct=0)
     (row,) = rows.iter_rows(named=True)
     assert (
-        row["title"] == "of the 2 devices of the rank, device 1 works for 20 % of the time in which any does"
+        row["title"]
+        == "device 1, one of 2 of the rank, is busy for only 20 % of the time in which any of them is"
     )
     # In the step, from 50 on, 50 us and 10.
     assert (row["cost_ns"], row["step_pct"], row["operator"]) == (40_000, 20.0, None)
@@ -317,7 +319,7 @@ def two_ranks(folder: Path, late_us: float) -> Job:
 def test_a_rank_without_a_device_launches_nothing(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "cpu/ddp_2"), "findings", pattern="stragglers")
     assert rows["title"].to_list() == [
-        "rank 1 keeps the others waiting 2 times: it begins late, after longer in no operator (Python, input)"
+        "rank 1 delays other ranks 2 times: late start, after more time outside of operators (Python, input)"
     ]
     assert rows["advice"][0].startswith(
         "compare the rank with the others: its share of the data, its host's load;"
@@ -328,15 +330,15 @@ def test_a_rank_that_comes_late(tmp_path: Path) -> None:
     rows = etloom.analyze(two_ranks(tmp_path, 300), "findings", pattern="stragglers", min_pct=0)
     (row,) = rows.iter_rows(named=True)
     assert (row["rank"], row["cost_ns"], row["count"], row["confidence"]) == (1, 300_000, 1, "medium")
-    assert row["title"] == "rank 1 keeps the others waiting once: its host launches late"
+    assert row["title"] == "rank 1 delays other ranks once: its host launches late"
 
 
 def test_waiting_is_told_from_transfer(tmp_path: Path) -> None:
     """Of the four all-reduces of 50 us rank 0 stands in the second for 300 more, which rank 1 is awaited."""
     rows = etloom.analyze(two_ranks(tmp_path, 300), "findings", pattern="exposed-communication", min_pct=0)
     assert rows.select("rank", "ranks", "cost_ns", "count").rows() == [(0, 1, 300_000, 1), (0, 2, 200_000, 4)]
-    assert rows["title"].str.contains("are awaited").to_list() == [True, False]
-    assert rows["title"][1].endswith("; waiting for late ranks is left out")
+    assert rows["title"].str.contains("until late ranks arrive").to_list() == [True, False]
+    assert rows["title"][1].endswith("; waiting for late ranks is reported separately")
     # Of one rank alone nobody knows: all of it is one.
     alone = Job({0: two_ranks(tmp_path, 300)[0]})
     rows = etloom.analyze(alone, "findings", pattern="exposed-communication", min_pct=0)
@@ -408,8 +410,8 @@ def test_no_cost_is_more_than_the_time_it_is_of(
     rows: list[tuple[int, int, float]], steps: list[tuple[int, int]]
 ) -> None:
     """Against a reckoning tick by tick: whatever overlaps, and wherever the steps are."""
-    view = View(Trace())
-    view.__dict__["stepped"] = Intervals.of([at for at, _ in steps], [at + took for at, took in steps])
+    view = RankView(Trace())
+    view.__dict__["step_intervals"] = Intervals.of([at for at, _ in steps], [at + took for at, took in steps])
     costs = [int(took * share) for _, took, share in rows]
     frame = pl.DataFrame(
         {"start": [at for at, _, _ in rows], "end": [at + took for at, took, _ in rows], "cost_ns": costs}
@@ -431,13 +433,13 @@ def test_no_cost_is_more_than_the_time_it_is_of(
 def test_few_ranks_are_looked_at_at_a_time() -> None:
     """What is worked out of a rank is let go when so many others were looked at since."""
     job = Job({rank: Trace({}, {"rank": rank}) for rank in range(12)})
-    views = Views(job)
+    views = JobView(job)
     seen = {rank: weakref.ref(views[rank]) for rank in range(8)}
     assert [views[rank] is seen[rank]() for rank in range(8)] == [True] * 8
     for rank in (0, 8, 9):
         views[rank]
     assert [rank for rank in range(8) if seen[rank]() is None] == [1, 2]
-    assert list(views._held) == [3, 4, 5, 6, 7, 0, 8, 9]
+    assert list(views._cache) == [3, 4, 5, 6, 7, 0, 8, 9]
 
 
 def test_a_place_is_what_the_program_called(tmp_path: Path) -> None:
@@ -445,10 +447,10 @@ def test_a_place_is_what_the_program_called(tmp_path: Path) -> None:
     run = Run().op("aten::item", 0, 40).op("aten::_local_scalar_dense", 1, 30)
     run.op("aten::zeros", 50, 40).op("aten::zero_", 51, 30).op("aten::fill_", 52, 20)
     run.op("aten::to", 100, 40).op("aten::_to_copy", 101, 30).op("aten::copy_", 102, 20)
-    view = View(etloom.link(run.trace(tmp_path)))
+    view = RankView(etloom.link(run.trace(tmp_path)))
     names = dict(view.trace.events.select(pl.col("name").cast(pl.String), "id").iter_rows())
     inner = pl.Series([names[name] for name in ("aten::_local_scalar_dense", "aten::fill_", "aten::copy_")])
-    assert view.where(inner)["operator"].to_list() == ["aten::item", "aten::zeros", "aten::to"]
+    assert view.locate(inner)["operator"].to_list() == ["aten::item", "aten::zeros", "aten::to"]
 
 
 def test_counts_are_said_in_words(tmp_path: Path) -> None:
@@ -475,14 +477,14 @@ def test_long_waits_for_a_launch_may_be_warm_up(tmp_path: Path) -> None:
 
     said = "the device waits for the host to launch in aten::mm, 3 gaps, most of the time in 1 of 10,000 ms"
     title, advice = told()
-    assert title == f"{said} (no step is marked: it may be warm-up)"
+    assert title == f"{said} (no step is annotated: may be warm-up)"
     assert advice.startswith("warm up before the trace") and "CUDA graph" not in advice
     title, advice = told((10_000_000, 10_000_020), (10_000_020, 10_000_040))
-    assert title == f"{said} (before the first marked step: it may be warm-up)"
+    assert title == f"{said} (before the first annotated step: may be warm-up)"
     assert advice.startswith("warm up before the trace")
     title, advice = told((0, 5), (6, 10_000_040))
     assert title == said
-    assert advice.startswith("see on the timeline") and "of the others capture" in advice
+    assert advice.startswith("check on the timeline") and "for the others capture" in advice
 
 
 def test_advice_is_given_once(data: Path) -> None:
@@ -534,7 +536,7 @@ def test_findings_are_told_in_lines_that_fit_a_page(
         assert f": {row['pattern']} ({row['confidence']} confidence)" in told
     assert json.loads(call("analyze", "findings", tmp_path / "run", "--format", "json")[1]) == rows.to_dicts()
     status, out, err = call("analyze", "findings", tmp_path / "run", "--min-pct", "101", "--no-cache")
-    assert (status, out) == (0, "") and f"all {len(registry.list_plugins('patterns'))}, or --pattern" in err
+    assert (status, out) == (0, "") and f"all {len(registry.list_plugins('patterns'))} patterns, or" in err
 
 
 def test_a_name_steers_no_terminal_and_a_rank_is_named_once() -> None:

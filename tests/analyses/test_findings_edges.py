@@ -8,7 +8,7 @@ import pytest
 from one_rank import Run, found, told
 
 import etloom
-from etloom.analyses.findings.patterns import Views
+from etloom.analyses.findings.job_view import JobView
 from etloom.core import registry
 
 BACK = "Memcpy DtoH (Device -> Pageable)"
@@ -33,7 +33,7 @@ def test_two_findings_of_one_place_are_two(tmp_path: Path) -> None:
         run.kernel(110 + 10 * at, 112 + 10 * at, 4, PINNED, "gpu_memcpy", bytes=1000)
     rows = told(run.trace(tmp_path), "host-copies")
     assert [(row["title"], row["cost_ns"], row["operator"]) for row in rows] == [
-        ("the host waits in 1 copy from pageable memory to the device in my::load", 100_000, "my::load"),
+        ("the host is blocked in 1 copy from pageable memory to the device in my::load", 100_000, "my::load"),
         ("20 copies of less than 64 KiB to the device in my::load", 80_000, "my::load"),
     ]
 
@@ -44,7 +44,7 @@ def test_two_findings_of_one_place_are_two(tmp_path: Path) -> None:
 )
 def test_a_pattern_names_a_place_of_a_rank_once(data: Path, run: str) -> None:
     """Findings of one pattern and place on several ranks are told as one, so on one rank there may not be two."""
-    views = Views(etloom.open(data / run))
+    views = JobView(etloom.open(data / run))
     for name in registry.list_plugins("patterns"):
         pattern = registry.get("patterns", name)
         if pattern.SCOPE == "rank":
@@ -90,7 +90,7 @@ def test_a_load_is_counted_once_where_stacks_were_recorded(tmp_path: Path) -> No
         run.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 390, "user_annotation")
         run.op("aten::mm", at + 410, 100).kernel(at + 420, at + 430, 500)
     (row,) = told(run.trace(tmp_path), "data-loading")
-    assert row["title"] == "nothing runs while the host waits for the data loader, 3 loads"
+    assert row["title"] == "nothing else runs while the host waits for the data loader (3 loads)"
     assert (row["cost_ns"], row["count"], row["name"]) == (800_000, 3, frame)
 
 
@@ -106,13 +106,13 @@ def compiling(steps: int, *at: float) -> Run:
 def test_the_first_compilation_is_not_one_again(tmp_path: Path) -> None:
     """What began in the first of several steps may be warm-up, what came after it, between steps too, is not."""
     (row,) = told(compiling(3, 20, 85, 210).trace(tmp_path), "recompilation")
-    assert row["title"] == "torch.compile still compiles after the first step, 2 times"
+    assert row["title"] == "torch.compile still compiles after the first step (2 times)"
     assert (row["cost_ns"], row["confidence"]) == (20_000, "high")
     (row,) = told(compiling(1, 20, 85).trace(tmp_path), "recompilation")
-    said = "torch.compile compiles, 2 times (only one step is marked: it may be the first time)"
+    said = "torch.compile compiles 2 times (only one step is annotated: may be the first compilation)"
     assert (row["title"], row["confidence"]) == (said, "low")
     (row,) = told(compiling(0, 20).trace(tmp_path), "recompilation")
-    assert row["title"] == "torch.compile compiles, once (no step is marked: it may be the first time)"
+    assert row["title"] == "torch.compile compiles once (no step is annotated: may be the first compilation)"
     # One that is under way when the first step ends has begun in it.
     assert found(compiling(2, 75).trace(tmp_path), "recompilation") == []
 
@@ -131,7 +131,7 @@ def test_an_allocation_between_steps_is_in_steady_state(tmp_path: Path) -> None:
         run.op("cudaMalloc", at + 820, 100, "cuda_runtime")
     (row,) = told(run.trace(tmp_path), "allocator")
     assert (row["cost_ns"], row["count"], row["confidence"]) == (300_000, 3, "medium")
-    assert row["title"] == "cudaMalloc is called 3 times, and the host waits for it"
+    assert row["title"] == "cudaMalloc is called 3 times and blocks the host"
 
 
 def test_one_marked_step_does_not_say_where_warm_up_ends(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_one_marked_step_does_not_say_where_warm_up_ends(tmp_path: Path) -> None
     for at in range(20):
         run.kernel(10 + at, 50 + 10 * at, 5)
     (row,) = told(run.op("cudaMalloc", 500, 40, "cuda_runtime").trace(tmp_path), "allocator")
-    assert row["title"].endswith(" (only one step is marked: it may be warm-up)")
+    assert row["title"].endswith(" (only one step is annotated: may be warm-up)")
     assert (row["cost_ns"], row["confidence"]) == (40_000, "low")
 
 

@@ -1,22 +1,23 @@
-"""CCL-Bench's metrics of a run, each with its unit or with the reason why it is not known.
+"""CCL-Bench metrics of a run; each has a value and unit, or the reason why it is unavailable.
 
-A row is a metric, by CCL-Bench's name where it has one. value is null where the trace or the workload card does not say
-what it needs, and reason says what that is. ranks: how many the value is of. basis: what it was taken from: steps (the
-mean over the steps without the first and the last, where there are over two, then over ranks), trace (all that was
-recorded), or card (the workload card beside the traces). Steps are ProfilerStep#N, else vLLM's execute_context_*, else
-SGLang's run_batch; where none is marked, what is of steps is of the whole trace.
+One row per metric, with CCL-Bench's name if it has one. value is null if the trace or the workload card lacks required
+data, which reason describes. ranks: number of ranks the value covers. basis: the source of the value: steps (mean over
+the steps, without the first and the last if there are more than two, then over the ranks), trace (everything that was
+recorded) or card (the workload card in the folder of the traces). Steps are ProfilerStep#N annotations, else vLLM's
+execute_context_*, else SGLang's run_batch; without step annotations, metrics of steps cover the whole trace.
 
-Where CCL-Bench's tools disagree with each other or with the name, this is what is counted:
+Definitions used where CCL-Bench's tools contradict each other or the name of the metric:
 
-- communication is told by kernel names as everywhere here, never by "send" or "p2p" anywhere in a name;
-- what runs at one time on several streams counts once, but in communication_fraction, communication_ratio, straggler
-  and dominant_kernel_concentration, which are of sums;
-- bandwidth_utilization_* is the median bus bandwidth (see collectives) of the time without waits, where two ranks were
-  recorded; else of the whole kernel. collective_vol_* is of message sizes as nccl-tests counts them;
-- mean_sm_coverage is weighted by time, and average_memory_bandwidth is of copies;
-- mfu is of the card's model (6 FLOP a parameter and token, and attention), mfu_counted of shapes (see mfu);
-  memory_bound_fraction and compute_bound_fraction are of the time of operators whose bound is known (see roofline);
-- hockney_* are fitted to all-reduces of a ring: T / (2(n-1)) = alpha + bytes / n / bandwidth.
+- communication is recognized by kernel names as in all analyses, never by "send" or "p2p" anywhere in a name;
+- concurrent activities on several streams are counted once, except in communication_fraction, communication_ratio,
+  straggler and dominant_kernel_concentration, which are defined on sums;
+- bandwidth_utilization_* is the median bus bandwidth (see collectives) of the transfer time, without waits, if at least
+  two ranks were recorded; else of the whole kernel. collective_vol_* uses the message sizes of nccl-tests;
+- mean_sm_coverage is weighted by time, and average_memory_bandwidth covers memcpys;
+- mfu uses the model on the card (6 FLOP per parameter and token, plus attention), mfu_counted the recorded shapes
+  (see mfu); memory_bound_fraction and compute_bound_fraction are shares of the time of the operators whose bound is
+  known (see roofline);
+- hockney_* are fitted to ring all-reduces: T / (2(n-1)) = alpha + bytes / n / bandwidth.
 
 Units: in the column unit; GB is 1e9 B. Definitions: CCL-Bench (Cornell), tools/*.
 """

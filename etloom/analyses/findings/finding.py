@@ -1,4 +1,4 @@
-"""One place where time is lost, and how rows of a table become such places."""
+"""A finding (one place where time is lost), and how rows of a table are grouped into findings."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core.arrays import map_text
 from etloom.core.intervals import Intervals
 
 _PLACE = ("step", "stream", "name", "operator", "module", "frame", "event")
-MOST = 5
-"""A pattern names so many places; the others are smaller."""
-FEW = 3
+MAX_PLACES = 5
+"""Maximum number of places that a pattern reports; the others are smaller."""
+LONGEST_COUNT = 3
 
 
 @dataclass(frozen=True)
 class Finding:
-    """title: what happens, in one sentence. cost_ns: what the run would gain at most if it did not. confidence: high
-    (measured) | medium (measured, but part of it would stay) | low (estimated). advice: what to do."""
+    """A place where time is lost.
+
+    Attributes:
+        title: The problem, in one sentence.
+        cost_ns: Upper bound of the time that the run would save without it.
+        confidence: high (measured), medium (measured, but part of it is unavoidable) or low (estimated).
+        advice: The remedy.
+        event: Id of the host event to look at.
+        in_steps_ns: The part of the cost inside annotated steps.
+        place: Identifies the same finding on another rank.
+    """
 
     title: str
     cost_ns: int
@@ -44,7 +53,7 @@ class Finding:
 
 
 def group_by_place(
-    view: View,
+    view: RankView,
     rows: pl.DataFrame,
     title: Callable[[dict[str, Any]], str],
     *,
@@ -52,56 +61,68 @@ def group_by_place(
     advice: str | Callable[[dict[str, Any]], str],
     by: str = "operator",
     kind: str | None = None,
-    most: int = MOST,
-    least: int = 1,
+    max_places: int = MAX_PLACES,
+    min_rows: int = 1,
 ) -> Iterator[Finding]:
-    """A Finding for each value of ``by`` among rows, costliest first. Its place is that of its costliest row.
+    """Yield one Finding per value of ``by`` among the rows, most expensive first.
 
-    rows: event (the host event to blame, or null), cost_ns, start and end of the time that it is of, and of step,
-    stream and name what is known. by: operator, name, or block, which is the class of the module and else the operator.
-    kind: which of the findings of a pattern it is, where one place may have several.
-    least: of places with fewer rows there is nothing to say. title, and advice where it depends on the place: of the
-    costliest row with cost_ns and count of all, and ``longest``, the costs of the FEW costliest.
+    A finding is located at its most expensive row.
+
+    Args:
+        view: The rank.
+        rows: event (the responsible host event, or null), cost_ns, start and end of the time it covers, and, if known,
+            step, stream and name.
+        title: Returns the title, given the most expensive row with cost_ns and count of the group, and ``longest``, the
+            LONGEST_COUNT highest costs.
+        confidence: high, medium or low.
+        advice: The advice, or a function like ``title``.
+        by: operator, name, or block, which is the class of the module, else the operator.
+        kind: Distinguishes findings of one pattern that may share a place.
+        max_places: Maximum number of places.
+        min_rows: Minimum number of rows of a place.
     """
     rows = rows.filter(pl.col("cost_ns") > 0)
-    known = rows.hstack(view.where(rows["event"]))
+    located = rows.hstack(view.locate(rows["event"]))
     if by == "block":
-        # Layers of one class are one place.
-        layer = map_text(known["module"], lambda name: name.str.replace(r"_\d+$", "")).alias("class")
-        known = known.with_columns(layer).with_columns(block=pl.coalesce("class", "operator"))
+        # Layers of one class count as one place.
+        layer = map_text(located["module"], lambda name: name.str.replace(r"_\d+$", "")).alias("class")
+        located = located.with_columns(layer).with_columns(block=pl.coalesce("class", "operator"))
     sums = (
-        known.with_row_index("row")
+        located.with_row_index("row")
         .group_by(by)
         .agg(
             pl.col("cost_ns").sum(),
             pl.len().alias("count"),
             pl.col("cost_ns").max().alias("most"),
             pl.col("row").get(pl.col("cost_ns").arg_max()),
-            longest=pl.col("cost_ns").top_k(FEW).sort(descending=True),
+            longest=pl.col("cost_ns").top_k(LONGEST_COUNT).sort(descending=True),
         )
-        .filter(pl.col("count") >= least)
+        .filter(pl.col("count") >= min_rows)
         .sort("cost_ns", "most", "row", descending=(True, True, False))
     )
-    for place_sums in sums.head(most).iter_rows(named=True):
-        row = known.row(place_sums["row"], named=True) | place_sums
-        row["cost_ns"], in_steps_ns = compute_cost(view, known.filter(pl.col(by).eq_missing(row[by])))
+    for place_sums in sums.head(max_places).iter_rows(named=True):
+        row = located.row(place_sums["row"], named=True) | place_sums
+        row["cost_ns"], in_steps_ns = compute_cost(view, located.filter(pl.col(by).eq_missing(row[by])))
         place: dict[str, Any] = {name: row.get(name) for name in _PLACE}
         place |= {"in_steps_ns": in_steps_ns, "place": f"{kind} {row[by]}" if kind else row[by]}
-        todo = advice if isinstance(advice, str) else advice(row)
-        yield Finding(title(row), row["cost_ns"], confidence, todo, row["count"], **place)
+        advice_text = advice if isinstance(advice, str) else advice(row)
+        yield Finding(title(row), row["cost_ns"], confidence, advice_text, row["count"], **place)
 
 
-def compute_cost(view: View, rows: pl.DataFrame) -> tuple[int, int]:
-    """What rows cost at most together, and what of it lies in the time of marked steps, in ns.
+def compute_cost(view: RankView, rows: pl.DataFrame) -> tuple[int, int]:
+    """Return the combined cost of rows, and the part of it inside annotated steps, in ns.
 
-    rows: cost_ns, start and end of the time that it is of, over which it is spread evenly. What several streams or
-    threads lose at once could be gained once.
+    Concurrent losses of several streams or threads are counted once.
+
+    Args:
+        view: The rank.
+        rows: cost_ns, and the start and end of the time over which it is spread evenly.
     """
     start, end, each = (rows[name].to_numpy() for name in ("start", "end", "cost_ns"))
-    taken = Intervals.of(start, end)
-    inside = view.stepped.covered(start, end) / np.maximum(end - start, 1) * each
-    in_steps = min(round(float(inside.sum())), (taken & view.stepped).total)
-    return min(round(float(each.sum())), taken.total), in_steps
+    lost = Intervals.of(start, end)
+    inside = view.step_intervals.covered(start, end) / np.maximum(end - start, 1) * each
+    in_steps = min(round(float(inside.sum())), (lost & view.step_intervals).total)
+    return min(round(float(each.sum())), lost.total), in_steps
 
 
 def times(count: int) -> str:
@@ -114,5 +135,5 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def describe_place(row: dict[str, Any], name: str = "operator") -> str:
-    """ " in OPERATOR" (or in BLOCK), or nothing where it is not known."""
+    """Return " in OPERATOR" (or " in BLOCK"), or an empty string if it is unknown."""
     return f" in {row[name]}" if row.get(name) else ""

@@ -1,4 +1,4 @@
-"""The ranks of a job as the patterns see them, few at a time."""
+"""The views of a job's ranks, a few at a time."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from functools import cached_property, partial
 
 import polars as pl
 
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.collectives import match_collectives
 from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.trace import Job
 
-HELD = 8
-"""Views that are kept: what they work out is many times what is found, and patterns go from rank to rank."""
+CACHED_VIEWS = 8
+"""Number of cached views: their derived tables are much larger than the findings, and patterns iterate over ranks."""
 
 
-class Views(Mapping[int, View]):
-    """The View of each rank of a linked job, the one used longest ago given up for another."""
+class JobView(Mapping[int, RankView]):
+    """Maps each rank of a linked job to its view; the least recently used views are discarded."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._held: dict[int, View] = {}
+        self._cache: dict[int, RankView] = {}
 
-    def __getitem__(self, rank: int) -> View:
-        view = self._held.pop(rank, None) or View(self.job[rank], partial(self._awaiting, rank))
-        self._held[rank] = view
-        if len(self._held) > HELD:
-            del self._held[next(iter(self._held))]
+    def __getitem__(self, rank: int) -> RankView:
+        view = self._cache.pop(rank, None) or RankView(self.job[rank], partial(self._find_waits, rank))
+        self._cache[rank] = view
+        if len(self._cache) > CACHED_VIEWS:
+            del self._cache[next(iter(self._cache))]
         return view
 
     def __iter__(self) -> Iterator[int]:
@@ -36,17 +36,18 @@ class Views(Mapping[int, View]):
     def __len__(self) -> int:
         return len(self.job)
 
-    def _awaiting(self, rank: int) -> Intervals:
+    def _find_waits(self, rank: int) -> Intervals:
         return self._waits.get(rank, EMPTY)
 
     @cached_property
     def _waits(self) -> dict[int, Intervals]:
-        """When each rank stood in communications waiting for others, on its own clock."""
+        """Return when each rank was blocked in communications waiting for others, on its own clock."""
         if len(self) < 2:
             return {}
-        waited = match_collectives(self.job).comparable.filter(pl.col("wait") > pl.col("error"))
-        # A wait is told on the common clock, of which a second may be longer than of the rank's own.
-        waited = waited.with_columns(until=pl.min_horizontal(pl.col("own_start") + pl.col("wait"), "own_end"))
+        waits = match_collectives(self.job).comparable.filter(pl.col("wait") > pl.col("error"))
+        # Waits are measured on the common clock, which may run faster than the rank's own.
+        waits = waits.with_columns(until=pl.min_horizontal(pl.col("own_start") + pl.col("wait"), "own_end"))
         return {
-            rank: Intervals.of(own["own_start"], own["until"]) for (rank,), own in waited.group_by("rank")
+            rank: Intervals.of(rank_waits["own_start"], rank_waits["until"])
+            for (rank,), rank_waits in waits.group_by("rank")
         }

@@ -1,4 +1,4 @@
-"""A rank as the patterns see it. Each part is worked out when it is first asked for."""
+"""A rank as the patterns see it: derived tables, computed on first access."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ PLUMBING = (
     r"^aten::(?:copy_|_to_copy|to|contiguous|clone|_reshape_copy|fill_|zero_|empty\w*|as_strided"
     r"|_local_scalar_dense)$"
 )
-"""Operators that others are made of: that one of them is slow does not say where."""
+"""Operators that are building blocks of others: naming one of them does not help to locate a problem."""
 CAUSES = ("data", "sync", "allocator", "launch", "device")
-"""Of a gap: the host was loading data, was released from a wait after the device had run dry, allocated device
-memory, or was late for another reason; or the work was there in time and the device took it late (a stream that
-waited, the delay of a launch)."""
+"""Causes of a gap between activities.
+
+The host was loading data, returned from a synchronization after the device had become idle, allocated device memory, or
+launched late for another reason; or the work was launched in time and the device started it late (the stream waited, or
+launch delay).
+"""
 
 
-class View:
-    """One linked rank. The tables are described at the properties."""
+class RankView:
+    """One linked rank."""
 
-    def __init__(self, trace: Trace, awaiting: Callable[[], Intervals] = lambda: EMPTY) -> None:
+    def __init__(self, trace: Trace, find_waits: Callable[[], Intervals] = lambda: EMPTY) -> None:
         self.trace = trace
-        self._awaiting = awaiting
+        self._find_waits = find_waits
 
     @cached_property
     def activity(self) -> Activity:
@@ -42,53 +45,59 @@ class View:
 
     @cached_property
     def busy(self) -> Intervals:
-        """When anything of its activity ran."""
+        """When any of its activities ran."""
         return self.activity.busy
 
     @cached_property
-    def awaiting(self) -> Intervals:
-        """When it stood in a communication to which another rank had yet to come."""
-        return self._awaiting()
+    def waiting_for_ranks(self) -> Intervals:
+        """When it was blocked in a communication at which another rank had not arrived yet."""
+        return self._find_waits()
 
     @cached_property
     def span_ns(self) -> int:
-        """From the first to the last thing that the trace times, host or device."""
-        timed = self.trace.events.lazy().filter(pl.col("dur").is_not_null() & pl.col("cat").is_in(_TIMED))
+        """Time from the first to the last timed event of the host or device."""
+        timed = self.trace.events.lazy().filter(
+            pl.col("dur").is_not_null() & pl.col("cat").is_in(_TIMED_CATEGORIES)
+        )
         span = (pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()
         return timed.select(span).collect().item() or 0
 
     @cached_property
-    def marked(self) -> pl.DataFrame:
-        """step, start, end of the marked steps."""
+    def steps(self) -> pl.DataFrame:
+        """The annotated steps: step, start, end."""
         return find_steps(self.trace)
 
     @cached_property
-    def stepped(self) -> Intervals:
-        """When a marked step ran on the host."""
-        return Intervals.of(self.marked["start"], self.marked["end"])
+    def step_intervals(self) -> Intervals:
+        """When an annotated step ran on the host."""
+        return Intervals.of(self.steps["start"], self.steps["end"])
 
     @property
-    def steady_from(self) -> int | None:
-        """When the first of several marked steps has ended, which may warm up; null where no others are marked."""
-        return self.marked["end"][0] if self.marked.height > 1 else None
+    def steady_start(self) -> int | None:
+        """End of the first of several annotated steps, which may be warm-up; None if fewer than two are annotated."""
+        return self.steps["end"][0] if self.steps.height > 1 else None
 
     @property
-    def unsure(self) -> str:
-        """Why nothing tells where warm-up ends; empty where it is told."""
-        return ("no step is marked", "only one step is marked", "")[min(self.marked.height, 2)]
+    def warmup_caveat(self) -> str:
+        """Reason why the end of warm-up is unknown; empty if it is known."""
+        if self.steps.height == 0:
+            return "no step is annotated"
+        return "only one step is annotated" if self.steps.height == 1 else ""
 
     def steps_at(self, times: pl.Series) -> pl.Series:
-        """The marked step in which each of these lies, the innermost of several; null for none."""
-        return take_rows(self.marked["step"], find_innermost(self.marked["start"], self.marked["end"], times))
+        """Return the innermost annotated step at each of these times, null for none."""
+        return take_rows(self.steps["step"], find_innermost(self.steps["start"], self.steps["end"], times))
 
     def step_at(self, time: int) -> int | None:
         step: int | None = self.steps_at(pl.Series([time]))[0]
         return step
 
     @cached_property
-    def work(self) -> pl.DataFrame:
-        """Device work by start: id, cat, name, kind, ts, end, dur, stream, launch (id, ts, end of the call), and its
-        step: that of its launch, and of what no recorded call launched the one in which it starts."""
+    def activities(self) -> pl.DataFrame:
+        """GPU activities by start: id, cat, name, kind, ts, end, dur, stream, launch (id, ts, end of the call), step.
+
+        The step is that of the launch, or, if the launch was not recorded, the one in which the activity starts.
+        """
         work = select_launched_events(
             self.trace,
             *("id", "cat", "kind", "name", "ts", "end", "dur", "device", "stream", "step"),
@@ -103,27 +112,27 @@ class View:
 
     @cached_property
     def _work_texts(self) -> pl.Series:
-        return self.work["name"].unique()
+        return self.activities["name"].unique()
 
-    def asked(self, question: Callable[[pl.Expr], pl.Expr]) -> np.ndarray:
-        """Of which events the name answers a question with yes."""
-        return arrays.match_text(self.trace.events["name"], question, texts=self._texts)
+    def match_events(self, condition: Callable[[pl.Expr], pl.Expr]) -> np.ndarray:
+        """Return a mask of the events whose name satisfies a condition."""
+        return arrays.match_text(self.trace.events["name"], condition, texts=self._texts)
 
-    def named(self, work: pl.DataFrame, pattern: str) -> pl.Series:
-        """Whether the name of each of these rows of `work` fits a regular expression."""
-        found = arrays.match_text(
+    def match_activities(self, work: pl.DataFrame, pattern: str) -> pl.Series:
+        """Return a mask of the rows of `activities` whose name matches a regular expression."""
+        mask = arrays.match_text(
             work["name"], lambda name: name.str.contains(pattern), texts=self._work_texts
         )
-        return pl.Series(found)
+        return pl.Series(mask)
 
     @cached_property
     def _ids_are_rows(self) -> bool:
-        """As of a table that was read whole."""
+        """True for a table that was read completely."""
         ids = self.trace.events["id"].to_numpy()
         return bool(ids.size and ids[0] == 0 and ids[-1] == ids.size - 1 and (ids[1:] > ids[:-1]).all())
 
-    def rows_of(self, ids: pl.Series) -> np.ndarray:
-        """The row of each of these events, -1 for null and for one that is not there."""
+    def find_rows(self, ids: pl.Series) -> np.ndarray:
+        """Return the row of each of these events, -1 for null and for events that are missing."""
         if not self._ids_are_rows:
             return arrays.rows_of_ids(self.trace.events, ids)
         rows = arrays.to_array(ids, -1).astype(np.int64)
@@ -132,34 +141,36 @@ class View:
 
     @cached_property
     def parents(self) -> np.ndarray:
-        """The row of the event around each event, -1 for none."""
-        rows = self.rows_of(self.trace.events["parent"])
+        """Row of the parent of each event, -1 for none."""
+        rows = self.find_rows(self.trace.events["parent"])
         return rows.astype(np.int32) if len(rows) < np.iinfo(np.int32).max else rows
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """The kernels of `work`: step, device, stream, launch, name, ts, end, dur."""
+        """The kernels of `activities`: step, device, stream, launch, name, ts, end, dur."""
         columns = ("step", "device", "stream", "launch", "name", "ts", "end", "dur")
-        return self.work.select(columns).filter(self.work["cat"].is_in(["kernel", "Kernel"]))
+        return self.activities.select(columns).filter(self.activities["cat"].is_in(["kernel", "Kernel"]))
 
-    def host(self, names: str = "", categories: Collection[str] = categories.HOST_CATEGORIES) -> pl.DataFrame:
-        """Timed host events by start whose name fits a regular expression: id, parent, cat, name (text), ts, end, dur,
-        pid, tid, step."""
+    def find_host_events(
+        self, names: str = "", categories: Collection[str] = categories.HOST_CATEGORIES
+    ) -> pl.DataFrame:
+        """Return timed host events whose name matches a regular expression, by start.
+
+        Columns: id, parent, cat, name (text), ts, end, dur, pid, tid, step.
+        """
         events = self.trace.events
-        chosen = events.select(
-            pl.col("cat").is_in(list(categories)) & pl.col("dur").is_not_null()
-        ).to_series()
+        mask = events.select(pl.col("cat").is_in(list(categories)) & pl.col("dur").is_not_null()).to_series()
         if names:
-            chosen &= pl.Series(self.asked(lambda name: name.str.contains(names)))
+            mask &= pl.Series(self.match_events(lambda name: name.str.contains(names)))
         columns = ("id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name")
         return (
             events.select(columns)
-            .filter(chosen)
+            .filter(mask)
             .with_columns(pl.col("name").cast(pl.String), end=pl.col("ts") + pl.col("dur"))
         )
 
     @cached_property
-    def waits(self) -> pl.DataFrame:
+    def sync_calls(self) -> pl.DataFrame:
         """Host calls that waited for the device: id, ts, end, in order of end."""
         events = self.trace.events
         rows = np.unique(arrays.rows_of_ids(events, self.trace.sync_dependencies["event"]))
@@ -170,140 +181,151 @@ class View:
         return calls.select("id", "ts", end=pl.col("ts") + pl.col("dur")).sort("end", maintain_order=True)
 
     @cached_property
-    def loads(self) -> pl.DataFrame:
-        """The host's waits for the data loader, as `host`: of a frame of Python and a range in it the outer one."""
-        return select_outermost(self.host(LOADS_DATA))
+    def data_loads(self) -> pl.DataFrame:
+        """Waits of the host for the data loader, columns as in `find_host_events`; of nested ones the outermost."""
+        return select_outermost(self.find_host_events(LOADS_DATA))
 
     @cached_property
-    def loading(self) -> Intervals:
+    def data_loading(self) -> Intervals:
         """When some thread waited for the data loader."""
-        return Intervals.of(self.loads["ts"], self.loads["end"])
+        return Intervals.of(self.data_loads["ts"], self.data_loads["end"])
 
     @cached_property
     def gaps(self) -> pl.DataFrame:
-        """When no stream had work: start, end, gap_ns, cause (CAUSES), event (the host call to blame: the one that
-        waited, or that launched what ended the gap), step, stream and name of that work, inside (the last call that
-        allocated)."""
-        work, busy = self.work, self.busy
+        """Times without activity on any stream.
+
+        Columns: start, end, gap_ns, cause (CAUSES), event (the responsible host call: the one that waited, or that
+        launched the activity after the gap), and the step, stream and name of that activity.
+        """
+        work, busy = self.activities, self.busy
         if self.activity.basis != "device" or len(busy) < 2:
-            return pl.DataFrame(schema=_GAP)
+            return pl.DataFrame(schema=_GAP_SCHEMA)
         starts, ends = busy.ends[:-1], busy.starts[1:]
         first = np.searchsorted(work["ts"].to_numpy(), ends)
         after = work.select("launch", "launch_ts", "step", "stream", "name")[first]
         called = after["launch_ts"].fill_null(0).to_numpy()
-        known = after["launch"].is_not_null().to_numpy()
-        # The host is late where its call came after the device had run dry.
-        late = known & (called > starts)
+        has_launch = after["launch"].is_not_null().to_numpy()
+        # The host is late if its call began after the device had become idle.
+        late = has_launch & (called > starts)
         until = np.where(late, called, starts)
-        loaded = self.loading.covered(starts, until) * 2 > np.maximum(until - starts, 1)
-        wait = self._last(self.waits, until)
-        released = self.waits["end"].to_numpy()[wait] if self.waits.height else np.zeros(len(until), np.int64)
-        synced = late & (wait >= 0) & (released >= starts - _JUST_BEFORE)
-        allocation = self._last(self.allocations, until)
+        loaded = self.data_loading.covered(starts, until) * 2 > np.maximum(until - starts, 1)
+        wait = self._find_last_before(self.sync_calls, until)
+        released = (
+            self.sync_calls["end"].to_numpy()[wait]
+            if self.sync_calls.height
+            else np.zeros(len(until), np.int64)
+        )
+        synced = late & (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
+        allocation = self._find_last_before(self.allocations, until)
         allocated = late & (allocation >= 0)
         if self.allocations.height:
             allocated &= self.allocations["dur"].to_numpy()[allocation] * 2 > until - starts
             allocated &= self.allocations["end"].to_numpy()[allocation] > starts
         cause = np.select([late & loaded, synced, allocated, late], [0, 1, 2, 3], 4)
-        blamed = after["launch"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy().copy()
-        for at, calls, index in ((1, self.waits, wait), (2, self.allocations, allocation)):
-            chosen = cause == at
-            if chosen.any():
-                blamed[chosen] = calls["id"].to_numpy()[index[chosen]]
+        responsible = after["launch"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy().copy()
+        for at, calls, index in ((1, self.sync_calls, wait), (2, self.allocations, allocation)):
+            is_cause = cause == at
+            if is_cause.any():
+                responsible[is_cause] = calls["id"].to_numpy()[index[is_cause]]
         return pl.DataFrame(
             {
                 "start": starts,
                 "end": ends,
                 "gap_ns": ends - starts,
-                "cause": pl.Series(CAUSES, dtype=_CAUSE)[cause],
-                "event": pl.Series(blamed).replace(-1, None),
+                "cause": pl.Series(CAUSES, dtype=_CAUSE_DTYPE)[cause],
+                "event": pl.Series(responsible).replace(-1, None),
                 **{name: after[name] for name in ("step", "stream", "name")},
             }
-        ).select(pl.col(name).cast(dtype) for name, dtype in _GAP.items())
+        ).select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
 
     @cached_property
     def allocations(self) -> pl.DataFrame:
-        """Calls that take device memory from the driver or give it back, in order of end."""
-        return self.host(ALLOCATES, categories.RUNTIME_CATEGORIES).sort("end")
+        """Calls that allocate device memory from the driver or release it, in order of end."""
+        return self.find_host_events(ALLOCATES, categories.RUNTIME_CATEGORIES).sort("end")
 
-    def where(self, events: pl.Series) -> pl.DataFrame:
-        """operator, module, frame around each of these host events (ids, null allowed): innermost. operator: not one
-        that only serves another (PLUMBING), and where all do, the outermost; frame: of code that is no library's, where
-        Python was recorded."""
-        rows = self.rows_of(events)
+    def locate(self, events: pl.Series) -> pl.DataFrame:
+        """Return the innermost operator, module and frame around each of these host events (ids, may be null).
+
+        operator: not one of PLUMBING if possible; if all are, the outermost. frame: of code outside of libraries, if
+        Python was recorded.
+        """
+        rows = self.find_rows(events)
         names = self.trace.events["name"]
-        found = {}
-        for place, around in self._around.items():
+        labels = {}
+        for place, around in self._locations.items():
             at = np.where(rows < 0, -1, around[rows]) if around.size else np.full_like(rows, -1)
-            found[place] = take_rows(names, self._outermost(rows, at) if place == "operator" else at)
-        found["module"] = arrays.map_text(found["module"], lambda name: name.str.extract(_MODULE))
-        return pl.DataFrame(found)
+            labels[place] = take_rows(names, self._fill_outermost(rows, at) if place == "operator" else at)
+        labels["module"] = arrays.map_text(labels["module"], lambda name: name.str.extract(_MODULE))
+        return pl.DataFrame(labels)
 
     @cached_property
-    def _around(self) -> dict[str, np.ndarray]:
-        """Of each event the row of the innermost operator (but PLUMBING), module, frame around it, -1 for none; empty
-        where there is none at all."""
-        nothing = np.zeros(0, np.int32)
+    def _locations(self) -> dict[str, np.ndarray]:
+        """Row of the innermost operator (except PLUMBING), module and frame around each event, -1 for none; empty if
+        the trace has none.
+        """
+        empty = np.zeros(0, np.int32)
         return {
-            place: arrays.find_nearest_ancestor(self.parents, wanted) if wanted.any() else nothing
-            for place, wanted in self._nests.items()
+            place: arrays.find_nearest_ancestor(self.parents, mask) if mask.any() else empty
+            for place, mask in self._location_masks.items()
         }
 
-    def _outermost(self, rows: np.ndarray, found: np.ndarray) -> np.ndarray:
-        """The operators found for these rows, and where none was found the outermost around them."""
-        filled = found.copy()
-        asked = np.flatnonzero((found < 0) & (rows >= 0))
-        at = rows[asked]
+    def _fill_outermost(self, rows: np.ndarray, operators: np.ndarray) -> np.ndarray:
+        """Return the given operators of these rows, and for missing ones (-1) the outermost operator around the row."""
+        filled = operators.copy()
+        missing = np.flatnonzero((operators < 0) & (rows >= 0))
+        at = rows[missing]
         # No more often than events are nested: parents of a file from elsewhere may lead around in a circle.
         for _ in range(1 + int(self.trace.events["depth"].max() or 0)):  # type: ignore[arg-type]
-            if not asked.size:
+            if not missing.size:
                 break
-            is_one = self._operators[at]
-            filled[asked[is_one]] = at[is_one]
+            is_operator = self._is_operator[at]
+            filled[missing[is_operator]] = at[is_operator]
             at = self.parents[at]
-            asked, at = asked[at >= 0], at[at >= 0]
+            missing, at = missing[at >= 0], at[at >= 0]
         return filled
 
     @cached_property
-    def _operators(self) -> np.ndarray:
+    def _is_operator(self) -> np.ndarray:
         return arrays.is_in(self.trace.events["cat"], categories.OPERATOR_CATEGORIES)
 
     @cached_property
-    def _nests(self) -> dict[str, np.ndarray]:
+    def _location_masks(self) -> dict[str, np.ndarray]:
         events = self.trace.events
         python = arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
-        nests = {"operator": self._operators & ~self.asked(lambda name: name.str.contains(PLUMBING))}
+        nests = {"operator": self._is_operator & ~self.match_events(lambda name: name.str.contains(PLUMBING))}
         if not python.any():
             return nests | dict.fromkeys(("module", "frame"), python)
-        own = self.asked(lambda name: name.str.contains(_FRAME) & ~name.str.contains(_LIBRARY))
+        is_user_frame = self.match_events(
+            lambda name: name.str.contains(_FRAME) & ~name.str.contains(_LIBRARY)
+        )
         return nests | {
-            "module": python & self.asked(lambda name: name.str.contains(_MODULE)),
-            "frame": python & own,
+            "module": python & self.match_events(lambda name: name.str.contains(_MODULE)),
+            "frame": python & is_user_frame,
         }
 
     @staticmethod
-    def _last(calls: pl.DataFrame, until: np.ndarray) -> np.ndarray:
-        """The call (by end) that ended last before each time, -1 for none."""
+    def _find_last_before(calls: pl.DataFrame, until: np.ndarray) -> np.ndarray:
+        """Return the call (by end) that ended last before each time, -1 for none."""
         return np.searchsorted(calls["end"].to_numpy(), until, side="right") - 1
 
 
 def select_outermost(events: pl.DataFrame) -> pl.DataFrame:
-    """Of host events (pid, tid, ts, end) those that begin in no other of their thread, by start."""
+    """Return the host events (pid, tid, ts, end) that do not start inside another one of their thread, by start."""
     ordered = events.sort("ts", "end", descending=(False, True), maintain_order=True)
     before = pl.col("end").cum_max().shift(1).over("pid", "tid")
     return ordered.filter((before <= pl.col("ts")).fill_null(True))
 
 
 ALLOCATES = r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree)|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release)"
-_JUST_BEFORE = 5_000
-"""A call that waits comes back a little after what it waited for, ns."""
-_TIMED = [*categories.HOST_CATEGORIES, *categories.DEVICE_CATEGORIES]
-_CAUSE = pl.Enum(CAUSES)
-_GAP: dict[str, pl.DataType | type[pl.DataType]] = {
+_SYNC_RETURN_NS = 5_000
+"""A synchronizing call returns slightly later than the work it waited for, in ns."""
+_TIMED_CATEGORIES = [*categories.HOST_CATEGORIES, *categories.DEVICE_CATEGORIES]
+_CAUSE_DTYPE = pl.Enum(CAUSES)
+_GAP_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "start": pl.Int64,
     "end": pl.Int64,
     "gap_ns": pl.Int64,
-    "cause": _CAUSE,
+    "cause": _CAUSE_DTYPE,
     "event": pl.Int64,
     "step": pl.Int64,
     "stream": pl.Int64,

@@ -1,16 +1,16 @@
-"""Floating-point operations and bytes of the operators, from their shapes, and the time they took.
+"""Floating-point operations, bytes and time of operators, computed from their shapes.
 
-A row is an operator. flops: multiplications and additions; bytes: the least that memory must move. counted: of its
-calls, those that have a formula and whose shapes are known, or follow from the forward operator of a backward one;
-covered_pct: their share of the row's time. What is not counted is null, never guessed. time: in which some device work
-of a call ran; basis host: its duration; basis none (an execution trace alone): unknown. Of operators inside each other
-the outermost with a formula counts; communication is left out. The definitions are in docs/flops.md.
+One row per operator. flops: multiplications and additions; bytes: minimum memory traffic. counted: number of its calls
+that have a formula and known shapes, or whose cost follows from the forward operator of a backward one; covered_pct:
+their share of the row's time. Unknown values are null, never guessed. time_ns: time in which GPU activity of a call
+ran; with basis host: duration of the call; with basis none (execution trace only): unknown. Of nested operators the
+outermost one with a formula is counted; communication is excluded. See docs/flops.md for the definitions.
 
-by: operator, family (gemm, attention, ...; of kernels without a formula, by their names) or all (one row). step: only
-this step. top: how many rows, the longest first.
+by: operator, family (gemm, attention, ...; for kernels without a formula, by their names) or all (one row). step: only
+this step. top: number of rows, longest time first.
 
 Units: FLOP, B, ns, percent. Needs shapes: record_shapes=True, or the run's execution trace. Convention:
-torch.utils.flop_counter's, but for the mask of causal attention and the groups of a convolution, which it ignores.
+torch.utils.flop_counter's, except for the mask of causal attention and the groups of a convolution, which it ignores.
 """
 
 from __future__ import annotations

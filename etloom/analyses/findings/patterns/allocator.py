@@ -1,4 +1,4 @@
-"""Device memory is taken from the driver, or given back, in steady state."""
+"""Device memory is allocated from the driver, or released, in steady state."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
-    steady, since, guessed = view.allocations, view.steady_from, ""
+def find(view: RankView) -> Iterator[Finding]:
+    steady, since, guessed = view.allocations, view.steady_start, ""
     if since is not None:
         steady = steady.filter(pl.col("ts") >= since)
     else:
-        # Nothing says where warm-up ends: the first tenth of the launches is a careful guess.
-        launches = view.work["launch_ts"].drop_nulls().sort()
+        # The end of warm-up is unknown: assume the first tenth of the launches.
+        launches = view.activities["launch_ts"].drop_nulls().sort()
         if len(launches):
             steady = steady.filter(pl.col("ts") > launches[len(launches) // 10])
-        guessed = f" ({view.unsure}: it may be warm-up)"
+        guessed = f" ({view.warmup_caveat}: may be warm-up)"
     yield from group_by_place(
         view,
         steady.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
         lambda row: (
-            f"{row['name']} is called {times(row['count'])}{describe_place(row)}, and the host waits for it{guessed}"
+            f"{row['name']} is called {times(row['count'])}{describe_place(row)} and blocks the host{guessed}"
         ),
         confidence="low" if guessed else "medium",
         advice="warm up before the trace; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; do not call "

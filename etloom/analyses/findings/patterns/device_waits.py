@@ -1,4 +1,4 @@
-"""The work was launched in time, and the device left it waiting."""
+"""The device is idle although work was launched in time."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, counted, describe_place, group_by_place
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
+from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
-    kept = view.gaps.filter((pl.col("cause") == "device") & pl.col("event").is_not_null())
+def find(view: RankView) -> Iterator[Finding]:
+    gaps = view.gaps.filter((pl.col("cause") == "device") & pl.col("event").is_not_null())
     yield from group_by_place(
         view,
-        kept.with_columns(cost_ns="gap_ns"),
+        gaps.with_columns(cost_ns="gap_ns"),
         lambda row: (
-            f"{counted(row['count'], 'time')} the device stands still{describe_place(row, 'block')}, though the next kernel is "
+            f"the device is idle {times(row['count'])}{describe_place(row, 'block')} although the next kernel is "
             "already launched"
         ),
         confidence="low",
-        advice="some 1 us between kernels is the device's own; longer ones are streams that wait for each other (see "
-        "critical-path), very short kernels, which a CUDA graph or fusion helps, or work that the trace does not hold",
+        advice="about 1 us between kernels is normal; longer gaps are streams that wait for each other (see "
+        "critical-path), very short kernels (use a CUDA graph or fusion), or GPU activity that was not recorded",
         by="block",
     )

@@ -1,4 +1,4 @@
-"""Elementwise kernels one after another, each of which reads and writes what the one before wrote."""
+"""Chains of elementwise kernels, each of which reads and writes the output of the previous one."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, counted, describe_place, group_by_place
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core import arrays
 
 ELEMENTWISE = r"elementwise_kernel|elementwise_kernel_manual_unroll|CUDAFunctor|multi_tensor_apply"
 FUSED = r"multi_tensor_apply|^triton_"
-LENGTH = 3
+MIN_LENGTH = 3
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
+def find(view: RankView) -> Iterator[Finding]:
     yield from group_by_place(
         view,
-        _runs(view),
+        _find_chains(view),
         lambda row: (
-            f"{counted(row['count'], 'chain')} of {LENGTH}+ elementwise kernels{describe_place(row, 'block')}, each kernel a pass "
-            "over memory"
+            f"{counted(row['count'], 'chain')} of {MIN_LENGTH}+ elementwise kernels{describe_place(row, 'block')}; "
+            "each kernel reads and writes memory once more"
         ),
         confidence="low",
         advice="fuse them: torch.compile, a fused optimizer or norm, or foreach operators",
@@ -32,23 +32,27 @@ def find(view: View) -> Iterator[Finding]:
     )
 
 
-def _runs(view: View) -> pl.DataFrame:
-    """The chains as `places` takes them: elementwise kernels of one step, one after another on their stream."""
+def _find_chains(view: RankView) -> pl.DataFrame:
+    """Return the chains as input for `group_by_place`: consecutive elementwise kernels of one step and stream."""
     kernels = view.kernels
-    is_one = (view.named(kernels, ELEMENTWISE) & ~view.named(kernels, FUSED)).to_numpy()
-    lane = arrays.track_codes(kernels, ("device", "stream"))
-    rows = arrays.sort_by_track(lane)
+    is_elementwise = (
+        view.match_activities(kernels, ELEMENTWISE) & ~view.match_activities(kernels, FUSED)
+    ).to_numpy()
+    track = arrays.track_codes(kernels, ("device", "stream"))
+    rows = arrays.sort_by_track(track)
     step = arrays.to_array(kernels["step"], np.iinfo(np.int64).min)
     cut = np.ones(len(rows) + 1, np.bool_)
     if rows.size:
-        cut[1:-1] = np.any([one[rows[1:]] != one[rows[:-1]] for one in (is_one, lane, step)], axis=0)
+        cut[1:-1] = np.any(
+            [column[rows[1:]] != column[rows[:-1]] for column in (is_elementwise, track, step)], axis=0
+        )
     cuts = np.flatnonzero(cut)
-    chains = np.flatnonzero(np.diff(cuts) >= LENGTH)
-    chains = chains[is_one[rows[cuts[chains]]]]
+    chains = np.flatnonzero(np.diff(cuts) >= MIN_LENGTH)
+    chains = chains[is_elementwise[rows[cuts[chains]]]]
     chains = chains[np.argsort(rows[cuts[chains]])]
     start, end = cuts[chains], cuts[chains + 1]
     until = np.concatenate(([0], np.cumsum(kernels["dur"].to_numpy()[rows])))
-    # n passes over memory become one.
+    # n passes over memory could be one.
     saved = (until[end] - until[start]) * (1 - 1 / (end - start))
     first: pl.DataFrame = kernels[rows[start]]
     return first.select(

@@ -1,4 +1,4 @@
-"""Communication that no computation hides."""
+"""Communication that does not overlap computation."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
+def find(view: RankView) -> Iterator[Finding]:
     times = view.activity.times
     exposed = times["communication"] - times["computation"]
     if not exposed.total:
         return
-    waits = view.awaiting
+    waits = view.waiting_for_ranks
     hidden = 100 * (1 - exposed.total / times["communication"].total)
-    aside = "; waiting for late ranks is left out" if waits.total else ""
-    moves = (
-        f"{hidden:.0f} % of the communication is hidden behind computation; during the rest none runs, which costs as "
-        f"much where nothing else holds the job up (etloom simulate --set 'comm x0'){aside}"
+    excluded = "; waiting for late ranks is reported separately" if waits.total else ""
+    transfer_title = (
+        f"{hidden:.0f} % of communication overlaps computation; hiding the rest would save up to "
+        f"{(exposed - waits).total / 1e6:,.1f} ms{excluded}"
     )
-    earlier = (
-        "issue collectives earlier and on their own stream (gradient buckets during backward, FSDP prefetch), make "
-        "buckets or messages larger"
+    transfer_advice = (
+        "issue collectives earlier and on a separate stream (gradient buckets during backward, FSDP prefetch), use "
+        "larger buckets or messages; estimate the gain with etloom simulate --set 'comm x0'"
     )
-    waiting = "the rank stands in communication and computes nothing while ranks that come later are awaited"
-    evener = (
-        "`etloom analyze stragglers` says who comes late and why, `imbalance` how unevenly the work is shared"
+    wait_title = "the rank is blocked in communication, without computation, until late ranks arrive"
+    wait_advice = (
+        "`etloom analyze stragglers` shows which ranks arrive late and why, `imbalance` how unevenly the work is "
+        "distributed"
     )
-    yield from _costing(view, exposed - waits, moves, earlier, "transfer")
-    yield from _costing(view, exposed & waits, waiting, evener, "wait")
+    yield from _make_finding(view, exposed - waits, transfer_title, transfer_advice, "transfer")
+    yield from _make_finding(view, exposed & waits, wait_title, wait_advice, "wait")
 
 
-def _costing(view: View, lost: Intervals, title: str, advice: str, place: str) -> Iterator[Finding]:
+def _make_finding(view: RankView, lost: Intervals, title: str, advice: str, place: str) -> Iterator[Finding]:
     if not lost.total:
         return
     communication = view.activity.times["communication"]
     starts, ends = communication.starts, communication.ends
     if view.activity.basis == "device":
-        work = view.work.filter(pl.col("kind") == "communication")
+        work = view.activities.filter(pl.col("kind") == "communication")
         starts, ends = work["ts"].to_numpy(), work["end"].to_numpy()
     cost = lost.covered(starts, ends)
     at = int(cost.argmax())
@@ -61,6 +62,6 @@ def _costing(view: View, lost: Intervals, title: str, advice: str, place: str) -
         stream=worst.get("stream"),
         name=worst.get("name"),
         event=worst.get("launch"),
-        in_steps_ns=(lost & view.stepped).total,
+        in_steps_ns=(lost & view.step_intervals).total,
         place=place,
     )

@@ -1,4 +1,4 @@
-"""Copies beside which nothing computes or communicates."""
+"""Memcpys that overlap neither computation nor communication."""
 
 from __future__ import annotations
 
@@ -8,58 +8,65 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, counted
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.timeline.activity import to_intervals
 
 COPY = r"(?i)memcpy|copy(?:Host|Device|Buffer)"
 TO_DEVICE = r"(?i)HtoD|HostToDevice"
 PAGEABLE = r"(?i)pageable"
-"""Such copies to the device are host-copies' matter."""
+"""Pageable copies to the device are reported by host-copies."""
 
 INSIDE_DEVICE = re.compile(r"(?i)DtoD|DeviceToDevice")
 TO_HOST = re.compile(r"(?i)DtoH|DeviceToHost")
-INSIDE = (
-    "write the result where it belongs instead of copying it there (out=, views, in-place operators), and drop clones "
-    "that nobody needs"
+ON_DEVICE_ADVICE = (
+    "write the result directly to its destination (out=, views, in-place operators), and remove clones that are not "
+    "needed"
 )
-ACROSS = (
-    "keep on the device what is used again; copy the next part while this one is computed, from pinned memory, with "
-    "non_blocking=True on a stream of its own; copy less (a narrower type, a part)"
+TO_DEVICE_ADVICE = (
+    "keep reused data on the device; copy the next part during the current computation, from pinned memory, with "
+    "non_blocking=True on a separate stream; copy less (a narrower type, a part)"
 )
 
-BACK = (
-    "keep on the device what is used there, and copy back less, less often; into pinned memory, with non_blocking=True "
-    "on a stream of its own, and wait for it only where the host needs it"
+FROM_DEVICE_ADVICE = (
+    "keep data on the device if it is used there, copy back less, less often, to pinned memory with "
+    "non_blocking=True on a separate stream, and wait only where the host needs the data"
 )
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
+def find(view: RankView) -> Iterator[Finding]:
     times = view.activity.times
     columns = ("name", "ts", "end", "dur", "step", "stream", "launch")
-    copies = view.work.select(columns).filter(view.work["kind"] == "memory")
-    to_device = view.named(copies, TO_DEVICE) & view.named(copies, PAGEABLE)
-    copies = copies.filter(view.named(copies, COPY) & ~to_device)
-    for (name,), own in copies.group_by("name", maintain_order=True):
-        lost = to_intervals(own) - times["computation"] - times["communication"]
+    copies = view.activities.select(columns).filter(view.activities["kind"] == "memory")
+    to_device = view.match_activities(copies, TO_DEVICE) & view.match_activities(copies, PAGEABLE)
+    copies = copies.filter(view.match_activities(copies, COPY) & ~to_device)
+    for (name,), group in copies.group_by("name", maintain_order=True):
+        lost = to_intervals(group) - times["computation"] - times["communication"]
         if not lost.total:
             continue
-        alone = lost.covered(own["ts"], own["end"])
+        alone = lost.covered(group["ts"], group["end"])
         times_alone = int((alone > 0).sum())
-        worst = own.row(int(alone.argmax()), named=True)
-        where = view.where(pl.Series([worst["launch"]], dtype=pl.UInt32)).row(0, named=True)
+        worst = group.row(int(alone.argmax()), named=True)
+        location = view.locate(pl.Series([worst["launch"]], dtype=pl.UInt32)).row(0, named=True)
         yield Finding(
-            f"nothing runs beside {counted(times_alone, 'copy', 'copies')}: {name}",
+            f"{counted(times_alone, 'copy', 'copies')} without concurrent computation or communication: {name}",
             lost.total,
             "medium",
-            INSIDE if INSIDE_DEVICE.search(str(name)) else BACK if TO_HOST.search(str(name)) else ACROSS,
+            _advise(str(name)),
             times_alone,
             step=worst["step"],
             stream=worst["stream"],
             name=str(name),
             event=worst["launch"],
-            in_steps_ns=(lost & view.stepped).total,
+            in_steps_ns=(lost & view.step_intervals).total,
             place=str(name),
-            **where,
+            **location,
         )
+
+
+def _advise(name: str) -> str:
+    """Return the advice for a kind of copy, given its name."""
+    if INSIDE_DEVICE.search(name):
+        return ON_DEVICE_ADVICE
+    return FROM_DEVICE_ADVICE if TO_HOST.search(name) else TO_DEVICE_ADVICE

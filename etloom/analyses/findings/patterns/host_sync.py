@@ -7,20 +7,21 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
+def find(view: RankView) -> Iterator[Finding]:
     synced = view.gaps.filter(pl.col("cause") == "sync").with_columns(cost_ns="gap_ns")
     yield from group_by_place(
         view,
         synced,
         lambda row: (
-            f"the host waits for the device{describe_place(row)} {times(row['count'])}; then the device waits for the host"
+            f"the host waits for the device{describe_place(row)} {times(row['count'])}; afterwards the device waits "
+            "for the host"
         ),
         confidence="high",
         advice="keep the value on the device: log it later or copy it with non_blocking=True; .item(), .cpu(), "
-        "nonzero, boolean masks and printing a tensor all wait",
+        "nonzero, boolean masks and printing a tensor all synchronize",
     )

@@ -1,4 +1,4 @@
-"""Some devices of a rank stand still while others of it work."""
+"""Some devices of a rank are idle while others are busy."""
 
 from __future__ import annotations
 
@@ -7,44 +7,48 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import union
 from etloom.timeline.activity import to_intervals
 
-STRAY = 0.01
-"""A device that works for a smaller share of the time was not meant to: a context that was opened by mistake."""
+MIN_USED_SHARE = 0.01
+"""A device that is busy for a smaller share of the time is not used intentionally: a context was opened by mistake."""
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
-    if view.work["device"].drop_nulls().n_unique() < 2:
+def find(view: RankView) -> Iterator[Finding]:
+    if view.activities["device"].drop_nulls().n_unique() < 2:
         return
-    known = view.work.drop_nulls("device")
+    activities = view.activities.drop_nulls("device")
     busy = {
-        int(device): to_intervals(own) for (device,), own in known.group_by("device", maintain_order=True)
+        int(device): to_intervals(group)
+        for (device,), group in activities.group_by("device", maintain_order=True)
     }
-    least = STRAY * union(busy.values()).total
+    least = MIN_USED_SHARE * union(busy.values()).total
     busy = {device: time for device, time in busy.items() if time.total > least}
     if len(busy) < 2:
         return
-    anywhere = union(busy.values())
-    # As much work, at all times on all of them.
-    evenly = sum(time.total for time in busy.values()) / len(busy)
-    if not (cost := round(anywhere.total - evenly)):
+    busy_anywhere = union(busy.values())
+    # The same work, evenly distributed over all devices.
+    even_share = sum(time.total for time in busy.values()) / len(busy)
+    if not (cost := round(busy_anywhere.total - even_share)):
         return
-    device = min(busy, key=lambda one: (busy[one].total, one))
-    share = busy[device].total / anywhere.total
-    marked = anywhere & view.stepped
-    in_steps = marked.total - sum((time & view.stepped).total for time in busy.values()) / len(busy)
-    first = known.filter(pl.col("device") == device).row(0, named=True)
+    device = min(busy, key=lambda device_id: (busy[device_id].total, device_id))
+    share = busy[device].total / busy_anywhere.total
+    in_step_intervals = busy_anywhere & view.step_intervals
+    in_steps = in_step_intervals.total - sum(
+        (time & view.step_intervals).total for time in busy.values()
+    ) / len(busy)
+    first = activities.filter(pl.col("device") == device).row(0, named=True)
     yield Finding(
-        f"of the {len(busy)} devices of the rank, device {device} works for {100 * share:.0f} % of the time in which "
-        "any does",
+        f"device {device}, one of {len(busy)} of the rank, is busy for only {100 * share:.0f} % of the time in which "
+        "any of them is",
         cost,
         "low",
-        "share the work evenly and at one time: a process a device (DistributedDataParallel) in place of one for all, "
-        "more micro-batches in a pipeline. Elsewhere a rank counts as busy where any of its devices is",
+        "distribute the work evenly and concurrently: one process per device (DistributedDataParallel) instead of "
+        "one for all, or more micro-batches in a pipeline. Other analyses count a rank as busy if any of its "
+        "devices is",
         step=first["step"],
         stream=first["stream"],
         name=str(first["name"]),

@@ -1,4 +1,4 @@
-"""More threads work than the host has processors."""
+"""More threads are running than the host has processors."""
 
 from __future__ import annotations
 
@@ -7,47 +7,50 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, compute_cost
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 
-CALLS = 20
-"""Of one operator on one shape, so that what it takes usually is known."""
-TIMES = 3
-SLICE_NS = 500_000
-"""A call that takes so many times its usual time, and so much longer, had its processor taken away: schedulers give it
-to others for a millisecond and more."""
-FEWEST = 3
+MIN_CALLS = 20
+"""Calls of one operator with one shape needed to know their usual duration."""
+MIN_RATIO = 3
+MIN_DELAY_NS = 500_000
+"""A call that takes TIMES its usual duration, and this much longer, was interrupted: schedulers assign a processor to
+other threads for a millisecond or more.
+"""
+MIN_INTERRUPTED = 3
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
+def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device":
         return
-    calls = view.host("", categories.OPERATOR_CATEGORIES).filter(~categories.is_communication())
-    # Of calls that hold no others: what interrupts an inner one interrupts it once.
-    inner = calls.filter(~pl.col("id").is_in(view.trace.events["parent"].drop_nulls().unique().implode()))
-    alike = ("name", "dims")
-    known = (
-        inner.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event", how="left")
-        .with_columns(usual=pl.col("dur").median().over(alike), often=pl.len().over(alike))
-        .filter(pl.col("often") >= CALLS)
+    calls = view.find_host_events("", categories.OPERATOR_CATEGORIES).filter(~categories.is_communication())
+    # Only calls without nested ones, so that an interruption is counted once.
+    leaves = calls.filter(~pl.col("id").is_in(view.trace.events["parent"].drop_nulls().unique().implode()))
+    signature = ("name", "dims")
+    repeated = (
+        leaves.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event", how="left")
+        .with_columns(usual=pl.col("dur").median().over(signature), often=pl.len().over(signature))
+        .filter(pl.col("often") >= MIN_CALLS)
         .with_columns(start="ts", cost_ns=(pl.col("dur") - pl.col("usual")).round().cast(pl.Int64))
     )
-    stopped = known.filter((pl.col("cost_ns") > SLICE_NS) & (pl.col("dur") > TIMES * pl.col("usual")))
-    if stopped.height < FEWEST:
+    interrupted = repeated.filter(
+        (pl.col("cost_ns") > MIN_DELAY_NS) & (pl.col("dur") > MIN_RATIO * pl.col("usual"))
+    )
+    if interrupted.height < MIN_INTERRUPTED:
         return
-    worst = stopped.sort("cost_ns", descending=True, maintain_order=True).row(0, named=True)
-    cost_ns, in_steps_ns = compute_cost(view, stopped)
-    each_ms = stopped.select(pl.mean("cost_ns") / 1e6).item()
+    worst = interrupted.sort("cost_ns", descending=True, maintain_order=True).row(0, named=True)
+    cost_ns, in_steps_ns = compute_cost(view, interrupted)
+    each_ms = interrupted.select(pl.mean("cost_ns") / 1e6).item()
     yield Finding(
-        f"{stopped.height:,} calls of operators stand still for {each_ms:.1f} ms each: more "
-        "threads work than there are processors, or another program does",
+        f"{interrupted.height:,} operator calls are interrupted for {each_ms:.1f} ms each: more threads are running "
+        "than there are processors, or another program uses them",
         cost_ns,
         "low",
-        "give each rank its own cores: OMP_NUM_THREADS = cores / ranks, torch.set_num_threads, numactl or "
-        "torchrun's CPU binding; count the data loader's workers too",
-        stopped.height,
+        "assign each rank its own cores: OMP_NUM_THREADS = cores / ranks, torch.set_num_threads, numactl or "
+        "torchrun's CPU binding; include the data loader's workers",
+        interrupted.height,
         step=worst["step"],
         name=worst["name"],
         event=worst["id"],

@@ -1,4 +1,4 @@
-"""torch.compile works in steady state, or a graph breaks into pieces."""
+"""torch.compile compiles in steady state, or graph breaks split the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, compute_cost, group_by_place, times
-from etloom.analyses.findings.rank_view import View, select_outermost
+from etloom.analyses.findings.rank_view import RankView, select_outermost
 
 COMPILES = (
     r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
@@ -16,33 +16,33 @@ COMPILES = (
 )
 REGION = r"^Torch-Compiled Region: (\d+)/(\d+)"
 GUARDS = (
-    "TORCH_LOGS=recompiles names the guard that failed: mark dynamic dimensions (mark_dynamic), keep shapes and Python "
+    "TORCH_LOGS=recompiles shows the guard that failed: mark dynamic dimensions (mark_dynamic), keep shapes and Python "
     "values stable"
 )
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
-    compiles, since = select_outermost(view.host(COMPILES)), view.steady_from
+def find(view: RankView) -> Iterator[Finding]:
+    compiles, since = select_outermost(view.find_host_events(COMPILES)), view.steady_start
     if since is not None:
         compiles = compiles.filter(pl.col("ts") >= since)
 
     def title(row: dict[str, Any]) -> str:
         if since is None:
-            return f"torch.compile compiles, {times(row['count'])} ({view.unsure}: it may be the first time)"
-        return f"torch.compile still compiles after the first step, {times(row['count'])}"
+            return f"torch.compile compiles {times(row['count'])} ({view.warmup_caveat}: may be the first compilation)"
+        return f"torch.compile still compiles after the first step ({times(row['count'])})"
 
     yield from group_by_place(
         view,
         compiles.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
         title,
         confidence="low" if since is None else "high",
-        advice=f"warm up before the trace; if it stays, {GUARDS}",
+        advice=f"warm up before the trace; if it persists, {GUARDS}",
         by="name",
     )
     regions = (
-        view.host(REGION)
+        view.find_host_events(REGION)
         .with_columns(
             region=pl.col("name").str.extract(REGION, 1), version=pl.col("name").str.extract(REGION, 2)
         )
@@ -53,18 +53,18 @@ def find(view: View) -> Iterator[Finding]:
         return
     ordered = regions.sort("pid", "tid", "ts")
     ordered = ordered.with_columns(before=pl.col("end").shift(1).over("pid", "tid", "step"))
-    lost = ordered.with_columns(cost_ns=pl.col("ts") - pl.col("before")).filter(
+    gaps = ordered.with_columns(cost_ns=pl.col("ts") - pl.col("before")).filter(
         (pl.col("cost_ns") > 0) & (pl.col("region") != pl.col("region").shift(1))
     )
-    if lost.height:
-        worst = lost.sort("cost_ns", descending=True, maintain_order=True).row(0, named=True)
-        cost_ns, in_steps_ns = compute_cost(view, lost.select("cost_ns", start="before", end="ts"))
+    if gaps.height:
+        worst = gaps.sort("cost_ns", descending=True, maintain_order=True).row(0, named=True)
+        cost_ns, in_steps_ns = compute_cost(view, gaps.select("cost_ns", start="before", end="ts"))
         yield Finding(
-            f"the compiled step is in {pieces} pieces, with Python between them",
+            f"graph breaks split the compiled step into {pieces} graphs, with Python code between them",
             cost_ns,
             "low",
-            "TORCH_LOGS=graph_breaks names what broke it; fullgraph=True makes a break an error",
-            lost.height,
+            "TORCH_LOGS=graph_breaks shows the causes; fullgraph=True turns a graph break into an error",
+            gaps.height,
             step=worst["step"],
             name=worst["name"],
             event=worst["id"],

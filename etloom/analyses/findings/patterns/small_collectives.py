@@ -1,4 +1,4 @@
-"""Many small collectives in a row, each of which pays the latency of one."""
+"""Many consecutive small collectives, each of which pays the latency of a whole collective."""
 
 from __future__ import annotations
 
@@ -8,71 +8,77 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, compute_cost
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.collectives import list_participations
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.intervals import Intervals, union
 
 SMALL_BYTES = 1 << 20
-MANY = 8
+MIN_RUN_LENGTH = 8
 
-ASIDE = 0.25
-"""Other work between two collectives that takes less than this share of the first does not part them: dividing a sum by
-the number of ranks."""
-BESIDE = 0.2
-"""Work that runs beside communication for this share of its time goes on meanwhile."""
+MAX_INTERRUPTION = 0.25
+"""Other work between two collectives that takes less than this share of the first does not separate them, for example
+dividing a sum by the number of ranks.
+"""
+MIN_OVERLAP = 0.2
+"""Work that overlaps communication for this share of its time runs concurrently, not between collectives."""
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
-    found = view.trace.compute_once(list_participations, view.trace.rank or 0).filter(
+def find(view: RankView) -> Iterator[Finding]:
+    participations = view.trace.compute_once(list_participations, view.trace.rank or 0).filter(
         pl.col("collective") != "message"
     )
-    ordered = _with_steps(view, found).sort("start").with_columns(small=pl.col("bytes") < SMALL_BYTES)
-    ordered = ordered.with_columns(
-        run=pl.struct("collective", "pg_name", "small", "step").rle_id() + _parted(view, ordered).cum_sum()
+    ordered = (
+        _with_steps(view, participations).sort("start").with_columns(small=pl.col("bytes") < SMALL_BYTES)
     )
-    # One call in place of each run would still take the time of one.
+    ordered = ordered.with_columns(
+        run=pl.struct("collective", "pg_name", "small", "step").rle_id()
+        + _is_separated(view, ordered).cum_sum()
+    )
+    # One combined call would still take the time of one.
     share = 1 - 1 / pl.len().over("run")
-    many = ordered.filter("small").filter(pl.len().over("run") >= MANY)
-    many = many.with_columns(cost_ns=(pl.col("end") - pl.col("start")) * share).with_columns(
+    long_runs = ordered.filter("small").filter(pl.len().over("run") >= MIN_RUN_LENGTH)
+    long_runs = long_runs.with_columns(cost_ns=(pl.col("end") - pl.col("start")) * share).with_columns(
         of_run=pl.col("cost_ns").sum().over("run")
     )
-    costliest = many.sort("of_run", "run", "start", descending=(True, False, False), maintain_order=True)
-    for (collective, group), own in costliest.group_by("collective", "pg_name", maintain_order=True):
-        cost_ns, in_steps_ns = compute_cost(view, own)
-        size = own.select(pl.median("bytes") / 1024).item()
+    costliest = long_runs.sort("of_run", "run", "start", descending=(True, False, False), maintain_order=True)
+    for (collective, group), group_rows in costliest.group_by("collective", "pg_name", maintain_order=True):
+        cost_ns, in_steps_ns = compute_cost(view, group_rows)
+        size = group_rows.select(pl.median("bytes") / 1024).item()
         yield Finding(
-            f"{own.height:,} {collective} of {size:,.0f} KiB each, one after the other",
+            f"{group_rows.height:,} consecutive {collective} of {size:,.0f} KiB each",
             cost_ns,
             "medium",
-            "put them into one: a bucket (bucket_cap_mb), a flattened tensor, or a coalescing manager",
-            own.height,
-            step=own["step"][0],
+            "combine them: use a bucket (bucket_cap_mb), a flattened tensor, or a coalescing manager",
+            group_rows.height,
+            step=group_rows["step"][0],
             name=str(collective),
-            event=own["issuer"][0],
+            event=group_rows["issuer"][0],
             in_steps_ns=in_steps_ns,
             place=f"{collective} {group}",
         )
 
 
-def _with_steps(view: View, parts: pl.DataFrame) -> pl.DataFrame:
-    """parts with the step of each: that of its launch, of what no recorded call launched the one in which it starts."""
+def _with_steps(view: RankView, participations: pl.DataFrame) -> pl.DataFrame:
+    """Add the step of each participation: that of its launch, else the one in which it starts."""
     events = view.trace.events
-    own = take_rows(events["step"], rows_of_ids(events, parts["event"]))
-    launched = take_rows(view.work["step"], rows_of_ids(view.work, parts["event"]))
-    return parts.with_columns(step=pl.Series(launched).fill_null(own))
+    event_steps = take_rows(events["step"], rows_of_ids(events, participations["event"]))
+    launch_steps = take_rows(view.activities["step"], rows_of_ids(view.activities, participations["event"]))
+    return participations.with_columns(step=pl.Series(launch_steps).fill_null(event_steps))
 
 
-def _parted(view: View, parts: pl.DataFrame) -> pl.Series:
-    """Whether other work, that does not run beside communication, comes between each part and what ended before it."""
+def _is_separated(view: RankView, participations: pl.DataFrame) -> pl.Series:
+    """Return whether non-overlapping other work separates each participation from the end of those before it."""
     times = view.activity.times
     communication = times["communication"]
-    other = union(one for kind, one in times.items() if kind != "communication")
-    alone = communication.covered(other.starts, other.ends) < BESIDE * (other.ends - other.starts)
+    other = union(intervals for kind, intervals in times.items() if kind != "communication")
+    alone = communication.covered(other.starts, other.ends) < MIN_OVERLAP * (other.ends - other.starts)
     other = Intervals.of(other.starts[alone], other.ends[alone])
-    starts, ends = parts["start"].to_numpy(), np.maximum.accumulate(parts["end"].to_numpy())
+    starts, ends = participations["start"].to_numpy(), np.maximum.accumulate(participations["end"].to_numpy())
     between = other.covered(ends[:-1], np.maximum(ends[:-1], starts[1:]))
-    taking = (parts["end"] - parts["start"]).to_numpy()[:-1]
-    return pl.Series(np.concatenate((np.zeros(min(1, len(starts)), bool), between > ASIDE * taking)))
+    durations = (participations["end"] - participations["start"]).to_numpy()[:-1]
+    return pl.Series(
+        np.concatenate((np.zeros(min(1, len(starts)), bool), between > MAX_INTERRUPTION * durations))
+    )

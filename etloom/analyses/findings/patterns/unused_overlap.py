@@ -1,4 +1,4 @@
-"""Communication could run beside computation, but stands in its stream."""
+"""Communication that could overlap computation but runs on its stream."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.timeline.activity import to_intervals
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
+def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis != "device":
         return
-    work = view.work
+    work = view.activities
     computes = (
         work.select("device", "stream", "dur")
         .filter(work["kind"] == "computation")
@@ -32,16 +32,16 @@ def find(view: View) -> Iterator[Finding]:
         return
     worst = shared.row(shared["dur"].arg_max() or 0, named=True)
     yield Finding(
-        f"{shared.height:,} communications run on stream {worst['stream']}, where the computation is, so neither hides "
-        "the other",
+        f"{shared.height:,} communications run on stream {worst['stream']}, which also runs computation, so they "
+        "cannot overlap",
         lost.total,
         "low",
-        "where the next computation needs no result of it, use asynchronous collectives (async_op=True, wait later), "
-        "which PyTorch puts on a stream of their own; exposed-communication counts the same time",
+        "where the next computation does not need the result, use asynchronous collectives (async_op=True, wait "
+        "later), which PyTorch runs on a separate stream; exposed-communication covers the same time",
         shared.height,
         step=worst["step"],
         stream=worst["stream"],
         name=worst["name"],
         event=worst["launch"],
-        in_steps_ns=(lost & view.stepped).total,
+        in_steps_ns=(lost & view.step_intervals).total,
     )

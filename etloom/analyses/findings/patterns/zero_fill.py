@@ -1,4 +1,4 @@
-"""Memory is filled with zeros over and over."""
+"""Memory is repeatedly filled with zeros."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
-from etloom.analyses.findings.rank_view import View
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core import arrays, categories
 
 ZEROS = r"^aten::(?:zero_|_foreach_zero_)$"
@@ -16,46 +16,52 @@ FILLS = r"^aten::fill_$"
 IS_ZERO = r'^\["", ?"?(?:0|0\.|0\.0|False)"?[,\]]'
 """Arguments of fill_, as recorded."""
 KERNELS = r"FillFunctor|(?i)^memset|FillBuffer"
-OFTEN = 2
+MIN_FILLS = 2
 
 SCOPE = "rank"
 
 
-def find(view: View) -> Iterator[Finding]:
+def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device":
-        fills = view.work.filter(view.named(view.work, KERNELS))
-        # A fill may be of ones, and a memset the doing of a library: the operator tells, where any was recorded.
-        rows = view.rows_of(fills["launch"])
-        told = np.where(rows >= 0, _zeroing(view)[1][rows], -1) >= 0
-        without = not arrays.is_in(view.trace.events["cat"], categories.OPERATOR_CATEGORIES).any()
-        fills = fills.filter(pl.Series(told | without)).select(
+        fills = view.activities.filter(view.match_activities(view.activities, KERNELS))
+        # A fill may write ones, and a memset may come from a library: check the operator, if any were recorded.
+        rows = view.find_rows(fills["launch"])
+        is_zero_fill = np.where(rows >= 0, _find_zero_fills(view)[1][rows], -1) >= 0
+        no_operators = not arrays.is_in(view.trace.events["cat"], categories.OPERATOR_CATEGORIES).any()
+        fills = fills.filter(pl.Series(is_zero_fill | no_operators)).select(
             "step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"
         )
     else:
-        outermost = view.trace.events["id"].filter(pl.Series(_zeroing(view)[0]))
-        inner = view.host("", categories.OPERATOR_CATEGORIES).filter(pl.col("id").is_in(outermost.implode()))
+        outermost = view.trace.events["id"].filter(pl.Series(_find_zero_fills(view)[0]))
+        inner = view.find_host_events("", categories.OPERATOR_CATEGORIES).filter(
+            pl.col("id").is_in(outermost.implode())
+        )
         fills = inner.select("step", "name", "end", start="ts", cost_ns="dur", event="id")
     yield from group_by_place(
         view,
         fills,
         lambda row: f"memory is filled with zeros {times(row['count'])}{describe_place(row)}",
         confidence="medium",
-        advice="zero_grad(set_to_none=True); torch.empty for what is written next; keep buffers instead of making "
-        "zeros in each step",
-        least=OFTEN,
+        advice="zero_grad(set_to_none=True); torch.empty for memory that is overwritten next; reuse buffers "
+        "instead of allocating zeros in each step",
+        min_rows=MIN_FILLS,
     )
 
 
-def _zeroing(view: View) -> tuple[np.ndarray, np.ndarray]:
-    """Which events are the outermost operators that fill with zeros, and the row of the innermost such among each event
-    and those around it, -1 for none."""
+def _find_zero_fills(view: RankView) -> tuple[np.ndarray, np.ndarray]:
+    """Find the operators that fill memory with zeros.
+
+    Returns:
+        A mask of the outermost such operators, and for each event the row of the innermost such operator that is or
+        encloses it, -1 for none.
+    """
     events, arguments = view.trace.events, view.trace.arguments
     zero = arguments.filter(
         pl.Series(arrays.match_text(arguments["concrete_inputs"], lambda text: text.str.contains(IS_ZERO)))
     )
-    told = events["id"].is_in(zero["event"].implode()).to_numpy()
-    zeroes = view.asked(lambda name: name.str.contains(ZEROS))
-    zeroes |= view.asked(lambda name: name.str.contains(FILLS)) & told
+    fills_zero = events["id"].is_in(zero["event"].implode()).to_numpy()
+    zeroes = view.match_events(lambda name: name.str.contains(ZEROS))
+    zeroes |= view.match_events(lambda name: name.str.contains(FILLS)) & fills_zero
     zeroes &= arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     parent = view.parents
     nearest = arrays.find_nearest_ancestor(parent, zeroes)
