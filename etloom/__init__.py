@@ -12,43 +12,62 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etloom.api import (
         analyze,
+        check,
+        collect,
         convert,
         diff,
         export,
+        gather,
         graph,
+        info,
         link,
+        lint,
         open,
         query,
         read,
         report,
+        salvage,
         select,
         simulate,
     )
     from etloom.collector import record
-    from etloom.core.errors import EtloomError
+    from etloom.core.errors import EtloomError, EtloomWarning
     from etloom.core.trace import Job, Trace
 
 __all__ = [
     "EtloomError",
+    "EtloomWarning",
     "Job",
     "Trace",
     "analyze",
+    "check",
+    "collect",
     "convert",
     "diff",
     "export",
+    "gather",
     "graph",
+    "info",
     "link",
+    "lint",
     "open",
     "query",
     "read",
     "record",
     "report",
+    "salvage",
     "select",
     "simulate",
 ]
 __version__ = "0.1.0"
 
-_HOME = {"EtloomError": "core.errors", "Job": "core.trace", "Trace": "core.trace", "record": "collector"}
+_HOME = {
+    "EtloomError": "core.errors",
+    "EtloomWarning": "core.errors",
+    "Job": "core.trace",
+    "Trace": "core.trace",
+    "record": "collector",
+}
 
 
 def __getattr__(name: str) -> Any:

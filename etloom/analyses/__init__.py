@@ -1,2 +1,2 @@
-HELPERS = frozenset({"helpers"})
+HELPERS = frozenset({"answers", "helpers"})
 """Modules of this package that are not plugins."""

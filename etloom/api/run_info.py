@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _RING = ("overwritten_operators", "overwritten_ns", "whole_since_ns")
 
 
-def describe_run(job: Job, path: str) -> dict[str, Any]:
-    """All that `etloom info` says, under stable keys; times in ns, absent is None."""
+def describe_run(job: Job) -> dict[str, Any]:
+    """Return the facts of `etloom.info` under stable keys; times in ns, unknown facts are None."""
     import polars as pl
 
     from etloom.core.schema import TABLES
@@ -25,7 +25,7 @@ def describe_run(job: Job, path: str) -> dict[str, Any]:
     first, last = ranks["start_ns"].min(), ranks["end_ns"].max()
     whole = first is not None and len({trace.meta.get("clock") for trace in traces}) == 1
     return {
-        "path": path,
+        "path": job.meta.get("path"),
         "ranks": job.ranks,
         "world_size": _agreed_value(trace.meta.get("world_size") for trace in traces),
         "formats": sorted({name for trace in traces for name in trace.meta.get("formats", ())}),

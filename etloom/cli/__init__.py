@@ -1,8 +1,8 @@
-"""The command ``etloom``: one file a verb, each a few lines over `etloom.api`.
+"""The command ``etloom``: one file per verb; the work is done by `etloom.api`.
 
-Results go to stdout, messages and progress to stderr. The exit status is 0; 1 for an error of the input, told
-in one line; 2 for wrong usage; 70 for a fault of ours; 130 after Ctrl-C. What a verb needs is imported when
-it runs, so that ``etloom --help`` answers at once.
+Results go to stdout, messages and progress to stderr. Exit status: 0; 1 for an error of the input, reported
+in one line; 2 for wrong usage; 70 for an internal error; 130 after Ctrl-C. The module of a verb, and the libraries
+that it needs, are imported when the verb runs, so that ``etloom --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -12,92 +12,63 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
-from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from typer.core import TyperGroup
+import click
 
 import etloom
+from etloom.cli.command import CONTEXT_SETTINGS
 from etloom.cli.error_handling import handle_errors
 
 __all__ = ["app", "main"]
 
 _VERBS = {
     "collect": "Run a command and record some of its training steps.",
-    "gather": "Put what several hosts recorded into one folder.",
-    "info": "Say what traces there are.",
-    "link": "Join operators, launches and device work; save it.",
-    "analyze": "Answer a question about a run with a table.",
-    "query": "Answer an SQL SELECT over the tables.",
-    "report": "Say what a run came to, and write it as a page.",
-    "simulate": "Say what a run would have taken, had something been different.",
+    "gather": "Copy the traces recorded on several hosts into one folder.",
+    "info": "Show formats, ranks, devices, steps and data loss of traces.",
+    "link": "Link operators, launches and GPU activity; save the result.",
+    "analyze": "Run an analysis and print its table.",
+    "query": "Run an SQL SELECT over the tables.",
+    "report": "Summarize a run and write an HTML report.",
+    "simulate": "Predict the run time under changed conditions (what-if).",
     "diff": "Compare two runs.",
-    "check": "Fail where a run is slower than a baseline.",
-    "replay": "Run what was recorded again: communication, computation, both.",
+    "check": "Fail if a run is slower than a baseline (CI gate).",
+    "replay": "Re-run recorded communication, computation or both.",
     "export": "Write traces in another format.",
-    "lint": "Check Chakra traces before a simulator does.",
-    "convert": "Turn one trace file into another format.",
-    "salvage": "Make a truncated or damaged trace valid.",
+    "lint": "Check Chakra traces before a simulator uses them.",
+    "convert": "Convert one trace file to another format.",
+    "salvage": "Repair a truncated or damaged trace.",
 }
-"""Verb -> its short help. A verb is the function of its name in the module of its name, or that module's `app`."""
-_SETTINGS = {"collect": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
-"""What follows the command of `collect` is the command's own."""
+"""Verb -> its short help. The command is the object of that name in the module of that name."""
 _SIGNAL_FORWARDERS = {"collect", "replay"}
-"""Verbs of processes of others, to which a signal goes on."""
+"""Verbs that run other processes and pass signals on to them."""
 
 
-class VerbGroup(TyperGroup):
-    """The verbs, of which only those are imported that are asked for."""
+class VerbGroup(click.Group):
+    """The group of all verbs; the module of a verb is imported only when the verb is used."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.commands = dict.fromkeys(
-            _VERBS, typer.core.TyperCommand("later")
-        )  # suggested for a misspelt one
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.commands = dict.fromkeys(_VERBS, click.Command("placeholder"))  # suggested for a misspelt verb
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _command(cmd_name) if cmd_name in _VERBS else None
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"etloom.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
 
 
-@cache
-def _command(verb: str) -> Any:
-    module = importlib.import_module(f"etloom.cli.{verb}")
-    made = getattr(module, "app", None)
-    if made is None:
-        made = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-        made.command(context_settings=_SETTINGS.get(verb))(getattr(module, verb))
-    command = typer.main.get_command(made)
-    command.name, command.short_help = verb, _VERBS[verb]
-    return command
-
-
-app = typer.Typer(
-    name="etloom",
-    cls=VerbGroup,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"etloom {etloom.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _etloom(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Collect, read, link, analyse, query, report and export execution traces of machine-learning jobs.
+@click.group(cls=VerbGroup, no_args_is_help=True, context_settings=CONTEXT_SETTINGS)
+@click.version_option(etloom.__version__, message="etloom %(version)s", help="Print the version and exit.")
+def app() -> None:
+    """Collect, read, link, analyze, query, report and export execution traces of machine-learning jobs.
 
     Examples:
 
@@ -108,15 +79,14 @@ def _etloom(
     """
 
 
-def _exit_on_signal(number: int, frame: object) -> None:
-    """An end on which temporary files are removed."""
-    raise SystemExit(128 + number)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line (default: this process's) and return its exit status."""
+    """Run the command line and return its exit status.
+
+    Args:
+        arguments: the words after ``etloom``; default: those of this process.
+    """
     if arguments is None:
-        gc.set_threshold(100_000, 50, 50)  # looking for cycles while libraries are imported costs 25 ms
+        gc.set_threshold(100_000, 50, 50)  # garbage collection during imports would cost 25 ms
         if not _SIGNAL_FORWARDERS.intersection(sys.argv[1:2]):
             signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
@@ -125,3 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     return status or 0
+
+
+def _exit_on_signal(number: int, frame: object) -> None:
+    """Exit through Python, so that temporary files are removed."""
+    raise SystemExit(128 + number)

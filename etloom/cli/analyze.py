@@ -1,89 +1,81 @@
-"""etloom analyze: every analysis of the registry is a sub-command, its options are flags."""
+"""etloom analyze: every registered analysis is a sub-command, its options are flags."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args
 
-import typer
-from typer.core import TyperGroup
+import click
 
-from etloom.cli.error_handling import as_usage_error, check_finite, handle_errors, print_message
-from etloom.cli.output import Format, FormatOption, OutOption, choose_format, write_table
-from etloom.cli.run_arguments import (
-    CacheOption,
-    JobsOption,
-    PathArgument,
-    RankPatternOption,
-    StrictOption,
-    open_job,
-)
+from etloom.cli.command import CONTEXT_SETTINGS, FiniteFloat, command
+from etloom.cli.error_handling import as_usage_error, handle_errors, print_message
+from etloom.cli.output import FORMAT, TABLE_OPTIONS, TableOptions, choose_format, write_table
+from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from etloom.analyses.answers import Answer
+    from etloom.core.registry import Option
     from etloom.core.trace import Job
 
-FILTERS: dict[str, Any] = {
-    "rank": Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")],
-    "step": Annotated[int | None, typer.Option(help="Only this ProfilerStep.")],
-    "time": Annotated[
-        str | None,
-        typer.Option(
-            help="Only what begins in START:END after the first work recorded, as 10ms:1.5s.",
-            metavar="START:END",
-        ),
-    ],
-    "name": Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only events whose name fits this, and what they enclose and launch.", metavar="GLOB"
-        ),
-    ],
-    "category": Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only this category (cpu_op, kernel, ...) or kind of device work (communication, ...)."
-        ),
-    ],
+FILTERS: dict[str, click.Option] = {
+    "rank": click.Option(["--rank"], type=int, multiple=True, help="Only this rank; may be repeated."),
+    "step": click.Option(["--step"], type=int, help="Only this ProfilerStep."),
+    "time": click.Option(
+        ["--time"],
+        metavar="START:END",
+        help="Only events that begin in START:END after the first recorded event, as 10ms:1.5s.",
+    ),
+    "name": click.Option(
+        ["--name"],
+        multiple=True,
+        metavar="GLOB",
+        help="Only events whose name matches, and everything they enclose and launch.",
+    ),
+    "category": click.Option(
+        ["--category"],
+        multiple=True,
+        help="Only this event category (cpu_op, kernel, ...) or kernel type (communication, ...).",
+    ),
 }
-"""What every analysis can be asked of, unless it has an option of that name: see `etloom.select`."""
+"""Filters that apply before every analysis that has no option of that name: see `etloom.select`."""
 
 ALL_ROWS = 10**9
 
 
-class AnalysisGroup(TyperGroup):
-    """The group of all analyses, looked up when it is asked for one."""
+class AnalysisGroup(click.Group):
+    """The group of all analyses; one is imported when it is used."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name, _, works in _list_analyses() if works]
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, _, is_usable in _list_analyses() if is_usable]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Analyses"):
+            formatter.write_dl(
+                [(name, summary) for name, summary, is_usable in _list_analyses() if is_usable]
+            )
 
     @handle_errors()
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         from etloom.core import registry
 
         with as_usage_error():
-            registry.find_package(
-                "analyses", cmd_name
-            )  # an unknown name is answered with the nearest known one
-        return _make_command(cmd_name.replace("_", "-"))
+            registry.find_package("analyses", cmd_name)  # an unknown name raises with the nearest known one
+        return make_analysis_command(cmd_name.replace("_", "-"))
 
 
-app = typer.Typer(
-    cls=AnalysisGroup, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False
-)
-
-
-@app.callback(invoke_without_command=True)
+@click.group(cls=AnalysisGroup, invoke_without_command=True, context_settings=CONTEXT_SETTINGS)
+@click.option("--list", "list_all", is_flag=True, help="List the analyses as a table and exit.")
+@click.pass_context
 @handle_errors()
-def analyze(
-    ctx: typer.Context,
-    list_all: Annotated[bool, typer.Option("--list", help="List the analyses as a table and exit.")] = False,
-    format: FormatOption = None,
-) -> None:
-    """Answer a question about a run with a table; for several ranks their rows follow each other.
+def analyze(ctx: click.Context, list_all: bool, format: Any) -> None:
+    """Run an analysis and print its table; the rows of several ranks follow each other.
 
     Examples:
 
@@ -93,8 +85,7 @@ def analyze(
       etloom analyze top-ops run/ --top 5 --format csv --out top.csv
       etloom analyze kernel-breakdown run/ --rank 0 --step 3 --name 'aten::*attention*'
 
-    Exit status: 0, also where nothing of the kind was found; 1 where the run cannot answer the question; 2 for a wrong
-    command line.
+    Exit status: 0, also for an empty table; 1 if the run cannot answer the question; 2 for a wrong command line.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -104,8 +95,141 @@ def analyze(
     write_table(pl.DataFrame(rows, schema=["analysis", "summary"], orient="row"), format, None)
 
 
+analyze.params.append(FORMAT)
+
+
+@dataclass(frozen=True)
+class Question:
+    """An analysis with the values of its own options and of the filters."""
+
+    name: str
+    options: Mapping[str, Any]
+    filters: Mapping[str, Any]
+
+
+def make_analysis_command(name: str) -> click.Command:
+    """Build the command of one analysis: its own options, the filters, then the shared options."""
+    from etloom.core import registry
+
+    module = registry.get("analyses", name)
+    options = registry.list_options("analyses", name)
+    own = {option.name for option in options}
+    filters = {flag: option for flag, option in FILTERS.items() if flag not in own}
+
+    def run_analysis(path: Path, table: TableOptions, run: RunOptions, **values: Any) -> None:
+        choose_format(table.format, table.out)
+        filter_values = {flag: _list_or_none(values.pop(flag)) for flag in filters}
+        _check_time(filter_values.get("time"))
+        _run(path, Question(name, values, filter_values), table, run)
+
+    example = f"Example:\n\n\b\n  etloom analyze {name} run/" + "".join(
+        f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
+    )
+    text = _split_list_items(inspect.cleandoc(module.__doc__ or ""))
+    declare = command(
+        PATH, *map(make_option, options), *filters.values(), TABLE_OPTIONS, RUN_OPTIONS,
+        name=name, help=f"{text}\n\n{example}",
+    )  # fmt: skip
+    return declare(run_analysis)
+
+
+def make_option(option: Option) -> click.Option:
+    """Build the flag of a plugin's keyword option from its type, default and help."""
+    types = [kind for kind in get_args(option.type) or (option.type,) if kind is not NoneType]
+    flag = f"--{option.name.replace('_', '-')}"
+    if bool in types:
+        return click.Option([f"{flag}/--no-{flag[2:]}"], default=option.default, help=option.help)
+    kind: click.ParamType[Any] | None = (
+        FiniteFloat() if float in types else click.INT if int in types else click.STRING
+    )
+    return click.Option([flag], type=kind, default=option.default, help=option.help)
+
+
+def _run(path: Path, question: Question, table: TableOptions, run: RunOptions) -> None:
+    """Open the run, answer the question and print the table and what to know about it."""
+    from etloom.core import registry
+
+    module = registry.get("analyses", question.name)
+    each_rank = module.SCOPE == "rank"
+    options = dict(question.options)
+    top = options.get("top") if registry.find_package("analyses", question.name) is None else None
+    if top is not None and top >= 1:
+        options["top"] = ALL_ROWS  # to be able to report how many rows are left out
+    result = _answer_part(open_job(path, run), Question(question.name, options, question.filters))
+    shown, omission = _limit_rows(result.table, top, each_rank)
+    write_table(shown, table.format, table.out)
+    if omission:
+        print_message(omission)
+    for line in result.explain_refusals():
+        print_message(line)
+    if result.table.is_empty():
+        scope = f" (within {_format_filters(question.filters)})" if any(question.filters.values()) else ""
+        print_message(getattr(module, "NOTHING", "no matching data in this run") + scope)
+    for line in getattr(module, "remarks", lambda table: ())(result.table):
+        print_message(line)
+
+
+def _answer_part(job: Job, question: Question) -> Answer:
+    """Answer the question for the part of the job that the filters keep.
+
+    Raises:
+        AnalysisError: no rank can answer; the message says if the filters are the reason.
+    """
+    import etloom
+    from etloom.analyses.answers import answer
+    from etloom.core.errors import AnalysisError
+
+    part = etloom.select(job, **question.filters)
+    try:
+        return answer(part, question.name, **question.options)
+    except AnalysisError as error:
+        if part is job:
+            raise
+        try:
+            answer(job, question.name, **question.options)
+        except AnalysisError:
+            raise error from None  # the whole run has no answer either
+        raise AnalysisError(
+            f"{error.what} (within {_format_filters(question.filters)})",
+            remedy="the analysis works without these filters",
+        ) from None
+
+
+def _limit_rows(table: pl.DataFrame, top: int | None, each_rank: bool) -> tuple[pl.DataFrame, str]:
+    """Return the first rows, of each rank or of all, and a message about omitted ones (empty if there are none)."""
+    import polars as pl
+
+    if top is None or table.is_empty():
+        return table, ""
+    available = max(table["rank"].value_counts()["count"]) if each_rank else table.height
+    if available <= top:
+        return table, ""
+    shown = table.filter(pl.int_range(pl.len()).over("rank") < top) if each_rank else table.head(top)
+    per_rank = f", {top:,} of each rank" if each_rank and table["rank"].n_unique() > 1 else ""
+    return shown, f"{shown.height:,} of {table.height:,} rows{per_rank}; --top {available} shows all"
+
+
+def _format_filters(filters: Mapping[str, Any]) -> str:
+    """Return the filters as the user wrote them."""
+    values = ((flag, value if isinstance(value, list) else [value]) for flag, value in filters.items())
+    return " ".join(f"--{flag} {item}" for flag, items in values for item in items if item is not None)
+
+
+def _list_or_none(value: Any) -> Any:
+    """Return the values of a repeatable option as a list, None if it was not used."""
+    return (list(value) or None) if isinstance(value, tuple) else value
+
+
+def _check_time(text: str | None) -> None:
+    """Check the syntax of --time before the run is opened."""
+    from etloom.linker.selection import parse_time_range
+
+    if text is not None:
+        parse_time_range(text)
+
+
 def _list_analyses() -> list[tuple[str, str, bool]]:
-    """(name, what it says of itself, whether it can be used): one that another package broke says why not."""
+    """List (name, summary, is usable); for an unusable analysis of another package the summary gives the reason."""
     from etloom.core import registry
     from etloom.core.errors import EtloomError
 
@@ -114,143 +238,10 @@ def _list_analyses() -> list[tuple[str, str, bool]]:
         try:
             rows.append((name, registry.get_summary("analyses", name), True))
         except EtloomError as error:
-            rows.append((name, f"cannot be used: {error}", False))
+            rows.append((name, f"unusable: {error}", False))
     return rows
 
 
-def _make_command(name: str) -> Any:
-    """The click command of one analysis."""
-    from etloom.core import registry
-    from etloom.linker.selection import parse_time_range
-
-    module = registry.get("analyses", name)
-    options = registry.list_options("analyses", name)
-    own = {option.name for option in options}
-
-    @handle_errors()
-    def run(
-        path: Path,
-        format: Format | None,
-        out: Path | None,
-        rank_pattern: str | None,
-        strict: bool,
-        jobs: int | None,
-        cache: bool,
-        **chosen: Any,
-    ) -> None:
-        choose_format(format, out)
-        if isinstance(time := chosen.get("time"), str) and "time" not in own:
-            parse_time_range(time)  # before all is read
-        filters = {flag: chosen.pop(flag) for flag in FILTERS if flag not in own}
-        top = chosen.get("top") if registry.find_package("analyses", name) is None else None
-        if top is not None and top >= 1:
-            chosen["top"] = ALL_ROWS  # so that it can be said how many are left out
-        part, answer = _analyze_part(open_job(path, rank_pattern, strict, jobs, cache), filters, name, chosen)
-        shown, left_out = _limit_rows(answer, top, each_rank=module.SCOPE == "rank")
-        write_table(shown, format, out)
-        if left_out:
-            print_message(left_out)
-        if module.SCOPE == "rank":
-            _report_refusals(part, answer, name, chosen)
-        if answer.is_empty():
-            of = f" (of the run, only {_format_filters(filters)})" if any(filters.values()) else ""
-            print_message(getattr(module, "NOTHING", "nothing of the kind is in this run") + of)
-        for line in getattr(module, "remarks", lambda table: ())(answer):
-            print_message(line)
-
-    flags = {option.name: (_make_flag(option.type, option.help), option.default) for option in options}
-    arguments = {
-        "path": (PathArgument, inspect.Parameter.empty),
-        **flags,
-        **{flag: (annotation, None) for flag, annotation in FILTERS.items() if flag not in own},
-        "format": (FormatOption, None),
-        "out": (OutOption, None),
-        "rank_pattern": (RankPatternOption, None),
-        "strict": (StrictOption, False),
-        "jobs": (JobsOption, None),
-        "cache": (CacheOption, True),
-    }
-    # Typer reads the flags from the signature.
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-            for flag, (annotation, default) in arguments.items()
-        ]
-    )
-    run.__annotations__ = {flag: annotation for flag, (annotation, _) in arguments.items()}
-    example = f"Example:\n\n\b\n  etloom analyze {name} run/" + "".join(
-        f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
-    )
-    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    app.command(name, help=f"{_split_list_items(inspect.cleandoc(module.__doc__ or ''))}\n\n{example}")(run)
-    return typer.main.get_command(app)
-
-
-def _analyze_part(
-    job: Job, filters: dict[str, Any], name: str, options: dict[str, Any]
-) -> tuple[Job, pl.DataFrame]:
-    """The part of the job that filters keep, and the answer about it. AnalysisError says where they are to blame."""
-    import etloom
-    from etloom.core.errors import AnalysisError
-
-    part = etloom.select(job, **filters)
-    try:
-        return part, etloom.analyze(part, name, **options)
-    except AnalysisError as error:
-        if part is job:
-            raise
-        try:
-            etloom.analyze(job, name, **options)
-        except AnalysisError:
-            raise error from None  # the whole run has no answer either
-        raise AnalysisError(
-            f"of what {_format_filters(filters)} leaves of the run: {error.what}",
-            remedy="the whole run has an answer",
-        ) from None
-
-
-def _limit_rows(answer: pl.DataFrame, top: int | None, each_rank: bool) -> tuple[pl.DataFrame, str]:
-    """The first rows, of each rank or of all, and what to say of those left out: nothing where there are none."""
-    import polars as pl
-
-    if top is None or answer.is_empty():
-        return answer, ""
-    most = max(answer["rank"].value_counts()["count"]) if each_rank else answer.height
-    if most <= top:
-        return answer, ""
-    shown = answer.filter(pl.int_range(pl.len()).over("rank") < top) if each_rank else answer.head(top)
-    of_each = f", {top:,} of each rank" if each_rank and answer["rank"].n_unique() > 1 else ""
-    return shown, f"{shown.height:,} of {answer.height:,} rows{of_each}; --top {most} shows all"
-
-
-def _format_filters(filters: dict[str, Any]) -> str:
-    """The filters as they were written."""
-    values = ((flag, value if isinstance(value, list) else [value]) for flag, value in filters.items())
-    return " ".join(f"--{flag} {one}" for flag, given in values for one in given if one is not None)
-
-
-def _report_refusals(job: Job, answer: pl.DataFrame, name: str, options: dict[str, Any]) -> None:
-    """Say why ranks are not in the answer, those of one reason in one line."""
-    import etloom
-    from etloom.core.errors import AnalysisError
-    from etloom.core.text import format_ranks
-
-    reasons: dict[str, list[int]] = {}
-    answered = set(answer["rank"]) if answer.width else set()
-    for rank in sorted(set(job) - answered):
-        try:
-            etloom.analyze(job[rank], name, **options)
-        except AnalysisError as error:
-            reasons.setdefault(error.what, []).append(rank)
-    for reason, ranks in reasons.items():
-        print_message(f"without {format_ranks(ranks)}: {reason}")
-
-
 def _split_list_items(text: str) -> str:
-    """The text with each item of a list as a paragraph, which a terminal's width may break anew."""
+    """Make each item of a list a paragraph, so that help can wrap it to the terminal's width."""
     return re.sub(r"\n  (?=\S)", " ", re.sub(r"\n(?=- )", "\n\n", text))
-
-
-def _make_flag(type: Any, help: str) -> Any:
-    number = float in (get_args(type) or (type,))
-    return Annotated[type, typer.Option(help=help, callback=check_finite if number else None)]

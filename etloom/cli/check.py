@@ -1,66 +1,71 @@
-"""etloom check: fail where a run is slower than a baseline by more than a limit, beyond noise."""
+"""etloom check: fail if a run is slower than a baseline by more than a limit, beyond noise."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from etloom.cli.error_handling import handle_errors, print_message
-from etloom.cli.output import FormatOption, write_table
-from etloom.cli.run_arguments import CacheOption, JobsOption, StrictOption, open_job
+from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.error_handling import print_message
+from etloom.cli.output import FORMAT, Format, write_table
+from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
 from etloom.core.errors import EtloomError, UnknownName
 
 if TYPE_CHECKING:
-    import polars as pl
-
+    from etloom.api.verdicts import CheckResult
 
 EXIT_UNDECIDED = 3
-"""The exit status of a gate that cannot tell."""
+"""The exit status of a check that cannot decide."""
 
 
-@handle_errors()
+@command(
+    Argument(
+        ["paths"],
+        type=PATH_TYPE,
+        nargs=-1,
+        required=True,
+        metavar="RUN...",
+        help="The run to judge, or several recordings of it: folders or files.",
+    ),
+    click.Option(
+        ["--baseline"], type=PATH_TYPE, multiple=True, help="The run to compare with; may be repeated."
+    ),
+    click.Option(["--max-regression"], default="3%", help="Allowed slowdown in percent."),
+    click.Option(
+        ["--metric"],
+        multiple=True,
+        help="step-time, wall-step-time, device-busy, exposed-communication or peak-memory; may be repeated.",
+        show_default="step-time",
+    ),
+    click.Option(["--junit"], type=PATH_TYPE, help="Write a JUnit XML file."),
+    click.Option(["--github"], is_flag=True, help="Print annotations for GitHub."),
+    FORMAT,
+    RUN_OPTIONS_WITHOUT_RANKS,
+)
 def check(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            readable=False,
-            help="The run to judge, or several runs of it: folders or files.",
-            show_default=False,
-            metavar="RUN...",
-        ),
-    ],
-    baseline: Annotated[
-        list[Path] | None,
-        typer.Option(readable=False, help="The run to compare with; may be repeated.", show_default=False),
-    ] = None,
-    max_regression: Annotated[str, typer.Option(help="What is allowed, in percent.")] = "3%",
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="step-time, wall-step-time, device-busy, exposed-communication or peak-memory; may be repeated.",
-            show_default="step-time",
-        ),
-    ] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write a JUnit XML file.", show_default=False)] = None,
-    github: Annotated[bool, typer.Option("--github", help="Print annotations for GitHub.")] = False,
-    format: FormatOption = None,
-    strict: StrictOption = False,
-    jobs: JobsOption = None,
-    cache: CacheOption = True,
+    paths: Sequence[Path],
+    baseline: Sequence[Path],
+    max_regression: str,
+    metric: Sequence[str],
+    junit: Path | None,
+    github: bool,
+    format: Format | None,
+    run: RunOptions,
 ) -> None:
-    """Fail where a run is slower than a baseline by more than a limit, beyond noise.
+    """Fail if a run is slower than a baseline by more than a limit, beyond noise.
 
-    Exit status: 0 passed; 1 failed (or could not be read); 2 wrong command line; 3 cannot tell, with how many more
-    steps or runs it takes.
+    Exit status: 0 passed; 1 failed (or could not be read); 2 wrong command line; 3 undecided: the message says how
+    many more steps or runs are needed.
 
-    step-time is judged by what a step takes when nothing disturbs it, which a busy machine changes little; what is
-    slow only now and then, wall-step-time sees, on a machine of its own. before and after of step time itself are
-    medians over the steps, of each the mean over its ranks; `etloom report` says that median beside its mean. change is
-    the estimate over all pairs of a step before and one after, on which the verdict rests, in percent and as that part
-    of before: where steps are uneven it is not the difference of the medians. Record 50 steps or more, three runs of
-    each side: one run against one does not show what differs from run to run, and on hosts tells large changes only.
+    step-time compares the best-case (noise-free) step time, which a busy machine changes little; wall-step-time also
+    sees what is slow only now and then, and needs a machine without other load. before and after of step time itself
+    are medians over the steps, each the mean over its ranks; etloom report shows that median next to its mean. change
+    is the estimate over all pairs of a step before and one after, which decides the verdict, in percent and relative to
+    before: if steps are uneven it is not the difference of the medians. Record 50 steps or more, and three runs of each
+    side: a single run against a single run does not show run-to-run variation, and detects only large changes on hosts.
 
     Examples:
 
@@ -69,39 +74,44 @@ def check(
       etloom check run1/ run2/ run3/ --baseline main1/ --baseline main2/ --baseline main3/ --metric step-time
       etloom check run/ --baseline main/ --junit perf.xml --github
     """
-    from etloom.comparison.gate import METRICS, explain_row, judge_regression
+    import etloom
+    from etloom.comparison.gate import METRICS
 
     limit = _parse_percent(max_regression)
     if not baseline:
-        before = paths[0] if len(paths) > 1 else "MAIN"
+        example = paths[0] if len(paths) > 1 else "MAIN"
         raise EtloomError(
-            f"what to compare with is missing: etloom check {paths[-1]} --baseline {before}",
+            f"missing the run to compare with: etloom check {paths[-1]} --baseline {example}",
             option="baseline",
         )
-    for name in metric or ():
+    for name in metric:
         if name not in METRICS:
             raise UnknownName("metric", name, METRICS, option="metric")
     print_message(f"judged: {_join_paths(paths)}; baseline: {_join_paths(baseline)}")
-    runs, bases = ([open_job(path, None, strict, jobs, cache) for path in side] for side in (paths, baseline))
-    table = judge_regression(runs, bases, limit, metric or ["step-time"])
-    write_table(table, format, None)
+    runs, baselines = ([open_job(path, run) for path in side] for side in (paths, baseline))
+    result = etloom.check(runs, baselines, max_regression_pct=limit, metrics=metric or ["step-time"])
+    write_table(result.table, format, None)
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(format_junit(table), encoding="utf-8")
-    for row in range(table.height):
-        for line in explain_row(table, row):
-            if github:
-                level = {"failed": "error", "undecided": "warning"}.get(table["verdict"][row], "notice")
-                typer.echo(f"::{level} title=etloom check::{escape_for_github(line)}", err=True)
-            print_message(line)
-    verdicts = set(table["verdict"])
-    if "failed" in verdicts:
+        junit.write_text(format_junit(result), encoding="utf-8")
+    _print_verdicts(result, github)
+    if result.verdict == "failed":
         raise SystemExit(1)
-    if "undecided" in verdicts:
+    if result.verdict == "undecided":
         raise SystemExit(EXIT_UNDECIDED)
 
 
-def _join_paths(paths: list[Path]) -> str:
+def _print_verdicts(result: CheckResult, github: bool) -> None:
+    """Print a line for each measure that did not simply pass, with ``github`` also as a workflow annotation."""
+    for verdict, lines in zip(result.table["verdict"], result.messages, strict=True):
+        for line in lines:
+            if github:
+                level = {"failed": "error", "undecided": "warning"}.get(verdict, "notice")
+                click.echo(f"::{level} title=etloom check::{escape_for_github(line)}", err=True)
+            print_message(line)
+
+
+def _join_paths(paths: Sequence[Path]) -> str:
     return ", ".join(map(str, paths))
 
 
@@ -111,21 +121,22 @@ def _parse_percent(text: str) -> float:
     except ValueError:
         limit = -1
     if not 0 <= limit < float("inf"):
-        raise EtloomError(f"{text!r} is no percentage", remedy="write it as 3%", option="max_regression")
+        raise EtloomError(
+            f"expected a percentage, got {text!r}", remedy="write it as 3%", option="max_regression"
+        )
     return limit
 
 
 def escape_for_github(text: str) -> str:
-    """The message of a GitHub workflow command: percent signs and ends of lines spelt out."""
+    """Escape percent signs and line ends for a GitHub workflow command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def format_junit(table: pl.DataFrame) -> str:
-    """A JUnit XML file: a test case a measure; a failure is one that failed, an error one that cannot be told."""
+def format_junit(result: CheckResult) -> str:
+    """Format the result as JUnit XML: one test case per measure; failed is a failure, undecided an error."""
     import xml.etree.ElementTree as tree
 
-    from etloom.comparison.gate import explain_row
-
+    table = result.table
     judged = [row for row in range(table.height) if table["verdict"][row] != "noted"]
     element = {"failed": "failure", "undecided": "error"}
     suite = tree.Element("testsuite", name="etloom check", tests=str(len(judged)))
@@ -134,6 +145,6 @@ def format_junit(table: pl.DataFrame) -> str:
     for row in judged:
         case = tree.SubElement(suite, "testcase", classname="etloom.check", name=table["measure"][row])
         verdict = table["verdict"][row]
-        for line in explain_row(table, row):
+        for line in result.messages[row]:
             tree.SubElement(case, element[verdict], message=line, type=verdict).text = line
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tree.tostring(suite, encoding="unicode") + "\n"

@@ -1,128 +1,175 @@
-"""etloom collect: run a command with a window of its training steps recorded."""
+"""etloom collect: run a command and record some of its training steps."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from etloom.cli.collect_output import (
-    MAX_BYTES_FOR_STEPS,
-    convert_observer_files,
-    record_sequence_length,
-    record_whole_steps,
-    report_failures,
-    summarize_recording,
-)
-from etloom.cli.error_handling import handle_errors, print_message
+from etloom.cli.command import PATH_TYPE, Argument, OptionGroup, command
+from etloom.cli.error_handling import print_message
 from etloom.core.errors import CollectError
 
 
-def _number_of_steps(text: str) -> int:
-    """Of --on-demand, which is easily taken for a flag."""
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"takes a number of steps, as in --on-demand 2, and {text!r} is none"
-        ) from None
+class StepCount(click.ParamType[int]):
+    """The value of --on-demand, which users often take for a flag."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"expected a number of steps, as in --on-demand 2, got {value!r}", param, ctx)
 
 
-@handle_errors(max_bytes="max_size")
-def collect(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="The command to run, after --.", show_default=False, metavar="-- COMMAND..."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder for the traces; {host}, {rank}, {time} are filled in."),
-    ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option(
-            help="Steps to record, as a slice: 3:5 (the default) is steps 3 and 4, 3: (with --ring) all from 3 on."
+@dataclass(frozen=True)
+class RecordingOptions:
+    """What is recorded, when and on which ranks: the options of `etloom.collect`."""
+
+    steps: str | None
+    every: int | None
+    length: int | None
+    max_windows: int | None
+    step_by: str | None
+    step_name: str | None
+    ranks: str | None
+    what: str | None
+    shapes: bool | None
+    stack: bool
+    memory: bool
+    observer: str
+    max_size: int | None
+    ring: bool
+    on_demand: int | None
+
+    def to_keywords(self) -> dict[str, Any]:
+        """Return the options as keyword arguments of `etloom.collect`."""
+        values = asdict(self)
+        max_size = values.pop("max_size")
+        return {**values, "max_bytes": None if max_size is None else max_size << 20}
+
+
+@dataclass(frozen=True)
+class ActionOptions:
+    """What the command does other than recording."""
+
+    trigger: Path | None
+    build: bool
+    print_command: bool
+    overwrite: bool
+    report: bool
+
+
+_RECORDING = OptionGroup(
+    "recording",
+    RecordingOptions,
+    [
+        click.Option(
+            ["--steps"],
+            help="Steps to record, as a slice: 3:5 (the default) records steps 3 and 4, 3: (with --ring) all from 3.",
         ),
-    ] = None,
-    every: Annotated[
-        int | None, typer.Option(help="Record a window every so many steps, into OUT/step_N.")
-    ] = None,
-    length: Annotated[int | None, typer.Option("--for", help="Steps of a window of --every (2).")] = None,
-    max_windows: Annotated[
-        int | None,
-        typer.Option(help="Of the windows of --every and --on-demand keep the newest so many (50)."),
-    ] = None,
-    step_by: Annotated[
-        str | None,
-        typer.Option(
-            help="What makes a step: optimizer (the default), profiler (the job's ProfilerStep#N) or a time, 500ms."
+        click.Option(["--every"], type=int, help="Record a window every N steps, into OUT/step_N."),
+        click.Option(["length", "--for"], type=int, help="Steps per window of --every (2)."),
+        click.Option(
+            ["--max-windows"],
+            type=int,
+            help="Keep only the newest N windows of --every and --on-demand (50).",
         ),
-    ] = None,
-    step_name: Annotated[
-        str | None,
-        typer.Option(
-            help="Count record_functions whose name has this regular expression as steps, not the optimizer's.",
+        click.Option(
+            ["--step-by"],
+            help="What is a step: optimizer (the default), profiler (the job's ProfilerStep#N) or a time, 500ms.",
         ),
-    ] = None,
-    ranks: Annotated[str | None, typer.Option(help="Record on these ranks only: 0,8-15.")] = None,
-    what: Annotated[
-        str | None,
-        typer.Option(
-            "--with",
-            help="All that is recorded: kineto,et,shapes (the default); also memory, stacks, flight-recorder, nsys.",
+        click.Option(
+            ["--step-name"],
+            help="Count record_functions whose name matches this regular expression as steps, not the optimizer's.",
         ),
-    ] = None,
-    shapes: Annotated[
-        bool | None,
-        typer.Option(help="Without --with: shapes of operators' inputs (yes).", show_default=False),
-    ] = None,
-    stack: Annotated[bool, typer.Option("--stack", help="Without --with: Python stacks, too.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Without --with: allocations, too.")] = False,
-    observer: Annotated[
-        str, typer.Option(help="native (our own, with times, for a tenth of the cost) or stock (torch's).")
-    ] = "native",
-    max_size: Annotated[
-        int | None, typer.Option(help="MiB that the native observer's file of a window may take (4096).")
-    ] = None,
-    ring: Annotated[
-        bool,
-        typer.Option(
-            "--ring",
-            help="At --max-size, overwrite the oldest (without Kineto's trace, which has no bound); from step 3 to the "
-            "end where --steps does not say. --on-demand then keeps what came before, too.",
+        click.Option(["--ranks"], help="Record on these ranks only: 0,8-15."),
+        click.Option(
+            ["what", "--with"],
+            help="Everything to record: kineto,et,shapes (the default); also memory, stacks, flight-recorder, nsys.",
         ),
-    ] = False,
-    on_demand: Annotated[
-        int | None,
-        typer.Option(
-            help="Record so many steps, say 2, whenever asked, by --trigger or by SIGUSR2 to this process.",
+        click.Option(
+            ["--shapes/--no-shapes"],
+            default=None,
+            help="Without --with: record the shapes of operator inputs (default: yes).",
+        ),
+        click.Option(["--stack"], is_flag=True, help="Without --with: also record Python stacks."),
+        click.Option(["--memory"], is_flag=True, help="Without --with: also record allocations."),
+        click.Option(
+            ["--observer"],
+            default="native",
+            help="native (etloom's own, with times, at a tenth of the cost) or stock (torch's).",
+        ),
+        click.Option(
+            ["--max-size"],
+            type=int,
+            help="Maximum size in MiB of the native observer's file per window (4096).",
+        ),
+        click.Option(
+            ["--ring"],
+            is_flag=True,
+            help="At --max-size, overwrite the oldest records (without Kineto's trace, which has no limit); from step "
+            "3 to the end unless --steps is given. With --on-demand, also keeps what came before the trigger.",
+        ),
+        click.Option(
+            ["--on-demand"],
+            type=StepCount(),
             metavar="STEPS",
-            parser=_number_of_steps,
+            help="Record this many steps, say 2, on each trigger: --trigger, or SIGUSR2 to this process.",
         ),
-    ] = None,
-    trigger: Annotated[
-        Path | None, typer.Option(help="Ask the --on-demand job of this folder to record now.")
-    ] = None,
-    build: Annotated[
-        bool, typer.Option("--build", help="Only build the native observer for this torch, ahead of time.")
-    ] = False,
-    print_command: Annotated[
-        bool,
-        typer.Option("--print-command", help="Print what would be run, for a cluster's script; run nothing."),
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the traces of an earlier run.")
-    ] = False,
-    report: Annotated[bool, typer.Option("--report", help="Write and tell the report afterwards.")] = False,
+    ],
+)
+_ACTIONS = OptionGroup(
+    "actions",
+    ActionOptions,
+    [
+        click.Option(
+            ["--trigger"],
+            type=PATH_TYPE,
+            help="Make the --on-demand job that records into this folder record now.",
+        ),
+        click.Option(
+            ["--build"], is_flag=True, help="Only build the native observer for this torch, ahead of time."
+        ),
+        click.Option(
+            ["--print-command"],
+            is_flag=True,
+            help="Print the command line that would run, for a cluster's script; run nothing.",
+        ),
+        click.Option(["--overwrite"], is_flag=True, help="Replace the traces of an earlier run."),
+        click.Option(["--report"], is_flag=True, help="Write and print the report afterwards."),
+    ],
+)
+
+
+@command(
+    Argument(
+        ["words"], nargs=-1, required=False, metavar="-- COMMAND...", help="The command to run, after --."
+    ),
+    click.Option(
+        ["--out", "-o"],
+        type=PATH_TYPE,
+        help="Folder for the traces; {host}, {rank} and {time} are filled in.",
+    ),
+    _RECORDING,
+    _ACTIONS,
+    renamed={"max_bytes": "max_size"},
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def collect(
+    words: Sequence[str], out: Path | None, recording: RecordingOptions, actions: ActionOptions
 ) -> None:
     """Run a training command, unchanged, and record some of its steps on every rank.
 
     Each rank writes an execution trace and a Kineto trace of the same steps. The exit status is the command's.
-    The native observer is compiled once for a torch, some 20 s; its file (observer_0.etob) is kept and also put
-    into PyTorch's format (torch_et_0.json.gz) after the command, up to 64 MiB. A workload card, filled in as far as
-    the run knows itself, lies beside the traces under the folder's name: run/run.yaml for --out run/.
+    The native observer is compiled once per torch version, which takes some 20 s; its file (observer_0.etob) is kept
+    and, up to 64 MiB, also converted to PyTorch's format (torch_et_0.json.gz) after the command. A workload card,
+    filled in as far as known, is written next to the traces under the folder's name: run/run.yaml for --out run/.
 
     Examples:
 
@@ -139,112 +186,107 @@ def collect(
       etloom collect --out run/ --with et,nsys --print-command -- torchrun --nproc-per-node 8 train.py
       etloom collect --build
     """
-    _check_exclusive(
-        {"--build": build, "--trigger": trigger is not None, "--print-command": print_command},
-        {"a command": bool(command), "--out": out is not None, "--overwrite": overwrite, "--report": report},
-    )
-    if build:
+    _check_exclusive(words, out, actions)
+    if actions.build:
         _build_observer()
-        return
-    if trigger is not None:
-        from etloom.collector.session import on_demand as demand
+    elif actions.trigger is not None:
+        _trigger(actions.trigger)
+    elif out is None:
+        raise click.BadParameter("missing the folder for the traces", param_hint="--out")
+    elif not words:
+        raise click.BadParameter("missing the command to run, after --", param_hint="COMMAND")
+    elif actions.print_command:
+        click.echo(_format_command_line(list(words), out, recording.to_keywords()))
+    else:
+        _collect(list(words), out, recording, actions)
 
-        if demand.trigger(trigger):
-            print_message(f"asked: {trigger} records as soon as its ranks have agreed on a step")
-        else:
-            print_message(
-                f"asked, and nothing took note yet: {trigger} records at the end of its step, if a job runs there that "
-                "was started with --on-demand"
-            )
-        return
-    if out is None:
-        raise typer.BadParameter("needed: the folder for the traces", param_hint="--out")
-    if not command:
-        raise typer.BadParameter("needed: the command to run, after --", param_hint="COMMAND")
-    from etloom.collector import launch
 
-    options: dict[str, Any] = {
-        "shapes": shapes,
-        "stack": stack,
-        "memory": memory,
-        "observer": observer,
-        "max_bytes": None if max_size is None else max_size << 20,
-        "ring": ring,
-        "ranks": ranks,
-        "on_demand": on_demand,
-        "step_name": step_name,
-        "step_by": step_by,
-        "every": every,
-        "length": length,
-        "max_windows": max_windows,
-        "what": what,
-    }
-    if print_command:
-        typer.echo(_format_command_line(command, out, steps, options))
-        return
-    collected = launch(command, out, steps, overwrite=overwrite, building=_report_build, **options)
-    folders = collected.windows or (collected.out,)
-    with report_failures("PyTorch's format is not written"):
-        convert_observer_files(folders, lambda folder: _user_path(folder, collected.out, out))
-    for folder in folders:
-        with report_failures(f"{folder}: nobody knows which steps are whole"):
-            record_whole_steps(folder, MAX_BYTES_FOR_STEPS)
-        with report_failures(f"{folder}: the card lacks the length of a sequence"):
-            record_sequence_length(folder)
+def _collect(words: list[str], out: Path, recording: RecordingOptions, actions: ActionOptions) -> None:
+    """Run the command, print what was recorded, and exit with the command's status."""
+    import etloom
+    from etloom.api.recording import collect_failures, describe_recording, get_user_path
+
+    collected = etloom.collect(
+        words, out, overwrite=actions.overwrite, on_build=_report_build, **recording.to_keywords()
+    )
     for warning in collected.warnings:
         print_message(warning)
     if collected.ranks:
-        where = _user_path(folders[-1], collected.out, out)
-        print_message(summarize_recording(collected, where))
-        if report:
+        last = (collected.windows or (collected.out,))[-1]
+        where = get_user_path(last, collected.out, out)
+        print_message(describe_recording(collected, where))
+        if actions.report:
             from etloom.cli.report import write_report
 
-            with report_failures(f"{where}: no report"):
+            failures: list[str] = []
+            with collect_failures(failures, f"{where}: no report"):
                 write_report(where)
-    raise typer.Exit(collected.returncode)
+            for failure in failures:
+                print_message(failure)
+    raise click.exceptions.Exit(collected.returncode)
 
 
-def _check_exclusive(alone: dict[str, bool], others: dict[str, bool]) -> None:
-    """What only builds, asks or prints takes no note of the rest."""
-    asked = [name for name, given in alone.items() if given]
-    beside = [*asked[1:], *(name for name, given in others.items() if given)]
-    if asked == ["--print-command"]:
-        beside = [name for name in beside if name in ("--overwrite", "--report")]
-    if asked and beside:
-        raise typer.BadParameter(f"does nothing with {beside[0]}: leave out one", param_hint=asked[0])
+def _check_exclusive(words: Sequence[str], out: Path | None, actions: ActionOptions) -> None:
+    """Refuse options that --build, --trigger and --print-command would ignore."""
+    chosen = [
+        flag
+        for flag, is_given in {
+            "--build": actions.build,
+            "--trigger": actions.trigger is not None,
+            "--print-command": actions.print_command,
+        }.items()
+        if is_given
+    ]
+    others = {
+        "a command": bool(words),
+        "--out": out is not None,
+        "--overwrite": actions.overwrite,
+        "--report": actions.report,
+    }
+    if chosen == ["--print-command"]:
+        others = {flag: others[flag] for flag in ("--overwrite", "--report")}
+    ignored = [*chosen[1:], *(flag for flag, is_given in others.items() if is_given)]
+    if chosen and ignored:
+        raise click.BadParameter(f"cannot be combined with {ignored[0]}", param_hint=chosen[0])
 
 
-def _user_path(folder: Path, whole: Path, out: Path) -> Path:
-    """The folder of a window as the user called the run's, where that was a plain path."""
-    return out / folder.relative_to(whole) if "{" not in str(out) else folder
+def _trigger(folder: Path) -> None:
+    from etloom.collector.session import on_demand
+
+    if on_demand.trigger(folder):
+        print_message(f"triggered: {folder} records as soon as its ranks have agreed on a step")
+    else:
+        print_message(
+            f"trigger written; no job has picked it up yet. A job started with --on-demand records into {folder} at "
+            "the end of its current step"
+        )
 
 
-def _format_command_line(command: list[str], out: Path, steps: str | None, options: dict[str, Any]) -> str:
-    """What `launch` would run, for a shell."""
+def _format_command_line(words: list[str], out: Path, recording: dict[str, Any]) -> str:
+    """Return the command line for a shell that would run."""
     from etloom.collector.launcher import collection
 
-    prepared, unbuilt = collection.prepare_options(command, out, steps, all_threads=True, **options)
-    for line in unbuilt:
+    prepared, build_warnings = collection.prepare_options(words, out, all_threads=True, **recording)
+    for line in build_warnings:
         print_message(line)
     environment = [f"{name}={value}" for name, value in collection.job_environment(prepared).items()]
-    words = ["env", *environment, *collection.wrapped_command(prepared)]
-    return f"mkdir -p {shlex.quote(prepared.scratch)} && {shlex.join(words)}"
+    arguments = ["env", *environment, *collection.wrapped_command(prepared)]
+    return f"mkdir -p {shlex.quote(prepared.scratch)} && {shlex.join(arguments)}"
 
 
 def _report_build() -> None:
-    """Say what the first use of the native observer waits for."""
+    """Explain what the first use of the native observer waits for."""
     print_message("building the native observer for this torch, once: half a minute, more on a busy machine")
 
 
 def _build_observer() -> None:
-    from etloom.collector.observer import BuildError
-    from etloom.collector.observer import build as build_observer
+    from etloom.collector.observer import BuildError, build
 
     try:
-        print_message(f"the native observer is built: {build_observer()}")
+        print_message(f"the native observer is built: {build()}")
     except ImportError:
         raise CollectError(
-            "this Python has no torch", remedy="install etloom beside the torch of the job"
+            "torch is not installed in this Python", remedy="install etloom in the environment of the job"
         ) from None
     except BuildError as error:
         raise CollectError(f"the native observer cannot be built: {error}") from None

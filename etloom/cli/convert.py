@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from etloom.cli.error_handling import as_usage_error, check_finite, handle_errors, print_message
+from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, command
+from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output import show_progress
 
 
-class Unit(str, enum.Enum):
-    ns = "ns"
-    us = "us"
-    ms = "ms"
-    s = "s"
-
-
-@handle_errors()
+@command(
+    Argument(["path"], type=PATH_TYPE, required=True, metavar="FILE", help="A trace file."),
+    Argument(["out"], type=PATH_TYPE, required=False, metavar="OUT", help="The file to write."),
+    click.Option(["out_option", "--out", "-o"], type=PATH_TYPE, help="The same as OUT."),
+    click.Option(["--to"], help="The format; default: from the ending of OUT."),
+    click.Option(["--time-column"], help="Metrics files: the column that contains the time."),
+    click.Option(
+        ["--unit"], type=click.Choice(["ns", "us", "ms", "s"]), help="Metrics files: unit of the time."
+    ),
+    click.Option(
+        ["--utc-offset"],
+        type=FiniteFloat(),
+        help="Metrics files: offset from UTC in hours of dates without a time zone.",
+    ),
+)
 def convert(
-    path: Annotated[
-        Path, typer.Argument(readable=False, help="A trace file.", show_default=False, metavar="FILE")
-    ],
-    out: Annotated[
-        Path | None, typer.Argument(help="What to write.", show_default=False, metavar="OUT")
-    ] = None,
-    out_option: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The same as OUT.", show_default=False)
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="The format; by default the end of OUT says.", show_default=False),
-    ] = None,
-    time_column: Annotated[
-        str | None,
-        typer.Option(
-            "--time-column", help="Of a file of metrics: the column that is the time.", show_default=False
-        ),
-    ] = None,
-    unit: Annotated[
-        Unit | None,
-        typer.Option("--unit", help="Of a file of metrics: what a time counts.", show_default=False),
-    ] = None,
-    utc_offset: Annotated[
-        float | None,
-        typer.Option(
-            "--utc-offset",
-            callback=check_finite,
-            help="Of a file of metrics: hours by which dates without a zone are ahead of UTC.",
-            show_default=False,
-        ),
-    ] = None,
+    path: Path,
+    out: Path | None,
+    out_option: Path | None,
+    to: str | None,
+    time_column: str | None,
+    unit: str | None,
+    utc_offset: float | None,
 ) -> None:
-    """Turn one trace file into another format as it is, without linking it.
+    """Convert one trace file to another format as it is, without linking it.
 
-    A Kineto file too large for memory becomes Parquet part by part. Samples of any kind (CSV, JSON lines, Parquet)
-    become counters; beside the traces of a run, what was converted is read with them, on the clock of the run.
+    A Kineto file too large for memory is converted to Parquet part by part. Samples of any kind (CSV, JSON lines,
+    Parquet) become counters; a converted file next to the traces of a run is read with them, on the clock of the run.
 
     Examples:
 
@@ -71,11 +52,11 @@ def convert(
 
     target = out or out_option
     if target is None or (out and out_option):
-        raise typer.BadParameter("say once what to write: etloom convert FILE OUT")
+        raise click.UsageError("expected the file to write exactly once: etloom convert FILE OUT")
     with as_usage_error("to" if to else "out"):
         registry.get("exports", to or registry.find_by_suffix("exports", target))
-    given = {"time_column": time_column, "unit": unit and unit.value, "utc_offset": utc_offset}
-    mapping = {name: value for name, value in given.items() if value is not None}
+    values = {"time_column": time_column, "unit": unit, "utc_offset": utc_offset}
+    options = {name: value for name, value in values.items() if value is not None}
     with show_progress(f"converting {path}") as update:
-        etloom.convert(path, target, to, progress=update, reader="metrics" if mapping else None, **mapping)
+        etloom.convert(path, target, to, progress=update, reader="metrics" if options else None, **options)
     print_message(f"wrote {target}")

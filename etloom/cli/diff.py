@@ -1,63 +1,50 @@
-"""etloom diff: whether one run is slower than another, and what the difference is made of."""
+"""etloom diff: whether one run is slower than another, and which parts account for the difference."""
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from etloom.cli.error_handling import handle_errors, print_message
-from etloom.cli.output import Format, FormatOption, OutOption, choose_format, write_table
+from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.error_handling import print_message
+from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format, write_table
 from etloom.cli.output_checks import check_writable
-from etloom.cli.run_arguments import CacheOption, JobsOption, StrictOption, open_job
+from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
+
+_ROWS = ["category", "family", "operator", "kernel", "collective", "step"]
 
 
-class By(str, enum.Enum):
-    category = "category"
-    family = "family"
-    operator = "operator"
-    kernel = "kernel"
-    collective = "collective"
-    step = "step"
-
-
-BeforeArgument = Annotated[
-    Path,
-    typer.Argument(
-        readable=False, help="The run before: a folder or a file.", show_default=False, metavar="BEFORE"
+@command(
+    Argument(
+        ["before"],
+        type=PATH_TYPE,
+        required=True,
+        metavar="BEFORE",
+        help="The run before: a folder or a file.",
     ),
-]
-AfterArgument = Annotated[
-    Path, typer.Argument(readable=False, help="The run after.", show_default=False, metavar="AFTER")
-]
-
-
-@handle_errors()
+    Argument(["after"], type=PATH_TYPE, required=True, metavar="AFTER", help="The run after."),
+    click.Option(
+        ["--by"], type=click.Choice(_ROWS), default="category", help="What each row of the table is."
+    ),
+    click.Option(
+        ["--top"], type=click.IntRange(min=1), default=20, help="Number of rows, largest change first."
+    ),
+    TABLE_OPTIONS,
+    click.Option(
+        ["--html"], type=PATH_TYPE, help="Also write all tables as one HTML page, which needs no server."
+    ),
+    RUN_OPTIONS_WITHOUT_RANKS,
+)
 def diff(
-    before: BeforeArgument,
-    after: AfterArgument,
-    by: Annotated[By, typer.Option(help="What a row of the table is.")] = By.category,
-    top: Annotated[int, typer.Option(min=1, help="How many rows, the greatest change first.")] = 20,
-    format: FormatOption = None,
-    out: OutOption = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            help="Also write all tables as one HTML page, which needs no server.", show_default=False
-        ),
-    ] = None,
-    strict: StrictOption = False,
-    jobs: JobsOption = None,
-    cache: CacheOption = True,
+    before: Path, after: Path, by: str, top: int, html: Path | None, table: TableOptions, run: RunOptions
 ) -> None:
-    """Say whether a run is slower than another beyond noise, and what the difference is made of.
+    """Show whether a run is slower than another beyond noise, and which parts account for the difference.
 
-    Figures are per step and mean over ranks; of --by step before and after are medians over the steps, which `etloom
-    report` says beside its mean, and change is the estimate over all pairs of steps. Times of operators are their own,
-    without what they call. share is the part of the change of the table's sum, so it sums to 100 %; it is left out
-    where no change can be told from noise or changes cancel. The interval is Hodges and Lehmann's, over steps.
+    Figures are per step, averaged over ranks. With --by step, before and after are medians over the steps (as shown by
+    etloom report next to its mean), and change is the estimate over all pairs of steps. Operator times are exclusive:
+    without the operators they call. share is the part of the table's total change, so it sums to 100 %; it is omitted
+    if the change is within noise or changes cancel. The interval is Hodges and Lehmann's, over steps.
 
     Examples:
 
@@ -69,22 +56,22 @@ def diff(
     """
     import etloom
 
-    choose_format(format, out)
+    choose_format(table.format, table.out)
     if html is not None:
         check_writable(html, "--html")
-    found = etloom.diff(*(open_job(path, None, strict, jobs, cache) for path in (before, after)))
-    table = found.table(by.value, top)
-    for line in filter(None, (found.verdict, found.explanation)):
-        if out is None and format in (None, Format.table):
-            typer.echo(line)
+    difference = etloom.diff(*(open_job(path, run) for path in (before, after)))
+    rows = difference.table(by, top)
+    for line in filter(None, (difference.verdict, difference.explanation)):
+        if table.out is None and table.format in (None, Format.table):
+            click.echo(line)
         else:
             print_message(line)
-    for note in found.notes:
+    for note in difference.notes:
         print_message(note)
-    if table.height:
-        write_table(table, format, out)
+    if rows.height:
+        write_table(rows, table.format, table.out)
     else:
-        print_message(f"neither run holds a {by.value}")
+        print_message(f"neither run contains a {by}")
     if html is not None:
-        etloom.report(found, html)
+        etloom.report(difference, html)
         print_message(f"wrote {html}; open it in a browser: {html.resolve().as_uri()}")

@@ -1,9 +1,7 @@
-"""What becomes of an exception: one line on stderr and an exit status, never a traceback."""
+"""Exceptions of a command become one line on stderr and an exit status, never a traceback."""
 
 from __future__ import annotations
 
-import importlib
-import math
 import os
 import re
 import sys
@@ -11,50 +9,52 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import click
+
 from etloom.core.errors import EtloomError
 
 EXIT_USAGE = 2  # as click exits
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 def print_message(line: str) -> None:
-    """A message to the user, on stderr."""
+    """Print a message to the user on stderr."""
     print(f"etloom: {make_printable(line)}", file=sys.stderr)
 
 
 def make_printable(text: str) -> str:
-    """The text with control characters spelt out: a name from a trace must not steer the terminal."""
+    """Escape control characters: a name from a trace must not control the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 @contextmanager
-def handle_errors(**called: str) -> Iterator[None]:
-    """Turn whatever is raised inside into a message and SystemExit. Also a decorator.
+def handle_errors(**renamed: str) -> Iterator[None]:
+    """Turn any exception raised inside into a message and SystemExit; also usable as a decorator.
 
-    An EtloomError of an `option` becomes wrong usage of the flag of that name. called: what others call a parameter of
-    the verb -> how the verb does, where it is not the same.
+    An EtloomError about an `option` is reported as wrong usage of the flag of that name.
+
+    Args:
+        renamed: parameters that a lower level calls differently, mapped to the command's own name.
     """
     try:
         yield
-    except (SystemExit, GeneratorExit):
+    except (SystemExit, GeneratorExit, click.exceptions.Exit):
         raise
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of our output has gone, as in `| head`; nothing may be flushed to it at exit either.
+        # The reader of our output is gone, as in `| head`; nothing may be flushed to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(EXIT_PIPE_CLOSED) from None
+    except click.Abort:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    except click.ClickException as error:
+        raise SystemExit(_report_usage_error(error)) from None
     except EtloomError as error:
         _print_traceback_if_debugging(error)
-        if error.option is None:
-            print_message(str(error))
-            raise SystemExit(1) from None
-        flag = _flag(called.get(error.option, error.option))
-        told = ": ".join(filter(None, (flag, error.where, error.what)))
-        print_message("; ".join(filter(None, (told, error.remedy, _help()))))
-        raise SystemExit(EXIT_USAGE) from None
+        raise SystemExit(_report_error(error, renamed)) from None
     except OSError as error:
         _print_traceback_if_debugging(error)
         where = f"{error.filename}: " if error.filename else ""
@@ -62,22 +62,24 @@ def handle_errors(**called: str) -> Iterator[None]:
         raise SystemExit(1) from None
     except BaseException as error:
         # Not Exception: a panic in polars is a BaseException.
-        if type(error).__module__.startswith(("click.", "typer.")):
+        if type(error).__module__.startswith("typer."):  # of the replay commands
             if not hasattr(error, "format_message"):
-                raise  # an exit, not an error
+                raise
             raise SystemExit(_report_usage_error(error)) from None
         _print_traceback_if_debugging(error)
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         print_message(
-            f"this is a fault of etloom, not of the input: {what[:300]}; ETLOOM_DEBUG=1 shows where"
+            f"internal error, not caused by the input: {reason[:300]}; ETLOOM_DEBUG=1 prints a traceback"
         )
         raise SystemExit(EXIT_INTERNAL) from None
 
 
 @contextmanager
 def as_usage_error(option: str = "") -> Iterator[None]:
-    """What is raised inside is of the command line alone, whatever the run holds: wrong usage of the option, where it
-    does not name one itself."""
+    """Report an EtloomError raised inside as wrong usage of the option, unless it names another option itself.
+
+    For checks of the command line alone, which no content of the run can make valid.
+    """
     try:
         yield
     except EtloomError as error:
@@ -85,63 +87,55 @@ def as_usage_error(option: str = "") -> Iterator[None]:
         raise
 
 
-def check_finite(value: float | None) -> float | None:
-    """As the callback of an option: refuses nan and infinities, which the parser takes for numbers."""
-    if value is not None and not math.isfinite(value):
-        import typer
-
-        raise typer.BadParameter(f"{value} is no number to reckon with")
-    return value
+def _report_error(error: EtloomError, renamed: dict[str, str]) -> int:
+    if error.option is None:
+        print_message(str(error))
+        return 1
+    flag = _find_flag(renamed.get(error.option, error.option))
+    text = ": ".join(filter(None, (flag, error.where, error.what)))
+    print_message("; ".join(filter(None, (text, error.remedy, _refer_to_help()))))
+    return EXIT_USAGE
 
 
 def _report_usage_error(error: Any) -> int:
-    """The exit status of wrong usage that the parser found, told in one line; a bare group shows its help instead."""
+    """Print one line for wrong usage that the parser found (a bare group prints its help) and return the status."""
+    context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
         line = _explain_extra_paths(error.format_message())
         if type(error).__name__ == "BadParameter":
-            hint = error.param_hint if error.param is None else _spell(error.param)
-            line = f"{hint}: {error.message}" if hint else error.message
-        print_message(f"{' '.join(line.split()).rstrip('.')}; {_help(error.ctx)}".removesuffix("; "))
+            flag = error.param_hint if error.param is None else _spell(error.param)
+            line = f"{flag}: {error.message}" if flag else error.message
+        print_message(f"{' '.join(line.split()).rstrip('.')}; {_refer_to_help(context)}".removesuffix("; "))
     return int(error.exit_code)
 
 
 def _explain_extra_paths(line: str) -> str:
-    """`run/*` names the files of a folder where the folder is wanted."""
+    """Explain that `run/*` expands to the files of a folder where the folder itself is expected."""
     extra = re.search(r"unexpected extra argument.* \((.+)\)", line)
     if extra is None or not all(os.path.exists(word) for word in extra[1].split()):  # noqa: PTH110
         return line
-    return "more than one path: name the folder that holds them"
+    return "more than one path: name the folder that contains them"
 
 
-def _flag(option: str) -> str:
-    """A parameter of the command that runs as its user writes it; as it is, where the command has none of that name."""
-    context = _context()
+def _find_flag(option: str) -> str:
+    """Return the flag of a parameter of the running command, or the name itself if there is none."""
+    context = click.get_current_context(silent=True)
     parameters = context.command.params if context else ()
-    return next((_spell(one) for one in parameters if one.name == option), option)
+    return next((_spell(param) for param in parameters if param.name == option), option)
 
 
 def _spell(parameter: Any) -> str:
-    """The longest of its flags; of an argument what the help calls it."""
+    """Return the longest flag of an option, or the name of an argument as the help shows it."""
     flags = parameter.opts if parameter.param_type_name == "option" else [parameter.human_readable_name]
     return str(max(flags, key=len))
 
 
-def _help(context: Any = None) -> str:
-    """Where the command that runs says what it takes."""
-    context = context or _context()
+def _refer_to_help(context: Any = None) -> str:
+    """Return "see COMMAND --help" for the running command."""
+    context = context or click.get_current_context(silent=True)
     return f"see {context.command_path} --help" if context else ""
-
-
-def _context() -> Any:
-    """What the parser knows of the command that runs, None where there is none."""
-    typer = sys.modules.get("typer")
-    if typer is None:
-        return None
-    # Typer's parser is click, of which its later versions hold a copy.
-    parser = typer.Context.__mro__[1].__module__.rpartition(".")[0]
-    return importlib.import_module(f"{parser}.globals").get_current_context(silent=True)
 
 
 def _print_traceback_if_debugging(error: BaseException) -> None:

@@ -1,53 +1,53 @@
-"""etloom export: write traces in another format."""
+"""etloom export: traces of a run in another format."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args
 
-import typer
+import click
 
-from etloom.cli.error_handling import as_usage_error, handle_errors, print_message
-from etloom.cli.run_arguments import (
-    CacheOption,
-    JobsOption,
-    PathArgument,
-    RankPatternOption,
-    StrictOption,
-    open_job,
-)
+from etloom.cli.command import PATH_TYPE, command
+from etloom.cli.error_handling import as_usage_error, print_message
+from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 from etloom.core.errors import EtloomError
-from etloom.core.text import unknown_rank_error
+
+if TYPE_CHECKING:
+    from etloom.core.trace import Job
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-@handle_errors()
+@command(
+    PATH,
+    click.Option(["--out", "-o"], type=PATH_TYPE, required=True, help="The file or folder to write."),
+    click.Option(["--to"], help="The format; default: from the ending of --out."),
+    click.Option(["--rank"], type=int, help="Only this rank."),
+    click.Option(
+        ["--option", "-O"],
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An option of the format; may be repeated.",
+    ),
+    click.Option(
+        ["--overlay"],
+        help="For chrome: critical-path, drawn as arrows. The same as -O overlay=.",
+    ),
+    RUN_OPTIONS,
+)
 def export(
-    path: PathArgument,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The file or folder to write.", show_default=False)
-    ],
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="The format; by default the end of --out says.", show_default=False),
-    ] = None,
-    rank: Annotated[int | None, typer.Option(help="Only this rank.")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", "-O", help="An option of the format, NAME=VALUE; may be repeated."),
-    ] = None,
-    overlay: Annotated[
-        str | None,
-        typer.Option(
-            help="Of chrome: critical-path, drawn as arrows. The same as -O overlay=.", show_default=False
-        ),
-    ] = None,
-    rank_pattern: RankPatternOption = None,
-    strict: StrictOption = False,
-    jobs: JobsOption = None,
-    cache: CacheOption = True,
+    path: Path,
+    out: Path,
+    to: str | None,
+    rank: int | None,
+    option: Sequence[str],
+    overlay: str | None,
+    run: RunOptions,
 ) -> None:
     """Write the linked traces of a run in another format: chrome (for Perfetto), parquet, chakra (for ASTRA-sim,
-    one file per rank), etplus or folded (call stacks, for flame graphs).
+    one file per rank), etplus, folded (call stacks for flame graphs).
 
     Examples:
 
@@ -59,55 +59,58 @@ def export(
       etloom export run/ --rank 0 --to chrome --out rank0.json
       etloom export run/ --out sim/job.et        # check it with: etloom lint sim/
     """
-    import etloom
     from etloom.api.arguments import check_options
     from etloom.core import registry
+    from etloom.core.text import unknown_rank_error
 
     with as_usage_error("to" if to else "out"):
         name = to or registry.find_by_suffix("exports", out)
         registry.get("exports", name)
-    chosen = _parse_options(name, option or [])
+    options = _parse_options(name, option)
     if overlay is not None:
-        chosen["overlay"] = overlay
+        options["overlay"] = overlay
     with as_usage_error("option"):
-        check_options("exports", name, chosen)
-
-    job = open_job(path, rank_pattern, strict, jobs, cache)
+        check_options("exports", name, options)
+    job = open_job(path, run)
     if rank is not None and rank not in job:
         raise unknown_rank_error(rank, job)
+    _export(job, rank, out, name, options)
+
+
+def _export(job: Job, rank: int | None, out: Path, name: str, options: dict[str, Any]) -> None:
+    """Write the job, or one rank of it, and print the names of the files."""
+    import etloom
+
     try:
-        etloom.export(job if rank is None else job[rank], out, name, **chosen)
+        etloom.export(job if rank is None else job[rank], out, name, **options)
     except EtloomError as error:
-        if error.option in chosen and error.option != "overlay":
+        if error.option in options and error.option != "overlay":
             error.option = "option"
         raise
     if name == "chakra" and rank is None and len(job) > 1:
         from etloom.formats.chakra.et_files import path_of_rank
 
         print_message(
-            f"wrote {path_of_rank(out, job.ranks[0])} to {path_of_rank(out, job.ranks[-1]).name}, a file a rank"
+            f"wrote {path_of_rank(out, job.ranks[0])} to {path_of_rank(out, job.ranks[-1]).name}, one file per rank"
         )
     else:
         print_message(f"wrote {out}")
 
 
-def _parse_options(name: str, given: list[str]) -> dict[str, Any]:
-    """NAME=VALUE as the types of the format's options; what it does not have is left to `etloom.export`."""
+def _parse_options(format_name: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Convert NAME=VALUE to the types of the format's options; unknown names are left to `etloom.export`."""
     from etloom.core import registry
 
-    types = {one.name: one.type for one in registry.list_options("exports", name)}
-    chosen: dict[str, Any] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise EtloomError(f"{text!r} is not NAME=VALUE", option="option")
-        kinds = get_args(types.get(key)) or (types.get(key),)
+    types = {option.name: option.type for option in registry.list_options("exports", format_name)}
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise EtloomError(f"expected NAME=VALUE, got {text!r}", option="option")
+        kinds = [kind for kind in get_args(types.get(name)) or (types.get(name),) if kind is not NoneType]
         try:
-            chosen[key] = int(value) if int in kinds else _BOOLEANS[value] if bool in kinds else value
+            options[name] = int(value) if int in kinds else _BOOLEANS[value] if bool in kinds else value
         except (ValueError, KeyError):
-            wanted = "a number" if int in kinds else "true or false"
-            raise EtloomError(f"{key} is {wanted}, not {value!r}", option="option") from None
-    return chosen
-
-
-_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+            expected = "a number" if int in kinds else "true or false"
+            raise EtloomError(f"{name}: expected {expected}, got {value!r}", option="option") from None
+    return options

@@ -1,34 +1,38 @@
-"""etloom gather: put what several hosts recorded into one folder."""
+"""etloom gather: the traces of several hosts in one folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from etloom.cli.error_handling import handle_errors, print_message
+from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.error_handling import print_message
 
 
-@handle_errors()
-def gather(
-    folders: Annotated[
-        list[Path], typer.Argument(readable=False, help="Folders of one job, one a host.", metavar="DIR...")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for all of it.", show_default=False)],
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the traces of an earlier run.")
-    ] = False,
-    same_job: Annotated[
-        bool,
-        typer.Option("--same-job", help="They are of one job, whatever they say: clocks may be far off."),
-    ] = False,
-) -> None:
-    """Put the traces that several hosts wrote to disks of their own into one folder.
+@command(
+    Argument(
+        ["folders"],
+        type=PATH_TYPE,
+        nargs=-1,
+        required=True,
+        metavar="DIR...",
+        help="Folders of one job, one per host.",
+    ),
+    click.Option(["--out", "-o"], type=PATH_TYPE, required=True, help="The folder for all traces."),
+    click.Option(["--overwrite"], is_flag=True, help="Replace the traces of an earlier run."),
+    click.Option(
+        ["--same-job"],
+        is_flag=True,
+        help="Accept the folders as one job without checking: their clocks may differ by any amount.",
+    ),
+)
+def gather(folders: tuple[Path, ...], out: Path, overwrite: bool, same_job: bool) -> None:
+    """Copy the traces that several hosts wrote to local disks into one folder.
 
-    Ranks keep their numbers, run.json and the workload card are written anew; the folders stay as they are. What two
-    folders hold of a rank is taken once where it is the same recording. Traces of different jobs are refused: ranks
-    that met in torch.distributed are known by it, others by batch system, world size and time.
+    Ranks keep their numbers, run.json and the workload card are written again; the source folders are not changed. A
+    rank whose same recording is in two folders is copied once. Traces of different jobs are refused: ranks that
+    connected through torch.distributed are recognized by it, others by batch system, world size and time.
 
     Examples:
 
@@ -36,10 +40,10 @@ def gather(
       etloom gather node0/run node1/run --out run
       etloom gather /shared/run-* --out run
     """
-    from etloom.collector.recovery import gathering
-    from etloom.collector.session.messages import count_noun
+    import etloom
+    from etloom.reports.formatting import count_noun
 
-    gathered = gathering.gather(folders, out, overwrite=overwrite, same_job=same_job)
+    gathered = etloom.gather(*folders, out=out, overwrite=overwrite, same_job=same_job)
     for warning in gathered.warnings:
         print_message(warning)
     for window, ranks in gathered.windows.items():

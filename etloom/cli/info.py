@@ -1,31 +1,25 @@
-"""etloom info: what there is in a folder or file of traces."""
+"""etloom info: the contents of a folder or file of traces."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etloom.api.run_info import describe_ranks, describe_run, get_rank_schema
-from etloom.cli.error_handling import handle_errors, make_printable
+from etloom.cli.command import command
+from etloom.cli.error_handling import make_printable
 from etloom.cli.output import (
+    TABLE_OPTIONS,
     Format,
-    FormatOption,
-    OutOption,
+    TableOptions,
     build_table,
     choose_format,
     render_text,
     write_table,
     write_text,
 )
-from etloom.cli.run_arguments import (
-    CacheOption,
-    JobsOption,
-    PathArgument,
-    RankPatternOption,
-    StrictOption,
-    open_job,
-)
+from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,19 +27,11 @@ if TYPE_CHECKING:
     from etloom.core.trace import Job
 
 
-@handle_errors()
-def info(
-    path: PathArgument,
-    format: FormatOption = None,
-    out: OutOption = None,
-    rank_pattern: RankPatternOption = None,
-    strict: StrictOption = False,
-    jobs: JobsOption = None,
-    cache: CacheOption = True,
-) -> None:
-    """Say what traces there are: formats, ranks, device, steps, counts, how far they link, what was lost.
+@command(PATH, TABLE_OPTIONS, RUN_OPTIONS)
+def info(path: Path, table: TableOptions, run: RunOptions) -> None:
+    """Show what traces contain: formats, ranks, devices, steps, row counts, linked share, lost data.
 
-    --format json gives all of it; csv and parquet give the table with a row a rank.
+    --format json prints everything; csv and parquet give the table with one row per rank.
 
     Examples:
 
@@ -54,109 +40,135 @@ def info(
       etloom info kineto_trace_0.json.gz --format json
       etloom info run/ --strict                   # exit 1 if anything was lost
     """
-    chosen = choose_format(format, out)
-    job = open_job(path, rank_pattern, strict, jobs, cache, lazy=True, tell=False)
+    import etloom
+    from etloom.api.run_info import describe_ranks
+
+    chosen = choose_format(table.format, table.out)
+    job = open_job(path, run, lazy=True, warn=False)
     if chosen is Format.json:
-        write_text(json.dumps(describe_run(job, str(path)), indent=1, ensure_ascii=False) + "\n", out)
+        facts = {**etloom.info(job), "path": str(path)}
+        write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", table.out)
     elif chosen in (Format.csv, Format.parquet):
-        write_table(describe_ranks(job), chosen, out)
+        write_table(describe_ranks(job), chosen, table.out)
     else:
-        _show(job, describe_run(job, str(path)), out)
+        _show(job, {**etloom.info(job), "path": str(path)}, table.out)
 
 
-def _describe_rings(about: dict[str, Any]) -> str:
-    """Of the rank whose ring holds least: what is there of all of them."""
-    from etloom.collector.session.messages import format_ranges
-    from etloom.reports.formatting import count_noun, format_duration
-
-    if not about["rings"]:
-        return ""
-    least = min(about["rings"], key=lambda ring: len(ring["whole_steps"]))
-    ends = {row["rank"]: row["end_ns"] for row in about["by_rank"]}
-    steps = least["whole_steps"]
-    named = f" ({format_ranges(steps)})" if steps else ""
-    end = ends[least["rank"]]  # null without an event
-    held = format_duration(0 if end is None else end - least["whole_since_ns"])
-    of = f" of rank {least['rank']}, which holds least" if len(about["by_rank"]) > 1 else ""
-    return (
-        f"holds {count_noun(len(steps), 'whole step')}{named} of the last {held}{of}; overwritten: "
-        f"{count_noun(least['overwritten_operators'], 'operator')} of the {format_duration(least['overwritten_ns'])} before"
-    )
-
-
-def _show(job: Job, about: dict[str, Any], out: Path | None) -> None:
+def _show(job: Job, facts: dict[str, Any], out: Path | None) -> None:
+    """Print the facts as text: a list of properties, the table of ranks, the stats."""
     import polars as pl
-    from rich.table import Table
     from rich.text import Text
 
-    from etloom.core.text import format_ranges
-    from etloom.reports.formatting import count_noun, format_duration
+    from etloom.api.run_info import get_rank_schema
+    from etloom.reports.formatting import count_noun
     from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name, summarize_rank_spread
 
-    facts = {
-        "ranks": _describe_ranks(job, about["world_size"]),
-        "formats": ", ".join(
-            f"{format} {' '.join(about['schema_versions'].get(format, []))}".strip()
-            for format in about["formats"]
-        ),
-        "devices": ", ".join(f"{number} x {name}" for name, number in about["devices"].items()),
-        "hosts": _join_first(about["hosts"]),
-        "time": format_duration(about["span_ns"]) if about["span_ns"] is not None else "",
-        "steps": f"{format_ranges(about['steps'])}, {format_duration(about['mean_step_ns'])} in the mean"
-        if about["mean_step_ns"] is not None
-        else f"{format_ranges(about['steps'])}, without times"
-        if about["steps"]
-        else "none marked",
-        "ring": _describe_rings(about),
-        "tables": ", ".join(f"{name} {rows:,}" for name, rows in about["tables"].items()),
-        "categories": ", ".join(f"{name} {rows:,}" for name, rows in about["categories"].items()),
-    }
-    head = Table(box=None, pad_edge=False, show_header=False)
-    head.add_column(style="bold")
-    head.add_column(overflow="fold")
-    for key, value in facts.items():
-        if value:
-            head.add_row(key, Text(make_printable(value)))
-    ranks = _drop_empty_columns(
-        pl.DataFrame(about["by_rank"], schema=get_rank_schema()).drop("start_ns", "end_ns")
-    )
+    ranks = pl.DataFrame(facts["by_rank"], schema=get_rank_schema()).drop("start_ns", "end_ns")
+    ranks = _drop_empty_columns(ranks)
     stats = job.stats.sort(pl.col("severity") == "info", maintain_order=True)
-    if len(job) > MAX_LISTED_RANKS:
+    has_many_ranks = len(job) > MAX_LISTED_RANKS
+    if has_many_ranks:
         ranks, stats = summarize_rank_spread(ranks), group_stats_by_name(stats)
-    parts: list[Any] = [Text(make_printable(about["path"]), style="bold"), head, Text(), build_table(ranks)]
-    empty = not about["tables"].keys() - {"stats"}
-    if empty:
-        parts.append(Text("\nholds no events"))
-    if len(job) > MAX_LISTED_RANKS:
-        parts.append(Text("the row of each rank: --format csv; all of it: --format json"))
+    parts: list[Any] = [
+        Text(make_printable(facts["path"]), style="bold"),
+        _build_property_list(job, facts),
+        Text(),
+        build_table(ranks),
+    ]
+    is_empty = not facts["tables"].keys() - {"stats"}
+    if is_empty:
+        parts.append(Text("\nno events"))
+    if has_many_ranks:
+        parts.append(Text("one row per rank: --format csv; everything: --format json"))
     if stats.height:
         parts += [Text(), build_table(stats)]
-    elif not empty:
-        parts.append(Text(f"\nnothing was lost in {count_noun(len(job), 'rank')}"))
+    elif not is_empty:
+        parts.append(Text(f"\nno data was lost in {count_noun(len(job), 'rank')}"))
     write_text(render_text(*parts, out=out), out)
 
 
+def _build_property_list(job: Job, facts: dict[str, Any]) -> Any:
+    """Build a rich table of two columns: name and value of each property that the run has."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from etloom.reports.formatting import format_duration
+
+    versions = facts["schema_versions"]
+    properties = {
+        "ranks": _describe_ranks(job, facts["world_size"]),
+        "formats": ", ".join(
+            f"{name} {' '.join(versions.get(name, []))}".strip() for name in facts["formats"]
+        ),
+        "devices": ", ".join(f"{number} x {name}" for name, number in facts["devices"].items()),
+        "hosts": _join_first(facts["hosts"]),
+        "time": format_duration(facts["span_ns"]) if facts["span_ns"] is not None else "",
+        "steps": _describe_steps(facts),
+        "ring": _describe_rings(facts),
+        "tables": ", ".join(f"{name} {rows:,}" for name, rows in facts["tables"].items()),
+        "categories": ", ".join(f"{name} {rows:,}" for name, rows in facts["categories"].items()),
+    }
+    grid = Table(box=None, pad_edge=False, show_header=False)
+    grid.add_column(style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in properties.items():
+        if value:
+            grid.add_row(name, Text(make_printable(value)))
+    return grid
+
+
+def _describe_steps(facts: dict[str, Any]) -> str:
+    from etloom.core.text import format_ranges
+    from etloom.reports.formatting import format_duration
+
+    if facts["mean_step_ns"] is not None:
+        return f"{format_ranges(facts['steps'])}, mean duration {format_duration(facts['mean_step_ns'])}"
+    return f"{format_ranges(facts['steps'])}, without times" if facts["steps"] else "none annotated"
+
+
+def _describe_rings(facts: dict[str, Any]) -> str:
+    """Describe the ring buffer that holds the fewest whole steps: the steps of all ranks are in it."""
+    from etloom.core.text import format_ranges
+    from etloom.reports.formatting import count_noun, format_duration
+
+    if not facts["rings"]:
+        return ""
+    smallest = min(facts["rings"], key=lambda ring: len(ring["whole_steps"]))
+    ends = {row["rank"]: row["end_ns"] for row in facts["by_rank"]}
+    steps = smallest["whole_steps"]
+    numbers = f" ({format_ranges(steps)})" if steps else ""
+    end = ends[smallest["rank"]]  # null without an event
+    span = format_duration(0 if end is None else end - smallest["whole_since_ns"])
+    overwritten = format_duration(smallest["overwritten_ns"])
+    owner = f" (rank {smallest['rank']}, the smallest)" if len(facts["by_rank"]) > 1 else ""
+    return (
+        f"holds {count_noun(len(steps), 'whole step')}{numbers} of the last {span}{owner}; overwritten: "
+        f"{count_noun(smallest['overwritten_operators'], 'operator')} of the {overwritten} before"
+    )
+
+
 def _drop_empty_columns(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame without columns that say nothing: absent, or 0, in every row."""
-    told = [column for column in frame if column.null_count() < frame.height]
+    """Drop columns that are null, or 0, in every row."""
+    filled = [column for column in frame if column.null_count() < frame.height]
     return frame.select(
         column
-        for column in told
+        for column in filled
         if column.name in ("rank", "lost")
         or not column.dtype.is_integer()
         or (column.fill_null(0) != 0).any()
     )
 
 
-def _describe_ranks(job: Job, world: int | None) -> str:
-    """How many ranks and which: 1 of 2 (rank 0); 64 of 64 (ranks 0-63)."""
+def _describe_ranks(job: Job, world_size: int | None) -> str:
+    """Return how many ranks and which: 1 of 2 (rank 0); 64 of 64 (ranks 0-63)."""
     from etloom.core.text import format_ranges
 
-    said = "" if any(trace.rank is not None for trace in job.values()) else ", which no file says"
-    of = f" of {world:,}" if world else ""
-    return f"{len(job):,}{of} (rank{'s' * (len(job) != 1)} {format_ranges(job)}{said})"
+    is_stated = any(trace.rank is not None for trace in job.values())
+    note = "" if is_stated else ", not stated in any file"
+    total = f" of {world_size:,}" if world_size else ""
+    return f"{len(job):,}{total} (rank{'s' * (len(job) != 1)} {format_ranges(job)}{note})"
 
 
-def _join_first(names: list[str]) -> str:
-    """Up to eight of them."""
+def _join_first(names: Sequence[str]) -> str:
+    """Join up to eight names."""
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -1,16 +1,17 @@
-"""etloom link: join the traces of each rank and save what came out."""
+"""etloom link: link the traces of each rank and save the result."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from etloom.cli.error_handling import as_usage_error, check_finite, handle_errors, print_message
-from etloom.cli.run_arguments import CacheOption, JobsOption, RankPatternOption, StrictOption, open_job
+from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, command
+from etloom.cli.error_handling import as_usage_error, print_message
+from etloom.cli.run_arguments import RUN_OPTIONS, RunOptions, open_job
 from etloom.core.errors import EtloomError
-from etloom.core.text import unknown_rank_error
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job, Trace
@@ -18,51 +19,85 @@ if TYPE_CHECKING:
 _DEFAULTS: dict[str, Any] = {"iterations": "best", "inter_thread_threshold_us": 1000.0}
 
 
-@handle_errors()
-def link(
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            readable=False, help="A folder of traces of a run.", show_default=False, metavar="[PATH]"
-        ),
-    ] = None,
-    host: Annotated[Path | None, typer.Option(help="The execution trace of one rank.")] = None,
-    device: Annotated[Path | None, typer.Option(help="The Kineto or Nsight trace of that rank.")] = None,
-    rank: Annotated[
-        int | None, typer.Option(help="Only this rank; of --host and --device the rank they are of.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Where to save; the end of the name chooses the format."),
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="The format: etplus, chakra, chrome, parquet.", show_default=False),
-    ] = None,
-    iterations: Annotated[
-        str,
-        typer.Option(
-            help="Which iteration of the profile the execution trace is joined to, where ids are missing: best, "
-            "all, or a number from 0."
-        ),
-    ] = _DEFAULTS["iterations"],
-    inter_thread_threshold: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            callback=check_finite,
-            help="Pause of a thread in us after which it is taken to follow another one.",
-        ),
-    ] = _DEFAULTS["inter_thread_threshold_us"],
-    rank_pattern: RankPatternOption = None,
-    strict: StrictOption = False,
-    jobs: JobsOption = None,
-    cache: CacheOption = True,
-) -> None:
-    """Join operators, launches and device work, and save the linked traces (as Parquet unless told otherwise).
+@dataclass(frozen=True)
+class SourceOptions:
+    """The traces to link: a folder, or the host and device trace of one rank."""
 
-    Prints how far the linking reached. Give either a folder, or --host and --device. Where --out is no name of a file,
-    it is a folder; each rank gets a file of its own in it, if the format holds one rank.
+    path: Path | None
+    host: Path | None
+    device: Path | None
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """How traces are linked."""
+
+    iterations: str
+    inter_thread_threshold: float
+
+    def to_keywords(self) -> dict[str, Any]:
+        """Return the options that differ from the defaults: runs linked with the defaults are in the cache."""
+        values = {"iterations": self.iterations, "inter_thread_threshold_us": self.inter_thread_threshold}
+        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+
+
+_SOURCE = OptionGroup(
+    "source",
+    SourceOptions,
+    [
+        Argument(
+            ["path"],
+            type=PATH_TYPE,
+            required=False,
+            metavar="[PATH]",
+            help="A folder with the traces of a run.",
+        ),
+        click.Option(["--host"], type=PATH_TYPE, help="The execution trace of one rank."),
+        click.Option(["--device"], type=PATH_TYPE, help="The Kineto or Nsight trace of that rank."),
+        click.Option(
+            ["--rank"],
+            type=int,
+            help="Only this rank; with --host and --device the rank that they belong to.",
+        ),
+    ],
+)
+_LINKING = OptionGroup(
+    "linking",
+    LinkOptions,
+    [
+        click.Option(
+            ["--iterations"],
+            default=_DEFAULTS["iterations"],
+            help="The profile iteration to which the execution trace is linked if ids are missing: best, all, or a "
+            "number from 0.",
+        ),
+        click.Option(
+            ["--inter-thread-threshold"],
+            type=FiniteFloat(min=0),
+            default=_DEFAULTS["inter_thread_threshold_us"],
+            help="Pause of a thread in us after which it is assumed to depend on another thread.",
+        ),
+    ],
+)
+
+
+@command(
+    _SOURCE,
+    click.Option(
+        ["--out", "-o"], type=PATH_TYPE, help="Where to save; the ending of the name selects the format."
+    ),
+    click.Option(["--to"], help="The format: etplus, chakra, chrome, parquet."),
+    _LINKING,
+    RUN_OPTIONS,
+)
+def link(
+    source: SourceOptions, out: Path | None, to: str | None, linking: LinkOptions, run: RunOptions
+) -> None:
+    """Link operators, launches and GPU activity, and save the linked traces (as Parquet by default).
+
+    Prints which share could be linked. Give either a folder, or --host and --device. If --out is not a file name, it is
+    a folder; formats that hold one rank get one file per rank in it.
 
     Examples:
 
@@ -72,61 +107,71 @@ def link(
       etloom link --host torch_et_0.json --device kineto_trace_0.json.gz --out rank0.etplus.json
       etloom link --host one_step.json --device forty_steps.json --iterations all --out steps.parquet
     """
-    if (path is None) == (host is None and device is None):
-        raise typer.BadParameter("give either a folder, or --host and --device")
+    if (source.path is None) == (source.host is None and source.device is None):
+        raise click.UsageError("expected either a folder, or --host and --device")
     if out is None:
-        raise typer.BadParameter("say where to save: --out")
+        raise click.UsageError("missing where to save: --out")
     import etloom
     from etloom.cli.output import Format, write_table
     from etloom.core import registry
-    from etloom.core.trace import Job
-    from etloom.linker.merging import select_rank
 
     format = to or _infer_format(out)
     with as_usage_error("to" if to else "out"):
         registry.get("exports", format)
-    # Only what differs from the defaults: what was linked with those is in the cache, or saved so.
-    chosen: dict[str, Any] = {"iterations": iterations, "inter_thread_threshold_us": inter_thread_threshold}
-    linking = {name: value for name, value in chosen.items() if value != _DEFAULTS[name]}
-    what: Trace | Job
-    if path is not None:
-        what = open_job(path, rank_pattern, False, jobs, cache, tell=False, **linking)
-        what = what if rank is None else Job({rank: _select_rank(what, rank, path)}, what.meta)
-    else:
-        files = [file for file in (host, device) if file is not None]
-        if any(out.exists() and file.exists() and out.samefile(file) for file in files):
-            raise EtloomError("is one of the two to be linked", where=out, remedy="name another --out")
-        what = etloom.link(*(select_rank(etloom.read(file), rank, file) for file in files), **linking)
-    if strict:
-        what.check_lossless()
-    for name, severity, count, example in what.stats.select("name", "severity", "count", "example").rows():
+    linked = _link(source, out, linking.to_keywords(), run)
+    if run.strict:
+        linked.check_lossless()
+    for name, severity, count, example in linked.stats.select("name", "severity", "count", "example").rows():
         if severity != "info":
             print_message(f"{name}: {count} ({example})")
-    write_table(etloom.analyze(what, "link-quality"), Format.table, None)
-    _save(what, out, format)
+    write_table(etloom.analyze(linked, "link-quality"), Format.table, None)
+    _save(linked, out, format)
     print_message(f"saved {out}")
 
 
-def _save(what: Trace | Job, out: Path, format: str) -> None:
-    """Write to ``out``, or of the ranks of a folder, where that is no name of a file, into it."""
+def _link(source: SourceOptions, out: Path, linking: dict[str, Any], run: RunOptions) -> Trace | Job:
+    """Open and link what the user named."""
+    import etloom
+    from etloom.core.text import unknown_rank_error
+    from etloom.core.trace import Job
+    from etloom.linker.merging import select_rank
+
+    if source.path is not None:
+        options = RunOptions(run.rank_pattern, False, run.jobs, run.cache)
+        job = open_job(source.path, options, warn=False, **linking)
+        if source.rank is None:
+            return job
+        if source.rank not in job:
+            raise unknown_rank_error(source.rank, job)
+        return Job({source.rank: job[source.rank]}, job.meta)
+    files = [file for file in (source.host, source.device) if file is not None]
+    if any(out.exists() and file.exists() and out.samefile(file) for file in files):
+        raise EtloomError(
+            "would overwrite one of the two traces to link", where=out, remedy="name another --out"
+        )
+    return etloom.link(*(select_rank(etloom.read(file), source.rank, file) for file in files), **linking)
+
+
+def _save(linked: Trace | Job, out: Path, format: str) -> None:
+    """Write to the file ``out``; a job whose ``out`` is not a file name is written into that folder."""
     import etloom
     from etloom.core import registry
     from etloom.core.trace import Job
 
-    if not isinstance(what, Job) or format == "parquet" or _is_file_name(out):
-        etloom.export(what, out, format)
+    if not isinstance(linked, Job) or format == "parquet" or _is_file_name(out):
+        etloom.export(linked, out, format)
         return
     suffix = registry.get_suffixes("exports", format)[0]
     out.mkdir(parents=True, exist_ok=True)
     if format != "etplus":
-        etloom.export(what, out / f"run{suffix}", format)
+        etloom.export(linked, out / f"run{suffix}", format)
         return
-    for number, trace in what.items():  # an ET+ holds one rank
-        etloom.export(trace, out / f"rank_{number}{suffix}", format)
+    for rank, trace in linked.items():  # an ET+ file holds one rank
+        etloom.export(trace, out / f"rank_{rank}{suffix}", format)
 
 
 def _infer_format(out: Path) -> str:
-    """The export whose suffix ends the name; Parquet where there is none."""
+    """Return the export whose suffix ends the name, or parquet if there is none."""
     from etloom.core import registry
 
     try:
@@ -136,16 +181,10 @@ def _infer_format(out: Path) -> str:
 
 
 def _is_file_name(out: Path) -> bool:
-    """Whether the name ends as that of a file of some export."""
+    """Return whether the name ends like a file of some export."""
     from etloom.core import registry
 
-    known = (
+    suffixes = (
         end for name in registry.list_plugins("exports") for end in registry.get_suffixes("exports", name)
     )
-    return out.name.endswith(tuple(known))
-
-
-def _select_rank(job: Job, rank: int, file: Path) -> Trace:
-    if rank not in job:
-        raise unknown_rank_error(rank, job)
-    return job[rank]
+    return out.name.endswith(tuple(suffixes))

@@ -1,4 +1,4 @@
-"""Tables on their way out: as a table for people, JSON, CSV or Parquet, to stdout or a file."""
+"""Output of tables: as text, JSON, CSV or Parquet, to stdout or a file; and the progress bar."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
+import click
 
+from etloom.cli.command import PATH_TYPE, OptionGroup
 from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.findings_text import format_findings, is_findings_table
 from etloom.cli.output_checks import check_writable
@@ -26,37 +28,51 @@ if TYPE_CHECKING:
 
     from etloom.reports.formatting import ColumnFormat
 
-TEXT_WIDTH = 24
-"""Columns that a text needs at least where a terminal is narrow; it goes on in the next line."""
+MIN_TEXT_WIDTH = 24
+"""Minimum width of a text column in a narrow terminal; longer text is wrapped."""
 
 
 class Format(str, enum.Enum):
+    """How a table is written."""
+
     table = "table"
     json = "json"
     csv = "csv"
     parquet = "parquet"
 
 
-FormatOption = Annotated[
-    Format | None,
-    typer.Option(
-        "--format", "-f", help="How to write the table; by default the end of --out says, else table."
-    ),
-]
-OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to stdout.")]
+@dataclass(frozen=True)
+class TableOptions:
+    """Where a table goes and in which format."""
+
+    format: Format | None = None
+    out: Path | None = None
+
+
+FORMAT = click.Option(
+    ["--format", "-f"],
+    type=click.Choice(Format),
+    help="Format of the table; default: from the ending of --out, else table.",
+)
+OUT = click.Option(["--out", "-o"], type=PATH_TYPE, help="Write to this file instead of stdout.")
+TABLE_OPTIONS = OptionGroup("table", TableOptions, [FORMAT, OUT])
 
 
 def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
-    """Write a table to ``out``, or stdout. Raises EtloomError where Parquet would go to a terminal."""
+    """Write a table to ``out``, or stdout.
+
+    Raises:
+        EtloomError: Parquet would be written to a terminal.
+    """
     chosen = choose_format(format, out)
     if chosen is Format.parquet and out is None and sys.stdout.isatty():
-        raise EtloomError("Parquet is no text for a terminal", where="stdout", remedy="add --out FILE")
+        raise EtloomError("refusing to write Parquet to a terminal", where="stdout", remedy="add --out FILE")
     if chosen is Format.table and is_findings_table(frame):
         write_text(format_findings(frame, out is None and sys.stdout.isatty()), out)
     elif chosen is Format.table:
         empty = [name for name in frame.columns if 0 < frame.height == frame[name].null_count()]
         if empty:
-            print_message(f"not shown, since no row has any: {', '.join(empty)}")
+            print_message(f"columns without values are not shown: {', '.join(empty)}")
             frame = frame.drop(empty)
         terminal = out is None and sys.stdout.isatty()
         write_text(render_text(build_table(frame)) if terminal else format_lines(frame), out)
@@ -74,7 +90,7 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None) ->
 
 
 def to_json(frame: pl.DataFrame) -> str:
-    """A JSON list of one object a row, one to a line; NaN and infinities, which JSON lacks, are null."""
+    """Return a JSON list with one object and line per row; NaN and infinities, which JSON lacks, become null."""
     import polars as pl
     import polars.selectors as cs
 
@@ -84,7 +100,7 @@ def to_json(frame: pl.DataFrame) -> str:
 
 
 def format_lines(frame: pl.DataFrame) -> str:
-    """The lines of `as_table` where nothing is to be coloured or broken, without rich, which is slow to import."""
+    """Format the table as `build_table` does without colors and wrapping, and without rich, which is slow to import."""
     columns, rows = _format_cells(frame)
     headers = [make_printable(column.header) for column in columns]
     widths = [max(map(_display_width, cells)) for cells in zip(headers, *rows, strict=True)]
@@ -99,7 +115,7 @@ def format_lines(frame: pl.DataFrame) -> str:
 
 
 def _display_width(text: str) -> int:
-    """Columns that a text takes on a screen."""
+    """Return the number of terminal columns that a text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -108,7 +124,7 @@ def _display_width(text: str) -> int:
 
 
 def _format_cells(frame: pl.DataFrame) -> tuple[list[ColumnFormat], list[list[str]]]:
-    """How each column is shown, and the texts of each row."""
+    """Return the format of each column, and the cell texts of each row."""
     import polars as pl
 
     from etloom.reports.formatting import choose_column_format, convert_to_own_units
@@ -131,10 +147,9 @@ def _format_cells(frame: pl.DataFrame) -> tuple[list[ColumnFormat], list[list[st
 
 
 def build_table(frame: pl.DataFrame) -> Table:
-    """A rich table: numbers to the right, times and sizes in one unit a column, absent as a dash.
+    """Build a rich table: numbers right-aligned, times and sizes in one unit per column, null as a dash.
 
-    On a terminal the headers of numbers are broken into lines, and the table is never so narrow that a number
-    would be cut.
+    On a terminal the headers of number columns are wrapped, and the table is always wide enough for all numbers.
     """
     from rich.table import Table
     from rich.text import Text
@@ -147,7 +162,7 @@ def build_table(frame: pl.DataFrame) -> Table:
         if column.number and sys.stdout.isatty():
             header = "\n".join(textwrap.wrap(header, max(widest, *map(len, header.split()))))
         widest = max(widest, *map(len, header.split("\n")))
-        least += widest if column.number else min(widest, TEXT_WIDTH)
+        least += widest if column.number else min(widest, MIN_TEXT_WIDTH)
         side: Literal["left", "right"] = "right" if column.number else "left"
         table.add_column(Text(header), justify=side, vertical="top", no_wrap=column.number, overflow="fold")
     for row in rows:
@@ -157,11 +172,12 @@ def build_table(frame: pl.DataFrame) -> Table:
 
 
 def render_text(*parts: Any, out: Path | None = None) -> str:
-    """Rich renderables under each other, as text.
+    """Render rich objects one below the other as text.
 
-    On a terminal it is coloured and as wide as that, or as the widest table must be; else plain and not broken.
+    For a terminal the text is colored and as wide as the terminal, or as the widest table needs; else it is plain and
+    not wrapped.
     """
-    console = _console(out)
+    console = _make_console(out)
     console.width = max(console.width, *(getattr(part, "min_width", None) or 0 for part in parts))
     with console.capture() as captured:
         for part in parts:
@@ -169,7 +185,7 @@ def render_text(*parts: Any, out: Path | None = None) -> str:
     return "\n".join(line.rstrip() for line in captured.get().split("\n"))
 
 
-def _console(out: Path | None) -> Console:
+def _make_console(out: Path | None) -> Console:
     from rich.console import Console
 
     terminal = out is None and sys.stdout.isatty()
@@ -179,10 +195,10 @@ def _console(out: Path | None) -> Console:
 
 
 def choose_format(format: Format | None, out: Path | None) -> Format:
-    """What was asked for, or by the end of the name of ``out``, or a table; wrong usage for an end that says neither,
-    EtloomError for a place that cannot be written.
+    """Return the given format, else the one of the ending of ``out``, else table; to be called before any work.
 
-    Asked before the work whose outcome is to be written.
+    Raises:
+        EtloomError: ``out`` has an unknown ending (wrong usage), or cannot be written.
     """
     suffix = out.suffix[1:].lower() if out else ""
     if out is not None and (out.is_dir() or out.is_file() or not out.exists()):  # else a pipe or a device
@@ -192,15 +208,15 @@ def choose_format(format: Format | None, out: Path | None) -> Format:
     if suffix not in Format.__members__:
         ends = ", ".join(f".{name}" for name in Format.__members__ if name != "table")
         raise EtloomError(
-            f"{out}: no format ends in .{suffix}",
-            remedy=f"end it in {ends}, .txt, or add --format",
+            f"{out}: unknown ending .{suffix}",
+            remedy=f"expected {ends} or .txt, or add --format",
             option="out",
         )
     return Format(suffix)
 
 
 def _flatten(frame: pl.DataFrame) -> pl.DataFrame:
-    """Nested columns as JSON text, which CSV has no other form for."""
+    """Convert nested columns to JSON text, since CSV has no nesting."""
     import polars as pl
 
     nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
@@ -211,7 +227,7 @@ def _flatten(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def write_text(text: str, out: Path | None) -> None:
-    """Write to the file, making the folders that it lacks, or to stdout."""
+    """Write to the file, creating missing folders, or to stdout."""
     if out is None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -222,9 +238,15 @@ def write_text(text: str, out: Path | None) -> None:
 
 @contextmanager
 def show_progress(what: str) -> Iterator[Callable[[Path, int], None]]:
-    """Bytes read of those of all files that were told of, on stderr while the block runs.
+    """Show a progress bar on stderr while the block runs: bytes read of all files reported so far.
 
-    Drawn once it has run a second, and if stderr is a terminal. To tell of a file first, call with 0 bytes.
+    It appears after one second, and only if stderr is a terminal.
+
+    Args:
+        what: description of the work.
+
+    Yields:
+        A function ``update(file, bytes)``, to be called with 0 bytes to report a file before it is read.
     """
     if not sys.stderr.isatty():
         yield lambda file, read: None

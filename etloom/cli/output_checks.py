@@ -1,4 +1,4 @@
-"""Whether a file can be written, asked before the work whose outcome it is to hold."""
+"""Checks that an output file can be written, made before the work that it is for."""
 
 from __future__ import annotations
 
@@ -9,25 +9,35 @@ from etloom.core.errors import EtloomError
 
 
 def check_export(target: Path, option: str = "--out") -> None:
-    """`check_writable`, and raise UnknownName where no export is known by the end of the name."""
+    """Check that the file can be written, and that its ending is that of an export format.
+
+    Raises:
+        EtloomError: the ending is unknown, or the file cannot be written.
+    """
     from etloom.core import registry
 
     with as_usage_error(option.removeprefix("--")):
         registry.find_by_suffix("exports", target)
-    if not target.is_dir():  # an earlier export, which the export itself tells from a folder of somebody's
+    if not target.is_dir():  # the export itself checks that a folder is an earlier export
         check_writable(target, option)
 
 
 def check_writable(target: Path, option: str, in_place: bool = False) -> None:
-    """Raise EtloomError where the file cannot be written, nor the folders that it lacks be made.
+    """Check that the file can be written and missing folders can be created.
 
-    option: what names another place, in the message. in_place: a file that is there is written over, not replaced.
+    Args:
+        target: the file.
+        option: the flag that names another file, for the message.
+        in_place: an existing file is overwritten, not replaced.
+
+    Raises:
+        EtloomError: it cannot be written.
     """
     import tempfile
 
-    remedy = f"name another place with {option}"
+    remedy = f"choose another path with {option}"
     if target.is_dir():
-        raise EtloomError("is a folder, not a file to write", where=target, remedy=remedy)
+        raise EtloomError("is a folder; expected a file to write", where=target, remedy=remedy)
     folder = target.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -36,7 +46,7 @@ def check_writable(target: Path, option: str, in_place: bool = False) -> None:
             target.open("ab").close()
             if in_place:
                 return
-        # What the mode of a folder says is not all: it may be of a read-only disk, or full.
+        # The folder's mode is not sufficient: the disk may be read-only or full.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -1,72 +1,65 @@
-"""etloom simulate: what a run would have taken, had something been different."""
+"""etloom simulate: predicted times of a run under changed conditions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from etloom.cli.error_handling import as_usage_error, handle_errors, print_message
+from etloom.cli.command import PATH_TYPE, OptionGroup, command
+from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output import Format, write_table
-from etloom.cli.run_arguments import (
-    CacheOption,
-    JobsOption,
-    PathArgument,
-    RankPatternOption,
-    StrictOption,
-    open_job,
-)
+from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 from etloom.core.errors import UnknownName
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help='A change, such as "kernel:*gemm* x0.5"; may be repeated.', show_default=False
-    ),
-]
-RemoveSyncOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="No longer wait for the device in operators or calls of this name.", show_default=False
-    ),
-]
-BandwidthOption = Annotated[
-    str | None, typer.Option(help="A faster or slower network: 2x, 0.5x. Latency stays.", show_default=False)
-]
-LatencyOption = Annotated[
-    str | None,
-    typer.Option(help="The network's latency: 20us; by default the least that was seen.", show_default=False),
-]
-StragglerOption = Annotated[
-    str | None, typer.Option(help="none: no rank waits for a later one.", show_default=False)
-]
-FormatOption = Annotated[
-    Format | None,
-    typer.Option("--format", "-f", help="How to write the table on stdout.", show_default=False),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Write the simulated run: .parquet, .json.gz.", show_default=False),
-]
+if TYPE_CHECKING:
+    from etloom.simulator.changes import AnyChange
 
 
-@handle_errors()
+@dataclass(frozen=True)
+class ChangeOptions:
+    """The changed conditions, as the user wrote them."""
+
+    set_: Sequence[str]
+    remove_sync: Sequence[str]
+    bandwidth: str | None
+    latency: str | None
+    straggler: str | None
+
+
+_CHANGES = OptionGroup(
+    "conditions",
+    ChangeOptions,
+    [
+        click.Option(
+            ["set_", "--set"], multiple=True, help='A change, such as "kernel:*gemm* x0.5"; may be repeated.'
+        ),
+        click.Option(
+            ["--remove-sync"],
+            multiple=True,
+            help="Do not wait for the GPU in operators or calls of this name.",
+        ),
+        click.Option(["--bandwidth"], help="A faster or slower network: 2x, 0.5x. Latency is unchanged."),
+        click.Option(["--latency"], help="The network's latency: 20us; default: the minimum in the run."),
+        click.Option(["--straggler"], help="none: no rank waits for a later one."),
+    ],
+)
+
+
+@command(
+    PATH,
+    _CHANGES,
+    click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the simulated run: .parquet, .json.gz."),
+    click.Option(["--format", "-f"], type=click.Choice(Format), help="Format of the table on stdout."),
+    RUN_OPTIONS,
+)
 def simulate(
-    path: PathArgument,
-    set_: SetOption = None,
-    remove_sync: RemoveSyncOption = None,
-    bandwidth: BandwidthOption = None,
-    latency: LatencyOption = None,
-    straggler: StragglerOption = None,
-    out: OutOption = None,
-    format: FormatOption = None,
-    rank_pattern: RankPatternOption = None,
-    strict: StrictOption = False,
-    jobs: JobsOption = None,
-    cache: CacheOption = True,
+    path: Path, conditions: ChangeOptions, out: Path | None, format: Format | None, run: RunOptions
 ) -> None:
-    """Say what a run would have taken with other times, from its dependency graph.
+    """Predict how long a run would take under changed conditions, from its dependency graph.
 
     A change is WHAT[:NAME] [KEY=VALUE ...] CHANGE.
 
@@ -76,49 +69,55 @@ def simulate(
       KEY     rank, step, stream, group
       CHANGE  x0.5 (times), =20us (to), +3us, -3us
 
-    "before" is what was recorded. A step lasts until the device has ended all that the step launched: where the device
-    lags behind, longer than its mark on the host, whose duration `etloom analyze steps` gives.
+    "before" is the recorded run. A step lasts until the GPU has finished everything that the step launched: longer than
+    its annotation on the host (the duration of etloom analyze steps) if the GPU lags behind.
 
-    The answer is an interval: "after" keeps every delay that the graph does not explain, "at best" lets it go with its
-    cause as far as that is usual (the 95 % quantile of its kind). `etloom analyze graph-quality` says how far to
-    believe it.
+    The result is an interval: "after" keeps every delay that the graph does not explain, "at best" removes a delay
+    together with its cause, up to what is usual (the 95 % quantile of its kind). etloom analyze graph-quality shows
+    how reliable the graph is.
 
     Examples:
 
     \b
       etloom simulate run/ --set "kernel:*gemm* x0.5"
-      etloom simulate run/ --set "comm x0"                  # communication for free
+      etloom simulate run/ --set "comm x0"                  # communication takes no time
       etloom simulate run/ --set "op:aten::item =0us" --remove-sync "aten::item"
       etloom simulate run/ --bandwidth 2x --straggler none
       etloom simulate run/ --set "launch x0" --out faster.json.gz
     """
     import etloom
     from etloom.core import registry
-    from etloom.simulator import Network, NoStraggler, RemoveSync, parse_change, retime_job
-    from etloom.simulator.changes import AnyChange, parse_duration_ns, parse_factor
 
-    with as_usage_error("set_"):
-        changes: list[AnyChange] = [parse_change(text) for text in set_ or []]
-    changes += [RemoveSync(name) for name in remove_sync or []]
-    if bandwidth is not None or latency is not None:
-        with as_usage_error("bandwidth"):
-            faster = parse_factor(bandwidth or "1")
-        with as_usage_error("latency"):
-            changes.append(Network(faster, None if latency is None else parse_duration_ns(latency)))
+    changes = _parse_changes(conditions)
     if out is not None:
         with as_usage_error("out"):
             registry.find_by_suffix("exports", out)
-    if straggler is not None:
-        if straggler != "none":
-            raise UnknownName("straggler", straggler, ["none"], option="straggler")
-        changes.append(NoStraggler())
     if not changes:
-        raise typer.BadParameter('nothing is to be changed; say what, such as --set "comm x0"')
-    job = open_job(path, rank_pattern, strict, jobs, cache)
-    done = etloom.simulate(job, *changes)
-    write_table(done.table, format, None)
-    for line in done.reasons:
+        raise click.UsageError('expected at least one change, such as --set "comm x0"')
+    simulated = etloom.simulate(open_job(path, run), *changes)
+    write_table(simulated.table, format, None)
+    for line in simulated.reasons:
         print_message(line)
     if out is not None:
-        etloom.export(retime_job(job, done.found.graph, done.upper_bound), out)
+        etloom.export(simulated.job, out)
         print_message(f"wrote {out}")
+
+
+def _parse_changes(conditions: ChangeOptions) -> list[AnyChange]:
+    from etloom.simulator import Network, NoStraggler, RemoveSync, parse_change
+    from etloom.simulator.changes import parse_duration_ns, parse_factor
+
+    with as_usage_error("set_"):
+        changes: list[AnyChange] = [parse_change(text) for text in conditions.set_]
+    changes += [RemoveSync(name) for name in conditions.remove_sync]
+    if conditions.bandwidth is not None or conditions.latency is not None:
+        with as_usage_error("bandwidth"):
+            speedup = parse_factor(conditions.bandwidth or "1")
+        with as_usage_error("latency"):
+            latency_ns = None if conditions.latency is None else parse_duration_ns(conditions.latency)
+        changes.append(Network(speedup, latency_ns))
+    if conditions.straggler is not None:
+        if conditions.straggler != "none":
+            raise UnknownName("straggler", conditions.straggler, ["none"], option="straggler")
+        changes.append(NoStraggler())
+    return changes

@@ -54,6 +54,10 @@ def _restore_error(kind: type[EtloomError], args: tuple[Any, ...], state: dict[s
     return error
 
 
+class EtloomWarning(UserWarning):
+    """A result is incomplete: for example some ranks could not answer an analysis."""
+
+
 class ReadError(EtloomError):
     pass
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etloom.cli.error_handling import check_finite, handle_errors, print_message
+from etloom.cli.error_handling import handle_errors, print_message
 from etloom.cli.output import Format, to_json, write_table
 from etloom.cli.output_checks import check_export, check_writable
 from etloom.cli.replay.options import Backend, MasterAddr, MasterPort, Timeout
@@ -23,7 +23,8 @@ from etloom.cli.replay.printing import (
     print_passes,
     print_summary,
 )
-from etloom.cli.run_arguments import RankPatternOption, report_loss
+from etloom.cli.replay.typer_options import RankPatternOption, check_finite
+from etloom.cli.run_arguments import report_loss
 
 if TYPE_CHECKING:
     import polars as pl

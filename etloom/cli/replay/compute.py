@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli.error_handling import check_finite, handle_errors
+from etloom.cli.error_handling import handle_errors
 from etloom.cli.output import Format
 from etloom.cli.output_checks import check_export
 from etloom.cli.replay.options import AllowNamespace
-from etloom.cli.run_arguments import PathArgument
+from etloom.cli.replay.typer_options import PathArgument, check_finite
 from etloom.core.errors import EtloomError
 
 

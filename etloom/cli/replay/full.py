@@ -23,7 +23,8 @@ from etloom.cli.replay.printing import (
     print_passes,
     print_summary,
 )
-from etloom.cli.run_arguments import PathArgument, report_loss
+from etloom.cli.replay.typer_options import PathArgument
+from etloom.cli.run_arguments import report_loss
 
 if TYPE_CHECKING:
     from etloom.replayer.compute.executor import Executor

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from etloom.cli.error_handling import check_finite
+from etloom.cli.replay.typer_options import check_finite
 
 Backend = Annotated[str, typer.Option(help="nccl, gloo, mpi, ucc, or another that torch has registered.")]
 AllowNamespace = Annotated[

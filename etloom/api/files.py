@@ -1,0 +1,277 @@
+"""Verbs that write, convert, check and repair files, and that record runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etloom import formats
+from etloom.api.arguments import Run, StrPath, as_run, check_options, verb, writing
+from etloom.core import registry
+
+if TYPE_CHECKING:
+    from etloom.collector import Collected
+    from etloom.collector.recovery.gathering import GatherResult
+    from etloom.exports.chakra_lint import LintResult
+    from etloom.loading.file_reading import Progress
+
+
+@dataclass(frozen=True)
+class SalvagedFile:
+    """The result of repairing a file.
+
+    Attributes:
+        path: the new file; not written if ``is_whole``.
+        is_whole: the file was valid, so there was nothing to repair.
+        kept: rows in the new file.
+        repaired: rows of these that were not valid JSON.
+        problems: kind of damage -> (count, first example).
+    """
+
+    path: Path
+    is_whole: bool
+    kept: int
+    repaired: int
+    problems: dict[str, tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class SalvagedRun:
+    """The result of completing a killed recording.
+
+    Attributes:
+        path: the folder.
+        ranks: ranks whose traces were kept.
+        summary: what happened and what was kept, as text.
+        warnings: what could not be kept.
+    """
+
+    path: Path
+    ranks: tuple[int, ...]
+    summary: str
+    warnings: tuple[str, ...]
+
+
+@verb
+def export(run: Run, path: StrPath, format: str | None = None, **options: Any) -> Path:
+    """Write a run in another format.
+
+    Args:
+        run: a Trace, a Job, or a path.
+        path: the file or folder to write.
+        format: name of the format; default: from the ending of ``path``.
+        options: of the format.
+
+    Returns:
+        The path.
+
+    Raises:
+        UnknownName: there is no such format.
+        EtloomError: it has no such option, or the path cannot be written.
+
+    Example:
+        >>> etloom.export("run/", "run.parquet").name
+        'run.parquet'
+    """
+    opened = as_run(run)
+    target = Path(path)
+    name = format or registry.find_by_suffix("exports", target)
+    plugin = registry.get("exports", name)
+    check_options("exports", name, options)
+    with writing(target), registry.name_plugin_in_errors("exports", name):
+        plugin.write(opened, target, **options)
+    return target
+
+
+@verb
+def convert(
+    path: StrPath,
+    out: StrPath,
+    format: str | None = None,
+    *,
+    progress: Progress | None = None,
+    reader: str | None = None,
+    **options: Any,
+) -> Path:
+    """Convert one trace file to another format without linking it.
+
+    A Kineto file of more than `etloom.loading.large_files.SPILL_BYTES` is converted to Parquet part by part, in bounded
+    memory.
+
+    Args:
+        path: the file.
+        out: the file or folder to write.
+        format: name of the format; default: from the ending of ``out``.
+        progress: see `open`.
+        reader: name of the reader; default: detected from the first bytes.
+        options: of the reader.
+
+    Returns:
+        The path of the new file.
+
+    Raises:
+        ReadError, LimitError: the file cannot be read.
+        EtloomError: unknown format or option, or the file cannot be written.
+
+    Example:
+        >>> etloom.convert("run/kineto_trace_0.json", "rank0.parquet").name
+        'rank0.parquet'
+    """
+    from etloom.loading import large_files
+
+    source, target = Path(path), Path(out)
+    name = format or registry.find_by_suffix("exports", target)
+    exporter = registry.get("exports", name)
+    if name == "chakra-json" and formats.detect_format(source) == "chakra":
+        with writing(target):
+            exporter.convert(source, target)
+    elif name == "parquet" and not reader and large_files.is_large(source):
+        with writing(target):
+            large_files.spill_to_parquet(source, target, progress)
+    else:
+        file_progress = partial(progress, source) if progress else None
+        trace = formats.read(source, reader, progress=file_progress, **options)
+        with writing(target):
+            exporter.write(trace, target)
+    return target
+
+
+@verb
+def lint(path: StrPath) -> LintResult:
+    """Check Chakra traces for problems that keep a simulator from running them or make its results wrong.
+
+    Args:
+        path: a file NAME.RANK.et, or a folder with the files of a job.
+
+    Returns:
+        The findings: ``.table`` has one row per rank and kind of problem, ``.has_errors`` says if there are errors.
+
+    Raises:
+        ReadError: there are no such files, or they cannot be read.
+
+    Example:
+        >>> path = etloom.export("run/", "sim/job.et")
+        >>> etloom.lint("sim/").has_errors
+        False
+    """
+    from etloom.exports import chakra_lint
+
+    return chakra_lint.lint(path)
+
+
+@verb
+def salvage(
+    path: StrPath, out: StrPath | None = None, *, progress: Progress | None = None
+) -> SalvagedFile | SalvagedRun:
+    """Repair a truncated or damaged JSON trace, or complete the folder of a killed recording.
+
+    Args:
+        path: an execution trace or Kineto trace (plain, gzip or zstd), or a folder of `collect`.
+        out: the new file; default: x.salvaged.json next to x.json. A folder is completed in place.
+        progress: see `open`.
+
+    Returns:
+        What was kept: a SalvagedFile, or for a folder a SalvagedRun.
+
+    Raises:
+        ReadError: the file contains no rows.
+        LimitError: a row is too long.
+        CollectError: there is nothing to complete in the folder, or a process still records.
+
+    Example:
+        >>> etloom.salvage("run/kineto_trace_0.json").is_whole
+        True
+    """
+    source = Path(path)
+    if source.is_dir():
+        return _salvage_run(source)
+    from etloom.formats.io import salvage as repair
+
+    target = repair.default_output_path(source) if out is None else Path(out)
+    result = repair.salvage(source, target, partial(progress, source) if progress else None)
+    return SalvagedFile(target, result.whole, result.kept, result.repaired, dict(result.troubles))
+
+
+def _salvage_run(folder: Path) -> SalvagedRun:
+    from etloom.api.recording import collect_failures, record_whole_steps
+    from etloom.collector import process_endings, run_folder
+    from etloom.collector.recovery import killed_windows
+
+    kept, found = killed_windows.salvage_run(folder)
+    messages = list(found)
+    if not kept:
+        return SalvagedRun(folder, (), "nothing to salvage", tuple(messages))
+    for window in (folder, *run_folder.list_windows(folder)):
+        with collect_failures(messages, f"{window}: the whole steps are unknown"):
+            messages += record_whole_steps(window)
+    summary = f"{process_endings.describe_endings(kept)}; {process_endings.describe_kept(kept)}"
+    return SalvagedRun(folder, tuple(sorted({facts["rank"] for facts in kept})), summary, tuple(messages))
+
+
+@verb
+def gather(*folders: StrPath, out: StrPath, overwrite: bool = False, same_job: bool = False) -> GatherResult:
+    """Copy the traces that several hosts recorded into one folder.
+
+    Args:
+        folders: the folders of one job, one per host; they are not changed.
+        out: the folder for all traces.
+        overwrite: replace the traces of an earlier run in ``out``.
+        same_job: accept the folders as one job without checking.
+
+    Returns:
+        The ranks in ``out`` by window, and warnings.
+
+    Raises:
+        CollectError: the folders are not of one job, have different recordings of a rank, or cannot be written.
+
+    Example:
+        >>> gathered = etloom.gather("node0/run", "node1/run", out="run")  # doctest: +SKIP
+    """
+    from etloom.collector.recovery import gathering
+
+    return gathering.gather(folders, out, overwrite=overwrite, same_job=same_job)
+
+
+@verb
+def collect(
+    command: Sequence[str],
+    out: StrPath,
+    steps: str | None = None,
+    *,
+    overwrite: bool = False,
+    on_build: Callable[[], None] | None = None,
+    **recording: Any,
+) -> Collected:
+    """Run a command and record some of its training steps on every rank that it starts.
+
+    Afterwards observer files of up to 64 MiB are converted to PyTorch's format, and run.json and the workload card are
+    completed.
+
+    Args:
+        command: the words of the command.
+        out: the folder for the traces; {host}, {rank} and {time} are filled in.
+        steps: steps to record, as a slice; default: "3:5", steps 3 and 4.
+        overwrite: replace the traces of an earlier run.
+        on_build: called before the native observer is compiled.
+        recording: what is recorded and when: the keyword options of `etloom.collector.launch`.
+
+    Returns:
+        The exit status of the command, the recorded ranks, the folders, and warnings.
+
+    Raises:
+        CollectError: the options contradict each other, or the command cannot be started.
+
+    Example:
+        >>> collected = etloom.collect(["python", "train.py"], "run/", steps="10:12")  # doctest: +SKIP
+    """
+    from etloom.api.recording import finish_recording
+    from etloom.collector import launch
+
+    if on_build is not None:
+        recording["building"] = on_build
+    collected = launch(list(command), out, steps, overwrite=overwrite, **recording)
+    messages = finish_recording(collected, Path(out))
+    return replace(collected, warnings=(*messages, *collected.warnings))

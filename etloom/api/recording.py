@@ -1,0 +1,218 @@
+"""Steps after a recorded command: PyTorch's format, whole steps, the sequence length, a summary."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from etloom import formats
+from etloom.core.errors import EtloomError
+
+if TYPE_CHECKING:
+    from etloom.collector import Collected
+    from etloom.core.trace import Trace
+
+MAX_CONVERTED_BYTES = 64 << 20
+"""Larger observer files are neither read nor converted automatically: one of this size takes 0.7 GB and 7 s, larger
+ones proportionally more. If memory runs out, this process is killed and the exit status of the command is lost."""
+_MAX_TOTAL_BYTES = 512 << 20
+"""Limit for all automatically converted files together: a minute."""
+MAX_BYTES_FOR_STEPS = 256 << 20
+"""Limit for the file of a killed process; above it its whole steps stay unknown."""
+
+
+def finish_recording(collected: Collected, out: Path) -> list[str]:
+    """Convert observer files, and note whole steps and the sequence length of every window.
+
+    Args:
+        collected: the recording.
+        out: the folder as the user wrote it, for messages.
+
+    Returns:
+        One message for each part that could not be done.
+    """
+    messages: list[str] = []
+    folders = collected.windows or (collected.out,)
+    with collect_failures(messages, "PyTorch's format is not written"):
+        messages += convert_observer_files(folders, partial(get_user_path, whole=collected.out, out=out))
+    for folder in folders:
+        with collect_failures(messages, f"{folder}: the whole steps are unknown"):
+            messages += record_whole_steps(folder, MAX_BYTES_FOR_STEPS)
+        with collect_failures(messages, f"{folder}: the card lacks the sequence length"):
+            record_sequence_length(folder)
+    return messages
+
+
+@contextlib.contextmanager
+def collect_failures(messages: list[str], loss: str) -> Iterator[None]:
+    """Turn an exception into a message: the job has ended and its exit status must be kept.
+
+    Args:
+        messages: receives one line that begins with ``loss``.
+        loss: what is missing because of the exception.
+    """
+    from polars.exceptions import PanicException  # a BaseException
+
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads messages either
+        raise
+    except (EtloomError, OSError) as error:
+        messages.append(f"{loss}: {error}")
+    except (Exception, PanicException) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        messages.append(f"{loss}: {reason[:300]}")
+
+
+def get_user_path(folder: Path, whole: Path, out: Path) -> Path:
+    """Return the folder of a window relative to the run's folder as the user wrote it, if that was a plain path."""
+    return out / folder.relative_to(whole) if "{" not in str(out) else folder
+
+
+def describe_recording(collected: Collected, where: Path) -> str:
+    """Describe what was recorded and what to do with it, in one line.
+
+    Args:
+        collected: the recording.
+        where: the folder of the last window, as the user wrote it.
+    """
+    from etloom.reports.formatting import count_noun
+
+    has_windows = len(collected.windows) > 1
+    contents = "" if has_windows else describe_window((collected.windows or (collected.out,))[0])
+    folder = where.parent if has_windows else where
+    ranks = (
+        f"rank {collected.ranks[0]}"
+        if len(collected.ranks) == 1
+        else count_noun(len(collected.ranks), "rank")
+    )
+    if contents.endswith(", 0 operators"):
+        return f"nothing ran while {ranks} recorded{contents}: the traces in {folder} are empty"
+    windows = f"{len(collected.windows)} windows of " if has_windows else ""
+    return f"recorded {windows}{ranks}{contents} in {folder}; next: etloom report {shlex.quote(str(where))}"
+
+
+def describe_window(folder: Path) -> str:
+    """Describe the steps and operators of a window from its rank records; empty if they do not state them."""
+    from etloom.collector import process_endings, run_folder
+    from etloom.core.text import format_ranges
+    from etloom.reports.formatting import count_noun
+
+    ranks = run_folder.sealed_ranks(folder)
+    is_cut = process_endings.describe_losses(ranks) is not None
+    steps_by_rank = [set(facts.get("steps") or ()) for facts in ranks] or [set()]
+    steps = sorted(set.intersection(*steps_by_rank) if is_cut else set.union(*steps_by_rank))
+    operators = [facts.get("operators") for facts in ranks]
+    parts = []
+    if ranks and all(facts.get("steps") is not None for facts in ranks):
+        requested = process_endings.requested_steps(ranks) if is_cut else None
+        total = f" of {requested}" if requested else ""
+        parts.append(
+            (f"step{'s' * (len(steps) > 1)} {format_ranges(steps)}" if steps else "no whole step") + total
+        )
+    if parts and None not in operators:
+        parts.append(count_noun(sum(operators), "operator"))  # type: ignore[arg-type]
+    return "".join(f", {part}" for part in parts)
+
+
+def convert_observer_files(folders: Sequence[Path], get_name: Callable[[Path], Path]) -> list[str]:
+    """Convert observer files to PyTorch's format next to them, for other tools.
+
+    Args:
+        folders: the folders of the windows.
+        get_name: returns a folder as the user wrote it.
+
+    Returns:
+        Messages about files that are not converted, and how to convert them.
+    """
+    from etloom.api.files import convert
+    from etloom.reports.formatting import count_noun
+
+    messages: list[str] = []
+    skipped: list[tuple[Path, Path]] = []
+    total = 0
+    for source in sorted(path for folder in folders for path in folder.glob("observer_*.etob")):
+        size = source.stat().st_size
+        target = source.with_name(f"torch_et_{source.stem.removeprefix('observer_')}.json.gz")
+        if size > MAX_CONVERTED_BYTES or total + size > _MAX_TOTAL_BYTES:
+            folder = get_name(source.parent)
+            skipped.append((folder / source.name, folder / target.name))
+            continue
+        total += size
+        with collect_failures(messages, f"{target} is not written"):
+            convert(source, target, "execution-trace")
+    if skipped:
+        first, converted = map(str, skipped[0])
+        files = first if len(skipped) == 1 else f"{count_noun(len(skipped), 'observer file')}"
+        command = shlex.join(["etloom", "convert", first, converted, "--to", "execution-trace"])
+        messages.append(
+            f"{files}: too large to convert automatically; every verb reads the observer's format; for PyTorch's: "
+            f"{command}"
+        )
+    return messages
+
+
+def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
+    """Note in the rank records which steps killed processes had completed, which no one else counted.
+
+    Args:
+        folder: the folder of a window.
+        max_bytes: larger files are not read; None reads all.
+
+    Returns:
+        Messages about files that were not read.
+    """
+    import polars as pl
+
+    from etloom.collector import run_folder
+
+    messages: list[str] = []
+    steps_by_rank: dict[int, list[int]] = {}
+    for facts in run_folder.sealed_ranks(folder):
+        source = folder / f"observer_{facts['rank']}.etob"
+        if facts.get("steps") is not None or not source.is_file():
+            continue
+        if max_bytes is not None and source.stat().st_size > max_bytes:
+            messages.append(
+                f"{source}: too large to find its whole steps automatically; etloom info reads it"
+            )
+            continue
+        if (trace := _read_observer_file(source)) is None:
+            continue
+        events = trace.events.filter(pl.col("dur").is_not_null())
+        step = pl.col("name").cast(pl.String).str.extract(r"^ProfilerStep#(\d{1,18})$").cast(pl.Int64)
+        steps_by_rank[facts["rank"]] = events.select(step).to_series().drop_nulls().unique().sort().to_list()
+    run_folder.note_steps(folder, steps_by_rank)
+    return messages
+
+
+def record_sequence_length(folder: Path) -> None:
+    """Note the sequence length in the workload card: that of the indices of all embedding lookups, if they agree."""
+    import polars as pl
+
+    from etloom.collector import run_folder
+
+    source = min(folder.glob("observer_*.etob"), default=None)
+    if source is None or source.stat().st_size > MAX_CONVERTED_BYTES:
+        return
+    trace = cast("Trace", formats.read(source))
+    lookups = trace.nodes.filter(pl.col("name").cast(pl.String) == "aten::embedding").select(node="id")
+    indices = trace.tensors.filter(pl.col("io") == 0, pl.col("index") == 1).join(lookups, on="node")
+    # A nested tensor has no shape.
+    shapes = [json.loads(shape) for shape in indices["shape"].cast(pl.String).drop_nulls()]
+    lengths = {shape[-1] for shape in shapes if len(shape) > 1}
+    if len(lengths) == 1:
+        run_folder.note_sequence(folder, lengths.pop())
+
+
+def _read_observer_file(path: Path) -> Trace | None:
+    """Read an observer file; None if it is damaged, which whoever reads it next will report."""
+    try:
+        return cast("Trace", formats.read(path))
+    except EtloomError:
+        return None

@@ -1,0 +1,230 @@
+"""Verbs that open, link, select from and describe runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import polars as pl
+
+from etloom import formats, linker
+from etloom.api.arguments import Run, StrPath, as_collection, as_job, as_paths, as_run, verb
+from etloom.core.trace import Job, Trace
+from etloom.linker import selection
+
+if TYPE_CHECKING:
+    from etloom.loading.file_reading import Progress
+
+_RunType = TypeVar("_RunType", bound=Run)
+
+
+@verb
+def read(path: StrPath, format: str | None = None, **options: Any) -> Trace | Job:
+    """Read one file; nothing is linked. What `export` saved as Parquet is read back unchanged.
+
+    Args:
+        path: the file.
+        format: name of a reader; default: detected from the first bytes.
+        options: options of the reader, as in ``read("samples.csv", "metrics", time_column="when", unit="ms")``.
+
+    Returns:
+        The Trace of one rank, or a Job if the file holds several.
+
+    Raises:
+        ReadError: the file cannot be read.
+        LimitError: it exceeds a limit.
+        EtloomError: unknown format or option.
+
+    Example:
+        >>> trace = etloom.read("run/kineto_trace_0.json")
+        >>> names = trace.events["name"]
+    """
+    return formats.read(path, format, **options)
+
+
+@verb
+def open(
+    path: StrPath | Mapping[int, StrPath | Sequence[StrPath]],
+    *,
+    rank_pattern: str | None = None,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+    use_cache: bool = True,
+    lazy: bool = False,
+    room: int | None = None,
+    inter_thread_threshold_us: float = 1000,
+    iterations: str = "best",
+) -> Job:
+    """Open a run and link every rank of it.
+
+    Args:
+        path: a folder, a file, or a mapping ``{rank: file or files}``. The ranks of a folder are inferred from file
+            names, or from the contents.
+        rank_pattern: regular expression for the file names with one group, the rank.
+        progress: called as ``progress(file, bytes)``: with 0 bytes for every file first, then with the number of bytes
+            read since the last call.
+        jobs: number of ranks read in parallel; default: number of CPUs, fewer if memory is short.
+        use_cache: keep files that are slow to read as Parquet in the user's cache folder, and read them from there
+            while they are unchanged.
+        lazy: leave tables of Parquet files on disk until they are accessed. A Kineto file of more than
+            `etloom.loading.large_files.SPILL_BYTES` is converted to Parquet in bounded memory, left on disk, and not
+            linked.
+        room: bytes of memory for tables; default: half of the available memory. If the ranks' tables would exceed it,
+            they are kept on disk and loaded on access.
+        inter_thread_threshold_us: see `link`.
+        iterations: see `link`.
+
+    Returns:
+        The Job; its ``stats`` list everything that was lost, repaired or is doubtful.
+
+    Raises:
+        ReadError, LimitError: the files cannot be read.
+        LinkError: files are not from one run.
+
+    Example:
+        >>> job = etloom.open("run/")
+        >>> breakdown = etloom.analyze(job, "temporal-breakdown")
+    """
+    from etloom import loading
+
+    linking = _changed_options(inter_thread_threshold_us, iterations)
+    options = loading.LoadOptions(progress, jobs, use_cache, lazy, room, linking)
+    if isinstance(path, Mapping):
+        return options.ranks({rank: as_paths(files) for rank, files in path.items()})
+    path = Path(path)
+    if path.is_dir() and formats.detect_format(path) is None:
+        return options.folder(path, rank_pattern)
+    return options.file(path)
+
+
+@verb
+def link(
+    *traces: Trace | StrPath, inter_thread_threshold_us: float = 1000, iterations: str = "best"
+) -> Trace:
+    """Link the operators, launches and GPU activity of one rank.
+
+    Args:
+        traces: an execution trace and a profiler trace of one rank, in any order, or one of them alone; as a Trace or
+            the path of a file.
+        inter_thread_threshold_us: pause of a thread in microseconds after which it is assumed to depend on another.
+        iterations: the iteration of the profile to which the execution trace is linked if ids are missing: "best",
+            "all", or a number from "0".
+
+    Returns:
+        The linked Trace; ``stats`` has a row if the traces seem to be of different ranks or processes.
+
+    Raises:
+        LinkError: the traces are not of one program.
+
+    Example:
+        >>> trace = etloom.link("run/torch_et_0.json", "run/kineto_trace_0.json")
+        >>> trace.meta["linked"]
+        True
+    """
+    from etloom.loading import consistency
+
+    parts = [part if isinstance(part, Trace) else _read_trace(part) for part in traces]
+    trace = linker.link(*parts, inter_thread_threshold_us=inter_thread_threshold_us, iterations=iterations)
+    return consistency.flag_missing_gpu_events(trace).with_stats(consistency.check_files(parts))
+
+
+@verb
+def select(
+    run: _RunType,
+    *,
+    rank: int | Collection[int] | None = None,
+    step: int | None = None,
+    time: str | tuple[int | None, int | None] | None = None,
+    name: str | Collection[str] | None = None,
+    category: str | Collection[str] | None = None,
+) -> _RunType:
+    """Select the part of a run that all filters keep, as a run that every other verb accepts.
+
+    Args:
+        run: a Trace, a Job, or a path.
+        rank: one rank or several.
+        step: the number of a step.
+        time: "START:END" after the first recorded event, as "10ms:1.5s", or (start, end) in ns.
+        name: one glob or several; events that match, and what they enclose and launch.
+        category: of events (cpu_op, kernel) or kernel types (communication, ...).
+
+    Returns:
+        A Trace for a Trace, else a Job; linked.
+
+    Raises:
+        AnalysisError: there is no such rank or category, or nothing is left.
+
+    Example:
+        >>> part = etloom.select("run/", rank=0, step=3)
+    """
+    opened = as_run(run)
+    part = selection.select_part(
+        as_job(opened).map(_ensure_linked),
+        ranks=as_collection(rank),
+        step=step,
+        time=selection.parse_time_range(time) if isinstance(time, str) else time,
+        names=as_collection(name),
+        categories=as_collection(category),
+    )
+    return cast("_RunType", part if isinstance(opened, Job) else part[opened.rank or 0])
+
+
+@verb
+def query(run: Run, sql: str) -> pl.DataFrame:
+    """Run an SQL SELECT over the tables of a run.
+
+    Args:
+        run: a Trace, a Job, or a path.
+        sql: a SELECT in the dialect of polars over the tables of `etloom.core.schema`; times are in ns. The tables of a
+            Job have a ``rank`` column first.
+
+    Raises:
+        UnknownName: there is no such table or column.
+        EtloomError: the statement is invalid or would read a file.
+
+    Example:
+        >>> etloom.query("run/", "select count(*) as n from events where cat = 'kernel'").columns
+        ['n']
+    """
+    return as_run(run).query(sql)
+
+
+@verb
+def info(run: Run) -> dict[str, Any]:
+    """Describe a run: formats, ranks, devices, steps, rows of its tables, data loss.
+
+    Args:
+        run: a Trace, a Job, or a path.
+
+    Returns:
+        The facts that ``etloom info --format json`` prints, by stable keys; times in ns, unknown facts are None.
+        ``by_rank`` has one dict per rank.
+
+    Example:
+        >>> etloom.info("run/")["ranks"]
+        [0, 1]
+    """
+    from etloom.api.run_info import describe_run
+
+    if isinstance(run, (str, os.PathLike)):
+        return describe_run(open(run, lazy=True))
+    return describe_run(as_job(run))
+
+
+def _read_trace(path: StrPath) -> Trace:
+    from etloom.linker.merging import select_rank
+
+    return select_rank(formats.read(path), None, path)
+
+
+def _ensure_linked(trace: Trace) -> Trace:
+    return trace if trace.meta.get("linked") else linker.link(trace)
+
+
+def _changed_options(inter_thread_threshold_us: float, iterations: str) -> dict[str, Any]:
+    """Return the linking options that differ from the defaults: they are part of the key of the cache."""
+    values = {"inter_thread_threshold_us": inter_thread_threshold_us, "iterations": iterations}
+    defaults = {"inter_thread_threshold_us": 1000, "iterations": "best"}
+    return {name: value for name, value in values.items() if value != defaults[name]}

@@ -1,0 +1,113 @@
+"""Declaration of a command: its parameters as click objects, grouped into dataclasses where they belong together.
+
+@command(PATH, click.Option(["--top"], type=int, default=10, help="Number of rows."), TABLE_OPTIONS, RUN_OPTIONS)
+def verb(path: Path, top: int, table: TableOptions, run: RunOptions) -> None:
+    '''Help text, with examples.'''
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from etloom.cli.error_handling import handle_errors
+
+CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """Options whose values a command receives as one dataclass.
+
+    Attributes:
+        argument: name of the command function's argument.
+        values: the dataclass; its fields are the names of the options.
+        params: the options.
+    """
+
+    argument: str
+    values: type[Any]
+    params: Sequence[click.Parameter]
+
+    def pack(self, values: dict[str, Any]) -> None:
+        """Replace the values of the options by the dataclass, in place."""
+        names = [param.name for param in self.params if param.name is not None]
+        values[self.argument] = self.values(**{name: values.pop(name) for name in names})
+
+
+def command(
+    *declared: click.Parameter | OptionGroup, renamed: Mapping[str, str] | None = None, **settings: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return a decorator that makes a click command of a function; the function's docstring is the help.
+
+    Args:
+        declared: arguments and options, in the order of the help.
+        renamed: see `handle_errors`.
+        settings: further arguments of click.Command.
+    """
+    groups = [item for item in declared if isinstance(item, OptionGroup)]
+    params: list[click.Parameter] = []
+    for item in declared:
+        params.extend(item.params if isinstance(item, OptionGroup) else [item])
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        @functools.wraps(function)
+        def call_with_groups(**values: Any) -> Any:
+            for group in groups:
+                group.pack(values)
+            return function(**values)
+
+        callback = handle_errors(**(renamed or {}))(call_with_groups)
+        settings.setdefault("help", inspect.getdoc(function))
+        context_settings = {**CONTEXT_SETTINGS, **settings.pop("context_settings", {})}
+        name = settings.pop("name", function.__name__)
+        return VerbCommand(
+            name, params=params, callback=callback, context_settings=context_settings, **settings
+        )
+
+    return decorate
+
+
+class Argument(click.Argument):
+    """A positional argument with a help text, which click has only from 8.5 on."""
+
+    def __init__(self, *args: Any, help: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.help = help
+
+
+class VerbCommand(click.Command):
+    """A command whose help also lists its positional arguments."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        arguments = [
+            (param.make_metavar(ctx), param.help) for param in self.params if isinstance(param, Argument)
+        ]
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        super().format_options(ctx, formatter)
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write nothing: `format_options` has listed the arguments."""
+
+
+class FiniteFloat(click.FloatRange):
+    """A number within bounds; nan and infinities, which float() accepts, are refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"expected a finite number, got {number}", param, ctx)
+        return number
+
+
+PATH_TYPE = click.Path(path_type=Path)
+"""A path; whether it exists and is readable is checked by the code that opens it, as for files of a folder."""
