@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from places import DATA
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import etloom
 from etloom import cli

@@ -13,7 +13,7 @@ import pytest
 from generated_traces import Maker
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import etloom
 from etloom import linker

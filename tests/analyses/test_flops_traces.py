@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small import slice_
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import etloom
 from etloom.analyses import mfu

@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import small
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import etloom
 from etloom import cli

@@ -75,7 +75,7 @@ def test_every_verb_has_help_with_examples_that_are_right(verb: str, call: Calla
 
 def test_lists_of_an_analysis_stand_apart_in_its_help(call: Callable[..., Outcome]) -> None:
     lines = call("analyze", "graph-quality", "--help")[1].splitlines()
-    for begins in ("  - floor_only: ", "  - device_starts: ", "  - dropped_edges: "):
+    for begins in ("  - shortfall_ns: ", "  - device_starts: ", "  - dropped_edges: "):
         (at,) = (number for number, line in enumerate(lines) if line.startswith(begins))
         assert not lines[at - 1]
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
 
 from etloom import cli
-from etloom.cli.error_handling import as_usage_error, handle_errors
+from etloom.cli.command import command
+from etloom.cli.error_handling import as_usage_error
 from etloom.core.errors import EtloomError, UnknownName
 
 Outcome = tuple[int, str, str]
@@ -80,9 +81,10 @@ def options(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any
 
 def wrong(option: Any) -> Iterator[tuple[str, str]]:
     """(a wrong value of the option, words of the answer)."""
-    kind = type(option.type).__name__.lower()
+    kind = type(option.type).__name__.lower().removeprefix("finite")
     if hasattr(option.type, "choices"):
-        yield "nonsense", "is not one of " + ", ".join(map(repr, option.type.choices))
+        names = [getattr(choice, "name", choice) for choice in option.type.choices]
+        yield "nonsense", "is not one of " + ", ".join(map(repr, names))
     elif kind.startswith(("int", "float")):
         yield "nonsense", "'nonsense' is not a valid "
         if (least := getattr(option.type, "min", None)) is not None:
@@ -91,12 +93,14 @@ def wrong(option: Any) -> Iterator[tuple[str, str]]:
                 f"x>={least}" if option.type.max is None else f"{least}<=x<={option.type.max}",
             )
         if kind.startswith("float"):
-            yield "nan", "nan is no number"
+            yield "nan", "expected a finite number, got nan"
             yield (
                 "inf",
-                "is no number" if getattr(option.type, "max", None) is None else "is not in the range",
+                "expected a finite number"
+                if getattr(option.type, "max", None) is None
+                else "is not in the range",
             )
-    elif kind.startswith(("str", "funcparam")):
+    elif kind.startswith(("str", "stepcount")):
         assert option.name in GRAMMAR or option.name in FREE, f"say what {option.opts} takes"
         if option.name in GRAMMAR:
             yield GRAMMAR[option.name]
@@ -105,13 +109,13 @@ def wrong(option: Any) -> Iterator[tuple[str, str]]:
 
 
 def verbs() -> list[str]:
-    return sorted({verb for verb, _ in options(typer.main.get_command(cli.app))})
+    return sorted({verb for verb, _ in options(cli.app)})
 
 
 @pytest.mark.parametrize("verb", verbs())
 def test_a_wrong_value_is_told_by_its_flag(verb: str, own: Path, call: Callable[..., Outcome]) -> None:
     after = [str(own / "ddp_2") if one == "RUN" else one for one in AFTER.get(verb, ["RUN"])]
-    for its, option in options(typer.main.get_command(cli.app)):
+    for its, option in options(cli.app):
         flag = max(option.opts, key=len)
         for value, words in wrong(option) if its == verb else ():
             status, out, err = call(*verb.split(), flag, value, *after)
@@ -146,19 +150,17 @@ def test_a_value_that_does_not_fit_is_told_by_its_flag(
     assert err.startswith(f"etloom: {flag}: ") and err.endswith(" --help\n"), err
 
 
-def verb(raised: EtloomError, **called: str) -> typer.Typer:
+def verb(raised: EtloomError, **renamed: str) -> click.Command:
     """A command with the option --max-size, which raises."""
-    app = typer.Typer()
 
-    @app.command()
-    @handle_errors(**called)
-    def record(max_size: int = 1) -> None:
+    @command(click.Option(["--max-size"], type=int, default=1), renamed=renamed)
+    def record(max_size: int) -> None:
         raise raised
 
-    return app
+    return record
 
 
-def outcome(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> tuple[int | str | None, str]:
+def outcome(app: click.Command, capsys: pytest.CaptureFixture[str]) -> tuple[int | str | None, str]:
     with pytest.raises(SystemExit) as left:
         app(args=[], prog_name="tool", standalone_mode=False)
     return left.value.code, capsys.readouterr().err

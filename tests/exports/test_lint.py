@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import small
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import etloom
 from etloom.cli import app, main

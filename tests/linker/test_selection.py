@@ -14,7 +14,7 @@ from generated_traces import Maker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import etloom
 from etloom import cli, linker

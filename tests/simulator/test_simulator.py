@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_jobs import FLOORS, World
 from test_dependencies_laws import points, truth
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import etloom
 from etloom.cli import app, main
