@@ -18,6 +18,7 @@ from etloom.analyses.helpers import conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.core import arrays, categories
 from etloom.core.errors import UnknownName
+from etloom.core.steps import is_step
 from etloom.core.trace import Trace
 
 SCOPE = "rank"
@@ -59,7 +60,7 @@ def with_annotation(trace: Trace) -> pl.DataFrame:
     events = trace.events
     marks = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & ~arrays.match_text(
         events["name"],
-        lambda name: name.str.contains(categories.STEP_PATTERN) | categories.is_backend_range(name),
+        lambda name: is_step(name) | categories.is_backend_range(name),
     )
     at = arrays.find_nearest_ancestor(
         arrays.rows_of_ids(events, events["parent"]), marks, arrays.rows_of_ids(events, work["launch"])

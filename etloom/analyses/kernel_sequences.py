@@ -23,6 +23,7 @@ from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.core import arrays, categories
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
+from etloom.core.steps import match_steps
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank
 
@@ -71,7 +72,7 @@ def find_occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFra
         else categories.OPERATOR_CATEGORIES
     )
     calls = arrays.is_in(events["cat"], sorts) & events["depth"].is_not_null().to_numpy()
-    calls &= ~arrays.match_text(events["name"], lambda name: name.str.contains(categories.STEP_PATTERN))
+    calls &= ~match_steps(events["name"])
     if operator:
         calls &= arrays.match_text(events["name"], lambda name: name.str.contains(operator, literal=True))
     if not calls.any():

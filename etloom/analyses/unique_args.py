@@ -21,6 +21,7 @@ from etloom.analyses.helpers import check_top, conform_columns, filter_step, req
 from etloom.analyses.helpers.operator_times import measure_operators
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
+from etloom.core.steps import STEP_PREFIX
 from etloom.core.text import format_ranges
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, explain_missing_times, find_step_nodes, has_device_events
@@ -40,7 +41,7 @@ COLUMNS = {
 
 _OPERATORS = (0, 1)  # functions and those of the backward pass, of PyTorch's scopes
 _NO_OPERATOR = (
-    r"^\[pytorch\|profiler|^ProfilerStep#"  # the process, its threads, marks; not all files state scopes
+    rf"^\[pytorch\|profiler|^{STEP_PREFIX}"  # the process, its threads, marks; not all files state scopes
 )
 
 

@@ -170,6 +170,7 @@ def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
     import polars as pl
 
     from etloom.collector import run_folder
+    from etloom.core.steps import parse_step
 
     messages: list[str] = []
     steps_by_rank: dict[int, list[int]] = {}
@@ -185,8 +186,7 @@ def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
         if (trace := _read_observer_file(source)) is None:
             continue
         events = trace.events.filter(pl.col("dur").is_not_null())
-        step = pl.col("name").cast(pl.String).str.extract(r"^ProfilerStep#(\d{1,18})$").cast(pl.Int64)
-        steps_by_rank[facts["rank"]] = events.select(step).to_series().drop_nulls().unique().sort().to_list()
+        steps_by_rank[facts["rank"]] = events.select(parse_step()).to_series().drop_nulls().unique().sort().to_list()
     run_folder.note_steps(folder, steps_by_rank)
     return messages
 

@@ -125,17 +125,15 @@ def _find_steps(trace: Trace) -> pl.DataFrame:
     import polars as pl
 
     from etloom.core import categories
+    from etloom.core.steps import parse_step
     from etloom.timeline.activity import find_step_nodes as node_marks
 
     if not trace.rows("events"):
         dur = pl.lit(None, pl.Int64)
         return node_marks(trace.nodes).select("step", ts=dur, dur=dur).unique("step", maintain_order=True)
     marks = trace.scan("events").filter(pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)))
-    name = pl.col("name").cast(pl.String)
     return (
-        marks.select(
-            name.str.extract(categories.STEP_PATTERN).cast(pl.Int64, strict=False).alias("step"), "ts", "dur"
-        )
+        marks.select(parse_step().alias("step"), "ts", "dur")
         .filter(pl.col("step").is_not_null())
         .collect(engine=trace.engine)
         .unique("step", keep="first", maintain_order=True)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from etloom.core import categories
 from etloom.core.arrays import is_in, match_text
+from etloom.core.steps import STEP_PATTERN, match_steps
 from etloom.core.trace import Trace
 from etloom.timeline.activity import find_steps
 
@@ -33,9 +34,7 @@ def split_steps(trace: Trace) -> StepSegments | None:
     if windows.height < MIN_STEPS:
         return None
     events = trace.events.filter(pl.col("depth").is_not_null() & pl.col("dur").is_not_null())
-    marks = events.filter(
-        pl.Series(match_text(events["name"], lambda name: name.str.contains(categories.STEP_PATTERN)))
-    )
+    marks = events.filter(pl.Series(match_steps(events["name"])))
     if marks.is_empty():
         return None  # they lie on no stack of calls
     pid, tid = marks.select("pid", "tid").row(0)
@@ -43,13 +42,7 @@ def split_steps(trace: Trace) -> StepSegments | None:
     waits = is_in(events["cat"], categories.RUNTIME_CATEGORIES) | match_text(
         events["name"], categories.is_communication
     )
-    name = (
-        pl.col("name")
-        .cast(pl.String)
-        .str.replace(categories.STEP_PATTERN, "")
-        .cast(pl.Categorical)
-        .to_physical()
-    )
+    name = pl.col("name").cast(pl.String).str.replace(STEP_PATTERN, "").cast(pl.Categorical).to_physical()
     shapes = trace.arguments.select(pl.col("dims").to_physical(), id="event").unique("id", keep="first")
     events = events.join(shapes, on="id", how="left", maintain_order="left").select(
         "ts",

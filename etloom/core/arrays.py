@@ -23,6 +23,7 @@ TOLERANCE_NS = 1000
 
 _LAST = np.iinfo(np.int64).max
 _MAX_LOOKUP_SIZE = 1 << 22
+_NULL_ID = np.iinfo(np.uint32).max  # -1 as int32
 
 RECORD_FUNCTION_CATEGORIES = kinds.OPERATOR_CATEGORIES | kinds.ANNOTATION_CATEGORIES
 """Categories of what PyTorch records as a RecordFunction, which is what an execution trace holds too."""
@@ -70,21 +71,34 @@ def to_array(column: pl.Series, absent: int) -> np.ndarray:
     return column.cast(pl.Int64).fill_null(absent).to_numpy()
 
 
-def rows_of_ids(table: pl.DataFrame, ids: pl.Series) -> np.ndarray:
-    """The row of each id in a table (int64), -1 for null and for one that is not there; the first of several."""
+def rows_of_ids(
+    table: pl.DataFrame, ids: pl.Series, dtype: type[np.int64] | type[np.int32] = np.int64
+) -> np.ndarray:
+    """Return the row of each id in a table, -1 for null and for an id that the table lacks.
+
+    Args:
+        table: A table with a column ``id``, in any order; of several rows of one id the first counts.
+        ids: The ids to look up.
+        dtype: The type of the rows; int32 saves memory and a copy where the table has fewer rows than that.
+    """
     known = table["id"].to_numpy()
     size = int(known.max()) + 1 if known.size else 0
-    rows: np.ndarray = to_array(ids, -1).astype(np.int64)
-    if size > 64 * known.size + 4096:  # so far apart, a table of them would be as large as the greatest
+    rows: np.ndarray
+    if dtype is np.int32 and ids.dtype == pl.UInt32:
+        rows = ids.fill_null(_NULL_ID).to_numpy().view(np.int32)
+    else:
+        rows = to_array(ids, -1).astype(dtype)
+    if size > 64 * known.size + 4096:  # sparse ids: a lookup table would be as large as the greatest id
         order = np.argsort(known, kind="stable")
-        at = order[np.minimum(np.searchsorted(known[order], rows), known.size - 1)]
-        return np.where(known[at] == rows, at, -1)
-    rows[rows >= size] = -1
-    # Of a table that was read whole the ids are the rows.
+        candidates = order[np.minimum(np.searchsorted(known[order], rows), known.size - 1)]
+        return np.where(known[candidates] == rows, candidates, -1).astype(dtype)
+    if rows.max(initial=-1) >= size:
+        rows = np.where(rows < size, rows, dtype(-1))
+    # In a table that is complete the ids are the row numbers.
     if not (size == known.size and size and known[0] == 0 and (known[1:] > known[:-1]).all()):
-        at = np.full(size + 1, -1, dtype=np.int64)  # one more, for what is not there
-        at[known[::-1]] = np.arange(known.size)[::-1]
-        rows = at[rows]
+        row_by_id = np.full(size + 1, -1, dtype=dtype)  # the last entry stands for -1
+        row_by_id[known[::-1]] = np.arange(known.size, dtype=dtype)[::-1]
+        rows = row_by_id[rows]
     return rows
 
 

@@ -40,9 +40,6 @@ DEVICE_CATEGORIES = frozenset({"kernel", "Kernel"}) | MEMCPY_CATEGORIES | MEMSET
 KERNEL_TYPES = ("computation", "communication", "memory", "other")
 """Of device work, and on a trace without any, of operators."""
 
-STEP_PATTERN = r"^ProfilerStep#(\d+)$"
-"""The annotation around a step, in the syntax of both re and polars."""
-
 KERNEL_TYPE_DTYPE = pl.Enum(KERNEL_TYPES)
 
 _COLLECTIVE = r"(?i:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"

@@ -17,9 +17,6 @@ from etloom.graphs.algorithms import Int32Array, Int64Array
 
 Mask = NDArray[np.bool_]
 
-_MISSING_ID = 2**32 - 1
-"""An id that no table has; -1 as int32."""
-
 WAIT_NAMES = r"(?i)::_?wait|^wait|::barrier|monitored_barrier"
 """Host events that are there to wait."""
 
@@ -138,17 +135,5 @@ def ids_of_rows(rows: Int32Array, ids: Int32Array) -> Int32Array:
 
 
 def rows_of_ids(events: pl.DataFrame, wanted: pl.Series) -> Int32Array:
-    """The rows of a table with these ids, which ascend in it; -1 for null and for an id it has not."""
-    known = events["id"].to_numpy()
-    asked: Int32Array
-    if wanted.dtype == pl.UInt32:
-        asked = wanted.fill_null(_MISSING_ID).to_numpy().view(np.int32)
-    else:
-        asked = wanted.cast(pl.Int32).fill_null(-1).to_numpy()
-    # Ids of a table from which no row was taken are its row numbers.
-    if known.size and known[0] == 0 and known[-1] == known.size - 1:
-        return asked if asked.max(initial=-1) < known.size else np.where(asked < known.size, asked, -1)
-    row = np.searchsorted(known, asked).astype(np.int32)
-    found = (row < known.size) & (asked >= 0)
-    found[found] = known[row[found]] == asked[found]
-    return np.where(found, row, np.int32(-1))
+    """Return the rows of a table with these ids as int32; -1 for null and for an id that the table lacks."""
+    return arrays.rows_of_ids(events, wanted, np.int32)

@@ -25,9 +25,9 @@ import polars as pl
 
 from etloom._native import edit_path
 from etloom.core import arrays
+from etloom.core.arrays import rows_of_ids
 from etloom.linker.backend_ranges import find_backend_ranges
 from etloom.linker.id_join import encode_names, is_linkable
-from etloom.linker.placement import rows_of_ids
 
 MIN_SCORE = 0.9
 """Least score of an iteration that is linked."""

@@ -10,8 +10,10 @@ import numpy as np
 import polars as pl
 
 from etloom.core import arrays, categories
+from etloom.core.arrays import rows_of_ids
+from etloom.core.steps import match_steps
 from etloom.core.trace import Trace
-from etloom.linker.placement import format_example, ids_of_rows, rows_of_ids
+from etloom.linker.placement import format_example, ids_of_rows
 
 
 def join_launches(trace: Trace) -> Trace:
@@ -176,9 +178,7 @@ def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarra
     operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     found = arrays.find_nearest_ancestor(parent, operators, outer)
     annotations = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES)
-    annotations &= ~arrays.match_text(
-        events["name"], lambda name: name.str.contains(categories.STEP_PATTERN), annotations
-    )
+    annotations &= ~match_steps(events["name"], annotations)
     return np.where(found >= 0, found, arrays.find_nearest_ancestor(parent, annotations, outer))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from etloom.core import arrays
+from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import LinkError
 from etloom.core.trace import Trace
 from etloom.linker.alignment import (
@@ -18,7 +19,7 @@ from etloom.linker.alignment import (
 from etloom.linker.backend_ranges import pair_backend_ranges
 from etloom.linker.id_join import IdJoin, is_linkable, join_by_id
 from etloom.linker.input_shapes import count_equal_shapes
-from etloom.linker.placement import ids_of_rows, rows_of_ids
+from etloom.linker.placement import ids_of_rows
 
 StatRow = tuple[str, str, int, str | None]
 

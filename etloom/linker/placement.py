@@ -7,6 +7,7 @@ import polars as pl
 
 from etloom.core import arrays, categories
 from etloom.core.intervals import find_innermost
+from etloom.core.steps import match_steps, parse_step
 from etloom.core.trace import Stat, Trace
 
 SEVERAL_DEVICES = "link.several_devices"
@@ -20,23 +21,6 @@ def ids_of_rows(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType]
     none = rows < 0
     found = known[np.where(none, 0, rows)] if len(known) else np.zeros(len(rows), np.uint32)
     return pl.Series(found, dtype=dtype).set(pl.Series(none), None)
-
-
-def rows_of_ids(events: pl.DataFrame, wanted: pl.Series) -> np.ndarray:
-    """The rows of a table with these ids; -1 for null and for an id it has not."""
-    known = events["id"].to_numpy()
-    asked = arrays.to_array(wanted, -1).astype(np.int64)
-    order = None
-    if not np.all(known[1:] > known[:-1]):
-        order = np.argsort(known, kind="stable")
-        known = known[order]
-    elif len(known) and known[0] == 0 and known[-1] == len(known) - 1:
-        # Of a table that was read whole the ids are the rows.
-        return np.where(asked < len(known), asked, -1)
-    at = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
-    found = (known[at] == asked) if len(known) else np.zeros(len(asked), bool)
-    rows = at if order is None else order[at]
-    return np.where(found, rows, -1).astype(np.int64)
 
 
 def place_events(trace: Trace) -> Trace:
@@ -92,18 +76,12 @@ def _step_annotations(events: pl.DataFrame) -> pl.DataFrame:
     annotations = (
         arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & events["dur"].is_not_null().to_numpy()
     )
-    marks = arrays.match_text(
-        events["name"], lambda name: name.str.contains(categories.STEP_PATTERN), annotations
-    )
+    marks = match_steps(events["name"], annotations)
     return events.filter(marks).select(
         "ts",
         "pid",
         (pl.col("ts") + pl.col("dur")).alias("end"),
-        pl.col("name")
-        .cast(pl.String)
-        .str.extract(categories.STEP_PATTERN)
-        .cast(pl.Int64, strict=False)
-        .alias("number"),
+        parse_step().alias("number"),
     )
 
 

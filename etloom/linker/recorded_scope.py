@@ -6,8 +6,9 @@ import numpy as np
 import polars as pl
 
 from etloom.core import arrays
+from etloom.core.arrays import rows_of_ids
 from etloom.core.trace import Trace
-from etloom.linker.placement import format_example, rows_of_ids
+from etloom.linker.placement import format_example
 
 
 def count_work_out_of_scope(trace: Trace) -> Trace:

@@ -29,9 +29,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories as kinds
-from etloom.core.arrays import find_nearest_ancestor, is_in, match_text, rows_of_ids
+from etloom.core.arrays import find_nearest_ancestor, is_in, rows_of_ids
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import TABLES
+from etloom.core.steps import match_steps
 from etloom.core.text import format_ranks, unknown_rank_error
 from etloom.core.trace import Job, Trace
 
@@ -237,7 +238,7 @@ def _add_launch_calls(trace: Trace, keep: MaskArray) -> MaskArray:
 
 def _is_step_annotation(events: pl.DataFrame) -> MaskArray:
     """The marks of steps."""
-    steps: MaskArray = match_text(events["name"], lambda name: name.str.contains(kinds.STEP_PATTERN))
+    steps: MaskArray = match_steps(events["name"])
     return is_in(events["cat"], kinds.ANNOTATION_CATEGORIES) & steps
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.core.arrays import take_rows
+from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.trace import Trace
-from etloom.linker.placement import rows_of_ids
 
 
 def order_by_launch(trace: Trace) -> pl.DataFrame:

@@ -11,10 +11,11 @@ import numpy as np
 import polars as pl
 
 from etloom.core import arrays, categories
+from etloom.core.arrays import rows_of_ids
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
 from etloom.linker.launches import find_calls
-from etloom.linker.placement import ids_of_rows, rows_of_ids
+from etloom.linker.placement import ids_of_rows
 from etloom.linker.stream_order import find_first_after, find_last_before, order_by_launch
 
 _CALL_PATTERNS = {

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.core import categories
+from etloom.core.steps import parse_step
 from etloom.core.trace import Trace
 from etloom.reports.colors import add_color_code
 from etloom.reports.timeline_tracks import (
@@ -172,10 +172,9 @@ def _format_communication() -> pl.Expr:
 
 def _encode_steps(events: pl.DataFrame, kept: pl.DataFrame, origin: int) -> tuple[list[list[int]], pl.Series]:
     """[step, start, duration] of every profiler step, and 1 + the index of each kept event's step."""
-    name = pl.col("name").cast(pl.String)
     steps = (
         events.filter((pl.col("cat") == "user_annotation") & pl.col("dur").is_not_null())
-        .with_columns(name.str.extract(categories.STEP_PATTERN).cast(pl.Int64, strict=False).alias("step"))
+        .with_columns(parse_step().alias("step"))
         .drop_nulls("step")
         .unique("step", keep="first", maintain_order=True)
         .select("step", pl.col("ts") - origin, "dur")

@@ -20,9 +20,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import match_text, rows_of_ids, take_rows, to_array, track_codes
+from etloom.core.arrays import rows_of_ids, take_rows, to_array, track_codes
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import EMPTY, Intervals, union
+from etloom.core.steps import match_steps, parse_step
 from etloom.core.trace import Trace
 
 RowArray = NDArray[np.int64]
@@ -204,14 +205,9 @@ def _compute_steps(trace: Trace) -> pl.DataFrame:
     marks = (
         trace.events.lazy().filter(is_mark).select("name", "ts", end=pl.col("ts") + pl.col("dur")).collect()
     )
-    marks = marks.filter(
-        pl.Series(
-            match_text(marks["name"], lambda name: name.str.contains(categories.STEP_PATTERN))
-        )
-    )
-    number = pl.col("name").cast(pl.String).str.extract(categories.STEP_PATTERN).cast(pl.Int64, strict=False)
+    marks = marks.filter(pl.Series(match_steps(marks["name"])))
     return (
-        marks.group_by(number.alias("step"))
+        marks.group_by(parse_step().alias("step"))
         .agg(pl.col("ts").min().alias("start"), pl.col("end").max())
         .drop_nulls("step")  # a number that no integer holds
         .sort("step")
@@ -220,9 +216,7 @@ def _compute_steps(trace: Trace) -> pl.DataFrame:
 
 def find_step_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
     """id, step: of the nodes of an execution trace that mark one."""
-    name = pl.col("name").cast(pl.String)
-    number = name.str.extract(categories.STEP_PATTERN).cast(pl.Int64, strict=False)
-    return nodes.select("id", step=number).drop_nulls("step")
+    return nodes.select("id", step=parse_step()).drop_nulls("step")
 
 
 def explain_missing_times(trace: Trace) -> AnalysisError | None:

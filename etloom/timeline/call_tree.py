@@ -12,6 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import arrays, categories
+from etloom.core.steps import ALL_STEPS, match_steps
 from etloom.core.trace import Trace
 
 RowArray = NDArray[np.int64]
@@ -136,8 +137,8 @@ def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFra
 
 def _merge_step_names(names: pl.Series) -> pl.Series:
     """The names, the marks of all steps under one."""
-    steps = arrays.match_text(names, lambda name: name.str.contains(categories.STEP_PATTERN))
-    return names.set(pl.Series(steps), "ProfilerStep#*") if steps.any() else names
+    steps = match_steps(names)
+    return names.set(pl.Series(steps), ALL_STEPS) if steps.any() else names
 
 
 def _attach_backward(trace: Trace, rows: RowArray, row_of: RowArray, parent: RowArray) -> RowArray:

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from etloom.core import categories
+from etloom.core.steps import STEP_PATTERN
 
 COPY, SET = "gpu_memcpy", "gpu_memset"
 
@@ -256,8 +257,8 @@ def test_itemsize_of_no_element_type_is_none(unknown: str | None) -> None:
 
 
 def test_step_annotation() -> None:
-    assert re.match(categories.STEP_PATTERN, "ProfilerStep#17")[1] == "17"
-    assert re.match(categories.STEP_PATTERN, "ProfilerStep#17 again") is None
+    assert re.match(STEP_PATTERN, "ProfilerStep#17")[1] == "17"
+    assert re.match(STEP_PATTERN, "ProfilerStep#17 again") is None
 
 
 def test_the_extent_is_of_work_alone() -> None:

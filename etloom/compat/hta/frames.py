@@ -10,6 +10,7 @@ import polars as pl
 from etloom.compat.hta.kernel_names import shorten_kernel_name
 from etloom.core import arrays, categories
 from etloom.core.errors import EtloomError
+from etloom.core.steps import parse_step
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
 
@@ -202,12 +203,7 @@ def drop_last_step(trace: Trace) -> Trace:
     launched."""
     starts = trace.events.filter(
         arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
-    ).with_columns(
-        number=pl.col("name")
-        .cast(pl.String)
-        .str.extract(categories.STEP_PATTERN)
-        .cast(pl.Int64, strict=False)
-    )
+    ).with_columns(number=parse_step())
     starts = starts.drop_nulls("number").sort("number")
     if starts["number"].n_unique() < 2:
         return trace

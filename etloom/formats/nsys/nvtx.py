@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.categories import parse_collective
+from etloom.core.steps import STEP_PREFIX
 from etloom.formats.nsys.containers import I64, TEXT, ExportFile, int_columns
 from etloom.formats.nsys.event_tables import (
     EventTables,
@@ -31,7 +32,7 @@ _TORCH = (
     r"(?:, sizes = (?P<sizes>\[.*?\]))?(?:, input_op_ids = (?P<inputs>\[.*\]))?$"
 )
 # RecordFunctions of user scope, which Kineto calls user_annotation; NVTX text does not state the scope.
-_ANNOTATION = r"^(ProfilerStep#|Optimizer\.|nccl:|gloo:|DistributedDataParallel\.|FSDP::)"
+_ANNOTATION = rf"^({STEP_PREFIX}|Optimizer\.|nccl:|gloo:|DistributedDataParallel\.|FSDP::)"
 
 
 def read_ranges(source: ExportFile) -> EventTables:

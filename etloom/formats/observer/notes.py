@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core.steps import STEP_PATTERN, format_step, is_step, parse_step
 from etloom.formats.observer.records import NOTE, TEXT, Records
 
-_STEP_PATTERN = r"^ProfilerStep#(\d+)$"
 _OVERWRITTEN_COUNTER = 14  # place of the counter
 
 
@@ -52,7 +52,7 @@ def rename_unfinished_step(operators: pl.DataFrame, notes: dict[str, Any]) -> pl
     step = notes.get("unfinished_step")
     if not isinstance(step, int):
         return operators
-    partial = pl.when(pl.col("name").cast(pl.String) == f"ProfilerStep#{step}")
+    partial = pl.when(pl.col("name").cast(pl.String) == format_step(step))
     renamed = partial.then(pl.lit(f"etloom:unfinished step {step}")).otherwise(pl.col("name").cast(pl.String))
     return operators.with_columns(name=renamed.cast(pl.Categorical))
 
@@ -72,16 +72,14 @@ def summarize_ring_buffer(
         return operators, None
     since = until + int(header["wall_ns"]) - int(header["mono_ns"])
     name = pl.col("name").cast(pl.String)
-    partial = name.str.contains(_STEP_PATTERN) & (pl.col("start") <= since)
+    partial = is_step(name) & (pl.col("start") <= since)
     renamed = (
         pl.when(partial)
-        .then(pl.lit("etloom:overwritten step ") + name.str.extract(_STEP_PATTERN))
+        .then(pl.lit("etloom:overwritten step ") + name.str.extract(STEP_PATTERN))
         .otherwise(name)
     )
     ended = operators.filter(pl.col("end").is_not_null())
-    steps = (
-        ended.select(renamed.str.extract(_STEP_PATTERN).cast(pl.Int64, strict=False)).to_series().drop_nulls()
-    )
+    steps = ended.select(parse_step(renamed)).to_series().drop_nulls()
     return operators.with_columns(name=renamed.cast(pl.Categorical)), {
         "overwritten_operators": lost,
         "overwritten_ns": until - int(header["first_ns"]),

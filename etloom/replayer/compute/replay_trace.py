@@ -12,6 +12,7 @@ import polars as pl
 from torch.autograd.profiler import profile, record_function
 
 from etloom import formats, linker
+from etloom.core.steps import STEP_PREFIX, format_step
 from etloom.core.trace import Trace
 from etloom.replayer.compute.executor import Executor
 from etloom.replayer.compute.progress import NOT_TRIED
@@ -28,9 +29,7 @@ def profile_pass(machine: Executor, recording: Trace) -> Trace:
         file = Path(folder) / "replay.json"
         with profile(use_device=on, use_kineto=True, record_shapes=True) as profiler:
             for (number, _), end in zip(parts, [*ends, None], strict=True):
-                with (
-                    contextlib.nullcontext() if number is None else record_function(_step_annotation(number))
-                ):
+                with contextlib.nullcontext() if number is None else record_function(format_step(number)):
                     machine.advance(end) if end is not None else machine.run()
         profiler.export_chrome_trace(str(file))
         read = formats.read(file)
@@ -58,7 +57,7 @@ def trial_run_trace(machine: Executor, recording: Trace) -> Trace:
         .group_by("step")
         .agg(pl.col("ts").min(), dur=end.max() - pl.col("ts").min())
         .select(
-            pl.format("ProfilerStep#{}", "step").alias("name"), "ts", "dur", cat=pl.lit("user_annotation")
+            pl.format(f"{STEP_PREFIX}{{}}", "step").alias("name"), "ts", "dur", cat=pl.lit("user_annotation")
         )
     )
     events = pl.concat((spans, ran.select("name", "ts", "dur", cat=pl.lit("cpu_op"))))
@@ -71,10 +70,6 @@ def trial_run_trace(machine: Executor, recording: Trace) -> Trace:
     meta = {"rank": recording.rank or 0, "clock": "relative", "formats": ["replay"], "files": []}
     linked = linker.link(Trace({"events": events}, meta))
     return linked.count("replay.rehearsed", ran.height, "times of operators are of their first run")
-
-
-def _step_annotation(number: int) -> str:
-    return f"ProfilerStep#{number}"
 
 
 def _split_by_step(recording: Trace, nodes: Sequence[int]) -> list[tuple[int | None, int]]:
