@@ -131,7 +131,9 @@ def _find_thread_dependencies(trace: Trace) -> pl.DataFrame:
 
 def _format_sync_dependencies(trace: Trace, device: pl.DataFrame) -> pl.DataFrame:
     """node, and the member that lists the device nodes that a call in it waited for."""
-    waits = trace.sync_dependencies.select("event", "on").join(device.select(event="id"), on="event", how="anti")
+    waits = trace.sync_dependencies.select("event", "on").join(
+        device.select(event="id"), on="event", how="anti"
+    )
     waits = waits.join(device.select(on="id", number="number"), on="on", maintain_order="left")
     waits = waits.with_columns(node=find_enclosing_nodes(trace, waits["event"])).drop_nulls("node")
     waits = waits.unique(["node", "number"], keep="first", maintain_order=True)

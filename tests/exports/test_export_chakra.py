@@ -309,7 +309,7 @@ def read_back(trace: Trace, path: Path) -> None:
     assert read.nodes["et_id"].to_list() == table.table["id"].to_list()
     assert read.nodes["name"].cast(pl.String).to_list() == table.table["name"].to_list()
     edges = read.dependencies.filter(pl.col("kind").cast(pl.String) == "data").sort("node", "on")
-    assert (edges["on"].to_numpy() + 1).tolist() == table.on.tolist()
+    assert (edges["on"].to_numpy() + 1).tolist() == table.dependencies.tolist()
     assert (np.bincount(edges["node"].to_numpy(), minlength=read.nodes.height) == np.diff(table.first)).all()
     columns = ["rf_id", "seq_id", "fw_tid", "fw_parent", "op_schema", "tid"]
     as_text = [pl.col(pl.Categorical).cast(pl.String)]

@@ -122,11 +122,22 @@ class NodeTexts:
         return texts.select(pl.concat_str(parts).alias("")).to_series()
 
     def sides(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-        """The inputs and outputs of rows of the nodes table as JSON: values, shapes, types, strides.
+        """Return the inputs and outputs of rows of the nodes table as JSON: values, shapes, types, strides."""
+        object_text = pl.concat_str(
+            *(pl.lit('{"values": '), "values"),
+            *(pl.lit(', "shapes": '), "shapes"),
+            *(pl.lit(', "types": '), "types"),
+            *(pl.lit(', "strides": '), "strides", pl.lit("}")),
+        ).alias("")
+        inputs, outputs = (texts.select(object_text).to_series() for texts in self.argument_texts(nodes))
+        return inputs, outputs
 
-        What repeats from node to node, the values around the tensors, is taken apart once a distinct text.
+    def argument_texts(self, nodes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return values, shapes, types and strides of the inputs and of the outputs of these nodes as JSON lists.
+
+        The repeating text around the tensors is parsed once per distinct text.
         """
-        asked = pl.concat(
+        arguments = pl.concat(
             nodes.select(
                 pl.lit(io, pl.Int8).alias("io"),
                 node="id",
@@ -135,17 +146,16 @@ class NodeTexts:
             )
             for io, side in enumerate(_SIDES)
         ).with_row_index("row")
-        rows = asked.join(self._templates, on="values", how="left", maintain_order="left")
-        filled = self._filled(asked.join(self._slots, on="values", maintain_order="left_right"))
+        rows = arguments.join(self._templates, on="values", how="left", maintain_order="left")
+        filled = self._filled(arguments.join(self._slots, on="values", maintain_order="left_right"))
         rows = rows.join(filled, on="row", how="left", maintain_order="left")
         rest = {name: pl.col(name).fill_null("") for name in ("value", "shape", "stride")}
-        parts = (
-            *(pl.lit('{"values": '), pl.col("values_first"), rest["value"]),
-            *(pl.lit(', "shapes": '), pl.col("shapes_first"), rest["shape"]),
-            *(pl.lit(', "types": '), pl.col("types")),
-            *(pl.lit(', "strides": '), pl.col("shapes_first"), rest["stride"], pl.lit("}")),
+        texts = rows.select(
+            values=pl.concat_str("values_first", rest["value"]),
+            shapes=pl.concat_str("shapes_first", rest["shape"]),
+            types="types",
+            strides=pl.concat_str("shapes_first", rest["stride"]),
         )
-        texts = rows.select(pl.concat_str(parts).alias("")).to_series()
         return texts[: nodes.height], texts[nodes.height :]
 
     def _filled(self, slots: pl.DataFrame) -> pl.DataFrame:
