@@ -33,7 +33,7 @@ COLUMNS = {
     "arrival_ns": pl.Int64,
     "wait_ns": pl.Int64,
     "duration_ns": pl.Int64,
-    "left_ns": pl.Int64,
+    "departure_ns": pl.Int64,
     "bytes": pl.Int64,
     "event": pl.Int64,
 }
@@ -54,7 +54,7 @@ def analyze(job: Job) -> pl.DataFrame:
         arrival_ns=pl.when(shared).then(start - start.min().over("meeting")),
         wait_ns=pl.when(shared).then("wait"),
         duration_ns=end - start,
-        left_ns=pl.when(shared).then(end - end.min().over("meeting")),
+        departure_ns=pl.when(shared).then(end - end.min().over("meeting")),
         event="issuer",
     )
     return conform_columns(table.sort("communication", "start", "rank"), COLUMNS)

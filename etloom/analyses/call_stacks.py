@@ -38,11 +38,11 @@ def analyze(
     joined: bool = False,
     kernels: bool = False,
     depth: int | None = None,
-    least_pct: float = 1.0,
+    min_pct: float = 1.0,
 ) -> pl.DataFrame:
     require_linked(trace)
-    if not 0 <= least_pct <= 100:
-        raise AnalysisError(f"{least_pct} is no share", remedy="it is 0 to 100", option="least_pct")
+    if not 0 <= min_pct <= 100:
+        raise AnalysisError(f"{min_pct} is no share", remedy="it is 0 to 100", option="min_pct")
     tree = build_call_tree(trace, joined=joined, kernels=kernels)
     if not tree.height:
         raise AnalysisError(
@@ -50,9 +50,9 @@ def analyze(
             where=describe_rank(trace),
             remedy="record it with torch.profiler and its CPU activity",
         )
-    if least_pct:
+    if min_pct:
         host, device = (
-            (pl.col(whole).sum() > 0) & (100 * pl.col(part) >= least_pct * pl.col(whole).sum())
+            (pl.col(whole).sum() > 0) & (100 * pl.col(part) >= min_pct * pl.col(whole).sum())
             for part, whole in (("total_ns", "self_ns"), ("device_ns", "self_device_ns"))
         )
         tree = tree.filter(host | device)

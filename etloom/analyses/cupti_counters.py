@@ -38,8 +38,8 @@ COLUMNS = {
     "launches": pl.Int64,
     "total": pl.Float64,
     "mean": pl.Float64,
-    "least": pl.Float64,
-    "most": pl.Float64,
+    "min": pl.Float64,
+    "max": pl.Float64,
 }
 RANGE_CATEGORY = "cuda_profiler_range"
 """The category of a measured kernel."""
@@ -80,8 +80,8 @@ def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -
         pl.len().alias("launches"),
         value.sum().alias("total"),
         value.mean().alias("mean"),
-        value.min().alias("least"),
-        value.max().alias("most"),
+        value.min().alias("min"),
+        value.max().alias("max"),
     )
     order = ("counter", "total", "operator", "top_operator", "kernel")
     return conform_columns(

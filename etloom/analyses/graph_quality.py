@@ -34,13 +34,13 @@ SCOPE = "job"
 COLUMNS = {
     "rank": pl.Int64,
     "explainable": pl.Boolean,
-    "why_not": pl.String,
+    "reason": pl.String,
     "points": pl.Int64,
     "edges": pl.Int64,
     "makespan_ns": pl.Int64,
-    "floor_only_ns": pl.Int64,
-    "floor_only_pct": pl.Float64,
-    "latest_ns": pl.Int64,
+    "shortfall_ns": pl.Int64,
+    "shortfall_pct": pl.Float64,
+    "max_shortfall_ns": pl.Int64,
     "residual_ns": pl.Int64,
     "residual_pct": pl.Float64,
     "device_starts": pl.Int64,
@@ -49,88 +49,93 @@ COLUMNS = {
     "chance_back_pct": pl.Float64,
     "ambiguous_pct": pl.Float64,
     "dropped_edges": pl.String,
-    "lost_waits": pl.Int64,
-    "inferred_waits": pl.Int64,
-    "turns": pl.Int64,
+    "unmatched_syncs": pl.Int64,
+    "inferred_syncs": pl.Int64,
+    "inter_thread_dependencies": pl.Int64,
     "matched_communications": pl.Int64,
     "local_communications": pl.Int64,
-    "threads_aside": pl.Int64,
+    "ignored_threads": pl.Int64,
 }
-_SUMS = (
-    "lost_waits",
-    "inferred_waits",
-    "turns",
-    "matched_communications",
-    "local_communications",
-    "threads_aside",
-)
+_COUNTS = {
+    "unmatched_syncs": ("lost_waits",),
+    "inferred_syncs": ("inferred_waits",),
+    "inter_thread_dependencies": ("handoffs", "completion_waits"),
+    "matched_communications": ("matched_communications",),
+    "local_communications": ("local_communications",),
+    "ignored_threads": ("threads_aside",),
+}
+"""Columns that count, and the counts of the graph that each adds up."""
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    found = build_dependencies(job)
-    graph = found.graph
+    dependencies = build_dependencies(job)
+    graph = dependencies.graph
     fits = quality.measure_fits(graph, job.ranks)
     rows = []
     for rank in job.ranks:
-        fit, counts = fits[rank], found.counts[rank]
-        seen = quality.measure_explained_starts(graph, job[rank], rank)
-        why_not = quality.explain_misfit(seen, fit.makespan, fit.residual)
-        shares = (seen.share, seen.by_chance[0], seen.by_chance[2], seen.ambiguous)
+        fit, counts = fits[rank], dependencies.counts[rank]
+        starts = quality.measure_explained_starts(graph, job[rank], rank)
+        reason = quality.explain_misfit(starts, fit.makespan, fit.residual)
         rows.append(
             {
                 "rank": rank,
-                "explainable": why_not is None,
-                "why_not": why_not,
-                **_figures(fit),
-                "device_starts": seen.starts,
-                **dict(
-                    zip(
-                        ("explained_pct", "chance_pct", "chance_back_pct", "ambiguous_pct"),
-                        (100 * share if seen.starts else None for share in shares),
-                        strict=True,
-                    )
-                ),
-                **{name: counts[name] for name in _SUMS if name != "turns"},
-                "turns": counts["handoffs"] + counts["completion_waits"],
+                "explainable": reason is None,
+                "reason": reason,
+                **_fit_columns(fit),
+                **_start_columns(starts),
+                **{name: sum(counts[key] for key in keys) for name, keys in _COUNTS.items()},
             }
         )
     table = pl.DataFrame(rows, infer_schema_length=None)
-    together = sum(fits[rank].makespan for rank in job.ranks)
-    whole = {
+    total_makespan = sum(fits[rank].makespan for rank in job.ranks)
+    dropped = [f"{EdgeKind(kind).label} {count}" for kind, count in enumerate(graph.dropped) if count]
+    job_row = {
         "rank": None,
         "explainable": bool(table["explainable"].all()),
-        "why_not": _first(table),
-        **_figures(fits[None]),
-        "residual_pct": 100 * fits[None].residual / together if together else None,
+        "reason": _first_reason(table),
+        **_fit_columns(fits[None]),
+        "residual_pct": 100 * fits[None].residual / total_makespan if total_makespan else None,
         "device_starts": table["device_starts"].sum(),
-        "dropped_edges": ", ".join(
-            f"{EdgeKind(kind).label} {count}" for kind, count in enumerate(graph.dropped) if count
-        )
-        or None,
-        **{name: table[name].sum() for name in _SUMS},
+        "dropped_edges": ", ".join(dropped) or None,
+        **{name: table[name].sum() for name in _COUNTS},
     }
-    return conform_columns(
-        pl.concat([table, pl.DataFrame([whole], infer_schema_length=None)], how="diagonal_relaxed"), COLUMNS
-    )
+    job_table = pl.DataFrame([job_row], infer_schema_length=None)
+    return conform_columns(pl.concat([table, job_table], how="diagonal_relaxed"), COLUMNS)
 
 
-def _figures(fit: quality.LatencyFit) -> dict[str, float | None]:
-    def share(part: int) -> float | None:
+def _start_columns(starts: quality.ExplainedStarts) -> dict[str, float | None]:
+    """Return the columns on explained starts of GPU activities."""
+    shares = {
+        "explained_pct": starts.share,
+        "chance_pct": starts.by_chance[0],
+        "chance_back_pct": starts.by_chance[2],
+        "ambiguous_pct": starts.ambiguous,
+    }
+    percents = {name: 100 * share if starts.starts else None for name, share in shares.items()}
+    return {"device_starts": starts.starts, **percents}
+
+
+def _fit_columns(fit: quality.LatencyFit) -> dict[str, float | None]:
+    """Return the columns on makespan and unexplained delays."""
+
+    def percent_of_makespan(part: int) -> float | None:
         return 100 * part / fit.makespan if fit.makespan else None
 
     return {
         "points": fit.points,
         "edges": fit.edges,
         "makespan_ns": fit.makespan,
-        "floor_only_ns": -fit.shortfall,
-        "floor_only_pct": share(-fit.shortfall),
-        "latest_ns": fit.latest,
+        "shortfall_ns": -fit.shortfall,
+        "shortfall_pct": percent_of_makespan(-fit.shortfall),
+        "max_shortfall_ns": fit.latest,
         "residual_ns": fit.residual,
-        "residual_pct": share(fit.residual),
+        "residual_pct": percent_of_makespan(fit.residual),
     }
 
 
-def _first(table: pl.DataFrame) -> str | None:
-    """Why the first rank that is not explained is not."""
-    bad = table.filter(~pl.col("explainable"))
-    return None if not bad.height else f"rank {bad['rank'][0]}: {bad['why_not'][0]}"
+def _first_reason(table: pl.DataFrame) -> str | None:
+    """Return the reason of the first rank that the graph does not explain."""
+    unexplained = table.filter(~pl.col("explainable"))
+    if not unexplained.height:
+        return None
+    return f"rank {unexplained['rank'][0]}: {unexplained['reason'][0]}"

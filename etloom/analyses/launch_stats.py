@@ -29,16 +29,16 @@ SCOPE = "rank"
 COLUMNS = {
     "call": pl.String,
     "launches": pl.Int64,
-    "works": pl.Int64,
+    "activities": pl.Int64,
     "call_total_ns": pl.Int64,
     "call_mean_ns": pl.Int64,
     "call_max_ns": pl.Int64,
     "launch_delay_mean_ns": pl.Int64,
     "launch_delay_median_ns": pl.Int64,
     "launch_delay_max_ns": pl.Int64,
-    "short_works": pl.Int64,
+    "short_activities": pl.Int64,
     "slow_calls": pl.Int64,
-    "late_works": pl.Int64,
+    "late_activities": pl.Int64,
 }
 
 
@@ -57,13 +57,13 @@ def analyze(
         delay.median().round().alias("launch_delay_median_ns"),
         delay.max().alias("launch_delay_max_ns"),
         (call > call_cutoff).sum().alias("slow_calls"),
-        (delay > delay_cutoff).sum().alias("late_works"),
+        (delay > delay_cutoff).sum().alias("late_activities"),
     )
     is_short = pl.col("device_ns").sum().over("launch") < call
     short = (
         works.with_columns(is_short.alias("short"))
         .group_by("call")
-        .agg(pl.len().alias("works"), pl.col("short").sum().alias("short_works"))
+        .agg(pl.len().alias("activities"), pl.col("short").sum().alias("short_activities"))
     )
     return conform_columns(table.join(short, on="call"), COLUMNS).sort(
         "launches", "call", descending=[True, False]

@@ -31,7 +31,7 @@ COLUMNS = {
     "median_gb_per_s": pl.Float64,
     "min_gb_per_s": pl.Float64,
     "max_gb_per_s": pl.Float64,
-    "short": pl.Int64,
+    "small": pl.Int64,
 }
 
 

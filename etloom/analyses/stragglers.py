@@ -42,7 +42,7 @@ COLUMNS = {
     "rank": pl.Int64,
     "communications": pl.Int64,
     "last": pl.Int64,
-    "surely": pl.Int64,
+    "late_confirmed": pl.Int64,
     "delay_ns": pl.Int64,
     "pct": pl.Float64,
     **dict.fromkeys(CAUSES, pl.Int64),
@@ -62,7 +62,7 @@ def analyze(job: Job) -> pl.DataFrame:
     worst = pl.when(pl.col("delay_ns").max() > 0).then(pl.col("delay_ns").arg_max())
     sums = late.group_by("rank").agg(
         pl.len().alias("last"),
-        (pl.col("delay_ns") > pl.col("error")).sum().alias("surely"),
+        (pl.col("delay_ns") > pl.col("error")).sum().alias("late_confirmed"),
         pl.col("delay_ns", *CAUSES).sum(),
         pl.col("delay_ns").get(worst).alias("worst_ns"),
         pl.col("start").get(worst).alias("worst_start_ns"),
@@ -73,7 +73,7 @@ def analyze(job: Job) -> pl.DataFrame:
         .agg(pl.len().alias("communications"), pl.col("wait").sum().alias("waited_ns"))
         .join(sums, on="rank", how="left")
         .join(_slow_links(parts), on="rank", how="left")
-        .with_columns(pl.col("last", "surely", "delay_ns", *CAUSES).fill_null(0))
+        .with_columns(pl.col("last", "late_confirmed", "delay_ns", *CAUSES).fill_null(0))
         .with_columns(pct=100 * pl.col("delay_ns") / span, cause=largest_cause("slow_link_ns"))
         .sort("delay_ns", "rank", descending=(True, False))
     )

@@ -32,8 +32,8 @@ SCOPE = "rank"
 COLUMNS = {
     "name": pl.String,
     "count": pl.Int64,
-    "own_ns": pl.Int64,
-    "own_pct": pl.Float64,
+    "exclusive_ns": pl.Int64,
+    "exclusive_pct": pl.Float64,
     "self_ns": pl.Int64,
     "self_pct": pl.Float64,
     "runtime_ns": pl.Int64,
@@ -41,12 +41,12 @@ COLUMNS = {
     "mean_ns": pl.Int64,
     "device_ns": pl.Int64,
 }
-_ORDERS = {name: f"{name}_ns" for name in ("own", "self", "runtime", "total", "mean", "device")} | {
+_ORDERS = {name: f"{name}_ns" for name in ("exclusive", "self", "runtime", "total", "mean", "device")} | {
     "count": "count"
 }
 
 
-def analyze(trace: Trace, *, top: int = 20, by: str = "own", step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | None = None) -> pl.DataFrame:
     if by not in _ORDERS:
         raise UnknownName("order", by, _ORDERS, option="by")
     check_top(top)
@@ -64,14 +64,14 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "own", step: int | None = 
         .group_by("name")
         .agg(
             pl.len().alias("count"),
-            pl.col("own_ns", "self_ns").sum(),
+            pl.col("exclusive_ns", "self_ns").sum(),
             # Of a trace without calls each is null, and so is the sum.
             pl.when(pl.col("runtime_ns").is_not_null().any()).then(pl.col("runtime_ns").sum()),
             pl.col("dur").filter(outermost).sum().alias("total_ns"),
             pl.col("dur").mean().round().alias("mean_ns"),
             pl.col("device_ns").filter(outermost).sum(),
         )
-        .with_columns(percent_of_all("own_ns"), percent_of_all("self_ns"))
+        .with_columns(percent_of_all("exclusive_ns"), percent_of_all("self_ns"))
     )
     if not has_device_events(trace):
         table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))

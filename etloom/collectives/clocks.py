@@ -55,8 +55,8 @@ COLUMNS = {
     "reference": pl.Int32,  # the rank whose clock this one is compared with
     "communications": pl.Int64,
     "offset_ns": pl.Int64,  # this clock minus the reference's, at since_ns; null where nothing tells
-    "lowest_ns": pl.Int64,  # bounds of it, by cause and effect
-    "highest_ns": pl.Int64,
+    "lower_bound_ns": pl.Int64,  # bounds of it, by cause and effect
+    "upper_bound_ns": pl.Int64,
     "spread_ns": pl.Int64,  # of ends after the offset (and drift) was taken out: half of them lie within
     "drift_ppm": pl.Float64,  # how much faster this clock runs; null where it is not told or none
     "since_ns": pl.Int64,  # on the clock of the reference

@@ -10,7 +10,7 @@ import polars as pl
 from etloom.core.trace import Trace
 from etloom.timeline.activity import compute_activity
 
-CAUSES = ("longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns")
+CAUSES = ("longer_compute_ns", "other_work_ns", "late_launch_ns", "inherited_delay_ns")
 """Parts of a delay, which they sum to: see the analysis stragglers."""
 
 

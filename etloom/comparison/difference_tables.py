@@ -52,7 +52,7 @@ def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def _operators(trace: Trace, stepped: bool) -> pl.DataFrame:
-    sums = pl.len().alias("count"), pl.col("own_ns").sum().alias("ns")
+    sums = pl.len().alias("count"), pl.col("exclusive_ns").sum().alias("ns")
     called = _per_step(trace, measure_operators(trace), stepped, ["name"], *sums)
     by = trace.launches.select("device_event", id="operator").unique("device_event", keep="first")
     names = by.join(trace.events.select("id", "name"), on="id").select(id="device_event", operator="name")

@@ -45,7 +45,7 @@ PART_COLORS = dict(zip(PART_LABELS, ("compute", "communication", "memory", "othe
 """Part of the breakdown -> its colour in report.css."""
 MAX_COST_ROWS = 600
 """Rows of a table that has several a rank."""
-_COST_COLUMNS = {"top-ops": "own_ns", "kernel-breakdown": "total_ns"}
+_COST_COLUMNS = {"top-ops": "exclusive_ns", "kernel-breakdown": "total_ns"}
 _TABLES = {
     "top-ops": (
         "Operators",

@@ -115,18 +115,18 @@ def summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:
     """The operator with the greatest own time over all ranks. operators: all of each rank."""
     if operators.is_empty():
         return SummaryLine("Top operator", "not known", "the traces hold no operators")
-    everything = int(operators["own_ns"].sum())
+    everything = int(operators["exclusive_ns"].sum())
     top = (
         operators.group_by("name")
-        .agg(pl.col("own_ns").sum(), pl.col("count").sum())
-        .sort("own_ns", "name", descending=[True, False])
+        .agg(pl.col("exclusive_ns").sum(), pl.col("count").sum())
+        .sort("exclusive_ns", "name", descending=[True, False])
         .row(0, named=True)
     )
-    share = f"{100 * top['own_ns'] / everything:.1f} % of the operators' own time, " if everything else ""
+    share = f"{100 * top['exclusive_ns'] / everything:.1f} % of the operators' exclusive time, " if everything else ""
     return SummaryLine(
         "Top operator",
         top["name"] or "without a name",
-        f"{share}{format_duration(top['own_ns'])} in {count_noun(top['count'], 'call')}",
+        f"{share}{format_duration(top['exclusive_ns'])} in {count_noun(top['count'], 'call')}",
     )
 
 

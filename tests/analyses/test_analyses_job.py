@@ -13,7 +13,7 @@ import etloom
 from etloom.core.errors import AnalysisError
 from tests.small import slice_
 
-CAUSES = ["longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns"]
+CAUSES = ["longer_compute_ns", "other_work_ns", "late_launch_ns", "inherited_delay_ns"]
 
 
 def rank_trace(
@@ -72,7 +72,7 @@ def test_a_late_rank_and_why(late_pair: Path) -> None:
         "longer_compute_ns": 200_000,
         "other_work_ns": 0,
         "late_launch_ns": 100_000,
-        "before_ns": 0,
+        "inherited_delay_ns": 0,
         "cause": "longer compute",
         "waited_ns": 0,
     }
@@ -147,7 +147,7 @@ def test_nobody_waits_longer_than_it_stood_there(tmp_path: Path) -> None:
         rows = etloom.analyze(job, "stragglers").sort("rank")
         assert rows["waited_ns"].to_list() == [waited, 0]
         # The receiver comes last, which delays nobody if nobody waits; both come at once to the all-reduce.
-        assert rows.select("last", "delay_ns", "surely").rows() == [
+        assert rows.select("last", "delay_ns", "late_confirmed").rows() == [
             (0, 0, 0),
             (1, waited, waited // 1_000_000),
         ]
@@ -185,7 +185,7 @@ def test_when_a_rank_came_latest_and_whose_link_is_slow(tmp_path: Path) -> None:
     # Rank 1 takes part in all of them; rank 2 only in the slow ones.
     assert {rank: row["slow_link_ns"] for rank, row in rows.items()} == {0: 0, 1: None, 2: 4 * 300_000}
     assert (rows[2]["cause"], rows[2]["delay_ns"]) == ("slow link", 0)
-    assert (rows[0]["worst_ns"], rows[0]["worst_step"], rows[0]["surely"]) == (300_000, 3, 1)
+    assert (rows[0]["worst_ns"], rows[0]["worst_step"], rows[0]["late_confirmed"]) == (300_000, 3, 1)
     assert rows[0]["worst_start_ns"] == 1_700_000_000_002_300_000
 
 

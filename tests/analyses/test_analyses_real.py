@@ -29,9 +29,15 @@ FILES = (
 )
 REAL = sorted(path.relative_to(DATA).as_posix() for glob in (*RUNS, *FILES) for path in DATA.glob(glob))
 SIGNED = {
-    *("offset_ns", "lowest_ns", "highest_ns", "drift_ppm"),  # of clocks
-    *("floor_only_ns", "floor_only_pct", "latest_ns"),  # of graph-quality: less than the makespan
-    *("delay_ns", "longer_compute_ns", "other_work_ns", "late_launch_ns", "before_ns"),  # of stragglers
+    *("offset_ns", "lower_bound_ns", "upper_bound_ns", "drift_ppm"),  # of clocks
+    *("shortfall_ns", "shortfall_pct", "max_shortfall_ns"),  # of graph-quality: less than the makespan
+    *(
+        "delay_ns",
+        "longer_compute_ns",
+        "other_work_ns",
+        "late_launch_ns",
+        "inherited_delay_ns",
+    ),  # of stragglers
 }
 SUMS = {
     *(
@@ -152,7 +158,7 @@ def test_device_work_is_the_same_whichever_way_it_is_counted(name: str) -> None:
     assert sums(short, "rank", "count") == sums(kernels.filter(pl.col("kind") != "memory"), "rank", "count")
     launches, stats = asked(name, "launches"), asked(name, "launch-stats")
     if launches is not None and stats is not None:
-        assert sums(stats, "rank", "works") == sums(launches.with_columns(one=1), "rank", "one")
+        assert sums(stats, "rank", "activities") == sums(launches.with_columns(one=1), "rank", "one")
         total = sums(kernels, "rank", "total_ns")
         assert all(part <= total[rank] for rank, part in sums(launches, "rank", "device_ns").items())
     queue, blocked = asked(name, "queue-length"), asked(name, "queue-summary")
@@ -261,5 +267,9 @@ def test_the_command_line_answers(name: str, data: Path) -> None:
 def test_the_kernels_of_a_graph_are_held_against_the_call_together(data: Path) -> None:
     """421 kernels of some us each, and one call of 507 us that launched them all: the device waits for none."""
     trace = etloom.read(data / "tracelens" / "mi300_vllm_graph_execution.json.gz")
-    rows = etloom.analyze(trace, "launch-stats").select("call", "launches", "works", "short_works").rows()
+    rows = (
+        etloom.analyze(trace, "launch-stats")
+        .select("call", "launches", "activities", "short_activities")
+        .rows()
+    )
     assert ("hipGraphLaunch", 1, 421, 0) in rows and ("hipLaunchKernel", 3, 3, 3) in rows

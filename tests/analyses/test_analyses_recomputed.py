@@ -153,14 +153,14 @@ def test_calls_that_launch(file: str) -> None:
         own = calls[row["call"]]
         delays = [max(0, min(one.event.start for one in each) - each[0].call.end) for each in own]  # type: ignore[union-attr]
         lasted = [each[0].call.dur for each in own]  # type: ignore[union-attr]
-        assert (row["launches"], row["works"]) == (len(own), sum(map(len, own)))
+        assert (row["launches"], row["activities"]) == (len(own), sum(map(len, own)))
         assert (row["call_total_ns"], row["call_max_ns"]) == (sum(lasted), max(lasted))
         assert row["launch_delay_max_ns"] == max(delays)
         assert abs(row["launch_delay_mean_ns"] - statistics.mean(delays)) <= 0.5
         assert abs(row["launch_delay_median_ns"] - statistics.median(delays)) <= 0.5
-        assert row["late_works"] == sum(delay > 100_000 for delay in delays)
+        assert row["late_activities"] == sum(delay > 100_000 for delay in delays)
         short = [each for each in own if sum(one.event.dur for one in each) < each[0].call.dur]  # type: ignore[union-attr]
-        assert row["short_works"] == sum(map(len, short))
+        assert row["short_activities"] == sum(map(len, short))
 
 
 def test_queues(file: str) -> None:
@@ -250,8 +250,8 @@ def test_operators(file: str) -> None:
     table = asked(file, "top-ops", top=10**6)
     columns = table.select("name", "count", "self_ns", "total_ns", "device_ns", "runtime_ns")
     assert {name: list(rest) for name, *rest in columns.rows()} == sums
-    assert table.select((pl.col("own_ns") == pl.col("self_ns") + pl.col("runtime_ns")).all()).item()
-    assert table["own_ns"].is_sorted(descending=True)
+    assert table.select((pl.col("exclusive_ns") == pl.col("self_ns") + pl.col("runtime_ns")).all()).item()
+    assert table["exclusive_ns"].is_sorted(descending=True)
 
 
 def test_operators_by_arguments(file: str) -> None:

@@ -27,7 +27,7 @@ def of_lengths(tmp_path: Path, host: int, device: int) -> Trace:
         ("kernel-breakdown", "total_pct"),
         ("kernel-families", "total_pct"),
         ("top-ops", "self_pct"),
-        ("top-ops", "own_pct"),
+        ("top-ops", "exclusive_pct"),
         ("annotations", "pct"),
     ],
 )
@@ -63,13 +63,13 @@ def copies(tmp_path: Path, *sizes: int | None) -> dict[str, Any]:
 
 def test_the_bandwidth_of_copies_is_of_those_whose_size_is_known(tmp_path: Path) -> None:
     row = copies(tmp_path, 1_000_000, None)
-    assert (row["count"], row["bytes"], row["busy_ns"], row["short"]) == (2, 1_000_000, 20_000, 0)
+    assert (row["count"], row["bytes"], row["busy_ns"], row["small"]) == (2, 1_000_000, 20_000, 0)
     assert row["mean_gb_per_s"] == pytest.approx(100.0)
 
 
 def test_copies_of_no_known_size_are_not_short(tmp_path: Path) -> None:
     row = copies(tmp_path, None, None)
-    assert (row["count"], row["bytes"], row["mean_gb_per_s"], row["short"]) == (2, None, None, None)
+    assert (row["count"], row["bytes"], row["mean_gb_per_s"], row["small"]) == (2, None, None, None)
 
 
 def test_modules_without_a_device_have_no_device_time(tmp_path: Path) -> None:

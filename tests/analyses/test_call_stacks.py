@@ -73,7 +73,7 @@ def rows(tree: pl.DataFrame) -> list[tuple[Any, ...]]:
 
 
 def test_the_tree_of_a_small_trace(trace: Trace) -> None:
-    tree = etloom.analyze(trace, "call-stacks", least_pct=0.0)
+    tree = etloom.analyze(trace, "call-stacks", min_pct=0.0)
     assert tree["node"].to_list() == list(range(8))
     assert rows(tree) == [
         (1, None, 0, "ProfilerStep#*", 2, 160, 90, 7, 0, 1),
@@ -88,7 +88,7 @@ def test_the_tree_of_a_small_trace(trace: Trace) -> None:
 
 
 def test_joined_puts_backward_under_its_forward_operator(trace: Trace) -> None:
-    tree = etloom.analyze(trace, "call-stacks", joined=True, kernels=True, least_pct=0.0)
+    tree = etloom.analyze(trace, "call-stacks", joined=True, kernels=True, min_pct=0.0)
     assert rows(tree) == [
         (1, None, 0, "ProfilerStep#*", 2, 180, 90, 18, 0, 2),
         (1, 0, 1, "a", 2, 90, 40, 18, 0, 2),
@@ -106,16 +106,16 @@ def test_joined_puts_backward_under_its_forward_operator(trace: Trace) -> None:
 
 def test_small_shares_and_deep_calls_may_be_left_out(trace: Trace) -> None:
     # Of 180 us of host time and 31 us of device time: B0 (10 us) stays for its 11 us of kernels.
-    names = etloom.analyze(trace, "call-stacks", least_pct=30.0)["name"].to_list()
+    names = etloom.analyze(trace, "call-stacks", min_pct=30.0)["name"].to_list()
     assert names == ["ProfilerStep#*", "a", "eval: B0", "B0", "cudaLaunchKernel", UNLAUNCHED]
     assert etloom.analyze(trace, "call-stacks", depth=0)["depth"].unique().to_list() == [0]
     with pytest.raises(AnalysisError, match="is no share"):
-        etloom.analyze(trace, "call-stacks", least_pct=101.0)
+        etloom.analyze(trace, "call-stacks", min_pct=101.0)
 
 
 def test_without_device_work_its_columns_are_null(trace: Trace) -> None:
     host = trace.replace(events=trace.events.filter(pl.col("cat") != "kernel"))
-    tree = etloom.analyze(host, "call-stacks", least_pct=0.0)
+    tree = etloom.analyze(host, "call-stacks", min_pct=0.0)
     assert tree["device_ns"].null_count() == tree.height == 7
     with pytest.raises(AnalysisError, match="no calls on any thread"):
         etloom.analyze(linker.link(Trace({}, {})), "call-stacks")

@@ -142,9 +142,9 @@ def test_an_analysis_declares_its_columns(name: str) -> None:
 
 
 COUNTS = """
-allocations calls communications count counted critical device_starts edges gaps inferred_waits instances kernel_count
-kernels last late_works launches linked local_communications lost_waits matched matched_communications operators points
-queue_length ranks recorded short short_works slow_calls surely threads_aside total turns unlinked works
+allocations calls communications count counted critical device_starts edges gaps inferred_syncs inter_thread_dependencies ignored_threads instances kernel_count
+kernels last late_activities launches linked local_communications unmatched_syncs matched matched_communications operators points
+queue_length ranks recorded small short_activities activities slow_calls late_confirmed total unlinked
 """
 """Columns that say how many; the name says of what."""
 NAMES = """
@@ -155,7 +155,7 @@ pid rank reference seq source step stream tid worst_step
 OWN_UNITS = {
     "ccl-bench": {"value"},  # in the unit that the row says
     "collective-summary": {"slowest_over_median"},  # a ratio
-    "cupti-counters": {"total", "mean", "least", "most"},  # in whatever the counter counts
+    "cupti-counters": {"total", "mean", "min", "max"},  # in whatever the counter counts
     "queue-summary": {"mean", "median", "p95", "max"},  # launches
 }
 

@@ -40,16 +40,16 @@ EVERYTHING = ("cpu_op", "python_function", "cuda_runtime", "cuda_driver")
 
 def test_runtime_calls_are_of_their_innermost_operator(tmp_path: Path) -> None:
     table = top_ops(tmp_path, *EVERYTHING)
-    assert table.select("name", "own_ns", "self_ns", "runtime_ns").rows() == [
+    assert table.select("name", "exclusive_ns", "self_ns", "runtime_ns").rows() == [
         ("copy", 50_000, 20_000, 30_000),
         ("view", 40_000, 40_000, 0),
         ("add", 30_000, 25_000, 5_000),
     ]
-    assert table["own_pct"].to_list() == pytest.approx([100 * 50 / 120, 100 * 40 / 120, 25.0])
+    assert table["exclusive_pct"].to_list() == pytest.approx([100 * 50 / 120, 100 * 40 / 120, 25.0])
 
 
 @pytest.mark.parametrize(
-    ("by", "order"), [("self", "view add copy"), ("runtime", "copy add view"), ("own", "copy view add")]
+    ("by", "order"), [("self", "view add copy"), ("runtime", "copy add view"), ("exclusive", "copy view add")]
 )
 def test_what_decides(tmp_path: Path, by: str, order: str) -> None:
     assert top_ops(tmp_path, *EVERYTHING, by=by)["name"].to_list() == order.split()
@@ -57,7 +57,7 @@ def test_what_decides(tmp_path: Path, by: str, order: str) -> None:
 
 def test_without_calls_their_time_is_unknown(tmp_path: Path) -> None:
     table = top_ops(tmp_path, "cpu_op")
-    assert table.select("name", "own_ns", "self_ns", "runtime_ns").rows() == [
+    assert table.select("name", "exclusive_ns", "self_ns", "runtime_ns").rows() == [
         ("copy", 70_000, 70_000, None),
         ("view", 40_000, 40_000, None),
         ("add", 30_000, 30_000, None),

@@ -221,7 +221,7 @@ def test_numbers_of_other_kinds_are_numbers(run: Path) -> None:
     import numpy as np
 
     assert etloom.analyze(job, "top-ops", top=np.int64(1)).height == 2
-    assert etloom.analyze(job, "call-stacks", least_pct=5).height > 0
+    assert etloom.analyze(job, "call-stacks", min_pct=5).height > 0
 
 
 @pytest.mark.parametrize("given", ["run/", Path("run"), 3, None])

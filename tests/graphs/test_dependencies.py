@@ -80,8 +80,8 @@ def test_what_holds_of_every_recording(name: str, data: Path) -> None:
     most, least = FIGURES[name]
     table = etloom.analyze(job, "graph-quality")
     whole = table.row(-1, named=True)
-    assert 0 <= -whole["floor_only_pct"] <= most
-    assert whole["why_not"] == DOUBTFUL.get(name)
+    assert 0 <= -whole["shortfall_pct"] <= most
+    assert whole["reason"] == DOUBTFUL.get(name)
     assert whole["explainable"] == (name not in DOUBTFUL)
     for row in table.filter(pl.col("rank").is_not_null()).iter_rows(named=True):
         if least is not None:
@@ -225,7 +225,7 @@ def test_a_run_known_by_heart(run: Job) -> None:
         ("cudaLaunchKernel", 40_000),
     ]
     spare = etloom.analyze(run, "slack")
-    known = {row["name"]: row["least_ns"] for row in spare.iter_rows(named=True)}
+    known = {row["name"]: row["min_ns"] for row in spare.iter_rows(named=True)}
     assert known["gemm"] == 100_000
     assert known["ncclDevKernel_AllReduce_Sum"] == 50_000
     assert known["aten::linear"] == 0

@@ -173,7 +173,7 @@ def test_of_many_rows_the_costliest_of_all_ranks_come_first(
         "<tr>"
     )[2:]
     shown = [re.findall(r'data-value="([^"]*)"', row)[2] for row in rows]
-    assert shown == [str(ns) for ns in operators["own_ns"].sort(descending=True).head(2)]
+    assert shown == [str(ns) for ns in operators["exclusive_ns"].sort(descending=True).head(2)]
 
 
 def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ Known = list[tuple[re.Pattern[str], Peaks]]
 
 @cache
 def _shipped() -> Known:
-    text = resources.files("etloom.analyses").joinpath("devices.json").read_text(encoding="utf-8")
+    text = resources.files("etloom.analyses.flops").joinpath("devices.json").read_text(encoding="utf-8")
     return _devices(json.loads(text))
 
 

@@ -27,10 +27,10 @@ def add_self_time(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
 
 
 def measure_operators(trace: Trace) -> pl.DataFrame:
-    """id, name, step, dur, self_ns, runtime_ns, own_ns, device_ns, outermost of each operator that has a duration.
+    """id, name, step, dur, self_ns, runtime_ns, exclusive_ns, device_ns, outermost of each operator that has a duration.
 
     runtime_ns: in calls into the device's runtime or driver of which this is the innermost operator; null where the
-    trace holds none. own_ns: self_ns and that. device_ns: the sum of the durations of the device events launched in it
+    trace holds none. exclusive_ns: self_ns and that. device_ns: the sum of the durations of the device events launched in it
     or anywhere below it. outermost: nothing of the same name encloses it, so that sums over the outermost ones count no
     time twice.
     """
@@ -44,7 +44,7 @@ def measure_operators(trace: Trace) -> pl.DataFrame:
     return events.select("id", "name", "step", "dur")[rows].with_columns(
         own[rows].alias("self_ns"),
         runtime.alias("runtime_ns"),
-        (own[rows] + runtime.fill_null(0)).alias("own_ns"),
+        (own[rows] + runtime.fill_null(0)).alias("exclusive_ns"),
         pl.Series("device_ns", sum_device_time(trace, parent)[rows]),
         pl.Series("outermost", ~_is_enclosed_by_namesake(rows, parent, names)),
     )

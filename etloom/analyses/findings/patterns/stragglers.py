@@ -18,7 +18,7 @@ _REASONS = {
     "longer compute": "longer compute",
     "other work": "more time in other work",
     "late launch": "its host launches late",
-    "before": "it was already late, before the trace or when it left the previous communication",
+    "inherited delay": "it was already late, before the trace or when it left the previous communication",
 }
 _REASONS_WITHOUT_DEVICE = _REASONS | {
     "late launch": "late start, after more time outside of operators (Python, input)"
