@@ -8,6 +8,7 @@ SHELL := bash
 PYTHON ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
+JOBS ?= 2
 FUZZ_SECONDS ?= 60
 FUZZ_INPUTS ?= 1000000000
 
@@ -28,7 +29,7 @@ need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/d
 want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
 	|| echo "$(2) (apt-get install $(3))" >&2
 
-.PHONY: help setup build-native demo test check lint format fuzz bench clean
+.PHONY: help setup build-native demo test test-only check lint lint-package docs reference format fuzz bench clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -70,6 +71,11 @@ $(VENV)/.packages: pyproject.toml constraints.txt $(VENV)/.torch
 		-C wheel.cmake=false -C editable.mode=inplace
 	@touch $@
 
+$(VENV)/.docs: pyproject.toml $(VENV)/.packages
+	@echo "installing the packages that build the documentation"
+	@$(PIP) install --constraint constraints.txt --group docs
+	@touch $@
+
 $(VENV)/.browser: | $(BIN)/python
 	@$(call want,command -v chromium || command -v chromium-browser || command -v google-chrome,no browser: the tests of the report are skipped,chromium fonts-dejavu-core)
 	@touch $@
@@ -93,11 +99,29 @@ lint: setup ## format, style, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint ## lint, and the tests that take seconds
-	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
+ifdef PACKAGE
+check: lint-package
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" tests/$(PACKAGE) $(PYTEST_ARGS)
+else
+check: lint ## lint and the tests that take seconds; PACKAGE=linker does so for one package only
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" $(PYTEST_ARGS)
+endif
 
-test: lint $(VENV)/.browser ## lint, and every test
-	$(BIN)/python -m pytest -q -n 2 $(PYTEST_ARGS)
+lint-package: setup
+	$(BIN)/ruff format --check etloom/$(PACKAGE) tests/$(PACKAGE)
+	$(BIN)/ruff check etloom/$(PACKAGE) tests/$(PACKAGE)
+	$(BIN)/mypy etloom/$(PACKAGE)
+
+test: lint docs test-only ## lint, the documentation, and every test
+
+test-only: setup $(VENV)/.browser
+	$(BIN)/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
+
+docs: setup $(VENV)/.docs ## build the documentation into build/site; fails on dead links
+	$(BIN)/mkdocs build --strict --quiet
+
+reference: setup ## write the generated pages of docs/reference
+	$(BIN)/python docs/generate_reference.py
 
 PEERS := benchmarks/.venv-peers
 $(PEERS)/.packages: | $(BIN)/python
