@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom import formats
-from etloom.api.arguments import Run, StrPath, as_run, check_options, verb, writing
+from etloom.api.arguments import Run, StrPath, as_run, verb, writing
 from etloom.core import registry
+from etloom.core.plugin_options import check_options
 
 if TYPE_CHECKING:
     from etloom.collector import Collected

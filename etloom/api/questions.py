@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from etloom import linker
-from etloom.api.arguments import Run, StrPath, as_job, as_run, check_options, verb, writing
+from etloom.api.arguments import Run, StrPath, as_job, as_run, verb, writing
 from etloom.api.verdicts import CheckResult
 from etloom.core import registry
 from etloom.core.errors import EtloomWarning
+from etloom.core.plugin_options import check_options
 from etloom.core.trace import Job, Trace
 
 if TYPE_CHECKING:

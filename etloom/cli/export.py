@@ -59,8 +59,8 @@ def export(
       etloom export run/ --rank 0 --to chrome --out rank0.json
       etloom export run/ --out sim/job.et        # check it with: etloom lint sim/
     """
-    from etloom.api.arguments import check_options
     from etloom.core import registry
+    from etloom.core.plugin_options import check_options
     from etloom.core.text import unknown_rank_error
 
     with as_usage_error("to" if to else "out"):

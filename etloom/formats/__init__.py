@@ -1,47 +1,30 @@
-"""Readers: one file a format, each from a file to a Trace in the file's own terms. `read` tells which by content."""
+"""Trace formats: one module or sub-package per format, each between a file's bytes and tables, in both directions.
+
+A format's module has `sniff` and `read` (`etloom.core.registry`), and where etloom writes the format its sub-package
+holds the writer. `io` and `tables` are shared by the formats: bytes and files, and the building of tables.
+"""
 
 from __future__ import annotations
 
-import importlib
-import itertools
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etloom.core import registry
-from etloom.core.errors import EtloomError, ReadError
+from etloom.core.errors import ReadError
+from etloom.core.plugin_options import check_options
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, detect_compression, open_decompressed
 
-if TYPE_CHECKING:
-    from etloom.formats.kineto.large_file import convert_large_file
-    from etloom.loading.rank_discovery import Found, discover, rank_in_name
+__all__ = ["UNKNOWN_FORMAT", "detect_format", "is_compressed", "read"]
 
-__all__ = [
-    "Found",
-    "discover",
-    "detect_format",
-    "is_compressed",
-    "rank_in_name",
-    "read",
-    "convert_large_file",
-]
+HELPERS = frozenset({"io", "tables"})
+"""Modules of this package that are not plugins."""
 
-_HEAD = 1 << 16
-_HOME = {
-    "Found": "etloom.loading.rank_discovery",
-    "discover": "etloom.loading.rank_discovery",
-    "rank_in_name": "etloom.loading.rank_discovery",
-    "convert_large_file": "etloom.formats.kineto.large_file",
-}
+UNKNOWN_FORMAT = "not a trace in a known format"
 
-
-def __getattr__(name: str) -> Any:
-    # One file is read without what only folders and large files need (yaml, pyarrow).
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+_HEAD_BYTES = 1 << 16
 
 
 def read(
@@ -51,87 +34,100 @@ def read(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Trace | Job:
-    """What one file (or one folder that is a trace, as our own Parquet) holds. Nothing in it is linked.
+    """Read one trace file, or a folder that is one trace, such as etloom's own Parquet. Nothing is linked.
 
-    format: the name of a reader, where the content is not to tell. progress: called with the number of bytes of
-    the file, packed or not, as they are read, by the readers that can say. options: those of the reader.
+    Args:
+        path: The file or folder.
+        format: The name of a reader; by default the content decides.
+        progress: Called with the number of bytes of the file (compressed or not) as they are read, by readers that
+            support it.
+        **options: Options of the reader.
 
-    Raises ReadError for a file that is missing, cannot be read or is no trace; UnknownName for an unknown format;
-    EtloomError for an option that the reader does not have.
+    Returns:
+        The Trace of one rank, or a Job where the file holds several ranks.
+
+    Raises:
+        ReadError: If the file is missing, cannot be read or is not a trace.
+        UnknownName: If there is no reader of that name.
+        EtloomError: If the reader does not have one of the options.
     """
     path = Path(path)
-    _check_is_there(path)
+    _check_exists(path)
     name = format or detect_format(path)
     if name is None:
-        raise ReadError(*_describe_unknown(path), where=path, remedy=_remedy(path))
-    known = [option.name for option in registry.list_options("readers", name)]
-    if unknown := sorted(options.keys() - known):
-        raise EtloomError(
-            f"the reader {name!r} has no option {', '.join(map(repr, unknown))}",
-            where=path,
-            remedy=f"its options: {', '.join(known)}" if known else "it has none",
-        )
-    if progress is not None and "progress" in known:
+        raise ReadError(_explain_unknown(path), where=path, remedy=_suggest_remedy(path))
+    check_options("readers", name, options)
+    if progress is not None and any(o.name == "progress" for o in registry.list_options("readers", name)):
         options["progress"] = progress
     with registry.name_plugin_in_errors("readers", name):
-        found: Trace | Job = registry.get("readers", name).read(path, **options)
-    return found
+        trace: Trace | Job = registry.get("readers", name).read(path, **options)
+    return trace
 
 
 def detect_format(path: Path) -> str | None:
-    """The name of the reader for a file or folder, by its first bytes; None for what is no trace.
+    """Return the name of the reader of a file or folder, or None if it is not a trace.
 
-    Raises ReadError for a file that is missing, no regular one or cannot be opened.
+    A file is recognized by its first 64 KiB, decompressed; a folder by the optional `sniff_folder` of a reader.
+
+    Raises:
+        ReadError: If the path is missing, is neither a file nor a folder, or cannot be opened.
     """
-    _check_is_there(path)
-    names = registry.list_plugins("readers")
+    _check_exists(path)
     if path.is_dir():
-        holders = ((name, getattr(registry.get("readers", name), "holds", None)) for name in names)
-        return next((name for name, holds in holders if holds is not None and holds(path)), None)
-    head = _head(path)
-    if head.lstrip()[:1] in (b"{", b"["):
-        # Last the one that needs protobuf, which takes longer to import than the others to answer.
-        names.sort(key="chakra".__eq__)
-    return next((name for name in names if registry.get("readers", name).sniff(head)), None) if head else None
-
-
-def _check_is_there(path: Path) -> None:
-    if not path.exists():
-        raise ReadError("no such file or folder", where=path, remedy="check the path")
-    if not (path.is_file() or path.is_dir()):  # opening a pipe would wait for ever
-        raise ReadError("is no regular file", where=path, remedy="save the stream to a file first")
+        for name in registry.list_plugins("readers"):
+            sniff_folder = getattr(registry.get("readers", name), "sniff_folder", None)
+            if sniff_folder is not None and sniff_folder(path):
+                return name
+        return None
+    head = _read_head(path)
+    if not head:
+        return None
+    return next((name for name in _order_for_sniffing() if registry.get("readers", name).sniff(head)), None)
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file is gzip or zstd. Raises ReadError for one that cannot be opened."""
+    """Return whether a file is gzip or zstd. Raises ReadError if it cannot be opened."""
     return detect_compression(path) is not None
 
 
-def _head(path: Path) -> bytes:
+def _order_for_sniffing() -> list[str]:
+    """Return the readers' names in the order in which their `sniff` is tried.
+
+    No two sniffers accept the same file, so the order matters for speed only: the chakra reader comes last because
+    its protobuf takes longer to import than all the other sniffers take to run.
+    """
+    names = registry.list_plugins("readers")
+    return [name for name in names if name != "chakra"] + [name for name in names if name == "chakra"]
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise ReadError("no such file or folder", where=path, remedy="check the path")
+    if not (path.is_file() or path.is_dir()):  # opening a pipe would block forever
+        raise ReadError("is not a regular file", where=path, remedy="save the stream to a file first")
+
+
+def _read_head(path: Path) -> bytes:
     with open_decompressed(path) as stream:
         try:
-            return b"".join(itertools.islice(iter(lambda: stream.read(_HEAD), b""), 1))
+            return stream.read(_HEAD_BYTES)
         except DECOMPRESSION_ERRORS:
             return b""
         except OSError as error:
             raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
 
 
-def _describe_unknown(path: Path) -> tuple[str]:
+def _explain_unknown(path: Path) -> str:
     if path.is_dir():
-        return ("this is a folder, and no trace by itself",)
+        return "is a folder, not a trace file"
     if path.stat().st_size == 0:
-        return ("the file is empty",)
-    if detect_compression(path) and not _head(path):
-        return ("nothing could be unpacked of it",)
-    return ("this is no trace of a known format",)
+        return "the file is empty"
+    if detect_compression(path) and not _read_head(path):
+        return "nothing could be decompressed"
+    return UNKNOWN_FORMAT
 
 
-def _remedy(path: Path) -> str:
+def _suggest_remedy(path: Path) -> str:
     if path.is_dir():
-        return "open it as a run (etloom.open), or name one file in it"
+        return "open it as a run (etloom.open), or specify one file in it"
     return f"known formats: {', '.join(registry.list_plugins('readers'))}"
-
-
-HELPERS = frozenset({"io", "tables"})
-"""Modules of this package that are not plugins."""

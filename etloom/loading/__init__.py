@@ -20,6 +20,7 @@ from etloom.formats.parquet import OnDisk
 from etloom.formats.parquet import writer as parquet_writer
 from etloom.loading import cache, consistency, file_reading, large_files, parallel
 from etloom.loading.file_reading import Progress
+from etloom.loading.rank_discovery import discover
 from etloom.loading.resident_tables import ResidentTables
 
 __all__ = ["LoadOptions", "Progress"]
@@ -55,7 +56,7 @@ class LoadOptions:
 
         Raises ReadError where nothing can be read, LinkError.
         """
-        found = formats.discover(folder, rank_pattern)
+        found = discover(folder, rank_pattern)
         paths = [path for of_rank in found.ranks.values() for path in of_rank]
         if len(paths) == 1:
             job = self.file(paths[0])

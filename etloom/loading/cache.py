@@ -68,7 +68,7 @@ def load_entry(key: str | None) -> Trace | None:
         return None
     entry = cache_folder() / key
     before = _inode(entry)
-    if not reader.holds(entry):
+    if not reader.sniff_folder(entry):
         return None
     try:
         trace = reader.read(entry)
@@ -126,7 +126,7 @@ def _create_entry(key: str, make: Callable[[Path], None]) -> Trace | None:
 
 def open_entry(key: str | None) -> Trace | None:
     """The entry of that key, its tables left on disk, or None; a damaged entry is none."""
-    if key is None or not reader.holds(entry := cache_folder() / key):
+    if key is None or not reader.sniff_folder(entry := cache_folder() / key):
         return None
     try:
         owner = get_usage(cache_folder()).hold(entry, _entry_bytes(entry))

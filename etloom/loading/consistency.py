@@ -9,11 +9,11 @@ from pathlib import Path
 
 import polars as pl
 
-from etloom import formats
 from etloom.collectives import matching
 from etloom.core import categories
 from etloom.core.text import format_ranges
 from etloom.core.trace import Stat, Trace
+from etloom.loading.rank_discovery import rank_in_name
 
 TRUNCATION_STATS = ("read.truncated", "read.packing")
 """Rows of stats of a file that ends early."""
@@ -184,7 +184,7 @@ def _check_file_ranks(traces: Sequence[Trace]) -> list[Stat]:
     worlds = [world for trace in traces if (world := trace.meta.get("world_size")) is not None]
     for trace in traces:
         for file in map(Path, trace.meta.get("files", ())):
-            rank = formats.rank_in_name(file) if trace.rank is None else trace.rank
+            rank = rank_in_name(file) if trace.rank is None else trace.rank
             # A number beyond the world counts something else, such as steps.
             if rank is not None and (trace.rank is not None or rank < min(worlds, default=rank + 1)):
                 how = "its name" if trace.rank is None else "what it says"

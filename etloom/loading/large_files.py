@@ -35,11 +35,11 @@ def has_too_many_events(trace: Trace) -> bool:
 
 def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) -> None:
     """Turn a Kineto file into a folder of Parquet, part by part. Raises ReadError, LimitError, EtloomError."""
+    from etloom.formats.kineto.large_file import convert_large_file  # only large files need pyarrow
+
     with writer.create_atomically(out) as folder:
         with convert_panics(path):
-            meta = formats.convert_large_file(
-                path, folder, progress=partial(progress, path) if progress else None
-            )
+            meta = convert_large_file(path, folder, progress=partial(progress, path) if progress else None)
         writer.write_meta(folder, "trace", meta)
 
 

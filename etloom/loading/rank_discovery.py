@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from etloom.core.errors import EtloomError, ReadError
+from etloom.formats import UNKNOWN_FORMAT, detect_format
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
 from etloom.formats.io.workload_card import find_cards, read_card
 from etloom.loading.run_json import find_unfinished_recording, read_run_json
@@ -187,8 +188,6 @@ def _detect_formats(
     paths: Iterable[Path], unreadable: list[EtloomError]
 ) -> tuple[dict[Path, str], list[Path]]:
     """The format of each trace, and what is none. A file that is called a trace and is none cannot be read."""
-    from etloom.formats import detect_format  # this module is imported by it
-
     formats: dict[Path, str] = {}
     ignored = []
     for path in paths:
@@ -205,7 +204,7 @@ def _detect_formats(
         if name is not None and not (path.is_file() and name == "parquet"):
             formats[path] = "metrics" if name == "parquet" and _find_converted_file(path) else name
         elif path.is_file() and name is None and _TRACE_NAME.search(path.name):
-            what = "this is no trace of a known format" if path.stat().st_size else "the file is empty"
+            what = UNKNOWN_FORMAT if path.stat().st_size else "the file is empty"
             unreadable.append(ReadError(what, where=path))
         elif path.is_file():
             ignored.append(path)

@@ -169,8 +169,8 @@ def test_a_folder_where_a_file_is_needed_says_so(
 ) -> None:
     status, _, err = call("link", "--host", run, "--device", run, "--out", tmp_path / "x")
     assert status == 1
-    assert err == f"etloom: {run}: this is a folder, and no trace by itself; open it as a run (etloom.open), or " \
-        "name one file in it\n"  # fmt: skip
+    assert err == f"etloom: {run}: is a folder, not a trace file; open it as a run (etloom.open), or " \
+        "specify one file in it\n"  # fmt: skip
 
 
 def test_tables_and_reports_make_the_folders_that_they_lack(

@@ -199,13 +199,13 @@ def test_a_fault_of_our_own_stays_one(
     [
         (
             {"top": "x"},
-            "the option 'top' of the analysis 'top-ops' is a whole number, not 'x'; its default is 20",
+            "the option 'top' of the analysis 'top-ops': expected an integer, got 'x'; its default is 20",
         ),
-        ({"top": True}, "is a whole number, not True"),
-        ({"top": None}, "is a whole number, not None"),
-        ({"by": 3}, "the option 'by' of the analysis 'top-ops' is a text, not 3"),
-        ({"step": "3"}, "the option 'step' of the analysis 'top-ops' is a whole number or None, not '3'"),
-        ({"topp": 3}, "the analysis 'top-ops' has no option 'topp'; its options: "),
+        ({"top": True}, "expected an integer, got True"),
+        ({"top": None}, "expected an integer, got None"),
+        ({"by": 3}, "the option 'by' of the analysis 'top-ops': expected a string, got 3"),
+        ({"step": "3"}, "the option 'step' of the analysis 'top-ops': expected an integer or None, got '3'"),
+        ({"topp": 3}, "the analysis 'top-ops' has no option 'topp'; did you mean 'top'?"),
     ],
 )
 def test_an_option_of_another_type_is_refused_by_name(

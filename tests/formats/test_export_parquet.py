@@ -83,9 +83,9 @@ def test_others_read_it_with_the_rank_as_a_column(job: Job, tmp_path: Path) -> N
 
 def test_its_meta_json_and_folder_are_told_by_content(job: Job, tmp_path: Path) -> None:
     export.write(job, tmp_path / "it")
-    assert reader.holds(tmp_path / "it")
-    assert reader.holds(tmp_path / "it" / "rank=0")
-    assert not reader.holds(tmp_path)
+    assert reader.sniff_folder(tmp_path / "it")
+    assert reader.sniff_folder(tmp_path / "it" / "rank=0")
+    assert not reader.sniff_folder(tmp_path)
     assert reader.sniff((tmp_path / "it" / "meta.json").read_bytes()[:64])
     assert isinstance(etloom.read(tmp_path / "it" / "meta.json"), Job)
 

@@ -229,7 +229,7 @@ def test_parquetdir_reads_the_same(export: Path, job: Job, tmp_path: Path) -> No
             columns = [column[0] for column in cursor.description]
             frame = pl.DataFrame(cursor.fetchall(), schema=columns, orient="row", infer_schema_length=None)
             frame.write_parquet(folder / f"{name}.parquet")
-    assert nsys.holds(folder)
+    assert nsys.sniff_folder(folder)
     again = nsys.read(folder)
     assert isinstance(again, Job)
     for rank in job.ranks:

@@ -101,11 +101,11 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path, verb: str, capsys: pytest.Cap
     os.mkfifo(pipe)
     more = {"info": [], "query": ["select 1"], "convert": [str(tmp_path / "out.parquet")]}[verb]
     assert cli.main([verb, str(pipe), *more]) == 1
-    assert "is no regular file" in capsys.readouterr().err
+    assert "is not a regular file" in capsys.readouterr().err
 
 
 def test_a_packing_of_nothing_says_so(tmp_path: Path) -> None:
     file = tmp_path / "empty.json.gz"
     file.write_bytes(gzip.compress(b""))
-    with pytest.raises(ReadError, match="nothing could be unpacked"):
+    with pytest.raises(ReadError, match="nothing could be decompressed"):
         etloom.read(file)

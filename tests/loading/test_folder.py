@@ -19,7 +19,7 @@ import etloom
 from etloom import cli, loading
 from etloom.api.run_info import describe_ranks as described
 from etloom.core.errors import DataLoss, EtloomError, ReadError
-from etloom.formats import discover
+from etloom.loading.rank_discovery import discover
 
 
 def kineto(path: Path, rank: int | None = None, world: int | None = None) -> None:
@@ -186,7 +186,7 @@ def test_samples_of_any_kind_are_mapped_once_and_come_along(
     assert etloom.open(run, use_cache=False)[0].counters.height == 0
     command = ["convert", str(samples), str(run / "samples.parquet")]
     assert cli.main(command) == 1
-    assert "is no trace of a known format" in capsys.readouterr().err
+    assert "not a trace in a known format" in capsys.readouterr().err
     assert cli.main([*command, "--time-column", "when", "--unit", "ms"]) == 0
     job = etloom.open(run, use_cache=False)
     assert job[0].counters["value"].to_list() == [40, 41]
@@ -289,7 +289,7 @@ def test_one_unreadable_file_costs_itself_only(tmp_path: Path) -> None:
         (None, "error", 1, f"{tmp_path / 'kineto_trace_1.json'}: no trace was found in it{remedy}"),
         (None, "error", 1, f"{tmp_path / 'kineto_trace_3.json'}: the file is empty"),
         (0, "error", 1, f"{tmp_path / 'kineto_trace_0.json'}: no trace was found in it{remedy}"),
-        (2, "error", 1, f"{tmp_path / 'torch_et_2.json'}: this is no trace of a known format"),
+        (2, "error", 1, f"{tmp_path / 'torch_et_2.json'}: not a trace in a known format"),
     ]
     # What `etloom info` counts of a rank is what of its files was lost.
     assert described(job)["lost"].to_list() == [1, 1]

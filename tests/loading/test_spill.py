@@ -14,7 +14,8 @@ from etloom import loading
 from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
-from etloom.formats import convert_large_file, kineto
+from etloom.formats import kineto
+from etloom.formats.kineto.large_file import convert_large_file
 
 
 def assert_spills_as_it_reads(source: Path, folder: Path, part_rows: int) -> Trace:

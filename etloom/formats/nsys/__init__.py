@@ -51,7 +51,7 @@ def sniff(head: bytes) -> bool:
     return head.startswith((_REPORT, _SQLITE))
 
 
-def holds(path: Path) -> bool:
+def sniff_folder(path: Path) -> bool:
     """Whether the folder is an export of ``nsys export --type parquetdir``."""
     return (path / "StringIds.parquet").is_file() or any(path.glob("CUPTI_ACTIVITY_KIND_*.parquet"))
 

@@ -30,7 +30,7 @@ def sniff(head: bytes) -> bool:
     return re.match(rb'\s*\{\s*"etloom"\s*:', head) is not None
 
 
-def holds(path: Path) -> bool:
+def sniff_folder(path: Path) -> bool:
     """Whether a folder is such a folder: it has a meta.json of ours."""
     try:
         with Path(path, "meta.json").open("rb") as file:
