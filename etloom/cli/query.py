@@ -54,7 +54,7 @@ def query(path: Path | None, sql: str | None, tables: bool, table: TableOptions,
     with as_usage_error("sql"):
         check_query(sql)  # before the run is opened
     job = open_job(path, run, lazy=True)
-    for name, _, _, example in job.own_stats.iter_rows():
+    for name, _, _, example in job.run_stats.iter_rows():
         if name == "job.not_linked":
             print_message(f"{path}: {example}")
     write_table(job.query(sql), table.format, table.out)

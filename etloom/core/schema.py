@@ -17,12 +17,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
 SEVERITIES = ("info", "data_loss", "error")
-"""Of a stats row: nothing is lost (repaired, defaulted) | input was skipped | an answer may be wrong."""
+"""Severities of a row of stats: nothing is lost (repaired, defaulted) | input was skipped | results may be wrong."""
+
+
+class Stat(NamedTuple):
+    """A row of the table ``stats``."""
+
+    name: str
+    """The thing that is counted, as area.name: ``read.truncated``."""
+    severity: str
+    """One of `SEVERITIES`."""
+    count: int  # type: ignore[assignment]  # shadows tuple.count
+    example: str | None
+    """One of the things counted, or an explanation."""
 
 
 @dataclass(frozen=True)

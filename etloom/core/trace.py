@@ -12,12 +12,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 import polars as pl
 
 from etloom.core.errors import DataLoss, UnknownName
-from etloom.core.schema import SEVERITIES, TABLES
+from etloom.core.schema import SEVERITIES, TABLES, Stat
 from etloom.core.sql import run_query
 from etloom.core.text import format_ranks
 
-Stat = tuple[str, str, int, str | None]
-"""A row of stats: name, severity, count, example."""
 _Result = TypeVar("_Result")
 
 
@@ -112,7 +110,7 @@ class Trace:
 
     def count(self, name: str, count: int, example: str | None = None, severity: str = "info") -> Trace:
         """A Trace with one more row of stats; the same Trace when count is 0."""
-        return self.with_stats([(name, severity, count, example)])
+        return self.with_stats([Stat(name, severity, count, example)])
 
     def with_stats(self, rows: Sequence[Stat]) -> Trace:
         """A Trace with more rows of stats: (name, severity, count, example); rows of count 0 are left out."""

@@ -21,10 +21,11 @@ import polars as pl
 
 from etloom.core.categories import itemsize, parse_collective
 from etloom.core.errors import ReadError
+from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io import safe_pickle
 from etloom.formats.io.compression import read_content
-from etloom.formats.tables.building import Stat, build_trace, sort_events
+from etloom.formats.tables.building import build_trace, sort_events
 
 _MOST_DIMENSIONS = 64
 _PEER = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
@@ -71,7 +72,7 @@ def read(path: Path, *, limit: int = 256 << 20) -> Trace:
         else:
             rows.append({"position": position, **row})
     lost = "an entry without profiling_name or time_created_ns"
-    stats.append(("read.damaged_entry", "data_loss", unread, lost))
+    stats.append(Stat("read.damaged_entry", "data_loss", unread, lost))
     meta = {
         "formats": ["flight_recorder"],
         "files": [str(path)],
@@ -93,7 +94,7 @@ def _load_dump(data: bytes, cut: str | None, path: Path, stats: list[Stat]) -> d
         except (ValueError, RecursionError) as error:
             dump = _recover_entries(data.decode("utf-8", "replace"))
             example = f"{cut or error}: {len(dump.get('entries', ()))} whole entries were read"
-            stats.append(("read.truncated", "data_loss", 1, example))
+            stats.append(Stat("read.truncated", "data_loss", 1, example))
     if not isinstance(dump, dict) or not {"entries", "pg_config"} & dump.keys():
         raise ReadError("is no Flight Recorder dump: no entries, no pg_config", where=path)
     return dump

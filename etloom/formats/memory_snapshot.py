@@ -21,10 +21,11 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import LimitError, ReadError
+from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io import safe_pickle
 from etloom.formats.io.compression import read_content
-from etloom.formats.tables.building import Stat, build_frame, build_trace, sort_events
+from etloom.formats.tables.building import build_frame, build_trace, sort_events
 
 _KEYS = re.compile(rb'\s*\{\s*"(?:segments|device_traces|allocator_settings|external_annotations)"\s*:')
 _MOST_FRAMES = 256
@@ -82,31 +83,31 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
         events += beside
     events += _pair_annotations(snapshot.get("external_annotations"), counts)
     stats += [
-        (
+        Stat(
             "read.damaged_entry",
             "data_loss",
             counts["damaged_entry"],
             "an entry without action, address or size",
         ),
-        (
+        Stat(
             "read.unknown_action",
             "data_loss",
             counts["unknown_action"],
             "what the allocator did there is not known",
         ),
-        (
+        Stat(
             "read.without_time",
             "data_loss",
             counts["without_time"],
             "entries without time_us; PyTorch 2.2 writes it",
         ),
-        (
+        Stat(
             "read.totals_unknown",
             "data_loss",
             counts["totals_unknown"],
             "the history does not fit the segments",
         ),
-        (
+        Stat(
             "read.open_annotation",
             "data_loss",
             counts["open_annotation"],

@@ -18,9 +18,10 @@ import polars as pl
 
 from etloom.core import categories
 from etloom.core.errors import ReadError
+from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.compression import read_content
-from etloom.formats.tables.building import Stat, build_frame, build_trace
+from etloom.formats.tables.building import build_frame, build_trace
 
 _ENTRY = re.compile(rb'^\s*\[\s*\{[^{}]*"(?:comms|compute|markers?)"\s*:')
 _SPECIAL_CALLS = {"wait": "wait", "init": "init", **dict.fromkeys(("noop", "pt2pt", "batch_isend_irecv"))}
@@ -52,7 +53,7 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
         raise ReadError(f"is no whole JSON: {cut or str(error)[:80]}", where=path) from error
     if not isinstance(entries, list):
         raise ReadError("is no list of calls", where=path, remedy="PARAM's basic traces are JSON lists")
-    stats: list[Stat] = [("read.entries", "info", len(entries), "entries in the file")]
+    stats: list[Stat] = [Stat("read.entries", "info", len(entries), "entries in the file")]
     left: Counter[str] = Counter()
     groups: dict[str, list[int]] = {}
     calls: list[tuple[dict[str, Any], str]] = []
@@ -69,7 +70,7 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
             left[_describe_entry(entry)] += 1
         elif meant != "init":
             calls.append((entry, meant))
-    stats += [("read.not_communication", "info", count, what) for what, count in left.most_common(8)]
+    stats += [Stat("read.not_communication", "info", count, what) for what, count in left.most_common(8)]
     waited = {str(entry.get("req")) for entry, meant in calls if meant == "wait"}
     worlds = {size for entry, _ in calls if isinstance(size := entry.get("world_size"), int)}
     tables = {}

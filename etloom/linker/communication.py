@@ -10,7 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.core import arrays, categories
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 
 _FACT_COLUMNS = [name for name in TABLES["comms"].schema if name not in ("id", "node", "event")]
@@ -41,7 +41,7 @@ def join_comms(trace: Trace) -> Trace:
     whole = whole.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"), pl.all())
     example = alone["collective"][0] if alone.height else None
     return trace.replace(comms=whole).with_stats(
-        [("link.comms_without_event", "info", alone.height, example)]
+        [Stat("link.comms_without_event", "info", alone.height, example)]
     )
 
 

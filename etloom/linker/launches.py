@@ -11,6 +11,7 @@ import polars as pl
 
 from etloom.core import arrays, categories
 from etloom.core.arrays import rows_of_ids
+from etloom.core.schema import Stat
 from etloom.core.steps import match_steps
 from etloom.core.trace import Trace
 from etloom.linker.placement import format_example, ids_of_rows
@@ -44,16 +45,21 @@ def join_launches(trace: Trace) -> Trace:
     cause = np.where(call >= 0, call, around)
     return trace.replace(launches=launches, events=_add_device_steps(events, (work, cause))).with_stats(
         [
-            ("link.launch_missing", "info", missing.size, format_example(events, missing)),
+            Stat("link.launch_missing", "info", missing.size, format_example(events, missing)),
             *(
-                (f"link.{reason}", "info", rows.size, format_example(events, rows))
+                Stat(f"link.{reason}", "info", rows.size, format_example(events, rows))
                 for reason, rows in classify_missing_launches(events, process, missing).items()
             ),
-            ("link.work_after_recording", "info", late.size, format_example(events, late)),
-            ("link.launches_without_work", "info", other.size, format_example(events, other)),
-            ("link.launch_without_operator", "info", alone.size, format_example(events, alone)),
-            ("link.graph_launches", "info", graphs.size, format_example(events, graphs)),
-            ("link.repeated_correlations", "info", repeated, "of calls; the latest before the work is taken"),
+            Stat("link.work_after_recording", "info", late.size, format_example(events, late)),
+            Stat("link.launches_without_work", "info", other.size, format_example(events, other)),
+            Stat("link.launch_without_operator", "info", alone.size, format_example(events, alone)),
+            Stat("link.graph_launches", "info", graphs.size, format_example(events, graphs)),
+            Stat(
+                "link.repeated_correlations",
+                "info",
+                repeated,
+                "of calls; the latest before the work is taken",
+            ),
         ]
     )
 

@@ -8,6 +8,7 @@ import polars as pl
 from etloom.core import arrays
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import LinkError
+from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.linker.alignment import (
     MIN_SCORE,
@@ -20,8 +21,6 @@ from etloom.linker.backend_ranges import pair_backend_ranges
 from etloom.linker.id_join import IdJoin, is_linkable, join_by_id
 from etloom.linker.input_shapes import count_equal_shapes
 from etloom.linker.placement import ids_of_rows
-
-StatRow = tuple[str, str, int, str | None]
 
 
 def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
@@ -48,7 +47,7 @@ def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
     if not arrays.is_in(events["cat"], arrays.RECORD_FUNCTION_CATEGORIES).any():
         return trace.with_stats(
             [
-                (
+                Stat(
                     "link.no_operators",
                     "info",
                     int(is_linkable(nodes).sum()),
@@ -66,8 +65,8 @@ def _link_by_ids(trace: Trace, join: IdJoin) -> Trace:
     disagreed = join.joined - join.agreed
     return _add_links(trace, [(join.node, join.event, 1.0)], join.how).with_stats(
         [
-            ("link.name_disagreements", "info", disagreed, join.example),
-            ("link.repeated_ids", "info", join.repeated, f"{join.how} that one side holds twice"),
+            Stat("link.name_disagreements", "info", disagreed, join.example),
+            Stat("link.repeated_ids", "info", join.repeated, f"{join.how} that one side holds twice"),
             *_count_unlinked(trace.nodes, join.node),
         ]
     )
@@ -102,13 +101,13 @@ def _link_by_order(trace: Trace, join: IdJoin, iterations: str) -> Trace:
     ambiguous = ties if iterations == "best" and ties > 1 else 0
     return _add_links(trace, pairs, "align", **figures).with_stats(
         [
-            (
+            Stat(
                 f"link.rejected_{join.how}",
                 "info",
                 join.joined,
                 f"{join.agreed} of {join.joined} names agree: ids of another run ({join.example})",
             ),
-            (
+            Stat(
                 "link.equal_iterations",
                 "info",
                 ambiguous,
@@ -174,7 +173,7 @@ def _list_files(trace: Trace) -> str:
     return ", ".join(map(str, trace.meta.get("files", ())))
 
 
-def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[StatRow]:
+def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Stat]:
     """Stats of the nodes without an event: those of threads that the profiler did not see, and others."""
     able = is_linkable(nodes)
     has = np.zeros(nodes.height, bool)
@@ -203,8 +202,8 @@ def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[StatRow]:
         return f"{nodes['name'][int(rows[0])]}, node {nodes['et_id'][int(rows[0])]}" if rows.size else None
 
     return [
-        ("link.missing_threads", "info", int(elsewhere.sum()), f"operators of {named}"),
-        ("link.outside_recording", "info", outer.size, example(outer)),
-        ("link.unlinked_operators", "info", rest.size, example(rest)),
-        ("link.process_group_records", "info", groups.size, example(groups)),
+        Stat("link.missing_threads", "info", int(elsewhere.sum()), f"operators of {named}"),
+        Stat("link.outside_recording", "info", outer.size, example(outer)),
+        Stat("link.unlinked_operators", "info", rest.size, example(rest)),
+        Stat("link.process_group_records", "info", groups.size, example(groups)),
     ]

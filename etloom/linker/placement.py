@@ -7,8 +7,9 @@ import polars as pl
 
 from etloom.core import arrays, categories
 from etloom.core.intervals import find_innermost
+from etloom.core.schema import Stat
 from etloom.core.steps import match_steps, parse_step
-from etloom.core.trace import Stat, Trace
+from etloom.core.trace import Trace
 
 SEVERAL_DEVICES = "link.several_devices"
 """Name of the row of stats that counts the devices of a rank, where it has more than one."""
@@ -37,10 +38,10 @@ def place_events(trace: Trace) -> Trace:
     )
     return trace.replace(events=events).with_stats(
         [
-            ("link.asynchronous", "info", len(at.detached), format_example(events, at.detached)),
-            ("link.crossed", "info", len(at.crossed), format_example(events, at.crossed)),
-            ("link.clamped", "info", len(at.clamped), format_example(events, at.clamped)),
-            ("link.never_closed", "info", len(at.unclosed), format_example(events, at.unclosed)),
+            Stat("link.asynchronous", "info", len(at.detached), format_example(events, at.detached)),
+            Stat("link.crossed", "info", len(at.crossed), format_example(events, at.crossed)),
+            Stat("link.clamped", "info", len(at.clamped), format_example(events, at.clamped)),
+            Stat("link.never_closed", "info", len(at.unclosed), format_example(events, at.unclosed)),
             *_count_shared_steps(events),
             *_count_devices(events),
         ]
@@ -58,7 +59,7 @@ def _count_shared_steps(events: pl.DataFrame) -> list[Stat]:
         f"step {number} is marked by {processes} processes: it lasts from the first to begin to the last to end, and "
         "what each did in it counts"
     )
-    return [("link.steps_of_several_processes", "error", shared.height, example)]
+    return [Stat("link.steps_of_several_processes", "error", shared.height, example)]
 
 
 def _count_devices(events: pl.DataFrame) -> list[Stat]:
@@ -68,7 +69,7 @@ def _count_devices(events: pl.DataFrame) -> list[Stat]:
     if len(devices) < 2:
         return []
     example = f"devices {', '.join(map(str, devices))}: the rank counts as busy where any of them is"
-    return [(SEVERAL_DEVICES, "info", len(devices), example)]
+    return [Stat(SEVERAL_DEVICES, "info", len(devices), example)]
 
 
 def _step_annotations(events: pl.DataFrame) -> pl.DataFrame:

@@ -12,7 +12,7 @@ import polars as pl
 
 from etloom.core import arrays, categories
 from etloom.core.arrays import rows_of_ids
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 from etloom.linker.launches import find_calls
 from etloom.linker.placement import ids_of_rows
@@ -49,13 +49,13 @@ def add_sync_dependencies(trace: Trace) -> Trace:
     unknown = calls.join(waits, left_on="call", right_on="sync", how="anti").height
     return trace.replace(sync_dependencies=waits).with_stats(
         [
-            (
+            Stat(
                 "link.syncs_without_record",
                 "info",
                 vague,
                 "the call that recorded the event is not in the trace",
             ),
-            (
+            Stat(
                 "link.syncs_without_work",
                 "info",
                 unknown,

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from etloom.core import arrays, categories
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 from etloom.linker.placement import ids_of_rows
 
@@ -28,7 +28,14 @@ def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trac
     ]
     handoffs = TABLES["thread_dependencies"].conform(pl.concat(frames).sort("event", "kind"))
     return trace.replace(thread_dependencies=handoffs).with_stats(
-        [("link.backward_without_forward", "info", unknown, "no operator of that sequence number before it")]
+        [
+            Stat(
+                "link.backward_without_forward",
+                "info",
+                unknown,
+                "no operator of that sequence number before it",
+            )
+        ]
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from etloom import formats, linker
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.memory import available_memory
-from etloom.core.trace import Job, Stat, Trace
+from etloom.core.schema import Stat
+from etloom.core.trace import Job, Trace
 from etloom.formats import parquet as parquet_reader
 from etloom.formats.parquet import OnDisk
 from etloom.formats.parquet import writer as parquet_writer
@@ -129,7 +130,7 @@ class LoadOptions:
             raise ReadError(f"{first.what}{also}", where=first.where, remedy=first.remedy)
         job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
         rows: dict[int, list[Stat]] = {
-            rank: [("job.unreadable_file", "error", 1, str(error)) for error in errors]
+            rank: [Stat("job.unreadable_file", "error", 1, str(error)) for error in errors]
             for rank, errors in failures.items()
         }
         return _add_rank_stats(job, rows).with_stats(

@@ -11,8 +11,9 @@ import polars as pl
 
 from etloom.collectives import matching
 from etloom.core import categories
+from etloom.core.schema import Stat
 from etloom.core.text import format_ranges
-from etloom.core.trace import Stat, Trace
+from etloom.core.trace import Trace
 from etloom.loading.rank_discovery import rank_in_name
 
 TRUNCATION_STATS = ("read.truncated", "read.packing")
@@ -51,22 +52,24 @@ def check_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
     wrong = [(rank, trace.rank) for rank, trace in traces.items() if trace.rank not in (None, rank)]
     if wrong:
         example = f"a file in the place of rank {wrong[0][0]} says it is rank {wrong[0][1]}"
-        stats.append(("job.rank_disagrees", "error", len(wrong), example))
+        stats.append(Stat("job.rank_disagrees", "error", len(wrong), example))
     worlds = {world for trace in traces.values() if (world := trace.meta.get("world_size")) is not None}
     if len(worlds) > 1:
-        stats.append(("job.world_size_disagrees", "error", len(worlds), f"world sizes {sorted(worlds)}"))
+        stats.append(Stat("job.world_size_disagrees", "error", len(worlds), f"world sizes {sorted(worlds)}"))
     elif worlds:
         (world,) = worlds
         beyond = [rank for rank in traces if rank >= world]
         if beyond:
             example = f"rank {beyond[0]} of a world of {world} ranks"
-            stats.append(("job.world_size_disagrees", "error", len(beyond), example))
+            stats.append(Stat("job.world_size_disagrees", "error", len(beyond), example))
         missing = world - (len(traces) - len(beyond))
         if missing > 0:
             absent = (rank for rank in itertools.count() if rank not in traces)
             some = format_ranges(itertools.islice(absent, min(missing, _MAX_SEARCHED_RANKS)))
             more = ", ..." if missing > _MAX_SEARCHED_RANKS and not some.endswith("...") else ""
-            stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some}{more} of {world}"))
+            stats.append(
+                Stat("job.missing_ranks", "info", missing, f"no trace of rank {some}{more} of {world}")
+            )
     return [*stats, *_check_common_time(traces), *_check_group_sizes(traces)]
 
 
@@ -91,7 +94,7 @@ def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
         f"group {group} of {size} ranks: more ranks use its name, or name theirs each in its own way, and who is in "
         "which was not recorded: what they did together is not matched"
     )
-    return [("job.ranks_beyond_group", "data_loss", names, example)]
+    return [Stat("job.ranks_beyond_group", "data_loss", names, example)]
 
 
 def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
@@ -116,7 +119,7 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
         f"rank {late}{on[late]} began {gap_ns / 1e9:,.3f} s after rank {early}{on[early]} had ended: their clocks "
         "differ (etloom analyze clocks), or they are of two runs; times across ranks are wrong by as much"
     )
-    return [("job.no_common_moment", "error", 1, example)]
+    return [Stat("job.no_common_moment", "error", 1, example)]
 
 
 def check_files(traces: Sequence[Trace]) -> list[Stat]:
@@ -147,7 +150,7 @@ def check_processes(traces: Sequence[Trace]) -> list[Stat]:
         f"the execution trace is of process {first}{nodes}, the Kineto trace of process {second}{times}: operators, "
         "shapes and sizes are of one run and times of another"
     )
-    return [("link.processes_differ", "error", 1, example)]
+    return [Stat("link.processes_differ", "error", 1, example)]
 
 
 def _has_format(trace: Trace, format: str) -> bool:
@@ -193,4 +196,4 @@ def _check_file_ranks(traces: Sequence[Trace]) -> list[Stat]:
     if len(known) < 2 or not by_name:
         return []
     example = f"{'; '.join(known.values())}: their ids may agree, their times do not belong together"
-    return [("link.ranks_differ", "error", 1, example)]
+    return [Stat("link.ranks_differ", "error", 1, example)]

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from etloom import formats
+from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.formats.parquet import writer
 from etloom.loading import cache
@@ -51,11 +52,11 @@ def open_on_disk(path: Path, progress: Progress | None, use_cache: bool, linking
     return cache.open_or_create(keys, lambda folder: spill_to_parquet(path, folder, progress))
 
 
-def count_unlinked(job: Job) -> list[tuple[str, str, int, str | None]]:
+def count_unlinked(job: Job) -> list[Stat]:
     """The row of stats that counts the ranks which were left unlinked."""
     ranks = [rank for rank, trace in job.items() if not trace.meta.get("linked")]
     example = (
         "too large to be joined while it is read: parent, depth and step of events, launches, thread_dependencies and "
         "sync_dependencies are empty; etloom link PATH --out RUN.parquet joins it, in memory"
     )
-    return [("job.not_linked", "info", len(ranks), example)]
+    return [Stat("job.not_linked", "info", len(ranks), example)]

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from etloom.core.errors import EtloomError, ReadError
+from etloom.core.schema import Stat
 from etloom.formats import UNKNOWN_FORMAT, detect_format
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
 from etloom.formats.io.workload_card import find_cards, read_card
 from etloom.loading.run_json import find_unfinished_recording, read_run_json
-
-Stat = tuple[str, str, int, str | None]
 
 # kineto_trace_3.json, torch_et_3.json.gz, kineto_rank3_x.json, rank3_trace.json, rank-3.Apr.1102.pt.trace.json, ...
 _RANK_NAME_PATTERNS = (
@@ -112,7 +111,7 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
         ranks[rank] = _keep_one_per_kind(paths, formats, rows[rank])
     for failure in unreadable:
         named = _find_rank_in_name(Path(failure.where or ""), patterns)
-        rows[named].append(("job.unreadable_file", "error", 1, str(failure)))
+        rows[named].append(Stat("job.unreadable_file", "error", 1, str(failure)))
     of_path = {path: rank for rank, paths in ranks.items() for path in paths}
     for path, row in salvaged.items():
         rows[of_path.get(path)].append(row)
@@ -121,7 +120,7 @@ def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Fo
     if missing:
         first = itertools.islice((rank for rank in itertools.count() if rank not in ranks), min(missing, 8))
         some = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
-        stats.append(("job.missing_ranks", "info", missing, f"no trace of rank {some}"))
+        stats.append(Stat("job.missing_ranks", "info", missing, f"no trace of rank {some}"))
     card, (run, cut_short) = _read_first_card(folder, stats), read_run_json(folder, stats)
     for rank, row in cut_short.items():
         rows[rank].append(row)
@@ -156,7 +155,7 @@ def _read_first_card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
         try:
             return read_card(path)
         except EtloomError as error:
-            stats.append(("job.workload_card", "data_loss", 1, str(error)))
+            stats.append(Stat("job.workload_card", "data_loss", 1, str(error)))
     return None
 
 
@@ -180,7 +179,7 @@ def _prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat
             kept.append(path)
         else:
             example = f"{taken.name} is read in place of {path.name}, from which it was salvaged"
-            said[taken] = ("job.salvaged_taken", "data_loss", 1, example)
+            said[taken] = Stat("job.salvaged_taken", "data_loss", 1, example)
     return kept, said
 
 
@@ -233,7 +232,7 @@ def _drop_converted(formats: dict[Path, str], stats: list[Stat]) -> None:
     for path in [path for path, format in formats.items() if format == "metrics" and path.name in taken]:
         del formats[path]
         example = f"{taken[path.name].name} is read in place of {path.name}, of which it was made"
-        stats.append(("job.converted_taken", "info", 1, example))
+        stats.append(Stat("job.converted_taken", "info", 1, example))
 
 
 def _compile_rank_pattern(pattern: str) -> re.Pattern[str]:
@@ -311,10 +310,10 @@ def _keep_one_per_kind(paths: list[Path], formats: dict[Path, str], stats: list[
         elif doubled and formats[path] == "execution-trace":
             continue
         elif kind not in wanted:
-            stats.append(("job.left_out", "info", 1, f"{path.name}, open it on its own"))
+            stats.append(Stat("job.left_out", "info", 1, f"{path.name}, open it on its own"))
         elif kind in kept:
             example = f"{path.name} is left out, {kept[kind].name} was read"
-            stats.append(("job.two_files_for_a_rank", "data_loss", 1, example))
+            stats.append(Stat("job.two_files_for_a_rank", "data_loss", 1, example))
         else:
             kept[kind] = path
     return [*kept.values(), *metrics]

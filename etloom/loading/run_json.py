@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-Stat = tuple[str, str, int, str | None]
+from etloom.core.schema import Stat
 
 _MAX_BYTES = 1 << 26
 _HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)  # by host, process and chance
@@ -20,20 +20,20 @@ def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | Non
     """The run.json of `etloom collect`, if there is one, and of each rank of which something is lost the row that says
     what; rows of stats where a process or the command ended oddly."""
     if (left := find_unfinished_recording(folder)) is not None:
-        stats.append(("job.left_behind", "data_loss", 1, left))
+        stats.append(Stat("job.left_behind", "data_loss", 1, left))
     path = folder / "run.json"
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return None, {}
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        stats.append(("job.run_json", "info", 1, f"{path.name} cannot be read"))
+        stats.append(Stat("job.run_json", "info", 1, f"{path.name} cannot be read"))
         return None, {}
     if not (isinstance(run, dict) and str(run.get("schema", "")).startswith("etloom-run")):
         return None, {}
     ended = run.get("ended")
     if isinstance(ended, str) and ended:
-        stats.append(("job.ended_early", "info", 1, ended[:500]))
+        stats.append(Stat("job.ended_early", "info", 1, ended[:500]))
     cut_short = {
         rank["rank"]: row
         for rank in _list_ranks(run)
@@ -43,9 +43,9 @@ def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | Non
         stats.append(row)
     if run.get("returncode") is None and _is_launched(run):
         unseen = "etloom collect did not see the job end: it was killed, or the job still runs"
-        stats.append(("job.end_not_seen", "info", 1, unseen))
+        stats.append(Stat("job.end_not_seen", "info", 1, unseen))
     elif run.get("returncode"):
-        stats.append(("job.failed", "info", 1, f"the command ended with status {run['returncode']}"))
+        stats.append(Stat("job.failed", "info", 1, f"the command ended with status {run['returncode']}"))
     return run, cut_short
 
 
@@ -82,4 +82,4 @@ def _list_ranks(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _describe_loss(what: dict[str, Any]) -> Stat | None:
     lost = what.get("lost")
-    return ("job.cut_short", "data_loss", 1, lost[:500]) if isinstance(lost, str) and lost else None
+    return Stat("job.cut_short", "data_loss", 1, lost[:500]) if isinstance(lost, str) and lost else None

@@ -17,6 +17,7 @@ from typing import Any
 
 from etloom.core.categories import parse_collective
 from etloom.core.errors import ReadError
+from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.io import python_literals
@@ -79,9 +80,9 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
         raise ReadError("is no Chakra execution trace: no message is a node", where=path)
     tables, more = nodes.tables()
     stats += [
-        ("read.damaged_node", "data_loss", damaged, "a message that is no Node"),
-        ("read.unreadable_values", "info", len(unread), unread[0] if unread else None),
-        ("read.no_time", "data_loss", len(untimed), untimed[0] if untimed else None),
+        Stat("read.damaged_node", "data_loss", damaged, "a message that is no Node"),
+        Stat("read.unreadable_values", "info", len(unread), unread[0] if unread else None),
+        Stat("read.no_time", "data_loss", len(untimed), untimed[0] if untimed else None),
         *more,
     ]
     tables["groups"] = build_frame("groups", groups, stats)

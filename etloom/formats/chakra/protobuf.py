@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from etloom.formats.tables.building import Stat
+from etloom.core.schema import Stat
 
 NODE_TYPES = {
     0: "INVALID_NODE",
@@ -162,11 +162,11 @@ def split_messages(data: bytes, truncation: str | None = None) -> tuple[list[mem
         except (IndexError, ValueError):
             left = f"{len(data) - offset:,} bytes after message {len(messages):,} are not a complete message"
             return messages, [
-                ("read.truncated", "data_loss", 1, f"{left}: {truncation or 'the end is missing'}")
+                Stat("read.truncated", "data_loss", 1, f"{left}: {truncation or 'the end is missing'}")
             ]
         messages.append(view[begin : begin + length])
         offset = begin + length
-    return messages, [("read.truncated", "data_loss", 1, truncation)] if truncation else []
+    return messages, [Stat("read.truncated", "data_loss", 1, truncation)] if truncation else []
 
 
 def parse_metadata(message: bytes | memoryview) -> Any:

@@ -22,10 +22,10 @@ import polars as pl
 
 from etloom.core.categories import DEVICE_CATEGORIES, parse_collective
 from etloom.core.errors import ReadError
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.compression import read_content
-from etloom.formats.tables.building import Stat, build_trace
+from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
 
 _NODE_LIST_PATTERN = re.compile(r'"nodes"\s*:\s*\[')
@@ -60,7 +60,7 @@ def read(path: Path, *, limit: int = 2 << 30) -> Trace:
             _add_node(nodes, node, header.get("pid"))
         else:
             skipped += 1
-    stats.append(("read.damaged_node", "data_loss", skipped, "a node without an id"))
+    stats.append(Stat("read.damaged_node", "data_loss", skipped, "a node without an id"))
     tables, more = nodes.tables()
     stats += more
     tables["launches"] = _build_launches(tables)
@@ -117,7 +117,7 @@ def _parse_file(data: bytes, cut: str | None, path: Path) -> tuple[dict[str, Any
             losses += 1
             at = begin.end()
     example = f"{complaint}: {len(found):,} whole nodes were read"
-    return header, found, [("read.truncated", "data_loss", max(losses, 1), example)]
+    return header, found, [Stat("read.truncated", "data_loss", max(losses, 1), example)]
 
 
 def _to_ns(microseconds: Any) -> int | None:

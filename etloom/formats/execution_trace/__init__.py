@@ -22,9 +22,10 @@ import polars as pl
 
 from etloom import _native
 from etloom.core import arrays, categories
+from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace import communication
-from etloom.formats.io.native_parser import ParsedFile, Progress, Stat, parse_file
+from etloom.formats.io.native_parser import ParsedFile, Progress, parse_file
 from etloom.formats.tables import comms_table
 
 SCHEMAS = ("1.0.1", *(f"{number}-chakra.0.0.4" for number in ("1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")))
@@ -61,14 +62,16 @@ def to_trace(parsed: ParsedFile, path: Path) -> Trace:
     header = parsed.header
     schema = header.get("schema")
     if schema not in SCHEMAS:
-        stats.append(("read.unknown_schema", "info", 1, f"{schema!r} is read as the nearest known schema"))
+        stats.append(
+            Stat("read.unknown_schema", "info", 1, f"{schema!r} is read as the nearest known schema")
+        )
     nodes = parsed.tables["nodes"].with_row_index("id")
     twice = int((np.diff(nodes["et_id"].to_numpy()) == 0).sum())
     if twice:
-        stats.append(("read.duplicate_node_id", "error", twice, "node ids that occur more than once"))
+        stats.append(Stat("read.duplicate_node_id", "error", twice, "node ids that occur more than once"))
     nodes = _repair_parents(nodes, stats)
     comms = communication.build_comms(nodes, parsed.tables["tensors"], parsed.tables["comms"], stats)
-    stats.append(("read.nodes", "info", parsed.rows, "nodes in the file"))
+    stats.append(Stat("read.nodes", "info", parsed.rows, "nodes in the file"))
     meta: dict[str, Any] = {
         "files": [str(path)],
         "formats": ["execution_trace"],
@@ -106,11 +109,11 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     repaired = np.flatnonzero((by_nesting >= 0) & (by_nesting != recorded))
     if len(repaired):
         example = f"{name[int(repaired[0])]} (node {nodes['et_id'][int(repaired[0])]})"
-        stats.append(("read.repaired_parent", "info", len(repaired), example))
+        stats.append(Stat("read.repaired_parent", "info", len(repaired), example))
     orphans = np.flatnonzero((parent < 0) & ~root & nodes["recorded_parent"].is_not_null().to_numpy())
     if len(orphans):
         example = f"{name[int(orphans[0])]}: its parent is not in the file"
-        stats.append(("read.missing_parent", "info", len(orphans), example))
+        stats.append(Stat("read.missing_parent", "info", len(orphans), example))
     found = pl.Series("parent", parent).cast(pl.Int64)
     return nodes.with_columns(found.set(found < 0, None).cast(pl.UInt32))
 

@@ -15,7 +15,8 @@ from typing import Any
 import polars as pl
 
 from etloom.core import arrays, categories
-from etloom.formats.io.native_parser import Stat, load_json
+from etloom.core.schema import Stat
+from etloom.formats.io.native_parser import load_json
 from etloom.formats.tables.comms_table import build_groups, normalize_comms
 
 COMM_RECORD = "record_param_comms"
@@ -85,7 +86,7 @@ def build_comms(
             f"{unplaced[0]}: it counts ranks within its group, and does not say of which group it is: "
             "the other end, or the root, is not known (etloom collect --observer native records groups)"
         )
-        stats.append(("read.rank_within_unknown_group", "data_loss", len(unplaced), example))
+        stats.append(Stat("read.rank_within_unknown_group", "data_loss", len(unplaced), example))
     kept = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
     return normalize_comms(pl.DataFrame(kept, schema=_COLUMNS), stats).with_row_index("id")
 

@@ -15,9 +15,9 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError
+from etloom.core.schema import Stat
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
 
-Stat = tuple[str, str, int, str | None]
 Progress = Callable[[int], None]
 
 FIRST_TEXT_ID = -(1 << 40)
@@ -78,14 +78,14 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
             "no trace was found in it", where=path, remedy="expected Kineto JSON or an execution trace"
         )
     if summary["truncated"]:
-        stats.append(("read.truncated", "data_loss", 1, "the file ends early; what came before was read"))
+        stats.append(Stat("read.truncated", "data_loss", 1, "the file ends early; what came before was read"))
     if summary["trailing"]:
         stats.append(
-            ("read.trailing_bytes", "data_loss", summary["trailing"], "behind the end of the document")
+            Stat("read.trailing_bytes", "data_loss", summary["trailing"], "behind the end of the document")
         )
     for name, (count, example) in sorted(summary["troubles"].items()):
         severity, meaning = _MEANING[name]
-        stats.append((f"read.{name}", severity, count, (meaning + _text(example)).rstrip(" :")))
+        stats.append(Stat(f"read.{name}", severity, count, (meaning + _text(example)).rstrip(" :")))
     header = _header(summary["header"], stats)
     return ParsedFile(take_frames(parser), header, stats, summary["rows"])
 
@@ -127,7 +127,9 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
     try:
         while (piece := pieces.get()) is not None:
             if isinstance(piece, DECOMPRESSION_ERRORS):
-                stats.append(("read.packing", "data_loss", 1, f"the packing is damaged or cut off: {piece}"))
+                stats.append(
+                    Stat("read.packing", "data_loss", 1, f"the packing is damaged or cut off: {piece}")
+                )
                 return
             if isinstance(piece, OSError):
                 raise ReadError(f"cannot be read: {piece}", where=path) from None
@@ -145,7 +147,7 @@ def _header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[str, 
         try:
             header[_text(key)] = load_json(value)
         except (ValueError, RecursionError):
-            stats.append(("read.header", "data_loss", 1, f"the member {_text(key)!r} is damaged"))
+            stats.append(Stat("read.header", "data_loss", 1, f"the member {_text(key)!r} is damaged"))
     return header
 
 

@@ -21,8 +21,9 @@ import polars as pl
 from etloom import _native
 from etloom.core import arrays
 from etloom.core.errors import ReadError
+from etloom.core.schema import Stat
 from etloom.core.trace import Trace
-from etloom.formats.io.native_parser import FIRST_TEXT_ID, ParsedFile, Progress, Stat, parse_file
+from etloom.formats.io.native_parser import FIRST_TEXT_ID, ParsedFile, Progress, parse_file
 from etloom.formats.tables import comms_table
 
 _EPOCH_NS = 10**18
@@ -78,7 +79,7 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
     if others:
         severity = "info" if len(others) <= _MAX_KEPT_METADATA else "data_loss"
         example = f"no table holds them; meta keeps the first {_MAX_KEPT_METADATA}: {others[0]['name']}"
-        stats.append(("read.other_metadata", severity, len(others), example))
+        stats.append(Stat("read.other_metadata", severity, len(others), example))
     first = tables["events"]["ts"].min() if first_ts is None else first_ts
     first = first if isinstance(first, int) else 0
     meta = _build_meta(parsed.header, path)
@@ -92,7 +93,7 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
         tables[name] = table.with_row_index("id")
     tables["comms"] = tables["comms"].with_row_index("id")
     tables["groups"] = comms_table.build_groups(meta["distributed"].get("pg_config"))
-    stats.append(("read.events", "info", parsed.rows, "rows of traceEvents in the file"))
+    stats.append(Stat("read.events", "info", parsed.rows, "rows of traceEvents in the file"))
     return Trace({**tables, "threads": threads}, meta).with_stats(stats)
 
 
@@ -127,9 +128,11 @@ def _read_base_ns(header: dict[str, Any], first: int, stats: list[Stat]) -> int:
     base = _to_int(stated) or 0
     if stated is not None and _to_int(stated) is None:
         example = f"baseTimeNanoseconds is no time: {str(stated)[:60]}"
-        stats.append(("read.odd_base", "data_loss", 1, example))
+        stats.append(Stat("read.odd_base", "data_loss", 1, example))
     if base and first > _EPOCH_NS:
-        stats.append(("read.base_ignored", "info", 1, "times are absolute although the file states a base"))
+        stats.append(
+            Stat("read.base_ignored", "info", 1, "times are absolute although the file states a base")
+        )
         return 0
     return base
 
@@ -201,10 +204,10 @@ def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str
             lone += 1
     open_ranges = sum(map(len, begun.values()))
     joined = "begin and end events, joined to one event"
-    stats.append(("read.closed_ranges", "info", len(durations), joined))
+    stats.append(Stat("read.closed_ranges", "info", len(durations), joined))
     for name, count in (("read.end_without_begin", lone), ("read.begin_without_end", open_ranges)):
         if count:
-            stats.append((name, "data_loss", count, "a range of which the file holds one end only"))
+            stats.append(Stat(name, "data_loss", count, "a range of which the file holds one end only"))
     closed = pl.DataFrame(
         list(durations.items()), schema={"row": pl.UInt32, "length": pl.Int64}, orient="row"
     )

@@ -19,16 +19,9 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from etloom import _native
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.formats import kineto
-from etloom.formats.io.native_parser import (
-    ParsedFile,
-    Progress,
-    Stat,
-    collect_result,
-    read_ahead,
-    take_frames,
-)
+from etloom.formats.io.native_parser import ParsedFile, Progress, collect_result, read_ahead, take_frames
 
 PART_ROWS = 1_000_000
 

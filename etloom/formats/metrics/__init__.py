@@ -18,6 +18,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError
+from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.compression import read_content
 from etloom.formats.metrics.parsing import (  # fmt: skip
@@ -31,7 +32,7 @@ from etloom.formats.metrics.parsing import (  # fmt: skip
     parse_times,
     starts_with_date,
 )
-from etloom.formats.tables.building import Stat, build_trace
+from etloom.formats.tables.building import build_trace
 
 _KEYS = re.compile(
     r"^(index|gpu|gpu_?id|gpu_?uuid|uuid|device|entity|rank|local_rank|host|hostname|node|name|pci\.bus_id)$"
@@ -97,23 +98,25 @@ def read(
     stats: list[Stat] = []
     data, cut = read_content(path, limit)
     if cut:
-        stats.append(("read.truncated", "data_loss", 1, cut))
+        stats.append(Stat("read.truncated", "data_loss", 1, cut))
     meta = {"formats": ["metrics"], "files": [str(path)]}
     if (latency := _parse_vllm_latency(data)) is not None:
-        stats.append(("read.metrics_without_time", "info", latency.height, "vLLM states durations, not when"))
+        stats.append(
+            Stat("read.metrics_without_time", "info", latency.height, "vLLM states durations, not when")
+        )
         return build_trace({"counters": latency}, meta | {"clock": "relative", "base_ns": 0}, stats)
     columns = parse_table(data, path, stats)
     name = find_time_column(columns, time_column, path)
     when, zoneless = parse_times(columns[name], unit, utc_offset, path)
     if zoneless and not utc_offset:
         stats.append(
-            ("read.metrics_guessed_zone", "info", columns.height, "dates without a zone are taken as UTC")
+            Stat("read.metrics_guessed_zone", "info", columns.height, "dates without a zone are taken as UTC")
         )
     counters, wrong = _build_counters(columns.drop(name), when)
     untimed = when.null_count()
     stats += [
-        ("read.metrics_no_time", "data_loss", untimed, f"rows whose {name} is no time"),
-        ("read.metrics_no_number", "data_loss", wrong, "cells that hold no number"),
+        Stat("read.metrics_no_time", "data_loss", untimed, f"rows whose {name} is no time"),
+        Stat("read.metrics_no_number", "data_loss", wrong, "cells that hold no number"),
     ]
     first = counters["ts"].min()
     clock = "epoch" if isinstance(first, int) and first > _EPOCH_NS else "relative"

@@ -21,6 +21,7 @@ from pathlib import Path
 import polars as pl
 
 from etloom.core.errors import ReadError
+from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.compression import decompressed_file, open_decompressed
 from etloom.formats.nsys import cuda as cuda
@@ -28,7 +29,7 @@ from etloom.formats.nsys import nvtx as nvtx
 from etloom.formats.nsys import processes as about
 from etloom.formats.nsys.containers import ExportFile, ParquetExport, SqliteExport
 from etloom.formats.nsys.event_tables import CUPTI, EventTables
-from etloom.formats.tables.building import Stat, build_trace, sort_events
+from etloom.formats.tables.building import build_trace, sort_events
 
 _SQLITE, _REPORT = b"SQLite format 3\0", b"NVIDIA Tegra Profiler Report"
 _EXPORT = ("nsys", "export", "--type=sqlite", "--force-overwrite=true")
@@ -185,12 +186,12 @@ def _repair_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     sane = events.select(untimed=(~timed).sum(), negative=(timed & (pl.col("dur") < 0)).sum())
     untimed, negative = sane.row(0)
     stats += [
-        ("read.nsys_no_time", "data_loss", untimed, "events without a start that can be one"),
-        ("read.negative_dur", "data_loss", negative, "ended before it began: the duration is null"),
+        Stat("read.nsys_no_time", "data_loss", untimed, "events without a start that can be one"),
+        Stat("read.negative_dur", "data_loss", negative, "ended before it began: the duration is null"),
     ]
     kept = events.filter(timed) if untimed else events
     nameless = "events of which neither text nor StringIds gives the name"
-    stats.append(("read.nsys_no_name", "data_loss", kept["name"].null_count(), nameless))
+    stats.append(Stat("read.nsys_no_name", "data_loss", kept["name"].null_count(), nameless))
     return kept.drop("start", "end").with_columns(dur=pl.when(pl.col("dur") >= 0).then(pl.col("dur")))
 
 
@@ -204,8 +205,8 @@ def _select_processes(events: pl.DataFrame, all_processes: bool, stats: list[Sta
     names = ", ".join(f"pid {about.get_pid(process)}" for process in idle["process"])
     lost = counts.filter(pl.col("process").is_null())["len"].sum()
     stats += [
-        ("read.nsys_no_process", "data_loss", int(lost), "events that do not say their process"),
-        (
+        Stat("read.nsys_no_process", "data_loss", int(lost), "events that do not say their process"),
+        Stat(
             "read.nsys_idle_process",
             "data_loss",
             int(idle["len"].sum()),
@@ -225,7 +226,7 @@ def _count_unread_tables(source: ExportFile) -> list[Stat]:
     if not rows:
         return []
     example = ", ".join(f"{table} {count:,}" for table, count in rows.items())
-    return [("read.nsys_table_not_read", "info", sum(rows.values()), f"rows in {example}")]
+    return [Stat("read.nsys_table_not_read", "info", sum(rows.values()), f"rows in {example}")]
 
 
 class _ProcessTables:

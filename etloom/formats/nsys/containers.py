@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import polars as pl
 
 from etloom.core.errors import ReadError
-from etloom.formats.tables.building import Stat, build_series
+from etloom.core.schema import Stat
+from etloom.formats.tables.building import build_series
 
 STRINGS = "StringIds"
 I64, TEXT = pl.Int64, pl.String
@@ -140,10 +141,12 @@ class SqliteExport:
                 yield pl.DataFrame([series for series, _ in made])
         except _ERRORS as error:
             self.stats.append(
-                ("read.nsys_damaged_table", "data_loss", 1, f"{table}: {error} after {rows_read:,} rows")
+                Stat("read.nsys_damaged_table", "data_loss", 1, f"{table}: {error} after {rows_read:,} rows")
             )
         if wrong:
-            self.stats.append(("read.nsys_wrong_type", "data_loss", wrong, f"{table}: the value became null"))
+            self.stats.append(
+                Stat("read.nsys_wrong_type", "data_loss", wrong, f"{table}: the value became null")
+            )
 
     def texts(self, ids: pl.Series) -> pl.DataFrame:
         columns = {"id": pl.Int64, "value": pl.String}
@@ -175,7 +178,7 @@ class ParquetExport:
         self.tables: Mapping[str, frozenset[str]] = tables
 
     def _damaged(self, table: str, error: Exception) -> None:
-        self.stats.append(("read.nsys_damaged_table", "data_loss", 1, f"{table}: {str(error)[:200]}"))
+        self.stats.append(Stat("read.nsys_damaged_table", "data_loss", 1, f"{table}: {str(error)[:200]}"))
 
     def height(self, table: str) -> int:
         if table not in self.tables:
@@ -199,7 +202,9 @@ class ParquetExport:
         )
         wrong = sum(frame[name].null_count() - read[name].null_count() for name in present)
         if wrong:
-            self.stats.append(("read.nsys_wrong_type", "data_loss", wrong, f"{table}: the value became null"))
+            self.stats.append(
+                Stat("read.nsys_wrong_type", "data_loss", wrong, f"{table}: the value became null")
+            )
         return frame
 
     def texts(self, ids: pl.Series) -> pl.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from etloom.core.schema import Stat
 from etloom.formats.nsys.containers import I64, TEXT, ExportFile, int_columns
 from etloom.formats.nsys.event_tables import (
     CUPTI,
@@ -14,7 +15,6 @@ from etloom.formats.nsys.event_tables import (
     resolve_names,
     select_event_columns,
 )
-from etloom.formats.tables.building import Stat
 
 NONE32 = 0xFFFFFFFF
 """CUPTI's 'no stream' and 'no event'."""
@@ -143,7 +143,9 @@ def read_graphs(source: ExportFile) -> EventTables:
     )
     side = frame.with_row_index("row").select("row", context="contextId", graph_id="graphId")
     note = "each stands for all the kernels of its graph; profile with --cuda-graph-trace=node to see them"
-    return EventTables(events, {"kernels": side}, [("read.nsys_whole_graph", "info", events.height, note)])
+    return EventTables(
+        events, {"kernels": side}, [Stat("read.nsys_whole_graph", "info", events.height, note)]
+    )
 
 
 def read_memcpys(source: ExportFile) -> EventTables:
@@ -195,7 +197,9 @@ def read_syncs(source: ExportFile) -> EventTables:
             _find_context_devices(source), on=["globalPid", "contextId"], how="left", maintain_order="left"
         ).with_columns(pl.coalesce("used", "deviceId").alias("deviceId"))
         moved = int((told["deviceId"] != frame["deviceId"]).sum())
-        stats = [("read.nsys_device_of_sync", "info", moved, "the device is that of the work in its context")]
+        stats = [
+            Stat("read.nsys_device_of_sync", "info", moved, "the device is that of the work in its context")
+        ]
         frame = told.drop("used")
     records = (
         source.frame(CUPTI + "CUDA_EVENT", dict.fromkeys((*key, "streamId", "correlationId"), I64))
@@ -248,7 +252,9 @@ def read_calls(source: ExportFile) -> EventTables:
         **_host_columns("globalTid"),
     )
     failed = frame.filter(pl.col("returnValue") != 0)["nameId"]
-    stats: list[Stat] = [("read.nsys_failed_call", "info", failed.len(), failed[0] if failed.len() else None)]
+    stats: list[Stat] = [
+        Stat("read.nsys_failed_call", "info", failed.len(), failed[0] if failed.len() else None)
+    ]
     return EventTables(events, stats=stats)
 
 

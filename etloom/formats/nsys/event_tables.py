@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from etloom.core.schema import Stat
 from etloom.formats.nsys.containers import I64, ExportFile
-from etloom.formats.tables.building import Stat
 
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.categories import parse_collective
+from etloom.core.schema import Stat
 from etloom.core.steps import STEP_PREFIX
 from etloom.formats.nsys.containers import I64, TEXT, ExportFile, int_columns
 from etloom.formats.nsys.event_tables import (
@@ -18,7 +19,7 @@ from etloom.formats.nsys.event_tables import (
     extract_tid,
     select_event_columns,
 )
-from etloom.formats.tables.building import Stat, build_frame
+from etloom.formats.tables.building import build_frame
 
 MARKS, DOMAINS, THREAD_NAMES = (34, 65), (75,), (39, 72)
 RANGES = (59, 70, 60, 71, 35, 37, 66, 68)
@@ -89,10 +90,10 @@ def read_ranges(source: ExportFile) -> EventTables:
     open_ranges = frame.filter(~mark & pl.col("end").is_null())
     unnamed = frame["text"].null_count()
     stats: list[Stat] = [
-        ("read.nsys_open_range", "info", open_ranges.height, "never closed: their duration is null"),
-        ("read.nsys_no_text", "info", unnamed, "NVTX ranges without a text"),
+        Stat("read.nsys_open_range", "info", open_ranges.height, "never closed: their duration is null"),
+        Stat("read.nsys_no_text", "info", unnamed, "NVTX ranges without a text"),
         *payload_stats,
-        (
+        Stat(
             "read.nsys_nvtx_kind",
             "info",
             every.filter(~pl.col("eventType").is_in([*RANGES, *MARKS, *DOMAINS, *THREAD_NAMES])).height,
@@ -213,7 +214,7 @@ def _read_payloads(
     for comm in found:
         comm["group_size"] = made.get((comm.pop("process"), comm["comms_id"] or 0))
     stats: list[Stat] = [
-        ("read.nsys_payload", "data_loss", undecoded, "an NVTX payload that its schema does not describe")
+        Stat("read.nsys_payload", "data_loss", undecoded, "an NVTX payload that its schema does not describe")
     ]
     row_numbers = pl.Series("row", [comm["row"] for comm in found], dtype=pl.UInt32)
     comms = build_frame("comms", found, stats).drop("id", "node", "event").with_columns(row_numbers)

@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core.schema import Stat
 from etloom.formats.nsys.containers import I64, TEXT, ExportFile, int_columns
 from etloom.formats.nsys.cuda import read_sm_counts
 from etloom.formats.nsys.event_tables import extract_pid, extract_process, extract_tid, resolve_names
-from etloom.formats.tables.building import Stat
 
 # Set for each rank by torchrun, Open MPI, Slurm and MPICH, in that order of trust.
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
@@ -44,7 +44,7 @@ def assign_ranks(
         return told, []
     example = ", ".join(f"pid {get_pid(process)} is rank {rank}" for rank, process in enumerate(order[:4]))
     return {process: rank for rank, process in enumerate(order)}, [
-        ("read.nsys_guessed_rank", "info", len(order), f"by ascending pid: {example}")
+        Stat("read.nsys_guessed_rank", "info", len(order), f"by ascending pid: {example}")
     ]
 
 

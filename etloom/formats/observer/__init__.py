@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from etloom.core.trace import Stat, Trace
+from etloom.core.schema import Stat
+from etloom.core.trace import Trace
 from etloom.formats.execution_trace import communication
 from etloom.formats.observer import arguments
 from etloom.formats.observer import notes as _observer_notes
@@ -73,19 +74,24 @@ def read(source: str | PathLike[str]) -> Trace:
     comms = arguments.build_comms_table(nodes, tensors, notes, sides, stats)
     header = records.header
     stats += [
-        (f"read.observer_{name}", severity, min(int(header["counters"][i]), _observer_tables.NEVER), meaning)
+        Stat(
+            f"read.observer_{name}",
+            severity,
+            min(int(header["counters"][i]), _observer_tables.NEVER),
+            meaning,
+        )
         for i, (name, severity, meaning) in enumerate(_COUNTERS)
     ]
     still_open = int(operators["end"].is_null().sum())
-    stats.append(("read.open_operators", "info", still_open, "had not ended when the file or window did"))
+    stats.append(Stat("read.open_operators", "info", still_open, "had not ended when the file or window did"))
     if not header["closed"]:
-        stats.append(("read.unfinished_file", "info", 1, "its process was killed, or still writes"))
+        stats.append(Stat("read.unfinished_file", "info", 1, "its process was killed, or still writes"))
     if ring is not None:
         before, steps = ring["overwritten_ns"] / 1e9, ring["whole_steps"]
         named = f" ({steps[0]} to {steps[-1]})" if steps else ""
         told = f"of the first {before:.3g} s of the window; the ring holds {len(steps)} whole steps{named}"
-        stats.append(("read.overwritten_operators", "info", ring["overwritten_operators"], told))
-    stats.append(("read.nodes", "info", operators.height, "operators in the file"))
+        stats.append(Stat("read.overwritten_operators", "info", ring["overwritten_operators"], told))
+    stats.append(Stat("read.nodes", "info", operators.height, "operators in the file"))
     tables = {
         "events": _observer_tables.build_events(operators, records),
         "nodes": nodes,
@@ -131,13 +137,15 @@ def _build_operators(records: Records, known: Any, stats: list[Stat]) -> pl.Data
         ends.unique("handle", keep="first"),
     )
     twice = frame.height - once.height
-    stats.append(("read.duplicate_node_id", "error", twice, "operators of a handle that another one has"))
+    stats.append(Stat("read.duplicate_node_id", "error", twice, "operators of a handle that another one has"))
     joined = once.join(ends_once, on="handle", how="left").sort("handle")
     alone = ends_once.join(once, on="handle", how="anti").height
-    stats.append(("read.end_without_begin", "info", alone, "their begin is not in the file"))
+    stats.append(Stat("read.end_without_begin", "info", alone, "their begin is not in the file"))
     shift = int(records.header["wall_ns"]) - int(records.header["mono_ns"])
     backwards = int((joined["end"] < joined["start"]).sum())
-    stats.append(("read.negative_duration", "error", backwards, "operators that end before they begin: 0 ns"))
+    stats.append(
+        Stat("read.negative_duration", "error", backwards, "operators that end before they begin: 0 ns")
+    )
     threads = joined["rf_tid"].n_unique()
     ended = pl.when(pl.col("end") < pl.col("start")).then("start").otherwise("end")
     return joined.with_columns(
@@ -166,7 +174,7 @@ def _decode_names(
     if not fine.all():
         lost = int((~fine).sum())
         records.stats.append(
-            ("read.unnamed_operator", "data_loss", lost, "the definition of their name is lost")
+            Stat("read.unnamed_operator", "data_loss", lost, "the definition of their name is lost")
         )
     at = pl.Series(np.where(fine, place, len(keys)))
     return {

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from etloom.core.trace import Stat
+from etloom.core.schema import Stat
 from etloom.formats.execution_trace import communication as _et_comms
 from etloom.formats.observer import argument_forms
 from etloom.formats.observer.argument_forms import DamagedForm, Form, parse_form
@@ -97,7 +97,7 @@ def decode_arguments(
         columns[name] = pl.Series(texts).cast(pl.Categorical).gather(pl.Series(value_of))
         columns[types] = pl.Series(sorts).cast(pl.Categorical).gather(pl.Series(type_of))
     stats.append(
-        ("read.damaged_arguments", "data_loss", damaged, "argument lists without a whole description")
+        Stat("read.damaged_arguments", "data_loss", damaged, "argument lists without a whole description")
     )
     ranks = {call["rank"] for call in calls.values() if call.get("pg_name") == "0"}
     found = pl.concat(tensors) if tensors else pl.DataFrame(schema=_TENSOR_COLUMNS)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from etloom.core.errors import ReadError
-from etloom.core.trace import Stat
+from etloom.core.schema import Stat
 from etloom.formats.io.compression import read_content
 
 Words = npt.NDArray[np.uint64]
@@ -88,11 +88,11 @@ def load_records(path: Path) -> Records:
     head, size = int(header["header_bytes"]), int(header["chunk_bytes"])
     if not (_HEADER.itemsize <= head <= 1 << 20 and 1024 <= size <= _MAX_CHUNK_BYTES) or head % 8 or size % 8:
         raise ReadError("the header is damaged", where=path)
-    stats: list[Stat] = [("read.cut_file", "data_loss", 1, cut)] if cut else []
+    stats: list[Stat] = [Stat("read.cut_file", "data_loss", 1, cut)] if cut else []
     body = data[head:]
     missing = -len(body) % size
     if missing:
-        stats.append(("read.cut_file", "data_loss", 1, f"ends {missing} bytes before the end of a chunk"))
+        stats.append(Stat("read.cut_file", "data_loss", 1, f"ends {missing} bytes before the end of a chunk"))
         body += bytes(missing)
     words = np.frombuffer(body, "<u8").reshape(-1, size // 8)
     return _walk_records(
@@ -117,10 +117,10 @@ def _find_valid_chunks(words: Words, claimed: int, stats: list[Stat]) -> Indices
         )
     lost = np.flatnonzero(~fine & ~unused)
     if len(lost):
-        stats.append(("read.damaged_chunk", "data_loss", len(lost), f"chunk {lost[0]}"))
+        stats.append(Stat("read.damaged_chunk", "data_loss", len(lost), f"chunk {lost[0]}"))
     if claimed > len(words):
         stats.append(
-            ("read.cut_file", "data_loss", claimed - len(words), "chunks behind the end of the file")
+            Stat("read.cut_file", "data_loss", claimed - len(words), "chunks behind the end of the file")
         )
     kept = np.flatnonzero(fine)
     return kept[np.argsort(words[kept, 1], kind="stable")]
@@ -148,7 +148,7 @@ def _walk_records(header: np.void, words: Words, chunks: Indices, stats: list[St
         at[going] += size
         going = going[at[going] < end[going]]
     if broken:
-        stats.append(("read.damaged_record", "data_loss", broken, "the rest of its chunk is left out"))
+        stats.append(Stat("read.damaged_record", "data_loss", broken, "the rest of its chunk is left out"))
     row = np.concatenate([pair[0] for pair in found]) if found else np.empty(0, np.int64)
     place = np.concatenate([pair[1] for pair in found]) if found else np.empty(0, np.int64)
     order = np.lexsort((place, row))
@@ -190,6 +190,6 @@ def read_definitions(records: Records) -> dict[tuple[int, int], dict[int, bytes]
             found.setdefault(key[:2], {}).setdefault(key[2], text)
     if short:
         records.stats.append(
-            ("read.damaged_record", "data_loss", short, "a definition longer than its record")
+            Stat("read.damaged_record", "data_loss", short, "a definition longer than its record")
         )
     return found

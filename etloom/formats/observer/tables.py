@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.core.trace import Stat
+from etloom.core.schema import Stat
 from etloom.formats.observer.records import Records
 from etloom.formats.tables.building import sort_events
 
@@ -27,7 +27,7 @@ def build_nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     fine = handles[place] == above if len(handles) else np.zeros(0, bool)
     fine &= above < handles  # what encloses began earlier: no circles in a damaged file
     lost = int(((above != 0) & ~fine).sum())
-    stats.append(("read.missing_parent", "info", lost, "began before what the file holds"))
+    stats.append(Stat("read.missing_parent", "info", lost, "began before what the file holds"))
     parent = np.where(fine, place + 1 + len(threads), operators["rf_tid"].replace_strict(rank).to_numpy())
     ended = operators["end"].fill_null(NEVER).to_numpy()
     # Of those that ended at the same time the inner one, which began later, comes first.

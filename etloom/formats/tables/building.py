@@ -7,11 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
-
-Stat = tuple[str, str, int, "str | None"]
-"""name, severity, count, example: a row of the stats table."""
 
 
 def build_series(name: str, values: Sequence[Any], dtype: Any) -> tuple[pl.Series, int]:
@@ -52,7 +49,7 @@ def build_frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl
         column, lost = build_series(name, [row.get(name) for row in rows], kind)
         columns.append(column)
         if lost:
-            stats.append(("read.wrong_type", "data_loss", lost, f"{table}.{name}: now null"))
+            stats.append(Stat("read.wrong_type", "data_loss", lost, f"{table}.{name}: now null"))
     return pl.DataFrame(columns)
 
 
@@ -74,7 +71,7 @@ def build_trace(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], sta
             count = narrow[column].null_count() - frame[column].null_count()
             if count:
                 example = f"{name}.{column} cannot hold them: now null"
-                lost.append(("read.out_of_range", "data_loss", count, example))
+                lost.append(Stat("read.out_of_range", "data_loss", count, example))
         fitted[name] = narrow
     return Trace(fitted, meta).with_stats([*stats, *lost])
 

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core import categories
-from etloom.formats.io.native_parser import Stat
+from etloom.core.schema import Stat
 
 _LARGEST = 1 << 20
 """Ranks of a group that are listed one by one; none that exists has as many."""
@@ -26,11 +26,13 @@ def normalize_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     collective = categories.parse_collectives(comms["collective"])
     ranks, repaired = _parse_rank_lists(comms)
     if repaired:
-        stats.append(("read.elided_ranks", "info", repaired, "a rank list cut by the recorder was filled in"))
+        stats.append(
+            Stat("read.elided_ranks", "info", repaired, "a rank list cut by the recorder was filled in")
+        )
     unknown = comms.filter(collective.is_null() & comms["collective"].is_not_null())
     if unknown.height:
         example = unknown["collective"].cast(pl.String)[0]
-        stats.append(("read.unknown_collective", "info", unknown.height, example))
+        stats.append(Stat("read.unknown_collective", "info", unknown.height, example))
     named = collective.cast(pl.String)
     return comms.with_columns(
         pl.when(collective.is_null())

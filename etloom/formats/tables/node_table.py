@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from etloom.core.categories import itemsize
-from etloom.core.schema import TABLES
-from etloom.formats.tables.building import Stat, build_frame, build_series, sort_events
+from etloom.core.schema import TABLES, Stat
+from etloom.formats.tables.building import build_frame, build_series, sort_events
 
 _TENSOR_TYPE = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)")
 _TENSOR_LENGTH = 6  # tensor_id, storage_id, offset, numel, itemsize, device
@@ -170,7 +170,7 @@ class NodeTableBuilder:
         dangling = edges.filter(pl.col("on").is_null())
         orphans = nodes.filter(pl.col("recorded_parent").is_not_null() & pl.col("parent").is_null())
         stats: list[Stat] = [
-            (
+            Stat(
                 "read.duplicate_node_id",
                 "error",
                 int(twice["len"].sum() or 0),
@@ -178,13 +178,13 @@ class NodeTableBuilder:
                 if twice.height
                 else None,
             ),
-            (
+            Stat(
                 "read.dangling_dependency",
                 "data_loss",
                 dangling.height,
                 f"on node {dangling['et_id'][0]}, which the file does not hold" if dangling.height else None,
             ),
-            (
+            Stat(
                 "read.missing_parent",
                 "info",
                 orphans.height,
