@@ -30,9 +30,9 @@ def job(run: Path) -> Job:
 
 def test_all_is_exact() -> None:
     assert sorted(etloom.__all__) == etloom.__all__
-    functions = {name for name, value in vars(api).items() if inspect.isfunction(value)}
-    verbs = {name for name in functions if vars(api)[name].__module__ == api.__name__ and name[0] != "_"}
-    assert verbs | {"EtloomError", "Job", "Trace", "record"} == set(etloom.__all__)
+    verbs = {name for name, value in vars(api).items() if inspect.isfunction(value)}
+    assert verbs == set(api.__all__)
+    assert verbs | {"EtloomError", "EtloomWarning", "Job", "Trace", "record"} == set(etloom.__all__)
     for name in etloom.__all__:
         assert getattr(etloom, name) is not None
         assert name in dir(etloom)
@@ -139,11 +139,13 @@ def test_analyze_links_what_is_not_linked(run: Path) -> None:
 
 
 def test_analyze_names_the_options_it_has(job: Job) -> None:
-    with pytest.raises(
-        EtloomError, match="the analysis 'top-ops' has no option 'topp'; its options: top, by, step"
-    ):
+    with pytest.raises(EtloomError, match="the analysis 'top-ops' has no option 'topp'; did you mean 'top'"):
         etloom.analyze(job, "top-ops", topp=3)
-    with pytest.raises(EtloomError, match="has no option 'a', 'b'; it has none"):
+    with pytest.raises(
+        EtloomError, match="the analysis 'top-ops' has no option 'x'; its options: top, by, step"
+    ):
+        etloom.analyze(job, "top-ops", x=3)
+    with pytest.raises(EtloomError, match="has no options 'a', 'b'; it has no options"):
         etloom.analyze(job, "link-quality", b=1, a=2)
     with pytest.raises(UnknownName, match="did you mean 'top-ops'"):
         etloom.analyze(job, "topops")
@@ -172,7 +174,7 @@ def test_what_cannot_be_written_says_so(job: Job, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     for name in ("a.json", "a.parquet"):
         with pytest.raises(
-            EtloomError, match=f"{name}: cannot be written: Permission denied; name another path"
+            EtloomError, match=f"{name}: cannot be written: Permission denied; choose another path"
         ):
             etloom.export(job, tmp_path / name)
 
@@ -181,7 +183,7 @@ def test_export_into_a_folder_that_is_a_file_says_so(job: Job, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     for name in ("a.json", "a.parquet"):
         with pytest.raises(
-            EtloomError, match=r"cannot be written: (Not a directory|File exists); name another path"
+            EtloomError, match=r"cannot be written: (Not a directory|File exists); choose another path"
         ):
             etloom.export(job, tmp_path / "file" / name)
 

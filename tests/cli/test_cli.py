@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -196,10 +195,10 @@ def test_a_place_that_cannot_be_written_is_said_in_one_way(
         out = tmp_path / "file" / "a.html" if verb[0] == "report" else tmp_path / "file" / "a.csv"
         status, printed, err = call(*verb, "--out", out)
         assert (status, printed) == (1, "")
-        assert err == f"etloom: {out}: cannot be written: Not a directory; name another place with --out\n"
+        assert err == f"etloom: {out}: cannot be written: Not a directory; choose another path with --out\n"
         status, _, err = call(*verb, "--out", tmp_path)
         assert status == 1
-        assert "is a folder, not a file to write; name another place with --out" in err
+        assert "is a folder; expected a file to write; choose another path with --out" in err
 
 
 def test_a_pipe_is_written_once(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
@@ -296,7 +295,7 @@ def test_a_closed_pipe_is_silent(run: Path) -> None:
     assert process.stderr.read() == ""
     # Where all fitted into the pipe before it was closed, nothing went wrong.
     assert process.wait(timeout=100) in (0, error_handling.EXIT_PIPE_CLOSED)
-    code = "from etloom.cli.error_handling import guarded\nwith guarded(): print(1); raise BrokenPipeError"
+    code = "from etloom.cli.error_handling import handle_errors\nwith handle_errors(): print(1); raise BrokenPipeError"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (error_handling.EXIT_PIPE_CLOSED, "")
 
@@ -329,7 +328,7 @@ def test_columns_that_no_row_fills_are_named_not_shown(capsys: pytest.CaptureFix
     output.write_table(pl.DataFrame({"a": [1, 2], "b": [None, None], "c": [None, 3]}), None, None)
     out, err = capsys.readouterr()
     assert out.split() == ["a", "c", "1", "-", "2", "3"]
-    assert err == "etloom: not shown, since no row has any: b\n"
+    assert err == "etloom: columns without values are not shown: b\n"
 
 
 def test_times_of_the_epoch_are_shown_since_the_first() -> None:
@@ -350,7 +349,7 @@ def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> No
     for number in numbers.values():
         assert f"{number[0]:,}" in drawn
     assert "of this row" not in drawn, "headers of numbers are broken into lines"
-    first_column = "".join(line[: output.TEXT_WIDTH].strip() for line in drawn.split("\n")[1:])
+    first_column = "".join(line[: output.MIN_TEXT_WIDTH].strip() for line in drawn.split("\n")[1:])
     assert name in first_column.replace("\x1b[1m", "").replace("\x1b[0m", "")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     assert (
@@ -393,7 +392,7 @@ def test_parquet_goes_to_a_pipe_but_not_to_a_terminal(run: Path, monkeypatch: py
     done = subprocess.run(command, capture_output=True, check=True)
     assert pl.read_parquet(io.BytesIO(done.stdout)).height == 14
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    with pytest.raises(etloom.EtloomError, match="Parquet is no text for a terminal; add --out FILE"):
+    with pytest.raises(etloom.EtloomError, match="refusing to write Parquet to a terminal; add --out FILE"):
         output.write_table(pl.DataFrame(), output.Format.parquet, None)
 
 
@@ -615,7 +614,7 @@ def test_report_prints_the_verdict_and_writes_the_page(
     assert call("report", run, "--out", tmp_path / "new" / "r.html")[0] == 0
     status, _, err = call("report", run, "--out", page / "r.html")
     assert status == 1
-    assert err.endswith("r.html: cannot be written: Not a directory; name another place with --out\n")
+    assert err.endswith("r.html: cannot be written: Not a directory; choose another path with --out\n")
 
 
 def test_collect_passes_on_options_command_and_status(
@@ -623,10 +622,10 @@ def test_collect_passes_on_options_command_and_status(
 ) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def launch(command: Any, out: Any, steps: Any, **options: Any) -> SimpleNamespace:
+    def launch(command: Any, out: Any, steps: Any, **options: Any) -> collector.Collected:
         assert callable(options.pop("building"))
         calls.append((command, out, steps, options))
-        return SimpleNamespace(returncode=3, ranks=(0, 1), warnings=("one thing",), out=out, windows=(out,))
+        return collector.Collected(Path(out), 3, (0, 1), ("one thing",), (Path(out),))
 
     monkeypatch.setattr(collector, "launch", launch, raising=False)
     status, out, err = call(
@@ -704,7 +703,7 @@ def test_info_says_what_it_does_not_know(tmp_path: Path, call: Callable[..., Out
     file.write_text(json.dumps(document))
     lines = [line.split(maxsplit=1) for line in call("info", file)[1].splitlines() if line]
     facts = {line[0]: line[1] for line in reversed(lines) if len(line) == 2}  # of two "rank" the first
-    assert facts["ranks"] == "1 (rank 0, which no file says)"
+    assert facts["ranks"] == "1 (rank 0, not stated in any file)"
     assert facts["devices"] == "1 x cpu (calls to a device, but none of its work was recorded)"
     assert facts["time"] == "1.000 ms"
     assert facts["rank"].split()[:2] == ["events", "steps"]  # no column that is 0 throughout
@@ -734,12 +733,12 @@ def test_a_verb_imports_no_other_verb() -> None:
     [
         (
             ["analyze", "top-ops", "RUN", "--out", "x.xlsx"],
-            "--out: x.xlsx: no format ends in .xlsx; end it in .json, .csv, ",
+            "--out: x.xlsx: unknown ending .xlsx; expected .json, .csv, ",
         ),
-        (["query", "RUN", "select name from events", "--out", "x.tsv"], "no format ends in .tsv"),
-        (["info", "RUN", "--out", "x.html"], "no format ends in .html"),
-        (["diff", "RUN", "RUN", "--out", "x.xlsx"], "no format ends in .xlsx"),
-        (["simulate", "RUN"], "nothing is to be changed; say what, such as "),
+        (["query", "RUN", "select name from events", "--out", "x.tsv"], "unknown ending .tsv"),
+        (["info", "RUN", "--out", "x.html"], "unknown ending .html"),
+        (["diff", "RUN", "RUN", "--out", "x.xlsx"], "unknown ending .xlsx"),
+        (["simulate", "RUN"], "expected at least one change, such as "),
         (["simulate", "RUN", "--set", "kernel"], "'kernel', character "),
         (
             ["simulate", "RUN", "--set", "comm x0", "--straggler", "1"],

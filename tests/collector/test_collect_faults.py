@@ -20,7 +20,7 @@ from test_collect_windows import Window as Standin
 from test_collect_windows import made as made
 
 import etloom
-from etloom.cli import collect_output
+from etloom.api import recording
 from etloom.collector import process_endings, run_folder
 from etloom.collector.launcher import finalization, step_hooks
 from etloom.collector.options import Options
@@ -322,30 +322,28 @@ def test_names_that_are_made_up_leave_room_for_those_of_operators(
 # After the command
 
 
-def test_large_files_are_not_read_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_large_files_are_not_read_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("etloom.convert", lambda source, target, form: read.append(source))
-    monkeypatch.setattr(collect_output, "_MAX_TOTAL_BYTES", 100 << 20)
+    monkeypatch.setattr("etloom.api.files.convert", lambda source, target, form: read.append(source))
+    monkeypatch.setattr(recording, "_MAX_TOTAL_BYTES", 100 << 20)
     for rank, mib in enumerate((60, 65, 40, 1)):
         with (tmp_path / f"observer_{rank}.etob").open("wb") as file:
             file.truncate(mib << 20)  # sparse
-    collect_output.convert_observer_files([tmp_path], lambda folder: Path("my run"))
+    messages = recording.convert_observer_files([tmp_path], lambda folder: Path("my run"))
     assert [path.name for path in read] == ["observer_0.etob", "observer_2.etob"]
-    assert capsys.readouterr().err == (
-        "etloom: 2 files of the observer: too large to convert unasked; every verb reads the observer's format; for "
-        "PyTorch's: etloom convert 'my run/observer_1.etob' 'my run/torch_et_1.json.gz' --to execution-trace\n"
-    )
-    monkeypatch.setattr("etloom.read", lambda path: read.append(path))
+    assert messages == [
+        "2 observer files: too large to convert automatically; every verb reads the observer's format; for PyTorch's: "
+        "etloom convert 'my run/observer_1.etob' 'my run/torch_et_1.json.gz' --to execution-trace"
+    ]
+    monkeypatch.setattr("etloom.formats.read", lambda path: read.append(path))
     facts = {"rank": 1, "world_size": 4, "host": "a", "pid": 1, "start_ns": 1, "steps": None}
     (tmp_path / "rank_1.json").write_text(json.dumps(facts))
     for rank in (0, 2, 3):
         (tmp_path / f"observer_{rank}.etob").unlink()
-    collect_output.record_whole_steps(tmp_path, 64 << 20)
-    collect_output.record_sequence_length(tmp_path)
+    (message,) = recording.record_whole_steps(tmp_path, 64 << 20)
+    recording.record_sequence_length(tmp_path)
     assert len(read) == 2
-    assert "observer_1.etob: too large to look unasked which steps are whole" in capsys.readouterr().err
+    assert "observer_1.etob: too large to find its whole steps automatically" in message
 
 
 # Questions

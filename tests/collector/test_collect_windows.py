@@ -950,13 +950,13 @@ def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
         raise TypeError("not\nthis")
 
     monkeypatch.setattr("etloom.collector.launch", launched)
-    monkeypatch.setattr("etloom.convert", broken)
-    monkeypatch.setattr("etloom.read", broken)
+    monkeypatch.setattr("etloom.api.files.convert", broken)
+    monkeypatch.setattr("etloom.formats.read", broken)
     monkeypatch.setattr("etloom.cli.report.write_report", broken)
     assert main(["collect", "--out", str(tmp_path), "--observer", "stock", "--report", "--", "true"]) == 3
     assert capsys.readouterr().err.splitlines() == [
         f"etloom: {tmp_path / 'torch_et_0.json.gz'} is not written: TypeError: not this",
-        f"etloom: {tmp_path}: the card lacks the length of a sequence: TypeError: not this",
+        f"etloom: {tmp_path}: the card lacks the sequence length: TypeError: not this",
         f"etloom: recorded rank 0 in {tmp_path}; next: etloom report {tmp_path}",
         f"etloom: {tmp_path}: no report: TypeError: not this",
     ]
@@ -965,13 +965,13 @@ def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
 def test_the_length_of_a_sequence_beside_a_nested_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from etloom.cli import collect_output
+    from etloom.api import recording
 
     (tmp_path / "observer_0.etob").write_bytes(b"")
     nodes = pl.DataFrame({"id": [1, 2], "name": ["aten::embedding"] * 2})
     tensors = pl.DataFrame({"node": [1, 2], "io": [0, 0], "index": [1, 1], "shape": [None, "[4, 128]"]})
     noted: list[int] = []
-    monkeypatch.setattr("etloom.read", lambda path: SimpleNamespace(nodes=nodes, tensors=tensors))
+    monkeypatch.setattr("etloom.formats.read", lambda path: SimpleNamespace(nodes=nodes, tensors=tensors))
     monkeypatch.setattr(run_folder, "note_sequence", lambda folder, length: noted.append(length))
-    collect_output.record_sequence_length(tmp_path)
+    recording.record_sequence_length(tmp_path)
     assert noted == [128]

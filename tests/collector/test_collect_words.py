@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from etloom.cli import collect_output
+from etloom.api import recording
 from etloom.collector import diagnosis, option_parsing, option_rules, run_folder
 from etloom.collector.launcher import collection
 from etloom.collector.option_parsing import SOURCES
@@ -61,9 +61,9 @@ Call = Callable[..., tuple[int, str, str]]
         ("--max-size 9 --with kineto", "--max-size", "add et to --with"),
         ("--observer stock --with kineto", "--observer", "add et to --with"),
         ("--observer fast", "--observer", "choose native or stock"),
-        ("--print-command --report", "--print-command", "does nothing with --report"),
-        ("--build", "--build", "does nothing with a command"),
-        ("--trigger other", "--trigger", "does nothing with a command"),
+        ("--print-command --report", "--print-command", "cannot be combined with --report"),
+        ("--build", "--build", "cannot be combined with a command"),
+        ("--trigger other", "--trigger", "cannot be combined with a command"),
     ],
 )
 def test_a_wrong_option_is_told_as_it_was_typed(
@@ -134,7 +134,7 @@ def test_many_paths_are_of_a_folder(call: Call, tmp_path: Path) -> None:
     for path in paths:
         path.touch()
     status, _, err = call("info", *paths)
-    assert status == 2 and "name the folder that holds them" in err
+    assert status == 2 and "name the folder that contains them" in err
     assert "unexpected extra argument" in call("info", paths[0], "nonsense")[2]
 
 
@@ -189,7 +189,7 @@ def test_a_command_that_failed_is_the_first_cause() -> None:
 def test_on_demand_takes_a_number_of_steps(call: Call) -> None:
     status, _, err = call("collect", "--on-demand", "--", "python", "train.py")
     assert status == 2 and err.startswith(
-        "etloom: --on-demand: takes a number of steps, as in --on-demand 2, and '--' is none"
+        "etloom: --on-demand: expected a number of steps, as in --on-demand 2, got '--'"
     )
 
 
@@ -257,30 +257,30 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
         {"steps": [3, 4, 6], "operators": 335},
     ]
     monkeypatch.setattr(run_folder, "sealed_ranks", lambda folder: ranks)
-    assert collect_output.describe_window(tmp_path) == ", steps 3-4, 6, 1,235 operators"
+    assert recording.describe_window(tmp_path) == ", steps 3, 4, 6, 1,235 operators"
     ranks[:] = [{"steps": [], "operators": None}]
-    assert collect_output.describe_window(tmp_path) == ", no whole step"
+    assert recording.describe_window(tmp_path) == ", no whole step"
     ranks[:] = [{"steps": None}, {"steps": [3], "operators": 9}]
-    assert collect_output.describe_window(tmp_path) == ""
+    assert recording.describe_window(tmp_path) == ""
     cut = {"ended": {"how": "killed", "in_window": True}, "sources": ["et"], "steps_asked": "3:400"}
     ranks[:] = [{"rank": 0, "steps": [3, 4], **cut}, {"rank": 1, "steps": [3, 4, 5], **cut}]
-    assert collect_output.describe_window(tmp_path) == ", steps 3-4 of 3-399"
+    assert recording.describe_window(tmp_path) == ", steps 3, 4 of 3-399"
     ranks[:] = [{"steps": [3], "operators": 0}]
     where = tmp_path / "my run"
     one = collection.Collected(where, 0, (0,), (), (where,))
-    assert collect_output.summarize_recording(one, where) == (
+    assert recording.describe_recording(one, where) == (
         f"nothing ran while rank 0 recorded, step 3, 0 operators: the traces in {where} are empty"
     )
     ranks[0]["operators"] = 10
-    assert collect_output.summarize_recording(one, where) == (
+    assert recording.describe_recording(one, where) == (
         f"recorded rank 0, step 3, 10 operators in {where}; next: etloom report '{where}'"
     )
     two = collection.Collected(where, 0, (0, 1), (), (where / "step_1", where / "step_5"))
-    assert collect_output.summarize_recording(two, where / "step_5") == (
+    assert recording.describe_recording(two, where / "step_5") == (
         f"recorded 2 windows of 2 ranks in {where}; next: etloom report '{where}/step_5'"
     )
     ranks.clear()
-    assert collect_output.describe_window(tmp_path) == ""
+    assert recording.describe_window(tmp_path) == ""
 
 
 def test_words() -> None:

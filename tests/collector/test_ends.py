@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 import etloom
+from etloom.api.recording import record_whole_steps
 from etloom.api.run_info import describe_ranks
 from etloom.cli import main
-from etloom.cli.collect_output import record_whole_steps
 from etloom.collector import process_endings, run_folder
 from etloom.collector.launcher import finalization
 from etloom.collector.launcher.collection import launch

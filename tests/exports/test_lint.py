@@ -304,5 +304,5 @@ def test_a_run_of_etloom_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     run = small.write_run(tmp_path / "run")
     (tmp_path / "sim").mkdir()
     assert main(["export", str(run), "--out", str(tmp_path / "sim" / "job.et")]) == 0
-    assert capsys.readouterr().err.endswith("job.0.et to job.1.et, a file a rank\n")
+    assert capsys.readouterr().err.endswith("job.0.et to job.1.et, one file per rank\n")
     assert main(["lint", str(tmp_path / "sim")]) == 0
