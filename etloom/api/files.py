@@ -121,22 +121,18 @@ def convert(
         >>> etloom.convert("run/kineto_trace_0.json", "rank0.parquet").name
         'rank0.parquet'
     """
-    from etloom.loading import large_files
-
     source, target = Path(path), Path(out)
     name = format or registry.find_by_suffix("exports", target)
     exporter = registry.get("exports", name)
-    if name == "chakra-json" and formats.detect_format(source) == "chakra":
-        with writing(target):
-            exporter.convert(source, target)
-    elif name == "parquet" and not reader and large_files.is_large(source):
-        with writing(target):
-            large_files.spill_to_parquet(source, target, progress)
-    else:
-        file_progress = partial(progress, source) if progress else None
-        trace = formats.read(source, reader, progress=file_progress, **options)
-        with writing(target):
-            exporter.write(trace, target)
+    find_converter = getattr(exporter, "find_converter", None)
+    if find_converter is not None and (convert_file := find_converter(source, reader)) is not None:
+        with writing(target), registry.name_plugin_in_errors("exports", name):
+            convert_file(target, progress)
+        return target
+    file_progress = partial(progress, source) if progress else None
+    trace = formats.read(source, reader, progress=file_progress, **options)
+    with writing(target):
+        exporter.write(trace, target)
     return target
 
 

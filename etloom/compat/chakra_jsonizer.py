@@ -19,4 +19,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     paths = Path(given.input_filename), Path(given.output_filename)
-    return run_command("chakra_jsonizer", lambda: chakra_json.convert(*paths))
+    return run_command("chakra_jsonizer", lambda: chakra_json.convert_messages(*paths))

@@ -48,6 +48,13 @@ CONTRACT = {
     },
 }
 """Kind -> what a module of it must hold -> of which type and with which values."""
+OPTIONAL = {
+    "exports": {
+        "find_converter": "function (source, reader or None) -> function (target, progress) that converts the file "
+        "without reading it as a trace, or None where it cannot",
+    },
+}
+"""Kind -> functions that a module of it may define."""
 PACKAGES = {
     "readers": "etloom.formats",
     "analyses": "etloom.analyses",
@@ -174,7 +181,14 @@ def _find_contract_violation(kind: str, module: ModuleType) -> str | None:
         }
         if not fits.get(part, callable(value)):
             return f"holds {part} = {str(value)[:60]!r}, which must be: {wanted}"
+    for name, description in OPTIONAL.get(kind, {}).items():
+        if not callable(function := getattr(module, name, _do_nothing)):
+            return f"holds {name} = {str(function)[:60]!r}, which must be: {description}"
     return None
+
+
+def _do_nothing() -> None:
+    """Stand in for an optional function that a plugin does not define."""
 
 
 def get_summary(kind: str, name: str) -> str:

@@ -1,14 +1,17 @@
-"""A Chakra execution trace as JSON: the same nodes as of a .et, to be looked at.
+"""Chakra execution trace as JSON, for people to read: the same nodes as in a .et file.
 
-One object, whatever the number of nodes; see `etloom.formats.chakra.json_layout` for the layout. An .et file becomes it as it is by
-``etloom convert x.et x.chakra.json``.
+The file is one object; `etloom.formats.chakra.json_layout` describes it. ``etloom convert x.et x.chakra.json`` converts
+a .et file message by message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+from etloom import formats
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.exports import chakra
@@ -23,24 +26,42 @@ SUFFIX = (".chakra.json", ".chakra.json.gz")
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
-    """Write the linked Trace of one rank. Raises EtloomError for several, and for a rank without timed events."""
+    """Write the linked Trace of one rank; compressed if the name ends in .gz.
+
+    Raises:
+        EtloomError: There are several ranks, or the rank has no timed events.
+    """
     if isinstance(trace, Job):
         if len(trace) != 1:
-            raise EtloomError(f"one file holds one rank, not {len(trace)}", where=path, remedy="add --rank")
+            raise EtloomError(
+                f"a file contains one rank, not {len(trace)}", where=path, remedy="select one with --rank"
+            )
         trace = next(iter(trace.values()))
     chakra.check_exportable(trace, path)
     linked = trace if trace.meta.get("linked") else link(trace)
     messages, _ = pb.split_messages(chakra.encode_trace(linked, number_groups([linked])))
-    with open_atomic(Path(path)) as file:
-        for line in json_layout.format_lines(
-            pb.parse_metadata(messages[0]), map(pb.parse_node, messages[1:])
-        ):
-            file.write(line)
+    _write_lines(Path(path), pb.parse_metadata(messages[0]), map(pb.parse_node, messages[1:]))
 
 
-def convert(source: Path, path: Path) -> None:
-    """Write the messages of an .et file. Raises ReadError, LimitError."""
-    found = load_file(source)
+def find_converter(source: Path, reader: str | None) -> Callable[..., Any] | None:
+    """Return a function (target, progress) for a .et file, which converts its messages one by one; else None."""
+    if formats.detect_format(source) != "chakra":
+        return None
+    return lambda target, progress: convert_messages(source, target)
+
+
+def convert_messages(source: Path, target: Path) -> None:
+    """Convert a .et file message by message.
+
+    Raises:
+        ReadError: It is not a Chakra execution trace.
+        LimitError: It is too large.
+    """
+    file = load_file(source)
+    _write_lines(target, file.metadata, (node.message for node in file.nodes))
+
+
+def _write_lines(path: Path, metadata: Any, nodes: Iterable[Any]) -> None:
     with open_atomic(path) as file:
-        for line in json_layout.format_lines(found.metadata, (node.message for node in found.nodes)):
+        for line in json_layout.format_lines(metadata, nodes):
             file.write(line)

@@ -1,5 +1,21 @@
-"""A folder of Parquet files, one a table, which `etloom.read` reads back as it was."""
+"""Parquet: a folder with one file per table, which `etloom.read` reads back unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from etloom.formats.parquet.writer import SUFFIX, write
 
-__all__ = ["SUFFIX", "write"]
+__all__ = ["SUFFIX", "find_converter", "write"]
+
+
+def find_converter(source: Path, reader: str | None) -> Callable[..., Any] | None:
+    """Return a function (target, progress) for a large Kineto file, which works in bounded memory; else None."""
+    from etloom.loading import large_files
+
+    if reader or not large_files.is_large(source):
+        return None
+    return partial(large_files.spill_to_parquet, source)

@@ -3,8 +3,8 @@
 Nodes are the activities of the dependency graph: parts of operators, GPU work, delays before it, ranges of
 communication backends. A node may start when all its ``data_deps`` have ended: the previous work of its thread or
 stream, its launch, GPU work or another thread that it waited for. ``ctrl_deps`` names the enclosing operator, and for
-GPU work the part of an operator that launched it. Ids count from 1 in order of start, so all dependencies of a node have
-lower ids; every node that a dependency names exists.
+GPU work the part of an operator that launched it. Ids count from 1 in order of start, so all dependencies of a node
+have lower ids; every node that a dependency names exists.
 
 Durations are differences of times rounded down to whole microseconds, so they add up; ``start_ns`` and ``duration_ns``
 are exact. Types, sizes and groups of communications follow ASTRA-sim: a size is what one rank contributes; groups are

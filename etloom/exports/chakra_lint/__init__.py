@@ -46,7 +46,7 @@ class LintResult:
 
     @property
     def has_errors(self) -> bool:
-        """Whether a simulator would refuse the files, wait forever or simulate something else."""
+        """True if a simulator would refuse the files, wait forever or simulate something else."""
         return any(finding.severity == ERROR for finding in self.findings)
 
     @property

@@ -96,7 +96,8 @@ def _check_communication(
     rank_in_name: bool,
 ) -> None:
     attributes = node.attributes
-    size, comm_type = attributes.get("comm_size"), attributes.get("comm_type")
+    size: Any = attributes.get("comm_size")
+    comm_type: Any = attributes.get("comm_type")
     collective = COLLECTIVES.get(comm_type) if is_int(comm_type) else None
     if size is None:
         findings.add(rank, "missing-comm-size", node.id, node.name)

@@ -51,7 +51,7 @@ class ChakraNode:
 
     @property
     def runs_on_host(self) -> bool:
-        """Whether is_cpu_op is true; like simulators, take a node without it for GPU work."""
+        """True if is_cpu_op is set; like simulators, treat a node without it as GPU work."""
         return bool(self.attributes.get("is_cpu_op", False))
 
 
