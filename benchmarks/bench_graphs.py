@@ -27,7 +27,7 @@ RECORDINGS = (
     *("hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz", "cpu/pp_4", NEGATIVE_QUEUE),
 )
 
-# Of the prototype in which the definition was found: floors %, residual %, explained %; None where it was not measured.
+# Of the prototype in which the definition was found: min_latencies %, residual %, explained %; None where it was not measured.
 PROTOTYPE = {
     "critical_path/alexnet": (0.0, 0.00, 97.96),
     "critical_path/simple_add": (0.0, 0.00, 95.92),
@@ -47,7 +47,8 @@ PROTOTYPE = {
 # Eight chains, and half as many edges from anywhere to a little later in any chain.
 DRAFT = """
 import numpy as np
-from etloom.graphs.algorithms import Graph, schedule
+from etloom.graphs.algorithms import schedule
+from etloom.graphs.graph import Graph
 n, lanes = {points}, 8
 k, random = n // lanes, np.random.default_rng(1)
 at = np.concatenate([np.cumsum(random.integers(0, 2000, k)) for _ in range(lanes)])
@@ -61,7 +62,7 @@ target = np.concatenate([number[:, 1:].ravel(), np.where(back, a, b)])
 m = len(source)
 draft = dict(
     time=at, event=number.ravel(), role=np.zeros(n, np.uint8), rank=np.zeros(n, np.int32), source=source,
-    target=target, floor=random.integers(0, 2000, m), kind=np.zeros(m, np.uint8), owner=np.arange(m, dtype=np.int32),
+    target=target, min_latency=random.integers(0, 2000, m), kind=np.zeros(m, np.uint8), owner=np.arange(m, dtype=np.int32),
 )
 del a, b, back, number
 """
@@ -76,9 +77,9 @@ from hta.trace_analysis import TraceAnalysis
 def speed(millions: float, rounds: int) -> None:
     points = int(millions * 1e6)
     task = Task(
-        "Graph.of and schedule",
+        "Graph.from_edges and schedule",
         DRAFT.format(points=points),
-        "graph = Graph.of(**draft); times = schedule(graph)",
+        "graph = Graph.from_edges(**draft); times = schedule(graph)",
         "len(graph.source) if (times == graph.time).all() else None",
     )
     compare(
@@ -141,7 +142,7 @@ def fits() -> None:
                 "" if whole["explainable"] else "not explainable",
             ]
         )
-    header = ("", "points", "ms", "off ns", "floors %", "latest us", "residual %")
+    header = ("", "points", "ms", "off ns", "min_latencies %", "latest us", "residual %")
     table(
         "How the graph fits recordings (of several ranks, shares are of the first)",
         (
@@ -150,7 +151,7 @@ def fits() -> None:
             "chance %",
             "back %",
             "ambiguous %",
-            "prototype: floors/residual/explained",
+            "prototype: min_latencies/residual/explained",
             "",
         ),
         rows,

@@ -40,7 +40,7 @@ from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job
 from etloom.graphs import critical_paths, quality
-from etloom.graphs.algorithms import Graph
+from etloom.graphs.graph import Graph
 from etloom.timeline.activity import find_steps
 
 SCOPE = "job"

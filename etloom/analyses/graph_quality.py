@@ -28,7 +28,7 @@ from etloom.analyses.helpers import conform_columns
 from etloom.analyses.helpers.dependency_graph import build_dependencies
 from etloom.core.trace import Job
 from etloom.graphs import quality
-from etloom.graphs.algorithms import EdgeKind
+from etloom.graphs.graph import EdgeKind
 
 SCOPE = "job"
 COLUMNS = {
@@ -70,7 +70,7 @@ _COUNTS = {
 def analyze(job: Job) -> pl.DataFrame:
     dependencies = build_dependencies(job)
     graph = dependencies.graph
-    fits = quality.measure_fits(graph, job.ranks)
+    fits = quality.measure_fit_by_rank(graph, job.ranks)
     rows = []
     for rank in job.ranks:
         fit, counts = fits[rank], dependencies.counts[rank]

@@ -28,8 +28,8 @@ from etloom.core import arrays, categories
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms, quality
-from etloom.graphs.algorithms import Graph, Int64Array, PointRole
 from etloom.graphs.event_arrays import TextColumn, rows_of_ids
+from etloom.graphs.graph import Graph, Int64Array, PointRole
 
 SCOPE = "job"
 COLUMNS = {
@@ -74,8 +74,8 @@ def _summed(
     events = trace.events
     ends = (graph.rank == rank) & (graph.role == PointRole.END) & (graph.event >= 0)
     category, name = TextColumn(events["cat"]), TextColumn(events["name"])
-    wanted = category.that(lambda text: categories is None or text in categories)
-    wanted[category.none] = categories is None
+    wanted = category.match_codes(lambda text: categories is None or text in categories)
+    wanted[category.null_code] = categories is None
     row, count, critical, least, low, high, most, total, of_critical = _native.sums_of_pairs(
         *(ends, rows_of_ids(events, pl.Series(graph.event)), slack, category.codes, name.codes),
         *(arrays.to_array(events["dur"], 0), wanted),

@@ -1,7 +1,7 @@
-"""What ranks do together: all arrive, then the data moves.
+"""Edges of collectives: all ranks arrive, then the data moves.
 
-Who meets whom says `etloom.collectives`. A meeting is believed where the last one to be awaited came before the first
-one that awaited it left; the others stay on their own.
+`etloom.collectives` matches the participations. A collective instance is accepted if the last participation that others
+wait for starts before the first one that waits for it ends; other participations stay local to their rank.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from etloom import collectives
 from etloom.collectives.matching import get_roles
 from etloom.core import categories
 from etloom.core.trace import Trace
-from etloom.graphs.algorithms import EdgeKind, Int32Array, Int64Array, PointRole
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays, Mask
 from etloom.graphs.gpu_activities import GpuActivities
+from etloom.graphs.graph import EdgeKind, Int32Array, Int64Array, PointRole
 from etloom.graphs.host_threads import HostThreads
 
 
 @dataclass(eq=False)
 class AsyncRanges:
-    """Host ranges that end on another thread: ``row`` and ``ids`` of the events; when each begins, with the operator
-    that issued it, and ends, and the points of that; the ``floor`` between them."""
+    """Host ranges that end on another thread.
+
+    ``row`` and ``ids`` of the events; ``start`` (of the operator that issued it) and ``end``; ``begin`` and ``finish``:
+    the points at these times; ``min_latency`` between them.
+    """
 
     row: Int64Array
     ids: Int32Array
@@ -35,151 +38,178 @@ class AsyncRanges:
     end: Int64Array
     begin: Int32Array
     finish: Int32Array
-    floor: Int64Array
+    min_latency: Int64Array
 
-    def edges(self, draft: GraphDraft) -> None:
-        """Add the pieces from begin to finish to the draft."""
-        draft.edges(EdgeKind.COMPLETE, self.begin, self.finish, self.floor, self.ids)
-
-
-def find_participations(trace: Trace, events: EventArrays, rank: int, others: bool) -> pl.DataFrame | None:
-    """`collectives.parts` of a rank; None where no one asks: there are no ``others`` and no ranges."""
-    return collectives.list_participations(trace, rank) if others or _is_async(events).any() else None
+    def add_edges(self, draft: GraphDraft) -> None:
+        """Add the segments from begin to finish to the draft."""
+        draft.add_edges(EdgeKind.COMPLETE, self.begin, self.finish, self.min_latency, self.ids)
 
 
-def count_gpu_communications(events: EventArrays, work: GpuActivities) -> int:
-    """How many communications of the device there are."""
-    moves = events.names.asked(
+def find_participations(trace: Trace, events: EventArrays, rank: int, has_peers: bool) -> pl.DataFrame | None:
+    """List the participations of a rank; None if nothing needs them: it has no peers and no asynchronous ranges."""
+    return collectives.list_participations(trace, rank) if has_peers or _is_async(events).any() else None
+
+
+def count_gpu_communications(events: EventArrays, activities: GpuActivities) -> int:
+    """Count the communication kernels."""
+    moves = events.names.match_expr(
         lambda name: categories.kernel_type(pl.lit("kernel"), name) == "communication"
-    )[work.row]
+    )[activities.row]
     return int(
         (
-            moves & ~events.cats.among(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)[work.row]
+            moves
+            & ~events.cats.is_in(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)[activities.row]
         ).sum()
     )
 
 
 def add_async_ranges(
-    draft: GraphDraft, events: EventArrays, built: HostThreads, found: pl.DataFrame | None, rank: int
+    draft: GraphDraft,
+    events: EventArrays,
+    threads: HostThreads,
+    participations: pl.DataFrame | None,
+    rank: int,
 ) -> AsyncRanges:
-    """The host ranges of a rank that end on another thread, each begun by the operator that issued it or, where that
-    is not known, by what was open on its thread."""
+    """Add the host ranges of a rank that end on another thread.
+
+    Each begins with the operator that issued it or, if that is unknown, with the event that was open on its thread.
+    """
     row = np.flatnonzero(_is_async(events))
-    issuer = _find_enclosing_rows(events, built, row)
-    if found is not None:
-        called = found.filter(pl.col("issuer").is_not_null() & (pl.col("where") == "host"))
-        named = np.full(len(events), -1, np.int64)
-        named[events.rows(called["event"])] = events.rows(called["issuer"])
-        issuer = np.where(named[row] >= 0, named[row], issuer)
-    at = np.where(issuer >= 0, built.start[issuer], -1) if len(row) else issuer
-    issued = at >= 0
-    ids, own, end = events.id[row], events.start[row], events.end[row]
-    opens = draft.points(own, ids, PointRole.START, rank)
-    begin, start = opens.copy(), own.copy()
-    begin[issued], start[issued] = built.base + at[issued], built.time[at[issued]]
-    draft.edges(EdgeKind.COMPLETE, begin[issued], opens[issued], (own - start)[issued], ids[issued])
-    finish = draft.points(end, ids, PointRole.END, rank)
+    issuer = _find_enclosing_rows(events, threads, row)
+    if participations is not None:
+        called = participations.filter(pl.col("issuer").is_not_null() & (pl.col("where") == "host"))
+        issuers = np.full(len(events), -1, np.int64)
+        issuers[events.rows(called["event"])] = events.rows(called["issuer"])
+        issuer = np.where(issuers[row] >= 0, issuers[row], issuer)
+    place = np.where(issuer >= 0, threads.start[issuer], -1) if len(row) else issuer
+    issued = place >= 0
+    ids, range_start, end = events.id[row], events.start[row], events.end[row]
+    opens = draft.add_points(range_start, ids, PointRole.START, rank)
+    begin, start = opens.copy(), range_start.copy()
+    begin[issued], start[issued] = threads.base + place[issued], threads.time[place[issued]]
+    draft.add_edges(
+        EdgeKind.COMPLETE, begin[issued], opens[issued], (range_start - start)[issued], ids[issued]
+    )
+    finish = draft.add_points(end, ids, PointRole.END, rank)
     return AsyncRanges(row, ids, start, end, begin, finish, end - start)
 
 
-def add_range_waits(draft: GraphDraft, built: HostThreads, gaps: Int64Array, off: AsyncRanges) -> int:
-    """Rests in which a range ends: the last to end is taken for what ended the rest. Returns how many."""
-    order = np.argsort(off.end, kind="stable")
-    last = np.searchsorted(off.end[order], built.time[gaps], side="right") - 1
+def add_range_waits(draft: GraphDraft, threads: HostThreads, rests: Int64Array, ranges: AsyncRanges) -> int:
+    """Add an edge to each rest in which a range ends, from the last range to end; return the number of such rests."""
+    order = np.argsort(ranges.end, kind="stable")
+    last = np.searchsorted(ranges.end[order], threads.time[rests], side="right") - 1
     ok = last >= 0
-    ok[ok] = off.end[order][last[ok]] >= built.time[gaps[ok] - 1]
-    gaps, ended = gaps[ok], order[last[ok]]
-    built.waits(gaps, 0)
-    draft.edges(EdgeKind.RETURN, off.finish[ended], built.base + gaps, 0, off.ids[ended])
-    return len(gaps)
+    ok[ok] = ranges.end[order][last[ok]] >= threads.time[rests[ok] - 1]
+    rests, ended = rests[ok], order[last[ok]]
+    threads.mark_waits(rests, 0)
+    draft.add_edges(EdgeKind.RETURN, ranges.finish[ended], threads.base + rests, 0, ranges.ids[ended])
+    return len(rests)
 
 
 def locate_participations(
-    found: pl.DataFrame, events: EventArrays, work: GpuActivities, off: AsyncRanges
+    participations: pl.DataFrame, events: EventArrays, activities: GpuActivities, ranges: AsyncRanges
 ) -> pl.DataFrame:
-    """The parts of a rank that have points: ``begin`` and ``finish``, at ``start`` and ``end``; ``place`` of the floor
-    between them in that of `work` or `off`."""
-    row = events.rows(found["event"])
+    """Return the participations of a rank that have points.
+
+    Adds the points ``begin`` and ``finish``, their times ``start`` and ``end``, and ``place``: the index in the
+    ``min_latency`` of the activities or the ranges.
+    """
+    row = events.rows(participations["event"])
     ranged = np.full(len(events), -1, np.int64)
-    ranged[off.row] = np.arange(len(off.row))
+    ranged[ranges.row] = np.arange(len(ranges.row))
     frames = []
-    for where, own, place in (("device", work, work.place[row]), ("host", off, ranged[row])):
+    for side, source, place in (("device", activities, activities.place[row]), ("host", ranges, ranged[row])):
         has = place >= 0
         place = place[has].astype(np.int64)
         frames.append(
-            found.filter(has).with_columns(
-                where=pl.lit(where),
+            participations.filter(has).with_columns(
+                where=pl.lit(side),
                 place=place,
-                start=own.start[place],
-                end=own.end[place],
-                begin=own.begin[place],
-                finish=own.finish[place],
+                start=source.start[place],
+                end=source.end[place],
+                begin=source.begin[place],
+                finish=source.finish[place],
             )
         )
     return pl.concat(frames)
 
 
 def add_collective_edges(
-    draft: GraphDraft, found: pl.DataFrame, floors: Mapping[tuple[int, str], Int64Array]
+    draft: GraphDraft, participations: pl.DataFrame, min_latencies: Mapping[tuple[int, str], Int64Array]
 ) -> pl.DataFrame:
-    """Add arrival and transfer where parts (`placed`) of several ranks meet. Returns rank, matched, local: how many
-    parts met others' and how many stay on their own.
+    """Add arrival and transfer edges for participations (`locate_participations`) that match across ranks.
 
-    floors: by rank and where ("host", "device") those of the pieces from start to end, which are lowered.
+    Args:
+        min_latencies: by rank and where ("host", "device"), the minimum latencies from start to end; lowered in place.
+
+    Returns:
+        rank, matched, local: number of participations that were matched, and that stay local.
     """
-    named = collectives.match_participations(found).select("rank", "event", "meeting")
-    table = _check_instances(found.join(named, on=("rank", "event"), maintain_order="left"))
-    met = table.filter("believed").sort("meeting", "rank", "start", maintain_order=True)
-    meetings = met.group_by("meeting", maintain_order=True).agg(
+    issuers = collectives.match_participations(participations).select("rank", "event", "meeting")
+    table = _check_instances(participations.join(issuers, on=("rank", "event"), maintain_order="left"))
+    matched = table.filter("accepted").sort("meeting", "rank", "start", maintain_order=True)
+    meetings = matched.group_by("meeting", maintain_order=True).agg(
         pl.col("arrival").first(),
         least=pl.when(pl.all_horizontal(pl.col("sends", "receives").all()))
         .then((pl.col("end") - pl.col("start")).min())
         .otherwise(0),
     )
-    points = draft.points(meetings["arrival"], -1, PointRole.ARRIVE, -1)
-    met = met.join(meetings.select("meeting", "least", point=points), on="meeting", maintain_order="left")
-    come, go = met.filter("sends"), met.filter("receives")
-    draft.edges(EdgeKind.ARRIVAL, come["begin"], come["point"], 0, come["event"])
-    kind = np.where((go["collective"] == "message").fill_null(False), EdgeKind.MESSAGE, EdgeKind.TRANSFER)
-    draft.edges(kind, go["point"], go["finish"], (go["end"] - go["arrival"]).clip(0), go["event"])
-    for (rank, where), own in go.partition_by("rank", "where", as_dict=True).items():
-        floors[rank, where][own["place"].to_numpy()] = own["least"].to_numpy()
-    return table.group_by("rank").agg(matched=pl.col("believed").sum(), local=(~pl.col("believed")).sum())
-
-
-def _check_instances(parts: pl.DataFrame) -> pl.DataFrame:
-    """The parts with meeting, what they do in it (``sends``: others cannot end before it starts; ``receives``: it
-    cannot end before those start), its ``arrival`` and whether times allow it."""
-    both = [
-        get_roles(*row)
-        for row in parts.select("rank", "source", "root", "collective").iter_rows()
-    ]
-    sends, receives = (pl.Series([one[at] for one in both], dtype=pl.Boolean) for at in (0, 1))
-    # gloo and NCCL move no message before there is a place for it.
-    message = (parts["collective"] == "message").fill_null(False)
-    arrival = pl.col("start").filter(pl.col("sends")).max().over("meeting")
-    parts = parts.with_columns(sends=sends | message, receives=receives | message).with_columns(
-        arrival=pl.coalesce(arrival, pl.col("start").max().over("meeting"))
+    points = draft.add_points(meetings["arrival"], -1, PointRole.ARRIVE, -1)
+    matched = matched.join(
+        meetings.select("meeting", "least", point=points), on="meeting", maintain_order="left"
     )
+    senders, receivers = matched.filter("sends"), matched.filter("receives")
+    draft.add_edges(EdgeKind.ARRIVAL, senders["begin"], senders["point"], 0, senders["event"])
+    kind = np.where(
+        (receivers["collective"] == "message").fill_null(False), EdgeKind.MESSAGE, EdgeKind.TRANSFER
+    )
+    draft.add_edges(
+        kind,
+        receivers["point"],
+        receivers["finish"],
+        (receivers["end"] - receivers["arrival"]).clip(0),
+        receivers["event"],
+    )
+    for (rank, side), rows in receivers.partition_by("rank", "where", as_dict=True).items():
+        min_latencies[rank, side][rows["place"].to_numpy()] = rows["least"].to_numpy()
+    return table.group_by("rank").agg(matched=pl.col("accepted").sum(), local=(~pl.col("accepted")).sum())
+
+
+def _check_instances(participations: pl.DataFrame) -> pl.DataFrame:
+    """Add the roles in the collective instance, its ``arrival``, and whether the times are consistent (``accepted``).
+
+    ``sends``: others cannot end before it starts. ``receives``: it cannot end before those start.
+    """
+    role_pairs = [
+        get_roles(*row) for row in participations.select("rank", "source", "root", "collective").iter_rows()
+    ]
+    sends, receives = (pl.Series([pair[i] for pair in role_pairs], dtype=pl.Boolean) for i in (0, 1))
+    # gloo and NCCL do not move a message before its receive buffer exists.
+    message = (participations["collective"] == "message").fill_null(False)
+    arrival = pl.col("start").filter(pl.col("sends")).max().over("meeting")
+    participations = participations.with_columns(
+        sends=sends | message, receives=receives | message
+    ).with_columns(arrival=pl.coalesce(arrival, pl.col("start").max().over("meeting")))
     leaves = pl.col("end").filter(pl.col("receives")).min().over("meeting")
-    fits = (leaves >= pl.col("arrival")).fill_null(True)
-    return parts.with_columns(believed=pl.col("meeting").is_not_null() & fits)
+    is_consistent = (leaves >= pl.col("arrival")).fill_null(True)
+    return participations.with_columns(accepted=pl.col("meeting").is_not_null() & is_consistent)
 
 
 def _is_async(events: EventArrays) -> Mask:
+    """Mark host events that are not on a thread's stack."""
     return events.host & (events.depth < 0)
 
 
-def _find_enclosing_rows(events: EventArrays, built: HostThreads, row: Int64Array) -> Int64Array:
-    """The row of the innermost event open on an event's thread when it begins, negative for none."""
-    found = np.full(len(row), -1, np.int64)
+def _find_enclosing_rows(events: EventArrays, threads: HostThreads, row: Int64Array) -> Int64Array:
+    """Return the row of the innermost event open on an event's thread when it begins, negative for none."""
+    enclosing = np.full(len(row), -1, np.int64)
     if not len(row):
-        return found
-    lanes = events.lanes[row]
-    bounds = np.append(np.flatnonzero(built.owner == -2), len(built.owner))
+        return enclosing
+    thread = events.threads[row]
+    bounds = np.append(np.flatnonzero(threads.owner == -2), len(threads.owner))
     for low, high in itertools.pairwise(bounds):
-        own = np.flatnonzero(lanes == events.lanes[built.row[low]])
-        after = low + np.searchsorted(built.time[low:high], events.start[row[own]], side="right")
+        on_thread = np.flatnonzero(thread == events.threads[threads.row[low]])
+        after = low + np.searchsorted(threads.time[low:high], events.start[row[on_thread]], side="right")
         inside = (after > low) & (after < high)
-        found[own[inside]] = built.owner[after[inside]]
-    return found
+        enclosing[on_thread[inside]] = threads.owner[after[inside]]
+    return enclosing

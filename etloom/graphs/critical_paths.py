@@ -1,4 +1,4 @@
-"""The critical path of a job or of a part of it, as a table."""
+"""The critical path of a job, or of a part of it, as a table."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import polars as pl
 from etloom.core import arrays, categories
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms
-from etloom.graphs.algorithms import EdgeKind, Graph, Int32Array, Int64Array
 from etloom.graphs.event_arrays import EventArrays, rows_of_ids
+from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
 
 LATER_START = "later start"
-"""In place of a kind: the time from the beginning of the window to the own time of the path's first point."""
+"""A kind of its own: the time from the beginning of the window to the path's first point."""
 
 KIND_LABELS = {
     EdgeKind.SEGMENT.label: "host",
@@ -26,7 +26,7 @@ KIND_LABELS = {
     EdgeKind.STREAM.label: "delays on a stream",
     EdgeKind.COMPLETE.label: "ranges across threads",
 }
-"""Kinds of a path in a sentence, where they are called otherwise; device work by its category, see `in_words`."""
+"""Kinds of edges as a sentence names them, if not by their label; GPU activities see `format_path_shares`."""
 
 KIND_DTYPE = pl.Enum([*(kind.label for kind in EdgeKind), LATER_START])
 _KIND_NAMES = pl.Series([kind.label for kind in EdgeKind], dtype=KIND_DTYPE)
@@ -42,15 +42,18 @@ PATH_SCHEMA: dict[str, Any] = {
 
 
 CHUNK_ROWS = 1 << 20
-"""Pieces of a path that are looked at together."""
+"""Edges of a path that are processed at a time."""
 
 
 def find_critical_path(graph: Graph, end: int | None = None, begin_ns: int | None = None) -> pl.DataFrame:
-    """The edges (`EDGE`) that lead to the point ``end`` (default: the last) without play, in the order of time.
+    """Return the edges (`PATH_SCHEMA`) without slack that lead to the point ``end`` (default: the last), by time.
 
-    begin_ns: where to stop looking back (default: the first time of the graph). The first row covers what lies
-    before the path begins, so the times sum to that of ``end`` less ``begin_ns``. Of an edge, ``event`` is its
-    owner in its rank, null for none; ``unexplained_ns`` the part of its time beyond its floor.
+    The first row covers the time before the path begins, so the times sum to that of ``end`` minus ``begin_ns``.
+    ``event`` is the owner of an edge in its rank, null for none; ``unexplained_ns`` the part of its time beyond its
+    minimum latency.
+
+    Args:
+        begin_ns: stop looking back at this time; default: the first time of the graph.
     """
     return pl.concat(iterate_critical_path(graph, end, begin_ns))
 
@@ -61,10 +64,8 @@ def iterate_critical_path(
     begin_ns: int | None = None,
     columns: Collection[str] = tuple(PATH_SCHEMA),
 ) -> Iterator[pl.DataFrame]:
-    """`critical_path` in parts of about `PART` rows, one at least: a path may be as long as the recording.
-
-    columns: those of `EDGE` that are wanted, of many pieces the fewer the better.
-    """
+    """Yield `find_critical_path` in chunks of about `CHUNK_ROWS` rows, at least one: a path may be as long as the
+    recording. columns: the columns of `PATH_SCHEMA` to compute; fewer cost less on long paths."""
     schema = {name: dtype for name, dtype in PATH_SCHEMA.items() if name in columns}
     if not len(graph):
         yield pl.DataFrame(schema=schema)
@@ -72,15 +73,15 @@ def iterate_critical_path(
     end = int(np.argmax(graph.time)) if end is None else end
     begin = int(graph.time[0]) if begin_ns is None else begin_ns
     path = algorithms.find_longest_path(graph, end)
-    # The points from the source of the first edge on; an edge counts if its target is in the window.
+    # All points of the path; an edge counts if its target is in the window.
     points = np.append(graph.source[path], np.int32(end))
-    skip = bisect_right(range(len(path)), begin, key=lambda at: graph.time[points[at + 1]])
+    skip = bisect_right(range(len(path)), begin, key=lambda i: graph.time[points[i + 1]])
     path, points = path[skip:], points[skip:]
-    begun = max(int(graph.time[points[0]]), begin)
-    if begun > begin or not path.size:
-        # An arrival is of no rank.
+    path_start = max(int(graph.time[points[0]]), begin)
+    if path_start > begin or not path.size:
+        # An arrival belongs to no rank.
         rank = next((int(rank) for rank in graph.rank[points[:2]] if rank >= 0), None)
-        first = [(rank, LATER_START, None, begin, begun - begin, 0)] if begun > begin else []
+        first = [(rank, LATER_START, None, begin, path_start - begin, 0)] if path_start > begin else []
         yield pl.DataFrame(first, schema=PATH_SCHEMA, orient="row").select(*schema)
     for low in range(0, len(path), CHUNK_ROWS):
         yield _path_chunk(
@@ -91,41 +92,41 @@ def iterate_critical_path(
 def _path_chunk(
     graph: Graph, path: Int32Array, points: Int32Array, begin: int, schema: Mapping[str, Any]
 ) -> pl.DataFrame:
-    """Columns of `EDGE` of consecutive edges and the points between which they lead."""
+    """Return the columns of consecutive edges and the points that they connect."""
 
     def ranks() -> Int32Array:
         rank = graph.rank[points]
         return np.where(rank[1:] >= 0, rank[1:], rank[:-1])
 
     recorded = graph.time[points]
-    took = np.diff(recorded)
-    at = np.maximum(recorded, begin, out=recorded)
-    time = np.diff(at)
-    found: dict[str, Callable[[], Any]] = {
+    durations = np.diff(recorded)
+    clipped = np.maximum(recorded, begin, out=recorded)
+    time = np.diff(clipped)
+    compute: dict[str, Callable[[], Any]] = {
         "rank": ranks,
         "kind": lambda: _KIND_NAMES.gather(pl.Series(graph.kind[path]).cast(pl.UInt32)),
         "event": lambda: _null_negatives(graph.owner[path]),
-        "start_ns": lambda: at[:-1],
+        "start_ns": lambda: clipped[:-1],
         "time_ns": lambda: time,
-        # Each edge of a path binds its target: what it took beyond its floor is the excess.
-        "unexplained_ns": lambda: np.minimum(took - graph.floor[path], time),
+        # Each edge of a path binds its target: its time beyond its minimum latency is unexplained.
+        "unexplained_ns": lambda: np.minimum(durations - graph.min_latency[path], time),
     }
-    return pl.DataFrame({name: found[name]() for name in schema}, schema_overrides=schema)
+    return pl.DataFrame({name: compute[name]() for name in schema}, schema_overrides=schema)
 
 
 def find_last_point(graph: Graph, rank: int | None = None, events: pl.Series | None = None) -> int | None:
-    """The last point of all, of a rank, or of these events (ids) of it; None where there is none."""
+    """Return the last point of the graph, of a rank, or of these events (ids) of a rank; None if there is none."""
     if rank is None and events is None:
         return int(np.searchsorted(graph.time, graph.time[-1])) if len(graph) else None
-    chosen = np.ones(len(graph), bool) if rank is None else graph.rank == rank
+    mask = np.ones(len(graph), bool) if rank is None else graph.rank == rank
     if events is not None:
-        chosen &= np.isin(graph.event, events.to_numpy())
-    points = np.flatnonzero(chosen)
+        mask &= np.isin(graph.event, events.to_numpy())
+    points = np.flatnonzero(mask)
     return int(points[np.argmax(graph.time[points])]) if points.size else None
 
 
 def summarize_path_at(graph: Graph, job: Job, time: Int64Array, lag: Int64Array) -> pl.DataFrame:
-    """The path at other times than the recorded ones: kind, category (of device work) and time_ns of each piece, which
+    """Return the critical path at simulated times: kind, category (of GPU activities) and time_ns of each edge, which
     sum to the makespan."""
     path = algorithms.find_longest_path(graph, time=time, lag=lag)
     points = np.append(graph.source[path], graph.target[path[-1:]])
@@ -142,21 +143,28 @@ def summarize_path_at(graph: Graph, job: Job, time: Int64Array, lag: Int64Array)
     work = make_event_labeler(job, {"category"})(pieces.filter(is_work)).with_columns(
         pl.col("category").cast(pl.String)
     )
-    begun = int(time[points[0]] - time.min()) if path.size else 0
-    late = pl.DataFrame({"kind": [LATER_START], "time_ns": [begun]}, schema_overrides={"kind": KIND_DTYPE})
-    return pl.concat((work, pieces.filter(~is_work), late), how="diagonal_relaxed")
+    path_start = int(time[points[0]] - time.min()) if path.size else 0
+    before = pl.DataFrame(
+        {"kind": [LATER_START], "time_ns": [path_start]}, schema_overrides={"kind": KIND_DTYPE}
+    )
+    return pl.concat((work, pieces.filter(~is_work), before), how="diagonal_relaxed")
 
 
 def format_path_shares(path: pl.DataFrame, digits: int, most: int, least_pct: float = 0) -> list[str]:
-    """97.0 % copies, 2.3 % kernels: the greatest parts of a path (kind, category, time_ns), with so many decimals.
+    """Format the largest parts of a path (kind, category, time_ns): "97.0 % memcpy and memset", "2.3 % kernels".
 
-    Copies and sets are told apart from kernels, which the graph counts as one kind: either may be what to mend.
+    Kernels are separated from memcpy and memset, which are one kind in the graph: either may be the problem to fix.
+
+    Args:
+        digits: decimals of the percentages.
+        most: maximum number of parts.
+        least_pct: parts up to this percentage are left out.
     """
     total = int(path["time_ns"].sum()) or 1
-    kind, of = pl.col("kind").cast(pl.String), pl.col("category").cast(pl.String)
+    kind, category = pl.col("kind").cast(pl.String), pl.col("category").cast(pl.String)
     memory = (
-        pl.when(of.is_in(list(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)))
-        .then(pl.lit("copies and sets"))
+        pl.when(category.is_in(list(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)))
+        .then(pl.lit("memcpy and memset"))
         .otherwise(pl.lit("kernels"))
     )
     name = pl.when(kind == EdgeKind.KERNEL.label).then(memory).otherwise(kind.replace(KIND_LABELS))
@@ -166,47 +174,49 @@ def format_path_shares(path: pl.DataFrame, digits: int, most: int, least_pct: fl
 
 
 EVENT_LABELS = ("category", "name", "operator", "module")
-"""What can be said of a piece: category and name of its event; the operator around that (of device work, around its
-launch); the module around that, by the name of its event."""
+"""Labels of an edge: category and name of its event; the enclosing operator (for GPU activities, around the launch);
+the enclosing module, by the name of its event."""
 
 _MODULE = r"^nn\.Module: (.*)$"
 
 
-def make_event_labeler(job: Job, wanted: Collection[str]) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    """What gives a path the columns of `WHAT` that are wanted."""
+def make_event_labeler(job: Job, columns: Collection[str]) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Return a function that adds these columns of `EVENT_LABELS` to a path."""
 
     @cache
-    def said(rank: int) -> Callable[[pl.Series], pl.DataFrame]:
-        # What several ranks do together is of none (-1) and no event's: any of them says that.
-        return _make_rank_labeler(job[rank if rank in job else job.ranks[0]], wanted)
+    def labeler(rank: int) -> Callable[[pl.Series], pl.DataFrame]:
+        # An arrival has no rank (-1) and no event: any rank gives the null labels.
+        return _make_rank_labeler(job[rank if rank in job else job.ranks[0]], columns)
 
-    def described(path: pl.DataFrame) -> pl.DataFrame:
-        if not wanted:
+    def label_path(path: pl.DataFrame) -> pl.DataFrame:
+        if not columns:
             return path
         ranks = path["rank"].unique().to_list() or job.ranks
         if len(ranks) == 1 or path.is_empty():
-            return path.hstack(said(ranks[0])(path["event"]))
+            return path.hstack(labeler(ranks[0])(path["event"]))
         parts = []
-        for (rank,), own in path.with_row_index("at").group_by("rank", maintain_order=True):
-            parts.append(own.hstack(said(int(rank))(own["event"])))  # type: ignore[call-overload]
-        return pl.concat(parts).sort("at").drop("at")
+        for (rank,), rows in path.with_row_index("position").group_by("rank", maintain_order=True):
+            parts.append(rows.hstack(labeler(int(rank))(rows["event"])))  # type: ignore[call-overload]
+        return pl.concat(parts).sort("position").drop("position")
 
-    return described
+    return label_path
 
 
 def extract_module_names(names: pl.Expr) -> pl.Expr:
-    """The modules whose events have these names."""
+    """Extract the names of modules from the names of their events."""
     return names.cast(pl.String).str.extract(_MODULE)
 
 
-def _make_rank_labeler(trace: Trace, wanted: Collection[str]) -> Callable[[pl.Series], pl.DataFrame]:
-    """What gives events (ids) of a trace the columns of `WHAT` that are wanted."""
+def _make_rank_labeler(trace: Trace, columns: Collection[str]) -> Callable[[pl.Series], pl.DataFrame]:
+    """Return a function that gives events (ids) of a trace these columns of `EVENT_LABELS`."""
     table = trace.events
-    columns = {name: column for name, column in (("category", "cat"), ("name", "name")) if name in wanted}
-    around: dict[str, Int32Array] = {}
-    if {"operator", "module"} & set(wanted):
+    event_columns = {
+        name: column for name, column in (("category", "cat"), ("name", "name")) if name in columns
+    }
+    enclosing: dict[str, Int32Array] = {}
+    if {"operator", "module"} & set(columns):
         events = EventArrays(table)
-        # The last one answers for no event.
+        # The last row stands for no event.
         launch = np.full(len(events) + 1, -1, np.int32)
         launch[events.rows(trace.launches["device_event"])] = events.rows(trace.launches["launch"])
         launch[-1] = -1
@@ -214,26 +224,28 @@ def _make_rank_labeler(trace: Trace, wanted: Collection[str]) -> Callable[[pl.Se
             launch >= 0, launch, np.append(np.arange(len(events), dtype=np.int32), np.int32(-1))
         )
         masks = {
-            "operator": events.cats.among(categories.OPERATOR_CATEGORIES),
-            "module": events.names.like(_MODULE),
+            "operator": events.cats.is_in(categories.OPERATOR_CATEGORIES),
+            "module": events.names.match_regex(_MODULE),
         }
-        for name in set(wanted) & set(masks):
-            around[name] = np.append(arrays.find_nearest_ancestor(events.parent, masks[name]), np.int32(-1))[
-                caller
-            ]
+        for name in set(columns) & set(masks):
+            enclosing[name] = np.append(
+                arrays.find_nearest_ancestor(events.parent, masks[name]), np.int32(-1)
+            )[caller]
 
-    def said(event: pl.Series) -> pl.DataFrame:
+    def label_events(event: pl.Series) -> pl.DataFrame:
         if not table.height:
-            return pl.DataFrame({name: [None] * len(event) for name in wanted})
+            return pl.DataFrame({name: [None] * len(event) for name in columns})
         row = rows_of_ids(table, event)
-        found = {name: table[column].gather(_null_negatives(row)) for name, column in columns.items()}
-        found |= {name: table["name"].gather(_null_negatives(above[row])) for name, above in around.items()}
-        return pl.DataFrame({name: found[name] for name in EVENT_LABELS if name in found})
+        labels = {name: table[column].gather(_null_negatives(row)) for name, column in event_columns.items()}
+        labels |= {
+            name: table["name"].gather(_null_negatives(ancestor[row])) for name, ancestor in enclosing.items()
+        }
+        return pl.DataFrame({name: labels[name] for name in EVENT_LABELS if name in labels})
 
-    return said
+    return label_events
 
 
 def _null_negatives(numbers: np.ndarray) -> pl.Series:
-    """The numbers, null where they are negative."""
+    """Return the numbers as a series, negative ones as null."""
     series = pl.Series(numbers)
     return series.set(series < 0, None) if (numbers < 0).any() else series

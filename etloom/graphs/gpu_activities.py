@@ -1,4 +1,4 @@
-"""Device work: its points, the order on a stream, and the launch calls that caused it."""
+"""GPU activities: their points, their order on a stream, and the launch calls that caused them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 import polars as pl
 
 from etloom.core.trace import Trace
-from etloom.graphs.algorithms import EdgeKind, Int32Array, Int64Array, PointRole
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays
+from etloom.graphs.graph import EdgeKind, Int32Array, Int64Array, PointRole
 from etloom.graphs.host_threads import NO_SUBMISSION, HostThreads
 from etloom.graphs.minimum_latencies import MinimumLatencies, low_quantile, median_positive
 
 QUEUED_NS = 20_000
-"""Work that was submitted this long before it starts is held up by its stream and not by its launch."""
+"""An activity submitted this long before its start waits for its stream, not for its launch."""
 
 
 @dataclass(eq=False)
 class GpuActivities:
-    """Device work, stream after stream in order of start.
+    """The GPU activities of a rank, stream by stream in order of start.
 
     ``row`` of the event, ``launch`` (row of the call, -1 for none), ``start``, ``end``, ``stream`` (a number for
-    each device and stream), ``before``: the end of what the stream did last (the least integer for none).
-    ``floor``: of the piece from start to end. ``place``: by row. ``calls``: the rows of the calls that launched any of
-    it, ascending; ``call``: which of these, -1 for none.
-    ``begin``, ``finish``: numbers of the points, once they are drawn.
+    each device and stream), ``previous_end``: end of the previous activity on the stream (the smallest integer for
+    none). ``min_latency``: from start to end. ``place``: index of an activity by event row. ``calls``: rows of the
+    calls that launched any activity, ascending; ``call``: index into these, -1 for none. ``begin``, ``finish``: numbers
+    of the points, once they are added.
     """
 
     row: Int32Array
@@ -35,8 +35,8 @@ class GpuActivities:
     start: Int64Array
     end: Int64Array
     stream: Int64Array
-    before: Int64Array
-    floor: Int64Array
+    previous_end: Int64Array
+    min_latency: Int64Array
     place: Int32Array
     calls: Int32Array
     call: Int32Array
@@ -45,33 +45,33 @@ class GpuActivities:
 
     @cached_property
     def first_start_by_call(self) -> Int64Array:
-        """The start of the first work that each call launched."""
+        """The start of the first activity that each call launched."""
         first = np.full(len(self.calls), np.iinfo(np.int64).max)
         launched = np.flatnonzero(self.call >= 0)
         np.minimum.at(first, self.call[launched], self.start[launched])
         return first
 
     @property
-    def first(self) -> np.ndarray:
-        """Which are the first of their stream."""
+    def is_first(self) -> np.ndarray:
+        """Mask of the first activity of each stream."""
         return np.append(True, np.diff(self.stream) != 0)[: len(self.stream)]
 
     def by_call(self, values: Int64Array, without: int) -> Int64Array:
-        """Of each what these values say of its call."""
-        said: Int64Array = np.append(values, without)[self.call]
-        return said
+        """Return for each activity the value of its call, or ``without`` if it has none."""
+        by_activity: Int64Array = np.append(values, without)[self.call]
+        return by_activity
 
-    def edges(self, draft: GraphDraft, ids: Int32Array) -> None:
-        """Add the pieces from start to end to the draft."""
-        draft.edges(EdgeKind.KERNEL, self.begin, self.finish, self.floor, ids[self.row])
+    def add_edges(self, draft: GraphDraft, ids: Int32Array) -> None:
+        """Add the segments from start to end to the draft."""
+        draft.add_edges(EdgeKind.KERNEL, self.begin, self.finish, self.min_latency, ids[self.row])
 
 
 def collect_gpu_activities(trace: Trace, events: EventArrays) -> GpuActivities:
-    """The device work of a linked trace, not yet drawn."""
+    """Collect the GPU activities of a linked trace, without points."""
     rows = events.rows(trace.launches["device_event"])
-    known = np.flatnonzero(rows >= 0)
-    known = known[events.timed[rows[known]]]
-    rows, call = rows[known], events.rows(trace.launches["launch"])[known]
+    timed = np.flatnonzero(rows >= 0)
+    timed = timed[events.timed[rows[timed]]]
+    rows, call = rows[timed], events.rows(trace.launches["launch"])[timed]
     stream = _number_streams(events.table.select("pid", "device", "stream", "tid")[rows])
     start, end = events.start[rows], events.end[rows]
     order = np.lexsort((rows, end, start, stream))
@@ -79,24 +79,35 @@ def collect_gpu_activities(trace: Trace, events: EventArrays) -> GpuActivities:
     stream, start, end = stream[order], start[order], end[order]
     place = np.full(len(events), -1, np.int32)
     place[rows] = np.arange(len(rows))
-    before = np.append(NO_SUBMISSION, end[:-1])[: len(end)]
-    before[np.append(True, np.diff(stream) != 0)[: len(end)]] = NO_SUBMISSION
+    previous_end = np.append(NO_SUBMISSION, end[:-1])[: len(end)]
+    previous_end[np.append(True, np.diff(stream) != 0)[: len(end)]] = NO_SUBMISSION
     launches = np.zeros(len(events), bool)
     launches[call[call >= 0]] = True
     calls = np.flatnonzero(launches).astype(np.int32)
-    which = np.where(call >= 0, np.searchsorted(calls, call), -1).astype(np.int32)
-    nothing = np.zeros(0, np.int32)
+    call_index = np.where(call >= 0, np.searchsorted(calls, call), -1).astype(np.int32)
+    no_points = np.zeros(0, np.int32)
     return GpuActivities(
-        rows, call, start, end, stream, before, end - start, place, calls, which, nothing, nothing
+        rows,
+        call,
+        start,
+        end,
+        stream,
+        previous_end,
+        end - start,
+        place,
+        calls,
+        call_index,
+        no_points,
+        no_points,
     )
 
 
-def _number_streams(work: pl.DataFrame) -> Int64Array:
-    """A number for each process, device and stream (where it is not known, thread) of device work."""
-    lanes = work.select(
+def _number_streams(activities: pl.DataFrame) -> Int64Array:
+    """Number the distinct (process, device, stream); the thread replaces an unknown stream."""
+    columns = activities.select(
         pl.col("pid").fill_null(0), pl.col("device").fill_null(-1), pl.coalesce("stream", "tid").fill_null(0)
     )
-    keys = [lanes[name].to_numpy() for name in lanes.columns]
+    keys = [columns[name].to_numpy() for name in columns.columns]
     order = np.lexsort(keys[::-1])
     number = np.zeros(len(order), np.int64)
     new = [np.diff(key[order]) != 0 for key in keys]
@@ -105,86 +116,110 @@ def _number_streams(work: pl.DataFrame) -> Int64Array:
 
 
 def estimate_submissions(
-    events: EventArrays, work: GpuActivities, given: MinimumLatencies | None
+    events: EventArrays, activities: GpuActivities, latencies: MinimumLatencies | None
 ) -> tuple[Int64Array, int]:
-    """The time at which each of `Devices.calls` has handed over its work, and the delay this assumes.
+    """Estimate when each of `GpuActivities.calls` submitted its work, and the delay that this assumes, both in ns.
 
-    A call hands over its first work so long before it starts as work typically takes to start on an idle stream,
-    but neither before the call nor after it.
+    The submission precedes the start of the first activity by the typical delay on an idle stream, limited to the
+    duration of the call. The delay is taken from ``latencies`` if these are known.
     """
-    if given is not None:
-        delay = given.submission
+    if latencies is not None:
+        delay = latencies.submission
     else:
-        idle = np.flatnonzero(work.launch >= 0)
-        idle = idle[work.before[idle] <= events.end[work.launch[idle]]]
-        delay = median_positive(work.start[idle] - events.end[work.launch[idle]])
-    return np.clip(work.first_start_by_call - delay, events.start[work.calls], events.end[work.calls]), delay
+        idle = np.flatnonzero(activities.launch >= 0)
+        idle = idle[activities.previous_end[idle] <= events.end[activities.launch[idle]]]
+        delay = median_positive(activities.start[idle] - events.end[activities.launch[idle]])
+    return np.clip(
+        activities.first_start_by_call - delay, events.start[activities.calls], events.end[activities.calls]
+    ), delay
 
 
-def add_gpu_points(draft: GraphDraft, events: EventArrays, work: GpuActivities, rank: int) -> None:
-    """Add the points of the device work to the draft, each start before its end, in the order of the stream."""
-    times = np.stack([work.start, work.end], axis=1).ravel()
-    roles = np.tile([PointRole.START, PointRole.END], len(work.row))
-    points = draft.points(times, np.repeat(events.id[work.row], 2), roles, rank)
-    work.begin, work.finish = points[::2], points[1::2]
+def add_gpu_points(draft: GraphDraft, events: EventArrays, activities: GpuActivities, rank: int) -> None:
+    """Add the points of the activities to the draft, each start before its end, in stream order."""
+    times = np.stack([activities.start, activities.end], axis=1).ravel()
+    roles = np.tile([PointRole.START, PointRole.END], len(activities.row))
+    points = draft.add_points(times, np.repeat(events.id[activities.row], 2), roles, rank)
+    activities.begin, activities.finish = points[::2], points[1::2]
 
 
-def measure_latencies(work: GpuActivities, submission: Int64Array) -> tuple[int, int]:
-    """The floors of launch and stream that the recording shows."""
-    submitted = work.by_call(submission, NO_SUBMISSION)
-    launched = work.launch >= 0
-    free = launched & (work.before <= submitted)
-    early = launched & ~work.first & (work.before != NO_SUBMISSION)
-    early[early] = work.start[early] - submitted[early] > QUEUED_NS
-    return low_quantile((work.start - submitted)[free]), low_quantile(
-        (work.start - np.where(early, work.before, 0))[early]
+def measure_latencies(activities: GpuActivities, submission: Int64Array) -> tuple[int, int]:
+    """Measure the minimum latencies of launch and stream, ns."""
+    submitted = activities.by_call(submission, NO_SUBMISSION)
+    launched = activities.launch >= 0
+    free = launched & (activities.previous_end <= submitted)
+    early = launched & ~activities.is_first & (activities.previous_end != NO_SUBMISSION)
+    early[early] = activities.start[early] - submitted[early] > QUEUED_NS
+    return low_quantile((activities.start - submitted)[free]), low_quantile(
+        (activities.start - np.where(early, activities.previous_end, 0))[early]
     )
 
 
 def add_stream_edges(
-    draft: GraphDraft, events: EventArrays, work: GpuActivities, built: HostThreads, floors: MinimumLatencies
+    draft: GraphDraft,
+    events: EventArrays,
+    activities: GpuActivities,
+    threads: HostThreads,
+    min_latencies: MinimumLatencies,
 ) -> int:
-    """Add launch, stream and overlap edges; returns how many launches have no point to leave from."""
+    """Add launch, stream and overlap edges; return the number of launches without a point to start from."""
     ids = events.id
-    later = np.flatnonzero(~work.first)
-    apart = later[work.start[later] >= work.end[later - 1]]
-    draft.edges(
-        EdgeKind.STREAM, work.finish[apart - 1], work.begin[apart], floors.stream, ids[work.row[apart]]
-    )
-    together = later[work.start[later] < work.end[later - 1]]
-    draft.edges(EdgeKind.OVERLAP, work.begin[together - 1], work.begin[together], 0, ids[work.row[together]])
-    longer = _find_longer_predecessors(work, later)
-    draft.edges(
+    later = np.flatnonzero(~activities.is_first)
+    separate = later[activities.start[later] >= activities.end[later - 1]]
+    draft.add_edges(
         EdgeKind.STREAM,
-        work.finish[longer[0]],
-        work.begin[longer[1]],
-        floors.stream,
-        ids[work.row[longer[1]]],
+        activities.finish[separate - 1],
+        activities.begin[separate],
+        min_latencies.stream,
+        ids[activities.row[separate]],
     )
-    launched = np.flatnonzero(work.launch >= 0)
-    at = find_launch_points(built, work)[work.call[launched]]
-    has = at >= 0
-    some = launched[has]
-    draft.edges(EdgeKind.LAUNCH, built.base + at[has], work.begin[some], floors.launch, ids[work.row[some]])
+    overlapping = later[activities.start[later] < activities.end[later - 1]]
+    draft.add_edges(
+        EdgeKind.OVERLAP,
+        activities.begin[overlapping - 1],
+        activities.begin[overlapping],
+        0,
+        ids[activities.row[overlapping]],
+    )
+    outlasting = _find_longer_predecessors(activities, later)
+    draft.add_edges(
+        EdgeKind.STREAM,
+        activities.finish[outlasting[0]],
+        activities.begin[outlasting[1]],
+        min_latencies.stream,
+        ids[activities.row[outlasting[1]]],
+    )
+    launched = np.flatnonzero(activities.launch >= 0)
+    place = find_launch_points(threads, activities)[activities.call[launched]]
+    has = place >= 0
+    activity = launched[has]
+    draft.add_edges(
+        EdgeKind.LAUNCH,
+        threads.base + place[has],
+        activities.begin[activity],
+        min_latencies.launch,
+        ids[activities.row[activity]],
+    )
     return int((~has).sum())
 
 
-def find_launch_points(built: HostThreads, work: GpuActivities) -> Int32Array:
-    """The place of the point from which the work of each call leaves: its submission, else its end or start."""
-    end, start = built.end[work.calls], built.start[work.calls]
+def find_launch_points(threads: HostThreads, activities: GpuActivities) -> Int32Array:
+    """Return the place of the point from which the work of each call starts: submission, else end or start."""
+    end, start = threads.end[activities.calls], threads.start[activities.calls]
     returned = end >= 0
-    returned[returned] = built.time[end[returned]] <= work.first_start_by_call[returned]
-    return np.where(built.submit >= 0, built.submit, np.where(returned, end, start)).astype(np.int32)
+    returned[returned] = threads.time[end[returned]] <= activities.first_start_by_call[returned]
+    return np.where(threads.submit >= 0, threads.submit, np.where(returned, end, start)).astype(np.int32)
 
 
-def _find_longer_predecessors(work: GpuActivities, later: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Pairs (earlier, later) of a stream where the one that ends last before is not the one that starts last."""
+def _find_longer_predecessors(activities: GpuActivities, later: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return pairs (earlier, later) of a stream where the last to end before a start is not the last to start."""
     if not later.size:
         return later, later
-    # The running maximum of ends within each stream, and which has it: ends are made to rise from stream to stream.
-    rank = np.argsort(np.argsort(work.end, kind="stable"), kind="stable") + work.stream * len(work.end)
+    # The running maximum of ends within each stream and its holder: ends are made to increase from stream to stream.
+    rank = np.argsort(np.argsort(activities.end, kind="stable"), kind="stable") + activities.stream * len(
+        activities.end
+    )
     best = np.maximum.accumulate(rank)
     holder = np.maximum.accumulate(np.where(rank == best, np.arange(len(rank)), 0))[later - 1]
-    ends = work.end[holder]
-    other = (holder != later - 1) & (ends <= work.start[later])
+    ends = activities.end[holder]
+    other = (holder != later - 1) & (ends <= activities.start[later])
     return holder[other], later[other]

@@ -1,4 +1,4 @@
-"""Host threads as chains of points, each piece the time of the innermost event open in it."""
+"""Host threads as chains of points; each segment is the time of the innermost open event."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from etloom._native import codes_of, tour
 from etloom.core import categories
-from etloom.graphs.algorithms import NO_EDGE, EdgeKind, Int32Array, Int64Array
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import WAIT_NAMES, EventArrays, Mask, ids_of_rows, look_up_mask
+from etloom.graphs.graph import NO_EDGE, EdgeKind, Int32Array, Int64Array
 
 NO_SUBMISSION = np.iinfo(np.int64).min
 _POLLING_CALLS = r"EventQuery"
@@ -19,12 +19,12 @@ _NO_WAIT_SEGMENTS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 @dataclass(eq=False)
 class HostThreads:
-    """The points of a rank's threads, thread after thread; ``base``: the number of the first in the draft.
+    """The points of a rank's threads, thread by thread; ``base``: number of the first one in the draft.
 
-    Of points: ``time``, ``row`` (of the event in `events`). Of the piece of time that ends at
-    each: ``owner`` (row, -1 idle, -2 where the thread begins). ``waiting``: places where the piece turned out to be a
-    wait, and the time of the host in it. ``start``, ``end``: the place of an event's points by its row; ``submit``:
-    that of the submission of each call that launched work; -1 where there is none.
+    Per point: ``time``, ``row`` (of the event in `events`), ``owner`` of the segment that ends here (row, -1 for idle,
+    -2 at the beginning of a thread). ``waiting``: places whose segment is a wait, and the host's own time in it.
+    ``start``, ``end``: place of an event's points by its row; ``submit``: place of the submission of each call that
+    launched work; -1 for none.
     """
 
     base: int
@@ -36,56 +36,64 @@ class HostThreads:
     submit: Int32Array
     waiting: list[tuple[Int64Array, Int64Array]] = field(default_factory=list)
 
-    def waits(self, places: Int64Array, floor: Int64Array | int) -> None:
-        """The pieces that end at these points are waits, of which only ``floor`` is time of the host itself."""
-        self.waiting.append((places, np.broadcast_to(floor, len(places))))
+    def mark_waits(self, places: Int64Array, min_latency: Int64Array | int) -> None:
+        """Mark the segments that end at these points as waits; only ``min_latency`` of them is host time."""
+        self.waiting.append((places, np.broadcast_to(min_latency, len(places))))
 
-    def edges(self, draft: GraphDraft, ids: Int32Array) -> None:
-        """Add the pieces to the draft; ids: of the events."""
+    def add_edges(self, draft: GraphDraft, ids: Int32Array) -> None:
+        """Add the segments to the draft. ids: of the events."""
         owners = ids_of_rows(self.owner, ids)
         kind = np.where(self.owner >= 0, np.uint8(EdgeKind.SEGMENT), np.uint8(EdgeKind.IDLE))
-        places, floor = (np.concatenate(part) for part in zip(_NO_WAIT_SEGMENTS, *self.waiting, strict=True))
-        order = np.lexsort((floor, places))
-        # Of several floors of one place the least.
+        places, min_latency = (
+            np.concatenate(part) for part in zip(_NO_WAIT_SEGMENTS, *self.waiting, strict=True)
+        )
+        order = np.lexsort((min_latency, places))
+        # If a place has several minimum latencies, the smallest.
         order = order[
             np.append(True, np.diff(places[order]) != 0)[: len(order)] & (self.owner[places[order]] != -2)
         ]
-        places, floor = places[order], floor[order]
+        places, min_latency = places[order], min_latency[order]
         kind[places] = NO_EDGE
         kind[self.owner == -2] = NO_EDGE
-        draft.chain(self.base, kind[1:], owners[1:])
+        draft.add_chain(self.base, kind[1:], owners[1:])
         point = self.base + places
-        draft.edges(EdgeKind.WAIT, point - 1, point, floor, owners[places])
+        draft.add_edges(EdgeKind.WAIT, point - 1, point, min_latency, owners[places])
 
 
 def add_host_threads(
     draft: GraphDraft, events: EventArrays, calls: Int32Array, submission: Int64Array, rank: int
 ) -> tuple[HostThreads, int]:
-    """The threads of a rank, and how many were left out: those that only poll, or wait, in Python.
+    """Add the threads of a rank; return them and the number of threads left out since they only poll or run Python.
 
-    calls: rows of events, ascending. submission: of each the time within it at which the device has its work.
+    Args:
+        calls: rows of launch calls, ascending.
+        submission: per call, the time at which the device has its work, ns.
     """
-    lanes = events.lanes
-    standing = events.host & (events.depth >= 0)
-    works = standing & ~events.names.like(_POLLING_CALLS) & ~events.cats.among(categories.PYTHON_CATEGORIES)
-    threads = int(lanes.max(initial=0)) + 1
-    working = codes_of(works, lanes.view(np.uint32), threads)
-    aside = int((codes_of(standing, lanes.view(np.uint32), threads) > working).sum())
-    if aside:
-        standing &= look_up_mask(working, lanes)
+    thread = events.threads
+    on_stack = events.host & (events.depth >= 0)
+    is_work = (
+        on_stack
+        & ~events.names.match_regex(_POLLING_CALLS)
+        & ~events.cats.is_in(categories.PYTHON_CATEGORIES)
+    )
+    threads = int(thread.max(initial=0)) + 1
+    working = codes_of(is_work, thread.view(np.uint32), threads)
+    excluded = int((codes_of(on_stack, thread.view(np.uint32), threads) > working).sum())
+    if excluded:
+        on_stack &= look_up_mask(working, thread)
 
     row, role, time, owner, start, end, submit = tour(
-        standing, lanes, events.start, events.end, events.depth, events.parent, calls, submission
+        on_stack, thread, events.start, events.end, events.depth, events.parent, calls, submission
     )
-    base = draft.begin(time, ids_of_rows(row, events.id), role, rank)
-    return HostThreads(base, time, row, owner, start, end, submit), aside
+    base = draft.add_point_block(time, ids_of_rows(row, events.id), role, rank)
+    return HostThreads(base, time, row, owner, start, end, submit), excluded
 
 
-def mask_idle_segments(events: EventArrays, built: HostThreads) -> Mask:
-    """Which pieces may be rest: nothing is open, or what runs no code of its own, or what is there to wait."""
-    rests = events.cats.among(
+def mask_idle_segments(events: EventArrays, threads: HostThreads) -> Mask:
+    """Mark the segments that may be rest: no event is open, or one that only annotates or only waits."""
+    is_restful = events.cats.is_in(
         categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES
-    ) | events.names.like(WAIT_NAMES)
-    # The owner of idle time is -1, and that of nothing, where a thread begins, -2.
-    still: Mask = np.append(rests, [False, True])[built.owner]
-    return still
+    ) | events.names.match_regex(WAIT_NAMES)
+    # The owner of idle time is -1, and at the beginning of a thread -2.
+    idle: Mask = np.append(is_restful, [False, True])[threads.owner]
+    return idle

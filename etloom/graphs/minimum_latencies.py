@@ -1,27 +1,27 @@
-"""The least that each kind of dependency takes, as far as a recording shows it."""
+"""The minimum latency of each kind of dependency, as far as a recording shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from etloom.graphs.algorithms import Int64Array
+from etloom.graphs.graph import Int64Array
 
 LOW_QUANTILE = 0.05
-"""The quantile of what was seen that stands for the least. The very least is often an error of a clock."""
+"""The quantile that stands for the minimum. The very smallest value is often a clock error."""
 
 DEFAULT_ENTRY_NS = 2_000
-"""What entering a blocking call costs, where no call of its name returned without waiting."""
+"""Cost of entering a blocking call if no call of its name returned without waiting."""
 
 
 @dataclass(frozen=True)
 class MinimumLatencies:
-    """Of one rank, in ns. Those that a recording does not show are 0.
+    """The minimum latencies of one rank, in ns. Those that a recording does not show are 0.
 
     ``submission``: from the return of a launch call to the start of a kernel on an idle stream. ``launch``: from
-    the submission to the start. ``stream``: from the end of device work to the start of the next. ``sync``: from
-    the end of device work to the return of the call that waited for it. ``entry``: what a blocking call takes
-    that need not wait, by its name; ``entry_default`` for the others.
+    the submission to the start. ``stream``: from the end of a GPU activity to the start of the next. ``sync``: from
+    the end of a GPU activity to the return of the call that waited for it. ``entry``: duration of a blocking call
+    that does not have to wait, by its name; ``entry_default`` for all other names.
     """
 
     submission: int = 0
@@ -31,24 +31,25 @@ class MinimumLatencies:
     entry: Mapping[str, int] = field(default_factory=dict)
     entry_default: int = DEFAULT_ENTRY_NS
 
-    def entry_of(self, name: str) -> int:
+    def get_entry(self, name: str) -> int:
+        """Return the duration of a blocking call of this name that does not have to wait, ns."""
         return self.entry.get(name, self.entry_default)
 
 
 def low_quantile(values: Int64Array) -> int:
-    """The low quantile of the values that are not negative; 0 of none."""
+    """Return the low quantile of the nonnegative values; 0 if there are none."""
     return _lower_quantile(values[values >= 0], LOW_QUANTILE)
 
 
 def median_positive(values: Int64Array) -> int:
-    """The median of the values above 0; 0 of none."""
+    """Return the median of the positive values; 0 if there are none."""
     return _lower_quantile(values[values > 0], 0.5)
 
 
 def _lower_quantile(values: Int64Array, share: float) -> int:
-    """The lower quantile, as numpy has it, of values that are put out of order; 0 of none."""
+    """Return the lower quantile as numpy defines it, 0 for no values. Reorders the values in place."""
     if not values.size:
         return 0
-    at = int((values.size - 1) * share)
-    values.partition(at)
-    return int(values[at])
+    position = int((values.size - 1) * share)
+    values.partition(position)
+    return int(values[position])

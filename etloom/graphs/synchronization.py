@@ -1,4 +1,4 @@
-"""Who waits for device work: blocking calls until it ends, streams before they go on."""
+"""Waits for GPU activities: blocking calls until they end, streams before they continue."""
 
 from __future__ import annotations
 
@@ -7,167 +7,176 @@ import polars as pl
 
 from etloom.core import categories
 from etloom.core.trace import Trace
-from etloom.graphs.algorithms import EdgeKind, Int64Array
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays
 from etloom.graphs.gpu_activities import GpuActivities
+from etloom.graphs.graph import EdgeKind, Int64Array
 from etloom.graphs.host_threads import HostThreads
 from etloom.graphs.minimum_latencies import MinimumLatencies, low_quantile
 
 SKEW_NS = 50_000
-"""So long after the return of a waiting call may the work it waited for end: two clocks."""
-
+"""An activity may end this long after the call that waited for it returned: the clocks differ."""
 
 LATE_NS = 20_000
-"""Work that starts so long after its launch and what its stream did before waited for something else."""
+"""An activity that starts this long after its launch and its predecessor waited for something else."""
 
 SOON_NS = 20_000
-"""Work that waited for another stream starts at most so long after that is done."""
+"""An activity that waited for another stream starts at most this long after that stream is done."""
 
 QUEUE_CAPACITY = 1000
-"""So much work in line, and a call that hands over more waits for room: CUDA's queue holds 1,024."""
+"""Queue length from which a launch call waits for room; CUDA's queue holds 1,024."""
 
 MIN_BLOCKED_NS = 20_000
-"""A call that hands over work and takes less did not wait for room."""
+"""A launch call that takes less did not wait for room."""
 
 MAX_QUEUE_DELAY_NS = 100_000
-"""A call that waited for room returns at most so long after some work has ended."""
+"""A call that waited for room returns at most this long after an activity has ended."""
 
 _STREAM_WAIT_NAME = r"StreamWaitEvent"
 _MAX_CANDIDATES = 8
-"""How many ends of other work before a late start are looked at."""
+"""Number of preceding ends of other activities that are examined for a late start."""
 
 
 class SynchronizationEdges:
-    """The `waits` of a linked trace that fit its points; places are of `Hosts` and `Devices`.
+    """The `waits` of a linked trace that fit its points; places index `HostThreads` and `GpuActivities`.
 
-    Of the host's: ``end`` (place of the point at which the call returns), ``on`` (place of the work), ``skewed``:
-    the work seems to end after the return. Of the device's: ``waiter`` and ``source`` (places of work).
-    ``lost``: waits that fit no points, or not even with skew.
+    Host waits: ``end`` (place of the point at which the call returns), ``on`` (place of the activity), ``skewed``: the
+    activity seems to end after the return. Stream waits: ``waiter`` and ``source`` (places of activities). ``lost``:
+    number of waits without points, or inconsistent even with clock skew.
     """
 
-    def __init__(self, trace: Trace, events: EventArrays, built: HostThreads, work: GpuActivities) -> None:
+    def __init__(
+        self, trace: Trace, events: EventArrays, threads: HostThreads, activities: GpuActivities
+    ) -> None:
         table = trace.sync_dependencies
         event, on = events.rows(table["event"]), events.rows(table["on"])
-        source = np.where(on >= 0, work.place[on], -1) if on.size else on
-        end = np.where(event >= 0, built.end[event], -1) if event.size else event
-        waiter = np.where(event >= 0, work.place[event], -1) if event.size else event
+        source = np.where(on >= 0, activities.place[on], -1) if on.size else on
+        end = np.where(event >= 0, threads.end[event], -1) if event.size else event
+        waiter = np.where(event >= 0, activities.place[event], -1) if event.size else event
         self.inferred = int((table["how"] == "inferred").sum())
         host = np.flatnonzero((source >= 0) & (end >= 0))
         device = np.flatnonzero((source >= 0) & (waiter >= 0))
-        returned = built.time[end[host]] if host.size else np.zeros(0, np.int64)
-        ended = work.end[source[host]] if host.size else returned
-        # Work that starts after the return was not what the call waited for.
-        fits = (ended <= returned + SKEW_NS) & (work.start[source[host]] <= returned)
-        host = host[fits]
+        returned = threads.time[end[host]] if host.size else np.zeros(0, np.int64)
+        ended = activities.end[source[host]] if host.size else returned
+        # The call did not wait for an activity that starts after its return.
+        is_consistent = (ended <= returned + SKEW_NS) & (activities.start[source[host]] <= returned)
+        host = host[is_consistent]
         self.end, self.on = end[host], source[host]
-        self.returned, self.ended = returned[fits], ended[fits]
+        self.returned, self.ended = returned[is_consistent], ended[is_consistent]
         self.skewed = self.ended > self.returned
         self.waiter, self.source = waiter[device], source[device]
         self.lost = len(table) - host.size - device.size
 
-    def tell(self, events: EventArrays, work: GpuActivities, submission: Int64Array) -> None:
-        """Add what streams waited for where no one recorded it.
+    def infer_stream_waits(
+        self, events: EventArrays, activities: GpuActivities, submission: Int64Array
+    ) -> None:
+        """Infer stream waits that were not recorded.
 
-        Work starts late, just after work of another stream ended, and between the launches of both the host
-        made a stream wait for an event.
+        An activity starts late, right after an activity of another stream ended, and between the launches of both the
+        host made a stream wait for an event.
         """
-        asked = events.start[
-            events.names.like(_STREAM_WAIT_NAME) & events.cats.among(categories.RUNTIME_CATEGORIES)
+        stream_wait_starts = events.start[
+            events.names.match_regex(_STREAM_WAIT_NAME) & events.cats.is_in(categories.RUNTIME_CATEGORIES)
         ]
-        launched = work.launch >= 0
-        submitted = work.by_call(submission, work.start.min(initial=0))
-        waited = launched & (work.start - np.maximum(submitted, work.before) > LATE_NS)
+        launched = activities.launch >= 0
+        submitted = activities.by_call(submission, activities.start.min(initial=0))
+        waited = launched & (activities.start - np.maximum(submitted, activities.previous_end) > LATE_NS)
         waited[self.waiter] = False
         late = np.flatnonzero(waited)
-        by_end = np.argsort(work.end, kind="stable")
-        last = np.searchsorted(work.end[by_end], work.start[late], side="right") - 1
+        by_end = np.argsort(activities.end, kind="stable")
+        last = np.searchsorted(activities.end[by_end], activities.start[late], side="right") - 1
         source = np.full(len(late), -1, np.int64)
         for back in range(_MAX_CANDIDATES):
             near = by_end[np.maximum(last - back, 0)] if len(by_end) else last
-            fits = (source < 0) & (last >= back) & (work.stream[near] != work.stream[late])
-            fits &= work.start[late] - work.end[near] <= SOON_NS
-            fits &= np.searchsorted(asked, submitted[late]) > np.searchsorted(asked, submitted[near])
-            source[fits] = near[fits]
-        told = source >= 0
-        self.waiter = np.append(self.waiter, late[told])
-        self.source = np.append(self.source, source[told])
-        self.inferred += int(told.sum())
+            is_consistent = (
+                (source < 0) & (last >= back) & (activities.stream[near] != activities.stream[late])
+            )
+            is_consistent &= activities.start[late] - activities.end[near] <= SOON_NS
+            is_consistent &= np.searchsorted(stream_wait_starts, submitted[late]) > np.searchsorted(
+                stream_wait_starts, submitted[near]
+            )
+            source[is_consistent] = near[is_consistent]
+        is_inferred = source >= 0
+        self.waiter = np.append(self.waiter, late[is_inferred])
+        self.source = np.append(self.source, source[is_inferred])
+        self.inferred += int(is_inferred.sum())
 
-    def queue(self, events: EventArrays, built: HostThreads, work: GpuActivities) -> None:
-        """Add calls that waited for room in a full queue of work: for what had ended last when they returned."""
-        launched = work.launch[work.launch >= 0]
-        # A queue is of a process and its device; with several of them in a rank it is not known how full each is.
-        if len(work.row) + len(launched) < QUEUE_CAPACITY or len(np.unique(events.pid[launched])) != 1:
+    def infer_queue_waits(self, events: EventArrays, threads: HostThreads, activities: GpuActivities) -> None:
+        """Infer the launch calls that waited for room in a full queue, until the last activity to end before them."""
+        launched = activities.launch[activities.launch >= 0]
+        # A queue belongs to a process and its device; with several in a rank, the length of each is unknown.
+        if len(activities.row) + len(launched) < QUEUE_CAPACITY or len(np.unique(events.pid[launched])) != 1:
             return
-        hands = (
-            events.names.as_in(launched) & events.cats.among(categories.RUNTIME_CATEGORIES) & (built.end >= 0)
+        is_launch = (
+            events.names.same_as(launched)
+            & events.cats.is_in(categories.RUNTIME_CATEGORIES)
+            & (threads.end >= 0)
         )
-        calls = np.flatnonzero(hands)
+        calls = np.flatnonzero(is_launch)
         calls = calls[np.argsort(events.start[calls], kind="stable")]
-        by_end = np.argsort(work.end, kind="stable")
-        ended = np.searchsorted(work.end[by_end], events.end[calls], side="right")
-        out_of_sight = int((work.launch < 0).sum())
+        by_end = np.argsort(activities.end, kind="stable")
+        ended = np.searchsorted(activities.end[by_end], events.end[calls], side="right")
+        unlaunched = int((activities.launch < 0).sum())
         last = by_end[np.maximum(ended - 1, 0)]
-        full = out_of_sight + np.arange(len(calls)) - ended >= QUEUE_CAPACITY
+        full = unlaunched + np.arange(len(calls)) - ended >= QUEUE_CAPACITY
         full &= (events.end[calls] - events.start[calls] > MIN_BLOCKED_NS) & (ended > 0)
-        full &= (events.end[calls] - work.end[last] <= MAX_QUEUE_DELAY_NS) & (
-            work.end[last] > events.start[calls]
+        full &= (events.end[calls] - activities.end[last] <= MAX_QUEUE_DELAY_NS) & (
+            activities.end[last] > events.start[calls]
         )
-        place = built.end[calls[full]]
+        place = threads.end[calls[full]]
         full[full] = ~np.isin(place, self.end)
-        self.end = np.append(self.end, built.end[calls[full]])
+        self.end = np.append(self.end, threads.end[calls[full]])
         self.on = np.append(self.on, last[full])
-        self.returned = built.time[self.end]
-        self.ended = work.end[self.on]
+        self.returned = threads.time[self.end]
+        self.ended = activities.end[self.on]
         self.skewed = self.ended > self.returned
         self.inferred += int(full.sum())
 
-    def entries(self, events: EventArrays, built: HostThreads) -> dict[str, int]:
-        """By name of call the least time of one that found its work done already."""
+    def measure_entries(self, events: EventArrays, threads: HostThreads) -> dict[str, int]:
+        """Return the minimum duration of calls whose activity was already done, by name of the call, ns."""
         if not self.end.size:
             return {}
-        entered = built.time[self.end - 1]
-        late = np.zeros(len(built.time), bool)
+        entered = threads.time[self.end - 1]
+        late = np.zeros(len(threads.time), bool)
         late[self.end[self.ended > entered]] = True
         places = np.unique(self.end)
-        names = events.table["name"][built.row[places]].cast(pl.String)
-        least: dict[str, int] = {}
+        names = events.table["name"][threads.row[places]].cast(pl.String)
+        shortest: dict[str, int] = {}
         for place, name in zip(places, names, strict=True):
             if not late[place]:
-                took = int(built.time[place] - built.time[place - 1])
-                least[name] = min(took, least.get(name, took))
-        return least
+                duration = int(threads.time[place] - threads.time[place - 1])
+                shortest[name] = min(duration, shortest.get(name, duration))
+        return shortest
 
-    def tail(self, built: HostThreads) -> int:
-        """The low quantile from the end of work to the return of a call that waited for it."""
-        waited = (self.ended > built.time[self.end - 1]) & ~self.skewed
+    def measure_sync(self, threads: HostThreads) -> int:
+        """Return the low quantile of the time from the end of an activity to the return of the call that waited, ns."""
+        waited = (self.ended > threads.time[self.end - 1]) & ~self.skewed
         return low_quantile((self.returned - self.ended)[waited])
 
-    def edges(
+    def add_edges(
         self,
         draft: GraphDraft,
         events: EventArrays,
-        built: HostThreads,
-        work: GpuActivities,
-        floors: MinimumLatencies,
+        threads: HostThreads,
+        activities: GpuActivities,
+        min_latencies: MinimumLatencies,
     ) -> None:
-        """Turn the last piece of each blocking call into a wait, and add the edges that end it."""
+        """Turn the last segment of each blocking call into a wait, and add the edges that end it."""
         ids = events.id
         place = np.unique(self.end)
-        names = events.table["name"][built.row[place]].cast(pl.String)
-        built.waits(place, np.array([floors.entry_of(name) for name in names], np.int64))
-        draft.edges(
+        names = events.table["name"][threads.row[place]].cast(pl.String)
+        threads.mark_waits(place, np.array([min_latencies.get_entry(name) for name in names], np.int64))
+        draft.add_edges(
             EdgeKind.SYNC,
-            np.where(self.skewed, work.begin[self.on], work.finish[self.on]),
-            built.base + self.end,
-            np.where(self.skewed, self.returned - work.start[self.on], floors.sync),
-            ids[built.row[self.end]],
+            np.where(self.skewed, activities.begin[self.on], activities.finish[self.on]),
+            threads.base + self.end,
+            np.where(self.skewed, self.returned - activities.start[self.on], min_latencies.sync),
+            ids[threads.row[self.end]],
         )
-        draft.edges(
+        draft.add_edges(
             EdgeKind.STREAM_WAIT,
-            work.finish[self.source],
-            work.begin[self.waiter],
-            floors.stream,
-            ids[work.row[self.waiter]],
+            activities.finish[self.source],
+            activities.begin[self.waiter],
+            min_latencies.stream,
+            ids[activities.row[self.waiter]],
         )

@@ -16,7 +16,7 @@ from etloom.core.errors import EtloomError
 
 TARGETS = {
     "kernel": "computation on a device",
-    "copy": "copies and sets on a device",
+    "copy": "memcpy and memset on a device",
     "comm": "communication: the moving of data, not the waiting for others",
     "op": "an operator and all that runs in it on the host",
     "host": "what runs on host threads, by the innermost event",

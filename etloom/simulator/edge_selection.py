@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from etloom.core import arrays, categories
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
-from etloom.graphs.algorithms import EdgeKind, Graph
+from etloom.graphs.graph import EdgeKind, Graph
 from etloom.graphs.event_arrays import rows_of_ids
 from etloom.simulator.changes import TARGETS, Change
 

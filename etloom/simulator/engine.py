@@ -1,8 +1,8 @@
 """What a job would have taken with other lags.
 
-A lag has a floor, which a change changes, and an excess, which nothing explains. What a change takes from a floor is
-sure, as far as the graph is right; an excess up to the 95 % quantile of its kind may go with its cause; what lies above
-stays in any case. So the answer is an interval, and the excess that it rests on is said.
+A lag has a min_latency, which a change changes, and an unexplained, which nothing explains. What a change takes from a min_latency is
+sure, as far as the graph is right; an unexplained up to the 95 % quantile of its kind may go with its cause; what lies above
+stays in any case. So the answer is an interval, and the unexplained that it rests on is said.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import polars as pl
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.graphs import DependencyGraph, algorithms, build_graph, critical_paths, quality
-from etloom.graphs.algorithms import REMOVED_LAG, EdgeKind, Graph, Int64Array
+from etloom.graphs.algorithms import REMOVED_LAG
+from etloom.graphs.graph import EdgeKind, Graph, Int64Array
 from etloom.simulator.changes import AnyChange, Change, Network, NoStraggler, RemoveSync
 from etloom.simulator.edge_selection import EdgeSelector
 
@@ -25,9 +26,9 @@ QUANTILE = 0.95
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Simulated:
-    """The times of all points: recorded, and with the changes if excess stays (``cautious``) or goes with its cause as
-    far as its kind usually has it (``hopeful``). ``kept_ns``: excess on changed edges that stays even so.
-    ``removed_ns``: excess that went with edges that were removed. ``lag``: of each edge, where excess stays."""
+    """The times of all points: recorded, and with the changes if unexplained stays (``cautious``) or goes with its cause as
+    far as its kind usually has it (``hopeful``). ``kept_ns``: unexplained on changed edges that stays even so.
+    ``removed_ns``: unexplained that went with edges that were removed. ``lag``: of each edge, where unexplained stays."""
 
     found: DependencyGraph
     job: Job
@@ -68,62 +69,62 @@ def simulate(job: Job, changes: Sequence[AnyChange], found: DependencyGraph | No
     found = found or build_graph(job)
     graph = found.graph
     edges = EdgeSelector(graph, job)
-    floor = graph.floor.copy()
-    excess = {"cautious": graph.excess.copy(), "hopeful": graph.excess.copy()}
-    usual = _usual_delays(graph.kind, graph.excess)
+    min_latency = graph.min_latency.copy()
+    unexplained = {"cautious": graph.unexplained.copy(), "hopeful": graph.unexplained.copy()}
+    usual = _usual_delays(graph.kind, graph.unexplained)
     kept = removed = 0
     for change in changes:
         if isinstance(change, (RemoveSync, NoStraggler)):
             gone = (
                 edges.waits_in(change.name) if isinstance(change, RemoveSync) else _mask_late_arrivals(edges)
             )
-            floor[gone] = REMOVED_LAG
-            removed += int(excess["cautious"][gone].sum())
-            for lags in excess.values():
+            min_latency[gone] = REMOVED_LAG
+            removed += int(unexplained["cautious"][gone].sum())
+            for lags in unexplained.values():
                 lags[gone] = 0
             continue
         mask = edges.communication if isinstance(change, Network) else edges.chosen(change)
-        mask = mask & (floor != REMOVED_LAG)  # what was removed stays so
-        goes = np.minimum(excess["hopeful"][mask], usual[graph.kind[mask]])
-        stays = excess["hopeful"][mask] - goes
+        mask = mask & (min_latency != REMOVED_LAG)  # what was removed stays so
+        goes = np.minimum(unexplained["hopeful"][mask], usual[graph.kind[mask]])
+        stays = unexplained["hopeful"][mask] - goes
         kept += int(stays.sum())
-        excess["hopeful"][mask] = _scale_removable_delay(change, goes) + stays
-        floor[mask] = _changed_latencies(change, edges, mask, floor)
-        _check_range(change, floor, excess["hopeful"])
+        unexplained["hopeful"][mask] = _scale_removable_delay(change, goes) + stays
+        min_latency[mask] = _changed_latencies(change, edges, mask, min_latency)
+        _check_range(change, min_latency, unexplained["hopeful"])
     start = _start_times(graph)
     return Simulated(
         found,
         job,
         tuple(changes),
-        algorithms.compute_times(graph, floor + excess["cautious"], start),
-        algorithms.compute_times(graph, floor + excess["hopeful"], start),
+        algorithms.compute_times(graph, min_latency + unexplained["cautious"], start),
+        algorithms.compute_times(graph, min_latency + unexplained["hopeful"], start),
         kept,
         removed,
-        floor + excess["cautious"],
+        min_latency + unexplained["cautious"],
     )
 
 
-def _check_range(change: AnyChange, floor: Int64Array, excess: Int64Array) -> None:
+def _check_range(change: AnyChange, min_latency: Int64Array, unexplained: Int64Array) -> None:
     """Raise EtloomError where sums of the lags would not fit 64 bits."""
-    if float(np.maximum(floor, 0).sum(dtype=np.float64) + excess.sum(dtype=np.float64)) > -float(REMOVED_LAG):
+    if float(np.maximum(min_latency, 0).sum(dtype=np.float64) + unexplained.sum(dtype=np.float64)) > -float(REMOVED_LAG):
         raise EtloomError(f"{change.text!r} makes times that no clock holds", remedy="ask for less")
 
 
-def _scale_removable_delay(change: Change | Network, excess: Int64Array) -> Int64Array:
-    """What is left of an excess that shares the fate of its floor."""
+def _scale_removable_delay(change: Change | Network, unexplained: Int64Array) -> Int64Array:
+    """What is left of an unexplained that shares the fate of its min_latency."""
     if isinstance(change, Network) or change.plus_ns is not None:
-        return excess
-    return scale_lags(excess, change.times or 0.0)
+        return unexplained
+    return scale_lags(unexplained, change.times or 0.0)
 
 
 def _changed_latencies(
-    change: Change | Network, edges: EdgeSelector, mask: np.ndarray, floor: Int64Array
+    change: Change | Network, edges: EdgeSelector, mask: np.ndarray, min_latency: Int64Array
 ) -> Int64Array:
-    """The floors of the chosen edges after the change."""
-    before = floor[mask]
+    """The min_latencies of the chosen edges after the change."""
+    before = min_latency[mask]
     if isinstance(change, Network):
         latency = (
-            _measure_network_latency(edges, mask, floor) if change.latency_ns is None else change.latency_ns
+            _measure_network_latency(edges, mask, min_latency) if change.latency_ns is None else change.latency_ns
         )
         least = np.minimum(before, latency)
         return np.asarray(least + scale_lags(before - least, 1 / change.bandwidth))
@@ -139,10 +140,10 @@ def scale_lags(lag: Int64Array, times: float) -> Int64Array:
     return np.asarray(np.round(np.minimum(lag * times, 2.0**62)), dtype=np.int64)
 
 
-def _measure_network_latency(edges: EdgeSelector, mask: np.ndarray, floor: Int64Array) -> Int64Array:
+def _measure_network_latency(edges: EdgeSelector, mask: np.ndarray, min_latency: Int64Array) -> Int64Array:
     """Of each chosen edge the least that one of its collective and group took: what no bandwidth shortens."""
     codes = edges.groups()[mask]
-    before = floor[mask]
+    before = min_latency[mask]
     known = before > 0
     least = np.zeros(int(codes.max()) + 2 if codes.size else 1, np.int64)
     least[:] = np.iinfo(np.int64).max
@@ -150,11 +151,11 @@ def _measure_network_latency(edges: EdgeSelector, mask: np.ndarray, floor: Int64
     return np.where(known, least[codes], 0)
 
 
-def _usual_delays(kind: np.ndarray, excess: Int64Array) -> Int64Array:
-    """By kind, the excess that 95 % of its edges do not surpass, of those that have any."""
+def _usual_delays(kind: np.ndarray, unexplained: Int64Array) -> Int64Array:
+    """By kind, the unexplained that 95 % of its edges do not surpass, of those that have any."""
     found = np.zeros(len(EdgeKind), np.int64)
     for one in EdgeKind:
-        some = excess[(kind == one) & (excess > 0)]
+        some = unexplained[(kind == one) & (unexplained > 0)]
         if some.size:
             found[one] = int(np.quantile(some, QUANTILE, method="lower"))
     return found

@@ -12,7 +12,7 @@ import polars as pl
 
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
-from etloom.graphs.algorithms import Graph, Int64Array, PointRole
+from etloom.graphs.graph import Graph, Int64Array, PointRole
 
 _TIMED_TABLES = ("memory", "counters", "flows")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etloom.graphs import quality
-from etloom.graphs.algorithms import EdgeKind, Graph
+from etloom.graphs.graph import EdgeKind, Graph
 
 # Work, and what leads to it, more often than the rest.
 KINDS = [
@@ -34,18 +34,18 @@ def recordings(draw: st.DrawFn) -> tuple[Graph, SimpleNamespace]:
     times = draw(st.lists(US, min_size=n, max_size=n))
     place = st.integers(0, n - 1)
     edges = draw(st.lists(st.tuples(place, place, US, st.sampled_from(KINDS)), min_size=1, max_size=25))
-    source, target, floor, kind = (np.array(column) for column in zip(*edges, strict=True))
+    source, target, min_latency, kind = (np.array(column) for column in zip(*edges, strict=True))
     rank = np.array(draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), np.int32)
     # No rank launches work of another.
     kind[(kind == EdgeKind.LAUNCH) & (rank[source] != rank[target])] = EdgeKind.STREAM
-    graph = Graph.of(
+    graph = Graph.from_edges(
         time=np.array(times, np.int64),
         event=gap * np.arange(n, dtype=np.int32),
         role=np.zeros(n, np.uint8),
         rank=rank,
         source=source.astype(np.int32),
         target=target.astype(np.int32),
-        floor=floor.astype(np.int64),
+        min_latency=min_latency.astype(np.int64),
         kind=kind.astype(np.uint8),
         owner=np.full(len(edges), -1, np.int32),
     )

@@ -18,10 +18,10 @@ from etloom.core import registry
 from etloom.core.errors import AnalysisError, LinkError, UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.graphs import MinimumLatencies, algorithms, build_graph, quality
-from etloom.graphs.algorithms import EdgeKind, Graph, PointRole
+from etloom.graphs.graph import EdgeKind, Graph, PointRole
 
-# Of each trace: the most by which floors alone fall short of the makespan, and the least share of device starts that
-# is explained, both in percent. None: there is no device work, or too little.
+# Of each trace: the most by which minimum latencies alone fall short of the makespan, and the least share of kernel starts
+# that is explained, both in percent. None: there is no device work, or too little.
 FIGURES: dict[str, tuple[float, float | None]] = {
     "critical_path/alexnet.json.gz": (0.001, 97.9),
     "critical_path/simple_add.json.gz": (0.001, 95.9),
@@ -44,10 +44,10 @@ FIGURES: dict[str, tuple[float, float | None]] = {
     "hta_multirank": (2.1, None),
 }
 DOUBTFUL = {
-    "hta_multirank": "rank 0: 63 % of the starts of device work are unexplained",
-    "hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz": "rank 0: only 16 starts of device work",
-    "critical_path/event_sync.json.gz": "rank 0: only 5 starts of device work",
-    "critical_path/event_sync_multi_stream.json.gz": "rank 0: only 6 starts of device work",
+    "hta_multirank": "rank 0: 63 % of the kernel starts are unexplained",
+    "hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz": "rank 0: only 16 kernel starts",
+    "critical_path/event_sync.json.gz": "rank 0: only 5 kernel starts",
+    "critical_path/event_sync_multi_stream.json.gz": "rank 0: only 6 kernel starts",
 }
 
 
@@ -69,7 +69,7 @@ def test_what_holds_of_every_recording(name: str, data: Path) -> None:
     assert (algorithms.compute_times(graph) == graph.time).all()
     assert (graph.residual >= 0).all()
     took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
-    assert ((graph.floor >= 0) & (graph.lag <= took)).all()
+    assert ((graph.min_latency >= 0) & (graph.lag <= took)).all()
     assert graph.dropped.sum() == 0
     assert pieces_tile(graph)
     halved = algorithms.compute_times(
@@ -156,7 +156,7 @@ def saved(graph: Graph, lag: np.ndarray) -> float:
 def test_half_the_kernel_time_of_a_device_bound_recording(data: Path) -> None:
     for name, expected in (("tracelens/h100_qwen.json.gz", 18.2), ("tracelens/mi300_qwen.json.gz", 22.8)):
         graph = build_graph(opened(data, name)).graph
-        lag = np.where(graph.kind == EdgeKind.KERNEL, graph.floor // 2 + graph.excess, graph.lag)
+        lag = np.where(graph.kind == EdgeKind.KERNEL, graph.min_latency // 2 + graph.unexplained, graph.lag)
         assert saved(graph, lag) == pytest.approx(expected, abs=0.1)
 
 
@@ -309,7 +309,7 @@ def linked(*events: dict[str, Any], rank: int = 0) -> Trace:
 
 
 def edges(graph: Graph, trace: Trace, kind: EdgeKind) -> list[tuple[str, str, int]]:
-    """(source, target, floor in us) of the edges of a kind."""
+    """(source, target, min_latency in us) of the edges of a kind."""
     names = [*trace.events["name"].cast(pl.String), "all"]
     chosen = np.flatnonzero(graph.kind == kind)
     target = graph.target
@@ -317,7 +317,7 @@ def edges(graph: Graph, trace: Trace, kind: EdgeKind) -> list[tuple[str, str, in
         (
             f"{names[graph.event[graph.source[e]]]}.{PointRole(graph.role[graph.source[e]]).name.lower()}",
             f"{names[graph.event[target[e]]]}.{PointRole(graph.role[target[e]]).name.lower()}",
-            int(graph.floor[e]) // 1000,
+            int(graph.min_latency[e]) // 1000,
         )
         for e in chosen
     ]
@@ -406,7 +406,9 @@ def test_a_long_launch_call_waits_for_room_in_a_full_queue(before: int, waits: b
     graph = found.graph
     assert found.counts[0]["inferred_waits"] == int(waits)
     assert edges(graph, trace, EdgeKind.SYNC) == ([("k9.end", "cudaLaunchKernel.end", 0)] if waits else [])
-    lag = np.where(graph.kind == EdgeKind.KERNEL, graph.floor // 3, graph.floor) + graph.excess
+    lag = (
+        np.where(graph.kind == EdgeKind.KERNEL, graph.min_latency // 3, graph.min_latency) + graph.unexplained
+    )
     returned = algorithms.compute_times(graph, lag)[graph.time == 106_000].max()
     assert returned == (106_000 - 10 * 6_000 if waits else 106_000)
 
@@ -439,7 +441,7 @@ def test_a_message_ends_after_both_have_come_and_is_waited_for() -> None:
     found = build_graph(job)
     graph = found.graph
     messages = np.flatnonzero(graph.kind == EdgeKind.MESSAGE)
-    assert [(int(graph.rank[graph.target[e]]), int(graph.floor[e])) for e in messages] == [
+    assert [(int(graph.rank[graph.target[e]]), int(graph.min_latency[e])) for e in messages] == [
         (0, 30_000),
         (1, 100_000),
     ]

@@ -12,7 +12,7 @@ from simulated_jobs import FLOORS, World
 
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, algorithms, build_graph
-from etloom.graphs.algorithms import EdgeKind, Graph, PointRole
+from etloom.graphs.graph import EdgeKind, Graph, PointRole
 
 HOST = (EdgeKind.SEGMENT, EdgeKind.IDLE)
 
@@ -109,7 +109,7 @@ def test_every_change_is_predicted_on_a_hundred_jobs(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_known_floors_explain_all_and_leave_nothing_out(seed):
     _, found = dependencies(seed)
-    assert found.graph.residual.max() == 0 and found.graph.excess.max() == 0
+    assert found.graph.residual.max() == 0 and found.graph.unexplained.max() == 0
     assert found.graph.dropped.sum() == 0
     present = set(found.graph.kind.tolist())
     assert present >= {
@@ -122,13 +122,15 @@ def test_known_floors_explain_all_and_leave_nothing_out(seed):
 
 
 def dropping(kind: EdgeKind) -> Callable[[Graph], Graph]:
-    """The graph built without edges of a kind: what they explained becomes the excess of others."""
+    """The graph built without edges of a kind: what they explained becomes the unexplained of others."""
 
     def mutate(graph: Graph) -> Graph:
         keep = graph.kind != kind
         columns = ("time", "event", "role", "rank")
-        edges = {name: getattr(graph, name)[keep] for name in ("source", "target", "floor", "kind", "owner")}
-        return Graph.of(**{name: getattr(graph, name) for name in columns}, **edges)
+        edges = {
+            name: getattr(graph, name)[keep] for name in ("source", "target", "min_latency", "kind", "owner")
+        }
+        return Graph.from_edges(**{name: getattr(graph, name) for name in columns}, **edges)
 
     return mutate
 
@@ -147,7 +149,7 @@ def test_a_graph_without_a_kind_of_edge_predicts_wrongly(kind):
 def test_a_graph_in_which_waiting_is_work_predicts_wrongly():
     def mutate(graph: Graph) -> Graph:
         took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
-        return replace(graph, floor=np.where(graph.kind == EdgeKind.WAIT, took, graph.floor))
+        return replace(graph, min_latency=np.where(graph.kind == EdgeKind.WAIT, took, graph.min_latency))
 
     assert max(errors(0, mutate).values()) > 0
 
@@ -176,7 +178,7 @@ def test_measured_floors_never_exceed_what_was_seen_and_identity_holds(seed):
     assert algorithms.compute_times(graph).tolist() == graph.time.tolist()
     assert (graph.residual >= 0).all()
     took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
-    assert ((graph.floor >= 0) & (graph.floor <= took)).all()
+    assert ((graph.min_latency >= 0) & (graph.min_latency <= took)).all()
 
 
 @pytest.mark.parametrize("shift", [-7, 10**15])
@@ -191,7 +193,7 @@ def test_a_shift_of_the_clock_changes_nothing(shift):
     )
     graph = build_graph(moved, FLOORS).graph
     assert (graph.time - shift).tolist() == found.graph.time.tolist()
-    for name in ("event", "role", "rank", "first", "source", "floor", "excess", "kind", "owner"):
+    for name in ("event", "role", "rank", "first", "source", "min_latency", "unexplained", "kind", "owner"):
         assert getattr(graph, name).tolist() == getattr(found.graph, name).tolist()
 
 

@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etloom.graphs import algorithms
-from etloom.graphs.algorithms import EdgeKind, Graph, PointRole
+from etloom.graphs.graph import EdgeKind, Graph, PointRole, assemble_graph
 
 
 def build(times: list[int], edges: list[tuple[int, int, int]]) -> Graph:
-    """A graph of points and of edges (source, target, floor); the event of a point is its place."""
+    """A graph of points and of edges (source, target, min_latency); the event of a point is its place."""
     n, columns = len(times), np.array(edges, np.int64).reshape(-1, 3).T
-    return Graph.of(
+    return Graph.from_edges(
         time=np.array(times, np.int64),
         event=np.arange(n, dtype=np.int32),
         role=np.zeros(n, np.uint8),
         rank=np.zeros(n, np.int32),
         source=columns[0].astype(np.int32),
         target=columns[1].astype(np.int32),
-        floor=columns[2].copy(),
+        min_latency=columns[2].copy(),
         kind=np.zeros(len(edges), np.uint8),
         owner=np.arange(len(edges), dtype=np.int32),
     )
@@ -115,10 +115,14 @@ def test_points_and_edges_in_parts_are_ordered_as_in_one(data):
 
     n, m = len(times), len(edges)
     bounds = data.draw(st.lists(st.integers(0, m), max_size=4).map(sorted))
-    source, target, floor = np.array(edges, np.int64).reshape(-1, 3).T
-    columns = {"source": (source, np.int32), "target": (target, np.int32), "floor": (floor, np.int64)}
+    source, target, min_latency = np.array(edges, np.int64).reshape(-1, 3).T
+    columns = {
+        "source": (source, np.int32),
+        "target": (target, np.int32),
+        "min_latency": (min_latency, np.int64),
+    }
     columns |= {"kind": (np.zeros(m), np.uint8), "owner": (np.arange(m), np.int32)}
-    parts = algorithms.assemble_graph(
+    parts = assemble_graph(
         {
             "time": cut(times, np.int64),
             "event": cut(list(range(n)), np.int32),
@@ -128,7 +132,18 @@ def test_points_and_edges_in_parts_are_ordered_as_in_one(data):
         {name: np.split(values.astype(dtype), bounds) for name, (values, dtype) in columns.items()},
         [False] * (len(bounds) + 1),
     )
-    for name in ("time", "event", "role", "first", "source", "floor", "excess", "kind", "owner", "dropped"):
+    for name in (
+        "time",
+        "event",
+        "role",
+        "first",
+        "source",
+        "min_latency",
+        "unexplained",
+        "kind",
+        "owner",
+        "dropped",
+    ):
         assert getattr(parts, name).tolist() == getattr(graph, name).tolist(), name
     assert parts.rank.tolist() == [3] * n
 
@@ -139,9 +154,9 @@ def test_excess_and_residual_are_what_no_floor_explains(draft):
     graph = build(*draft)
     for v in range(len(graph)):
         into = range(graph.first[v], graph.first[v + 1])
-        beyond = [int(graph.time[v] - graph.time[graph.source[e]] - graph.floor[e]) for e in into]
+        beyond = [int(graph.time[v] - graph.time[graph.source[e]] - graph.min_latency[e]) for e in into]
         assert graph.residual[v] == min(beyond, default=0)
-        assert [int(graph.excess[e]) for e in into] == [
+        assert [int(graph.unexplained[e]) for e in into] == [
             min(beyond) if one == min(beyond) else 0 for one in beyond
         ]
 
@@ -171,7 +186,7 @@ def test_edges_along_the_numbers_survive_a_circle():
 def test_with_its_excess_every_graph_gives_the_recorded_times(draft):
     graph = build(*draft)
     assert algorithms.compute_times(graph).tolist() == graph.time.tolist()
-    assert (graph.excess >= 0).all() and (graph.floor >= 0).all()
+    assert (graph.unexplained >= 0).all() and (graph.min_latency >= 0).all()
     took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
     assert (graph.lag <= took).all()
     for v, into in in_edges(graph).items():
@@ -188,7 +203,7 @@ def test_schedule_with_other_lags_is_the_slow_one(draft, lags):
 
 def test_schedule_takes_the_own_times_of_sources_from_start():
     graph = build([0, 1, 9], [(0, 2, 2), (1, 2, 3)])
-    lag = graph.floor
+    lag = graph.min_latency
     assert algorithms.compute_times(graph, lag).tolist() == [0, 1, 4]
     assert algorithms.compute_times(graph, lag, np.array([0, 7, -1], np.int64)).tolist() == [0, 7, 10]
     with pytest.raises(ValueError, match="do not fit"):

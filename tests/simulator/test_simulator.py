@@ -19,7 +19,7 @@ import etloom
 from etloom.cli import app, main
 from etloom.core.errors import EtloomError
 from etloom.graphs import algorithms, build_graph, critical_paths
-from etloom.graphs.algorithms import EdgeKind
+from etloom.graphs.graph import EdgeKind
 from etloom.reports.summary import summarize_run
 from etloom.simulator import (
     Change,
@@ -287,10 +287,10 @@ def test_the_path_is_told_as_the_report_tells_it(data: Path) -> None:
     job = etloom.open(data / "nsys")
     done = etloom.simulate(job, "kernel x1")
     (said,) = [one for one in done.reasons if one.startswith("the critical path was ")]
-    assert said == "the critical path was 97 % copies and sets, 2 % kernels"
+    assert said == "the critical path was 97 % memcpy and memset, 2 % kernels"
     (told,) = [one for one in summarize_run(job).sentences if one.topic == "Critical path"]
     assert (told.figure, told.text.split("; ")[1].split(", ")[0]) == (
-        *("97.0 % copies and sets", "then 2.3 % kernels"),
+        *("97.0 % memcpy and memset", "then 2.3 % kernels"),
     )
 
 

@@ -17,7 +17,7 @@ from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.exports.chrome.critical_path_overlay import build_critical_path_arrows
 from etloom.graphs import build_graph
-from etloom.graphs.algorithms import EdgeKind
+from etloom.graphs.graph import EdgeKind
 from etloom.linker.selection import keep_events
 
 _OF_EVENT = ("arguments", "kernels", "syncs", "frames", "comms")

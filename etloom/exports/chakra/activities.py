@@ -19,7 +19,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from etloom.graphs.algorithms import EdgeKind, Graph, Int32Array, Int64Array, PointRole, UInt8Array
+from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, PointRole, UInt8Array
 
 NO_OWNER = -1
 """Owner of an activity during which a thread runs nothing that was recorded."""

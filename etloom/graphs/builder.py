@@ -1,0 +1,185 @@
+"""Builds the dependency graph of a linked Trace or Job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import ArrayLike, NDArray
+
+from etloom.core.errors import LinkError
+from etloom.core.trace import Job, Trace
+from etloom.graphs import algorithms, collective_edges, critical_paths, gpu_activities
+from etloom.graphs.collective_edges import AsyncRanges
+from etloom.graphs.draft import GraphDraft
+from etloom.graphs.event_arrays import EventArrays
+from etloom.graphs.gpu_activities import GpuActivities
+from etloom.graphs.graph import Graph, Int32Array, Int64Array
+from etloom.graphs.host_threads import HostThreads, add_host_threads, mask_idle_segments
+from etloom.graphs.inter_thread import add_inter_thread_edges, find_rests
+from etloom.graphs.minimum_latencies import MinimumLatencies
+from etloom.graphs.synchronization import SynchronizationEdges
+
+
+@dataclass(frozen=True, eq=False)
+class DependencyGraph:
+    """The dependency graph of a job, with its algorithms as methods.
+
+    ``graph``: the arrays. ``min_latencies``: by rank, the minimum latencies it was built with. ``counts``: rank ->
+    name -> number of events that did not fit, or that were inferred:
+
+    ``threads_aside``: threads left out since they only poll or run Python. ``launches_without_point``.
+    ``lost_waits``, ``skewed_waits``. ``inferred_waits``: not recorded but inferred from calls and times.
+    ``handoffs``: inferred from rests. ``matched_communications``. ``local_communications``: not matched with other
+    ranks. ``completion_waits``: rests that end after an asynchronous range does.
+    """
+
+    graph: Graph
+    min_latencies: Mapping[int, MinimumLatencies]
+    counts: Mapping[int, Mapping[str, int]]
+
+    def critical_path(self, end: int | None = None, begin_ns: int | None = None) -> pl.DataFrame:
+        """Return the edges without slack that determine the time of ``end``, in order of time.
+
+        Args:
+            end: a point; default: the last point of the graph.
+            begin_ns: stop looking back at this time; default: the first time of the graph.
+
+        Returns:
+            One row per edge: rank, kind, event (id in `events` of the rank), start_ns, time_ns, unexplained_ns. The
+            times sum to that of ``end`` minus ``begin_ns``.
+        """
+        return critical_paths.find_critical_path(self.graph, end, begin_ns)
+
+    def makespan(self, time: Int64Array | None = None) -> int:
+        """Return the time from the first to the last point, ns. time: default as recorded."""
+        return algorithms.compute_makespan(self.graph, time)
+
+    def compute_times(self, lag: Int64Array | None = None, start: Int64Array | None = None) -> Int64Array:
+        """Return the time of each point with other lags or start times; see `algorithms.compute_times`."""
+        return algorithms.compute_times(self.graph, lag, start)
+
+    def slack(self, ends: ArrayLike | None = None) -> Int64Array:
+        """Return how much later each point could come without increasing the makespan, int64 ns.
+
+        Args:
+            ends: points that must not come later; default: no point may come after the last one.
+        """
+        return algorithms.compute_slack(self.graph, ends)
+
+    def reachable(self, points: ArrayLike, *, backward: bool = False) -> NDArray[np.bool_]:
+        """Mark the points that these points lead to (backward: that lead to them), themselves included."""
+        return algorithms.mark_reachable(self.graph, points, backward=backward)
+
+
+def build_graph(
+    job: Job | Trace, min_latencies: MinimumLatencies | Mapping[int, MinimumLatencies] | None = None
+) -> DependencyGraph:
+    """Build the dependency graph of all ranks of a job, or of one rank.
+
+    Args:
+        job: linked traces.
+        min_latencies: known minimum latencies, for all ranks or by rank; those of other ranks are measured.
+
+    Raises:
+        LinkError: a trace is not linked.
+    """
+    traces: Mapping[int, Trace] = job if isinstance(job, Job) else {job.rank or 0: job}
+    draft = GraphDraft()
+    used_latencies: dict[int, MinimumLatencies] = {}
+    counts: dict[int, dict[str, int]] = {}
+    drafted: dict[int, _RankParts] = {}
+    for rank, trace in traces.items():
+        if not trace.meta.get("linked"):
+            raise LinkError("the trace is not linked", where=f"rank {rank}", remedy="etloom.link(trace)")
+        provided = (
+            min_latencies if isinstance(min_latencies, MinimumLatencies) else (min_latencies or {}).get(rank)
+        )
+        drafted[rank], used_latencies[rank], counts[rank] = _add_rank(
+            draft, trace, rank, provided, len(traces) > 1
+        )
+    if len(traces) > 1:
+        _add_collectives(draft, drafted, counts)
+    for rank in traces:
+        drafted.pop(rank).add_edges(draft)
+    return DependencyGraph(draft.build(), used_latencies, counts)
+
+
+class _RankParts(NamedTuple):
+    """The parts of a rank in the draft, except the time segments, which other ranks may still change."""
+
+    ids: Int32Array
+    threads: HostThreads
+    activities: GpuActivities
+    ranges: AsyncRanges
+    participations: pl.DataFrame | None
+
+    def add_edges(self, draft: GraphDraft) -> None:
+        """Add the time segments to the draft."""
+        self.threads.add_edges(draft, self.ids)
+        self.activities.add_edges(draft, self.ids)
+        self.ranges.add_edges(draft)
+
+
+def _add_collectives(
+    draft: GraphDraft, drafted: Mapping[int, _RankParts], counts: Mapping[int, dict[str, int]]
+) -> None:
+    """Add the collectives that match across ranks, and count the participations."""
+    participations = pl.concat(
+        parts.participations for parts in drafted.values() if parts.participations is not None
+    )
+    latencies: dict[tuple[int, str], Int64Array] = {}
+    for rank, parts in drafted.items():
+        latencies[rank, "device"] = parts.activities.min_latency
+        latencies[rank, "host"] = parts.ranges.min_latency
+    matches = collective_edges.add_collective_edges(draft, participations, latencies)
+    for row in matches.iter_rows(named=True):
+        counts[row["rank"]]["matched_communications"] = row["matched"]
+        counts[row["rank"]]["local_communications"] = row["local"]
+
+
+def _add_rank(
+    draft: GraphDraft, trace: Trace, rank: int, provided: MinimumLatencies | None, has_peers: bool
+) -> tuple[_RankParts, MinimumLatencies, dict[str, int]]:
+    """Add the points of a rank and its edges, except the time segments. ``provided`` latencies are not measured."""
+    events = EventArrays(trace.events)
+    activities = gpu_activities.collect_gpu_activities(trace, events)
+    submission, delay = gpu_activities.estimate_submissions(events, activities, provided)
+    threads, excluded_threads = add_host_threads(draft, events, activities.calls, submission, rank)
+    gpu_activities.add_gpu_points(draft, events, activities, rank)
+    waits = SynchronizationEdges(trace, events, threads, activities)
+    waits.infer_stream_waits(events, activities, submission)
+    latencies = provided
+    if latencies is None:
+        launch, stream = gpu_activities.measure_latencies(activities, submission)
+        latencies = MinimumLatencies(
+            delay, launch, stream, waits.measure_sync(threads), waits.measure_entries(events, threads)
+        )
+    waits.infer_queue_waits(events, threads, activities)
+    launches_without_point = gpu_activities.add_stream_edges(draft, events, activities, threads, latencies)
+    idle = mask_idle_segments(events, threads)
+    rests = find_rests(threads, idle)
+    handoffs = add_inter_thread_edges(draft, events, threads, idle, rests)
+    participations = collective_edges.find_participations(trace, events, rank, has_peers)
+    ranges = collective_edges.add_async_ranges(draft, events, threads, participations, rank)
+    completion_waits = collective_edges.add_range_waits(draft, threads, rests, ranges)
+    waits.add_edges(draft, events, threads, activities, latencies)
+    if participations is not None:
+        participations = collective_edges.locate_participations(participations, events, activities, ranges)
+    counts = {
+        "threads_aside": excluded_threads,
+        "launches_without_point": launches_without_point,
+        "lost_waits": waits.lost,
+        "inferred_waits": waits.inferred,
+        "skewed_waits": int(waits.skewed.sum()),
+        "handoffs": handoffs,
+        "completion_waits": completion_waits,
+        "matched_communications": 0,
+        "local_communications": collective_edges.count_gpu_communications(events, activities)
+        if participations is None
+        else participations.height,
+    }
+    return _RankParts(events.id, threads, activities, ranges, participations), latencies, counts

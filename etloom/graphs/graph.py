@@ -1,0 +1,212 @@
+"""The graph type: points in time and the edges between them, stored as arrays.
+
+A point is an instant: an operator starts, a kernel ends. An edge states that its target comes at least a lag after
+its source, so that
+
+    time[target] = max over the edges into it of (time[source] + lag)
+
+A point without incoming edges has a time of its own. The lag of an edge has two parts: ``min_latency``, the least
+time that the edge is known to take, and ``unexplained``, the delay that was recorded beyond all minimum latencies and
+that nothing in the graph explains. With both, `algorithms.compute_times` reproduces the recorded times to the
+nanosecond, whatever the graph: that verifies the arithmetic, not the graph.
+
+Points are numbered so that every edge goes forward; each algorithm is therefore a single sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etloom import _native
+
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
+UInt8Array = NDArray[np.uint8]
+ColumnChunks = list[NDArray[Any]]
+"""A column in chunks; a chunk of equal values may be one value broadcast to the length, without a copy."""
+
+NO_EDGE = _native.NO_EDGE
+"""The kind of a chain's edge that does not exist."""
+
+
+class PointRole(IntEnum):
+    """The role of a point in its event."""
+
+    START = 0
+    END = 1
+    SUBMIT = 2  # the instant inside a launch call at which the device has received the work
+    ARRIVE = 3  # the last participant of a collective has arrived
+
+
+class EdgeKind(IntEnum):
+    """The reason why a target comes after its source. Among equal reasons the highest is reported."""
+
+    SEGMENT = 0  # host: time in the innermost open event
+    IDLE = 1  # host: no event is open, so Python or the operating system
+    WAIT = 2  # host: a blocking call, or a thread whose work another thread does
+    COMPLETE = 3  # start to end of a range that ends on another thread
+    KERNEL = 4  # start to end of a GPU activity
+    LAUNCH = 5  # submission to start
+    STREAM = 6  # end to start of the next activity on a stream
+    OVERLAP = 7  # start to start of the next activity on a stream, if the two overlap
+    STREAM_WAIT = 8  # end of what a stream waited for to the start of what waited
+    SYNC = 9  # end of a GPU activity to the end of the call that waited for it
+    HANDOFF = 10  # a thread rests while another thread begins to work
+    RETURN = 11  # and continues when the other thread is done
+    ARRIVAL = 12  # start on a rank to the arrival of the last rank
+    TRANSFER = 13  # arrival of the last rank to the end on a rank
+    MESSAGE = 14  # send to the end of its receive
+
+    @property
+    def label(self) -> str:
+        """The kind in lower case with spaces, as tables show it."""
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A graph with n points and m edges; built by `Graph.from_edges`.
+
+    Per point: ``time`` int64 ns as recorded, ``event`` int32 (id in the `events` table of its rank, -1 for none),
+    ``role`` uint8 (`PointRole`), ``rank`` int32 (-1 for an arrival, which belongs to no single rank).
+
+    Per edge, sorted by target: ``source`` int32, ``min_latency`` int64 ns, ``kind`` uint8 (`EdgeKind`), ``owner``
+    int32 (id of the event that the time is attributed to, -1 for none; in the target's rank or, if that is -1, in the
+    source's).
+
+    ``first`` int32 (n + 1): the edges into point v are first[v] to first[v + 1]. ``dropped`` int64: number of edges of
+    each `EdgeKind` that would not have gone forward and were left out.
+    """
+
+    time: Int64Array
+    event: Int32Array
+    role: UInt8Array
+    rank: Int32Array
+    first: Int32Array
+    source: Int32Array
+    min_latency: Int64Array
+    kind: UInt8Array
+    owner: Int32Array
+    dropped: Int64Array
+
+    @classmethod
+    def from_edges(
+        cls,
+        *,
+        time: Int64Array,
+        event: Int32Array,
+        role: UInt8Array,
+        rank: Int32Array,
+        source: Int32Array,
+        target: Int32Array,
+        min_latency: Int64Array,
+        kind: UInt8Array,
+        owner: Int32Array,
+    ) -> Graph:
+        """Build the graph from points in any order and edges between their positions.
+
+        An edge that does not go forward in time is dropped; among simultaneous points, the order that edges of zero
+        length require is used, and in a cycle of such edges those from a later to an earlier position are dropped. A
+        minimum latency is cut to the recorded time. The time of a point beyond all its minimum latencies becomes the
+        unexplained delay of the edge, or of all edges, that bind it.
+
+        Raises:
+            ValueError: an edge refers to a point that does not exist.
+        """
+        points: dict[str, ColumnChunks] = {"time": [time], "event": [event], "role": [role], "rank": [rank]}
+        edges: dict[str, ColumnChunks] = {
+            "source": [source],
+            "target": [target],
+            "min_latency": [min_latency],
+            "kind": [kind],
+            "owner": [owner],
+        }
+        return assemble_graph(points, edges, [False])
+
+    def __len__(self) -> int:
+        """The number of points."""
+        return len(self.time)
+
+    def __repr__(self) -> str:
+        return f"<Graph: {len(self):,} points, {len(self.source):,} edges>"
+
+    @property
+    def target(self) -> Int32Array:
+        """The target of each edge."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first))
+
+    @cached_property
+    def unexplained(self) -> Int64Array:
+        """Per edge, int64 ns: recorded time beyond the minimum latencies of all edges into the same target if this
+        edge is one of those that bind it, else 0. Computed on first access."""
+        delays: Int64Array = _native.excess(self.first, self.source, self.time, self.min_latency)
+        return delays
+
+    @property
+    def lag(self) -> Int64Array:
+        """Per edge, int64 ns: min_latency + unexplained."""
+        lag: Int64Array = self.min_latency + self.unexplained
+        return lag
+
+    @property
+    def sources(self) -> Int32Array:
+        """The points without incoming edges."""
+        return np.flatnonzero(np.diff(self.first) == 0).astype(np.int32)
+
+    @property
+    def residual(self) -> Int64Array:
+        """Per point, int64 ns: the unexplained delay of the edges that bind it; 0 without incoming edges."""
+        residual: Int64Array = _native.residual(self.first, self.source, self.time, self.min_latency)
+        return residual
+
+
+def assemble_graph(
+    points: Mapping[str, ColumnChunks], edges: Mapping[str, ColumnChunks], is_chain: list[bool]
+) -> Graph:
+    """Build a graph from the columns of `Graph.from_edges` in chunks, at least one each.
+
+    The chunks are removed from their lists as they are used, so that no column is in memory twice for long.
+
+    Args:
+        is_chain: which chunks of the edges are chains; edge i of a chain connects the points i after the two that the
+            chunk names. An edge of kind `NO_EDGE` does not exist.
+    """
+    number = _native.number_points(points["time"], edges["source"], edges["target"], edges["kind"], is_chain)
+    columns = {name: _reorder_column(points[name], number) for name in ("time", "event", "role", "rank")}
+    first, source, min_latency, kind, owner, dropped_kinds = _native.order_edges(
+        number,
+        columns["time"],
+        edges["source"],
+        edges["target"],
+        edges["min_latency"],
+        edges["kind"],
+        edges["owner"],
+        is_chain,
+    )
+    dropped = np.bincount(dropped_kinds, minlength=len(EdgeKind)).astype(np.int64)
+    return Graph(
+        **columns,
+        first=first,
+        source=source,
+        min_latency=min_latency,
+        kind=kind,
+        owner=owner,
+        dropped=dropped,
+    )
+
+
+def _reorder_column(chunks: ColumnChunks, number: Int32Array) -> NDArray[Any]:
+    """Return the values of a column, each at its number, and clear the chunks."""
+    nonempty = [chunk for chunk in chunks if chunk.size] or chunks[:1]
+    chunks.clear()
+    if nonempty[0].size and all(chunk.strides == (0,) and chunk[0] == nonempty[0][0] for chunk in nonempty):
+        return np.broadcast_to(nonempty[0][0], len(number))
+    values: NDArray[Any] = _native.numbered(nonempty, number)
+    return values
