@@ -17,26 +17,8 @@ if TYPE_CHECKING:
     from etloom.collector import Collected
     from etloom.collector.recovery.gathering import GatherResult
     from etloom.exports.chakra_lint import LintResult
+    from etloom.formats.io.salvage import SalvagedFile
     from etloom.loading.file_reading import Progress
-
-
-@dataclass(frozen=True)
-class SalvagedFile:
-    """The result of repairing a file.
-
-    Attributes:
-        path: the new file; not written if ``is_whole``.
-        is_whole: the file was valid, so there was nothing to repair.
-        kept: rows in the new file.
-        repaired: rows of these that were not valid JSON.
-        problems: kind of damage -> (count, first example).
-    """
-
-    path: Path
-    is_whole: bool
-    kept: int
-    repaired: int
-    problems: dict[str, tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -188,8 +170,7 @@ def salvage(
     from etloom.formats.io import salvage as repair
 
     target = repair.default_output_path(source) if out is None else Path(out)
-    result = repair.salvage(source, target, partial(progress, source) if progress else None)
-    return SalvagedFile(target, result.whole, result.kept, result.repaired, dict(result.troubles))
+    return repair.salvage(source, target, partial(progress, source) if progress else None)
 
 
 def _salvage_run(folder: Path) -> SalvagedRun:

@@ -128,7 +128,7 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
 def _load_snapshot(data: bytes, cut: str | None, path: Path) -> dict[str, Any]:
     if data[:1] == b"\x80":
         remedy = "write it as JSON: json.dump(torch.cuda.memory._snapshot(), file)"
-        snapshot = safe_pickle.load_plain_values(data, path, most_values=None, remedy=remedy)
+        snapshot = safe_pickle.load_plain_values(data, path, max_values=None, remedy=remedy)
     else:
         try:
             snapshot = json.loads(data)

@@ -16,7 +16,7 @@ from etloom.core.text import format_ranges
 from etloom.core.trace import Trace
 from etloom.loading.rank_discovery import rank_in_name
 
-TRUNCATION_STATS = ("read.truncated", "read.packing")
+TRUNCATION_STATS = ("read.truncated", "read.compression")
 """Rows of stats of a file that ends early."""
 _MAX_SEARCHED_RANKS = 10_000
 """Of the ranks that are missing; a file may speak of any world."""

@@ -373,7 +373,7 @@ def test_a_damaged_node_costs_itself(tmp_path: Path) -> None:
 
 def test_the_limit_is_an_error_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "x.et").write_bytes(framed(*WHOLE))
-    with pytest.raises(LimitError, match="holds more than 20 bytes"):
+    with pytest.raises(LimitError, match="contains more than 20 bytes"):
         chakra.read(tmp_path / "x.et", limit=20)
 
 

@@ -56,13 +56,16 @@ def test_gzip_cut_off_anywhere_gives_all_that_came_before(tmp_path: Path) -> Non
     for cut in (3, 20, len(packed) - 4, *(rng.randrange(20, len(packed)) for _ in range(20))):
         path.write_bytes(packed[:cut])
         data, complaint = compression.read_content(path, 1 << 30)
-        assert complaint == "the packing ends early"
+        assert complaint == "the compressed data ends early"
         assert PLAIN.startswith(data)
         # Deflate writes blocks; all but the last part of one is there.
         assert len(data) >= len(PLAIN) * cut / len(packed) * 0.8 - 300_000
         with compression.open_decompressed(path) as stream:
             assert stream.read(100) == data[:100] if data else True
-        with pytest.raises(ReadError, match="packing is damaged"), compression.decompressed_file(path, ".x"):
+        with (
+            pytest.raises(ReadError, match="compressed data is damaged"),
+            compression.decompressed_file(path, ".x"),
+        ):
             pass
     path.write_bytes(packed[:-4])
     assert compression.read_content(path, 1 << 30)[0] == PLAIN
@@ -85,7 +88,7 @@ def test_a_small_file_that_grows_without_end_is_refused(
     ):
         path = tmp_path / name
         path.write_bytes(packed)
-        with pytest.raises(LimitError, match="unpacks to more than 400 times"):
+        with pytest.raises(LimitError, match="decompresses to more than 400 times"):
             list(compression.read_chunks(path))
     plain = tmp_path / "plain"
     plain.write_bytes(bytes(1 << 21))
@@ -94,7 +97,7 @@ def test_a_small_file_that_grows_without_end_is_refused(
 
 def test_the_callers_limit_holds_for_plain_files_too(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(PLAIN)
-    with pytest.raises(LimitError, match="holds more than 1,000 bytes"):
+    with pytest.raises(LimitError, match="contains more than 1,000 bytes"):
         compression.read_content(tmp_path / "x", 1000)
 
 

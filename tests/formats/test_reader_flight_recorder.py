@@ -100,7 +100,9 @@ def test_a_hostile_pickle_does_not_run(protocol: int, tmp_path: Path) -> None:
         content = pickle.dumps({"pg_config": {}, "entries": [call]}, protocol)
         path = tmp_path / "x"
         path.write_bytes(content)
-        with pytest.raises(ReadError, match=r"does more than hold plain values: (STACK_)?GLOBAL at byte"):
+        with pytest.raises(
+            ReadError, match=r"is a pickle with more than plain values: (STACK_)?GLOBAL at byte"
+        ):
             flight_recorder.read(path)
         assert not marker.exists()
     pickle.loads(content)
@@ -161,7 +163,7 @@ def test_a_pickle_that_grows_without_end_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps({"pg_config": {}, "entries": value}))
     assert (tmp_path / "x").stat().st_size < 1000
     with pytest.raises(LimitError, match="more than 100,000 values"):
-        safe_pickle.load_plain_values((tmp_path / "x").read_bytes(), "x", most_values=100_000)
+        safe_pickle.load_plain_values((tmp_path / "x").read_bytes(), "x", max_values=100_000)
     (tmp_path / "x").write_bytes(pickle.dumps({"entries": [1 << 100_000]}))
     with pytest.raises(LimitError, match="digits"):
         flight_recorder.read(tmp_path / "x")

@@ -161,7 +161,7 @@ class Runs:
 
 def test_a_snapshot_runs_nothing_and_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ReadError, match="more than hold plain values"):
+    with pytest.raises(ReadError, match="more than plain values"):
         memory_snapshot.read(write(tmp_path / "x.pickle", snapshot() | {"device_traces": [[Runs()]]}))
     assert not Path("stolen").exists()
     shared = [entry("alloc", 1, 1)] * 2000

@@ -331,11 +331,11 @@ def test_gzip_reads_the_same_and_a_bomb_is_refused(
     assert isinstance(again, Job)
     assert again[1].events.equals(job[1].events)
     packed.write_bytes(packed.read_bytes()[:2000])
-    with pytest.raises(ReadError, match="packing is damaged"):
+    with pytest.raises(ReadError, match="compressed data is damaged"):
         nsys.read(packed)
     monkeypatch.setattr(compression, "BOMB_FLOOR", 1 << 20)
     packed.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(1 << 26)))
-    with pytest.raises(LimitError, match="unpacks to more than 400 times"):
+    with pytest.raises(LimitError, match="decompresses to more than 400 times"):
         nsys.read(packed)
 
 

@@ -83,7 +83,7 @@ def test_any_name_in_raw_form_costs_no_node(
     file = tmp_path_factory.mktemp("x") / "et.json"
     file.write_bytes(raw(names).encode())
     out = file.with_name("out.json")
-    if not salvage(file, out).whole:
+    if not salvage(file, out).is_whole:
         file = out
     told = [node["name"] for node in strict(file)["nodes"]]
     # A raw backslash may happen to begin an escape that JSON knows: then the name is what JSON says it is.
@@ -120,7 +120,7 @@ def test_real_files_cut_anywhere(data: Path, tmp_path: Path, name: str) -> None:
                                   "hta_misc/triton_example.json.gz", "et_schemas/hf_gpt2.json.gz"])  # fmt: skip
 def test_a_valid_file_is_left_alone(data: Path, tmp_path: Path, name: str) -> None:
     found = salvage(data / name, tmp_path / "out.json")
-    assert found.whole
+    assert found.is_whole
     assert found.kept > 10
     assert list(tmp_path.iterdir()) == []
 
@@ -143,7 +143,7 @@ def test_a_cut_gzip(data: Path, tmp_path: Path) -> None:
     packed = (data / "linear/torch_et_0.json.gz").read_bytes()
     file.write_bytes(packed[: len(packed) * 2 // 3])
     found = salvage(file, out)
-    assert "the packing is damaged or cut off" in found.troubles
+    assert "the compressed data is damaged or cut off" in found.problems
     assert len(strict(out)["nodes"]) == found.kept > 10
 
 
@@ -152,7 +152,7 @@ def test_damage_in_the_middle_costs_one_row(tmp_path: Path) -> None:
     file.write_text(raw(["a", "b", "c", "d"]).replace('"name": "b", "ctrl', '"name": "b, ctrl'))
     found = salvage(file, out)
     assert [node["name"] for node in strict(out)["nodes"]] == ["a", "c", "d"]
-    assert found.troubles == {"node damaged, left out": (1, found.troubles["node damaged, left out"][1])}
+    assert found.problems == {"node damaged, skipped": (1, found.problems["node damaged, skipped"][1])}
 
 
 def test_two_processes_wrote_one_file(tmp_path: Path) -> None:

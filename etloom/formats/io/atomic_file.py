@@ -1,4 +1,4 @@
-"""Writing a file that takes its name only when it is whole."""
+"""Writing of files that appear under their name only when they are complete."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from isal import igzip
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
-    """The file to write, which takes its name when it is whole."""
+    """Open a file for writing, gzip if its name ends in .gz; it is renamed to ``path`` when the block completes."""
     partial = path.with_name(f".{path.name}.partial")
-    packed = path.name.endswith(".gz")
+    is_packed = path.name.endswith(".gz")
     try:
-        with igzip.open(partial, "wb") if packed else partial.open("wb") as file:  # type: ignore[no-untyped-call]
+        with igzip.open(partial, "wb") if is_packed else partial.open("wb") as file:  # type: ignore[no-untyped-call]
             yield file
         partial.replace(path)
     finally:

@@ -1,4 +1,4 @@
-"""Opening a trace file whatever it is packed in: plain, gzip or zstd, bounded against bombs."""
+"""Reading of plain, gzip and zstd files as one stream of decompressed bytes, protected against bombs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from etloom.core.errors import LimitError, ReadError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 BOMB_RATIO = 400
-"""Real traces pack 5 to 60 times; gzip's own limit is 1,032."""
+"""The largest accepted ratio. Real traces compress 5 to 60 times; gzip's own limit is 1,032."""
 BOMB_FLOOR = 1 << 28
-"""Below this size (256 MiB) the ratio says nothing: a few bytes of zeros are no attack."""
+"""The ratio is not checked below this size (256 MiB): a few bytes of zeros are not an attack."""
 _CHUNK = 1 << 20
 _COMPRESSED_CHUNK = 1 << 16
 
@@ -27,7 +27,7 @@ DECOMPRESSION_ERRORS: tuple[type[Exception], ...] = (
     cast("type[Exception]", igzip_lib.error),
     zstandard.ZstdError,
 )
-"""What reading a damaged packing raises."""
+"""The exceptions raised while decompressing a damaged file."""
 
 
 @contextlib.contextmanager
@@ -41,14 +41,14 @@ def _open_raw(path: Path) -> Iterator[BinaryIO]:
 
 
 def detect_compression(path: Path) -> str | None:
-    """gzip | zstd, or None for a plain file, by its first bytes. Raises ReadError."""
+    """Return "gzip" or "zstd" by the first bytes of a file, or None for a plain file. Raises ReadError."""
     with _open_raw(path) as raw:
         magic = raw.read(4)
     return "gzip" if magic[:2] == GZIP else "zstd" if magic == ZSTD else None
 
 
 class _DecompressedStream:
-    """A stream of unpacked bytes. What came before a damage is given out before the damage is raised."""
+    """A stream of decompressed bytes. All bytes before a damaged place are returned before the error is raised."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -61,26 +61,28 @@ class _DecompressedStream:
                 return b""
             self._rest = piece
         size = len(self._rest) if size < 0 else size
-        given, self._rest = self._rest[:size], self._rest[size:]
-        return given
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
 
 def _iter_gzip(raw: BinaryIO) -> Iterator[bytes]:
-    """Raises one of `UNPACK_ERRORS` after the last piece that could be unpacked."""
+    """Yield decompressed pieces; raise one of `DECOMPRESSION_ERRORS` after the last that could be decompressed."""
     packed = b""
     while True:
-        # isal's own GzipFile would drop up to a whole read of good bytes before the place of an error.
+        # isal's GzipFile would lose up to one read of good bytes before a damaged place.
         member = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         while not member.eof:
             if member.needs_input:
                 packed = packed or raw.read(_COMPRESSED_CHUNK)
                 if not packed:
-                    raise EOFError("the packing ends early")
+                    raise EOFError("the compressed data ends early")
             piece = member.decompress(packed, _CHUNK)
             packed = b""
             if piece:
                 yield piece
-        packed = (member.unused_data or raw.read(_COMPRESSED_CHUNK)).lstrip(b"\0")  # tape blocks are padded
+        packed = (member.unused_data or raw.read(_COMPRESSED_CHUNK)).lstrip(
+            b"\0"
+        )  # tape blocks are padded with zeros
         if not packed:
             return
 
@@ -100,9 +102,10 @@ def _iter_decompressed(path: Path, raw: BinaryIO) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def open_decompressed(path: Path) -> Iterator[_DecompressedStream]:
-    """The content of path as a stream, which has ``read`` only: up to so many bytes, none at the end.
+    """Open a file as a stream of decompressed bytes, which has only ``read(size)``.
 
-    Raises ReadError when the file cannot be opened; reading a damaged one raises one of `UNPACK_ERRORS`.
+    Raises:
+        ReadError: If the file cannot be opened. Reading a damaged file raises one of `DECOMPRESSION_ERRORS`.
     """
     with _open_raw(path) as raw:
         yield _DecompressedStream(_iter_decompressed(path, raw))
@@ -111,37 +114,49 @@ def open_decompressed(path: Path) -> Iterator[_DecompressedStream]:
 def read_chunks(
     path: Path, limit: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Iterator[bytes]:
-    """The unpacked content in pieces of at most 1 MiB; all that is whole comes before one of `UNPACK_ERRORS`.
+    """Yield the decompressed content in pieces of at most 1 MiB.
 
-    progress: called with the number of bytes of the file itself, packed or not, as they are read.
+    Args:
+        path: The file.
+        limit: The largest accepted number of decompressed bytes.
+        progress: Called with the number of bytes of the file itself (compressed or not) as they are read.
 
-    Raises LimitError beyond ``limit`` bytes, or when a packed file grows by more than `BOMB_RATIO`.
+    Raises:
+        LimitError: Beyond ``limit`` bytes, or if a compressed file grows by more than `BOMB_RATIO`.
+        DECOMPRESSION_ERRORS: One of them, after all bytes before a damaged place.
     """
-    packed = detect_compression(path) is not None
+    is_packed = detect_compression(path) is not None
     with _open_raw(path) as raw:
         size = path.stat().st_size
         bound = max(size * BOMB_RATIO, BOMB_FLOOR)
-        total = told = 0
+        total = reported = 0
         for piece in _iter_decompressed(path, raw):
             if progress is not None:
-                told, before = raw.tell(), told
-                progress(told - before)
+                position = raw.tell()
+                progress(position - reported)
+                reported = position
             total += len(piece)
-            if packed and total > bound:
+            if is_packed and total > bound:
                 raise LimitError(
-                    f"unpacks to more than {BOMB_RATIO} times its {size:,} bytes",
+                    f"decompresses to more than {BOMB_RATIO} times its {size:,} bytes",
                     where=path,
-                    remedy="unpack it yourself if you trust it",
+                    remedy="decompress it yourself if you trust it",
                 )
             if limit is not None and total > limit:
-                raise LimitError(f"holds more than {limit:,} bytes", where=path, remedy="raise the limit")
+                raise LimitError(f"contains more than {limit:,} bytes", where=path, remedy="raise the limit")
             yield piece
 
 
 def read_content(path: Path, limit: int) -> tuple[bytes, str | None]:
-    """The whole unpacked content, and what cut it short: None, or the packing's own complaint.
+    """Read the whole decompressed content of a file.
 
-    A file that was cut off inside its packing gives what came before the cut. Raises ReadError, LimitError.
+    Returns:
+        The bytes, up to the damaged place if the compressed data is damaged or cut off; and the decompressor's error
+        message, or None.
+
+    Raises:
+        ReadError: If the file cannot be opened or read.
+        LimitError: Beyond ``limit`` bytes, or for a decompression bomb.
     """
     buffer = bytearray()
     try:
@@ -156,24 +171,26 @@ def read_content(path: Path, limit: int) -> tuple[bytes, str | None]:
 
 @contextlib.contextmanager
 def decompressed_file(path: Path, suffix: str) -> Iterator[Path]:
-    """path itself, or where it is packed a temporary unpacked copy, for libraries that want a file.
+    """Yield a path of the plain file, for libraries that need one: a temporary copy if the file is compressed.
 
-    Raises ReadError for a damaged packing and a full disk, LimitError as `chunks` does.
+    Raises:
+        ReadError: If the compressed data is damaged, or the disk is full.
+        LimitError: For a decompression bomb.
     """
     if detect_compression(path) is None:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="etloom-") as folder:
-        copy = Path(folder) / f"unpacked{suffix}"
+        copy = Path(folder) / f"decompressed{suffix}"
         try:
             with copy.open("wb") as out:
                 for piece in read_chunks(path):
                     out.write(piece)
         except DECOMPRESSION_ERRORS as error:
-            raise ReadError(f"the packing is damaged: {error}", where=path) from None
+            raise ReadError(f"the compressed data is damaged: {error}", where=path) from None
         except OSError as error:
             free = shutil.disk_usage(folder).free
             raise ReadError(
-                f"cannot be unpacked: {error}", where=path, remedy=f"{free:,} bytes are free in {folder}"
+                f"cannot be decompressed: {error}", where=path, remedy=f"{free:,} bytes are free in {folder}"
             ) from None
         yield copy

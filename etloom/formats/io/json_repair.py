@@ -1,4 +1,4 @@
-"""The text of one row, or of the members of a document: whether it is JSON, and if not, made so."""
+"""Validation and repair of the JSON text of one row, or of the members of a document."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 _NAME = re.compile(r'"name"\s*:\s*"')
 _NAME_ENDS = re.compile(r'"\s*,\s*"(?:ctrl_deps|parent|id|rf_id|ph|cat|pid|tid|ts|dur|args)"\s*:')
-_MOST_ENDS = 16
-"""Places where a raw name may end that are tried: each costs a look at the whole row."""
-# A string that does not end goes on to the end of the text, and is not looked for again within.
+_MAX_NAME_ENDS = 16
+"""The number of possible ends of an unescaped name that are tried: each requires a scan of the whole row."""
+# An unterminated string extends to the end of the text and is not searched again.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|-?\b(?:nan|inf|NaN|Infinity)\b', re.DOTALL)
 _MEMBER = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*"\s*:\s*)')
-_ODD = re.compile(r"[\x00-\x1f]|\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\")
+_INVALID_CHARACTER = re.compile(r"[\x00-\x1f]|\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\")
 
 
 def _no_constant(name: str) -> Any:
@@ -25,6 +25,7 @@ _JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def is_valid(text: str | bytes) -> bool:
+    """Return whether the text is one JSON value other than null."""
     try:
         text = text.decode() if isinstance(text, bytes) else text
         return _JSON.decode(text) is not None
@@ -33,11 +34,12 @@ def is_valid(text: str | bytes) -> bool:
 
 
 def is_valid_tail(text: str) -> bool:
+    """Return whether the text completes a document after its last row."""
     return text == "]" or is_valid('{"rows": [' + text)
 
 
 def find_row_end(text: str) -> int:
-    """Where the JSON object ends that the text begins with; 0 where it begins with none."""
+    """Return the position after the JSON object at the beginning of the text, or 0 if there is none."""
     start = len(text) - len(text.lstrip(" \t\r\n,"))
     try:
         value, end = _JSON.raw_decode(text, start)
@@ -47,40 +49,48 @@ def find_row_end(text: str) -> int:
 
 
 def repair_row(text: str) -> tuple[str, int, str]:
-    """The text as a row, where the row ends in it (0: it is none), and what was done."""
+    """Repair a row.
+
+    Returns:
+        The repaired text, the position after the row in it (0: not repairable), and a description of the repair.
+    """
     text = text.lstrip(" \t\r\n,")
     if end := find_row_end(text):
-        return text, end, "bytes that are no UTF-8, replaced"
-    tidy = _escape_invalid_tokens(text)
-    if end := find_row_end(tidy):
-        return tidy, end, "a control character, backslash, nan or inf, spelt out"
+        return text, end, "invalid UTF-8 bytes, replaced"
+    escaped = _escape_invalid_tokens(text)
+    if end := find_row_end(escaped):
+        return escaped, end, "unescaped control character or backslash, nan or inf; escaped"
     if name := _NAME.search(text):
-        for ends in islice(_NAME_ENDS.finditer(text, name.end()), _MOST_ENDS):
+        for ends in islice(_NAME_ENDS.finditer(text, name.end()), _MAX_NAME_ENDS):
             quoted = json.dumps(text[name.end() : ends.start()], ensure_ascii=False)
             named = text[: name.end() - 1] + quoted + text[ends.start() + 1 :]
             for attempt in (named, _escape_invalid_tokens(named)):
                 if end := find_row_end(attempt):
-                    return attempt, end, "a name that was not escaped"
+                    return attempt, end, "unescaped name"
     return text, 0, ""
 
 
 def _escape_invalid_tokens(text: str) -> str:
-    """Strings without raw control characters and unknown escapes; numbers that JSON has not as strings."""
+    """Escape raw control characters and invalid escapes in strings, and quote nan and inf."""
 
-    def spelt(odd: re.Match[str]) -> str:
-        found = odd[0]
-        return f"\\u{ord(found):04x}" if found < " " else "\\\\" if found == "\\" else found
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        return f"\\u{ord(character):04x}" if character < " " else "\\\\" if character == "\\" else character
 
-    def token(match: re.Match[str]) -> str:
-        return _ODD.sub(spelt, match[0]) if match[0][0] == '"' else f'"{match[0]}"'
+    def escape_token(match: re.Match[str]) -> str:
+        return _INVALID_CHARACTER.sub(escape, match[0]) if match[0][0] == '"' else f'"{match[0]}"'
 
-    return _TOKEN.sub(token, text)
+    return _TOKEN.sub(escape_token, text)
 
 
 def split_members(text: str) -> tuple[list[str], str]:
-    """The members of an object that can be read, as they stand, and the text from the first that cannot.
+    """Split the members of an object.
 
-    ``text`` is without the first brace.
+    Args:
+        text: The object without its first brace.
+
+    Returns:
+        The text of each member up to the first that is damaged, and the text from that one on.
     """
     members: list[str] = []
     at = 0

@@ -1,4 +1,4 @@
-"""Driving a native parser: bytes from the file in one thread, columns made in another, trouble as stats rows."""
+"""Runs a native parser: one thread reads the file, another builds columns; problems become rows of stats."""
 
 from __future__ import annotations
 
@@ -15,52 +15,54 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError
-from etloom.core.schema import Stat
+from etloom.core.trace import Stat
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
 
 Progress = Callable[[int], None]
 
 FIRST_TEXT_ID = -(1 << 40)
-"""What the file names by a text in place of a number (a process, a thread, an arrow) is numbered from here down."""
+"""Processes, threads and flows that the file identifies by text instead of a number get ids from here downwards."""
 
 _AHEAD = 4  # chunks the reading thread may be ahead of the parser
 
-# What the parsers count: severity, and what it means for the reader of the stats.
+# What the native parsers count: its severity, and its meaning for a reader of the stats.
 _MEANING = {
-    "damaged": ("data_loss", "skipped, it is no valid JSON object: "),
-    "no_phase": ("data_loss", "skipped, it has no phase (ph): "),
-    "no_time": ("data_loss", "skipped, its time (ts) is missing or no number: "),
-    "no_id": ("data_loss", "skipped, it has no id: "),
-    "no_metadata": ("info", "skipped, a metadata event that says nothing: "),
-    "no_counter": ("data_loss", "skipped, a counter event without a sample that could be read: "),
-    "odd_counter": ("data_loss", "skipped, a counter's value or time is no number: "),
-    "negative_duration": ("data_loss", "its duration is set to null: "),
-    "odd_duration": ("data_loss", "its duration is no number, set to null: "),
-    "no_duration": ("info", "a complete event without duration: "),
-    "odd_value": ("info", "not of the type expected, kept as text: "),
-    "odd_tensor": ("info", "a tensor that is not described as one, kept as text: "),
-    "odd_json": ("data_loss", "no JSON, or nested too deep, set to null: "),
-    "nonfinite": ("info", "NaN or infinity, which JSON has no word for, kept as text: "),
-    "bad_escape": ("info", "a backslash that JSON does not know, kept as it stands: "),
-    "long_text": ("info", "a text of more than a megabyte, kept whole: "),
-    "no_flow_id": ("data_loss", "an arrow's end without an id, set to null"),
-    "text_flow_id": ("info", f"an arrow's id that is no integer, numbered from {FIRST_TEXT_ID} down: "),
-    "dropped_args": ("data_loss", "what no column holds of a counter, flow or metadata event: "),
-    "counter_events": ("info", "counter events, each one or some samples: "),
-    "metadata_events": ("info", "metadata events, which name processes and threads: "),
+    "damaged": ("data_loss", "skipped: not a valid JSON object: "),
+    "no_phase": ("data_loss", "skipped: no phase (ph): "),
+    "no_time": ("data_loss", "skipped: time (ts) missing or not a number: "),
+    "no_id": ("data_loss", "skipped: no id: "),
+    "no_metadata": ("info", "skipped: empty metadata event: "),
+    "no_counter": ("data_loss", "skipped: counter event without a readable sample: "),
+    "odd_counter": ("data_loss", "skipped: counter value or time not a number: "),
+    "negative_duration": ("data_loss", "negative duration, now null: "),
+    "odd_duration": ("data_loss", "duration not a number, now null: "),
+    "no_duration": ("info", "complete event without duration: "),
+    "odd_value": ("info", "unexpected type, kept as text: "),
+    "odd_tensor": ("info", "malformed tensor description, kept as text: "),
+    "odd_json": ("data_loss", "invalid JSON or nested too deeply, now null: "),
+    "nonfinite": ("info", "NaN or infinity, which JSON does not have, kept as text: "),
+    "bad_escape": ("info", "invalid JSON escape, kept unchanged: "),
+    "long_text": ("info", "text of more than 1 MB, kept: "),
+    "no_flow_id": ("data_loss", "flow event without id, now null"),
+    "text_flow_id": ("info", f"flow id not an integer, replaced by ids from {FIRST_TEXT_ID} downwards: "),
+    "dropped_args": ("data_loss", "arguments of counter, flow or metadata events that have no column: "),
+    "counter_events": ("info", "counter events, each with one or more samples: "),
+    "metadata_events": ("info", "metadata events (names of processes and threads): "),
 }
 
 
 @dataclass(frozen=True)
 class ParsedFile:
+    """The tables that a native parser built from a file."""
+
     tables: dict[str, pl.DataFrame]
-    header: dict[str, Any]  # the document without its rows
+    header: dict[str, Any]  # the members of the document other than its rows
     stats: list[Stat]
     rows: int
 
 
 def parse_file(parser: Any, path: Path, progress: Progress | None = None) -> ParsedFile:
-    """Feed the file to the parser. Raises ReadError where the document holds no rows at all."""
+    """Feed the file to the parser and return its tables. Raises ReadError if the document has no rows."""
     stats: list[Stat] = []
     for piece in read_ahead(path, stats, progress):
         parser.feed(piece)
@@ -69,29 +71,29 @@ def parse_file(parser: Any, path: Path, progress: Progress | None = None) -> Par
 
 
 def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
-    """What a parser that has finished holds. Raises as `parse` does."""
+    """Return the tables of a finished parser. Raises like `parse_file`."""
     summary = parser.summary()
     if summary["bytes"] == 0:
         raise ReadError("the file is empty", where=path)
     if not summary["found_rows"]:
-        raise ReadError(
-            "no trace was found in it", where=path, remedy="expected Kineto JSON or an execution trace"
-        )
+        raise ReadError("no trace found", where=path, remedy="expected Kineto JSON or an execution trace")
     if summary["truncated"]:
-        stats.append(Stat("read.truncated", "data_loss", 1, "the file ends early; what came before was read"))
+        stats.append(
+            Stat("read.truncated", "data_loss", 1, "the file ends early; everything before was read")
+        )
     if summary["trailing"]:
         stats.append(
-            Stat("read.trailing_bytes", "data_loss", summary["trailing"], "behind the end of the document")
+            Stat("read.trailing_bytes", "data_loss", summary["trailing"], "after the end of the document")
         )
     for name, (count, example) in sorted(summary["troubles"].items()):
         severity, meaning = _MEANING[name]
-        stats.append(Stat(f"read.{name}", severity, count, (meaning + _text(example)).rstrip(" :")))
-    header = _header(summary["header"], stats)
+        stats.append(Stat(f"read.{name}", severity, count, (meaning + _to_line(example)).rstrip(" :")))
+    header = _load_header(summary["header"], stats)
     return ParsedFile(take_frames(parser), header, stats, summary["rows"])
 
 
 def take_frames(parser: Any) -> dict[str, pl.DataFrame]:
-    """The parser's tables, taken from it."""
+    """Take the tables out of the parser."""
     return {
         name: pl.DataFrame({column: pl.Series(column, values) for column, values in columns.items()})
         for name, columns in parser.take().items()
@@ -99,9 +101,9 @@ def take_frames(parser: Any) -> dict[str, pl.DataFrame]:
 
 
 def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) -> Iterator[bytes]:
-    """The chunks of the file, read and unpacked by a second thread, which tells of progress too.
+    """Yield the chunks of a file, read and decompressed by a second thread, which also reports progress.
 
-    A damaged packing ends them, counted.
+    Damaged compressed data ends the chunks and adds a row to ``stats``.
     """
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
     stop = threading.Event()
@@ -119,7 +121,7 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
                 if stop.is_set():
                     return
             put(None)
-        except Exception as error:  # handed to the consumer, which raises it
+        except Exception as error:  # passed to the consumer, which raises it
             put(error)
 
     thread = threading.Thread(target=work, name="etloom-read", daemon=True)
@@ -128,7 +130,12 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
         while (piece := pieces.get()) is not None:
             if isinstance(piece, DECOMPRESSION_ERRORS):
                 stats.append(
-                    Stat("read.packing", "data_loss", 1, f"the packing is damaged or cut off: {piece}")
+                    Stat(
+                        "read.compression",
+                        "data_loss",
+                        1,
+                        f"damaged or cut-off compressed data: {piece}",
+                    )
                 )
                 return
             if isinstance(piece, OSError):
@@ -138,39 +145,41 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
             yield piece
     finally:
         stop.set()
-        thread.join(timeout=1)  # it may hang in a read (a pipe): then it dies with the process
+        thread.join(timeout=1)  # it may block in a read (a pipe); it then ends with the process
 
 
-def _header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[str, Any]:
+def _load_header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[str, Any]:
     header: dict[str, Any] = {}
     for key, value in members:
         try:
-            header[_text(key)] = load_json(value)
+            header[_to_line(key)] = load_json(value)
         except (ValueError, RecursionError):
-            stats.append(Stat("read.header", "data_loss", 1, f"the member {_text(key)!r} is damaged"))
+            stats.append(Stat("read.header", "data_loss", 1, f"the member {_to_line(key)!r} is damaged"))
     return header
 
 
 def load_json(text: str | bytes) -> Any:
-    """The value of a JSON text that a file holds; half of a surrogate pair, which is no character, becomes U+FFFD.
+    """Parse JSON text from a file. Lone surrogates, which are not characters, become U+FFFD.
 
-    Raises ValueError, and RecursionError for what is nested too deep.
+    Raises:
+        ValueError: If it is not JSON.
+        RecursionError: If it is nested too deeply.
     """
-    return _whole_characters(json.loads(text))
+    return _replace_surrogates(json.loads(text))
 
 
-def _whole_characters(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
-        return _HALVES.sub("\ufffd", value)
+        return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_whole_characters(item) for item in value]
+        return [_replace_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
     return value
 
 
-_HALVES = re.compile("[\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def _text(example: bytes) -> str:
+def _to_line(example: bytes) -> str:
     return " ".join(example.decode("utf-8", "replace").split())

@@ -1,4 +1,4 @@
-"""Python's repr of plain values turned into JSON, without evaluating anything.
+"""Parsing of Python's repr of plain values, by conversion to JSON: nothing is evaluated.
 
 Chakra's converter writes str(list): [[4, 5, 0, 64, 4, 'cuda:0'], True, None].
 """
@@ -26,22 +26,23 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
 @lru_cache(maxsize=1 << 14)
 def parse_cached_literal(text: str) -> Any:
-    """`parse` of a text that comes again, as shapes and types do. The value is shared: not to be changed."""
+    """Parse a text that repeats, as shapes and types do. The value is shared between calls: do not modify it."""
     return parse_literal(text)
 
 
 def parse_literal(text: str) -> Any:
-    """The value that a repr of lists, tuples, numbers, strings, booleans and None spells.
+    """Return the value of a repr of lists, tuples, numbers, strings, booleans and None.
 
-    Raises ValueError for anything else.
+    Raises:
+        ValueError: For anything else.
     """
     if not text:
         return []
-    spelt = _TOKEN.sub(
+    as_json = _TOKEN.sub(
         lambda match: _WORDS.get(match[0]) or _convert_string(match[0]), text.replace(",)", ")")
     )
     try:
-        return json.loads(spelt.replace('-"inf"', '"-inf"'))
+        return json.loads(as_json.replace('-"inf"', '"-inf"'))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

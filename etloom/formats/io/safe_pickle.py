@@ -1,8 +1,8 @@
-"""A pickle of plain values read without running anything that the file says.
+"""Reading of pickles of plain values, without running any code that the file refers to.
 
-Two walls. The opcodes are scanned first: only those that make lists, dicts, tuples, numbers, text, bytes, booleans and
-None are let through, so a file that names a class or a function is refused before a byte of it is executed.
-The unpickler that then runs refuses every class all the same.
+There are two barriers. First the opcodes are scanned: only those that build lists, dicts, tuples, numbers, strings,
+bytes, booleans and None are accepted, so a file that names a class or a function is refused before anything runs.
+The unpickler that runs next refuses every class as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALLOWED = frozenset(
 )
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
 FLIGHT_RECORDER_REMEDY = "dump as JSON: torch._C._distributed_c10d._dump_fr_trace_json()"
-_MOST_DIGITS = 4000
+_MAX_DIGITS = 4000
 _TEXT_UNIT = 64
 
 
@@ -41,52 +41,58 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_plain_values(
-    data: bytes, where: object, most_values: int | None = 10_000_000, remedy: str = FLIGHT_RECORDER_REMEDY
+    data: bytes, where: object, max_values: int | None = 10_000_000, remedy: str = FLIGHT_RECORDER_REMEDY
 ) -> Any:
-    """The value of a pickle that holds plain values only.
+    """Load a pickle that contains plain values only.
 
-    most_values: None for a caller that walks no further than the file is long. remedy: of what does more.
+    Args:
+        data: The pickle.
+        where: The file, for messages.
+        max_values: The largest accepted number of parts of the value, written out in full (shared parts count as often
+            as they occur). None if the caller bounds its own walk by the length of the file.
+        remedy: What to do about a pickle with other opcodes, for the message.
 
-    Raises ReadError for any other opcode and for a damaged pickle, LimitError where the value, written out in
-    full, would have more than ``most_values`` parts (shared parts count as often as they occur).
+    Raises:
+        ReadError: For any other opcode and for a damaged pickle.
+        LimitError: If the value has more than ``max_values`` parts.
     """
     try:
         for opcode, argument, position in pickletools.genops(data):
             if opcode.name not in _ALLOWED:
                 raise ReadError(
-                    f"is a pickle that does more than hold plain values: {opcode.name} at byte {position}",
+                    f"is a pickle with more than plain values: {opcode.name} at byte {position}",
                     where=str(where),
                     remedy=remedy,
                 )
-            # The memo is an array of the highest index: a few bytes could ask for all memory.
+            # The memo is an array as long as its highest index: a few bytes could allocate all memory.
             if opcode.name in _MEMO and isinstance(argument, int) and argument > len(data):
                 raise ReadError(f"is a damaged pickle: memo {argument} at byte {position}", where=str(where))
-            if isinstance(argument, int) and argument.bit_length() > 4 * _MOST_DIGITS:
-                raise LimitError(f"holds an integer of over {_MOST_DIGITS} digits", where=str(where))
+            if isinstance(argument, int) and argument.bit_length() > 4 * _MAX_DIGITS:
+                raise LimitError(f"contains an integer of more than {_MAX_DIGITS} digits", where=str(where))
         value = _Unpickler(io.BytesIO(data)).load()
     except (ReadError, LimitError):
         raise
-    # What a damaged pickle raises is not declared: the module's own error and those of the values it builds.
+    # The exceptions of a damaged pickle are not documented: pickle's own error and those of the values it builds.
     except (pickle.UnpicklingError, ValueError, EOFError, TypeError, IndexError, KeyError) as error:
         raise ReadError(f"is a damaged pickle: {error}", where=str(where)) from None
     except (AttributeError, UnicodeError, OverflowError, MemoryError, RecursionError) as error:
         raise ReadError(f"is a damaged pickle: {error}", where=str(where)) from None
-    if most_values is not None:
-        _check_value_count(value, where, most_values)
+    if max_values is not None:
+        _check_value_count(value, where, max_values)
     return value
 
 
-def _check_value_count(value: Any, where: object, most: int) -> None:
-    parts, waiting = 0, [value]
-    while waiting:
-        one = waiting.pop()
+def _check_value_count(value: Any, where: object, limit: int) -> None:
+    parts, pending = 0, [value]
+    while pending:
+        item = pending.pop()
         parts += 1
-        if isinstance(one, dict):
-            waiting.extend(one.keys())
-            waiting.extend(one.values())
-        elif isinstance(one, (list, tuple)):
-            waiting.extend(one)
-        elif isinstance(one, (str, bytes)):
-            parts += len(one) // _TEXT_UNIT
-        if parts + len(waiting) > most:
-            raise LimitError(f"holds more than {most:,} values", where=str(where))
+        if isinstance(item, dict):
+            pending.extend(item.keys())
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+        elif isinstance(item, (str, bytes)):
+            parts += len(item) // _TEXT_UNIT
+        if parts + len(pending) > limit:
+            raise LimitError(f"contains more than {limit:,} values", where=str(where))
