@@ -1,4 +1,4 @@
-"""Communications as Chakra nodes say them: kind, size, group, ends."""
+"""Columns that describe communications in Chakra nodes: type, size, process group, source and destination."""
 
 from __future__ import annotations
 
@@ -21,116 +21,136 @@ _COLUMNS = {
     "in_msg_nelems": pl.Int64, "out_msg_nelems": pl.Int64, "pg_size": pl.Int64, "comm_seq": pl.Int64,
     "group": pl.String,
 }  # fmt: skip
+_IN_PLACE_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "send", "recv", "barrier")
+_UNSUBSTITUTED = {"send", "recv", "barrier"}
+
+Comm = dict[str, Any]
+"""A row of the comms table."""
+
+MessageCounts = dict[tuple[Any, ...], int]
+"""(Group, source, destination) -> tag of the last message."""
 
 
-def build_communication_columns(trace: Trace, found: Activities, groups: GroupNumbers) -> pl.DataFrame:
-    """type, and of communications what simulators ask for."""
-    lasting = np.flatnonzero(np.isin(found.kind, (ActivityKind.DEVICE, ActivityKind.RANGE)))
+def build_communication_columns(trace: Trace, activities: Activities, groups: GroupNumbers) -> pl.DataFrame:
+    """Build the type of each activity, and for communications the attributes that simulators require."""
+    work = np.flatnonzero(np.isin(activities.kind, (ActivityKind.DEVICE, ActivityKind.RANGE)))
     events = trace.events
-    told = categories.add_kernel_type(events.select("cat", "name")[found.owner[lasting]])
-    names = told["name"].cast(pl.String)
-    is_range = found.kind[lasting] == ActivityKind.RANGE
-    comm = (told["kind"] == "communication").fill_null(False).to_numpy() | is_range
-    facts = {row["event"]: row for row in _list_comms(trace)}
-    ids = events["id"].to_numpy()
-    parent = rows_of_ids(events, events["parent"])
-    known = np.zeros(events.height, bool)
-    known[rows_of_ids(events, trace.comms["event"].drop_nulls())] = True
-    # What describes no event of its own is told by the call around the operator that issued it.
-    around = arrays.find_nearest_ancestor(parent, known, found.issuer[lasting])
-    columns: dict[str, list[Any]] = {name: [None] * len(found) for name in _COLUMNS}
-    columns["type"] = [TYPE_NUMBERS["COMP_NODE"]] * len(found)
-    turns: dict[tuple[Any, ...], int] = {}
-    for at in np.flatnonzero(comm).tolist():
-        place = int(lasting[at])
-        fact = facts.get(int(ids[found.owner[place]]))
-        if fact is None and around[at] >= 0:
-            fact = facts.get(int(ids[around[at]]))
-            if fact and not _is_compatible(categories.parse_collective(names[at]), fact["collective"]):
-                fact = None
-            elif fact and events["name"][int(around[at])].startswith("c10d::"):
-                fact = _exclude_outputs(fact)
-        fact = {**(fact or {}), "event": int(ids[found.owner[place]])}
-        row = _describe_communication(names[at], fact, int(trace.rank or 0), groups, turns)
-        for name, value in row.items():
-            columns[name][place] = value
+    work_events = categories.add_kernel_type(events.select("cat", "name")[activities.owner[work]])
+    names = work_events["name"].cast(pl.String)
+    is_communication = (work_events["kind"] == "communication").fill_null(False).to_numpy()
+    is_communication |= activities.kind[work] == ActivityKind.RANGE
+    comms = _CommLookup(trace, activities.issuer[work])
+    event_ids = events["id"].to_numpy()[activities.owner[work]]
+    columns: dict[str, list[Any]] = {name: [None] * len(activities) for name in _COLUMNS}
+    columns["type"] = [TYPE_NUMBERS["COMP_NODE"]] * len(activities)
+    counts: MessageCounts = {}
+    for i in np.flatnonzero(is_communication).tolist():
+        event = int(event_ids[i])
+        comm = {**comms.find(i, event, names[i]), "event": event}
+        row = _describe_communication(names[i], comm, int(trace.rank or 0), groups, counts)
+        for column, value in row.items():
+            columns[column][int(work[i])] = value
     return pl.DataFrame(columns, schema=_COLUMNS)
 
 
-def _describe_communication(
-    name: str, fact: dict[str, Any], rank: int, groups: GroupNumbers, turns: dict[tuple[Any, ...], int]
-) -> dict[str, Any]:
-    """The columns of one communication.
+class _CommLookup:
+    """Finds the row of the comms table for each communication of the device.
 
-    Where its kind, size or ends are not known it stays work of the device that takes what it took: simulators would
-    read an unset type as an all-reduce.
+    issuers: row of the event that issued each one.
     """
-    collective = fact.get("collective") or categories.parse_collective(name)
+
+    def __init__(self, trace: Trace, issuers: np.ndarray) -> None:
+        events = trace.events
+        self._events = events
+        self._comms = {comm["event"]: comm for comm in _list_comms(trace)}
+        parent = rows_of_ids(events, events["parent"])
+        has_comm = np.zeros(events.height, bool)
+        has_comm[rows_of_ids(events, trace.comms["event"].drop_nulls())] = True
+        # An event without its own description is described by the call around the operator that issued it.
+        self._calls = arrays.find_nearest_ancestor(parent, has_comm, issuers)
+
+    def find(self, index: int, event: int, name: str) -> Comm:
+        """Return the row of the event, else that of the enclosing call if it can be this communication; else {}."""
+        comm = self._comms.get(event)
+        if comm is not None:
+            return comm
+        call = int(self._calls[index])
+        comm = self._comms.get(int(self._events["id"][call])) if call >= 0 else None
+        if comm is None or not _is_compatible(categories.parse_collective(name), comm["collective"]):
+            return {}
+        return _exclude_outputs(comm) if self._events["name"][call].startswith("c10d::") else comm
+
+
+def _describe_communication(
+    name: str, comm: Comm, rank: int, groups: GroupNumbers, counts: MessageCounts
+) -> dict[str, Any]:
+    """Build the columns of one communication.
+
+    Without a known collective and size, or source and destination, it remains a computation with the recorded duration:
+    simulators would read an unset type as an all-reduce.
+    """
+    collective = comm.get("collective") or categories.parse_collective(name)
     if collective == "send_recv":  # the kernel of sends, receives and all-to-alls
         collective = None
-    said = {
+    columns = {
         "collective": collective or categories.parse_collective(name),
-        "dtype": fact.get("dtype"),
-        "in_msg_nelems": fact.get("in_nelems"),
-        "out_msg_nelems": fact.get("out_nelems"),
-        "pg_size": fact.get("group_size"),
-        "comm_seq": fact.get("seq"),
-        "root": fact.get("root"),
-        "group": fact.get("pg_name"),
+        "dtype": comm.get("dtype"),
+        "in_msg_nelems": comm.get("in_nelems"),
+        "out_msg_nelems": comm.get("out_nelems"),
+        "pg_size": comm.get("group_size"),
+        "comm_seq": comm.get("seq"),
+        "root": comm.get("root"),
+        "group": comm.get("pg_name"),
     }
-    known = groups.number.get((fact.get("pg_name"), fact.get("ranks")))
-    group = groups.met.get((rank, fact.get("event", -1))) if known is None else known
-    said["pg_name"] = None if group is None else str(group)
-    size = 0 if collective == "barrier" else _size_in_bytes(fact, "in_nelems")
+    group = groups.number.get((comm.get("pg_name"), comm.get("ranks")))
+    if group is None:
+        group = groups.of_event.get((rank, comm.get("event", -1)))
+    columns["pg_name"] = None if group is None else str(group)
+    size = 0 if collective == "barrier" else _size_in_bytes(comm, "in_nelems")
     if collective in _COMM_TYPE_NUMBERS and size is not None:
-        said |= {
-            "type": TYPE_NUMBERS["COMM_COLL_NODE"],
-            "comm_type": _COMM_TYPE_NUMBERS[collective],
-            "comm_size": size,
-        }
-    elif collective in ("send", "recv") and fact.get("peer") is not None:
-        ends = (rank, fact["peer"]) if collective == "send" else (fact["peer"], rank)
-        turn = turns[(group, *ends)] = turns.get((group, *ends), -1) + 1
-        said |= {
-            "type": TYPE_NUMBERS[f"COMM_{collective.upper()}_NODE"],
-            "comm_src": ends[0],
-            "comm_dst": ends[1],
-        }
-        said |= {"comm_tag": turn, "comm_size": _message_size_in_bytes(fact)}
-    return said
+        columns["type"] = TYPE_NUMBERS["COMM_COLL_NODE"]
+        columns["comm_type"] = _COMM_TYPE_NUMBERS[collective]
+        columns["comm_size"] = size
+    elif collective in ("send", "recv") and comm.get("peer") is not None:
+        source, destination = (rank, comm["peer"]) if collective == "send" else (comm["peer"], rank)
+        key = (group, source, destination)
+        counts[key] = counts.get(key, -1) + 1
+        columns["type"] = TYPE_NUMBERS[f"COMM_{collective.upper()}_NODE"]
+        columns |= {"comm_src": source, "comm_dst": destination, "comm_tag": counts[key]}
+        columns["comm_size"] = _message_size_in_bytes(comm)
+    return columns
 
 
-def _is_compatible(ran: str | None, called: str | None) -> bool:
-    """Whether a backend may run a call so: gloo runs a reduce-scatter as an all-reduce, but no message or barrier as
-    anything else."""
-    return ran == called or not {ran, called} & {"send", "recv", "barrier"}
+def _is_compatible(executed: str | None, called: str | None) -> bool:
+    """Return whether a backend may execute a call this way.
+
+    Gloo runs a reduce-scatter as an all-reduce, but no backend replaces a message or a barrier.
+    """
+    return executed == called or not {executed, called} & _UNSUBSTITUTED
 
 
-_IN_PLACE = ("all_reduce", "broadcast", "reduce", "send", "recv", "barrier")
+def _exclude_outputs(comm: Comm) -> Comm:
+    """Subtract outputs from the size: c10d operators take them as arguments, too."""
+    inputs, outputs, size = comm["in_nelems"], comm["out_nelems"], comm["bytes"]
+    if not inputs or not size or comm["collective"] in _IN_PLACE_COLLECTIVES:
+        return comm
+    if not outputs and comm["collective"] == "all_to_all":
+        outputs = inputs // 2  # _alltoall_base returns nothing
+    contributed = inputs - (outputs or 0) if inputs > (outputs or 0) else inputs
+    return {**comm, "in_nelems": contributed, "bytes": size * contributed // inputs}
 
 
-def _exclude_outputs(fact: dict[str, Any]) -> dict[str, Any]:
-    """c10d's operators take their outputs as arguments too: only what a rank puts in is the size."""
-    into, out, size = fact["in_nelems"], fact["out_nelems"], fact["bytes"]
-    if not into or not size or fact["collective"] in _IN_PLACE:
-        return fact
-    if not out and fact["collective"] == "all_to_all":
-        out = into // 2  # _alltoall_base returns nothing
-    own = into - (out or 0) if into > (out or 0) else into
-    return {**fact, "in_nelems": own, "bytes": size * own // into}
-
-
-def _size_in_bytes(fact: dict[str, Any], elements: str) -> int | None:
-    """Bytes as recorded, else of these elements."""
-    size, count, item = fact.get("bytes"), fact.get(elements), categories.itemsize(fact.get("dtype"))
+def _size_in_bytes(comm: Comm, elements: str) -> int | None:
+    """Return the recorded bytes, or those of the number of elements in the column ``elements``."""
+    size, count, item = comm.get("bytes"), comm.get(elements), categories.itemsize(comm.get("dtype"))
     return size if size is not None or count is None or item is None else count * item
 
 
-def _message_size_in_bytes(fact: dict[str, Any]) -> int | None:
-    """Of a receive only what comes out may be known."""
-    return _size_in_bytes(fact, "in_nelems") or _size_in_bytes({**fact, "bytes": None}, "out_nelems")
+def _message_size_in_bytes(comm: Comm) -> int | None:
+    """Return the size of a message; for a receive, possibly only the output elements are recorded."""
+    return _size_in_bytes(comm, "in_nelems") or _size_in_bytes({**comm, "bytes": None}, "out_nelems")
 
 
-def _list_comms(trace: Trace) -> list[dict[str, Any]]:
+def _list_comms(trace: Trace) -> list[Comm]:
     table = trace.comms.drop_nulls("event")
     return table.with_columns(pl.col(pl.Categorical).cast(pl.String)).to_dicts()

@@ -1,4 +1,4 @@
-"""Process groups by number, as ASTRA-sim knows them: 0 is all ranks, others have a number and a list of ranks."""
+"""Numbers process groups like ASTRA-sim: 0 is all ranks; other groups have a number and a list of ranks."""
 
 from __future__ import annotations
 
@@ -12,72 +12,79 @@ from etloom.collectives import match_collectives
 from etloom.core.trace import Job, Trace
 
 WORLD = 0
-_MAX_NUMBER = 2**31 - 1  # that simulators read; an address in place of a name is greater
+_MAX_NUMBER = 2**31 - 1  # limit of simulators; a memory address used as a name is greater
 
 GroupKey = tuple[str | None, str | None]
-"""What communications and groups bear: a name and a JSON list of ranks."""
+"""Name and JSON list of ranks, as in the tables comms and groups."""
 
 
 @dataclass(frozen=True)
 class GroupNumbers:
-    """The ``number`` of each group, and the ``ranks`` of each number but 0. ``met``: by (rank, event) the number of the
-    group of a communication of which only that is known."""
+    """Numbers of process groups.
+
+    Attributes:
+        number: Key of a group -> its number.
+        ranks: Number -> ranks, for all numbers but 0.
+        of_event: (rank, event id) -> number, for communications without a group.
+    """
 
     number: dict[GroupKey, int]
     ranks: dict[int, list[int]]
-    met: dict[tuple[int, int], int] = field(default_factory=dict)
+    of_event: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
-    """The groups of all ranks whose members are known. A name that is a number stays; all ranks are 0; the rest get
-    the next free numbers.
+    """Number the groups with known members of all ranks.
 
-    The order of those is that of their ranks and names, so that files of one job that are written apart agree where
-    they know the same groups.
+    All ranks are 0. A name that is a number becomes the number; the other groups get the next free numbers in the order
+    of their ranks and names, so that files of one job that are written separately agree on the groups they share.
     """
     ranks: dict[GroupKey, list[int]] = {}
     world: set[GroupKey] = set()
     for trace in traces:
-        world_size = trace.meta.get("world_size")
-        members: dict[str | None, str | None] = {}
-        declared = trace.groups.select("pg_name", "pg_desc", "ranks").cast(pl.String)
-        for name, description, text in declared.iter_rows():
-            members[name] = text
-            ranks[name, text] = _parse_ranks(text)
-            if description == "default_pg":
-                world.add((name, text))
-        for name, text in trace.comms.select("pg_name", "ranks").unique().cast(pl.String).iter_rows():
-            if (name, text) != (None, None):
-                ranks.setdefault((name, text), _parse_ranks(text or members.get(name)))
-        world |= {
-            key
-            for key, listed in ranks.items()
-            if key[0] == "0" or (listed and len(listed) == world_size and listed == list(range(len(listed))))
-        }
+        _collect_groups(trace, ranks, world)
     number = dict.fromkeys(world, WORLD)
-    known: dict[int, list[int]] = {}
-    later = []
-    for key, listed in ranks.items():
-        if key in world or not listed:
+    ranks_of_number: dict[int, list[int]] = {}
+    unnumbered = []
+    for key, members in ranks.items():
+        if key in world or not members:
             continue
-        own = int(key[0]) if key[0] is not None and key[0].isdecimal() else None
-        if own and own <= _MAX_NUMBER and known.get(own, listed) == listed:
-            number[key], known[own] = own, listed
+        name = int(key[0]) if key[0] is not None and key[0].isdecimal() else None
+        if name and name <= _MAX_NUMBER and ranks_of_number.get(name, members) == members:
+            number[key], ranks_of_number[name] = name, members
         else:
-            later.append(key)
-    for key in sorted(later, key=lambda one: (ranks[one], one[0] or "", one[1] or "")):
-        alike = [other for other in number if other[0] == key[0] and ranks[other] == ranks[key]]
-        number[key] = number[alike[0]] if alike else max(WORLD, *known, 0) + 1
-        known[number[key]] = ranks[key]
-    return GroupNumbers(number, dict(sorted(known.items())))
+            unnumbered.append(key)
+    for key in sorted(unnumbered, key=lambda key: (ranks[key], key[0] or "", key[1] or "")):
+        equal = [other for other in number if other[0] == key[0] and ranks[other] == ranks[key]]
+        number[key] = number[equal[0]] if equal else max(WORLD, *ranks_of_number, 0) + 1
+        ranks_of_number[number[key]] = ranks[key]
+    return GroupNumbers(number, dict(sorted(ranks_of_number.items())))
+
+
+def _collect_groups(trace: Trace, ranks: dict[GroupKey, list[int]], world: set[GroupKey]) -> None:
+    """Add the groups of one rank to ``ranks``, and those of all ranks to ``world``."""
+    world_size = trace.meta.get("world_size")
+    rank_texts: dict[str | None, str | None] = {}
+    declared = trace.groups.select("pg_name", "pg_desc", "ranks").cast(pl.String)
+    for name, description, text in declared.iter_rows():
+        rank_texts[name] = text
+        ranks[name, text] = _parse_ranks(text)
+        if description == "default_pg":
+            world.add((name, text))
+    for name, text in trace.comms.select("pg_name", "ranks").unique().cast(pl.String).iter_rows():
+        if (name, text) != (None, None):
+            ranks.setdefault((name, text), _parse_ranks(text or rank_texts.get(name)))
+    for key, members in ranks.items():
+        is_all = bool(members) and len(members) == world_size and members == list(range(len(members)))
+        if key[0] == "0" or is_all:
+            world.add(key)
 
 
 def add_matched_groups(job: Job, groups: GroupNumbers) -> GroupNumbers:
-    """The groups, and those of communications that bear none (gloo's): the ranks that met in them.
+    """Add the groups of communications that record none (gloo's): the ranks that took part.
 
-    Only where every rank of the run is there, since those that are not may have met the others.
+    Requires the traces of all ranks, because a missing one might have taken part.
     """
-    everyone = sorted(job)
     if len(job) < 2 or any(
         int(trace.meta.get("world_size") or len(job)) > len(job) for trace in job.values()
     ):
@@ -85,17 +92,18 @@ def add_matched_groups(job: Job, groups: GroupNumbers) -> GroupNumbers:
     parts = match_collectives(job).parts.filter(
         pl.col("group").is_null() & (pl.col("collective") != "message")
     )
-    numbers = {tuple(ranks): number for number, ranks in groups.ranks.items()} | {tuple(everyone): WORLD}
-    found: dict[tuple[int, int], int] = {}
-    for _, own in parts.drop_nulls("meeting").group_by("meeting", maintain_order=True):
-        ranks = tuple(sorted(own["rank"].unique()))
+    numbers = {tuple(ranks): number for number, ranks in groups.ranks.items()}
+    numbers[tuple(sorted(job))] = WORLD
+    of_event: dict[tuple[int, int], int] = {}
+    for _, instance in parts.drop_nulls("meeting").group_by("meeting", maintain_order=True):
+        ranks = tuple(sorted(instance["rank"].unique()))
         number = numbers.setdefault(ranks, max(numbers.values()) + 1)
-        found |= dict.fromkeys(own.select("rank", "event").iter_rows(), number)
-    listed = {number: list(ranks) for ranks, number in numbers.items() if number != WORLD}
-    return replace(groups, ranks=groups.ranks | listed, met=found)
+        of_event |= dict.fromkeys(instance.select("rank", "event").iter_rows(), number)
+    added = {number: list(ranks) for ranks, number in numbers.items() if number != WORLD}
+    return replace(groups, ranks=groups.ranks | added, of_event=of_event)
 
 
 def _parse_ranks(text: str | None) -> list[int]:
-    """The ranks in order; none where they are not known, or are no numbers."""
-    found = None if text is None else json.loads(text)
-    return sorted(found) if isinstance(found, list) and all(type(one) is int for one in found) else []
+    """Return the ranks in order; empty where they are unknown or not integers."""
+    ranks = None if text is None else json.loads(text)
+    return sorted(ranks) if isinstance(ranks, list) and all(type(rank) is int for rank in ranks) else []

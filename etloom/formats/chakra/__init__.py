@@ -1,10 +1,9 @@
-"""Chakra execution traces (.et): length-delimited protobuf, plain or gzip, of nodes and their dependencies.
+"""Chakra execution traces (.et): length-delimited protobuf, plain or gzip, with nodes and their dependencies.
 
-Read: every node with all attribute types, inputs and outputs, data and control dependencies, communication,
-process groups; metadata with a version (ASTRA-sim, the generator) or attributes (the PyTorch converter).
-A node's type, start, duration and attributes without a column stay in ``nodes.attrs``, with Chakra's names.
-Nodes that say when they started are events as well; ``start_ns`` and ``duration_ns``, which etloom writes, say it to
-the nanosecond.
+Supported: nodes with all attribute types, inputs and outputs, data and control dependencies, communication, process
+groups; metadata with a version (ASTRA-sim, the generator) or attributes (the PyTorch converter). Type, start, duration
+and attributes of a node without a column are stored in ``nodes.attrs`` under Chakra's names. Nodes with a start time
+are events as well; ``start_ns`` and ``duration_ns``, which etloom writes, give it in nanoseconds.
 
 Format: mlcommons/chakra schema/protobuf/et_def.proto; [varint length][message] each, GlobalMetadata first.
 """
@@ -14,6 +13,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from etloom.core.categories import parse_collective
 from etloom.core.errors import ReadError
@@ -29,63 +30,55 @@ _ATTRIBUTE_OF_COLUMN = {
     "root": "root", "dtype": "dtype", "in_nelems": "in_msg_nelems", "out_nelems": "out_msg_nelems",
     "group_size": "pg_size", "seq": "comm_seq",
 }  # fmt: skip
-"""Columns of comms and the attributes that PyTorch's execution trace, or etloom, calls them by."""
+"""Columns of comms and their attributes in PyTorch's execution trace, or etloom's."""
 _COMM_ATTRIBUTES = ("comm_type", "comm_size", "pg_name", "comm_src", "comm_dst")
-_SEND, _RECV, _COLL = (
-    pb.TYPE_NUMBERS["COMM_SEND_NODE"],
-    pb.TYPE_NUMBERS["COMM_RECV_NODE"],
-    pb.TYPE_NUMBERS["COMM_COLL_NODE"],
-)
+_SEND, _RECV, _COLL = (pb.TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
+_MAX_INT64 = (1 << 63) - 1
 
 
 def sniff(head: bytes) -> bool:
-    """Whether the file begins with a Chakra GlobalMetadata message, or with a Node."""
-    head = head.removeprefix(b"\0")  # metadata with nothing in it
+    """Return whether the file starts with a Chakra GlobalMetadata message, or with a Node."""
+    head = head.removeprefix(b"\0")  # empty metadata
     try:
-        length, at = pb.decode_varint(head, 0)
+        length, start = pb.decode_varint(head, 0)
     except (IndexError, ValueError):
         return False
-    if not length or at >= len(head):
+    if not length or start >= len(head):
         return False
-    if at + length > len(head):  # metadata may hold a whole input file
-        return head[at : at + 1] == b"\x12" and b"\x0a\x06schema" in head[at : at + 16]
-    message = head[at : at + length]
+    if start + length > len(head):  # metadata may contain a complete input file
+        return head[start : start + 1] == b"\x12" and b"\x0a\x06schema" in head[start : start + 16]
+    message = head[start : start + length]
     if (metadata := pb.parse_metadata(message)) is not None:
         return bool(metadata.version or metadata.attr) and metadata.version.isprintable()
     return (node := pb.parse_node(message)) is not None and bool(node.name) and node.type in pb.NODE_TYPES
 
 
 def read(path: Path, *, limit: int = 4 << 30) -> Trace:
-    """The Trace of one rank: nodes, tensors, comms, groups, dependencies; events where nodes have a start.
+    """Read the Trace of one rank: nodes, tensors, comms, groups, dependencies; events where nodes have a start.
 
-    limit: the most bytes that the unpacked file may have. Raises ReadError, LimitError.
-    A file that was cut off gives the nodes before the cut; the loss is a row of stats.
+    Of a truncated file, the nodes before the cut are read, and the loss is a row of stats.
+
+    limit: maximum size in bytes after decompression.
+
+    Raises:
+        ReadError: The file is not a Chakra execution trace.
+        LimitError: It is larger than ``limit``.
     """
-    data, cut = read_content(path, limit)
-    messages, stats = pb.split_messages(data, cut)
+    data, truncation = read_content(path, limit)
+    messages, stats = pb.split_messages(data, truncation)
     if not messages:
-        raise ReadError("holds no Chakra message", where=path)
+        raise ReadError("contains no Chakra message", where=path)
     metadata = pb.parse_metadata(messages[0])
     header = {} if metadata is None else {"version": metadata.version, **pb.decode_attributes(metadata.attr)}
-    nodes, groups, damaged = NodeTableBuilder(), list[dict[str, Any]](), 0
-    unread: list[str] = []
-    untimed: list[str] = []
+    builder, damaged = _TraceBuilder(), 0
     for message in messages[metadata is not None :]:
-        node = pb.parse_node(message)
-        if node is None:
+        if (node := pb.parse_node(message)) is None:
             damaged += 1
-            continue
-        _add_node(nodes, node, groups, unread, untimed)
-    if not len(nodes) and metadata is None:
-        raise ReadError("is no Chakra execution trace: no message is a node", where=path)
-    tables, more = nodes.tables()
-    stats += [
-        Stat("read.damaged_node", "data_loss", damaged, "a message that is no Node"),
-        Stat("read.unreadable_values", "info", len(unread), unread[0] if unread else None),
-        Stat("read.no_time", "data_loss", len(untimed), untimed[0] if untimed else None),
-        *more,
-    ]
-    tables["groups"] = build_frame("groups", groups, stats)
+        else:
+            builder.add(node)
+    if not len(builder.nodes) and metadata is None:
+        raise ReadError("not a Chakra execution trace: no message is a node", where=path)
+    stats.append(Stat("read.damaged_node", "data_loss", damaged, "a message that cannot be parsed as a Node"))
     meta = {
         "formats": ["chakra"],
         "files": [str(path)],
@@ -95,54 +88,97 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
         "schema_version": str(header.get("version") or header.get("schema") or ""),
         "header": header,
     }
-    return build_trace(tables, meta, stats)
+    return build_trace(builder.build_tables(stats), meta, stats)
 
 
-def _add_node(
-    nodes: NodeTableBuilder, node: Any, groups: list[dict[str, Any]], unread: list[str], untimed: list[str]
-) -> None:
-    attrs = pb.decode_attributes(node.attr)
-    known = {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
-    comm = {key: attrs.pop(key) for key in _COMM_ATTRIBUTES if key in attrs}
-    rest = {"node_type": pb.NODE_TYPES.get(node.type, node.type)}
-    if node.start_time_micros:
-        rest["start_time_micros"] = node.start_time_micros
-    rest["duration_micros"] = node.duration_micros
-    parent = _to_signed(node.ctrl_deps[0]) if node.ctrl_deps else None
-    place = nodes.add(_to_signed(node.id), node.name, parent, known, rest | attrs)
-    for io, info in enumerate((node.inputs, node.outputs)):
-        texts = (info.values, info.shapes, info.types)
-        if not any(texts):
-            continue
+class _TraceBuilder:
+    """Collects the rows of all tables, and examples of values that cannot be read."""
+
+    def __init__(self) -> None:
+        self.nodes = NodeTableBuilder()
+        self._groups: list[dict[str, Any]] = []
+        self._unreadable: list[str] = []
+        self._invalid_times: list[str] = []
+
+    def add(self, node: Any) -> None:
+        """Add the rows of a Node message."""
+        attrs = pb.decode_attributes(node.attr)
+        known = {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
+        comm = {key: attrs.pop(key) for key in _COMM_ATTRIBUTES if key in attrs}
+        rest = {"node_type": pb.NODE_TYPES.get(node.type, node.type)}
+        if node.start_time_micros:
+            rest["start_time_micros"] = node.start_time_micros
+        rest["duration_micros"] = node.duration_micros
+        parent = _to_signed(node.ctrl_deps[0]) if node.ctrl_deps else None
+        row = self.nodes.add(_to_signed(node.id), node.name, parent, known, rest | attrs)
+        for io, arguments in enumerate((node.inputs, node.outputs)):
+            if arguments.values or arguments.shapes or arguments.types:
+                self._add_arguments(row, node, io, arguments)
+        for kind, dependencies in (("ctrl", node.ctrl_deps), ("data", node.data_deps)):
+            self.nodes.add_dependencies(row, map(_to_signed, dependencies), kind)
+        if node.type in (_SEND, _RECV, _COLL) or "comm_type" in comm or "comm_size" in comm:
+            self.nodes.add_comm(row, _describe_communication(node, comm, attrs))
+        if node.start_time_micros or attrs.get("start_ns") is not None:
+            self._add_event(row, node, known, attrs)
+
+    def _add_arguments(self, row: int, node: Any, io: int, arguments: Any) -> None:
+        """Add inputs (io 0) or outputs (io 1), and process groups where the node describes them."""
         try:
-            values, shapes, types = (
-                python_literals.parse_literal(info.values),
-                python_literals.parse_cached_literal(info.shapes),
-                python_literals.parse_cached_literal(info.types),
-            )
+            values = python_literals.parse_literal(arguments.values)
+            shapes = python_literals.parse_cached_literal(arguments.shapes)
+            types = python_literals.parse_cached_literal(arguments.types)
             if not all(isinstance(part, list) for part in (values, shapes, types)):
-                raise ValueError("no list")
+                raise ValueError("not a list")
         except ValueError as error:
-            unread.append(f"node {node.id}, {('inputs', 'outputs')[io]}: {error}")
-            continue
-        nodes.arguments(place, io, values, shapes, types, [])
+            self._unreadable.append(f"node {node.id}, {('inputs', 'outputs')[io]}: {error}")
+            return
+        self.nodes.arguments(row, io, values, shapes, types, [])
         if io == 0 and "process_group:init" in node.name:
-            groups.extend(_parse_groups(values, unread))
-    for kind, deps in (("ctrl", node.ctrl_deps), ("data", node.data_deps)):
-        nodes.add_dependencies(place, map(_to_signed, deps), kind)
-    if node.type in (_SEND, _RECV, _COLL) or "comm_type" in comm or "comm_size" in comm:
-        nodes.add_comm(place, _describe_communication(node, comm, attrs))
-    start, duration = attrs.get("start_ns"), attrs.get("duration_ns")
-    if node.start_time_micros or start is not None:
+            for text in values:
+                self._add_groups(text)
+
+    def _add_groups(self, text: Any) -> None:
+        try:
+            groups = json.loads(text) if isinstance(text, str) else None
+        except (ValueError, RecursionError) as error:
+            self._unreadable.append(f"process groups: {error}")
+            return
+        self._groups += [
+            {
+                "pg_name": str(group.get("pg_name", "")),
+                "pg_desc": group.get("pg_desc"),
+                "backend": group.get("backend_config"),
+                "ranks": json.dumps(group["ranks"]) if group.get("ranks") else None,
+                "size": group.get("group_size", group.get("pg_size")),
+            }
+            for group in (groups if isinstance(groups, list) else [])
+            if isinstance(group, dict)
+        ]
+
+    def _add_event(self, row: int, node: Any, known: dict[str, Any], attrs: dict[str, Any]) -> None:
+        start, duration = attrs.get("start_ns"), attrs.get("duration_ns")
         start = node.start_time_micros * 1000 if start is None else start
         duration = node.duration_micros * 1000 if duration is None else duration
-        if not isinstance(start, int) or not -(1 << 63) <= start < 1 << 63:
-            untimed.append(f"node {node.id}: its start is no time: {start}")
+        if not isinstance(start, int) or not -_MAX_INT64 - 1 <= start <= _MAX_INT64:
+            self._invalid_times.append(f"node {node.id}: invalid start time {start}")
             return
-        nodes.add_event(place, {"ts": start, "dur": duration, **_describe_track(node, known, attrs)})
+        self.nodes.add_event(row, {"ts": start, "dur": duration, **_describe_track(node, known, attrs)})
+
+    def build_tables(self, stats: list[Stat]) -> dict[str, pl.DataFrame]:
+        """Build all tables; add rows to stats for values that cannot be read."""
+        tables, node_stats = self.nodes.tables()
+        for name, severity, examples in (
+            ("read.unreadable_values", "info", self._unreadable),
+            ("read.no_time", "data_loss", self._invalid_times),
+        ):
+            stats.append(Stat(name, severity, len(examples), examples[0] if examples else None))
+        stats += node_stats
+        tables["groups"] = build_frame("groups", self._groups, stats)
+        return tables
 
 
 def _describe_track(node: Any, known: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
+    """Build the columns of an event that name it and its thread or stream."""
     on_device = attrs.get("is_cpu_op") is False
     stream = attrs.get("stream") if on_device else None
     return {
@@ -157,12 +193,13 @@ def _describe_track(node: Any, known: dict[str, Any], attrs: dict[str, Any]) -> 
 
 
 def _describe_communication(node: Any, comm: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
-    # An unset comm_type is unknown; read as a number it would be all-reduce.
-    kind = comm.get("comm_type")
-    named = pb.COLLECTIVES.get(kind) if isinstance(kind, int) else parse_collective(node.name)
+    """Build a row of the comms table."""
+    # An unset comm_type is unknown; as a number it would be an all-reduce.
+    comm_type = comm.get("comm_type")
+    collective = pb.COLLECTIVES.get(comm_type) if isinstance(comm_type, int) else parse_collective(node.name)
     p2p = {_SEND: ("send", "comm_dst"), _RECV: ("recv", "comm_src")}.get(node.type)
     return {
-        "collective": p2p[0] if p2p else named,
+        "collective": p2p[0] if p2p else collective,
         "pg_name": str(comm["pg_name"]) if comm.get("pg_name") not in (None, "") else None,
         "peer": comm.get(p2p[1]) if p2p else None,
         **{column: attrs.get(name) for column, name in _ATTRIBUTE_OF_COLUMN.items()},
@@ -172,28 +209,6 @@ def _describe_communication(node: Any, comm: dict[str, Any], attrs: dict[str, An
     }
 
 
-def _parse_groups(values: list[Any], unread: list[str]) -> list[dict[str, Any]]:
-    found = []
-    for text in values:
-        try:
-            listed = json.loads(text) if isinstance(text, str) else None
-        except (ValueError, RecursionError) as error:
-            unread.append(f"process groups: {error}")
-            continue
-        for group in listed if isinstance(listed, list) else []:
-            if isinstance(group, dict):
-                found.append(
-                    {
-                        "pg_name": str(group.get("pg_name", "")),
-                        "pg_desc": group.get("pg_desc"),
-                        "backend": group.get("backend_config"),
-                        "ranks": json.dumps(group["ranks"]) if group.get("ranks") else None,
-                        "size": group.get("group_size", group.get("pg_size")),
-                    }
-                )
-    return found
-
-
 def _to_signed(value: int) -> int:
-    """Ids are unsigned on the wire and signed in the tables; wrapping round keeps them distinct."""
-    return value - (1 << 64) if value >= 1 << 63 else value
+    """Convert an id, unsigned in the file and signed in the tables; wrapping around keeps ids distinct."""
+    return value - (1 << 64) if value > _MAX_INT64 else value

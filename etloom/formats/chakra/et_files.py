@@ -92,7 +92,7 @@ def load_file(path: Path, limit: int = 4 << 30) -> ChakraFile:
         raise ReadError("not a Chakra execution trace", where=path)
     parsed = [pb.parse_node(message) for message in messages[metadata is not None :]]
     nodes = [ChakraNode(message) for message in parsed if message is not None]
-    return ChakraFile(path, metadata, nodes, len(parsed) - len(nodes), losses[0][3] if losses else None)
+    return ChakraFile(path, metadata, nodes, len(parsed) - len(nodes), losses[0].example if losses else None)
 
 
 def write_messages(path: Path, metadata: Any, nodes: Iterable[Any]) -> None:

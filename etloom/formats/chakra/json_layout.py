@@ -1,11 +1,11 @@
-"""A Chakra file as one JSON object: what the messages hold, by the names of the schema.
+"""Formats the messages of a Chakra file as one JSON object, with the field names of the schema.
 
     {"metadata": {"version": "0.0.4", "attr": {"rank": 0}},
      "nodes": [{"id": 1, "name": "aten::mm", "type": "COMP_NODE", "ctrl_deps": [], "data_deps": [], ...,
                 "inputs": {"values": [...], "shapes": [...], "types": [...]}, "attr": {"is_cpu_op": true}}]}
 
-Numbers are numbers, of any size. Inputs and outputs, which the file has as text in Python's spelling, are lists; a text
-that is no list of plain values stays text.
+Numbers of any size are JSON numbers. Inputs and outputs, which the file stores as text in Python's notation, become
+lists; a text that is not a list of plain values remains text.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from etloom.formats.tables.node_table import to_json
 
 
 def format_lines(metadata: Any, nodes: Iterable[Any]) -> Iterator[bytes]:
-    """The object in pieces, a node to a line. metadata: a GlobalMetadata or None; nodes: Node messages."""
-    said = (
+    """Format the object in pieces, one line per node.
+
+    Args:
+        metadata: GlobalMetadata message, or None.
+        nodes: Node messages.
+    """
+    content = (
         {} if metadata is None else {"version": metadata.version, "attr": pb.decode_attributes(metadata.attr)}
     )
-    yield f'{{"metadata": {to_json(said)},\n"nodes": ['.encode()
+    yield f'{{"metadata": {to_json(content)},\n"nodes": ['.encode()
     separator = "\n"
     for node in nodes:
         yield (separator + to_json(_to_dict(node))).encode()
@@ -32,7 +37,7 @@ def format_lines(metadata: Any, nodes: Iterable[Any]) -> Iterator[bytes]:
 
 
 def _to_dict(node: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "id": node.id,
         "name": node.name,
         "type": pb.NODE_TYPES.get(node.type, node.type),
@@ -41,11 +46,13 @@ def _to_dict(node: Any) -> dict[str, Any]:
         "start_time_micros": node.start_time_micros,
         "duration_micros": node.duration_micros,
     }
-    for name, side in (("inputs", node.inputs), ("outputs", node.outputs)):
-        if side.values or side.shapes or side.types:
-            found[name] = {part: _parse_list(getattr(side, part)) for part in ("values", "shapes", "types")}
-    found["attr"] = pb.decode_attributes(node.attr)
-    return found
+    for name, arguments in (("inputs", node.inputs), ("outputs", node.outputs)):
+        if arguments.values or arguments.shapes or arguments.types:
+            content[name] = {
+                part: _parse_list(getattr(arguments, part)) for part in ("values", "shapes", "types")
+            }
+    content["attr"] = pb.decode_attributes(node.attr)
+    return content
 
 
 def _parse_list(text: str) -> Any:
