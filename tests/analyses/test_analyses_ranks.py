@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import etloom
 from etloom.cli import app
-from etloom.core.errors import AnalysisError
+from etloom.core.errors import AnalysisError, EtloomWarning
 from etloom.core.trace import Job
 
 
@@ -31,7 +31,11 @@ def job(tmp_path: Path) -> Job:
 
 def test_the_ranks_that_can_answer_do(job: Job) -> None:
     alone = etloom.analyze(job[0], "launches")
-    table = etloom.analyze(job, "launches")
+    with pytest.warns(
+        EtloomWarning, match="launches: no answer for ranks 1, 2: the trace holds no device work"
+    ) as caught:
+        table = etloom.analyze(job, "launches")
+    assert len(caught) == 1 and caught[0].filename == __file__
     assert table["rank"].unique().to_list() == [0]
     assert table.drop("rank").equals(alone)
     both = etloom.analyze(job, "temporal-breakdown")
@@ -50,6 +54,6 @@ def test_the_command_line_says_which_ranks_are_left_out_and_why(job: Job, tmp_pa
     done = CliRunner().invoke(app, ["analyze", "launches", str(tmp_path / "kept.parquet"), "--format", "csv"])
     assert done.exit_code == 0, done.output
     assert {line.split(",")[0] for line in done.stdout.splitlines()[1:]} == {"0"}
-    assert done.stderr == "etloom: without ranks 1, 2: the trace holds no device work\n"
+    assert done.stderr == "etloom: no answer for ranks 1, 2: the trace holds no device work\n"
     every = CliRunner().invoke(app, ["analyze", "temporal-breakdown", str(tmp_path / "kept.parquet")])
     assert every.exit_code == 0 and every.stderr == ""

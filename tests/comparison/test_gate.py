@@ -296,12 +296,12 @@ def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.C
     for wrong, said in (
         (
             ["--baseline", a, "--max-regression", "x"],
-            "--max-regression: 'x' is no percentage; write it as 3%; see etloom check --help",
+            "--max-regression: expected a percentage, got 'x'; write it as 3%; see etloom check --help",
         ),
-        (["--baseline", a, "--max-regression", "-3%"], "--max-regression: '-3%' is no percentage"),
+        (["--baseline", a, "--max-regression", "-3%"], "--max-regression: expected a percentage, got '-3%'"),
         (["--baseline", a, "--metric", "speed"], "--metric: no metric is called 'speed'"),
-        ([], f"what to compare with is missing: etloom check {slow} --baseline MAIN"),
-        ([b], f"what to compare with is missing: etloom check {b} --baseline {slow}"),
+        ([], f"missing the run to compare with: etloom check {slow} --baseline MAIN"),
+        ([b], f"missing the run to compare with: etloom check {b} --baseline {slow}"),
     ):
         capfd.readouterr()
         assert main(["check", slow, *wrong]) == 2

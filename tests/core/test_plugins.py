@@ -121,7 +121,7 @@ def test_a_broken_one_is_a_row_of_the_list_and_harms_no_other(
     status, out, err = call("analyze", "--list", "--format", "json")
     rows = {row["analysis"]: row["summary"] for row in json.loads(out)}
     assert (status, err) == (0, "")
-    assert "cannot be used: shop_count: the analysis 'shop-count' of package shop-tools" in rows["shop-count"]
+    assert "unusable: shop_count: the analysis 'shop-count' of package shop-tools" in rows["shop-count"]
     assert reason in rows["shop-count"]
     assert rows["top-ops"] == registry.get_summary("analyses", "top-ops")
     status, out, _ = call("analyze", "--help")
@@ -188,7 +188,7 @@ def test_a_fault_of_our_own_stays_one(
 
     monkeypatch.setattr(registry.get("analyses", "steps"), "analyze", wrong)
     status, _, err = call("analyze", "steps", run)
-    assert status == 70 and "this is a fault of etloom" in err
+    assert status == 70 and "internal error" in err
 
 
 # -- what the verbs are given
@@ -224,7 +224,7 @@ def test_numbers_of_other_kinds_are_numbers(run: Path) -> None:
     assert etloom.analyze(job, "call-stacks", min_pct=5).height > 0
 
 
-@pytest.mark.parametrize("given", ["run/", Path("run"), 3, None])
+@pytest.mark.parametrize("given", [3, None, ["run/"]])
 def test_what_is_no_run_is_told_how_to_become_one(given: object, tmp_path: Path) -> None:
     for verb in (
         lambda: etloom.analyze(given, "steps"),  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def test_what_is_no_run_is_told_how_to_become_one(given: object, tmp_path: Path)
         lambda: etloom.export(given, tmp_path / "x.json"),  # type: ignore[arg-type]
     ):
         with pytest.raises(
-            EtloomError, match=r"a Trace or a Job is needed, not .*; etloom.open\(path\) gives the Job"
+            EtloomError, match=r"expected a Trace, a Job or a path, got .*; etloom.open\(path\) returns the Job"
         ):
             verb()
     assert not list(tmp_path.iterdir())

@@ -179,15 +179,15 @@ def test_an_analysis_says_where_the_filters_are_to_blame(
 
     assert err("imbalance", "--rank", "1", "--name", "*") == (
         1,
-        "etloom: of what --rank 1 --name * leaves of the run: one rank alone has nothing to be compared with; "
-        "the whole run has an answer\n",
+        "etloom: one rank alone has nothing to be compared with (within --rank 1 --name *); the analysis works without "
+        "these filters\n",
     )
     status, said = err("module-view", "--rank", "1")
     assert status == 1 and "leaves of the run" not in said, "the whole run has no modules either"
     status, said = err("kernel-breakdown", "--name", "zzz")
     assert status == 1 and said.startswith("etloom: no event of ranks 0, 1 has a name that fits 'zzz'")
     status, said = err("kernel-sequences", "--rank", "1", "--min-length", "9")
-    assert status == 0 and said.endswith("--min-length (of the run, only --rank 1)\n")
+    assert status == 0 and said.endswith("--min-length (within --rank 1)\n")
 
 
 @pytest.mark.parametrize(

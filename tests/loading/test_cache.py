@@ -118,7 +118,7 @@ def test_what_is_open_here_or_in_another_process_stays(
     cache.store_entry(there, trace())
     cache.store_entry(done, trace())
     ours = opened(here)
-    code = f"from etloom import cache; kept = cache.left_there({there!r}); print(kept, flush=True); input()"
+    code = f"from etloom.loading import cache; kept = cache.open_entry({there!r}); print(kept, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:

@@ -31,8 +31,8 @@ def cut(tmp_path: Path) -> Path:
 
 
 LINE = (
-    "etloom: {run}: lost or in doubt: job.unreadable_file 1; "
-    "read.truncated 1, read.damaged 1, read.device_work_cut_off 1 (rank 0); etloom info {run} shows what\n"
+    "etloom: {run}: data lost or doubtful: job.unreadable_file 1; "
+    "read.truncated 1, read.damaged 1, read.device_work_cut_off 1 (rank 0); etloom info {run} shows details\n"
 )
 
 
@@ -56,7 +56,7 @@ def test_every_verb_says_once_what_was_lost(
     paths = {"RUN": cut, "WHOLE": whole, "OUT.json": tmp_path / "out.json"}
     _, _, err = call(*(paths.get(word, word) for word in verb))
     assert err.count(LINE.format(run=cut)) == 1, err
-    assert err.count("in doubt") == 1
+    assert err.count("data lost or doubtful") == 1
     assert "in doubt" not in call(*(whole if word == "RUN" else paths.get(word, word) for word in verb))[2]
 
 
@@ -181,7 +181,7 @@ def test_an_execution_trace_of_another_process_is_told(data: Path, call: Callabl
     )
     assert rows == [(0, "error", 1, DIFFER)]
     status, _, err = call("analyze", "steps", data / "nccl_ddp", "--no-cache")
-    assert status == 0 and "lost or in doubt: link.processes_differ 1 (rank 0)" in err
+    assert status == 0 and "data lost or doubtful: link.processes_differ 1 (rank 0)" in err
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import small
 
 import etloom
-from etloom import cli, loading
+from etloom import cli, formats, loading
 from etloom.api.run_info import describe_ranks as described
 from etloom.core.errors import DataLoss, EtloomError, ReadError
 from etloom.loading.rank_discovery import discover
@@ -330,14 +330,14 @@ def test_a_panic_of_polars_is_one_line_that_names_the_file(
 ) -> None:
     for rank in (0, 1):
         kineto(tmp_path / f"kineto_trace_{rank}.json")
-    read = loading.readers.read
+    read = formats.read
 
     def panics(path: Path, **options: Any) -> Any:
         if path.name == "kineto_trace_0.json":
             raise pl.exceptions.PanicException("index out of bounds\nat some line")
         return read(path, **options)
 
-    monkeypatch.setattr(loading.readers, "read", panics)
+    monkeypatch.setattr(formats, "read", panics)
     said = f"{tmp_path / 'kineto_trace_0.json'}: polars failed on it: index out of bounds; please report it"
     assert unreadable(etloom.open(tmp_path, use_cache=False)) == [(None, "error", 1, said)]
     assert cli.main(["info", str(tmp_path / "kineto_trace_0.json"), "--no-cache"]) == 1
@@ -346,7 +346,7 @@ def test_a_panic_of_polars_is_one_line_that_names_the_file(
     def dies(path: Path, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading.readers, "read", dies)
+    monkeypatch.setattr(formats, "read", dies)
     with pytest.raises(KeyboardInterrupt):
         etloom.open(tmp_path, use_cache=False)
 
@@ -409,7 +409,7 @@ def test_a_job_that_memory_does_not_hold_is_read_rank_by_rank(
 ) -> None:
     for rank in range(4):
         kineto(tmp_path / f"kineto_trace_{rank}.json")
-    lock, two, read = threading.Lock(), threading.Event(), loading.readers.read
+    lock, two, read = threading.Lock(), threading.Event(), formats.read
     running: list[Path] = []
     most = 0
 
@@ -426,7 +426,7 @@ def test_a_job_that_memory_does_not_hold_is_read_rank_by_rank(
         return read(path, **options)
 
     monkeypatch.setattr(loading.parallel, "available_memory", lambda: room)
-    monkeypatch.setattr(loading.readers, "read", counted)
+    monkeypatch.setattr(formats, "read", counted)
     assert etloom.open(tmp_path, use_cache=False, jobs=4).ranks == [0, 1, 2, 3]
     assert (most == 1) == alone
 

@@ -107,5 +107,5 @@ def test_ranks_of_unlike_basis_are_said(data: Path) -> None:
 
 def test_a_job_of_no_ranks_is_no_run() -> None:
     for ask in (lambda: etloom.diff(Job({}), Job({})), lambda: etloom.analyze(Job({}), "collectives")):
-        with pytest.raises(EtloomError, match="the Job holds no rank"):
+        with pytest.raises(EtloomError, match="the Job has no ranks"):
             ask()

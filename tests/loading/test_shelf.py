@@ -217,8 +217,8 @@ def test_a_process_that_is_terminated_leaves_nothing_behind(run: Path, tmp_path:
     code = """
 import os, signal, sys
 from etloom import cli
-from etloom.cli import _input
-_input.ROOM_BYTES = 0
+from etloom.cli import run_arguments
+run_arguments.MAX_TABLE_BYTES = 0
 from etloom.analyses import steps
 def ended(*_):
     os.kill(os.getpid(), signal.SIGTERM)

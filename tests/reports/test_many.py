@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import etloom
-from etloom.cli.analyze import _report_refusals
+from etloom.analyses.answers import Answer
 from etloom.core.errors import AnalysisError
 from etloom.core.text import format_ranges, format_ranks
 from etloom.reports.formatting import convert_to_own_units
@@ -61,8 +61,10 @@ def test_many_ranks_are_told_in_few_words(capsys: pytest.CaptureFixture[str]) ->
         job[1]
     with pytest.raises(AnalysisError, match=re.escape(f"there is no rank 1, 3; the run holds {of}")):
         etloom.select(job, rank=[3, 1])
-    _report_refusals(job, pl.DataFrame(), "kernel-breakdown", {})
-    assert capsys.readouterr().err == f"etloom: without {of}: the trace holds no events\n"
+    refused = dict.fromkeys(job, AnalysisError("the trace holds no events"))
+    assert Answer(pl.DataFrame(), refused).explain_refusals() == [
+        f"no answer for {of}: the trace holds no events"
+    ]
 
 
 @given(st.sets(st.integers(0, 60)))
