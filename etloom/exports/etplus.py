@@ -11,7 +11,6 @@ copy of its operator's, but for the tensors of a collective, from which converte
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -22,10 +21,10 @@ from etloom.core import arrays
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.formats.etplus import device_nodes
-from etloom.formats.execution_trace.node_json import NodeTexts, select_host_nodes
-from etloom.formats.io.atomic_file import open_atomic
-from etloom.formats.kineto.event_json import format_microseconds, join_lines
-from etloom.linker.recorded_scope import find_enclosing_nodes
+from etloom.formats.execution_trace.node_json import NodeTexts, allocate_ids, select_host_nodes
+from etloom.formats.execution_trace.writer import write_document
+from etloom.formats.io.json_text import format_microseconds, quote_texts
+from etloom.linker.recorded_scope import find_enclosing_nodes, find_launching_nodes, is_in_scope
 
 SUFFIX = (".etplus.json", ".etplus.json.gz")
 
@@ -61,27 +60,13 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {})}
     # 1.0.1 is flat: its nodes are written in the layout that came next.
     header["schema"] = "1.0.2-chakra.0.0.4" if header["schema"] == "1.0.1" else header["schema"]
-    finish = {key: header.pop(key) for key in ("finish_ts",) if key in header}
-    with open_atomic(Path(path)) as file:
-        file.write((json.dumps(header)[:-1] + ', "nodes": [\n').encode())
-        separator = b""
-        for texts in _format_nodes(trace):
-            file.write(separator)
-            file.write(join_lines(texts))
-            separator = b",\n"
-        file.write(
-            (
-                "\n]"
-                + "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in finish.items())
-                + "}\n"
-            ).encode()
-        )
+    write_document(Path(path), header, _format_nodes(trace))
 
 
 def _format_nodes(trace: Trace) -> Iterator[pl.Series]:
     """The nodes as JSON texts, in pieces: those of the host, then those of the device."""
     nodes = NodeTexts(trace)
-    device = device_nodes.number_device_nodes(trace)
+    device = _number_device_nodes(trace)
     said = _format_times(trace).join(
         _format_sync_dependencies(trace, device), on="node", how="full", coalesce=True
     )
@@ -92,9 +77,29 @@ def _format_nodes(trace: Trace) -> Iterator[pl.Series]:
         .join(said, left_on="id", right_on="node", how="left", maintain_order="left")
     )
     for start in range(0, host.height, _CHUNK):
-        yield nodes.texts(host.slice(start, _CHUNK), "times", "waited")
+        yield nodes.format_nodes(host.slice(start, _CHUNK), "times", "waited")
     for start in range(0, device.height, _CHUNK):
         yield device_nodes.format_device_nodes(trace, nodes, device.slice(start, _CHUNK))
+
+
+def _number_device_nodes(trace: Trace) -> pl.DataFrame:
+    """Return GPU events in time order with the columns of `device_nodes.format_device_nodes`.
+
+    The node above is that of the operator around the launch, or of the nearest linked event around that; null if there
+    is none. Events of other iterations than the execution trace covers are left out (`etloom.linker.recorded_scope`).
+    """
+    node = find_launching_nodes(trace)
+    work = trace.launches.select(pl.col("device_event").alias("id"), node, in_scope=is_in_scope(trace, node))
+    work = work.unique("id", keep="last").join(trace.events, on="id").filter("in_scope").sort("ts", "id")
+    above = trace.nodes.select(pl.col("id").alias("node"), pl.col("et_id").alias("above"))
+    comms = trace.comms.drop_nulls("event").unique("event", keep="last")
+    comms = comms.select(
+        pl.col("event").alias("id"), quote_texts(comms["pg_name"]).alias("pg_name"), is_comm=True
+    )
+    kernels = trace.kernels.unique("event", keep="last").rename({"event": "id"})
+    for frame, key in ((above, "node"), (comms, "id"), (kernels, "id")):
+        work = work.join(frame, on=key, how="left", maintain_order="left")
+    return work.with_columns(number=allocate_ids(trace, work.height))
 
 
 def _format_times(trace: Trace) -> pl.DataFrame:

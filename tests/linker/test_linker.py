@@ -196,7 +196,7 @@ def test_old_traces_get_the_columns_that_hta_gives_them(data: Path, golden: Path
     trace = link(
         *read(folder / "benchmark_simple_add_et.json.gz", folder / "benchmark_simple_add_trace.json.gz")
     )
-    sides = [[json.loads(text) for text in side] for side in NodeTexts(trace).sides(trace.nodes)]
+    sides = [[json.loads(text) for text in side] for side in NodeTexts(trace).format_arguments(trace.nodes)]
     events = trace.links.join(trace.events.select(pl.col("id").alias("event"), "external_id"), on="event")
     of_node = dict(events.select("node", "external_id").rows())
     ours = {}

@@ -70,7 +70,7 @@ def add_et_column(trace_df: pd.DataFrame, et: Trace, column: str) -> None:
 def _values(et: Trace, nodes: pl.DataFrame, column: str) -> list[Any]:
     if column in _SIDES:
         side, part = _SIDES[column]
-        return [json.loads(text)[part] for text in NodeTexts(et).sides(nodes)[side]]
+        return [json.loads(text)[part] for text in NodeTexts(et).format_arguments(nodes)[side]]
     name = {"et_node_name": "name"}.get(column, column)
     if name not in nodes.columns:
         known = ["et_node_name", *_SIDES, *nodes.columns]

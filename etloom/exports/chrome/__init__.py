@@ -23,14 +23,13 @@ import polars as pl
 from etloom.core.errors import EtloomError, UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.atomic_file import open_atomic
+from etloom.formats.io.json_text import join_lines, quote_texts
 from etloom.formats.kineto import tracks
 from etloom.formats.kineto.event_json import (
     ARGUMENT_NAMES,
     MEMORY_ARGUMENT_NAMES,
     format_arguments,
     format_objects,
-    join_lines,
-    quote_texts,
     split_extra_args,
 )
 

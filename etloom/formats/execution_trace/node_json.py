@@ -1,4 +1,4 @@
-"""The nodes of an execution trace as JSON text again, from the tables that a reader made of them, by column."""
+"""Formats the nodes of an execution trace as JSON text, column by column, from a Trace's tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import polars as pl
 from etloom.core import arrays, categories
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Trace
-from etloom.formats.kineto.event_json import quote_texts
+from etloom.formats.io.json_text import quote_texts
 
 _ATTRIBUTES = (
     ("rf_id", "uint64", 0),
@@ -25,7 +25,7 @@ _ATTRIBUTES = (
     ("kernel_backend", "string", ""),
     ("kernel_file", "string", ""),
 )
-"""Name, type and what stands for none, in PyTorch's order."""
+"""Name, type and the value that means none, in PyTorch's order."""
 
 _COMM_ATTRIBUTES = (
     ("collective_name", "string", "collective"),
@@ -45,10 +45,10 @@ EMPTY_ARGUMENTS = '{"values": [], "shapes": [], "types": [], "strides": []}'
 DEFAULT_ATTRIBUTES = ", ".join(
     json.dumps({"name": name, "type": kind, "value": none}) for name, kind, none in _ATTRIBUTES[:7]
 )
-"""What converters look for in every node, with the values that stand for none."""
+"""The attributes that converters expect in every node, with the values that mean none."""
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\[\]{},"\s]+')
-_LAST = 2**15 - 1  # index that tensors.index holds
+_MAX_INDEX = 2**15 - 1  # the largest index in tensors.index
 _TEMPLATE = {"values": pl.String, "values_first": pl.String, "shapes_first": pl.String}
 _SLOT = {
     "values": pl.String,
@@ -60,7 +60,7 @@ _SLOT = {
 
 
 class NodeTexts:
-    """Nodes of a trace as JSON texts."""
+    """Formats the nodes of one trace as JSON texts."""
 
     def __init__(self, trace: Trace) -> None:
         texts = pl.concat(trace.nodes[f"{side}s"].unique().cast(pl.String) for side in _SIDES)
@@ -68,7 +68,7 @@ class NodeTexts:
         self._tensors = trace.tensors.sort("node", maintain_order=True)
         self._node_of_tensor = self._tensors["node"].to_numpy()
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
-        # A quoted text is asked for once; its rows share it.
+        # Each distinct text is quoted once; its rows share it.
         self._words = pl.DataFrame(
             {
                 "id": trace.nodes["id"],
@@ -81,20 +81,19 @@ class NodeTexts:
             }
         )
 
-    def texts(self, nodes: pl.DataFrame, *last: str) -> pl.Series:
-        """The JSON objects of rows of the nodes table.
+    def format_nodes(self, nodes: pl.DataFrame, *last: str) -> pl.Series:
+        """Return rows of the nodes table as JSON objects, in the layout of the schemas 1.0.2 to 1.1.1.
 
-        nodes: with a column ``above``, the id in the file of the node above. last: columns of texts that go before the
-        closing brace, each with a comma before it.
-
-        The layout is that of the schemas 1.0.2 to 1.1.1.
+        Args:
+            nodes: Rows of nodes, with ``above``, the id in the file of the parent.
+            last: Columns of text to insert before the closing brace, each beginning with a comma.
         """
         numbers = {
             name: nodes[name].cast(pl.Int64).fill_null(none).cast(pl.String)
             for name, _, none in _ATTRIBUTES
             if not isinstance(none, str)
         }
-        inputs, outputs = self.sides(nodes)
+        inputs, outputs = self.format_arguments(nodes)
         words = nodes.select("id").join(self._words, on="id", how="left", maintain_order="left").drop("id")
         texts = words.with_columns(
             *nodes.select(last).get_columns(),
@@ -102,7 +101,7 @@ class NodeTexts:
             above=nodes["above"].cast(pl.String).fill_null("null"),
             inputs=inputs,
             outputs=outputs,
-            more=self._more_attributes(nodes),
+            more=self._format_more_attributes(nodes),
             **numbers,
         )
         attributes: list[pl.Expr] = []
@@ -121,7 +120,7 @@ class NodeTexts:
         parts += [*(pl.col(name).fill_null("") for name in last), pl.lit("}")]
         return texts.select(pl.concat_str(parts).alias("")).to_series()
 
-    def sides(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    def format_arguments(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
         """Return the inputs and outputs of rows of the nodes table as JSON: values, shapes, types, strides."""
         object_text = pl.concat_str(
             *(pl.lit('{"values": '), "values"),
@@ -147,8 +146,8 @@ class NodeTexts:
             for io, side in enumerate(_SIDES)
         ).with_row_index("row")
         rows = arguments.join(self._templates, on="values", how="left", maintain_order="left")
-        filled = self._filled(arguments.join(self._slots, on="values", maintain_order="left_right"))
-        rows = rows.join(filled, on="row", how="left", maintain_order="left")
+        tensor_texts = self._fill_slots(arguments.join(self._slots, on="values", maintain_order="left_right"))
+        rows = rows.join(tensor_texts, on="row", how="left", maintain_order="left")
         rest = {name: pl.col(name).fill_null("") for name in ("value", "shape", "stride")}
         texts = rows.select(
             values=pl.concat_str("values_first", rest["value"]),
@@ -158,10 +157,10 @@ class NodeTexts:
         )
         return texts[: nodes.height], texts[nodes.height :]
 
-    def _filled(self, slots: pl.DataFrame) -> pl.DataFrame:
-        """What follows the first tensor slot of rows, itself included: row, value, shape, stride."""
+    def _fill_slots(self, slots: pl.DataFrame) -> pl.DataFrame:
+        """Return the text of each row from its first tensor slot on: row, value, shape, stride."""
         keys = ["node", "io", "index", "item"]
-        tensors = self._between(slots["node"])
+        tensors = self._slice_tensors(slots["node"])
         numbers = [pl.col(name).cast(pl.String).fill_null("null") for name in _NUMBERS]
         tensors = tensors.with_columns(quote_texts(tensors["device"]).fill_null('""')).select(
             *keys,
@@ -171,13 +170,13 @@ class NodeTexts:
             ),
         )
         slots = slots.with_row_index("slot")
-        found = slots.join(tensors, on=keys, how="left", nulls_equal=True, maintain_order="left")
-        if found.height > slots.height:  # two tensors are said to be in one place
-            found = found.unique("slot", keep="first", maintain_order=True)
-        # A null without a tensor is one that the file holds.
+        filled = slots.join(tensors, on=keys, how="left", nulls_equal=True, maintain_order="left")
+        if filled.height > slots.height:  # the file has two tensors in one place
+            filled = filled.unique("slot", keep="first", maintain_order=True)
+        # A null without a tensor is a null of the file.
         texts = (("value", "value", "null"), ("shape", "shape", "[]"), ("stride", "shape", "[]"))
         return (
-            found.select(
+            filled.select(
                 "row",
                 **{
                     name: pl.concat_str(pl.col(name).fill_null(none), f"after_{after}")
@@ -190,25 +189,26 @@ class NodeTexts:
             .with_columns(pl.col("value", "shape", "stride").list.join(""))
         )
 
-    def _between(self, nodes: pl.Series) -> pl.DataFrame:
-        """The tensors of nodes from the first to the last of these."""
+    def _slice_tensors(self, nodes: pl.Series) -> pl.DataFrame:
+        """Return the tensors of all nodes from the first to the last of these."""
         if not len(nodes):
             return self._tensors.clear()
         ids = nodes.to_numpy()
         begin, end = np.searchsorted(self._node_of_tensor, [ids.min(), ids.max() + 1]).tolist()
         return self._tensors.slice(begin, end - begin)
 
-    def _more_attributes(self, nodes: pl.DataFrame) -> pl.Series:
-        """Attributes of a communication and those that no column holds, each with a comma before it."""
+    def _format_more_attributes(self, nodes: pl.DataFrame) -> pl.Series:
+        """Return the attributes of communication and those without a column, each beginning with a comma."""
         comms = self._comms.join(nodes.select(node="id"), on="node", how="semi")
         by_node = {row["node"]: row for row in _decategorize(comms).iter_rows(named=True)}
         rest = _decategorize(nodes.select("id", "attrs").drop_nulls())
-        own = dict(rest.iter_rows())
+        extra = dict(rest.iter_rows())
         texts = {
             node: "".join(
-                f", {json.dumps(one)}" for one in _list_attributes(own.get(node), by_node.get(node))
+                f", {json.dumps(attribute)}"
+                for attribute in _list_attributes(extra.get(node), by_node.get(node))
             )
-            for node in {*by_node, *own}
+            for node in {*by_node, *extra}
         }
         schema = {"id": pl.UInt32, "more": pl.String}
         more = pl.DataFrame({"id": list(texts), "more": list(texts.values())}, schema=schema)
@@ -216,32 +216,34 @@ class NodeTexts:
 
 
 def select_host_nodes(trace: Trace) -> Trace:
-    """The Trace with the nodes of the host only, each with an et_id: those that have none get the next ones.
+    """Return the trace with host nodes only, each with an et_id; nodes without one get the next free ids.
 
-    Files that hold nodes and events as one have device work among their nodes. Raises EtloomError.
+    Formats whose nodes are also events have GPU activities among their nodes.
+
+    Raises:
+        EtloomError: If there are no free ids.
     """
     device = trace.events.filter(arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)).select(
         event="id"
     )
     links = trace.links.join(device, on="event", how="anti")
     if links.height < trace.links.height:
-        own = trace.links.join(device, on="event", how="semi")["node"]
-        trace = trace.replace(links=links, nodes=trace.nodes.filter(~pl.col("id").is_in(own.implode())))
-    lacking = trace.nodes["et_id"].is_null()
-    if not lacking.any():
+        device_nodes = trace.links.join(device, on="event", how="semi")["node"]
+        host = trace.nodes.filter(~pl.col("id").is_in(device_nodes.implode()))
+        trace = trace.replace(links=links, nodes=host)
+    missing = trace.nodes["et_id"].is_null()
+    if not missing.any():
         return trace
-    given = allocate_ids(trace, int(lacking.sum()))
-    ids = trace.nodes["et_id"].scatter(lacking.arg_true(), given)
+    new_ids = allocate_ids(trace, int(missing.sum()))
+    ids = trace.nodes["et_id"].scatter(missing.arg_true(), new_ids)
     return trace.replace(nodes=trace.nodes.with_columns(ids))
 
 
 def allocate_ids(trace: Trace, count: int) -> pl.Series:
-    """So many ids after those of the nodes. Raises EtloomError where these leave no room."""
+    """Return ids after those of the nodes. Raises EtloomError if there are not that many."""
     last: Any = trace.nodes["et_id"].max() or 0
     if last >= 2**63 - 1 - count:
-        raise EtloomError(
-            f"the node id {last} leaves no room for ids after it", remedy="number the nodes anew"
-        )
+        raise EtloomError(f"no free ids after the node id {last}", remedy="renumber the nodes")
     return pl.int_range(last + 1, last + 1 + count, eager=True)
 
 
@@ -266,7 +268,7 @@ def _list_attributes(rest: str | None, comm: dict[str, Any] | None) -> list[dict
 
 
 def _infer_attribute_type(value: Any) -> str:
-    """The type that an attribute without one of its own is written with."""
+    """Return the type to write for an attribute whose type is not recorded."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
@@ -281,9 +283,11 @@ def _decategorize(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _build_templates(texts: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Of JSON lists of values the text up to the first null, in which tensors stand, and for each null what follows.
+    """Split JSON lists of values at the nulls, which are the places of tensors.
 
-    `_TEMPLATE` and `_SLOT`: the same of the values and of their shapes, which are [] where there is no tensor.
+    Returns:
+        The text up to the first null (`_TEMPLATE`), and the text after each null (`_SLOT`); both for the values and for
+        their shapes, which are [] where there is no tensor.
     """
     templates: list[tuple[str, str, str]] = []
     slots: list[tuple[str, int, int | None, str, str]] = []
@@ -301,9 +305,11 @@ def _build_templates(texts: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int, int | None]]]:
-    """The texts of values and shapes before, between and after the nulls of a JSON list, and where these stand.
+    """Split a JSON list at its nulls.
 
-    That is their index in the list and, in lists inside it, their number there.
+    Returns:
+        The texts of values and of shapes before, between and after the nulls; and the place of each null: its index in
+        the list, and its number in the list inside it, or None.
     """
     values: list[str] = []
     shapes: list[str] = []
@@ -317,7 +323,7 @@ def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int
         elif objects:
             continue  # there are no tensors in an object
         elif mark == "null":
-            where.append((min(index, _LAST), None if depth == 1 else number))
+            where.append((min(index, _MAX_INDEX), None if depth == 1 else number))
             number += 1
             values.append(text[begin : token.start()])
             shapes.append(shape)

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError
-from etloom.core.trace import Stat
+from etloom.core.schema import Stat
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
 
 Progress = Callable[[int], None]

@@ -6,6 +6,8 @@ import json
 
 import polars as pl
 
+from etloom.formats.io.json_text import format_microseconds, quote_texts
+
 # Column -> Kineto's name of the argument, by table.
 ARGUMENT_NAMES: dict[str, dict[str, str]] = {
     "events": {
@@ -42,17 +44,6 @@ MEMORY_ARGUMENT_NAMES = {
     "device_type": "Device Type", "device": "Device Id",
 }  # fmt: skip
 _TRIPLES = ("grid", "block")
-
-
-def quote_texts(column: pl.Series) -> pl.Series:
-    """Each text as a JSON string, worked out once a distinct one."""
-    distinct = column.unique().drop_nulls()
-    if distinct.is_empty():
-        return column.cast(pl.String)
-    texts = [json.dumps(text, ensure_ascii=False) for text in distinct.cast(pl.String)]
-    known = pl.DataFrame({"text": distinct, "quoted": texts})
-    joined = column.to_frame("text").join(known, on="text", how="left", maintain_order="left")
-    return joined["quoted"].rename(column.name)
 
 
 def format_arguments(frame: pl.DataFrame, names: dict[str, str], table: str = "") -> pl.Series:
@@ -93,12 +84,6 @@ def format_objects(frame: pl.DataFrame, base: int = 0) -> pl.Series:
     return frame.select(pl.concat_str(parts, ignore_nulls=True).alias("")).to_series()
 
 
-def join_lines(texts: pl.Series) -> bytes:
-    """Texts of objects under each other, with commas between them, in UTF-8."""
-    lines: bytes = texts.str.join(",\n").cast(pl.Binary).item()
-    return lines
-
-
 def split_extra_args(rest: pl.Series) -> tuple[pl.Series, pl.Series]:
     """events.args as what goes into args and what goes beside it, each as `arguments` gives it.
 
@@ -134,11 +119,3 @@ def _split_text(text: str) -> tuple[str, str]:
         else:
             args += member
     return args, beside
-
-
-def format_microseconds(column: str) -> pl.Expr:
-    """Whole ns as decimal microseconds, exactly."""
-    ns = pl.col(column)
-    sign = pl.when(ns < 0).then(pl.lit("-")).when(ns >= 0).then(pl.lit(""))
-    whole, rest = (ns.abs() // 1000).cast(pl.String), (ns.abs() % 1000).cast(pl.String).str.zfill(3)
-    return pl.concat_str(sign, whole, pl.lit("."), rest)
