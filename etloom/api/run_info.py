@@ -72,7 +72,7 @@ def describe_ranks(job: Job) -> pl.DataFrame:
                 "steps": steps.len(),
                 "mean_step_ns": steps.mean(),
                 "linked_by": link.get("how"),
-                "linked_pct": None if link.get("coverage") is None else 100 * link["coverage"],
+                "linked_pct": None if (coverage := link.get("coverage")) is None else 100 * coverage,
                 "launched_pct": 100 * link["launched"] / link["device_work"]
                 if link.get("device_work")
                 else None,

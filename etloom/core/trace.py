@@ -1,139 +1,227 @@
-"""The one noun: a Trace holds the tables of one rank, a Job the Traces of all ranks.
+"""Trace holds the tables of one rank, Job the Traces of all ranks of a run.
 
 Neither is ever changed: a verb returns a new one that shares the columns it did not touch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import polars as pl
 
 from etloom.core.errors import DataLoss, UnknownName
+from etloom.core.meta import JobMeta, TraceMeta
+from etloom.core.notebook import render_job, render_trace
 from etloom.core.schema import SEVERITIES, TABLES, Stat
 from etloom.core.sql import run_query
+from etloom.core.table_attributes import TableAttributes
 from etloom.core.text import format_ranks
 
 _Result = TypeVar("_Result")
+Results: TypeAlias = MutableMapping[tuple[Any, ...], Any]
+"""Results of `Trace.compute_once` by function and arguments."""
 
 
-class Trace:
-    """The tables of one rank (see `etloom.core.schema.TABLES`) and what is known about the run.
+class TableLoader(Protocol):
+    """Loads one table of a Trace from where it is stored, with the columns of the schema."""
 
-    A table is an attribute: ``trace.events``; one that the file does not hold is empty. ``meta`` holds what
-    is said once: ``rank``, ``world_size``, ``files``, ``formats``, ``clock`` ("epoch" | "relative"),
-    ``base_ns``, ``schema_version``, ``device_properties``, ``distributed`` and the rest of the file's own
-    header under ``header``.
+    def read(self) -> pl.DataFrame:
+        """Return the whole table."""
+
+    def scan(self) -> pl.LazyFrame:
+        """Return the table as a query that reads only the rows and columns it needs."""
+
+    def rows(self) -> int:
+        """Return the number of rows without reading the table."""
+
+
+class Trace(TableAttributes):
+    """The tables of one rank (see `etloom.core.schema.TABLES`) and facts about its recording.
+
+    Each table is an attribute (``trace.events``); a table that the files lack is empty. ``meta`` holds the facts of
+    the whole recording, see `etloom.core.meta.TraceMeta`.
+
+    Args:
+        tables: Tables in memory, by name; missing columns become null.
+        meta: Facts about the recording.
+        loaders: Loaders of the tables that are stored elsewhere, by name. Such a table is loaded at each access, so
+            that it takes no memory in between; ``tables`` take precedence.
+        new_results: Creates the mapping that holds the results of `compute_once`; an owner of loaders passes it to be
+            able to drop results together with tables.
+
+    Raises:
+        UnknownName: A table is not declared.
     """
 
-    __slots__ = ("_answers", "_meta", "_tables")
-    engine: ClassVar[Literal["in-memory", "streaming"]] = "in-memory"
-    """By which of polars' engines a query of what `scan` gives is answered."""
+    __slots__ = ("_loaders", "_meta", "_new_results", "_results", "_tables")
 
     def __init__(
-        self, tables: Mapping[str, pl.DataFrame] | None = None, meta: Mapping[str, Any] | None = None
+        self,
+        tables: Mapping[str, pl.DataFrame] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        *,
+        loaders: Mapping[str, TableLoader] | None = None,
+        new_results: Callable[[], Results] = dict,
     ) -> None:
         checked: dict[str, pl.DataFrame] = {}
         for name, frame in (tables or {}).items():
-            if name not in TABLES:
-                raise UnknownName("table", name, TABLES)
+            _check_name(name)
             # A clone shares the data (it costs a microsecond), so that nothing done to the frame in place
             # afterwards, here or in `table`, reaches the one that is held.
             checked[name] = TABLES[name].conform(frame).clone()
+        for name in loaders or ():
+            _check_name(name)
         self._tables = checked
-        self._answers: dict[tuple[Any, ...], Any] = {}
+        self._loaders = {name: loader for name, loader in (loaders or {}).items() if name not in checked}
+        self._new_results = new_results
+        self._results = new_results()
         self._meta = MappingProxyType(dict(meta or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Trace, (self._tables, dict(self._meta))
+        # Another process may not see the files of the loaders, so a pickle holds all tables.
+        return Trace, (dict(self.tables), dict(self._meta))
 
-    def __getattr__(self, name: str) -> pl.DataFrame:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self.table(name)
-        except UnknownName as error:
-            raise AttributeError(str(error)) from None
+    if not TYPE_CHECKING:  # a type checker is to report an unknown table
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *TABLES]
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise AttributeError(str(UnknownName("table", name, TABLES)))
 
     def __repr__(self) -> str:
+        if self._loaders:
+            return f"<Trace rank {self.rank} on disk: {', '.join(self._loaders)}>"
         sizes = ", ".join(f"{name} {frame.height:,}" for name, frame in self._tables.items() if frame.height)
         return f"<Trace rank {self.rank}: {sizes or 'empty'}>"
 
+    def _repr_html_(self) -> str:
+        return render_trace(self)
+
     @property
-    def meta(self) -> Mapping[str, Any]:
-        return self._meta
+    def meta(self) -> TraceMeta:
+        """Facts about the recording that no table holds (read-only)."""
+        return cast(TraceMeta, self._meta)
 
     @property
     def rank(self) -> int | None:
+        """The rank of the process, if it is known."""
         return self._meta.get("rank")
 
     @property
+    def engine(self) -> Literal["in-memory", "streaming"]:
+        """The engine of polars that should collect what `scan` returns."""
+        return "streaming" if self._loaders else "in-memory"
+
+    @property
+    def loaders(self) -> Mapping[str, TableLoader]:
+        """The loaders of the tables that are not in memory, by name."""
+        return MappingProxyType(self._loaders)
+
+    @property
     def tables(self) -> Mapping[str, pl.DataFrame]:
-        """The tables this trace holds, by name; `table` also gives the absent ones, empty."""
-        return MappingProxyType({name: frame.clone() for name, frame in self._tables.items()})
+        """The tables of this trace by name, all loaded; `table` also returns absent ones, which are empty."""
+        return MappingProxyType({name: self.table(name) for name in (*self._loaders, *self._tables)})
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The names of the tables of this trace; none is loaded."""
+        return (*self._loaders, *self._tables)
 
     def table(self, name: str) -> pl.DataFrame:
-        """One table by name, empty where the trace has none. Raises UnknownName."""
-        if name not in TABLES:
-            raise UnknownName("table", name, TABLES)
+        """Return one table, empty if the trace has none.
+
+        Raises:
+            UnknownName: No table of this name is declared.
+        """
+        _check_name(name)
+        if (loader := self._loaders.get(name)) is not None:
+            return loader.read()
         frame = self._tables.get(name)
         return TABLES[name].empty() if frame is None else frame.clone()
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """One table by name, to be read as far as it is asked for. Raises UnknownName."""
-        return self.table(name).lazy()
+        """Return one table as a query; of a table that is not in memory it reads only what it needs.
+
+        Raises:
+            UnknownName: No table of this name is declared.
+        """
+        loader = self._loaders.get(name)
+        return self.table(name).lazy() if loader is None else loader.scan()
 
     def rows(self, name: str) -> int:
-        """How many rows a table has, which is told without reading one that lies on disk. Raises UnknownName."""
-        return int(self.scan(name).select(pl.len()).collect(engine=self.engine).item())
+        """Return the number of rows of a table, without loading it.
 
-    def compute_once(self, question: Callable[..., _Result], *about: Hashable) -> _Result:
-        """question(trace, *about), worked out when it is first asked for and kept as long as the trace is.
-
-        For what many questions need and is small beside the tables. Nobody changes an answer.
+        Raises:
+            UnknownName: No table of this name is declared.
         """
-        asked = question, *about
+        loader = self._loaders.get(name)
+        return self.table(name).height if loader is None else loader.rows()
+
+    def compute_once(self, function: Callable[..., _Result], *arguments: Hashable) -> _Result:
+        """Return ``function(trace, *arguments)``, computed at the first call and cached with the trace.
+
+        Meant for results that several analyses need and that are small compared with the tables. Callers must not
+        modify a result.
+        """
+        key = function, *arguments
         try:
-            answer: _Result = self._answers[asked]
+            result: _Result = self._results[key]
         except KeyError:
-            answer = self._answers[asked] = question(self, *about)
-        return answer
+            result = self._results[key] = function(self, *arguments)
+        return result
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
-        """A Trace with these tables and meta entries put in; the rest is shared."""
-        return Trace({**self._tables, **tables}, {**self.meta, **(meta or {})})
+        """Return a Trace with these tables and entries of meta replaced; the rest is shared."""
+        return Trace(
+            {**self._tables, **tables},
+            {**self._meta, **(meta or {})},
+            loaders=self._loaders,
+            new_results=self._new_results,
+        )
+
+    def replace_loaders(
+        self, loaders: Mapping[str, TableLoader], new_results: Callable[[], Results]
+    ) -> Trace:
+        """Return a Trace that loads its stored tables with other loaders; tables in memory stay."""
+        return Trace(self._tables, self._meta, loaders=loaders, new_results=new_results)
 
     def count(self, name: str, count: int, example: str | None = None, severity: str = "info") -> Trace:
-        """A Trace with one more row of stats; the same Trace when count is 0."""
+        """Return a Trace with one more row of stats; the same Trace if count is 0."""
         return self.with_stats([Stat(name, severity, count, example)])
 
     def with_stats(self, rows: Sequence[Stat]) -> Trace:
-        """A Trace with more rows of stats: (name, severity, count, example); rows of count 0 are left out."""
+        """Return a Trace with more rows of stats; rows whose count is 0 are left out."""
         more = _build_stats(rows)
         return self.replace(stats=pl.concat([self.table("stats"), more])) if more.height else self
 
     def query(self, sql: str) -> pl.DataFrame:
-        """The answer to an SQL SELECT over the tables; text columns are strings.
+        """Run an SQL SELECT over the tables; text columns of the result are strings.
 
-        Raises UnknownName for a table or column that is not there, EtloomError for SQL that polars refuses or that
-        would read a file (see `etloom.core.sql`).
+        Raises:
+            UnknownName: A table or column does not exist.
+            EtloomError: polars refuses the query, or it would read a file (see `etloom.core.sql`).
         """
         return run_query(self.scan, sql, self.engine)
 
     def check_lossless(self) -> None:
-        """Raise DataLoss when something was lost or is in error; this is what --strict asks."""
+        """Raise DataLoss if stats count lost data or an error (--strict)."""
         _check_lossless(self.table("stats"), f"rank {self.rank}")
 
 
-class Job(Mapping[int, Trace]):
-    """The Traces of a run by rank, and what is said once of the whole run (``meta``)."""
+class Job(TableAttributes, Mapping[int, Trace]):
+    """The Traces of a run by rank, and the facts about the run as a whole (``meta``).
 
-    __slots__ = ("_answers", "_meta", "_own_stats", "_traces")
+    Each table is an attribute (``job.events``): the tables of all ranks concatenated, with a column ``rank`` first.
+
+    Args:
+        traces: The Trace of each rank.
+        meta: Facts about the run, see `etloom.core.meta.JobMeta`.
+        stats: Rows of stats that concern the run as a whole, such as a missing rank.
+    """
+
+    __slots__ = ("_meta", "_results", "_run_stats", "_traces")
 
     def __init__(
         self,
@@ -141,14 +229,13 @@ class Job(Mapping[int, Trace]):
         meta: Mapping[str, Any] | None = None,
         stats: pl.DataFrame | Sequence[Stat] = (),
     ) -> None:
-        """stats: rows that concern the run as a whole, such as a rank that is missing."""
         self._traces = {rank: traces[rank] for rank in sorted(traces)}
         self._meta = MappingProxyType(dict(meta or {}))
-        self._own_stats = _build_stats(stats)
-        self._answers: dict[Callable[[Job], Any], Any] = {}
+        self._run_stats = _build_stats(stats)
+        self._results: dict[Callable[[Job], Any], Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Job, (self._traces, dict(self._meta), self._own_stats)
+        return Job, (self._traces, dict(self._meta), self._run_stats)
 
     def __getitem__(self, rank: int) -> Trace:
         try:
@@ -165,76 +252,103 @@ class Job(Mapping[int, Trace]):
     def __repr__(self) -> str:
         return f"<Job: {format_ranks(self)}>"
 
+    def _repr_html_(self) -> str:
+        return render_job(self)
+
     @property
-    def meta(self) -> Mapping[str, Any]:
-        return self._meta
+    def meta(self) -> JobMeta:
+        """Facts about the run that no table holds (read-only)."""
+        return cast(JobMeta, self._meta)
 
     @property
     def ranks(self) -> list[int]:
+        """The ranks of the run, ascending."""
         return list(self._traces)
 
     @property
     def stats(self) -> pl.DataFrame:
-        """The stats of the run and of all ranks, with a ``rank`` column first: null for those of the run."""
+        """The stats of the run (rank is null) and of all ranks."""
         return self.table("stats")
 
     @property
     def run_stats(self) -> pl.DataFrame:
         """The stats that concern the run as a whole."""
-        return self._own_stats.clone()
+        return self._run_stats.clone()
 
     def replace(self, meta: Mapping[str, Any]) -> Job:
-        """A Job of the same traces with these meta entries put in."""
-        return Job(self._traces, {**self._meta, **meta}, self._own_stats)
+        """Return a Job of the same traces with these entries of meta replaced."""
+        return Job(self._traces, {**self._meta, **meta}, self._run_stats)
 
     def with_stats(self, rows: Sequence[Stat]) -> Job:
-        """A Job with more stats of the run as a whole; rows that count 0 are left out."""
-        return Job(self._traces, self._meta, pl.concat([self._own_stats, _build_stats(rows)]))
+        """Return a Job with more stats of the run as a whole; rows whose count is 0 are left out."""
+        return Job(self._traces, self._meta, pl.concat([self._run_stats, _build_stats(rows)]))
 
     def map(self, verb: Callable[[Trace], Trace]) -> Job:
-        """A Job of verb(trace) for every rank; the same Job where that is every trace itself."""
+        """Return a Job of ``verb(trace)`` of every rank; the same Job if every trace stays the same object."""
         traces = {rank: verb(trace) for rank, trace in self._traces.items()}
         if all(traces[rank] is trace for rank, trace in self._traces.items()):
             return self
-        return Job(traces, self._meta, self._own_stats)
+        return Job(traces, self._meta, self._run_stats)
 
-    def compute_once(self, question: Callable[[Job], _Result]) -> _Result:
-        """question(job), worked out when it is first asked for and kept as long as the job is: see `Trace.once`."""
-        if question not in self._answers:
-            self._answers[question] = question(self)
-        answer: _Result = self._answers[question]
-        return answer
+    def compute_once(self, function: Callable[[Job], _Result]) -> _Result:
+        """Return ``function(job)``, computed at the first call and cached with the job: see `Trace.compute_once`."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        result: _Result = self._results[function]
+        return result
 
     def table(self, name: str) -> pl.DataFrame:
-        """A table of all ranks under each other, with a ``rank`` column first. Raises UnknownName."""
-        if name not in TABLES:
-            raise UnknownName("table", name, TABLES)
+        """Return a table of all ranks concatenated, with a column ``rank`` first.
+
+        Raises:
+            UnknownName: No table of this name is declared.
+        """
+        _check_name(name)
         return self._scan(name).collect()
 
     def query(self, sql: str) -> pl.DataFrame:
-        """The answer to an SQL SELECT over the tables of all ranks, each with a ``rank`` column first.
+        """Run an SQL SELECT over the tables of all ranks, each with a column ``rank`` first.
 
-        Raises as `Trace.query`.
+        Raises:
+            UnknownName: A table or column does not exist.
+            EtloomError: polars refuses the query, or it would read a file (see `etloom.core.sql`).
         """
-        lazy = any(trace.engine == "streaming" for trace in self._traces.values())
-        return run_query(self._scan, sql, "streaming" if lazy else "in-memory")
+        streaming = any(trace.engine == "streaming" for trace in self._traces.values())
+        return run_query(self._scan, sql, "streaming" if streaming else "in-memory")
 
     def check_lossless(self) -> None:
-        """Raise DataLoss when something was lost or is in error, in the run as a whole or in any rank."""
-        _check_lossless(self._own_stats, "the run")
+        """Raise DataLoss if stats of the run or of any rank count lost data or an error."""
+        _check_lossless(self._run_stats, "the run")
         for trace in self._traces.values():
             trace.check_lossless()
 
     def _scan(self, name: str) -> pl.LazyFrame:
-        whole = self._own_stats if name == "stats" else TABLES[name].empty()
-        tables = [(None, whole.lazy()), *((rank, trace.scan(name)) for rank, trace in self._traces.items())]
+        run_table = self._run_stats if name == "stats" else TABLES[name].empty()
+        tables = [
+            (None, run_table.lazy()),
+            *((rank, trace.scan(name)) for rank, trace in self._traces.items()),
+        ]
         return pl.concat(
             frame.select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()) for rank, frame in tables
         )
 
 
+def concat_ranks(job: Job, function: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
+    """Return ``function(trace)`` of all ranks concatenated, with a column ``rank`` first."""
+    frames = [
+        function(trace).select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
+        for rank, trace in job.items()
+    ]
+    return pl.concat(frames) if frames else pl.DataFrame()
+
+
+def _check_name(name: str) -> None:
+    if name not in TABLES:
+        raise UnknownName("table", name, TABLES)
+
+
 def _build_stats(rows: pl.DataFrame | Sequence[Stat]) -> pl.DataFrame:
-    """A stats table; rows that count 0 are left out."""
+    """Return a table of stats without the rows whose count is 0."""
     if isinstance(rows, pl.DataFrame):
         return TABLES["stats"].conform(rows).clone()
     assert all(severity in SEVERITIES for _, severity, _, _ in rows)
@@ -242,21 +356,13 @@ def _build_stats(rows: pl.DataFrame | Sequence[Stat]) -> pl.DataFrame:
 
 
 def _check_lossless(stats: pl.DataFrame, where: str) -> None:
-    bad = stats.filter(pl.col("severity") != "info")
-    if bad.height:
-        first = bad.row(0, named=True)
-        more = f" and {bad.height - 1} more kind{'s' * (bad.height > 2)} of loss" if bad.height > 1 else ""
+    losses = stats.filter(pl.col("severity") != "info")
+    if losses.height:
+        first = losses.row(0, named=True)
+        others = losses.height - 1
+        more = f" and {others} more kind{'s' * (others > 1)} of loss" if others else ""
         raise DataLoss(
             f"{first['name']}: {first['count']} ({first['example']}){more}",
             where=where,
             remedy="leave --strict out to go on with what was read",
         )
-
-
-def concat_ranks(job: Job, question: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
-    """The answers of all ranks under each other, with a ``rank`` column first."""
-    frames = [
-        question(trace).select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
-        for rank, trace in job.items()
-    ]
-    return pl.concat(frames) if frames else pl.DataFrame()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 
 from etloom.core import arrays, categories
+from etloom.core.meta import LinkMeta
 from etloom.core.trace import Trace
 from etloom.linker.communication import find_device_communication
 from etloom.linker.id_join import is_linkable
@@ -140,7 +139,7 @@ def _count_by_category(
     return rows if len(rows) > 1 else []
 
 
-def count_links(trace: Trace) -> dict[str, Any]:
+def count_links(trace: Trace) -> LinkMeta:
     """What ``meta["link"]`` holds: how, score, ties and the like of the pairing, and the counts of `summary`.
 
     host_operators, linked and coverage (linked / host_operators, null where either file is missing) of the
@@ -162,7 +161,7 @@ def count_links(trace: Trace) -> dict[str, Any]:
 
 def _format_note(
     subject: str,
-    link: dict[str, Any],
+    link: LinkMeta,
     counts: dict[str, tuple[int, str | None]],
     steps: int,
     unlinked: int,
@@ -183,6 +182,6 @@ def _format_note(
     return "; ".join(parts) or None
 
 
-def _describe_iteration(link: dict[str, Any]) -> str:
+def _describe_iteration(link: LinkMeta) -> str:
     iteration = link.get("iteration")
     return "all are joined" if iteration is None else f"number {iteration}, counted from 0, is joined"

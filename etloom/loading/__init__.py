@@ -17,7 +17,6 @@ from etloom.core.memory import available_memory
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.formats import parquet as parquet_reader
-from etloom.formats.parquet import OnDisk
 from etloom.formats.parquet import writer as parquet_writer
 from etloom.loading import cache, consistency, file_reading, large_files, parallel
 from etloom.loading.file_reading import Progress
@@ -227,9 +226,9 @@ def _add_rank_stats(job: Job, of_ranks: Mapping[int, Sequence[Stat]]) -> Job:
 
 def _make_evictable(shelf: ResidentTables | None, trace: Trace) -> Trace:
     """The trace on the shelf, but for what all verbs ask of each rank."""
-    if shelf is None or not isinstance(trace, OnDisk):
+    if shelf is None or not trace.loaders:
         return trace
-    return shelf.put(trace).replace(stats=trace.table("stats"))
+    return shelf.add(trace).replace(stats=trace.table("stats"))
 
 
 def _cache_if_slow(key: str | None, trace: Trace, start: float) -> None:

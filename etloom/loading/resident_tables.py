@@ -1,74 +1,107 @@
-"""Runs of more ranks than memory should hold at once: their tables lie on disk, and come when they are asked for.
+"""Tables of runs that exceed the available memory: kept on disk, loaded on access, evicted least recently used first.
 
-What a verb takes in memory then grows with the ranks it looks at together, not with those there are: one that goes
-from rank to rank reads the tables of each when it comes to it, and those that were used longest ago are let go.
+The memory of a verb then grows with the ranks it looks at together, not with the ranks of the run: a verb that goes
+from rank to rank loads the tables of each rank on access, and those of the rank that was used longest ago are evicted.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
-from etloom.core.trace import Trace
-from etloom.formats.parquet import OnDisk
+from etloom.core.trace import Results, TableLoader, Trace
 
 
 class ResidentTables:
-    """What the traces of a run hold of their tables together: ``room`` bytes, or the tables of one of them."""
+    """Bounds the memory of the loaded tables of a run to ``room`` bytes, or to the tables of one rank."""
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._held: dict[EvictableTrace, int] = {}  # bytes, of the one used longest ago first
+        self._bytes_by_rank: dict[_RankTables, int] = {}  # least recently used first
         self._total = 0
         self._lock = threading.Lock()
 
-    def put(self, trace: OnDisk) -> EvictableTrace:
-        """The trace as one of this shelf."""
-        return EvictableTrace(self, **trace.parts())
+    def add(self, trace: Trace) -> Trace:
+        """Return the trace with its stored tables held in memory as long as there is room for them."""
+        rank = _RankTables(self, trace.loaders)
+        return trace.replace_loaders(rank.loaders, rank.new_results)
 
-    def use(self, trace: EvictableTrace, more: int) -> None:
-        """Note that a trace is used and now holds so many bytes more."""
+    def use(self, rank: _RankTables, added_bytes: int) -> None:
+        """Record that a rank is used and now holds this many bytes more."""
         with self._lock:
-            self._held[trace] = self._held.pop(trace, 0) + more
-            self._total += more
-            while self._total > self._room and len(self._held) > 1:
-                oldest = next(iter(self._held))
-                self._total -= self._held.pop(oldest)
+            self._bytes_by_rank[rank] = self._bytes_by_rank.pop(rank, 0) + added_bytes
+            self._total += added_bytes
+            while self._total > self._room and len(self._bytes_by_rank) > 1:
+                oldest = next(iter(self._bytes_by_rank))
+                self._total -= self._bytes_by_rank.pop(oldest)
                 oldest.evict()
 
 
-class EvictableTrace(OnDisk):
-    """A Trace whose tables are read when they are asked for and held as long as there is room for them."""
+class _Results(dict[tuple[Any, ...], Any]):
+    """Results of a trace; unlike a dict it can be referenced weakly."""
 
-    __slots__ = ("_here", "_shelf")
+    __slots__ = ("__weakref__",)
 
-    def __init__(self, shelf: ResidentTables, **parts: Any) -> None:
-        super().__init__(**parts)
-        self._shelf = shelf
-        self._here: dict[str, pl.DataFrame] = {}
 
-    def table(self, name: str) -> pl.DataFrame:
-        if name not in self._files:
-            return super().table(name)
-        frame, more = self._here.get(name), 0
-        if frame is None:
-            frame = self._here[name] = super().table(name).rechunk()
-            more = int(frame.estimated_size())
-        self._shelf.use(self, more)
-        return frame.clone()
+class _RankTables:
+    """The loaded tables of a rank, and the results computed from them, which are evicted together."""
 
-    def scan(self, name: str) -> pl.LazyFrame:
-        frame = self._here.get(name)
-        return super().scan(name) if frame is None else frame.lazy()
+    def __init__(self, resident: ResidentTables, stored: Mapping[str, TableLoader]) -> None:
+        self._resident = resident
+        self.frames: dict[str, pl.DataFrame] = {}
+        self._results: list[weakref.ref[_Results]] = []
+        self.loaders = {name: ResidentTable(self, name, loader) for name, loader in stored.items()}
+
+    def new_results(self) -> Results:
+        """Create the results of one trace."""
+        results = _Results()
+        self._results = [reference for reference in self._results if reference() is not None]
+        self._results.append(weakref.ref(results))
+        return results
+
+    def use(self, added_bytes: int) -> None:
+        """Record an access to one of the tables."""
+        self._resident.use(self, added_bytes)
 
     def evict(self) -> None:
-        """Hold nothing any more of what can be read or worked out again."""
-        self._here.clear()
-        self._answers.clear()
+        """Drop everything that can be loaded or computed again."""
+        self.frames.clear()
+        for reference in self._results:
+            if (results := reference()) is not None:
+                results.clear()
 
-    def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
-        changed = {"tables": {**self._tables, **tables}, "meta": {**self.meta, **(meta or {})}}
-        return EvictableTrace(self._shelf, **{**self.parts(), **changed})
+
+class ResidentTable:
+    """Loads a table and keeps it until it is evicted (an `etloom.core.trace.TableLoader`)."""
+
+    __slots__ = ("_name", "_rank", "_stored")
+
+    def __init__(self, rank: _RankTables, name: str, stored: TableLoader) -> None:
+        self._rank, self._name, self._stored = rank, name, stored
+
+    @property
+    def is_loaded(self) -> bool:
+        """True while the table is in memory."""
+        return self._name in self._rank.frames
+
+    def read(self) -> pl.DataFrame:
+        """Return the whole table."""
+        frame, added_bytes = self._rank.frames.get(self._name), 0
+        if frame is None:
+            frame = self._rank.frames[self._name] = self._stored.read().rechunk()
+            added_bytes = int(frame.estimated_size())
+        self._rank.use(added_bytes)
+        return frame.clone()
+
+    def scan(self) -> pl.LazyFrame:
+        """Return the table as a query, over memory if it is loaded."""
+        frame = self._rank.frames.get(self._name)
+        return self._stored.scan() if frame is None else frame.lazy()
+
+    def rows(self) -> int:
+        """Return the number of rows."""
+        return self._stored.rows()

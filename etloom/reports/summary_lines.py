@@ -122,7 +122,11 @@ def summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:
         .sort("exclusive_ns", "name", descending=[True, False])
         .row(0, named=True)
     )
-    share = f"{100 * top['exclusive_ns'] / everything:.1f} % of the operators' exclusive time, " if everything else ""
+    share = (
+        f"{100 * top['exclusive_ns'] / everything:.1f} % of the operators' exclusive time, "
+        if everything
+        else ""
+    )
     return SummaryLine(
         "Top operator",
         top["name"] or "without a name",
@@ -162,7 +166,7 @@ def summarize_data_loss(stats: pl.DataFrame) -> SummaryLine:
 
 def summarize_size(job: Job) -> SummaryLine:
     events, nodes = (sum(trace.rows(table) for trace in job.values()) for table in ("events", "nodes"))
-    worlds = {int(trace.meta["world_size"]) for trace in job.values() if trace.meta.get("world_size")}
+    worlds = {int(size) for trace in job.values() if (size := trace.meta.get("world_size"))}
     world = f" of {max(worlds):,}" if worlds and max(worlds) != len(job) else ""
     return SummaryLine(
         "Read",

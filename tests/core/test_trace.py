@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from etloom.core.errors import DataLoss, EtloomError, UnknownName
 from etloom.core.schema import TABLES
+from etloom.core.table_attributes import TableAttributes
 from etloom.core.trace import Job, Trace, concat_ranks
 
 
@@ -241,3 +242,22 @@ def test_what_is_asked_of_a_job_once_is_asked_once() -> None:
     assert job.map(lambda trace: trace) is job
     assert job.map(lambda trace: trace.replace(meta={"seen": True})).compute_once(question) == 2
     assert asked == [[0, 1], [0, 1]]
+
+
+def test_every_declared_table_is_a_typed_attribute() -> None:
+    declared = {name for name, value in vars(TableAttributes).items() if isinstance(value, property)}
+    assert declared == set(TABLES)
+    assert Job({3: Trace({"threads": small_threads()})}).threads["rank"].to_list() == [3]
+
+
+def test_html_of_traces_and_jobs_escapes_what_files_say() -> None:
+    trace = Trace({"threads": small_threads()}, {"rank": 1, "formats": ["<b>"]}).count(
+        "read.x", 2, "<i>", "error"
+    )
+    for text in (trace._repr_html_(), Job({1: trace})._repr_html_()):
+        assert "rank 1" in text and "threads 1" in text and "read.x" in text
+        assert "<b>" not in text and "<i>" not in text and "&lt;b&gt;" in text
+
+
+def small_threads() -> pl.DataFrame:
+    return pl.DataFrame({"pid": [1], "tid": [2], "name": ["main"]})

@@ -22,7 +22,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.loading import Progress, cache, file_reading
-from etloom.loading.resident_tables import EvictableTrace, ResidentTables
+from etloom.loading.resident_tables import ResidentTable, ResidentTables
 
 RANKS = (0, 1, 2, 3)
 
@@ -40,7 +40,15 @@ def run(tmp_path: Path) -> Path:
 
 def held(job: Job) -> list[int]:
     """The tables that each rank holds in memory."""
-    return [len(trace._here) for trace in job.values() if isinstance(trace, EvictableTrace)]
+    loaders = [
+        [one for one in trace.loaders.values() if isinstance(one, ResidentTable)] for trace in job.values()
+    ]
+    return [sum(one.is_loaded for one in tables) for tables in loaders if tables]
+
+
+def evictable(job: Job) -> list[bool]:
+    """Whether the tables of each rank may be evicted."""
+    return [any(isinstance(one, ResidentTable) for one in trace.loaders.values()) for trace in job.values()]
 
 
 def entries() -> list[Path]:
@@ -49,8 +57,8 @@ def entries() -> list[Path]:
 
 def test_a_run_answers_alike_whether_its_tables_are_held_or_lie_on_disk(run: Path) -> None:
     whole, shelved = etloom.open(run, use_cache=False), etloom.open(run, room=0)
-    assert [type(trace) for trace in whole.values()] == [Trace] * 4
-    assert [type(trace) for trace in shelved.values()] == [EvictableTrace] * 4
+    assert evictable(whole) == [False] * 4
+    assert evictable(shelved) == [True] * 4
     assert [dict(trace.meta) for trace in shelved.values()] == [dict(trace.meta) for trace in whole.values()]
     for name in TABLES:
         for rank in RANKS:
@@ -99,14 +107,14 @@ def test_whether_a_run_is_held_is_told_from_the_length_of_its_text(own: Path) ->
     takes = sum(frame.estimated_size() for trace in whole.values() for frame in trace.tables.values())
     limit = 6 * text // 10
     assert takes < limit < 3 * takes
-    for room, kind in (
-        (takes, EvictableTrace),
-        (limit - 1, EvictableTrace),
-        (limit + 1, Trace),
-        (3 * takes, Trace),
+    for room, expected in (
+        (takes, True),
+        (limit - 1, True),
+        (limit + 1, False),
+        (3 * takes, False),
     ):
         job = etloom.open(own / "ddp_2", room=room)
-        assert [type(trace) for trace in job.values()] == [kind, kind], room
+        assert evictable(job) == [expected, expected], room
 
 
 def test_what_several_threads_use_at_once_is_counted_one_after_the_other() -> None:
@@ -123,7 +131,7 @@ def test_what_several_threads_use_at_once_is_counted_one_after_the_other() -> No
             inside[0] -= 1
             return super().pop(*key)
 
-    shelf._held = Slow()
+    shelf._bytes_by_rank = Slow()
     traces = [object(), object()]
     threads = [
         threading.Thread(target=lambda: [shelf.use(trace, 5) for trace in traces])  # type: ignore[arg-type]
@@ -134,7 +142,7 @@ def test_what_several_threads_use_at_once_is_counted_one_after_the_other() -> No
     for thread in threads:
         thread.join()
     assert most == [1]
-    assert list(shelf._held.values()) == [20, 20] and shelf._total == 40
+    assert list(shelf._bytes_by_rank.values()) == [20, 20] and shelf._total == 40
 
 
 def test_a_second_opening_reads_what_the_first_one_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,11 +180,11 @@ def test_the_cache_stays_within_its_limit_and_the_rest_lies_elsewhere(
 def test_a_table_put_in_stays_and_a_pickle_holds_all(run: Path) -> None:
     trace = etloom.open(run, room=0)[1]
     changed = trace.replace(events=trace.events.head(2), meta={"seen": True})
-    assert isinstance(changed, EvictableTrace)
+    assert any(isinstance(one, ResidentTable) for one in changed.loaders.values())
     assert (changed.events.height, changed.meta["seen"], trace.events.height) == (2, True, 7)
     assert changed.query("select count(*) as n from events").item() == 2
     again = pickle.loads(pickle.dumps(changed))
-    assert type(again) is Trace
+    assert not again.loaders
     assert again.kernels.equals(trace.kernels)
 
 
@@ -200,14 +208,14 @@ def test_a_rank_of_which_a_file_cannot_be_read_is_not_kept(
 def test_a_saved_run_stays_where_it_is(run: Path, tmp_path: Path) -> None:
     whole = etloom.open(run, use_cache=False)
     saved = etloom.export(whole, tmp_path / "run.parquet")
-    assert [type(trace) for trace in etloom.open(saved).values()] == [Trace] * 4
+    assert evictable(etloom.open(saved)) == [False] * 4
     shelved = etloom.open(saved, room=0)
-    assert [type(trace) for trace in shelved.values()] == [EvictableTrace] * 4
+    assert evictable(shelved) == [True] * 4
     assert etloom.analyze(shelved, "findings").equals(etloom.analyze(whole, "findings"))
     assert shelved.run_stats.equals(whole.run_stats)
     assert not cache.cache_folder().exists()
     # What is to be linked otherwise is linked, in memory.
-    assert [type(trace) for trace in etloom.open(saved, room=0, iterations="all").values()] == [Trace] * 4
+    assert evictable(etloom.open(saved, room=0, iterations="all")) == [False] * 4
 
 
 def test_a_process_that_is_terminated_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:

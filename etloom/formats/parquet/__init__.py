@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -42,7 +41,7 @@ def sniff_folder(path: Path) -> bool:
 def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = None) -> Trace | Job:
     """A Trace, or a Job, from its folder or the meta.json in it.
 
-    lazy: leave the tables in their files, see `OnDisk`. owner: lives as long as they are needed.
+    lazy: leave the tables in their files, see `ParquetTable`. owner: lives as long as they are needed.
 
     Raises ReadError for another layout, a missing, short or damaged file and a table that is not the schema's.
     """
@@ -100,71 +99,39 @@ def _read_meta(folder: Path) -> _SavedMeta:
     return _SavedMeta(kind, meta, tables, ranks)
 
 
-class OnDisk(Trace):
-    """A Trace whose tables stay in their files: each is read when it is asked for, `scan` reads what is needed."""
+class ParquetTable:
+    """Loads a table from its Parquet file at each access (an `etloom.core.trace.TableLoader`).
 
-    __slots__ = ("_files", "_owner", "_sizes")
-    engine = "streaming"
+    Args:
+        name: The table.
+        file: Its file.
+        owner: An object that keeps the file alive, such as a temporary folder.
+    """
 
-    def __init__(
-        self,
-        files: Mapping[str, Path],
-        tables: Mapping[str, pl.DataFrame] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        owner: object = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        """files: those of the tables that are not in ``tables``. owner: lives as long as the files are needed. sizes:
-        the rows in them, as far as they are known."""
-        super().__init__(tables, meta)
-        self._sizes = dict(sizes or {})
-        self._files = {name: file for name, file in files.items() if name not in self._tables}
-        self._owner = owner
+    __slots__ = ("_file", "_name", "_owner", "_rows")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Trace, (dict(self.tables), dict(self.meta))  # whoever gets it may not see the files
+    def __init__(self, name: str, file: Path, owner: object = None) -> None:
+        self._name, self._file, self._owner = name, file, owner
+        self._rows: int | None = None
 
-    def __repr__(self) -> str:
-        return f"<Trace rank {self.rank} on disk: {', '.join(self._files)}>"
+    def read(self) -> pl.DataFrame:
+        """Read the whole table. Raises ReadError."""
+        return _read_table(self._name, self._file)
 
-    def parts(self) -> dict[str, Any]:
-        """What it is made of, as the arguments of its constructor."""
-        return {
-            "files": self._files,
-            "tables": self._tables,
-            "meta": self.meta,
-            "owner": self._owner,
-            "sizes": self._sizes,
-        }
+    def scan(self) -> pl.LazyFrame:
+        """Return the table as a query. Raises ReadError."""
+        return _scan_table(self._name, self._file)
 
-    @property
-    def tables(self) -> Mapping[str, pl.DataFrame]:
-        return MappingProxyType({name: self.table(name) for name in (*self._files, *self._tables)})
-
-    def table(self, name: str) -> pl.DataFrame:
-        return _read_table(name, self._files[name]) if name in self._files else super().table(name)
-
-    def scan(self, name: str) -> pl.LazyFrame:
-        if name not in self._files:
-            return super().scan(name)
-        return _scan_table(name, self._files[name])
-
-    def rows(self, name: str) -> int:
-        if name not in self._files:
-            return super().rows(name)
-        if name not in self._sizes:
-            self._sizes[name] = _count_rows(name, self._files[name])
-        return self._sizes[name]
-
-    def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
-        changed = {"tables": {**self._tables, **tables}, "meta": {**self.meta, **(meta or {})}}
-        return OnDisk(**{**self.parts(), **changed})
+    def rows(self) -> int:
+        """Return the number of rows, from the footer of the file. Raises ReadError."""
+        if self._rows is None:
+            self._rows = _count_rows(self._name, self._file)
+        return self._rows
 
 
 def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: object = None) -> Trace:
-    files: dict[str, Path] = {}
+    loaders: dict[str, ParquetTable] = {}
     tables: dict[str, pl.DataFrame] = {}
-    sizes: dict[str, int] = {}
     for name in TABLES:
         file, rows = folder / f"{name}.parquet", saved.tables.get(name)
         if not file.is_file():
@@ -172,8 +139,8 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
                 raise ReadError(f"is missing: {rows} rows were saved", where=file, remedy="export it again")
             continue
         if lazy:
-            files[name] = file
-            found = sizes[name] = _count_rows(name, file)
+            loaders[name] = ParquetTable(name, file, owner)
+            found = loaders[name].rows()
         else:
             tables[name] = _rechunk_columns(_read_table(name, file))
             found = tables[name].height
@@ -181,7 +148,7 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
             raise ReadError(
                 f"holds {found} rows, and {rows} were saved", where=file, remedy="export it again"
             )
-    return OnDisk(files, None, saved.meta, owner, sizes) if lazy else Trace(tables, saved.meta)
+    return Trace(tables, saved.meta, loaders=loaders)
 
 
 def _read_table(name: str, file: Path) -> pl.DataFrame:

@@ -1,0 +1,60 @@
+"""The entries of ``meta``: facts about a whole trace or run that no table holds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+
+class LinkMeta(TypedDict, total=False):
+    """How far linking reached (``meta["link"]``)."""
+
+    how: str | None
+    """The key by which operators were paired: rf_id, external_id, op_id, align or file."""
+    score: float
+    """1 for an id; the share of the operators that matched for align."""
+    ties: int
+    """Iterations of the profile that match equally well."""
+    iterations: int | None
+    iteration: int | None
+    """The linked iteration, counted from 0; None for all."""
+    host_operators: int
+    linked: int
+    coverage: float | None
+    """linked / host_operators; None if either file is missing."""
+    device_work: int
+    launched: int
+
+
+class TraceMeta(TypedDict, total=False):
+    """The entries of ``Trace.meta``; a reader of another format may add its own under ``header``."""
+
+    rank: int | None
+    world_size: int | None
+    files: list[str]
+    formats: list[str]
+    clock: Literal["epoch", "relative"] | None
+    """The zero of times: the Unix epoch, or a zero of the file's own."""
+    base_ns: int
+    """Added to times of the file to get ns since the epoch."""
+    host: str | None
+    pid: int | None
+    schema_version: Any
+    kineto_schema_version: Any
+    device_properties: list[Any]
+    distributed: dict[str, Any] | None
+    header: dict[str, Any]
+    """Other members of the file's header, as they are."""
+    metadata_events: list[Any]
+    pg_status: Any
+    linked: bool | None
+    link: LinkMeta
+
+
+class JobMeta(TypedDict, total=False):
+    """The entries of ``Job.meta``."""
+
+    path: str
+    card: dict[str, Any]
+    """The workload card found next to the traces."""
+    run: dict[str, Any]
+    """The run.json that `etloom collect` wrote."""
