@@ -186,7 +186,9 @@ def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
         if (trace := _read_observer_file(source)) is None:
             continue
         events = trace.events.filter(pl.col("dur").is_not_null())
-        steps_by_rank[facts["rank"]] = events.select(parse_step()).to_series().drop_nulls().unique().sort().to_list()
+        steps_by_rank[facts["rank"]] = (
+            events.select(parse_step()).to_series().drop_nulls().unique().sort().to_list()
+        )
     run_folder.note_steps(folder, steps_by_rank)
     return messages
 

@@ -41,7 +41,9 @@ def info(path: Path, table: TableOptions, run: RunOptions) -> None:
       etloom info run/ --strict                   # exit 1 if anything was lost
     """
     chosen = choose_format(table.format, table.out)
-    job = open_job(path, run, lazy=True, warn=False)  # sets the threads of polars, so imports of it come later
+    job = open_job(
+        path, run, lazy=True, warn=False
+    )  # sets the threads of polars, so imports of it come later
     import etloom
     from etloom.api.run_info import describe_ranks
 

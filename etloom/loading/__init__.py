@@ -20,7 +20,7 @@ from etloom.formats import parquet as parquet_reader
 from etloom.formats.parquet import writer as parquet_writer
 from etloom.loading import cache, consistency, file_reading, large_files, parallel
 from etloom.loading.file_reading import Progress
-from etloom.loading.rank_discovery import discover
+from etloom.loading.rank_discovery import discover_ranks
 from etloom.loading.resident_tables import ResidentTables
 
 __all__ = ["LoadOptions", "Progress"]
@@ -56,7 +56,7 @@ class LoadOptions:
 
         Raises ReadError where nothing can be read, LinkError.
         """
-        found = discover(folder, rank_pattern)
+        found = discover_ranks(folder, rank_pattern)
         paths = [path for of_rank in found.ranks.values() for path in of_rank]
         if len(paths) == 1:
             job = self.file(paths[0])
@@ -74,7 +74,7 @@ class LoadOptions:
         # Where the files state the world, what is missing of it has been said.
         known = "job.missing_ranks" in job.run_stats["name"]
         stats = [row for row in found.stats if not (known and row[0] == "job.missing_ranks")]
-        return _add_rank_stats(job, found.of_ranks).replace(meta=meta).with_stats(stats)
+        return _add_rank_stats(job, found.rank_stats).replace(meta=meta).with_stats(stats)
 
     def file(self, path: Path) -> Job:
         """The linked Job of one file, which may hold several ranks. A file that does not say its rank is of rank 0.

@@ -14,7 +14,7 @@ from etloom.core import categories
 from etloom.core.schema import Stat
 from etloom.core.text import format_ranges
 from etloom.core.trace import Trace
-from etloom.loading.rank_discovery import rank_in_name
+from etloom.loading.rank_discovery import find_rank_in_name
 
 TRUNCATION_STATS = ("read.truncated", "read.compression")
 """Rows of stats of a file that ends early."""
@@ -187,7 +187,7 @@ def _check_file_ranks(traces: Sequence[Trace]) -> list[Stat]:
     worlds = [world for trace in traces if (world := trace.meta.get("world_size")) is not None]
     for trace in traces:
         for file in map(Path, trace.meta.get("files", ())):
-            rank = rank_in_name(file) if trace.rank is None else trace.rank
+            rank = find_rank_in_name(file) if trace.rank is None else trace.rank
             # A number beyond the world counts something else, such as steps.
             if rank is not None and (trace.rank is not None or rank < min(worlds, default=rank + 1)):
                 how = "its name" if trace.rank is None else "what it says"

@@ -1,4 +1,4 @@
-"""Which files of a folder are traces, and of which rank."""
+"""Discovery of the traces in a folder: which files are traces, and to which rank each belongs."""
 
 from __future__ import annotations
 
@@ -20,142 +20,326 @@ from etloom.formats.io.workload_card import find_cards, read_card
 from etloom.loading.run_json import find_unfinished_recording, read_run_json
 
 # kineto_trace_3.json, torch_et_3.json.gz, kineto_rank3_x.json, rank3_trace.json, rank-3.Apr.1102.pt.trace.json, ...
-_RANK_NAME_PATTERNS = (
-    r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|observer|trace|nsys|fr_trace|flight_recorder)_(\d+)(?:\.|$)",
-    r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
-    r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
-    r"^\w+\.(\d+)\.et(?:\.gz)?$",
+_RANK_NAME_PATTERNS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|observer|trace|nsys|fr_trace|flight_recorder)_(\d+)(?:\.|$)",
+        r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
+        r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
+        r"^\w+\.(\d+)\.et(?:\.gz)?$",
+    )
 )
-_DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_DISTRIBUTED_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MAX_DISTRIBUTED_BYTES = 1 << 24
-"""Bytes of distributedInfo that are looked through for a rank that follows the process groups."""
+"""Bytes of distributedInfo that are searched for a rank that follows the process groups."""
 _JSON = json.JSONDecoder()
 _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
-# The names that only traces have: "rank" alone may stand in any file's.
+# Names that only traces have; "rank" alone may be in the name of any file.
 _TRACE_NAME = re.compile(
     r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|fr_trace)_(?:rank)?\d+[^/]*\.json(?:\.gz|\.zst)?$"
     r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
 )
 _MAX_LISTED_FILES = 12
 """Files that a message names."""
-_PATTERN = r"for example 'host-(\d+)'"
+_MAX_LISTED_RANKS = 8
+_PATTERN_EXAMPLE = r"for example 'host-(\d+)'"
 _SALVAGED = ".salvaged"
 _FORMAT_SIDES = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
-"""Formats of which a rank has one of each kind; any other stands alone."""
+"""Formats of which a rank has one host and one device trace; any other format is read alone."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The traces of a folder by rank, host and device trace of a rank together."""
+class DiscoveredRun:
+    """The traces of a folder.
+
+    Attributes:
+        ranks: rank -> its files: host and device trace, and files of metrics.
+        formats: file -> its format.
+        stats: rows of stats about the whole job.
+        rank_stats: rank -> rows of stats about it.
+        ignored: files that are not traces.
+        card: CCL-Bench's workload card next to the traces.
+        run: run.json of `etloom collect`: command, versions, steps.
+    """
 
     ranks: dict[int, list[Path]]
     formats: dict[Path, str]
-    stats: list[Stat] = field(default_factory=list)  # rows of stats that concern the whole job
-    of_ranks: dict[int, list[Stat]] = field(default_factory=dict)  # and those that concern a rank
-    ignored: list[Path] = field(default_factory=list)  # files that are no traces
-    card: dict[str, Any] | None = None  # CCL-Bench's workload card beside the traces
-    run: dict[str, Any] | None = None  # what `etloom collect` wrote of the run: command, versions, steps
+    stats: list[Stat] = field(default_factory=list)
+    rank_stats: dict[int, list[Stat]] = field(default_factory=dict)
+    ignored: list[Path] = field(default_factory=list)
+    card: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
 
 
-def discover(folder: str | PathLike[str], rank_pattern: str | None = None) -> Found:
-    """The traces of a folder by rank.
+def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None) -> DiscoveredRun:
+    """Find the traces of a folder and their ranks.
 
-    The rank is in the name, by ``rank_pattern`` (a regular expression whose first group is the rank) or by the names
-    the field uses; else in the file. Traces without any are of rank 0 if there is one of a kind. Files of metrics that
-    name no rank go to the lowest one.
+    The rank is taken from the name, by ``rank_pattern`` or the usual names of the field; else from the content. Traces
+    without any rank belong to rank 0 if there is one of each format. Metrics without a rank belong to the lowest one.
 
-    Raises ReadError for a folder without traces, or with several whose ranks cannot be told; EtloomError for a
-    pattern that is no regular expression with a group, or whose group is no number.
+    Args:
+        folder: the folder; folders in it are not searched.
+        rank_pattern: a regular expression for file names whose first group is the rank.
+
+    Raises:
+        ReadError: the folder has no traces, or several whose rank is unknown.
+        EtloomError: the pattern is not a regular expression with a group, or the group does not match a number.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise ReadError("no such folder", where=folder, remedy="check the path")
-    rows: defaultdict[int | None, list[Stat]] = defaultdict(list)  # by the rank that they concern
-    stats = rows[None]
-    unreadable: list[EtloomError] = []
-    paths, salvaged = _prefer_salvaged(_list_files(folder))
-    formats, ignored = _detect_formats(paths, unreadable)
-    _drop_converted(formats, stats)
-    if not formats and unreadable:
-        raise unreadable[0]
-    if not formats:
-        raise ReadError("no traces in this folder", where=folder, remedy=_suggest_remedy(folder, ignored))
-    patterns = (
-        [_compile_rank_pattern(rank_pattern)]
-        if rank_pattern
-        else [re.compile(name) for name in _RANK_NAME_PATTERNS]
-    )
-    ranks: dict[int, list[Path]] = {}
-    without: list[Path] = []
-    metrics = [path for path in formats if formats[path] == "metrics"]
-    for path in formats:
-        rank = _find_rank_in_name(path, patterns)
-        if rank is None and formats[path] == "kineto" and rank_pattern is None:
-            try:
-                rank = _find_rank_in_content(path)
-            except EtloomError as error:
-                unreadable.append(error)
+    discovery = _Discovery(folder, rank_pattern)
+    discovery.detect_formats()
+    discovery.drop_converted_metrics()
+    discovery.check_has_traces()
+    discovery.assign_ranks()
+    discovery.add_metrics()
+    discovery.keep_one_per_side()
+    discovery.note_unreadable_files()
+    discovery.note_salvaged_files()
+    discovery.note_missing_ranks()
+    return discovery.finish()
+
+
+def find_rank_in_name(path: Path) -> int | None:
+    """Return the rank in the name of a file, by the usual names of the field."""
+    return _match_rank(path, _RANK_NAME_PATTERNS)
+
+
+class _Discovery:
+    """The state of one discovery; `discover_ranks` calls the passes in order."""
+
+    def __init__(self, folder: Path, rank_pattern: str | None) -> None:
+        self.folder = folder
+        self.searches_content = rank_pattern is None
+        self.patterns = (
+            _RANK_NAME_PATTERNS if rank_pattern is None else (_compile_rank_pattern(rank_pattern),)
+        )
+        self.formats: dict[Path, str] = {}
+        self.ranks: dict[int, list[Path]] = {}
+        self.ignored: list[Path] = []
+        self.unreadable: list[EtloomError] = []
+        self.salvaged: dict[Path, Stat] = {}
+        self.stats: defaultdict[int | None, list[Stat]] = defaultdict(list)
+        """Rank, None for the whole job -> rows of stats."""
+
+    def detect_formats(self) -> None:
+        """Find the format of each file; a file with the name of a trace that is not one is unreadable."""
+        paths, self.salvaged = _prefer_salvaged(_list_files(self.folder))
+        for path in paths:
+            if not (path.is_file() or path.is_dir()):  # opening a pipe would block; a link may be broken
+                self.ignored.append(path)
                 continue
-        if rank is None and path not in metrics:
-            without.append(path)
-        elif rank is not None:
-            ranks.setdefault(rank, []).append(path)
-    _place_unranked(without, ranks, formats, folder)
-    if not ranks and unreadable:
-        raise unreadable[0]
-    if not ranks:
-        raise ReadError("holds metrics, but no traces", where=folder, remedy=_suggest_remedy(folder, ignored))
-    placed = {path for paths in ranks.values() for path in paths}
-    ranks[min(ranks)] += [path for path in metrics if path not in placed]
-    for rank, paths in sorted(ranks.items()):
-        ranks[rank] = _keep_one_per_kind(paths, formats, rows[rank])
-    for failure in unreadable:
-        named = _find_rank_in_name(Path(failure.where or ""), patterns)
-        rows[named].append(Stat("job.unreadable_file", "error", 1, str(failure)))
-    of_path = {path: rank for rank, paths in ranks.items() for path in paths}
-    for path, row in salvaged.items():
-        rows[of_path.get(path)].append(row)
-    # A name may claim any rank: the gaps are counted, not listed.
-    missing = max(ranks) + 1 - len(ranks)
-    if missing:
-        first = itertools.islice((rank for rank in itertools.count() if rank not in ranks), min(missing, 8))
-        some = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
-        stats.append(Stat("job.missing_ranks", "info", missing, f"no trace of rank {some}"))
-    card, (run, cut_short) = _read_first_card(folder, stats), read_run_json(folder, stats)
-    for rank, row in cut_short.items():
-        rows[rank].append(row)
-    of_ranks = {rank: said for rank, said in rows.items() if rank is not None and said}
-    return Found(dict(sorted(ranks.items())), formats, stats, of_ranks, ignored, card, run)
+            try:
+                name = detect_format(path)
+            except EtloomError as error:
+                self.unreadable.append(error)
+                continue
+            if name is not None and not (path.is_file() and name == "parquet"):
+                is_metrics = name == "parquet" and _find_converted_file(path) is not None
+                self.formats[path] = "metrics" if is_metrics else name
+            elif path.is_file() and name is None and _TRACE_NAME.search(path.name):
+                problem = UNKNOWN_FORMAT if path.stat().st_size else "the file is empty"
+                self.unreadable.append(ReadError(problem, where=path))
+            elif path.is_file():
+                self.ignored.append(path)
+
+    def drop_converted_metrics(self) -> None:
+        """Leave out metrics files next to the folder they were converted to: their samples would count twice."""
+        metrics = self._list_metrics()
+        converted = {name: path for path in metrics if (name := _find_converted_file(path)) is not None}
+        for path in metrics:
+            if path.name in converted:
+                del self.formats[path]
+                example = (
+                    f"{converted[path.name].name} is read instead of {path.name}, from which it was converted"
+                )
+                self.stats[None].append(Stat("job.converted_taken", "info", 1, example))
+
+    def check_has_traces(self) -> None:
+        """Raise the first error of an unreadable file, or ReadError, if no file can be read."""
+        if self.formats:
+            return
+        if self.unreadable:
+            raise self.unreadable[0]
+        raise ReadError(
+            "no traces found", where=self.folder, remedy=_suggest_remedy(self.folder, self.ignored)
+        )
+
+    def assign_ranks(self) -> None:
+        """Assign each trace to the rank in its name or content, or to the only rank there is."""
+        metrics = set(self._list_metrics())
+        unranked: list[Path] = []
+        for path, format in self.formats.items():
+            rank = _match_rank(path, self.patterns)
+            if rank is None and format == "kineto" and self.searches_content:
+                try:
+                    rank = _find_rank_in_content(path)
+                except EtloomError as error:
+                    self.unreadable.append(error)
+                    continue
+            if rank is not None:
+                self.ranks.setdefault(rank, []).append(path)
+            elif path not in metrics:
+                unranked.append(path)
+        if unranked:
+            self._place_unranked(unranked)
+        if not self.ranks and self.unreadable:
+            raise self.unreadable[0]
+        if not self.ranks:
+            remedy = _suggest_remedy(self.folder, self.ignored)
+            raise ReadError("contains metrics, but no traces", where=self.folder, remedy=remedy)
+
+    def _place_unranked(self, unranked: list[Path]) -> None:
+        """Assign traces without a rank to the only rank, if there is at most one of each format.
+
+        Raises:
+            ReadError: the ranks are ambiguous.
+        """
+        formats = [self.formats[path] for path in unranked]
+        if len(self.ranks) <= 1 and len(formats) == len(set(formats)):
+            self.ranks.setdefault(next(iter(self.ranks), 0), []).extend(unranked)
+            return
+        names = ", ".join(path.name for path in unranked[:_MAX_LISTED_FILES])
+        more = f" and {len(unranked) - _MAX_LISTED_FILES} more" if len(unranked) > _MAX_LISTED_FILES else ""
+        placed = [f"{path.name} ({rank})" for rank, paths in self.ranks.items() for path in paths]
+        others = f"; others have a rank: {', '.join(placed[:_MAX_LISTED_FILES])}" if placed else ""
+        others += ", ..." if len(placed) > _MAX_LISTED_FILES else ""
+        raise ReadError(
+            f"the rank of {len(unranked)} traces is unknown: {names}{more}{others}",
+            where=self.folder,
+            remedy=r"specify it, for example --rank-pattern 'host-(\d+)', or open one of the files alone",
+        )
+
+    def add_metrics(self) -> None:
+        """Assign metrics without a rank to the lowest rank."""
+        placed = {path for paths in self.ranks.values() for path in paths}
+        self.ranks[min(self.ranks)] += [path for path in self._list_metrics() if path not in placed]
+
+    def keep_one_per_side(self) -> None:
+        """Keep one host and one device trace of each rank, or one of another format; and its metrics."""
+        for rank, paths in sorted(self.ranks.items()):
+            self.ranks[rank] = self._keep_one_per_side(paths, self.stats[rank])
+
+    def _keep_one_per_side(self, paths: list[Path], stats: list[Stat]) -> list[Path]:
+        sides = {path: _FORMAT_SIDES.get(self.formats[path], self.formats[path]) for path in paths}
+        traces = [side for side in sides.values() if side != "metrics"]
+        selected = {"host", "device"} & set(traces) or set(traces[:1])
+        # The observer's file contains more than the execution trace that is made from it.
+        has_observer = "observer" in (self.formats[path] for path in paths)
+        by_side: dict[str, Path] = {}
+        metrics = []
+        for path, side in sides.items():
+            if side == "metrics":
+                metrics.append(path)
+            elif has_observer and self.formats[path] == "execution-trace":
+                continue
+            elif side not in selected:
+                stats.append(Stat("job.left_out", "info", 1, f"{path.name}, open it on its own"))
+            elif side in by_side:
+                example = f"{path.name} is ignored, {by_side[side].name} was read"
+                stats.append(Stat("job.two_files_for_a_rank", "data_loss", 1, example))
+            else:
+                by_side[side] = path
+        return [*by_side.values(), *metrics]
+
+    def note_unreadable_files(self) -> None:
+        """Add a row of stats for each file that cannot be read."""
+        for error in self.unreadable:
+            rank = _match_rank(Path(error.where or ""), self.patterns)
+            self.stats[rank].append(Stat("job.unreadable_file", "error", 1, str(error)))
+
+    def note_salvaged_files(self) -> None:
+        """Add a row of stats for each file that is read instead of the damaged one."""
+        rank_by_path = {path: rank for rank, paths in self.ranks.items() for path in paths}
+        for path, row in self.salvaged.items():
+            self.stats[rank_by_path.get(path)].append(row)
+
+    def note_missing_ranks(self) -> None:
+        """Add a row of stats for gaps between the ranks; a name may contain any number, so they are only counted."""
+        missing = max(self.ranks) + 1 - len(self.ranks)
+        if missing:
+            gaps = (rank for rank in itertools.count() if rank not in self.ranks)
+            first = ", ".join(map(str, itertools.islice(gaps, min(missing, _MAX_LISTED_RANKS))))
+            more = ", ..." if missing > _MAX_LISTED_RANKS else ""
+            self.stats[None].append(
+                Stat("job.missing_ranks", "info", missing, f"no trace of rank {first}{more}")
+            )
+
+    def finish(self) -> DiscoveredRun:
+        """Read the workload card and run.json, and return the result."""
+        card = _read_first_card(self.folder, self.stats[None])
+        run, losses = read_run_json(self.folder, self.stats[None])
+        for rank, row in losses.items():
+            self.stats[rank].append(row)
+        return DiscoveredRun(
+            dict(sorted(self.ranks.items())),
+            self.formats,
+            self.stats[None],
+            {rank: rows for rank, rows in self.stats.items() if rank is not None and rows},
+            self.ignored,
+            card,
+            run,
+        )
+
+    def _list_metrics(self) -> list[Path]:
+        return [path for path, format in self.formats.items() if format == "metrics"]
 
 
-def rank_in_name(path: Path) -> int | None:
-    """The rank that the name of a file states, by the names the field uses."""
-    return _find_rank_in_name(path, map(re.compile, _RANK_NAME_PATTERNS))
+def _compile_rank_pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise EtloomError(
+            f"{text!r} is not a regular expression: {error}", remedy=_PATTERN_EXAMPLE, option="rank_pattern"
+        ) from None
+    if pattern.groups < 1:
+        raise EtloomError(
+            f"{text!r} has no group for the rank", remedy=_PATTERN_EXAMPLE, option="rank_pattern"
+        )
+    return pattern
 
 
-def _find_rank_in_name(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
-    """The rank by the first pattern that finds one; more than nine digits, as of a time, are none."""
+def _match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
+    """Return the rank of the first pattern that matches; more than nine digits, as in a time, are not a rank."""
     for pattern in patterns:
         match = pattern.search(path.name)
         if match is None or match[1] is None or len(match[1]) > 9:
             continue
         if not match[1].isdecimal():
             raise EtloomError(
-                f"{pattern.pattern!r} takes {match[1]!r} of {path.name} for a rank",
-                remedy=_PATTERN,
+                f"the group of {pattern.pattern!r} matches {match[1]!r} in {path.name}; expected a number",
+                remedy=_PATTERN_EXAMPLE,
                 option="rank_pattern",
             )
         return int(match[1])
     return None
 
 
-def _read_first_card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
-    """The workload card, if there is one that can be read."""
-    for path in find_cards(folder):
-        try:
-            return read_card(path)
-        except EtloomError as error:
-            stats.append(Stat("job.workload_card", "data_loss", 1, str(error)))
+def _find_rank_in_content(path: Path) -> int | None:
+    """Return the rank in distributedInfo, wherever it is in the file. Raises ReadError, LimitError."""
+    buffer = b""
+    try:
+        for chunk in read_chunks(path):
+            buffer += chunk
+            if (begin := _DISTRIBUTED_INFO.search(buffer)) is None:
+                buffer = buffer[-64:]
+                continue
+            buffer = buffer[begin.start() :]
+            if (match := _RANK_INSIDE.match(buffer)) is not None:
+                return int(match[1])
+            try:
+                info, _ = _JSON.raw_decode(buffer.partition(b":")[2].decode("utf-8", "replace").lstrip())
+            except (ValueError, RecursionError):
+                if len(buffer) > _MAX_DISTRIBUTED_BYTES:
+                    return None
+                continue
+            rank = str(info.get("rank"))
+            return int(rank) if rank.isdecimal() and len(rank) < 10 else None
+    except DECOMPRESSION_ERRORS:
+        return None  # reading the trace itself reports what is wrong
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
     return None
 
 
@@ -167,51 +351,23 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 def _prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]]:
-    """The paths without those that `etloom salvage` made whole in a file beside them, and of each such file the row of
-    stats that says so."""
+    """Return the paths without damaged files that have a salvaged copy, and a row of stats for each copy."""
     stems = {path: path.name.partition(".json")[0] for path in paths}
-    whole = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
-    kept = []
-    said: dict[Path, Stat] = {}
+    copies = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
+    remaining = []
+    stats: dict[Path, Stat] = {}
     for path in paths:
-        taken = whole.get(stems[path] + _SALVAGED)
-        if taken is None:
-            kept.append(path)
+        copy = copies.get(stems[path] + _SALVAGED)
+        if copy is None:
+            remaining.append(path)
         else:
-            example = f"{taken.name} is read in place of {path.name}, from which it was salvaged"
-            said[taken] = Stat("job.salvaged_taken", "data_loss", 1, example)
-    return kept, said
-
-
-def _detect_formats(
-    paths: Iterable[Path], unreadable: list[EtloomError]
-) -> tuple[dict[Path, str], list[Path]]:
-    """The format of each trace, and what is none. A file that is called a trace and is none cannot be read."""
-    formats: dict[Path, str] = {}
-    ignored = []
-    for path in paths:
-        if not (
-            path.is_file() or path.is_dir()
-        ):  # opening a pipe would wait for ever; a link may lead nowhere
-            ignored.append(path)
-            continue
-        try:
-            name = detect_format(path)
-        except EtloomError as error:
-            unreadable.append(error)
-            continue
-        if name is not None and not (path.is_file() and name == "parquet"):
-            formats[path] = "metrics" if name == "parquet" and _find_converted_file(path) else name
-        elif path.is_file() and name is None and _TRACE_NAME.search(path.name):
-            what = UNKNOWN_FORMAT if path.stat().st_size else "the file is empty"
-            unreadable.append(ReadError(what, where=path))
-        elif path.is_file():
-            ignored.append(path)
-    return formats, ignored
+            example = f"{copy.name} is read instead of {path.name}, from which it was salvaged"
+            stats[copy] = Stat("job.salvaged_taken", "data_loss", 1, example)
+    return remaining, stats
 
 
 def _find_converted_file(path: Path) -> str | None:
-    """The name of the file of metrics that `etloom convert` made this folder of; None for any other trace."""
+    """Return the name of the metrics file that `etloom convert` converted to this folder; None for other traces."""
     if not path.is_dir():
         return None
     try:
@@ -222,120 +378,34 @@ def _find_converted_file(path: Path) -> str | None:
     return Path(file).name if format == "metrics" else None
 
 
-def _drop_converted(formats: dict[Path, str], stats: list[Stat]) -> None:
-    """Leave out files of metrics that stand beside what they were converted to: their samples would count twice."""
-    taken = {
-        name: path
-        for path, format in formats.items()
-        if format == "metrics" and (name := _find_converted_file(path))
-    }
-    for path in [path for path, format in formats.items() if format == "metrics" and path.name in taken]:
-        del formats[path]
-        example = f"{taken[path.name].name} is read in place of {path.name}, of which it was made"
-        stats.append(Stat("job.converted_taken", "info", 1, example))
-
-
-def _compile_rank_pattern(pattern: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise EtloomError(
-            f"{pattern!r} is no regular expression: {error}", remedy=_PATTERN, option="rank_pattern"
-        ) from None
-    if compiled.groups < 1:
-        raise EtloomError(f"{pattern!r} has no group for the rank", remedy=_PATTERN, option="rank_pattern")
-    return compiled
-
-
-def _find_rank_in_content(path: Path) -> int | None:
-    """What distributedInfo says, wherever in the file it stands. Raises ReadError, LimitError."""
-    held = b""
-    try:
-        for piece in read_chunks(path):
-            held += piece
-            if (begin := _DISTRIBUTED.search(held)) is None:
-                held = held[-64:]
-                continue
-            held = held[begin.start() :]
-            if (first := _RANK_INSIDE.match(held)) is not None:
-                return int(first[1])
-            try:
-                info, _ = _JSON.raw_decode(held.partition(b":")[2].decode("utf-8", "replace").lstrip())
-            except (ValueError, RecursionError):
-                if len(held) > _MAX_DISTRIBUTED_BYTES:
-                    return None
-                continue
-            rank = str(info.get("rank"))
-            return int(rank) if rank.isdecimal() and len(rank) < 10 else None
-    except DECOMPRESSION_ERRORS:
-        return None  # reading the trace itself says what is wrong with it
-    except OSError as error:
-        raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
+def _read_first_card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
+    """Return the first workload card that can be read, if any."""
+    for path in find_cards(folder):
+        try:
+            return read_card(path)
+        except EtloomError as error:
+            stats.append(Stat("job.workload_card", "data_loss", 1, str(error)))
     return None
 
 
-def _place_unranked(
-    without: list[Path], ranks: dict[int, list[Path]], formats: dict[Path, str], folder: Path
-) -> None:
-    """Give traces that name no rank the one rank there is, where there is one of each format."""
-    if not without:
-        return
-    kinds = [formats[path] for path in without]
-    if len(ranks) > 1 or len(kinds) != len(set(kinds)):
-        some = ", ".join(path.name for path in without[:_MAX_LISTED_FILES])
-        more = f" and {len(without) - _MAX_LISTED_FILES} more" if len(without) > _MAX_LISTED_FILES else ""
-        placed = [f"{path.name} ({rank})" for rank, paths in ranks.items() for path in paths]
-        others = f"; others do, with their rank: {', '.join(placed[:_MAX_LISTED_FILES])}" if placed else ""
-        others += ", ..." if len(placed) > _MAX_LISTED_FILES else ""
-        raise ReadError(
-            f"{len(without)} traces do not say which rank they are of: {some}{more}{others}",
-            where=folder,
-            remedy=r"say how to tell, for example --rank-pattern 'host-(\d+)', or open one of them on its own",
-        )
-    ranks.setdefault(next(iter(ranks), 0), []).extend(without)
-
-
-def _keep_one_per_kind(paths: list[Path], formats: dict[Path, str], stats: list[Stat]) -> list[Path]:
-    """The traces that are linked: one of the host and one of the device, else one of another format; and metrics."""
-    kinds = {path: _FORMAT_SIDES.get(formats[path], formats[path]) for path in paths}
-    traces = [kind for kind in kinds.values() if kind != "metrics"]
-    wanted = {"host", "device"} & set(traces) or set(traces[:1])
-    kept: dict[str, Path] = {}
-    metrics = []
-    # Our observer's file holds more than the execution trace that is made of it.
-    doubled = "observer" in (formats[path] for path in paths)
-    for path, kind in kinds.items():
-        if kind == "metrics":
-            metrics.append(path)
-        elif doubled and formats[path] == "execution-trace":
-            continue
-        elif kind not in wanted:
-            stats.append(Stat("job.left_out", "info", 1, f"{path.name}, open it on its own"))
-        elif kind in kept:
-            example = f"{path.name} is left out, {kept[kind].name} was read"
-            stats.append(Stat("job.two_files_for_a_rank", "data_loss", 1, example))
-        else:
-            kept[kind] = path
-    return [*kept.values(), *metrics]
-
-
 def _suggest_remedy(folder: Path, ignored: Iterable[Path]) -> str:
-    """Where traces may be, or what lies in the folder in their place."""
-    inside = sorted(path.name for path in _list_files(folder) if path.is_dir())
-    if inside:
-        return f"try one of its folders: {', '.join(inside[:5])}"
-    if (begun := find_unfinished_recording(folder)) is not None:
-        return begun
-    ends = Counter(_file_ending(path) for path in ignored)
-    some = ", ".join(f"{count:,} {end}" for end, count in ends.most_common(_MAX_LISTED_FILES // 2))
-    more = ", ..." if len(ends) > _MAX_LISTED_FILES // 2 else ""
-    if not some:
+    """Suggest where traces may be, or list what the folder contains instead."""
+    folders = sorted(path.name for path in _list_files(folder) if path.is_dir())
+    if folders:
+        return f"try one of its folders: {', '.join(folders[:5])}"
+    if (unfinished := find_unfinished_recording(folder)) is not None:
+        return unfinished
+    endings = Counter(_file_ending(path) for path in ignored)
+    most_common = endings.most_common(_MAX_LISTED_FILES // 2)
+    contents = ", ".join(f"{count:,} {ending}" for ending, count in most_common)
+    if not contents:
         return "it is empty"
-    read = "PyTorch's traces, Nsight Systems exports, Chakra .et and others of README's table"
-    return f"it holds {some}{more}; read are {read}; `etloom info FILE` tells of one"
+    more = ", ..." if len(endings) > _MAX_LISTED_FILES // 2 else ""
+    supported = "PyTorch's traces, Nsight Systems exports, Chakra .et and others of README's table"
+    return f"it contains {contents}{more}; supported are {supported}; `etloom info FILE` describes one file"
 
 
 def _file_ending(path: Path) -> str:
-    """.json.gz, .txt: how a name ends, with its packing."""
-    packed = path.suffix in (".gz", ".zst")
-    return "".join(path.suffixes[-2:] if packed else path.suffixes[-1:]) or "without an ending"
+    """Return the ending of a name with its compression: .json.gz, .txt."""
+    is_compressed = path.suffix in (".gz", ".zst")
+    return "".join(path.suffixes[-2:] if is_compressed else path.suffixes[-1:]) or "without an ending"

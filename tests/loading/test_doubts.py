@@ -14,7 +14,7 @@ import etloom
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
 from etloom.loading import consistency
-from etloom.loading.rank_discovery import rank_in_name
+from etloom.loading.rank_discovery import find_rank_in_name
 
 Outcome = tuple[int, str, str]
 
@@ -156,7 +156,7 @@ def test_names_that_state_no_rank_say_nothing(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_rank_in_a_name(name: str, rank: int | None) -> None:
-    assert rank_in_name(Path(name)) == rank
+    assert find_rank_in_name(Path(name)) == rank
 
 
 def test_a_packed_file_that_ends_early(data: Path, tmp_path: Path) -> None:

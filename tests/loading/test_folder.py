@@ -19,7 +19,7 @@ import etloom
 from etloom import cli, formats, loading
 from etloom.api.run_info import describe_ranks as described
 from etloom.core.errors import DataLoss, EtloomError, ReadError
-from etloom.loading.rank_discovery import discover
+from etloom.loading.rank_discovery import discover_ranks
 
 
 def kineto(path: Path, rank: int | None = None, world: int | None = None) -> None:
@@ -44,7 +44,8 @@ def execution_trace(path: Path) -> None:
 
 def by_rank(folder: Path, pattern: str | None = None) -> dict[int, list[str]]:
     return {
-        rank: sorted(path.name for path in paths) for rank, paths in discover(folder, pattern).ranks.items()
+        rank: sorted(path.name for path in paths)
+        for rank, paths in discover_ranks(folder, pattern).ranks.items()
     }
 
 
@@ -72,7 +73,7 @@ def test_host_and_device_trace_of_a_rank_go_together(tmp_path: Path) -> None:
     assert by_rank(tmp_path) == {
         rank: [f"kineto_trace_{rank}.json", f"torch_et_{rank}.json"] for rank in (0, 1)
     }
-    assert [path.name for path in discover(tmp_path).ignored] == ["run.json"]
+    assert [path.name for path in discover_ranks(tmp_path).ignored] == ["run.json"]
 
 
 def test_the_rank_inside_counts_where_the_name_has_none(tmp_path: Path) -> None:
@@ -96,17 +97,15 @@ def test_a_pattern_overrides_the_names(tmp_path: Path) -> None:
     assert by_rank(tmp_path, r"node(\d+)") == {3: ["rank0.node3.json"]}
     for pattern in ("(", "node"):
         with pytest.raises(EtloomError, match=r"^rank_pattern: .*; for example"):
-            discover(tmp_path, pattern)
+            discover_ranks(tmp_path, pattern)
 
 
 def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
     kineto(tmp_path / "one.json")
     assert by_rank(tmp_path) == {0: ["one.json"]}
     kineto(tmp_path / "two.json")
-    with pytest.raises(
-        ReadError, match=r": 2 traces do not say which rank they are of: one.json, two.json; say how"
-    ):
-        discover(tmp_path)
+    with pytest.raises(ReadError, match=r": the rank of 2 traces is unknown: one.json, two.json; specify it"):
+        discover_ranks(tmp_path)
     kineto(tmp_path / "rank3.json")
     kineto(tmp_path / "rank2.json")
     for number in range(20):
@@ -115,15 +114,15 @@ def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_p
         ReadError,
         match=r"22 traces do .* and 10 more; others do, with their rank: rank2.json \(2\), rank3.json \(3\); ",
     ):
-        discover(tmp_path)
+        discover_ranks(tmp_path)
     for name in ("rank2", "rank3", *(f"more{number}" for number in range(20))):
         (tmp_path / f"{name}.json").unlink()
     (tmp_path / "two.json").rename(tmp_path / "rank_0.json")
     (tmp_path / "one.json").rename(tmp_path / "rank-0.json")
-    found = discover(tmp_path)
+    found = discover_ranks(tmp_path)
     assert [len(paths) for paths in found.ranks.values()] == [1]
     example = "rank_0.json is left out, rank-0.json was read"
-    assert found.of_ranks == {0: [("job.two_files_for_a_rank", "data_loss", 1, example)]}
+    assert found.rank_stats == {0: [("job.two_files_for_a_rank", "data_loss", 1, example)]}
     assert found.stats == []
 
 
@@ -141,20 +140,20 @@ def test_missing_ranks_and_disagreements_are_reported(tmp_path: Path) -> None:
 def test_a_folder_without_traces_names_where_they_may_be(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ReadError, match="no traces in this folder; try one of its folders: inner"):
-        discover(tmp_path)
+    with pytest.raises(ReadError, match="no traces found; try one of its folders: inner"):
+        discover_ranks(tmp_path)
     with pytest.raises(ReadError, match="no such folder"):
-        discover(tmp_path / "none")
+        discover_ranks(tmp_path / "none")
 
 
 def test_a_folder_without_traces_says_what_lies_in_it(tmp_path: Path) -> None:
-    with pytest.raises(ReadError, match="no traces in this folder; it is empty"):
-        discover(tmp_path)
+    with pytest.raises(ReadError, match="no traces found; it is empty"):
+        discover_ranks(tmp_path)
     for name in ("a.txt", "b.txt", "c.log.gz", "Makefile"):
         (tmp_path / name).write_text("x")
-    said = "no traces in this folder; it holds 2 .txt, 1 without an ending, 1 .log.gz; read are PyTorch"
+    said = "no traces found; it contains 2 .txt, 1 without an ending, 1 .log.gz; supported are PyTorch"
     with pytest.raises(ReadError, match=said):
-        discover(tmp_path)
+        discover_ranks(tmp_path)
 
 
 def test_metrics_and_the_workload_card_come_along(tmp_path: Path) -> None:
@@ -221,14 +220,14 @@ def test_what_collect_wrote_of_the_run_is_in_meta(tmp_path: Path) -> None:
     )
     assert etloom.open(tmp_path, use_cache=False).meta["run"]["command"] == ["python", "train.py"]
     (tmp_path / "run.json").write_text("{")
-    assert discover(tmp_path).run is None
-    assert [row[0] for row in discover(tmp_path).stats] == ["job.run_json"]
+    assert discover_ranks(tmp_path).run is None
+    assert [row[0] for row in discover_ranks(tmp_path).stats] == ["job.run_json"]
 
 
 def test_a_rank_that_no_job_has_costs_nothing(tmp_path: Path) -> None:
     kineto(tmp_path / "kineto_trace_1.json")
     kineto(tmp_path / "kineto_trace_999999999.json")
-    found = discover(tmp_path)
+    found = discover_ranks(tmp_path)
     assert list(found.ranks) == [1, 999_999_999]
     example = "no trace of rank 0, 2, 3, 4, 5, 6, 7, 8, ..."
     assert found.stats == [("job.missing_ranks", "info", 999_999_998, example)]
@@ -238,7 +237,7 @@ def test_a_number_too_long_for_a_rank_is_none(tmp_path: Path) -> None:
     kineto(tmp_path / f"kineto_trace_{10**9}.json", rank=3)
     kineto(tmp_path / f"kineto_trace_{10**30}.json", rank=1)
     kineto(tmp_path / f"kineto_trace_{10**9 - 1}.json", rank=2)
-    assert list(discover(tmp_path).ranks) == [1, 3, 10**9 - 1]
+    assert list(discover_ranks(tmp_path).ranks) == [1, 3, 10**9 - 1]
     assert etloom.open(tmp_path, use_cache=False).ranks == [1, 3, 10**9 - 1]
 
 
@@ -248,9 +247,9 @@ def test_a_pattern_whose_group_is_no_number_is_wrong_usage(
 ) -> None:
     kineto(tmp_path / "kineto_trace.json")
     assert cli.main(["info", str(tmp_path), "--rank-pattern", pattern]) == 2
-    assert capsys.readouterr().err.startswith(f"etloom: --rank-pattern: {pattern!r} takes ")
+    assert capsys.readouterr().err.startswith(f"etloom: --rank-pattern: the group of {pattern!r} matches ")
     # A group that may be absent finds no rank where it is.
-    assert list(discover(tmp_path, r"kineto(?:_rank(\d+))?").ranks) == [0]
+    assert list(discover_ranks(tmp_path, r"kineto(?:_rank(\d+))?").ranks) == [0]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
@@ -258,7 +257,7 @@ def test_pipes_and_links_that_lead_nowhere_are_passed_over(tmp_path: Path) -> No
     kineto(tmp_path / "kineto_trace_0.json")
     os.mkfifo(tmp_path / "kineto_trace_1.json")
     (tmp_path / "kineto_trace_2.json").symlink_to(tmp_path / "none")
-    found = discover(tmp_path)
+    found = discover_ranks(tmp_path)
     assert list(found.ranks) == [0]
     assert [path.name for path in found.ignored] == ["kineto_trace_1.json", "kineto_trace_2.json"]
 
@@ -286,9 +285,9 @@ def test_one_unreadable_file_costs_itself_only(tmp_path: Path) -> None:
     assert job[0].nodes.height == job[2].events.height == 1
     remedy = "; expected Kineto JSON or an execution trace"
     assert unreadable(job) == [
-        (None, "error", 1, f"{tmp_path / 'kineto_trace_1.json'}: no trace was found in it{remedy}"),
+        (None, "error", 1, f"{tmp_path / 'kineto_trace_1.json'}: no trace found{remedy}"),
         (None, "error", 1, f"{tmp_path / 'kineto_trace_3.json'}: the file is empty"),
-        (0, "error", 1, f"{tmp_path / 'kineto_trace_0.json'}: no trace was found in it{remedy}"),
+        (0, "error", 1, f"{tmp_path / 'kineto_trace_0.json'}: no trace found{remedy}"),
         (2, "error", 1, f"{tmp_path / 'torch_et_2.json'}: not a trace in a known format"),
     ]
     # What `etloom info` counts of a rank is what of its files was lost.
@@ -300,11 +299,11 @@ def test_one_unreadable_file_costs_itself_only(tmp_path: Path) -> None:
 def test_where_nothing_can_be_read_and_what_was_asked_for_by_name_fail(tmp_path: Path) -> None:
     for rank in (0, 1):
         broken(tmp_path / f"kineto_trace_{rank}.json")
-    with pytest.raises(ReadError, match=r"kineto_trace_0\.json: no trace was found in it; nor can 1 more"):
+    with pytest.raises(ReadError, match=r"kineto_trace_0\.json: no trace found; nor can 1 more"):
         etloom.open(tmp_path, use_cache=False)
     kineto(tmp_path / "kineto_trace_1.json")
     for asked in (tmp_path / "kineto_trace_0.json", {n: tmp_path / f"kineto_trace_{n}.json" for n in (0, 1)}):
-        with pytest.raises(ReadError, match=r"kineto_trace_0\.json: no trace was found"):
+        with pytest.raises(ReadError, match=r"kineto_trace_0\.json: no trace found"):
             etloom.open(asked, use_cache=False)
     for rank in (0, 1):
         (tmp_path / f"kineto_trace_{rank}.json").write_text("")
@@ -359,7 +358,7 @@ def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -
     assert by_rank(tmp_path) == {0: ["kineto_trace_0.json", "torch_et_0.salvaged.json"]}
     job = etloom.open(tmp_path, use_cache=False)
     example = (
-        f"torch_et_0.salvaged.json is read in place of torch_et_0.json{suffix}, from which it was salvaged"
+        f"torch_et_0.salvaged.json is read instead of torch_et_0.json{suffix}, from which it was salvaged"
     )
     assert job.run_stats.is_empty()
     taken = job[0].stats.filter(pl.col("name") == "job.salvaged_taken")
@@ -367,7 +366,7 @@ def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -
     assert described(job)["lost"].to_list() == [1]
     assert job[0].nodes.height == 1
     (tmp_path / f"torch_et_0.json{suffix}").unlink()
-    assert discover(tmp_path).stats == []
+    assert discover_ranks(tmp_path).stats == []
 
 
 def test_progress_is_told_in_bytes_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
