@@ -1,15 +1,17 @@
-"""What if: a recorded job with other times, by its dependency graph.
+"""Predicts the times of a recorded job under changes (what-if), by its dependency graph.
 
-changes   the language: what to change
-edges     which edges of the graph a change is about
-engine    the schedule with other lags, as an interval, and what it rests on
-retime    the result as a Job, which every other verb takes
+changes          the language: what to change
+edge_selection   the edges of the graph that a change is about
+engine           the times with other lags, as an interval
+summary_table    the figures of a prediction
+reasons          what a prediction depends on
+retiming         the prediction as a Job, which every verb takes
 """
 
 from __future__ import annotations
 
 from etloom.simulator.changes import Change, Network, NoStraggler, RemoveSync, parse_change
-from etloom.simulator.engine import Simulated, explain_simulation, simulate, summarize_simulation
+from etloom.simulator.engine import Simulated, simulate
 from etloom.simulator.retiming import retime_job
 
 __all__ = [
@@ -19,8 +21,6 @@ __all__ = [
     "RemoveSync",
     "Simulated",
     "parse_change",
-    "explain_simulation",
     "retime_job",
     "simulate",
-    "summarize_simulation",
 ]

@@ -1,8 +1,8 @@
-"""A job with the times that a simulation gives it.
+"""Applies simulated times to a job.
 
-Events that have points get their times. What has none (instants, synchronisation records, annotations of a device,
-Python frames) moves with its lane: between the two nearest points of it, in proportion. Lanes without any point, and
-counters and allocations, move with their rank's host.
+Events with points get the times of these. Events without (instants, synchronization records, GPU annotations, Python
+frames) move with their track: interpolated between its two nearest points. Tracks without any point, counters and
+allocations move with all points of their rank.
 """
 
 from __future__ import annotations
@@ -18,108 +18,111 @@ _TIMED_TABLES = ("memory", "counters", "flows")
 
 
 def retime_job(job: Job, graph: Graph, time: Int64Array) -> Job:
-    """The job at these times of the graph's points; what was interpolated is counted in stats."""
+    """Return the job at these times of the graph's points; interpolated events are counted in stats."""
     return Job({rank: _retime_rank(trace, graph, time, rank) for rank, trace in job.items()}, job.meta)
 
 
 def _retime_rank(trace: Trace, graph: Graph, time: Int64Array, rank: int) -> Trace:
-    own = (graph.rank == rank) & (graph.event >= 0)
+    has_event = (graph.rank == rank) & (graph.event >= 0)
     points = pl.DataFrame(
         {
-            "id": graph.event[own].astype(np.uint32),
-            "role": graph.role[own],
-            "at": graph.time[own],
-            "now": time[own],
+            "id": graph.event[has_event].astype(np.uint32),
+            "role": graph.role[has_event],
+            "at": graph.time[has_event],
+            "now": time[has_event],
         }
     )
-    # By how much it moved: the points of an event that was a little off (clamped, skewed) are not quite its times.
-    moved = pl.col("now") - pl.col("at")
+    # Shifts, not times: the points of a clamped or skewed event differ slightly from its times.
+    shift = pl.col("now") - pl.col("at")
     starts = (
-        points.filter(pl.col("role") == PointRole.START).unique("id", keep="first").select("id", start=moved)
+        points.filter(pl.col("role") == PointRole.START).unique("id", keep="first").select("id", start=shift)
     )
-    ends = points.filter(pl.col("role") == PointRole.END).unique("id", keep="last").select("id", end=moved)
+    ends = points.filter(pl.col("role") == PointRole.END).unique("id", keep="last").select("id", end=shift)
     events = trace.events.join(starts, on="id", how="left", maintain_order="left").join(
         ends, on="id", how="left", maintain_order="left"
     )
-    moves = _TimeMaps(events, points)
-    without = events["start"].is_null() & events["ts"].is_not_null()
+    maps = _TimeMaps(events, points)
+    interpolated = events["start"].is_null() & events["ts"].is_not_null()
     finish = events.select("pid", "tid", ts=pl.col("ts") + pl.col("dur").fill_null(0))
-    begun = pl.coalesce(pl.col("ts") + pl.col("start"), pl.Series(moves.of(events, "ts")))
-    done = pl.coalesce(finish["ts"] + pl.col("end"), pl.Series(moves.of(finish, "ts")))
+    new_start = pl.coalesce(pl.col("ts") + pl.col("start"), pl.Series(maps.map_column(events, "ts")))
+    new_end = pl.coalesce(finish["ts"] + pl.col("end"), pl.Series(maps.map_column(finish, "ts")))
     events = events.with_columns(
-        ts=pl.when(pl.col("ts").is_not_null()).then(begun),
-        dur=pl.when(pl.col("dur").is_not_null()).then((done - begun).clip(0)),
+        ts=pl.when(pl.col("ts").is_not_null()).then(new_start),
+        dur=pl.when(pl.col("dur").is_not_null()).then((new_end - new_start).clip(0)),
     ).drop("start", "end")
     tables = {
-        name: _retime_table(trace.table(name), moves) for name in _TIMED_TABLES if trace.table(name).height
+        name: _retime_table(trace.table(name), maps) for name in _TIMED_TABLES if trace.table(name).height
     }
-    renumbered = _sort_events(trace.replace(None, events=events, **tables))
+    renumbered = _reorder_events(trace.replace(None, events=events, **tables))
     meta = {**trace.meta, "simulated": True}
     return renumbered.replace(meta=meta).count(
         "simulate.interpolated",
-        int(without.sum()),
-        "events without a point in the graph moved with their lane",
+        int(interpolated.sum()),
+        "events without a point in the graph moved with their track",
     )
 
 
 class _TimeMaps:
-    """Where the times of a lane went: piecewise linear between its points, without ever going back."""
+    """Maps recorded to new times by track: piecewise linear between points, never decreasing."""
 
     def __init__(self, events: pl.DataFrame, points: pl.DataFrame) -> None:
         placed = points.join(events.select("id", "pid", "tid"), on="id", how="left")
-        self._lanes = {
-            key: _time_map(own)
-            for key, own in placed.partition_by("pid", "tid", as_dict=True, maintain_order=True).items()
+        self._tracks = {
+            key: _time_map(rows)
+            for key, rows in placed.partition_by("pid", "tid", as_dict=True, maintain_order=True).items()
         }
         self._rank = _time_map(points)
 
-    def of(self, rows: pl.DataFrame, column: str) -> np.ndarray:
-        """The new times of rows (pid, tid, column)."""
+    def map_column(self, rows: pl.DataFrame, column: str) -> np.ndarray:
+        """Return the new times of rows (pid, tid, column)."""
         times = rows[column].fill_null(0).to_numpy().astype(np.int64)
         moved = _map_times(self._rank, times)
         numbered = rows.select("pid", "tid").with_row_index("row")
-        for key, own in numbered.partition_by("pid", "tid", as_dict=True).items():
-            if key in self._lanes:
-                at = own["row"].to_numpy()
-                moved[at] = _map_times(self._lanes[key], times[at])
+        for key, rows in numbered.partition_by("pid", "tid", as_dict=True).items():
+            if key in self._tracks:
+                recorded = rows["row"].to_numpy()
+                moved[recorded] = _map_times(self._tracks[key], times[recorded])
         return moved
 
-    def of_rank(self, times: np.ndarray) -> np.ndarray:
+    def map_rank_times(self, times: np.ndarray) -> np.ndarray:
+        """Return new times by all points of the rank."""
         return _map_times(self._rank, times)
 
 
 def _time_map(points: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    one = points.group_by("at").agg(pl.col("now").max()).sort("at")
-    return one["at"].to_numpy(), np.maximum.accumulate(one["now"].to_numpy())
+    curve = points.group_by("at").agg(pl.col("now").max()).sort("at")
+    return curve["at"].to_numpy(), np.maximum.accumulate(curve["now"].to_numpy())
 
 
 def _map_times(curve: tuple[np.ndarray, np.ndarray], times: np.ndarray) -> np.ndarray:
-    """Times moved along a curve; before and after it they keep their distance to its ends. Exact in integers."""
-    at, now = curve
-    if not len(at):
+    """Map times along a curve; before and after it they keep their distance to its ends. Exact in integers."""
+    recorded, new_times = curve
+    if not len(recorded):
         return times.copy()
-    place = np.clip(np.searchsorted(at, times, side="right") - 1, 0, len(at) - 1)
-    after = np.minimum(place + 1, len(at) - 1)
-    span = np.maximum(at[after] - at[place], 1)
-    inside = (times >= at[0]) & (times <= at[-1])
-    share = np.where(inside, (times - at[place]) / span, 0.0)
-    moved = now[place] + np.round(share * (now[after] - now[place])).astype(np.int64)
-    beyond = np.where(times < at[0], times - at[0] + now[0], times - at[-1] + now[-1])
-    return np.asarray(np.where(inside, moved, beyond))
+    index = np.clip(np.searchsorted(recorded, times, side="right") - 1, 0, len(recorded) - 1)
+    after = np.minimum(index + 1, len(recorded) - 1)
+    span = np.maximum(recorded[after] - recorded[index], 1)
+    inside = (times >= recorded[0]) & (times <= recorded[-1])
+    share = np.where(inside, (times - recorded[index]) / span, 0.0)
+    moved = new_times[index] + np.round(share * (new_times[after] - new_times[index])).astype(np.int64)
+    outside = np.where(
+        times < recorded[0], times - recorded[0] + new_times[0], times - recorded[-1] + new_times[-1]
+    )
+    return np.asarray(np.where(inside, moved, outside))
 
 
-def _retime_table(table: pl.DataFrame, moves: _TimeMaps) -> pl.DataFrame:
-    lanes = {"pid", "tid"} <= set(table.columns)
+def _retime_table(table: pl.DataFrame, maps: _TimeMaps) -> pl.DataFrame:
+    has_track = {"pid", "tid"} <= set(table.columns)
     times = (
-        moves.of(table, "ts")
-        if lanes
-        else moves.of_rank(table["ts"].fill_null(0).to_numpy().astype(np.int64))
+        maps.map_column(table, "ts")
+        if has_track
+        else maps.map_rank_times(table["ts"].fill_null(0).to_numpy().astype(np.int64))
     )
     return table.with_columns(ts=pl.when(pl.col("ts").is_not_null()).then(pl.Series(times)))
 
 
-def _sort_events(trace: Trace) -> Trace:
-    """The trace with its events by start again, and every reference to them kept."""
+def _reorder_events(trace: Trace) -> Trace:
+    """Sort the events by start and update every reference to them."""
     events = trace.events.with_columns(old="id").sort(
         "ts",
         pl.col("dur").fill_null(-1),
@@ -129,14 +132,16 @@ def _sort_events(trace: Trace) -> Trace:
         maintain_order=True,
     )
     events = events.with_columns(id=pl.int_range(pl.len(), dtype=pl.UInt32))
-    now = events.select("old", new="id")
+    new_times = events.select("old", new="id")
     tables = {"events": events.drop("old")}
     for name, table in TABLES.items():
         frame = tables.get(name, trace.table(name))
         for column in table.columns:
             if column.refers == "events" and frame.height:
                 frame = (
-                    frame.join(now, left_on=column.name, right_on="old", how="left", maintain_order="left")
+                    frame.join(
+                        new_times, left_on=column.name, right_on="old", how="left", maintain_order="left"
+                    )
                     .with_columns(pl.col("new").alias(column.name))
                     .drop("new")
                 )

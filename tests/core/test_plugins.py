@@ -255,11 +255,11 @@ def test_a_rank_that_is_not_there(run: Path) -> None:
 def test_what_a_simulation_answers_with_is_short_and_has_a_table(run: Path) -> None:
     done = etloom.simulate(etloom.open(run), "kernel:gemm x0.5")
     assert re.fullmatch(
-        r"<Simulated: [\d.]+ ms before, [\d.]+ ms after, [\d.]+ ms at best; .table has all, .reasons what it rests on>",
+        r"<Simulated: [\d.]+ ms recorded, [\d.]+ to [\d.]+ ms predicted; see .table, .reasons, .job>",
         repr(done),
     )
     job = done.table.row(0, named=True)
-    assert (job["of"], f"{job['before_ns'] / 1e6:.3f} ms before") == (
+    assert (job["scope"], f"{job['before_ns'] / 1e6:.3f} ms recorded") == (
         "job",
         repr(done).split(": ")[1].split(",")[0],
     )

@@ -23,5 +23,5 @@ def test_a_step_lasts_until_its_device_work_ends(tmp_path: Path, kernel_us: int,
     path.write_text(json.dumps(run))
     job = etloom.open(path, use_cache=False)
     done = etloom.simulate(job, "kernel x1")
-    assert done.table.filter(pl.col("of") == "step")["before_ns"].to_list() == [before_us * 1000]
+    assert done.table.filter(pl.col("scope") == "step")["before_ns"].to_list() == [before_us * 1000]
     assert etloom.analyze(job, "steps")["dur_ns"].to_list() == [1_000_000]
