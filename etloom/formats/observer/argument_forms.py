@@ -1,4 +1,4 @@
-"""Arguments of operators in an observer's file: forms (structure) and words (values) to JSON and tensors."""
+"""Decodes arguments in observer files: a form (structure) and words (values) become JSON and tensors."""
 
 from __future__ import annotations
 
@@ -43,12 +43,22 @@ UNKNOWN_LAYOUT = {"dtype": None, "itemsize": None, "device": None, "shape": None
 
 
 class DamagedForm(ValueError):
-    """A form that cannot be."""
+    """The bytes do not describe a valid form."""
 
 
 @dataclass
 class Tensor:
-    word: int  # place of its first word; -1 for an undefined one
+    """A tensor among the arguments.
+
+    Attributes:
+        word: Index of its first word; -1 for an undefined tensor.
+        layout: dtype, itemsize, device, shape, stride.
+        has_offset: Whether its words include an offset.
+        index: Index of the argument.
+        item: Index within the list that the argument is; None where it is not a list.
+    """
+
+    word: int
     layout: dict[str, Any]
     has_offset: bool
     index: int
@@ -57,133 +67,148 @@ class Tensor:
 
 @dataclass
 class Form:
-    """What the arguments of an operator look like: `pieces` is their JSON text with the places of words between."""
+    """The structure of the arguments of an operator.
+
+    Attributes:
+        words: Number of words of the values.
+        pieces: JSON text of the arguments; a pair (tag, index of its first word) stands for a number.
+        types: JSON list of the types, in PyTorch's notation.
+        tensors: The tensors.
+        groups: JSON text of a process group, and the index of the word with its sequence number.
+        reduce_op: Name of the reduce operation, if any.
+    """
 
     words: int = 0
     pieces: list[str | tuple[str, int]] = field(default_factory=list)
     types: str = "[]"
     tensors: list[Tensor] = field(default_factory=list)
-    groups: list[tuple[str, int]] = field(default_factory=list)  # JSON of a process group, word of its number
+    groups: list[tuple[str, int]] = field(default_factory=list)
     reduce_op: str | None = None
 
 
 def parse_form(code: bytes, layouts: dict[int, bytes], texts: dict[int, bytes]) -> Form:
-    """The form that `code` describes; ids that are not defined give what is unknown. Raises Damaged."""
+    """Parse a form; undefined layouts and texts become unknown layouts and empty texts.
+
+    Raises:
+        DamagedForm: The bytes do not describe a valid form.
+    """
     return _Parser(code, layouts, texts).parse()
 
 
 class _Parser:
     def __init__(self, code: bytes, layouts: dict[int, bytes], texts: dict[int, bytes]) -> None:
         self.code, self.layouts, self.texts = code, layouts, texts
-        self.at = 0
-        self.items = 0
+        self.offset = 0
+        self.value_count = 0
         self.form = Form()
         self.index = 0
         self.item: int | None = None
 
     def parse(self) -> Form:
         types: list[str] = []
-        while self.at < len(self.code):
+        while self.offset < len(self.code):
             self.item = None
-            self._put(", " if types else "[")
-            types.append(self._value(0))
+            self._append(", " if types else "[")
+            types.append(self._parse_value(0))
             self.index += 1
-        self._put("]" if types else "[]")
+        self._append("]" if types else "[]")
         self.form.types = json.dumps(types)
         return self.form
 
-    def _put(self, piece: str | tuple[str, int]) -> None:
+    def _append(self, piece: str | tuple[str, int]) -> None:
         pieces = self.form.pieces
         if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
             pieces[-1] += piece
         else:
             pieces.append(piece)
 
-    def _take(self) -> tuple[str, int]:
-        tag = chr(self.code[self.at])
-        self.at += 1
+    def _read_tag(self) -> tuple[str, int]:
+        """Return the next tag and its number, 0 for a tag without one."""
+        tag = chr(self.code[self.offset])
+        self.offset += 1
         if tag not in _NUMBERED:
             return tag, 0
-        if self.at + 4 > len(self.code):
+        if self.offset + 4 > len(self.code):
             raise DamagedForm("a form ends early")
-        (number,) = struct.unpack_from("<I", self.code, self.at)
-        self.at += 4
+        (number,) = struct.unpack_from("<I", self.code, self.offset)
+        self.offset += 4
         return tag, number
 
-    def _word(self, count: int) -> int:
-        place = self.form.words
+    def _reserve_words(self, count: int) -> int:
+        """Reserve words; return the index of the first."""
+        first = self.form.words
         self.form.words += count
-        return place
+        return first
 
-    def _text(self, number: int) -> str:
+    def _get_text(self, number: int) -> str:
         return self.texts.get(number, b"").decode("utf-8", "replace")
 
-    def _value(self, depth: int) -> str:
-        """Appends the JSON of the next value and gives its type, in PyTorch's words."""
-        self.items += 1
-        if self.items > _MAX_ITEMS or depth > _MAX_DEPTH or self.at >= len(self.code):
-            raise DamagedForm("a form goes on too long")
-        tag, number = self._take()
+    def _parse_value(self, depth: int) -> str:
+        """Append the JSON of the next value; return its type in PyTorch's notation."""
+        self.value_count += 1
+        if self.value_count > _MAX_ITEMS or depth > _MAX_DEPTH or self.offset >= len(self.code):
+            raise DamagedForm("a form is too long or incomplete")
+        tag, number = self._read_tag()
         if tag in "TOU":
-            return self._tensor(tag, number)
+            return self._parse_tensor(tag, number)
         if tag in _CONSTANTS:
-            self._put(_CONSTANTS[tag][0])
+            self._append(_CONSTANTS[tag][0])
             return _CONSTANTS[tag][1]
         if tag in "idc":
-            self._put((tag, self._word(_WORDS_PER_TAG[tag])))
+            self._append((tag, self._reserve_words(_WORDS_PER_TAG[tag])))
             return {"i": "Int", "d": "Double", "c": "ComplexDouble"}[tag]
         if tag in "sv":
-            self._put(json.dumps(self._text(number), ensure_ascii=False))
+            self._append(json.dumps(self._get_text(number), ensure_ascii=False))
             return "String" if tag == "s" else "Device"
         if tag in "ID":
-            return self._numbers(tag, number)
+            return self._parse_numbers(tag, number)
         if tag in "L(":
-            return self._list(tag, number, depth)
-        return self._object(tag, number)
+            return self._parse_list(tag, number, depth)
+        return self._parse_object(tag, number)
 
-    def _tensor(self, tag: str, number: int) -> str:
+    def _parse_tensor(self, tag: str, number: int) -> str:
         layout = UNDEFINED_LAYOUT if tag == "U" else _parse_layout(self.layouts.get(number))
-        word = self._word(_WORDS_PER_TAG[tag]) if tag != "U" else -1
+        word = self._reserve_words(_WORDS_PER_TAG[tag]) if tag != "U" else -1
         self.form.tensors.append(Tensor(word, layout, tag == "O", self.index, self.item))
         if self.item is not None:
             self.item += 1
-        self._put("null")
+        self._append("null")
         return f"Tensor({layout['dtype'] or 'unknown'})"
 
-    def _numbers(self, tag: str, number: int) -> str:
+    def _parse_numbers(self, tag: str, number: int) -> str:
         if number > _MAX_ITEMS:
-            raise DamagedForm("a list too long")
+            raise DamagedForm("a list is too long")
         kind = "Int" if tag == "I" else "Double"
-        self._put("[")
+        self._append("[")
         for i in range(number):
             if i:
-                self._put(", ")
-            self._put((tag.lower(), self._word(1)))
-        self._put("]")
+                self._append(", ")
+            self._append((tag.lower(), self._reserve_words(1)))
+        self._append("]")
         return f"GenericList[{','.join([kind] * number)}]"
 
-    def _list(self, tag: str, number: int, depth: int) -> str:
+    def _parse_list(self, tag: str, number: int, depth: int) -> str:
         if depth == 0:
             self.item = 0
-        self._put("[")
+        self._append("[")
         types = []
         for i in range(number):
             if i:
-                self._put(", ")
-            types.append(self._value(depth + 1))
-        self._put("]")
+                self._append(", ")
+            types.append(self._parse_value(depth + 1))
+        self._append("]")
         return f"{'GenericList' if tag == 'L' else 'Tuple'}[{','.join(types)}]"
 
-    def _object(self, tag: str, number: int) -> str:
-        text = self._text(number)
+    def _parse_object(self, tag: str, number: int) -> str:
+        text = self._get_text(number)
         kind = text if tag == "o" else "Object"
         if tag == "G":
-            self.form.groups.append((text, self._word(1)))
+            self.form.groups.append((text, self._reserve_words(1)))
         elif tag == "R":
             self.form.reduce_op = text
         elif tag != "o":
-            raise DamagedForm(f"no such tag: {tag!r}")
-        self._put(json.dumps(f"<{kind}>"))
+            raise DamagedForm(f"unknown tag {tag!r}")
+        self._append(json.dumps(f"<{kind}>"))
         return kind
 
 
@@ -196,12 +221,12 @@ def _parse_layout(text: bytes | None) -> dict[str, Any]:
 
 
 def format_values(form: Form, words: Words) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The distinct JSON texts of calls of this form, and which of them each row of `words` is."""
-    places = [(kind, place) for kind, place in (p for p in form.pieces if not isinstance(p, str))]
-    if not places:
+    """Return the distinct JSON texts of calls with this form, and the index of the text of each row of ``words``."""
+    numbers = [piece for piece in form.pieces if not isinstance(piece, str)]
+    if not numbers:
         return ["".join(map(str, form.pieces))], np.zeros(len(words), np.int64)
-    columns = sorted({place + i for kind, place in places for i in range(2 if kind == "c" else 1)})
-    distinct, which = np.unique(words[:, columns], axis=0, return_inverse=True)
+    columns = sorted({word + i for tag, word in numbers for i in range(2 if tag == "c" else 1)})
+    distinct, index = np.unique(words[:, columns], axis=0, return_inverse=True)
     spread = np.zeros((len(distinct), form.words), np.uint64)
     spread[:, columns] = distinct
     integers, doubles = spread.view(np.int64).tolist(), spread.view(np.float64).tolist()
@@ -212,18 +237,18 @@ def format_values(form: Form, words: Words) -> tuple[list[str], npt.NDArray[np.i
         )
         for row in range(len(distinct))
     ]
-    return texts, which.reshape(-1)
+    return texts, index.reshape(-1)
 
 
-def _format_number(kind: str, place: int, integers: list[int], doubles: list[float]) -> str:
-    if kind == "i":
-        return str(integers[place])
-    if kind == "d":
-        return _format_double(doubles[place])
-    # As complex() takes it; PyTorch's observer says only that there is one.
-    return f'"{complex(doubles[place], doubles[place + 1])}"'
+def _format_number(tag: str, word: int, integers: list[int], doubles: list[float]) -> str:
+    if tag == "i":
+        return str(integers[word])
+    if tag == "d":
+        return _format_double(doubles[word])
+    # In the notation of complex(); PyTorch's observer omits the value.
+    return f'"{complex(doubles[word], doubles[word + 1])}"'
 
 
 def _format_double(value: float) -> str:
-    """Exact; what JSON has no number for is a string, as PyTorch writes it."""
+    """Format a number exactly; as a string, like PyTorch, where JSON has no number for it."""
     return repr(value) if math.isfinite(value) else f'"{value}"'

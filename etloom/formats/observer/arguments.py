@@ -1,4 +1,4 @@
-"""Arguments of all operators of an observer's file, form by form, and what those of communication say."""
+"""Decodes the arguments of all operators of an observer file, one form at a time, and their communication."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ import numpy.typing as npt
 import polars as pl
 
 from etloom.core.schema import Stat
-from etloom.formats.execution_trace import communication as _et_comms
-from etloom.formats.observer import argument_forms
-from etloom.formats.observer.argument_forms import DamagedForm, Form, parse_form
-from etloom.formats.observer.records import FORM, HEAD_WORDS, LAYOUT, TEXT, Records
+from etloom.formats.execution_trace import communication
+from etloom.formats.observer.argument_forms import DamagedForm, Form, format_values, parse_form
+from etloom.formats.observer.records import (
+    BEGIN,
+    END,
+    FORM,
+    HEAD_WORDS,
+    LAYOUT,
+    TEXT,
+    Definitions,
+    Records,
+    Words,
+)
 
 _TENSOR_COLUMNS = {
     "operator": pl.Int64,
@@ -38,98 +47,132 @@ _NOTE_FIELDS = (
     *("is_async", "group_size", "rank_start", "rank_stride"),
 )
 
+Rows = npt.NDArray[np.int64]
+
 
 @dataclass
 class OperatorArguments:
-    """`columns`: the four text columns of nodes, a value an operator; `tensors`: with addresses in place of ids."""
+    """The arguments of all operators.
+
+    Attributes:
+        columns: inputs, input_types, outputs, output_types of the nodes table; one value per operator.
+        tensors: Columns of the tensors table, with addresses in place of ids.
+        calls: Row of an operator -> its process group and reduce operation.
+        rank: Rank in the group of all ranks; None where it is unknown.
+    """
 
     columns: dict[str, pl.Series]
     tensors: pl.DataFrame
-    calls: dict[
-        int, dict[str, Any]
-    ]  # place of an operator -> what its process group and reduce operation say
+    calls: dict[int, dict[str, Any]]
     rank: int | None
 
 
 def decode_arguments(
-    records: Records, known: Any, operators: pl.DataFrame, stats: list[Stat]
+    records: Records, definitions: Definitions, operators: pl.DataFrame, stats: list[Stat]
 ) -> OperatorArguments:
-    """What went into the operators and came out of them."""
+    """Decode inputs and outputs of all operators.
+
+    Args:
+        records: All records of the file.
+        definitions: Its forms, layouts and texts.
+        operators: Columns begin and ended: row of the records where an operator begins and ends, or null.
+        stats: Receives a row for arguments that cannot be decoded.
+    """
+    decoder = _Decoder(records, definitions)
     columns: dict[str, pl.Series] = {}
-    tensors: list[pl.DataFrame] = []
-    calls: dict[int, dict[str, Any]] = {}
-    by_stream: dict[int, Form | None] = {}
-    damaged = 0
-    for io, (name, types, at, kind) in enumerate(
-        (("inputs", "input_types", "begin", 1), ("outputs", "output_types", "ended", 2))
+    for io, (name, record_column, record_type) in enumerate(
+        (("input", "begin", BEGIN), ("output", "ended", END))
     ):
-        place = np.flatnonzero(operators[at].is_not_null().to_numpy())
-        record = operators[at].drop_nulls().to_numpy()
-        stated = np.flatnonzero(records.id[record] > 0)
-        place, record = place[stated], record[stated]
-        keys = (records.stream[record] << 32) | records.id[record]
-        order = np.argsort(keys, kind="stable")
-        cuts = np.flatnonzero(np.diff(keys[order])) + 1
-        texts, sorts = ["[]"], ["[]"]
-        value_of = np.zeros(operators.height, np.int64)
-        type_of = np.zeros(operators.height, np.int64)
-        for group in np.split(order, cuts) if len(order) else ():
-            key = int(keys[group[0]])
-            if key not in by_stream:
-                by_stream[key] = _parse_form_of(known, key >> 32, key & 0xFFFFFFFF)
-            form = by_stream[key]
-            head = HEAD_WORDS[kind]
-            size = records.size[record[group]] - head
-            fine = np.flatnonzero(size == form.words) if form else np.empty(0, np.int64)
-            damaged += len(group) - len(fine)
-            if form is None or not len(fine):
-                continue
-            group = group[fine]
-            first = records.at[record[group]] + head
-            words = records.words[first[:, None] + np.arange(form.words)]
-            said, which = argument_forms.format_values(form, words)
-            value_of[place[group]] = which + len(texts)
-            type_of[place[group]] = len(sorts)
-            texts += said
-            sorts.append(form.types)
-            tensors += _build_tensors(form, words, place[group], io)
-            _record_group_calls(form, words, place[group], calls)
-        columns[name] = pl.Series(texts).cast(pl.Categorical).gather(pl.Series(value_of))
-        columns[types] = pl.Series(sorts).cast(pl.Categorical).gather(pl.Series(type_of))
+        texts, types = decoder.decode(operators[record_column], record_type, io)
+        columns |= {f"{name}s": texts, f"{name}_types": types}
     stats.append(
-        Stat("read.damaged_arguments", "data_loss", damaged, "argument lists without a whole description")
+        Stat(
+            "read.damaged_arguments",
+            "data_loss",
+            decoder.damaged,
+            "argument lists without a complete description",
+        )
     )
-    ranks = {call["rank"] for call in calls.values() if call.get("pg_name") == "0"}
-    found = pl.concat(tensors) if tensors else pl.DataFrame(schema=_TENSOR_COLUMNS)
+    tensors = pl.concat(decoder.tensors) if decoder.tensors else pl.DataFrame(schema=_TENSOR_COLUMNS)
+    ranks = {call["rank"] for call in decoder.calls.values() if call.get("pg_name") == "0"}
     rank = ranks.pop() if len(ranks) == 1 else None
-    return OperatorArguments(columns, found, calls, rank if isinstance(rank, int) else None)
+    return OperatorArguments(columns, tensors, decoder.calls, rank if isinstance(rank, int) else None)
 
 
-def _parse_form_of(known: Any, stream: int, number: int) -> Form | None:
-    code = known.get((FORM, stream), {}).get(number)
-    if code is None:
-        return None
-    try:
-        return parse_form(code, known.get((LAYOUT, stream), {}), known.get((TEXT, stream), {}))
-    except DamagedForm:
-        return None
+class _Decoder:
+    """Decodes argument lists; collects tensors, process groups and the number of damaged lists."""
+
+    def __init__(self, records: Records, definitions: Definitions) -> None:
+        self._records = records
+        self._definitions = definitions
+        self._forms: dict[int, Form | None] = {}
+        self.tensors: list[pl.DataFrame] = []
+        self.calls: dict[int, dict[str, Any]] = {}
+        self.damaged = 0
+
+    def decode(self, record_rows: pl.Series, record_type: int, io: int) -> tuple[pl.Series, pl.Series]:
+        """Return values and types as JSON, one per operator; [] where there is no record."""
+        records = self._records
+        operators = np.flatnonzero(record_rows.is_not_null().to_numpy())
+        rows = record_rows.drop_nulls().to_numpy()
+        has_form = np.flatnonzero(records.id[rows] > 0)
+        operators, rows = operators[has_form], rows[has_form]
+        keys = (records.stream[rows] << 32) | records.id[rows]
+        order = np.argsort(keys, kind="stable")
+        texts, types = ["[]"], ["[]"]
+        text_index = np.zeros(len(record_rows), np.int64)
+        type_index = np.zeros(len(record_rows), np.int64)
+        for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
+            form = self._get_form(int(keys[group[0]]))
+            head_words = HEAD_WORDS[record_type]
+            sizes = records.size[rows[group]] - head_words
+            complete = np.flatnonzero(sizes == form.words) if form else np.empty(0, np.int64)
+            self.damaged += len(group) - len(complete)
+            if form is None or not len(complete):
+                continue
+            group = group[complete]
+            first = records.at[rows[group]] + head_words
+            words = records.words[first[:, None] + np.arange(form.words)]
+            form_texts, indices = format_values(form, words)
+            text_index[operators[group]] = indices + len(texts)
+            type_index[operators[group]] = len(types)
+            texts += form_texts
+            types.append(form.types)
+            self.tensors += _build_tensors(form, words, operators[group], io)
+            _record_group_calls(form, words, operators[group], self.calls)
+        return (
+            pl.Series(texts).cast(pl.Categorical).gather(pl.Series(text_index)),
+            pl.Series(types).cast(pl.Categorical).gather(pl.Series(type_index)),
+        )
+
+    def _get_form(self, key: int) -> Form | None:
+        """Return the form of a key (stream and number); None where it is missing or damaged."""
+        if key not in self._forms:
+            stream, number = key >> 32, key & 0xFFFFFFFF
+            layouts, texts = (self._definitions.get((kind, stream), {}) for kind in (LAYOUT, TEXT))
+            code = self._definitions.get((FORM, stream), {}).get(number)
+            try:
+                self._forms[key] = None if code is None else parse_form(code, layouts, texts)
+            except DamagedForm:
+                self._forms[key] = None
+        return self._forms[key]
 
 
-def _build_tensors(
-    form: Form, words: npt.NDArray[np.uint64], place: npt.NDArray[np.int64], io: int
-) -> list[pl.DataFrame]:
+def _build_tensors(form: Form, words: Words, operators: Rows, io: int) -> list[pl.DataFrame]:
+    """Build the rows of each tensor of a form."""
     frames = []
     for tensor in form.tensors:
         layout, word = tensor.layout, tensor.word
         shape = layout["shape"]
-        zeros = np.zeros(len(place), np.uint64)
-        known = tensor.word >= 0
+        zeros = np.zeros(len(operators), np.uint64)
+        is_defined = word >= 0
         text = {key: None if layout[key] is None else json.dumps(layout[key]) for key in ("shape", "stride")}
+        numel = math.prod(shape) if shape and is_defined else None if shape is None else int(is_defined)
         constants = {
             "io": io,
             "index": tensor.index,
             "item": tensor.item,
-            "numel": math.prod(shape) if shape and known else None if shape is None else int(known),
+            "numel": numel,
             "itemsize": layout["itemsize"],
             "device": layout["device"],
             "dtype": layout["dtype"],
@@ -138,10 +181,10 @@ def _build_tensors(
         frames.append(
             pl.DataFrame(
                 {
-                    "operator": place,
-                    "address": words[:, word] if known else zeros,
-                    "storage": words[:, word + 1] if known else zeros,
-                    "version": (words[:, word + 2] if known else zeros).astype(np.int64),
+                    "operator": operators,
+                    "address": words[:, word] if is_defined else zeros,
+                    "storage": words[:, word + 1] if is_defined else zeros,
+                    "version": (words[:, word + 2] if is_defined else zeros).astype(np.int64),
                     "offset": (words[:, word + 3] if tensor.has_offset else zeros).astype(np.int64),
                 }
             )
@@ -153,70 +196,75 @@ def _build_tensors(
     return frames
 
 
-def _record_group_calls(
-    form: Form, words: npt.NDArray[np.uint64], place: npt.NDArray[np.int64], calls: dict[int, dict[str, Any]]
-) -> None:
+def _record_group_calls(form: Form, words: Words, operators: Rows, calls: dict[int, dict[str, Any]]) -> None:
+    """Add process group, sequence number and reduce operation of the operators to ``calls``."""
     if not form.groups and form.reduce_op is None:
         return
-    said: dict[str, Any] = {} if form.reduce_op is None else {"reduce_op": form.reduce_op}
+    call: dict[str, Any] = {} if form.reduce_op is None else {"reduce_op": form.reduce_op}
     for text, word in form.groups[:1]:
         try:
             group = json.loads(text)
         except ValueError:
             continue
-        said |= group if isinstance(group, dict) else {}
-        for row, sequence in zip(place.tolist(), words[:, word].astype(np.int64).tolist(), strict=True):
-            calls[row] = {**said, "seq": None if sequence < 0 else sequence}
+        call |= group if isinstance(group, dict) else {}
+        sequence_numbers = words[:, word].astype(np.int64).tolist()
+        for operator, sequence_number in zip(operators.tolist(), sequence_numbers, strict=True):
+            calls[operator] = {**call, "seq": None if sequence_number < 0 else sequence_number}
     if not form.groups:
-        calls.update((row, said) for row in place.tolist())
+        calls.update((operator, call) for operator in operators.tolist())
 
 
 def build_comms_table(
     nodes: pl.DataFrame,
     tensors: pl.DataFrame,
     notes: dict[int, dict[str, Any]],
-    sides: OperatorArguments,
+    arguments: OperatorArguments,
     stats: list[Stat],
 ) -> pl.DataFrame:
-    """The comms table: as from any execution trace, with the process group that each operator was given."""
-    named = [
-        {"node": row, **{name: said.get(name) for name in _NOTE_FIELDS}}
-        for row, said in notes.items()
-        if "collective" in said
-    ]
-    for row in named:
-        row |= {name: json.dumps(row[name]) for name in ("in_split", "out_split")}
-    text = dict.fromkeys(("collective", "pg_name", "pg_desc", "dtype", "in_split", "out_split"), pl.String)
-    schema = {"node": pl.Int64, **dict.fromkeys(_NOTE_FIELDS, pl.Int64), **text, "is_async": pl.Boolean}
-    roots = nodes.height - len(sides.columns["inputs"])
-    in_groups = {
-        place + roots: str(call["pg_name"])
-        for place, call in sides.calls.items()
-        if call.get("pg_name") is not None
+    """Build the comms table as for any execution trace, plus the process group passed to each operator.
+
+    Args:
+        nodes: The nodes table.
+        tensors: The tensors table.
+        notes: Row of nodes -> note about the operator.
+        arguments: From `decode_arguments`.
+        stats: Receives rows about communication that cannot be read.
+    """
+    root_count = nodes.height - len(arguments.columns["inputs"])
+    calls = {operator + root_count: call for operator, call in arguments.calls.items()}
+    group_of_node = {
+        node: str(call["pg_name"]) for node, call in calls.items() if call.get("pg_name") is not None
     }
-    attributes = pl.DataFrame(named, schema=schema, strict=False)
-    comms = _et_comms.build_comms(nodes, tensors, attributes, stats, in_groups)
+    comms = communication.build_comms(nodes, tensors, _note_attributes(notes), stats, group_of_node)
     rows = [
         {
-            "node": place + roots,
-            "group": in_groups.get(place + roots),
-            "desc": None if (desc := call.get("pg_desc")) is None else str(desc),
-            "size": call.get("group_size"),
-            "number": call.get("seq"),
-            "operation": call.get("reduce_op"),
+            "node": node,
+            "call_pg_name": group_of_node.get(node),
+            "call_pg_desc": None if (description := call.get("pg_desc")) is None else str(description),
+            "call_group_size": call.get("group_size"),
+            "call_seq": call.get("seq"),
+            "call_reduce_op": call.get("reduce_op"),
         }
-        for place, call in sides.calls.items()
+        for node, call in calls.items()
     ]
-    kinds = {"node": pl.UInt32, "group": pl.String, "desc": pl.String, "size": pl.Int64, "number": pl.Int64}
-    told = pl.DataFrame(rows, schema={**kinds, "operation": pl.String}, strict=False)
+    texts = ("pg_name", "pg_desc", "reduce_op")
+    columns = ("pg_name", "pg_desc", "group_size", "seq", "reduce_op")
+    types = {f"call_{name}": pl.String if name in texts else pl.Int64 for name in columns}
+    call_table = pl.DataFrame(rows, schema={"node": pl.UInt32, **types}, strict=False)
     return (
-        comms.join(told, on="node", how="left", maintain_order="left")
-        .with_columns(
-            pl.coalesce("pg_name", "group").alias("pg_name"),
-            pl.coalesce("pg_desc", "desc").alias("pg_desc"),
-            pl.coalesce("group_size", "size").alias("group_size"),
-            pl.coalesce("seq", "number").alias("seq"),
-            pl.coalesce("reduce_op", "operation").alias("reduce_op"),
-        )
+        comms.join(call_table, on="node", how="left", maintain_order="left")
+        .with_columns(pl.coalesce(name, f"call_{name}").alias(name) for name in columns)
         .select(comms.columns)
     )
+
+
+def _note_attributes(notes: dict[int, dict[str, Any]]) -> pl.DataFrame:
+    """Build the attributes of communication that notes contain: node and `_NOTE_FIELDS`."""
+    rows = []
+    for node, note in notes.items():
+        if "collective" in note:
+            splits = {name: json.dumps(note.get(name)) for name in ("in_split", "out_split")}
+            rows.append({"node": node, **{name: note.get(name) for name in _NOTE_FIELDS}, **splits})
+    texts = dict.fromkeys(("collective", "pg_name", "pg_desc", "dtype", "in_split", "out_split"), pl.String)
+    types = {"node": pl.Int64, **dict.fromkeys(_NOTE_FIELDS, pl.Int64), **texts, "is_async": pl.Boolean}
+    return pl.DataFrame(rows, schema=types, strict=False)

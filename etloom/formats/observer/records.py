@@ -1,12 +1,14 @@
-"""The chunks and records of an observer's file: nothing is believed before its place is known to be whole.
+"""Reads the chunks and records of an observer file; only chunks that pass all checks are used.
 
 Layout: docs/observer-format.md and etloom/collector/observer/native/format.hpp.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,19 +43,28 @@ _HEADER = np.dtype(
         ("counters", "<u8", 24),
         ("torch", "S64"),
         ("host", "S64"),
-        ("first_ns", "<i8"),  # 0 in files of the first etloom, and before a window opened
+        ("first_ns", "<i8"),  # 0 in files of the first etloom, and before a window opens
         ("overwritten_ns", "<i8"),
     ]
 )
 _CHUNK_MAGIC = 0x4B4E4843
-_CHUNK_WORDS = 8  # of a chunk's header
-_MAX_CHUNK_BYTES = 1 << 24
+_CHUNK_WORDS = 8  # size of a chunk's header
+_MAX_HEADER_BYTES = 1 << 20
+_MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1024, 1 << 24
 _MAX_FILE_BYTES = 1 << 36
 
 
 @dataclass
 class Records:
-    """All records of a file: `words` holds the file, the other arrays a value a record."""
+    """All records of a file.
+
+    Attributes:
+        header: The file's header.
+        words: The file after the header, as 64-bit words.
+        stats: Rows of stats about damage.
+        at: Index of the first word of each record. The other arrays have one value per record as well; ``size`` is
+            in words, ``chunk`` the index of the chunk among those that are used.
+    """
 
     header: np.void
     words: Words
@@ -62,134 +73,156 @@ class Records:
     flags: npt.NDArray[np.uint8]
     size: npt.NDArray[np.int64]  # words
     id: npt.NDArray[np.int64]
-    chunk: Indices  # row of the arrays below
+    chunk: Indices
     stream: Indices
     os_tid: Indices
     rf_tid: Indices
     stats: list[Stat] = field(default_factory=list)
 
-    def of(self, kind: int) -> Indices:
-        """Rows of the records of a kind."""
-        return np.flatnonzero(self.type == kind)
+    def rows_of_type(self, record_type: int) -> Indices:
+        """Return the rows of the records of one type."""
+        return np.flatnonzero(self.type == record_type)
 
 
 def load_records(path: Path) -> Records:
-    """The records of a file. Raises ReadError for what is no such file or of another version."""
-    data, cut = read_content(path, _MAX_FILE_BYTES)
+    """Read the records of a file.
+
+    Raises:
+        ReadError: It is not an observer file, has another version or a damaged header.
+    """
+    data, truncation = read_content(path, _MAX_FILE_BYTES)
     if len(data) < _HEADER.itemsize or not data.startswith(MAGIC):
-        raise ReadError("this is no file of the observer", where=path)
+        raise ReadError("not an observer file", where=path)
     header = np.frombuffer(data, _HEADER, 1)[0]
     if header["version"] != VERSION:
         raise ReadError(
-            f"version {header['version']} of the observer's format",
+            f"unsupported version {header['version']} of the observer format; expected {VERSION}",
             where=path,
-            remedy=f"this etloom reads version {VERSION}: take the one that wrote it",
+            remedy="read it with the etloom that wrote it",
         )
-    head, size = int(header["header_bytes"]), int(header["chunk_bytes"])
-    if not (_HEADER.itemsize <= head <= 1 << 20 and 1024 <= size <= _MAX_CHUNK_BYTES) or head % 8 or size % 8:
+    header_bytes, chunk_bytes = int(header["header_bytes"]), int(header["chunk_bytes"])
+    if (
+        not _HEADER.itemsize <= header_bytes <= _MAX_HEADER_BYTES
+        or not _MIN_CHUNK_BYTES <= chunk_bytes <= _MAX_CHUNK_BYTES
+        or header_bytes % 8
+        or chunk_bytes % 8
+    ):
         raise ReadError("the header is damaged", where=path)
-    stats: list[Stat] = [Stat("read.cut_file", "data_loss", 1, cut)] if cut else []
-    body = data[head:]
-    missing = -len(body) % size
+    stats = [Stat("read.cut_file", "data_loss", 1, truncation)] if truncation else []
+    body = data[header_bytes:]
+    missing = -len(body) % chunk_bytes
     if missing:
         stats.append(Stat("read.cut_file", "data_loss", 1, f"ends {missing} bytes before the end of a chunk"))
         body += bytes(missing)
-    words = np.frombuffer(body, "<u8").reshape(-1, size // 8)
-    return _walk_records(
-        header, words, _find_valid_chunks(words, min(int(header["chunks"]), 1 << 62), stats), stats
-    )
+    words = np.frombuffer(body, "<u8").reshape(-1, chunk_bytes // 8)
+    chunks = _find_valid_chunks(words, min(int(header["chunks"]), 1 << 62), stats)
+    return _walk_records(header, words, chunks, stats)
 
 
-def _find_valid_chunks(words: Words, claimed: int, stats: list[Stat]) -> Indices:
-    """Rows of the chunks to believe, in the order in which they were taken."""
-    ours = (words[:, 0] & 0xFFFFFFFF) == _CHUNK_MAGIC
+def _find_valid_chunks(words: Words, declared: int, stats: list[Stat]) -> Indices:
+    """Return the indices of the valid chunks, in the order in which they were allocated."""
+    has_magic = (words[:, 0] & 0xFFFFFFFF) == _CHUNK_MAGIC
     kind = (words[:, 0] >> 32) & 0xFF
     used = (words[:, 2] >> 32).astype(np.int64)
-    room = (words.shape[1] - _CHUNK_WORDS) * 8
-    fine = ours & np.isin(kind, (1, 2)) & (used <= room) & (used % 8 == 0)
-    unused = ~ours & (words[:, 0] == 0) & (np.arange(len(words)) >= claimed)
-    for row in np.flatnonzero(fine & (((words[:, 0] >> 40) & 0xFF) == 1)):
+    capacity = (words.shape[1] - _CHUNK_WORDS) * 8
+    valid = has_magic & np.isin(kind, (1, 2)) & (used <= capacity) & (used % 8 == 0)
+    unused = ~has_magic & (words[:, 0] == 0) & (np.arange(len(words)) >= declared)
+    for row in np.flatnonzero(valid & (((words[:, 0] >> 40) & 0xFF) == 1)):
         payload = words[row, _CHUNK_WORDS : _CHUNK_WORDS + used[row] // 8]
         weights = np.arange(1, len(payload) + 1, dtype=np.uint64)
-        fine[row] = (
+        valid[row] = (
             payload.sum(dtype=np.uint64) == words[row, 5]
             and (payload * weights).sum(dtype=np.uint64) == words[row, 6]
         )
-    lost = np.flatnonzero(~fine & ~unused)
-    if len(lost):
-        stats.append(Stat("read.damaged_chunk", "data_loss", len(lost), f"chunk {lost[0]}"))
-    if claimed > len(words):
+    damaged = np.flatnonzero(~valid & ~unused)
+    if len(damaged):
+        stats.append(Stat("read.damaged_chunk", "data_loss", len(damaged), f"chunk {damaged[0]}"))
+    if declared > len(words):
         stats.append(
-            Stat("read.cut_file", "data_loss", claimed - len(words), "chunks behind the end of the file")
+            Stat("read.cut_file", "data_loss", declared - len(words), "chunks after the end of the file")
         )
-    kept = np.flatnonzero(fine)
-    return kept[np.argsort(words[kept, 1], kind="stable")]
+    chunks = np.flatnonzero(valid)
+    return chunks[np.argsort(words[chunks, 1], kind="stable")]
 
 
 def _walk_records(header: np.void, words: Words, chunks: Indices, stats: list[Stat]) -> Records:
-    """Step through all chunks side by side, a record of each a step: as many steps as a chunk has records."""
-    width = words.shape[1]
+    """Find all records. All chunks are walked in parallel, so there are as many steps as records in a chunk."""
     flat = words.reshape(-1)
-    at = chunks * width + _CHUNK_WORDS
-    end = at + (words[chunks, 2] >> 32).astype(np.int64) // 8
-    least = np.full(256, 1 << 30, np.int64)
-    for kind, size in HEAD_WORDS.items():
-        least[kind] = size
-    going = np.flatnonzero(at < end)
-    found: list[tuple[Indices, Indices]] = []
-    broken = 0
-    while len(going):
-        head = flat[at[going]]
-        size = ((head >> 16) & 0xFFFF).astype(np.int64)
-        fine = (size >= least[(head & 0xFF).astype(np.int64)]) & (at[going] + size <= end[going])
-        broken += int((~fine).sum())
-        going, size = going[fine], size[fine]
-        found.append((going, at[going].copy()))
-        at[going] += size
-        going = going[at[going] < end[going]]
-    if broken:
-        stats.append(Stat("read.damaged_record", "data_loss", broken, "the rest of its chunk is left out"))
-    row = np.concatenate([pair[0] for pair in found]) if found else np.empty(0, np.int64)
-    place = np.concatenate([pair[1] for pair in found]) if found else np.empty(0, np.int64)
-    order = np.lexsort((place, row))
-    row, place = row[order], place[order]
-    head = flat[place]
+    position = chunks * words.shape[1] + _CHUNK_WORDS
+    end = position + (words[chunks, 2] >> 32).astype(np.int64) // 8
+    min_size = np.full(256, 1 << 30, np.int64)
+    for record_type, size in HEAD_WORDS.items():
+        min_size[record_type] = size
+    active = np.flatnonzero(position < end)
+    steps: list[tuple[Indices, Indices]] = []
+    damaged = 0
+    while len(active):
+        head = flat[position[active]]
+        sizes = ((head >> 16) & 0xFFFF).astype(np.int64)
+        valid = (sizes >= min_size[(head & 0xFF).astype(np.int64)]) & (
+            position[active] + sizes <= end[active]
+        )
+        damaged += int((~valid).sum())
+        active, sizes = active[valid], sizes[valid]
+        steps.append((active, position[active].copy()))
+        position[active] += sizes
+        active = active[position[active] < end[active]]
+    if damaged:
+        stats.append(Stat("read.damaged_record", "data_loss", damaged, "the rest of its chunk is skipped"))
+    chunk = np.concatenate([step[0] for step in steps]) if steps else np.empty(0, np.int64)
+    first_word = np.concatenate([step[1] for step in steps]) if steps else np.empty(0, np.int64)
+    order = np.lexsort((first_word, chunk))
+    chunk, first_word = chunk[order], first_word[order]
+    head = flat[first_word]
     return Records(
-        header,
-        flat,
-        place,
-        (head & 0xFF).astype(np.uint8),
-        ((head >> 8) & 0xFF).astype(np.uint8),
-        ((head >> 16) & 0xFFFF).astype(np.int64),
-        (head >> 32).astype(np.int64),
-        row,
-        (words[chunks, 2] & 0xFFFFFFFF).astype(np.int64)[row],
-        words[chunks, 3].astype(np.int64)[row],
-        words[chunks, 4].astype(np.int64)[row],
-        stats,
+        header=header,
+        words=flat,
+        at=first_word,
+        type=(head & 0xFF).astype(np.uint8),
+        flags=((head >> 8) & 0xFF).astype(np.uint8),
+        size=((head >> 16) & 0xFFFF).astype(np.int64),
+        id=(head >> 32).astype(np.int64),
+        chunk=chunk,
+        stream=(words[chunks, 2] & 0xFFFFFFFF).astype(np.int64)[chunk],
+        os_tid=words[chunks, 3].astype(np.int64)[chunk],
+        rf_tid=words[chunks, 4].astype(np.int64)[chunk],
+        stats=stats,
     )
 
 
-def read_definitions(records: Records) -> dict[tuple[int, int], dict[int, bytes]]:
-    """(kind, stream) -> id -> what it stands for."""
-    found: dict[tuple[int, int], dict[int, bytes]] = {}
-    parts: dict[tuple[int, int, int], bytes] = {}
+Definitions = dict[tuple[int, int], dict[int, bytes]]
+"""(kind, stream) -> id -> bytes; kinds are NAME, LAYOUT, FORM and TEXT."""
+
+
+def read_definitions(records: Records) -> Definitions:
+    """Return all definitions; the first one of an id counts."""
+    definitions: Definitions = {}
+    incomplete: dict[tuple[int, int, int], bytes] = {}
     words = records.words
-    short = 0
-    for row in records.of(DEFINE).tolist():
-        at, size = int(records.at[row]), int(records.size[row])
-        length, more = int(words[at + 1] & 0xFFFFFFFF), int(words[at + 1] >> 32)
+    damaged = 0
+    for row in records.rows_of_type(DEFINE).tolist():
+        first, size = int(records.at[row]), int(records.size[row])
+        length, continues = int(words[first + 1] & 0xFFFFFFFF), int(words[first + 1] >> 32)
         if length > (size - 2) * 8:
-            short += 1
+            damaged += 1
             continue
         key = (int(records.flags[row]), int(records.stream[row]), int(records.id[row]))
-        text = parts.pop(key, b"") + words[at + 2 : at + size].tobytes()[:length]
-        if more:
-            parts[key] = text
+        content = incomplete.pop(key, b"") + words[first + 2 : first + size].tobytes()[:length]
+        if continues:
+            incomplete[key] = content
         else:
-            found.setdefault(key[:2], {}).setdefault(key[2], text)
-    if short:
+            definitions.setdefault(key[:2], {}).setdefault(key[2], content)
+    if damaged:
         records.stats.append(
-            Stat("read.damaged_record", "data_loss", short, "a definition longer than its record")
+            Stat("read.damaged_record", "data_loss", damaged, "a definition is longer than its record")
         )
-    return found
+    return definitions
+
+
+def read_json(definitions: Definitions, stream: int, number: int) -> dict[str, Any] | None:
+    """Return the JSON object of a TEXT definition; None where it is missing or not an object."""
+    try:
+        content = json.loads(definitions.get((TEXT, stream), {}).get(number, b"null"))
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None

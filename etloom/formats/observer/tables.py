@@ -1,4 +1,4 @@
-"""The tables nodes, events and tensors of an observer's file, from its operators."""
+"""Builds the tables nodes, events and tensors of an observer file from its operators."""
 
 from __future__ import annotations
 
@@ -6,34 +6,45 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from etloom.core.schema import Stat
+from etloom.formats.observer.arguments import OperatorArguments
 from etloom.formats.observer.records import Records
 from etloom.formats.tables.building import sort_events
 
+Array = NDArray[Any]
+
 NEVER = np.iinfo(np.int64).max
 _ROOT_NAME = "[pytorch|profiler|execution_trace|%s]"
+_USER_SCOPE = 7
 _GROUP_INIT_NAME = "## process_group:init ##"
 
 
 def build_nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """The nodes without their arguments: the roots of the process and of its threads, then the operators."""
+    """Build the nodes table without arguments: roots of the process and of its threads, then the operators.
+
+    Args:
+        operators: One row per operator, sorted by handle.
+        stats: Receives the number of operators whose parent is missing.
+    """
     threads = operators["rf_tid"].unique().sort()
-    rank = dict(zip(threads.to_list(), range(1, len(threads) + 1), strict=True))
+    root_of_thread = dict(zip(threads.to_list(), range(1, len(threads) + 1), strict=True))
     handles = operators["handle"].to_numpy()
-    above = operators["above"].to_numpy()
-    place = np.searchsorted(handles, above)
-    place[place == len(handles)] = 0
-    fine = handles[place] == above if len(handles) else np.zeros(0, bool)
-    fine &= above < handles  # what encloses began earlier: no circles in a damaged file
-    lost = int(((above != 0) & ~fine).sum())
-    stats.append(Stat("read.missing_parent", "info", lost, "began before what the file holds"))
-    parent = np.where(fine, place + 1 + len(threads), operators["rf_tid"].replace_strict(rank).to_numpy())
-    ended = operators["end"].fill_null(NEVER).to_numpy()
-    # Of those that ended at the same time the inner one, which began later, comes first.
-    order = np.empty(len(ended), np.int64)
-    order[np.lexsort((-np.arange(len(ended)), ended))] = np.arange(len(ended))
-    own = operators.select(
+    enclosing = operators["enclosing"].to_numpy()
+    index = np.searchsorted(handles, enclosing)
+    index[index == len(handles)] = 0
+    has_parent = handles[index] == enclosing if len(handles) else np.zeros(0, bool)
+    has_parent &= enclosing < handles  # the parent began earlier, so even a damaged file has no cycles
+    orphans = int(((enclosing != 0) & ~has_parent).sum())
+    stats.append(Stat("read.missing_parent", "info", orphans, "the parent began before the recording"))
+    roots = operators["rf_tid"].replace_strict(root_of_thread).to_numpy()
+    parent = np.where(has_parent, index + 1 + len(threads), roots)
+    end = operators["end"].fill_null(NEVER).to_numpy()
+    # Of operators that end at the same time the inner one, which began later, comes first.
+    order = np.empty(len(end), np.int64)
+    order[np.lexsort((-np.arange(len(end)), end))] = np.arange(len(end))
+    operator_nodes = operators.select(
         pl.col("row").alias("id"),
         (pl.col("row") + 1).alias("et_id"),
         "name",
@@ -49,27 +60,10 @@ def build_nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
         "op_schema",
         attrs=pl.when("raised").then(pl.lit('{"raised": true}')),
     )
-    count = len(threads) + 1
-    roots = pl.DataFrame(
-        {
-            "id": range(count),
-            "et_id": range(1, count + 1),
-            "name": [_ROOT_NAME % "process", *[_ROOT_NAME % "thread"] * len(threads)],
-            "parent": [None] + [0] * len(threads),
-            "recorded_parent": [1] * count,
-            "file_order": [len(ended) + count - 1, *range(len(ended), len(ended) + count - 1)],
-            "scope": [7] * count,
-            "tid": [0, *threads],
-            "fw_tid": [0] * count,
-            "fw_parent": [0] * count,
-            "seq_id": [-1] * count,
-            "rf_id": [0] * count,
-        }
-    )
     text = pl.col("name", "op_schema").cast(pl.Categorical)
+    root_nodes = _build_roots(threads, len(end)).with_columns(op_schema=pl.lit(None, pl.String))
     return pl.concat(
-        [roots.with_columns(op_schema=pl.lit(None, pl.String)).with_columns(text), own.with_columns(text)],
-        how="diagonal_relaxed",
+        [root_nodes.with_columns(text), operator_nodes.with_columns(text)], how="diagonal_relaxed"
     ).with_columns(
         _null_where("seq_id", -1),
         _null_where("fw_tid", 0),
@@ -78,15 +72,38 @@ def build_nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     )
 
 
-def _null_where(column: str, mark: int) -> pl.Expr:
-    return pl.when(pl.col(column) != mark).then(column).alias(column)
+def _build_roots(threads: pl.Series, operator_count: int) -> pl.DataFrame:
+    """Build the root nodes that PyTorch's execution trace has: the process, and each thread."""
+    count = len(threads) + 1
+    return pl.DataFrame(
+        {
+            "id": range(count),
+            "et_id": range(1, count + 1),
+            "name": [_ROOT_NAME % "process", *[_ROOT_NAME % "thread"] * len(threads)],
+            "parent": [None] + [0] * len(threads),
+            "recorded_parent": [1] * count,
+            "file_order": [operator_count + count - 1, *range(operator_count, operator_count + count - 1)],
+            "scope": [_USER_SCOPE] * count,
+            "tid": [0, *threads],
+            "fw_tid": [0] * count,
+            "fw_parent": [0] * count,
+            "seq_id": [-1] * count,
+            "rf_id": [0] * count,
+        }
+    )
+
+
+def _null_where(column: str, missing: int) -> pl.Expr:
+    """Return the column with null in place of the value that stands for a missing one."""
+    return pl.when(pl.col(column) != missing).then(column).alias(column)
 
 
 def build_events(operators: pl.DataFrame, records: Records) -> pl.DataFrame:
-    scope = operators["scope"]
-    kinds = pl.when(scope == 7).then(pl.lit("user_annotation")).otherwise(pl.lit("cpu_op"))
-    frame = operators.select(
-        kinds.cast(pl.Categorical).alias("cat"),
+    """Build the events table."""
+    is_annotation = operators["scope"] == _USER_SCOPE
+    category = pl.when(is_annotation).then(pl.lit("user_annotation")).otherwise(pl.lit("cpu_op"))
+    events = operators.select(
+        category.cast(pl.Categorical).alias("cat"),
         "name",
         pl.col("start").alias("ts"),
         (pl.col("end") - pl.col("start")).alias("dur"),
@@ -98,60 +115,65 @@ def build_events(operators: pl.DataFrame, records: Records) -> pl.DataFrame:
         position=pl.int_range(pl.len(), dtype=pl.Int64),
         ph=pl.lit("X").cast(pl.Categorical),
     )
-    # The record of process groups is made by the observer, and no part of the job.
-    frame = frame.filter(pl.col("name").cast(pl.String) != _GROUP_INIT_NAME)
-    return sort_events(frame).with_row_index("id")
+    # The observer itself records the process groups in this operator; it is not part of the job.
+    events = events.filter(pl.col("name").cast(pl.String) != _GROUP_INIT_NAME)
+    return sort_events(events).with_row_index("id")
 
 
-def add_arguments(nodes: pl.DataFrame, rows: Any, sides: Any) -> pl.DataFrame:
-    """nodes with inputs, outputs and their types."""
-    roots = nodes.height - len(rows)
-    empty = pl.Series([None] * roots, dtype=pl.Categorical)
-    columns = {
-        name: pl.concat([empty, column.cast(pl.Categorical)]).fill_null("[]")
-        for name, column in sides.columns.items()
-    }
+def add_arguments(nodes: pl.DataFrame, arguments: OperatorArguments) -> pl.DataFrame:
+    """Add inputs, outputs and their types to the nodes table; null for roots."""
+    columns = {}
+    for name, column in arguments.columns.items():
+        empty = pl.Series([None] * (nodes.height - len(column)), dtype=pl.Categorical)
+        columns[name] = pl.concat([empty, column.cast(pl.Categorical)]).fill_null("[]")
     return nodes.with_columns(**columns)
 
 
-def build_tensors(found: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
-    """The tensors table, in which an id is that of one tensor and not of an address.
+def build_tensors(tensors: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
+    """Build the tensors table, in which an id identifies a tensor rather than an address.
 
-    found: its columns with `operator` (place of the operator), `address` and `storage` in place of ids.
+    Args:
+        tensors: Columns of the table, with ``operator`` (row of the operator), ``address`` and ``storage`` in place of
+            ids.
+        operators: One row per operator, sorted by handle.
     """
-    place = found["operator"].to_numpy()
-    begin = operators["start"].to_numpy()[place]
-    output = found["io"].to_numpy() == 1
-    when = np.where(output, operators["end"].fill_null(NEVER).to_numpy()[place], begin)
-    version = np.where(output, NEVER, found["version"].to_numpy())
-    fresh, tensors = _number_incarnations(found["address"].to_numpy(), when, begin, output, version)
-    # A view is a new tensor of a storage that its operator has read: that is not new.
-    _, storages = _number_incarnations(found["storage"].to_numpy(), when, begin, output & fresh, None)
-    storages += tensors.max(initial=0)  # PyTorch counts both by one counter
-    return found.select(
-        operators["row"].gather(found["operator"]).alias("node"),
+    row = tensors["operator"].to_numpy()
+    begin = operators["start"].to_numpy()[row]
+    is_output = tensors["io"].to_numpy() == 1
+    time = np.where(is_output, operators["end"].fill_null(NEVER).to_numpy()[row], begin)
+    version = np.where(is_output, NEVER, tensors["version"].to_numpy())
+    is_new, tensor_ids = _number_incarnations(tensors["address"].to_numpy(), time, begin, is_output, version)
+    # A view is a new tensor of a storage that its operator has read, so its storage is not new.
+    storage = tensors["storage"].to_numpy()
+    _, storage_ids = _number_incarnations(storage, time, begin, is_output & is_new, None)
+    storage_ids += tensor_ids.max(initial=0)  # PyTorch numbers both with the same counter
+    return tensors.select(
+        operators["row"].gather(tensors["operator"]).alias("node"),
         "io",
         "index",
         "item",
-        pl.Series("tensor_id", tensors),
-        pl.Series("storage_id", np.where(found["storage"].to_numpy() == 0, 0, storages)),
-        *found.columns[found.columns.index("version") :],
+        pl.Series("tensor_id", tensor_ids),
+        pl.Series("storage_id", np.where(storage == 0, 0, storage_ids)),
+        *tensors.columns[tensors.columns.index("version") :],
     ).sort("node", "io", "index", "item", maintain_order=True)
 
 
-def _number_incarnations(address: Any, when: Any, begin: Any, made: Any, version: Any) -> tuple[Any, Any]:
-    """Which rows see a new thing at their address, and its number from 1.
+def _number_incarnations(
+    address: Array, time: Array, begin: Array, is_created: Array, version: Array | None
+) -> tuple[NDArray[np.bool_], Array]:
+    """Return which rows refer to a new object at their address, and the number of the object, from 1.
 
-    A new one is there the first time, where an operator that has `made` it found the address untouched since before
-    it began, and where an input is of an older version than before.
+    An object is new when its address occurs first; when an operator created it (``is_created``) and the address was
+    last used before the operator began; and when an input has an older version than before.
     """
-    order = np.lexsort((when, address))
-    key, time = address[order], when[order]
-    fresh = np.ones(len(order), bool)
-    fresh[1:] = (key[1:] != key[:-1]) | (made[order][1:] & (time[:-1] < begin[order][1:]))
+    order = np.lexsort((time, address))
+    sorted_address, sorted_time = address[order], time[order]
+    is_new = np.ones(len(order), bool)
+    unused_before = sorted_time[:-1] < begin[order][1:]
+    is_new[1:] = (sorted_address[1:] != sorted_address[:-1]) | (is_created[order][1:] & unused_before)
     if version is not None:
-        of = version[order]
-        fresh[1:] |= (of[1:] < of[:-1]) & (of[:-1] != NEVER)
-    number, which = np.empty(len(order), np.int64), np.empty(len(order), bool)
-    number[order], which[order] = np.cumsum(fresh), fresh
-    return which, number
+        sorted_version = version[order]
+        is_new[1:] |= (sorted_version[1:] < sorted_version[:-1]) & (sorted_version[:-1] != NEVER)
+    number, mask = np.empty(len(order), np.int64), np.empty(len(order), bool)
+    number[order], mask[order] = np.cumsum(is_new), is_new
+    return mask, number
