@@ -1,4 +1,4 @@
-"""Small files that are there whole or not at all."""
+"""Atomic writes: a small file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, scratch: Path) -> None:
-    """Write `path` anew: in `scratch`, on the same disk, under a name that nobody has, then renamed.
+    """Write a new file under a unique name in `scratch`, then rename it to `path`.
 
-    Whatever `path` or anything in `scratch` links to stays as it is: a folder may be a stranger's. Raises OSError.
+    `scratch` must be on the same disk. Links are not followed, neither at `path` nor in `scratch`: the folder may
+    belong to somebody else.
+
+    Raises:
+        OSError: The file cannot be written; `path` is unchanged.
     """
     unfinished = scratch / f".{path.name}.{os.urandom(6).hex()}"
-    file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
-        with open(file, "w", encoding="utf-8") as text_file:  # noqa: PTH123
-            text_file.write(text)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text)
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)

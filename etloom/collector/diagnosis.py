@@ -1,4 +1,7 @@
-"""Why a run recorded nothing, or nothing of a rank: a sentence for each cause, by what its processes saw."""
+"""Explains why a run, or a rank, recorded nothing, and how much of it a ring still holds.
+
+Each explanation is one sentence, derived from the status files of the job's processes (session/process_status.py).
+"""
 
 from __future__ import annotations
 
@@ -6,104 +9,106 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .options import Options
-from .session.messages import count_noun, format_ranges
+from .options import RecordingOptions
+from .text import count_noun, format_ranges
 
 Facts = dict[str, Any]
 _LOST_PYTHONPATH = "(python -I, -E, -S, env -i, a container)"
 
 
-def explain_empty_run(options: Options, seen: Sequence[Facts], returncode: int = 0) -> str:
-    """The cause, and what to do; `seen` is what each process that imported torch.optim left (seen.Seen).
+def explain_empty_run(options: RecordingOptions, statuses: Sequence[Facts], exit_status: int = 0) -> str:
+    """Return why a run recorded nothing, and what to do.
 
-    A command that failed, by its `returncode`, is the first cause to look at.
+    Args:
+        options: Options of the recording.
+        statuses: The status of each process that imported torch.optim.
+        exit_status: Exit status of the command; a failure is the most likely cause.
     """
-    failed = f"the command ended with status {returncode}"
-    if not seen and returncode:
-        return f"{failed} before a Python of it imported torch.optim, or PYTHONPATH was lost on the way {_LOST_PYTHONPATH}"
-    if not seen:
+    failure = f"the command ended with status {exit_status}"
+    if not statuses and exit_status:
+        return f"{failure} before a Python imported torch.optim, or PYTHONPATH was lost on the way {_LOST_PYTHONPATH}"
+    if not statuses:
         return f"no Python of the command imported torch.optim; was PYTHONPATH lost on the way {_LOST_PYTHONPATH}?"
-    why = _explain_from_statuses(options, seen)
-    return f"{failed}; {why}" if returncode else why
+    reason = _explain_from_statuses(options, statuses)
+    return f"{failure}; {reason}" if exit_status else reason
 
 
-def _explain_from_statuses(options: Options, seen: Sequence[Facts]) -> str:
-    """As the processes tell it."""
-    stepped = [facts for facts in seen if facts.get("began")]
-    if stepped and all(facts.get("left_out") for facts in stepped):
-        ran = format_ranges(sorted({facts["rank"] for facts in stepped}))
-        return f"--ranks {format_ranges(list(options.ranks or ()))} names none of the ranks that ran, {ran}"
+def _explain_from_statuses(options: RecordingOptions, statuses: Sequence[Facts]) -> str:
+    counting = [status for status in statuses if status.get("began")]
+    if counting and all(status.get("excluded") for status in counting):
+        ranks = format_ranges(sorted({status["rank"] for status in counting}))
+        selected = format_ranges(list(options.ranks or ()))
+        return f"--ranks {selected} excludes all ranks of the job, {ranks}"
     reasons = Counter(
-        explain_unrecorded_process(options, facts) for facts in stepped if not facts.get("left_out")
+        explain_unrecorded_process(options, status) for status in counting if not status.get("excluded")
     )
     if reasons:
-        # A helper process of the job may have its own cause; that of most, and of the first of them, counts.
+        # A helper process of the job may have a reason of its own; report the most common, earliest one.
         return reasons.most_common(1)[0][0]
-    return _explain_no_steps(options, seen)
+    return _explain_no_steps(options, statuses)
 
 
-def explain_unrecorded_process(options: Options, facts: Facts) -> str:
-    """Why one process, in which steps were counted, recorded nothing."""
-    if facts.get("left_out"):
-        return "--ranks leaves it out"
-    if facts.get("missed"):
-        return str(facts["missed"][-1])
-    steps, ended = facts.get("steps", 0), facts.get("ended")
-    if not ended:
-        return (
-            f"its process was ended from outside, or left by os._exit, before step {options.first} began"
-            if options.on_demand is None
-            else "its process was ended from outside, or left by os._exit, outside of a window"
-        )
-    of = "" if options.step_ns is None else f" of {options.step_ns / 1e6:g} ms"
-    made = f"the job ended after {count_noun(steps, 'step')}{of}"
+def explain_unrecorded_process(options: RecordingOptions, status: Facts) -> str:
+    """Return why a process in which steps were counted recorded nothing."""
+    if status.get("excluded"):
+        return "--ranks excludes it"
+    if status.get("missed"):
+        return str(status["missed"][-1])
+    steps = status.get("steps", 0)
+    if not status.get("ended"):
+        when = f"before step {options.first} began" if options.on_demand is None else "outside of a window"
+        return f"its process was killed, or left by os._exit, {when}"
+    unit = "" if options.step_ns is None else f" of {options.step_ns / 1e6:g} ms"
+    ending = f"the job ended after {count_noun(steps, 'step')}{unit}"
     if options.on_demand is not None:
-        asked = facts.get("asked")
-        if asked:
-            return f"{made}, before step {asked[0]}, asked for, began"
-        return f"{'asked too late' if facts.get('late') else 'nobody asked'}: {made}"
-    if not steps and facts.get("optimizer"):
-        return f"no optimizer's .step() returned: a {facts['optimizer']} was made and made no step"
-    return f"{made}, before step {options.first} began (steps {options.steps}); ask for earlier steps"
+        if window := status.get("requested"):
+            return f"{ending}, before requested step {window[0]} began"
+        return f"{'the request came too late' if status.get('late') else 'no window was requested'}: {ending}"
+    if not steps and status.get("optimizer"):
+        return f"no optimizer's .step() returned: the {status['optimizer']} that was created made no step"
+    return f"{ending}, before step {options.first} began (steps {options.step_range}); choose earlier steps"
 
 
-def _explain_no_steps(options: Options, seen: Sequence[Facts]) -> str:
-    """No process counted a step."""
-    where = f"in {len(seen)} processes with torch" if len(seen) > 1 else "in the process with torch"
+def _explain_no_steps(options: RecordingOptions, statuses: Sequence[Facts]) -> str:
+    """Return why no process counted a step."""
+    processes = (
+        f"in {len(statuses)} processes with torch" if len(statuses) > 1 else "in the process with torch"
+    )
     if options.step_ns is not None:
-        return f"no torch.nn.Module was made {where}, from which steps of time are counted"
-    if options.marked:
+        return f"no torch.nn.Module was created {processes}, which starts the steps by time"
+    if options.job_marks_steps:
         return (
-            f"no ProfilerStep#N was seen {where}: its own torch.profiler made no step, or there is none; "
+            f"no ProfilerStep#N was recorded {processes}: the job has no torch.profiler, or it makes no steps; "
             "leave out --step-by profiler"
         )
     if options.step_name is not None:
         names: Counter[str] = Counter()
-        for facts in seen:
-            names.update(dict(facts.get("names") or ()))
-        some = ", ".join(f"{name!r} {count_noun(times, 'time')}" for name, times in names.most_common(3))
-        told = f"seen most: {some}" if some else "none was entered"
-        return f"--step-name {options.step_name!r} finds no name of a record_function {where} ({told})"
+        for status in statuses:
+            names.update(dict(status.get("names") or ()))
+        frequent = ", ".join(f"{name!r} {count_noun(count, 'time')}" for name, count in names.most_common(3))
+        summary = f"most frequent: {frequent}" if frequent else "none was entered"
+        return f"--step-name {options.step_name!r} matches no record_function {processes} ({summary})"
     return (
-        f"no torch.optim.Optimizer was made {where}; for a loop without one take --step-name, --step-by 500ms "
-        "or etloom.record"
+        f"no torch.optim.Optimizer was created {processes}; for a loop without one use --step-name, "
+        "--step-by 500ms or etloom.record"
     )
 
 
 def describe_ring(ranks: Sequence[Facts]) -> str | None:
-    """What the ring of these sealed ranks still holds, where it overwrote anything."""
-    lost = [facts for facts in ranks if (facts.get("ring") or {}).get("overwritten_operators")]
-    if not lost:
+    """Return what the rings of these ranks still hold, or None if nothing was overwritten."""
+    overwritten = [facts for facts in ranks if (facts.get("ring") or {}).get("overwritten_operators")]
+    if not overwritten:
         return None
-    # Of several ranks, the one that holds least: what is there of all of them.
-    least = min(lost, key=lambda facts: len(facts["steps"]))
-    since_ns = least["ring"]["whole_since_ns"]
-    kept = count_noun(len(least["steps"]), "whole step")
-    named = f" ({format_ranges(least['steps'])})" if least["steps"] else ""
-    held, before = (least["end_ns"] - since_ns) / 1e9, (since_ns - least["start_ns"]) / 1e9
+    # Of several ranks the one with the fewest steps: these are available on all of them.
+    shortest = min(overwritten, key=lambda facts: len(facts["steps"]))
+    steps = shortest["steps"]
+    since_ns = shortest["ring"]["whole_since_ns"]
+    duration_s = (shortest["end_ns"] - since_ns) / 1e9
+    overwritten_s = (since_ns - shortest["start_ns"]) / 1e9
+    contents = count_noun(len(steps), "complete step") + (f" ({format_ranges(steps)})" if steps else "")
+    rank = f" of rank {shortest['rank']}, the shortest one" if len(ranks) > 1 else ""
+    operators = count_noun(shortest["ring"]["overwritten_operators"], "operator")
     return (
-        f"the ring holds {kept}{named} of the last {held:.3g} s"
-        + (f" of rank {least['rank']}, which holds least" if len(ranks) > 1 else "")
-        + f"; {count_noun(least['ring']['overwritten_operators'], 'operator')} of the {before:.3g} s before are "
-        "overwritten (a larger --max-size keeps more)"
+        f"the ring holds {contents} of the last {duration_s:.3g} s{rank}; {operators} of the {overwritten_s:.3g} s before "
+        "are overwritten (a larger --max-size keeps more)"
     )

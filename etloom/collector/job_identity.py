@@ -1,8 +1,8 @@
-"""Which job a process belongs to, so that traces of two jobs are not put together as one.
+"""Identifies the job of a process, so that traces of two jobs are not joined.
 
-Processes of one launch are of one job. Ids of a batch system or of torchrun prove only that two jobs are two. Ranks
-could agree on more through the store in which they met, but that is the job's: to ask it may wait behind a thread of
-the job, or for a file that is gone, as long as its timeout is.
+Processes of one launch belong to one job. Ids of a batch system or of torchrun only prove that two jobs differ. Ranks
+could agree on more through the store of their process group, but that belongs to the job: a query may wait behind a
+thread of the job, or for a deleted file, until its timeout.
 """
 
 from __future__ import annotations
@@ -11,58 +11,61 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .options import Options
+from .options import RecordingOptions
 
-# Of the whole job; a part of it, as a step of SLURM's, may have others.
+# Ids of the whole job; parts of it, such as steps of SLURM, may have ids of their own.
 _BATCH_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-_MISSING_IDS = ("", "none")  # what torchrun says where it was given none
+_MISSING_IDS = ("", "none")  # torchrun's value if it was started without an id
 
 
-def describe_job(options: Options) -> dict[str, Any]:
-    """Of a process, for rank_<r>.json: name and id of the batch system's job; torchrun's id; and the `launch`, or the
-    process that called `record`, by host, process and chance; supervised: it is a `launch`."""
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+def describe_job(options: RecordingOptions) -> dict[str, Any]:
+    """Return the job of this process, for rank_<r>.json.
+
+    Its keys: batch (variable and id of the batch system's job), rendezvous (torchrun's id), launch (the `collect`, or
+    the process that called `record`, by host, pid and a random id), supervised (whether it is a `collect`).
+    """
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    batch_ids = (f"{name}={os.environ[name]}" for name in _BATCH_VARIABLES if os.environ.get(name))
     return {
-        "batch": next(
-            (f"{name}={os.environ[name]}" for name in _BATCH_VARIABLES if os.environ.get(name)), None
-        ),
-        "rendezvous": None if run in _MISSING_IDS else run,
+        "batch": next(batch_ids, None),
+        "rendezvous": None if run_id in _MISSING_IDS else run_id,
         "launch": launch_id(options),
         "supervised": options.supervised,
     }
 
 
-def launch_id(options: Options) -> str:
+def launch_id(options: RecordingOptions) -> str:
     return Path(options.scratch).name.removeprefix(".etloom-")
 
 
 def merge_job_facts(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the ranks of a run say of their job where none contradicts; null where none says anything."""
-    told = [rank["job"] for rank in ranks if isinstance(rank.get("job"), dict)]
-    if not told:
+    """Return the job facts of a run: those that no rank contradicts; None if no rank has any."""
+    jobs = [rank["job"] for rank in ranks if isinstance(rank.get("job"), dict)]
+    if not jobs:
         return None
-    return {
-        name: found.pop() if len(found := {job.get(name) for job in told} - {None}) == 1 else None
-        for name in ("batch", "rendezvous", "launch")
-    }
+    merged: dict[str, Any] = {}
+    for name in ("batch", "rendezvous", "launch"):
+        values = {job.get(name) for job in jobs} - {None}
+        merged[name] = values.pop() if len(values) == 1 else None
+    return merged
 
 
 def find_contradiction(ranks: list[dict[str, Any]]) -> str | None:
-    """Why ranks of one window, by their facts, are of several jobs; null where nothing says so."""
-    worlds = sorted({rank["world_size"] for rank in ranks})
-    if len(worlds) > 1:
-        return f"they are of worlds of {worlds[0]} and of {worlds[1]} ranks"
-    told = [rank.get("job") or {} for rank in ranks]
+    """Return why the ranks of one window cannot belong to one job; None if nothing contradicts it."""
+    world_sizes = sorted({rank["world_size"] for rank in ranks})
+    if len(world_sizes) > 1:
+        return f"their world sizes differ, {world_sizes[0]} and {world_sizes[1]}"
     if is_same_launch(ranks):
         return None
-    for name, what in (("batch", "jobs of the batch system"), ("rendezvous", "meetings of torchrun")):
-        found = sorted({job[name] for job in told if job.get(name)})
-        if len(found) > 1:
-            return f"they are of different {what}, {found[0]} and {found[1]}"
+    jobs = [rank.get("job") or {} for rank in ranks]
+    for name, description in (("batch", "jobs of the batch system"), ("rendezvous", "torchrun ids")):
+        ids = sorted({job[name] for job in jobs if job.get(name)})
+        if len(ids) > 1:
+            return f"they belong to different {description}, {ids[0]} and {ids[1]}"
     return None
 
 
 def is_same_launch(ranks: list[dict[str, Any]]) -> bool:
-    """Whether ranks, by their facts, are surely of one job."""
+    """Return whether the ranks certainly belong to one job."""
     launches = {(rank.get("job") or {}).get("launch") for rank in ranks}
     return len(launches) == 1 and None not in launches

@@ -1,6 +1,6 @@
-"""What a user writes of a recording, put into values: steps, ranks, what to record, lengths of time.
+"""Parsers for options of a recording: steps, ranks, sources, durations, folder names.
 
-Each function raises CollectError, with the way it should be written, for what it does not understand.
+Each function raises CollectError, naming the option and the expected form, for a value that it cannot parse.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ from .rank_environment import rank_from_environment, read_int_variable
 
 SOURCES = ("kineto", "et", "memory", "stacks", "shapes", "flight-recorder", "nsys")
 _MIN_STEP_NS = 10_000_000
-_UNITS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9}
+_UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9}
+_DEFAULT_STEPS = "3:5"
+_DEFAULT_RING_STEPS = "3:"
+_DEFAULT_LENGTH = 2
 
 
 def parse_steps(steps: str | None) -> tuple[int, int | None]:
-    """`"3:5"` is steps 3 and 4, `"3:"` all from 3 on, `":5"` the first five, `"3"` step 3, None all."""
+    """Parse a step range [first, last); last None means to the end.
+
+    Args:
+        steps: "3:5" for steps 3 and 4, "3:" for all from 3 on, ":5" for the first five, "3" for step 3, None for all.
+    """
     if steps is None:
         return 0, None
     match = re.fullmatch(r"\s*(\d*)\s*(:?)\s*(\d*)\s*", steps)
@@ -28,7 +35,7 @@ def parse_steps(steps: str | None) -> tuple[int, int | None]:
         if last is None or first < last:
             return first, last
     raise option_error(
-        f"{steps!r} is no range of steps",
+        f"expected a range of steps, got {steps!r}",
         "steps",
         "write FIRST:LAST as in a slice, for example 3:5 for steps 3 and 4",
     )
@@ -37,84 +44,94 @@ def parse_steps(steps: str | None) -> tuple[int, int | None]:
 def parse_window(
     steps: str | None, every: int | None, length: int | None, on_demand: int | None, ring: bool = False
 ) -> tuple[int, int | None]:
-    """The first window [first, last): `steps`, else of `every` N `length` L the steps from N to N + L, else 3:5.
+    """Return the first window [first, last).
 
-    With `ring`, which holds the last of a long window, 3: in place of 3:5.
+    It is `steps`, else, with `every` N and `length` L, the steps from N to N + L, else 3:5. With `ring`, which keeps
+    the end of a long window, the default is 3: instead of 3:5.
     """
     for name, number in (("every", every), ("length", length), ("on_demand", on_demand)):
         if number is not None and number < 1:
-            raise option_error(f"{number} steps", name, "ask for 1 or more")
+            raise option_error(f"expected at least 1 step, got {number}", name)
     if every is None:
         if length is not None:
-            raise option_error("needs a period", "length", "write --every N --for M, or --steps FIRST:LAST")
-        return parse_steps(steps or ("3:" if ring and on_demand is None else "3:5"))
+            raise option_error(
+                "--for requires --every", "length", "write --every N --for M, or --steps FIRST:LAST"
+            )
+        default = _DEFAULT_RING_STEPS if ring and on_demand is None else _DEFAULT_STEPS
+        return parse_steps(steps or default)
     if on_demand is not None:
-        raise option_error("windows come by the clock or on demand", "every", "leave out one of the two")
-    first, last = parse_steps(steps) if steps else (every, every + (length or 2))
-    if last is None or (steps and length is not None):
+        raise option_error("--every and --on-demand are mutually exclusive", "every")
+    first, last = parse_steps(steps) if steps else (every, every + (length or _DEFAULT_LENGTH))
+    if steps and length is not None:
+        raise option_error("--steps and --for are mutually exclusive with --every", "every")
+    if last is None:
         raise option_error(
-            "the length of a window is told twice or not at all", "every", "write --every N --for M"
+            f"--steps {steps} has no last step, which --every requires", "every", "write FIRST:LAST"
         )
     if last - first >= every:
         raise option_error(
-            f"windows of {last - first} steps every {every} overlap", "every", "leave room between"
+            f"windows of {last - first} steps every {every} steps overlap",
+            "every",
+            "choose shorter windows or a larger --every",
         )
     return first, last
 
 
 def parse_ranks(ranks: str | None) -> tuple[int, ...] | None:
-    """`"0,8-15"` is rank 0 and ranks 8 to 15, None all."""
+    """Parse ranks such as "0,8-15" (rank 0 and ranks 8 to 15) into ascending order; None means all ranks."""
     if ranks is None:
         return None
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in ranks.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise option_error(
-                f"{ranks!r} names no ranks", "ranks", "write numbers and ranges, for example 0,8-15"
+                f"expected rank numbers and ranges, got {ranks!r}", "ranks", "for example 0,8-15"
             )
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(found))
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(numbers))
 
 
-def parse_sources(what: str) -> dict[str, bool]:
-    """`"kineto,et,shapes"` to fields of Options."""
-    asked = [part.strip() for part in what.split(",")]
-    unknown = [part for part in asked if part not in SOURCES]
+def parse_sources(sources: str) -> dict[str, bool]:
+    """Parse a list of sources such as "kineto,et,shapes" into fields of RecordingOptions."""
+    names = [part.strip() for part in sources.split(",")]
+    unknown = [name for name in names if name not in SOURCES]
     if unknown:
-        raise option_error(f"{unknown[0]!r} is nothing to record", "what", f"choose of {', '.join(SOURCES)}")
-    if "nsys" in asked and "kineto" in asked:
+        raise option_error(f"unknown source {unknown[0]!r}; expected one of {', '.join(SOURCES)}", "sources")
+    if "nsys" in names and "kineto" in names:
         raise option_error(
-            "nsys and kineto cannot record at once, both take CUPTI", "what", "record one after the other"
+            "nsys and kineto are mutually exclusive: both use CUPTI",
+            "sources",
+            "record them one after the other",
         )
-    if not {"nsys", "kineto", "et", "flight-recorder"} & set(asked):
-        raise option_error(f"{what!r} adds to a trace, and there is none", "what", "add kineto")
-    if {"stacks", "memory"} & set(asked) and "kineto" not in asked:
-        raise option_error("stacks and memory stand in the Kineto trace", "what", "add kineto")
+    if not {"nsys", "kineto", "et", "flight-recorder"} & set(names):
+        raise option_error(f"{sources} only adds details to a trace", "sources", "add kineto")
+    if {"stacks", "memory"} & set(names) and "kineto" not in names:
+        raise option_error("stacks and memory require the Kineto trace", "sources", "add kineto")
     fields = {"stacks": "stack", "flight-recorder": "flight_recorder"}
-    return {fields.get(name, name): name in asked for name in SOURCES}
+    return {fields.get(name, name): name in names for name in SOURCES}
 
 
 def parse_step_by(step_by: str | None) -> dict[str, Any]:
-    """`"optimizer"`, `"profiler"` or a length of time (`"500ms"`, `"2s"`) to fields of Options."""
+    """Parse "optimizer", "profiler" or a duration ("500ms", "2s") into fields of RecordingOptions."""
     if step_by in (None, "optimizer"):
         return {}
     if step_by == "profiler":
-        # The job's own session is there, and two of Kineto end the process.
-        return {"step_name": r"^ProfilerStep#\d+$", "marked": True, "kineto": False}
+        # The job has its own Kineto session, and a second one would crash the process.
+        return {"step_name": r"^ProfilerStep#\d+$", "job_marks_steps": True, "kineto": False}
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m)\s*", step_by or "")
     if match is None:
         raise option_error(
-            f"{step_by!r} makes no steps", "step_by", "write optimizer, profiler or a time as 500ms"
+            f"expected optimizer, profiler or a duration, got {step_by!r}", "step_by", "for example 500ms"
         )
-    step_ns = round(float(match[1]) * _UNITS[match[2]])
+    step_ns = round(float(match[1]) * _UNITS_NS[match[2]])
     if step_ns < _MIN_STEP_NS:
-        raise option_error(f"{step_by} is too short for a step", "step_by", "take 10ms or more")
+        raise option_error(f"expected at least 10ms, got {step_by}", "step_by")
     return {"step_ns": step_ns}
 
 
 def expand_folder_name(out: str) -> str:
-    """`out` with {host}, {rank} and {time} put in, so that what several hosts write does not meet."""
+    """Replace {host}, {rank} and {time} in a folder name, so that several hosts can write to different folders."""
     rank = rank_from_environment()
     values = {
         "host": socket.gethostname(),
@@ -122,22 +139,22 @@ def expand_folder_name(out: str) -> str:
         "rank": read_int_variable("SLURM_PROCID") if rank is None else rank,
     }
 
-    def value(match: re.Match[str]) -> str:
+    def expand(match: re.Match[str]) -> str:
         name = match[1]
         if values.get(name) is None:
-            why = "is not in the environment" if name in values else "is not known"
+            reason = "the environment has no rank" if name in values else "unknown placeholder"
             raise option_error(
-                f"{{{name}}} of {out} {why}",
+                f"{reason}: {{{name}}} in {out}",
                 "out",
-                "use {host}, {time}, or {rank} where a launcher sets RANK",
+                "use {host}, {time}, or {rank} with a launcher that sets RANK",
             )
         return str(values[name])
 
-    return re.sub(r"\{(\w*)\}", value, out)
+    return re.sub(r"\{(\w*)\}", expand, out)
 
 
-def option_error(message: str, option: str, remedy: str) -> Exception:
-    """The CollectError of a parameter of `launch`."""
+def option_error(message: str, option: str, remedy: str | None = None) -> Exception:
+    """Return the CollectError for a wrong value of a parameter of `collect` or `record`."""
     from etloom.core.errors import CollectError
 
     return CollectError(message, option=option, remedy=remedy)

@@ -1,83 +1,98 @@
-"""What the options of a recording mean together: a combination in which one of them would do nothing is refused.
+"""Rules for combinations of options: an option that would have no effect is refused.
 
-Each function raises CollectError, of the option that would do nothing.
+Each function raises CollectError, naming the option that would have no effect.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from .option_parsing import SOURCES, option_error, parse_sources
+from .options import CollectOptions
 
-RING_WITHOUT_KINETO = "a ring is recorded without Kineto's trace, which has no bound (--with et says so)"
+RING_WITHOUT_KINETO = "--ring excludes the Kineto trace, which has no size limit (use --with et)"
+_MIN_BYTES = 1 << 20
 
 
-def resolve_sources(
-    what: str | None,
-    *,
-    shapes: bool | None,
-    stack: bool,
-    memory: bool,
-    ring: bool,
-    step_by: str | None = None,
-) -> dict[str, Any]:
-    """Fields of Options: of `what` all that is recorded, else Kineto's and an execution trace with what the others say.
+def resolve_sources(options: CollectOptions) -> dict[str, Any]:
+    """Return the fields of RecordingOptions that select what is recorded.
 
-    A ring, and steps of the job's own profiler, are recorded without Kineto's trace.
+    These are `sources`, else a Kineto trace and an execution trace with the details of `shapes`, `stack` and `memory`.
+    A ring, and steps of the job's own profiler, exclude the Kineto trace.
     """
-    if what is None:
-        found = {
-            name: name in ("kineto", "et") for name in SOURCES if name not in ("stacks", "flight-recorder")
-        }
-        found |= {"shapes": shapes is not False, "stack": stack, "memory": memory, "flight_recorder": False}
+    fields: dict[str, Any]
+    if options.sources is None:
+        names = (name for name in SOURCES if name not in ("stacks", "flight-recorder"))
+        fields = {name: name in ("kineto", "et") for name in names}
+        fields |= {"shapes": options.shapes is not False, "stack": options.stack, "memory": options.memory}
+        fields["flight_recorder"] = False
     else:
-        for option, given in (("shapes", shapes is not None), ("stack", stack), ("memory", memory)):
-            if given:
+        is_set = {"shapes": options.shapes is not None, "stack": options.stack, "memory": options.memory}
+        for option, value in is_set.items():
+            if value:
                 raise option_error(
-                    "all that is recorded is listed already", option, "write it into --with or leave it out"
+                    f"--{option} and --with are mutually exclusive", option, "add it to the list of --with"
                 )
-        found = parse_sources(what)
-    why = "has no bound, and would grow beside a ring" if ring else ""
-    if step_by == "profiler":
-        why = "is left to the job's own torch.profiler: two sessions of Kineto end the process"
-    if why and found["kineto"]:
-        if what is not None:
-            raise option_error(f"Kineto's trace {why}", "what", "leave out kineto, as in --with et")
+        fields = parse_sources(options.sources)
+    reason = _reason_without_kineto(options)
+    if reason and fields["kineto"]:
+        if options.sources is not None:
+            raise option_error(f"kineto cannot be recorded: {reason}", "sources", "leave out kineto")
         for option in ("stack", "memory"):
-            if found[option]:
-                raise option_error(f"it stands in Kineto's trace, which {why}", option, "leave it out")
-        found["kineto"] = False
-    return found
+            if fields[option]:
+                raise option_error(
+                    f"requires the Kineto trace, which cannot be recorded: {reason}", option, "leave it out"
+                )
+        fields["kineto"] = False
+    return fields
 
 
-def check_observer(found: dict[str, bool], observer: str, *, ring: bool, max_bytes: int | None) -> None:
-    """Whether there is an execution trace, and one of the observer that these options are of."""
-    if observer not in ("native", "stock"):
-        raise option_error(f"{observer!r} is no observer", "observer", "choose native or stock")
-    if max_bytes is not None and max_bytes < 1 << 20:
-        raise option_error(f"{max_bytes} bytes are too few", "max_bytes", "allow 1 MiB or more")
-    for option, given in (
-        ("ring", ring),
-        ("max_bytes", max_bytes is not None),
-        ("observer", observer == "stock"),
-    ):
-        if given and not found["et"]:
-            raise option_error("no execution trace is recorded, which it is of", option, "add et to --with")
-        if given and observer == "stock" and option != "observer":
-            raise option_error("torch's own observer has no bound", option, "leave out --observer stock")
+def _reason_without_kineto(options: CollectOptions) -> str | None:
+    if options.step_by == "profiler":
+        return "--step-by profiler leaves Kineto to the job's own torch.profiler, and two sessions crash the process"
+    return "--ring excludes the Kineto trace, which has no size limit" if options.ring else None
 
 
-def check_windows(given: dict[str, Any]) -> None:
-    """Of `steps`, `every`, `on_demand`, `max_windows`, `step_name` and `step_by`, None where they are not given."""
-    several = given["every"] is not None or given["on_demand"] is not None
-    most = given["max_windows"]
-    if most is not None and most < 1:
-        raise option_error(f"{most} windows", "max_windows", "keep 1 or more")
-    if most is not None and not several:
-        raise option_error("there is one window", "max_windows", "it is for --every and --on-demand")
-    if given["steps"] is not None and given["on_demand"] is not None:
+def check_observer(options: CollectOptions, *, records_et: bool) -> None:
+    """Check that an execution trace is recorded, and by the observer that these options require."""
+    if options.observer not in ("native", "stock"):
         raise option_error(
-            "a window on demand opens when it is asked for", "steps", "leave out one of the two"
+            f"unknown observer {options.observer!r}; expected one of native, stock", "observer"
         )
-    if given["step_name"] is not None and given["step_by"] is not None:
-        raise option_error("steps are told twice", "step_by", "leave out --step-by or --step-name")
+    if options.max_bytes is not None and options.max_bytes < _MIN_BYTES:
+        raise option_error(f"expected at least 1 MiB, got {options.max_bytes} bytes", "max_bytes")
+    is_set = {
+        "ring": options.ring,
+        "max_bytes": options.max_bytes is not None,
+        "observer": options.observer == "stock",
+    }
+    for option, value in is_set.items():
+        if value and not records_et:
+            raise option_error("requires an execution trace", option, "add et to --with")
+        if value and options.observer == "stock" and option != "observer":
+            raise option_error(
+                "requires the native observer: torch's observer has no size limit",
+                option,
+                "leave out --observer stock",
+            )
+
+
+def check_windows(options: CollectOptions) -> None:
+    """Check the options that define steps and windows."""
+    several = options.every is not None or options.on_demand is not None
+    if options.max_windows is not None and options.max_windows < 1:
+        raise option_error(f"expected at least 1 window, got {options.max_windows}", "max_windows")
+    if options.max_windows is not None and not several:
+        raise option_error("requires --every or --on-demand", "max_windows")
+    if options.steps is not None and options.on_demand is not None:
+        raise option_error("--steps and --on-demand are mutually exclusive", "steps")
+    if options.step_name is not None and options.step_by is not None:
+        raise option_error("--step-name and --step-by are mutually exclusive", "step_by")
+    if options.step_name is not None:
+        try:
+            re.compile(options.step_name)
+        except re.error as error:
+            raise option_error(
+                f"invalid regular expression {options.step_name!r}: {error}", "step_name"
+            ) from None

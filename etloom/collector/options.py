@@ -1,4 +1,4 @@
-"""What to record and where: the one value that the launching process hands to the processes of the job."""
+"""Options of a recording: as the user writes them, and as the processes of the job receive them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,57 @@ import sys
 from dataclasses import asdict, dataclass, replace
 
 VARIABLE = "ETLOOM_COLLECT"
+"""The environment variable that carries `RecordingOptions` to the processes of the job."""
+_PROFILER_WARMUP_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
-class Options:
-    """A window of steps [first, last) (last None: to the end) and what is noted in it."""
+class CollectOptions:
+    """Options of `collect`, as the user writes them.
+
+    Attributes:
+        steps: Steps to record, as a slice: "3:5" (the default) is steps 3 and 4. With `ring` the default is "3:".
+        every: Record a window every so many steps, into `out`/step_N.
+        length: Number of steps of each window of `every` (default: 2).
+        on_demand: Number of steps to record each time a window is requested (`request_recording`, SIGUSR2).
+        max_windows: With `every` or `on_demand`, number of windows to keep, the newest ones (default: 50).
+        step_name: Regular expression; a record_function whose name matches is a step.
+        step_by: "optimizer" (the default), "profiler" (the job's own ProfilerStep#N) or a duration such as "500ms".
+        ranks: Ranks to record, such as "0,8-15" (default: all).
+        sources: Everything to record, such as "kineto,et,shapes"; replaces `shapes`, `stack` and `memory`.
+        shapes: Record input shapes (default: true). Only without `sources`.
+        stack: Record Python stacks. Only without `sources`.
+        memory: Record allocations. Only without `sources`.
+        all_threads: Also profile threads that Python code starts.
+        observer: "native" (etloom's own, with times) or "stock" (torch's).
+        max_bytes: Size limit of the native observer's file of one window, in bytes (default: 4 GiB).
+        ring: At `max_bytes`, overwrite the oldest operators instead of stopping. Excludes the Kineto trace.
+    """
+
+    steps: str | None = None
+    every: int | None = None
+    length: int | None = None
+    on_demand: int | None = None
+    max_windows: int | None = None
+    step_name: str | None = None
+    step_by: str | None = None
+    ranks: str | None = None
+    sources: str | None = None
+    shapes: bool | None = None
+    stack: bool = False
+    memory: bool = False
+    all_threads: bool = True
+    observer: str = "native"
+    max_bytes: int | None = None
+    ring: bool = False
+
+
+@dataclass(frozen=True)
+class RecordingOptions:
+    """Validated options, passed to the processes of the job in an environment variable.
+
+    The window is the steps [first, last); last None: to the end of the job.
+    """
 
     out: str
     scratch: str
@@ -31,40 +77,40 @@ class Options:
     max_bytes: int | None = None
     ring: bool = False
     ranks: tuple[int, ...] | None = None
-    every: int | None = None  # steps from the begin of one window to that of the next
-    max_windows: int = 50  # of several the newest are kept
-    on_demand: int | None = None  # steps of a window that waits until `trigger` is called
-    step_name: str | None = None  # record_functions whose name has this regular expression are steps
-    step_ns: int | None = None  # a step is so much time
-    marked: bool = False  # the job names its steps ProfilerStep#N itself
-    supervised: bool = False  # a launcher waits for the command, and says what became of the recording
-    etloom: str | None = None
+    every: int | None = None  # steps from the begin of one window to the begin of the next
+    max_windows: int = 50  # of several windows, keep the newest ones
+    on_demand: int | None = None  # steps of a window on demand
+    step_name: str | None = None  # record_functions whose name matches this regular expression are steps
+    step_ns: int | None = None  # steps are time intervals of this length
+    job_marks_steps: bool = False  # the job itself marks its steps with ProfilerStep#N
+    supervised: bool = False  # a launcher waits for the command and reports the outcome of the recording
+    etloom_version: str | None = None
     command: tuple[str, ...] | None = None
 
     @property
-    def steps(self) -> str:
+    def step_range(self) -> str:
         return f"{self.first}:{'' if self.last is None else self.last}"
 
     @property
-    def repeats(self) -> bool:
-        """There may be several windows, so each has a folder of its own."""
+    def has_several_windows(self) -> bool:
+        """True if the recording may have several windows, each in a folder of its own."""
         return self.every is not None or self.on_demand is not None
 
     @property
-    def lead(self) -> int:
-        """Steps before a window in which the profilers get ready: one, or those of two seconds."""
-        return 1 if self.step_ns is None else -(-2_000_000_000 // self.step_ns)
+    def warmup_steps(self) -> int:
+        """Number of steps before a window in which the profilers are prepared: one, or those of two seconds."""
+        return 1 if self.step_ns is None else -(-_PROFILER_WARMUP_NS // self.step_ns)
 
-    def of_window(self, first: int, last: int | None) -> Options:
-        """As a window of these steps is recorded."""
-        out = f"{self.out}/step_{first}" if self.repeats else self.out
+    def for_window(self, first: int, last: int | None) -> RecordingOptions:
+        """Return the options of the window of steps [first, last)."""
+        out = f"{self.out}/step_{first}" if self.has_several_windows else self.out
         return replace(self, out=out, first=first, last=last)
 
     def to_environment(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_environment(cls) -> Options:
+    def from_environment(cls) -> RecordingOptions:
         values = json.loads(os.environ[VARIABLE])
         for name in ("command", "ranks"):
             if values[name] is not None:
@@ -73,9 +119,11 @@ class Options:
 
 
 def new_scratch_name(out: str) -> str:
-    """A name for a hidden folder of unfinished files, told apart by host, process and chance."""
+    """Return the path of a new hidden folder for unfinished files; host, pid and a random part make it unique."""
     return f"{out}/.etloom-{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
 
 
 def loaded_version() -> str | None:
-    return getattr(sys.modules.get("etloom"), "__version__", None)
+    """Return the version of etloom, or None in a process that has only the collector."""
+    version = getattr(sys.modules.get("etloom"), "__version__", None)
+    return version if isinstance(version, str) else None

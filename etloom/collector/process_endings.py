@@ -1,8 +1,8 @@
-"""How the processes of a run ended, as far as anybody saw it.
+"""Endings of the processes of a run, and the traces that are lost through them.
 
-`ended` of rank_<r>.json says how: {"how": "exited"}, with whatever status, "raised" with the class of the exception as
-`error`, or "killed", by a signal, which os._exit looks like from outside; `in_window`: before the window was written.
-Null where nobody looked: the launcher was killed too, or there was none.
+`ended` of rank_<r>.json is {"how": "exited"}, with any status; "raised" with the class of the exception as `error`;
+or "killed" by a signal, from which os._exit cannot be distinguished. `in_window`: before the window was written. It is
+null if nobody observed the end: the launcher was killed too, or there was none.
 """
 
 from __future__ import annotations
@@ -11,82 +11,84 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .session.messages import format_ranges
+from .text import format_ranges, format_ranks
 
 Facts = dict[str, Any]
 STARTED_FILE = "started"
-"""An empty file in the folder of a window that was not only prepared."""
+"""An empty file in the folder of a window that was started, not only prepared."""
 KILLED_NOTE = "killed.json"
-"""What a window leaves beside its unfinished files, for the case that its process is killed: its facts as far as they
-are known, and as `window` and `command` its folder in that of the run and what runs."""
+"""The facts of a window, next to its unfinished files, in case its process is killed.
+
+Also holds `window`, its folder in that of the run, and `command`."""
 KILLED_IN_WINDOW = {"how": "killed", "in_window": True, "error": None}
 _WRITTEN_AT_CLOSE = {
     "kineto": ("kineto_trace_", "Kineto trace"),
     "flight_recorder": ("flight_recorder_", "Flight Recorder dump"),
 }
-"""Sources that leave nothing of a window that does not close: how their files' names begin, and what they are."""
+"""Sources that write nothing until the window closes: prefix of their files, and their name."""
 
 
-def ending_of_process(seen: Facts) -> Facts:
-    """How a process ended whose window is written, by what it left for the launcher (seen.Seen)."""
-    error = seen.get("raised")
-    how = "killed" if not seen.get("ended") else "raised" if error else "exited"
-    return {"how": how, "in_window": False, "error": error}
+def process_ending(status: Facts) -> Facts:
+    """Return how a process ended whose window is written, from its status file."""
+    error = status.get("raised")
+    kind = "killed" if not status.get("ended") else "raised" if error else "exited"
+    return {"how": kind, "in_window": False, "error": error}
 
 
 def describe_endings(ranks: Iterable[Facts]) -> str | None:
-    """Which ranks did not end in order, in words; null where all did, or nobody knows."""
-    groups: dict[tuple[bool, str], list[int]] = {}  # killed or not, and the words for it
+    """Return which ranks ended abnormally, as a sentence; None if none did, or nothing is known."""
+    groups: dict[tuple[bool, str], list[int]] = {}  # whether killed, and when or by which error -> ranks
     for facts in ranks:
-        ended = facts.get("ended") or {}
-        if ended.get("how") == "killed":
-            written = "as {their} window was written" if facts.get("end_ns") else "in {their} window"
-            when = written if ended.get("in_window") else "after {their} window"
+        ending = facts.get("ended") or {}
+        if ending.get("how") == "killed":
+            when = "after {their} window"
+            if ending.get("in_window"):
+                when = "while {their} window was written" if facts.get("end_ns") else "in {their} window"
             groups.setdefault((True, when), []).append(facts["rank"])
-        elif ended.get("how") == "raised":
-            groups.setdefault((False, f"{ended.get('error')}"), []).append(facts["rank"])
-    said = []
-    for (killed, what), numbers in groups.items():
-        one = len(numbers) == 1
-        if killed:
-            when = what.format(their="its" if one else "their")
-            words = f"{'was' if one else 'were'} ended from outside {when}, or left by os._exit"
+        elif ending.get("how") == "raised":
+            groups.setdefault((False, f"{ending.get('error')}"), []).append(facts["rank"])
+    sentences = []
+    for (is_killed, detail), numbers in groups.items():
+        subject = format_ranks(sorted(numbers))
+        if is_killed:
+            verb, their = ("was", "its") if len(numbers) == 1 else ("were", "their")
+            sentences.append(f"{subject} {verb} killed {detail.format(their=their)}, or left by os._exit")
         else:
-            words = f"ended by {what}"  # of a file: no format
-        said.append(f"{'rank' if one else 'ranks'} {format_ranges(sorted(numbers))} {words}")
-    return "; ".join(said) or None
+            sentences.append(f"{subject} ended with {detail}")  # from a file: not a format string
+    return "; ".join(sentences) or None
 
 
 def describe_losses(ranks: Iterable[Facts]) -> str | None:
-    """What is missing of the window that was asked for, as processes ended in it, in words; null where nothing is."""
-    ended = [(facts, facts.get("ended") or {}) for facts in ranks]
-    cut = [facts for facts, end in ended if end.get("how") == "killed" and end.get("in_window")]
-    said = []
+    """Return what is missing because processes ended in their window, as a sentence; None if nothing is."""
+    endings = [(facts, facts.get("ended") or {}) for facts in ranks]
+    killed = [facts for facts, end in endings if end.get("how") == "killed" and end.get("in_window")]
+    sentences = []
     for source, (prefix, name) in _WRITTEN_AT_CLOSE.items():
-        without = [
+        missing = [
             facts["rank"]
-            for facts in cut
+            for facts in killed
             if source in (facts.get("sources") or ())
             and not any(file.startswith(prefix) for file in facts.get("files") or ())
         ]
-        if without:
-            whose = f"{'rank' if len(without) == 1 else 'ranks'} {format_ranges(sorted(without))}"
-            said.append(f"the {name} of {whose} is lost: it is written when a window closes")
-    if (steps := _describe_steps(cut, bool(said))) is not None:
-        said.append(steps)
-    return "; ".join(said) or None
+        if missing:
+            sentences.append(
+                f"the {name} of {format_ranks(sorted(missing))} is lost: it is written when a window closes"
+            )
+    if (steps := _describe_steps(killed, even_if_complete=bool(sentences))) is not None:
+        sentences.append(steps)
+    return "; ".join(sentences) or None
 
 
-def describe_kept(ranks: Iterable[Facts]) -> str:
-    """Of ranks whose processes ended in their window."""
-    missing = describe_losses(ranks)
-    return f"what our observer saw up to then is kept{f', but {missing}' if missing else ''}"
+def describe_recovered(ranks: Iterable[Facts]) -> str:
+    """Return what is kept of ranks whose processes were killed in their window, as a sentence."""
+    losses = describe_losses(ranks)
+    return f"the native observer's trace up to then is kept{f', but {losses}' if losses else ''}"
 
 
 def requested_steps(ranks: Iterable[Facts]) -> str | None:
-    """The steps of a window that were asked for, `3-399` or `3 on`; null where ranks differ, or do not say."""
-    asked = {str(facts.get("steps_asked")) for facts in ranks}
-    match = re.fullmatch(r"(\d{1,18}):(\d{0,18})", asked.pop(), re.ASCII) if len(asked) == 1 else None
+    """Return the requested steps, `3-399` or `3 on`; None if the ranks differ, or do not record them."""
+    requests = {str(facts.get("steps_asked")) for facts in ranks}
+    match = re.fullmatch(r"(\d{1,18}):(\d{0,18})", requests.pop(), re.ASCII) if len(requests) == 1 else None
     if match is None:
         return None
     if not match[2]:
@@ -95,16 +97,19 @@ def requested_steps(ranks: Iterable[Facts]) -> str | None:
     return f"{first}-{last}" if first < last else str(first)
 
 
-def _describe_steps(cut: Sequence[Facts], always: bool) -> str | None:
-    """Which steps of those asked for all ranks of `cut` hold; unless `always` only where some are missing."""
-    asked = requested_steps(cut)
-    if asked is None:
+def _describe_steps(ranks: Sequence[Facts], even_if_complete: bool) -> str | None:
+    """Return which of the requested steps all of these ranks recorded; None if all were, unless `even_if_complete`."""
+    requested = requested_steps(ranks)
+    if requested is None:
         return None
-    held = [facts.get("steps") for facts in cut]
-    if any(steps is None for steps in held):
-        return f"of steps {asked} not all are recorded"
-    whole = format_ranges(sorted(set(held[0] or ()).intersection(*(steps or () for steps in held[1:]))))
-    if not always and (whole == asked or asked.endswith(" on")):
+    recorded = [facts.get("steps") for facts in ranks]
+    if any(steps is None for steps in recorded):
+        return f"of steps {requested} not all are recorded"
+    common = sorted(set(recorded[0] or ()).intersection(*(steps or () for steps in recorded[1:])))
+    complete = format_ranges(common)
+    if not even_if_complete and (complete == requested or requested.endswith(" on")):
         return None
-    each = " by each of them" if len(cut) > 1 else ""
-    return f"{f'steps {whole} of' if whole else 'no whole step of'} {asked} {'are' if whole else 'is'} recorded{each}"
+    suffix = " by each of them" if len(ranks) > 1 else ""
+    if not complete:
+        return f"no complete step of {requested} is recorded{suffix}"
+    return f"steps {complete} of {requested} are recorded{suffix}"

@@ -1,6 +1,6 @@
-"""What a seal (rank_<r>.json, and killed.json) and run.json say, as far as it is of the types that we write.
+"""Validates rank_<r>.json, killed.json and run.json: drops fields that have another type than the collector writes.
 
-They lie in folders that may be a stranger's, of another version, or of a disk that failed.
+The files may come from other people, from another version, or from a failing disk.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .session.rank_facts import PARALLELISM_NAMES
+from .workload_card import PARALLELISM_NAMES
 
 Facts = dict[str, Any]
 Check = Callable[[Any], bool]
@@ -16,17 +16,17 @@ MAX_RANKS = 1 << 20
 _MAX_DEPTH = 32
 
 
-def _integer_between(least: int, beyond: int) -> Check:
-    """A whole number in [least, beyond), which true is not."""
-    return lambda value: type(value) is int and least <= value < beyond
+def _integer_between(minimum: int, limit: int) -> Check:
+    """Return a check for an integer in [minimum, limit), excluding booleans."""
+    return lambda value: type(value) is int and minimum <= value < limit
 
 
-def _instance_of(kind: type) -> Check:
-    return lambda value: isinstance(value, kind)
+def _type_check(cls: type) -> Check:
+    return lambda value: isinstance(value, cls)
 
 
-def _list_of(kind: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(kind, value))
+def _list_check(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
 
 
 def _is_group(value: Any) -> bool:
@@ -38,7 +38,7 @@ def _is_group(value: Any) -> bool:
 
 
 def _is_parallelism(value: Any) -> bool:
-    """Kinds of parallelism and their sizes."""
+    """Check for a mapping of kinds of parallelism to their sizes."""
     return isinstance(value, dict) and all(
         name in PARALLELISM_NAMES and _is_rank_count(size) for name, size in value.items()
     )
@@ -49,8 +49,8 @@ def _is_ring(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_count(value.get(name)) for name in names)
 
 
-_is_text, _is_dict = _instance_of(str), _instance_of(dict)
-_is_count = _integer_between(0, 1 << 63)  # times too: until 2262
+_is_text, _is_dict = _type_check(str), _type_check(dict)
+_is_count = _integer_between(0, 1 << 63)  # also for times: until 2262
 _is_rank_count = _integer_between(1, MAX_RANKS + 1)
 _REQUIRED_FIELDS: dict[str, Check] = {
     "rank": _integer_between(0, MAX_RANKS),
@@ -65,23 +65,23 @@ _RANK_FIELDS: dict[str, Check] = {
     "local_world_size": _is_rank_count,
     "backend": _is_text,
     "device_name": _is_text,
-    "groups": _list_of(_is_group),
+    "groups": _list_check(_is_group),
     "environment": _is_dict,
     "versions": _is_dict,
     "operators": _is_count,
-    "steps": _list_of(_is_count),
+    "steps": _list_check(_is_count),
     "steps_asked": _is_text,
-    "sources": _list_of(_is_text),
-    "files": _list_of(_is_text),
-    "warnings": _list_of(_is_text),
+    "sources": _list_check(_is_text),
+    "files": _list_check(_is_text),
+    "warnings": _list_check(_is_text),
     "ring": _is_ring,
     "job": _is_dict,
     "ended": _is_dict,
     "model": _is_dict,
 }
 _NESTED_FIELDS: dict[str, dict[str, Check]] = {
-    "job": dict.fromkeys(("batch", "rendezvous", "launch"), _is_text) | {"supervised": _instance_of(bool)},
-    "ended": {"how": _is_text, "error": _is_text, "in_window": _instance_of(bool)},
+    "job": dict.fromkeys(("batch", "rendezvous", "launch"), _is_text) | {"supervised": _type_check(bool)},
+    "ended": {"how": _is_text, "error": _is_text, "in_window": _type_check(bool)},
     "model": {
         "parameters": _is_count,
         "embedding_parameters": _is_count,
@@ -92,49 +92,51 @@ _NESTED_FIELDS: dict[str, dict[str, Check]] = {
     },
 }
 _RUN_FIELDS: dict[str, Check] = {
-    "command": _list_of(_is_text),
+    "command": _list_check(_is_text),
     "host": _is_text,
     "returncode": _integer_between(-(1 << 31), 1 << 32),
 }
 
 
 def is_shallow(value: Any) -> bool:
-    """Whether lists and mappings are nested no deeper than what we write; deeper ones may not be written again."""
+    """Return whether lists and mappings are nested at most 32 levels deep; deeper ones may fail to be written."""
     level = [value]
     for _ in range(_MAX_DEPTH):
-        containers = [one for one in level if isinstance(one, (dict, list))]
+        containers = [item for item in level if isinstance(item, (dict, list))]
         if not containers:
             return True
-        level = [part for one in containers for part in (one.values() if isinstance(one, dict) else one)]
+        level = [
+            child
+            for container in containers
+            for child in (container.values() if isinstance(container, dict) else container)
+        ]
     return False
 
 
 def validate_rank_facts(facts: Facts | None, rank: int | None = None) -> Facts | None:
-    """The facts of a seal without what is of another type than we write; null stays, as unknown.
+    """Return the facts of a rank without fields of a wrong type; null stays, as unknown.
 
-    None where it does not say of which rank, world, host and time it is, or of another `rank` than its name does.
+    Returns None if rank, world size, host or start is missing, or if `rank` (of the file name) is another one.
     """
     if facts is None or not all(check(facts.get(name)) for name, check in _REQUIRED_FIELDS.items()):
         return None
     if rank is not None and facts["rank"] != rank:
         return None
-    facts = _drop_invalid(facts, _RANK_FIELDS)
-    return {
-        name: value
-        if value is None or name not in _NESTED_FIELDS
-        else _drop_invalid(value, _NESTED_FIELDS[name])
-        for name, value in facts.items()
-    }
+    valid = _drop_invalid(facts, _RANK_FIELDS)
+    for name, checks in _NESTED_FIELDS.items():
+        if valid.get(name) is not None:
+            valid[name] = _drop_invalid(valid[name], checks)
+    return valid
 
 
 def validate_run_facts(facts: Facts | None) -> Facts:
-    """What a run.json says of the command; empty where there is none."""
+    """Return the contents of a run.json without fields of a wrong type; empty if there is no run.json."""
     return {} if facts is None else _drop_invalid(facts, _RUN_FIELDS)
 
 
-def _drop_invalid(facts: Facts, types: dict[str, Check]) -> Facts:
+def _drop_invalid(facts: Facts, checks: dict[str, Check]) -> Facts:
     return {
         name: value
         for name, value in facts.items()
-        if value is None or name not in types or types[name](value)
+        if value is None or name not in checks or checks[name](value)
     }

@@ -1,4 +1,4 @@
-"""The names of a collected folder, and the step that makes files final."""
+"""The files of a run: their names, publishing a rank's traces, run.json, pruning of old windows."""
 
 from __future__ import annotations
 
@@ -11,56 +11,67 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import record_validation
 from .atomic_file import write_atomically
 from .job_identity import merge_job_facts
-from .options import Options, new_scratch_name
+from .options import RecordingOptions, new_scratch_name
 from .process_endings import describe_endings, describe_losses
+from .record_validation import is_shallow, validate_rank_facts, validate_run_facts
 from .workload_card import generated_cards, write_card
 
 _FILE_NAMES = re.compile(
     r"(?:torch_et|kineto_trace)_(\d+)\.json(?:\.gz)?|observer_(\d+)\.etob|flight_recorder_(\d+)\.json"
     r"|nsys_(\d+)\.nsys-rep|rank_(\d+)\.json|run\.json"
 )
+_PUBLISHED_NAMES = {
+    "et.etob": "observer_{rank}.etob",
+    "et.json.gz": "torch_et_{rank}.json.gz",
+    "kineto.json.gz": "kineto_trace_{rank}.json.gz",
+    "flight_recorder.json": "flight_recorder_{rank}.json",
+}
 
 
 def list_trace_files(folder: Path) -> list[tuple[Path, int | None]]:
-    """The files of this scheme in `folder` by name, with their rank (None: run.json)."""
-    found = []
+    """Return the collector's files in `folder` by name, with their rank (None for run.json)."""
+    files = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _FILE_NAMES.fullmatch(path.name)
         if match:
-            found.append((path, next((int(text) for text in match.groups() if text), None)))
-    return sorted(found)
+            files.append((path, next((int(text) for text in match.groups() if text), None)))
+    return sorted(files)
 
 
 def list_windows(folder: Path) -> list[Path]:
-    """The folders of the windows of a run that has several, in the order of their steps."""
-    found = [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    """Return the window folders of a run that has several, in the order of their steps."""
+    windows = [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdecimal()]
+    return sorted(windows, key=lambda path: int(path.name[5:]))
 
 
-def claim_folder(out: str, overwrite: bool, rank: int | None = None, world: int = 1) -> None:
-    """Make the folder and see that no earlier run's traces would mix with the new ones.
+def claim_folder(out: str, overwrite: bool, rank: int | None = None, world_size: int = 1) -> None:
+    """Create the folder and make sure that no traces of an earlier run are in it.
 
-    With a `rank` of `world` ranks that share the folder each looks after its own files, and rank 0 also
-    after those of ranks that this run does not have; the others may have sealed theirs already.
-    Raises CollectError where there are some and `overwrite` is false, and where the folder cannot be written.
+    With a `rank` of `world_size` ranks that share the folder, each rank handles its own files, and rank 0 also those
+    of ranks that this run does not have; the other ranks may have published theirs already.
+
+    Raises:
+        CollectError: There are earlier traces and `overwrite` is false, or the folder cannot be written.
     """
-
-    def ours(other: int | None) -> bool:
-        return rank is None or other == rank or (rank == 0 and other is not None and other >= world)
-
     from etloom.core.errors import CollectError
+
+    def belongs_to_rank(file_rank: int | None) -> bool:
+        if rank is None or file_rank == rank:
+            return True
+        return rank == 0 and file_rank is not None and file_rank >= world_size
 
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folders = [folder, *list_windows(folder)]
-        earlier = [path for place in folders for path, other in list_trace_files(place) if ours(other)]
+        earlier = [
+            path for place in folders for path, number in list_trace_files(place) if belongs_to_rank(number)
+        ]
         if earlier and not overwrite:
             raise CollectError(
-                f"holds {earlier[0].relative_to(folder)} of an earlier run",
+                f"contains {earlier[0].relative_to(folder)} of an earlier run",
                 where=out,
                 remedy="overwrite it (--overwrite, overwrite=True) or choose another folder",
             )
@@ -74,38 +85,41 @@ def claim_folder(out: str, overwrite: bool, rank: int | None = None, world: int 
         ) from error
 
 
-def publish_rank(scratch: Path, out: Path, facts: dict[str, Any], options: Options) -> list[str]:
-    """Give the packed traces in `scratch` their final names, then write rank_<r>.json and renew run.json.
+def publish_rank(scratch: Path, out: Path, facts: dict[str, Any], options: RecordingOptions) -> list[str]:
+    """Move the packed traces in `scratch` to their final names, then write rank_<r>.json and update run.json.
 
-    Returns warnings. A rank that another process has sealed already keeps its first traces, except where the
-    launcher restarted the job since: then all its ranks run anew, and the later ones are kept.
+    If another process has published this rank already, its traces are kept, except if the launcher has restarted the
+    job since: then all ranks run again, and the later traces are kept.
+
+    Returns:
+        Warnings.
     """
     rank = facts["rank"]
     out.mkdir(exist_ok=True)
-    seal_path = out / f"rank_{rank}.json"
-    sealed = record_validation.validate_rank_facts(read_json(seal_path), rank)
-    if sealed is not None and (sealed.get("restart") or 0) >= facts["restart"]:
-        return [f"rank {rank} is already recorded by process {sealed.get('pid')}: these traces are dropped"]
-    known = {
-        "et.etob": f"observer_{rank}.etob",
-        "et.json.gz": f"torch_et_{rank}.json.gz",
-        "kineto.json.gz": f"kineto_trace_{rank}.json.gz",
-        "flight_recorder.json": f"flight_recorder_{rank}.json",
+    record_path = out / f"rank_{rank}.json"
+    published = validate_rank_facts(read_json(record_path), rank)
+    if published is not None and (published.get("restart") or 0) >= facts["restart"]:
+        return [
+            f"rank {rank} was recorded by process {published.get('pid')} already: these traces are dropped"
+        ]
+    names = {
+        packed: name.format(rank=rank)
+        for packed, name in _PUBLISHED_NAMES.items()
+        if (scratch / packed).exists()
     }
-    names = {packed: name for packed, name in known.items() if (scratch / packed).exists()}
     facts = facts | {
         "start": format_time(facts["start_ns"]),
         "end": format_time(facts["end_ns"]),
         "files": list(names.values()),
     }
-    made: list[Path] = []
+    moved: list[Path] = []
     try:
         for packed, name in names.items():
             (scratch / packed).replace(out / name)
-            made.append(out / name)
-        write_json(seal_path, facts, scratch)
+            moved.append(out / name)
+        write_json(record_path, facts, scratch)
     except OSError:
-        for path in made:
+        for path in moved:
             path.unlink(missing_ok=True)
         raise
     write_run(out, {"command": options.command, "host": facts["host"], "returncode": None}, scratch)
@@ -113,96 +127,94 @@ def publish_rank(scratch: Path, out: Path, facts: dict[str, Any], options: Optio
 
 
 def prune_windows(out: Path, rank: int, keep: int) -> bool:
-    """Remove this rank's traces of all windows of a run but the `keep` it sealed last; True where there were any.
+    """Remove this rank's traces of all windows of a run but the `keep` newest; return whether there were any.
 
-    Each rank looks after its own, and the last one after the folder. Not by their steps, which begin anew where the
-    launcher restarts a job. A folder without any rank's traces, which nobody has touched since the oldest window
-    that is kept, goes too. What cannot be removed stays: the new window is sealed already.
+    Each rank removes its own traces, and the last one the folder. The order is that of publication, not of steps,
+    which start again if the launcher restarts the job. A folder without traces that has not changed since the oldest
+    kept window is removed too. Errors are ignored: the new window is published already.
     """
-    seals = [place / f"rank_{rank}.json" for place in list_windows(out)]
-    seals = sorted(
-        (seal for seal in seals if seal.exists()), key=lambda seal: seal.stat().st_mtime_ns
-    )
-    if len(seals) <= keep:
+    candidates = [folder / f"rank_{rank}.json" for folder in list_windows(out)]
+    records = sorted((path for path in candidates if path.exists()), key=lambda path: path.stat().st_mtime_ns)
+    if len(records) <= keep:
         return False
-    for seal in seals[:-keep]:
+    for record in records[:-keep]:
         with suppress(OSError):
-            # The seal last: where we are killed in between, the next to prune finds it and goes on.
-            for path in [
-                path for path, other in list_trace_files(seal.parent) if other == rank and path != seal
-            ]:
-                path.unlink(missing_ok=True)
-            seal.unlink(missing_ok=True)
-            _remove_empty_window(seal.parent)
-    oldest_ns = seals[-keep].stat().st_mtime_ns
-    for place in list_windows(out):
+            # The record last: if this process is killed in between, the next one to prune continues here.
+            files = [path for path, number in list_trace_files(record.parent) if number == rank]
+            for path in files:
+                if path != record:
+                    path.unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
+            _remove_empty_window(record.parent)
+    oldest_ns = records[-keep].stat().st_mtime_ns
+    for folder in list_windows(out):
         with suppress(OSError):
-            if place.stat().st_mtime_ns < oldest_ns:  # else a rank may be about to seal there
-                _remove_empty_window(place)
+            if folder.stat().st_mtime_ns < oldest_ns:  # otherwise a rank may be about to publish there
+                _remove_empty_window(folder)
     return True
 
 
-def _remove_empty_window(place: Path) -> None:
-    """Remove the folder of a window that has no rank's traces. Raises OSError where its people put something there."""
-    # Listed after this rank's traces are gone: of two that prune at once the later one sees none.
-    if any(rank is not None for _, rank in list_trace_files(place)):
+def _remove_empty_window(folder: Path) -> None:
+    """Remove a window's folder if it has no rank's traces. Raises OSError if users have put files there."""
+    # Listed after this rank's traces are removed: if two ranks prune at once, the later one sees none.
+    if any(rank is not None for _, rank in list_trace_files(folder)):
         return
-    for path in (place / "run.json", *generated_cards(place)):
+    for path in (folder / "run.json", *generated_cards(folder)):
         path.unlink(missing_ok=True)
-    place.rmdir()
+    folder.rmdir()
 
 
-def note_sequence(out: Path, length: int) -> None:
-    """Add what the trace says of a sequence's length to the facts of the ranks and to the card."""
-    known = sealed_ranks(out)
-    _update_rank_facts(
-        out, [facts | {"model": {**(facts.get("model") or {}), "sequence": length}} for facts in known]
+def add_sequence_length(out: Path, length: int) -> None:
+    """Add the sequence length, which is known from the trace, to the ranks' records and to the card."""
+    records = read_rank_records(out)
+    _update_rank_records(
+        out, [facts | {"model": {**(facts.get("model") or {}), "sequence": length}} for facts in records]
     )
 
 
-def note_steps(out: Path, steps: dict[int, list[int]]) -> None:
-    """Add to the facts of ranks whose processes were killed which steps their files hold whole, by rank."""
-    ranks = [facts for facts in sealed_ranks(out) if facts["rank"] in steps]
-    _update_rank_facts(out, [facts | {"steps": steps[facts["rank"]]} for facts in ranks])
+def add_complete_steps(out: Path, steps: dict[int, list[int]]) -> None:
+    """Add the complete steps, known from the trace, to the records of ranks whose processes were killed."""
+    records = [facts for facts in read_rank_records(out) if facts["rank"] in steps]
+    _update_rank_records(out, [facts | {"steps": steps[facts["rank"]]} for facts in records])
 
 
-def _update_rank_facts(out: Path, ranks: list[dict[str, Any]]) -> None:
-    """Write the facts of these ranks anew, and with them run.json and the card."""
-    if not ranks:  # of a killed job
+def _update_rank_records(out: Path, records: list[dict[str, Any]]) -> None:
+    """Rewrite these ranks' records, and with them run.json and the card."""
+    if not records:  # of a killed job
         return
     run = read_run(out)
     scratch = Path(new_scratch_name(str(out)))
     scratch.mkdir()
     try:
-        for facts in ranks:
+        for facts in records:
             write_json(out / f"rank_{facts['rank']}.json", facts, scratch)
         write_run(out, {name: run.get(name) for name in ("command", "host", "returncode")}, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def sealed_ranks(out: Path) -> list[dict[str, Any]]:
-    """The contents of all rank_<r>.json that are whole (seals.py), by rank."""
-    named = [(path, rank) for path, rank in list_trace_files(out) if path.name.startswith("rank_")]
-    found = (record_validation.validate_rank_facts(read_json(path), rank) for path, rank in named)
-    return sorted((facts for facts in found if facts is not None), key=lambda facts: facts["rank"])
+def read_rank_records(out: Path) -> list[dict[str, Any]]:
+    """Return the contents of all valid rank_<r>.json, by rank."""
+    paths = [(path, rank) for path, rank in list_trace_files(out) if path.name.startswith("rank_")]
+    records = (validate_rank_facts(read_json(path), rank) for path, rank in paths)
+    return sorted((facts for facts in records if facts is not None), key=lambda facts: facts["rank"])
 
 
 def read_run(out: Path, name: str = "run.json") -> dict[str, Any]:
-    """What run.json, or another of that `name`, says of the command; empty where there is none."""
-    return record_validation.validate_run_facts(read_json(out / name))
+    """Return the command's facts from run.json, or from another file `name`; empty if there is none."""
+    return validate_run_facts(read_json(out / name))
 
 
 def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str, Any]]:
-    """Write run.json from all sealed ranks, and again until none was sealed meanwhile. Returns the ranks."""
+    """Write run.json from all ranks' records, again if one was published meanwhile. Returns the records."""
     while True:
-        ranks = sealed_ranks(out)
-        first = min((rank["start_ns"] for rank in ranks), default=None)
+        ranks = read_rank_records(out)
+        start_ns = min((rank["start_ns"] for rank in ranks), default=None)
         run = {
             "schema": "etloom-run-1",
             **facts,
-            "start_ns": first,
-            "start": None if first is None else format_time(first),
+            "start_ns": start_ns,
+            "start": None if start_ns is None else format_time(start_ns),
             "job": merge_job_facts(ranks),
             "hosts": sorted({rank["host"] for rank in ranks}),
             "world_size": max((rank["world_size"] for rank in ranks), default=None),
@@ -213,23 +225,24 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
         }
         write_json(out / "run.json", run, scratch)
         write_card(out, run, scratch)
-        if len(ranks) == len(sealed_ranks(out)):
+        if len(ranks) == len(read_rank_records(out)):
             return ranks
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None where there is no such file, or not a whole one, as of a process that was killed while it wrote."""
+    """Return a JSON object, or None if there is no valid one, as after a kill during the write."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and record_validation.is_shallow(found) else None
+    return value if isinstance(value, dict) and is_shallow(value) else None
 
 
 def write_json(path: Path, value: dict[str, Any], scratch: Path) -> None:
-    """Whole or not at all."""
+    """Write a JSON object atomically."""
     write_atomically(path, json.dumps(value, indent=1) + "\n", scratch)
 
 
 def format_time(time_ns: int) -> str:
+    """Format a time in ns since the Unix epoch as ISO 8601 in UTC."""
     return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat()

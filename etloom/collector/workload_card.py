@@ -1,8 +1,8 @@
-"""CCL-Bench's workload card, version 1, as far as a run knows itself.
+"""CCL-Bench's workload card, version 1, filled in with what the run knows.
 
-Keys and their meaning: workload_card_template.yaml of CCL-Bench. What the run cannot know (where the model comes from,
-what the network can do, who measured) stays empty for its people to fill in, and a card without our first line is
-never written over.
+Keys and their meaning: workload_card_template.yaml of CCL-Bench. What the run cannot know (the origin of the model,
+the properties of the network, the author) stays empty for users to fill in. A card without the first line that etloom
+writes is never overwritten.
 """
 
 from __future__ import annotations
@@ -14,151 +14,174 @@ from typing import Any
 
 from .atomic_file import write_atomically
 
+Facts = dict[str, Any]
+# Kinds of parallelism, with names of mesh dimensions in use (torchtitan, Megatron, accelerate, FSDP's tutorials).
+PARALLELISM_NAMES = {
+    "dp_replicate": ("dp", "ddp", "data", "replicate", "dp_replicate", "data_parallel"),
+    "dp_shard": ("fsdp", "shard", "dp_shard", "dp_shard_cp", "sharded"),
+    "tp": ("tp", "tensor", "tensor_parallel", "model", "mp"),
+    "pp": ("pp", "pipe", "pipeline", "pipeline_parallel", "stage"),
+    "cp": ("cp", "context", "context_parallel", "sp", "sequence"),
+    "ep": ("ep", "expert", "expert_parallel"),
+}
 _FIRST_LINE = "# Written by etloom; fill in what is empty. Remove this line to keep the card as it is."
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 _TRACE_TYPES = {"torch_et": "json", "observer": "json", "kineto_trace": "json", "nsys": "nsys"}
 
 
-def write_card(folder: Path, run: dict[str, Any], scratch: Path) -> None:
-    """Write `<name of the folder>.yaml` beside the traces, from the contents of run.json."""
+def write_card(folder: Path, run: Facts, scratch: Path) -> None:
+    """Write `<name of the folder>.yaml` next to the traces, from the contents of run.json."""
     path = folder / f"{folder.name}.yaml"
     if path.exists() and not generated_cards(folder):
         return
-    write_atomically(
-        path, f"{_FIRST_LINE}\n" + "\n".join(_yaml_lines(build_card(folder.name, run), 0)) + "\n", scratch
-    )
+    lines = [_FIRST_LINE, *_yaml_lines(build_card(folder.name, run), 0)]
+    write_atomically(path, "\n".join(lines) + "\n", scratch)
 
 
 def generated_cards(folder: Path) -> list[Path]:
-    """The card of a folder, where nobody has made it theirs."""
+    """Return the card of a folder in a list, if it still has the first line that etloom wrote."""
     path = folder / f"{folder.name}.yaml"
     try:
         return [path] if path.read_text(errors="replace").startswith(_FIRST_LINE) else []
-    except OSError:  # there is none, or another rank removes the window
+    except OSError:  # there is none, or another rank is removing the window
         return []
 
 
-def build_card(name: str, run: dict[str, Any]) -> dict[str, Any]:
-    """The card of a run; null for what it cannot know."""
-    ranks: list[dict[str, Any]] = run["ranks"]
-    first: dict[str, Any] = ranks[0] if ranks else {}
-    model: dict[str, Any] = max(
+def build_card(name: str, run: Facts) -> Facts:
+    """Return the card of a run; unknown values are None."""
+    ranks: list[Facts] = run["ranks"]
+    first: Facts = ranks[0] if ranks else {}
+    model: Facts = max(
         (rank.get("model") or {} for rank in ranks),
         key=lambda facts: facts.get("parameters") or 0,
         default={},
     )
-    world = run.get("world_size") or 1
-    parts = infer_parallelism(ranks, world)
-    versions = first.get("versions") or {}
-    parameters = _sum_over_stages(ranks, "parameters", parts)
-    hosts = {rank["host"] for rank in ranks}
-    files = {file.rpartition("_")[0] for rank in ranks for file in rank.get("files") or ()}
-    backend = first.get("backend")
-    batch = model.get("batch_of_rank")
-    shared = parts["dp_replicate"] * parts["dp_shard"]
-    command = run.get("command")
+    world_size = run.get("world_size") or 1
+    parallelism = infer_parallelism(ranks, world_size)
+    file_types = {file.rpartition("_")[0] for rank in ranks for file in rank.get("files") or ()}
+    description = (name, " ".join(run.get("command") or ()), run.get("ended"))
     return {
         "version": 1,
-        "description": ": ".join(part for part in (name, " ".join(command or ()), run.get("ended")) if part),
+        "description": ": ".join(part for part in description if part),
         "hf_url": None,
         "trace_url": None,
         "contributor": None,
         "contact": None,
         "workload": {
-            "model": {
-                "phase": None
-                if model.get("training") is None
-                else ("training" if model["training"] else "inference"),
-                "moe": model.get("moe"),
-                "granularity": "model_fwd_bwd_pass" if model.get("training") else "model_fwd",
-                "model_family": model.get("class"),
-                "precision": _PRECISIONS.get(model.get("dtype") or "", model.get("dtype")),
-                "epochs": None,
-                "iteration": max((len(rank["steps"]) for rank in ranks if rank.get("steps")), default=None),
-                "model_arch": {
-                    "num_params": parameters,
-                    "num_params_embedding": _sum_over_stages(ranks, "embedding_parameters", parts),
-                    "num_layers": model.get("layers"),
-                    "num_heads": model.get("heads"),
-                    "head_dim": model.get("head_dim"),
-                },
-            },
-            "data": {
-                "batch_size": None if batch is None else batch * shared,
-                "seq_len": model.get("sequence"),
-                "input_len": None,
-                "output_len": None,
-                "dataset": model.get("dataset"),
-            },
-            "hardware": {
-                "network_topo": {"topology": None, "bandwidth_gbps": None},
-                "xpu_spec": {
-                    "type": "GPU" if first.get("device_name") else "CPU",
-                    "model": first.get("device_name"),
-                    "total_count": world,
-                    "count_per_node": first.get("local_world_size")
-                    or (len(ranks) // len(hosts) if len(ranks) == world else None),
-                },
-                "driver_version": versions.get("driver"),
-            },
+            "model": _model_section(ranks, model, parallelism),
+            "data": _data_section(model, parallelism),
+            "hardware": _hardware_section(ranks, first, world_size),
         },
-        "Model-executor": {
-            "framework": {
-                "name": f"PyTorch {versions['torch']}" if versions.get("torch") else None,
-                "compiler_tool_selection": None,
-            },
-            "model_plan_parallelization": {**parts, "pp_mb": None},
-            "communication_library": {
-                "name": backend,
-                "version": versions.get("nccl") if backend == "nccl" else None,
-                "env": first.get("environment") or {},
-            },
-            "protocol_selection": [],
-            "communicator_groups": _communicator_groups(ranks),
-        },
+        "Model-executor": _executor_section(ranks, first, parallelism),
         "metric_source": {
-            "traces": sorted({_TRACE_TYPES[file] for file in files & _TRACE_TYPES.keys()}),
+            "traces": sorted({_TRACE_TYPES[file_type] for file_type in file_types & _TRACE_TYPES.keys()}),
             "metrics_specific_trace": [],
         },
     }
 
 
-def infer_parallelism(ranks: list[dict[str, Any]], world: int) -> dict[str, int]:
-    """The size of each kind of parallelism, 1 for none.
+def _model_section(ranks: list[Facts], model: Facts, parallelism: dict[str, int]) -> Facts:
+    is_training = model.get("training")
+    return {
+        "phase": None if is_training is None else ("training" if is_training else "inference"),
+        "moe": model.get("moe"),
+        "granularity": "model_fwd_bwd_pass" if is_training else "model_fwd",
+        "model_family": model.get("class"),
+        "precision": _PRECISIONS.get(model.get("dtype") or "", model.get("dtype")),
+        "epochs": None,
+        "iteration": max((len(rank["steps"]) for rank in ranks if rank.get("steps")), default=None),
+        "model_arch": {
+            "num_params": _sum_over_stages(ranks, "parameters", parallelism),
+            "num_params_embedding": _sum_over_stages(ranks, "embedding_parameters", parallelism),
+            "num_layers": model.get("layers"),
+            "num_heads": model.get("heads"),
+            "head_dim": model.get("head_dim"),
+        },
+    }
 
-    What the model's own objects say, else what the groups' names do; what remains of the world replicates the data.
+
+def _data_section(model: Facts, parallelism: dict[str, int]) -> Facts:
+    batch_size = model.get("batch_of_rank")
+    replicas = parallelism["dp_replicate"] * parallelism["dp_shard"]
+    return {
+        "batch_size": None if batch_size is None else batch_size * replicas,
+        "seq_len": model.get("sequence"),
+        "input_len": None,
+        "output_len": None,
+        "dataset": model.get("dataset"),
+    }
+
+
+def _hardware_section(ranks: list[Facts], first: Facts, world_size: int) -> Facts:
+    hosts = {rank["host"] for rank in ranks}
+    average_per_host = len(ranks) // len(hosts) if hosts and len(ranks) == world_size else None
+    return {
+        "network_topo": {"topology": None, "bandwidth_gbps": None},
+        "xpu_spec": {
+            "type": "GPU" if first.get("device_name") else "CPU",
+            "model": first.get("device_name"),
+            "total_count": world_size,
+            "count_per_node": first.get("local_world_size") or average_per_host,
+        },
+        "driver_version": (first.get("versions") or {}).get("driver"),
+    }
+
+
+def _executor_section(ranks: list[Facts], first: Facts, parallelism: dict[str, int]) -> Facts:
+    versions = first.get("versions") or {}
+    backend = first.get("backend")
+    return {
+        "framework": {
+            "name": f"PyTorch {versions['torch']}" if versions.get("torch") else None,
+            "compiler_tool_selection": None,
+        },
+        "model_plan_parallelization": {**parallelism, "pp_mb": None},
+        "communication_library": {
+            "name": backend,
+            "version": versions.get("nccl") if backend == "nccl" else None,
+            "env": first.get("environment") or {},
+        },
+        "protocol_selection": [],
+        "communicator_groups": _communicator_groups(ranks),
+    }
+
+
+def infer_parallelism(ranks: list[Facts], world_size: int) -> dict[str, int]:
+    """Return the size of each kind of parallelism, 1 for none.
+
+    The sizes come from the model's own objects; the remaining ranks replicate the data.
     """
-    parts = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"), 1)
+    sizes = dict.fromkeys(PARALLELISM_NAMES, 1)
     for rank in ranks:
-        for part, size in ((rank.get("model") or {}).get("parallel") or {}).items():
-            parts[part] = max(parts[part], size)
-    cut = parts["dp_shard"] * parts["tp"] * parts["pp"] * parts["cp"]
-    if parts["dp_replicate"] == 1 and world % cut == 0:
-        parts["dp_replicate"] = world // cut
-    return parts
+        for kind, size in ((rank.get("model") or {}).get("parallel") or {}).items():
+            sizes[kind] = max(sizes[kind], size)
+    ranks_per_replica = sizes["dp_shard"] * sizes["tp"] * sizes["pp"] * sizes["cp"]
+    if sizes["dp_replicate"] == 1 and world_size % ranks_per_replica == 0:
+        sizes["dp_replicate"] = world_size // ranks_per_replica
+    return sizes
 
 
-def _sum_over_stages(ranks: list[dict[str, Any]], name: str, parts: dict[str, int]) -> int | None:
-    """A number of the whole model: of the largest rank, or the sum over the stages of a pipeline."""
-    found = [rank["model"][name] for rank in ranks if (rank.get("model") or {}).get(name) is not None]
-    if not found or parts["pp"] == 1:
-        return max(found, default=None)
-    # Every stage is held by as many ranks.
-    return sum(found) * parts["pp"] // len(found) if len(found) == len(ranks) else None
+def _sum_over_stages(ranks: list[Facts], name: str, parallelism: dict[str, int]) -> int | None:
+    """Return a count of the whole model: the largest rank's, or with pipeline parallelism the sum over all stages."""
+    counts = [rank["model"][name] for rank in ranks if (rank.get("model") or {}).get(name) is not None]
+    if not counts or parallelism["pp"] == 1:
+        return max(counts, default=None)
+    # Every stage is on the same number of ranks.
+    return sum(counts) * parallelism["pp"] // len(counts) if len(counts) == len(ranks) else None
 
 
-def _communicator_groups(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The communicator groups of all ranks, each once."""
-    found: dict[str, dict[str, Any]] = {}
+def _communicator_groups(ranks: list[Facts]) -> list[Facts]:
+    """Return the communicator groups of all ranks, without duplicates."""
+    groups: dict[str, Facts] = {}
     for rank in ranks:
         for group in rank.get("groups") or ():
             row = {"name": group["pg_name"], "description": group.get("pg_desc"), "ranks": group["ranks"]}
-            found.setdefault(json.dumps(row), row)
-    return [found[key] for key in sorted(found)]
+            groups.setdefault(json.dumps(row), row)
+    return [groups[key] for key in sorted(groups)]
 
 
 def _yaml_lines(value: Any, depth: int) -> list[str]:
-    """Mappings and lists of mappings as YAML's blocks, anything else as JSON, of which YAML is a superset."""
+    """Format mappings and lists of mappings as YAML blocks, anything else as JSON, which YAML includes."""
     pad = "  " * depth
     if isinstance(value, dict):
         lines = []

@@ -1,4 +1,4 @@
-"""Runs a command as our child, which we outlive."""
+"""Runs a command as a child process and forwards signals to it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from typing import Any
 def run_command(
     command: Sequence[str], environment: Mapping[str, str], on_usr2: Callable[[], None] | None = None
 ) -> int:
-    """The exit status of `command`, 128 + n for signal n. Raises OSError where it cannot be started.
+    """Run `command` and return its exit status, 128 + n if signal n ended it.
 
-    A terminal's Ctrl-C reaches it directly, other signals through us; but `on_usr2` is called at SIGUSR2, where it is
-    given, and may fail with an OSError.
+    A terminal's Ctrl-C reaches the command directly; other signals are forwarded to it. If `on_usr2` is set, SIGUSR2
+    calls it instead; it may raise OSError.
+
+    Raises:
+        OSError: The command cannot be started.
     """
     process = subprocess.Popen(list(command), env=environment)
     with _forward_signals(process, on_usr2):
@@ -31,22 +34,22 @@ def _forward_signals(process: subprocess.Popen[bytes], on_usr2: Callable[[], Non
         if number == signal.SIGUSR2 and on_usr2 is not None:
             with suppress(OSError):
                 on_usr2()
-        elif not (number == signal.SIGINT and _in_foreground()):
+        elif not (number == signal.SIGINT and _is_in_foreground()):
             process.send_signal(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, forward) for number in caught}
+    forwarded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    previous = {number: signal.signal(number, forward) for number in forwarded}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _in_foreground() -> bool:
+def _is_in_foreground() -> bool:
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:

@@ -1,107 +1,144 @@
-"""After the command of `launch`: the facts of the run, and what is missing of it."""
+"""Finalizes a run after its command has ended: completes run.json and reports what is missing."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import diagnosis, process_endings, run_folder
+from ..diagnosis import describe_ring, explain_empty_run, explain_unrecorded_process
 from ..job_identity import launch_id
-from ..options import Options
+from ..options import RecordingOptions
+from ..process_endings import STARTED_FILE, describe_endings, describe_recovered
 from ..recovery import killed_windows
-from ..session import on_demand, process_status
-from ..session.messages import count_noun, format_ranges
-from . import nsys_command
+from ..run_folder import list_windows, read_rank_records, write_run
+from ..session import on_demand
+from ..session.process_status import read_statuses
+from ..text import count_noun, format_ranges
+from .nsys_command import explain_missing_reports
+
+Facts = dict[str, Any]
+_MAX_EXPLAINED_RANKS = 4
 
 
-def finalize_run(options: Options, returncode: int) -> tuple[list[Path], list[int], list[str]]:
-    """After the command: write run.json of each window, say what is missing, remove the scratch folder if it is empty.
+@dataclass(frozen=True)
+class RunOutcome:
+    """The folders with traces, the ranks that have any, and messages about what is missing."""
 
-    Gives the folders with traces, the ranks that have any, and what is worth a warning.
+    windows: tuple[Path, ...]
+    ranks: tuple[int, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass
+class _Leftovers:
+    """Unfinished window folders: recovered, not recoverable, or still in use by a process."""
+
+    recovered: list[Facts]
+    lost: list[Path]
+    active_pids: list[str]
+
+
+def finalize_run(options: RecordingOptions, exit_status: int) -> RunOutcome:
+    """Write run.json of each window, report what is missing, and remove the scratch folder if nothing is in it.
+
+    Raises:
+        OSError: The folder of the run cannot be read or written.
     """
     out, scratch = Path(options.out), Path(options.scratch)
-    warnings: list[str] = []
-    late = on_demand.clear_requests(out) and options.on_demand is not None
-    scratch.mkdir(exist_ok=True)  # the last rank that sealed may have removed it
-    processes = process_status.read_statuses(scratch)
-    for process in processes if late else ():
-        process["late"] = True
-    left, alive = [], []
-    for path in sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir())):
-        if killed_windows.is_still_recording(path):
-            alive.append(
-                str(killed_windows.pid_of_window(path))
-            )  # the command did not wait for it: its folder is its own
-        elif (path / process_endings.STARTED_FILE).exists():
-            left.append(path)
-        else:  # prepared, and its process ended before
-            shutil.rmtree(path, ignore_errors=True)
-    kept = [facts for path in left if (facts := killed_windows.seal_killed_window(path, out)) is not None]
-    if said := process_endings.describe_endings(kept):
-        warnings.append(f"{out}: {said}; {process_endings.describe_kept(kept)}")
-    left = [path for path in left if path.exists()]
-    warnings += [
-        f"{path}: left by process {killed_windows.pid_of_window(path)}, which died in its window"
-        for path in left
+    problems: list[str] = []
+    requested_late = on_demand.clear_requests(out) and options.on_demand is not None
+    scratch.mkdir(exist_ok=True)  # the last rank may have removed it
+    statuses = read_statuses(scratch)
+    if requested_late:
+        for status in statuses:
+            status["late"] = True
+    leftovers = _recover_leftovers(out, scratch)
+    if endings := describe_endings(leftovers.recovered):
+        problems.append(f"{out}: {endings}; {describe_recovered(leftovers.recovered)}")
+    problems += [
+        f"{path}: left by process {killed_windows.window_pid(path)}, which ended in its window"
+        for path in leftovers.lost
     ]
-    windows = [folder for folder in [out, *run_folder.list_windows(out)] if run_folder.sealed_ranks(folder)]
-    recorded: set[int] = set()
+    windows = [folder for folder in [out, *list_windows(out)] if read_rank_records(folder)]
+    ranks: set[int] = set()
     for folder in windows:
-        recorded.update(_finalize_window(options, folder, returncode, scratch, processes, warnings))
-    if late and windows:
-        warnings.append(f"{out}: asked for another window too late: no step ended after that")
-    if alive:
-        warnings.append(
-            f"{out}: process {', '.join(alive)} still runs, and may record; etloom salvage {out} keeps what it leaves"
+        ranks.update(_finalize_window(options, folder, exit_status, statuses, problems))
+    if requested_late and windows:
+        problems.append(f"{out}: the last request came too late: no step ended after it")
+    if leftovers.active_pids:
+        pids = ", ".join(leftovers.active_pids)
+        problems.append(
+            f"{out}: process {pids} is still running and may be recording; after it has ended, "
+            f"etloom salvage {out} recovers its traces"
         )
-    if not (windows or left or kept or alive):
-        # On a full disk the processes could leave no word.
-        full = not processes and not os.statvfs(out).f_bavail
-        why = "the disk is full" if full else diagnosis.explain_empty_run(options, processes, returncode)
-        warnings.append(f"{out}: nothing recorded: {why}")
-    if not (left or alive):
+    if not (windows or leftovers.lost or leftovers.recovered or leftovers.active_pids):
+        # On a full disk the processes cannot leave a status file.
+        is_full = not statuses and not os.statvfs(out).f_bavail
+        reason = "the disk is full" if is_full else explain_empty_run(options, statuses, exit_status)
+        problems.append(f"{out}: nothing recorded: {reason}")
+    if not (leftovers.lost or leftovers.active_pids):
         shutil.rmtree(scratch, ignore_errors=True)
-    return windows, sorted(recorded), warnings
+    return RunOutcome(tuple(windows), tuple(sorted(ranks)), tuple(problems))
+
+
+def _recover_leftovers(out: Path, scratch: Path) -> _Leftovers:
+    """Recover the windows of processes that were killed; remove those that were prepared and never started."""
+    killed, active_pids = [], []
+    for path in sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir())):
+        if killed_windows.is_still_recording(path):  # the command did not wait for it
+            active_pids.append(str(killed_windows.window_pid(path)))
+        elif (path / STARTED_FILE).exists():
+            killed.append(path)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    recovered = [facts for path in killed if (facts := killed_windows.recover_window(path, out)) is not None]
+    return _Leftovers(recovered, [path for path in killed if path.exists()], active_pids)
 
 
 def _finalize_window(
-    options: Options,
-    folder: Path,
-    returncode: int,
-    scratch: Path,
-    processes: list[dict[str, Any]],
-    warnings: list[str],
+    options: RecordingOptions, folder: Path, exit_status: int, statuses: list[Facts], problems: list[str]
 ) -> list[int]:
-    """Write run.json of a folder, with the command's exit status; the ranks in it."""
-    ranks = run_folder.sealed_ranks(folder)
+    """Write the exit status into run.json of a window, and report what is missing. Returns the recorded ranks."""
+    ranks = read_rank_records(folder)
+    scratch = Path(options.scratch)
     try:
-        killed_windows.record_endings(folder, launch_id(options), returncode, processes, scratch)
-        facts = {"command": options.command, "host": socket.gethostname(), "returncode": returncode}
-        ranks = run_folder.write_run(folder, facts, scratch)
+        killed_windows.record_endings(folder, launch_id(options), exit_status, statuses, scratch)
+        facts = {"command": options.command, "host": socket.gethostname(), "returncode": exit_status}
+        ranks = write_run(folder, facts, scratch)
     except OSError as error:
-        warnings.append(f"{folder / 'run.json'}: cannot be written: {error.strerror}")
-    world = max(rank["world_size"] for rank in ranks)
-    asked = set(range(world) if options.ranks is None else options.ranks)
-    missing = sorted(asked - {rank["rank"] for rank in ranks})
-    here = {(rank["host"], rank.get("local_world_size")) for rank in ranks}
-    if missing and here == {(socket.gethostname(), len(ranks))}:
-        warnings.append(
-            f"{folder}: {count_noun(len(ranks), 'rank')} of {world}, those of this host; etloom gather joins the "
-            "folders of hosts"
-        )
-    elif missing:
-        why = {
-            facts["rank"]: f"; rank {facts['rank']}: {diagnosis.explain_unrecorded_process(options, facts)}"
-            for facts in processes
-            if facts.get("rank") in missing and facts.get("began") and not facts.get("sealed")
-        }
-        told = "".join(list(why.values())[:4])
-        warnings.append(f"{folder}: no traces of rank {format_ranges(missing)} of {world}{told}")
-    if options.nsys and (line := nsys_command.missing_reports(folder, [rank["rank"] for rank in ranks])):
-        warnings.append(f"{folder}: {line}")
-    if ring := diagnosis.describe_ring(ranks):
-        warnings.append(f"{folder}: {ring}")
+        problems.append(f"{folder / 'run.json'}: cannot be written: {error.strerror}")
+    if message := _explain_missing_ranks(options, ranks, statuses):
+        problems.append(f"{folder}: {message}")
+    if options.nsys and (message := explain_missing_reports(folder, [rank["rank"] for rank in ranks])):
+        problems.append(f"{folder}: {message}")
+    if message := describe_ring(ranks):
+        problems.append(f"{folder}: {message}")
     return [rank["rank"] for rank in ranks]
+
+
+def _explain_missing_ranks(
+    options: RecordingOptions, ranks: list[Facts], statuses: list[Facts]
+) -> str | None:
+    """Return which ranks of a window have no traces, and why; None if all have."""
+    world_size = max(rank["world_size"] for rank in ranks)
+    expected = set(range(world_size) if options.ranks is None else options.ranks)
+    missing = sorted(expected - {rank["rank"] for rank in ranks})
+    if not missing:
+        return None
+    hosts = {(rank["host"], rank.get("local_world_size")) for rank in ranks}
+    if hosts == {(socket.gethostname(), len(ranks))}:
+        return (
+            f"{count_noun(len(ranks), 'rank')} of {world_size}, those of this host; "
+            "etloom gather joins the folders of several hosts"
+        )
+    reasons = {
+        status["rank"]: f"; rank {status['rank']}: {explain_unrecorded_process(options, status)}"
+        for status in statuses
+        if status.get("rank") in missing and status.get("began") and not status.get("recorded")
+    }
+    explained = "".join(list(reasons.values())[:_MAX_EXPLAINED_RANKS])
+    return f"no traces of rank {format_ranges(missing)} of {world_size}{explained}"

@@ -1,7 +1,7 @@
-"""Counts the steps of a job that knows nothing of us, at its optimizer. Loaded by bootstrap/sitecustomize.py.
+"""Hooks that count the steps of a job whose code is unchanged. Loaded by bootstrap/sitecustomize.py.
 
-A step is one return of `.step()` of the first optimizer that steps; others (and a GradScaler's skipped step)
-do not count. `Optimizer.profile_hook_step` is wrapped from outside its record_function: a window that opened
+A step is one return of `.step()` of the first optimizer that steps; other optimizers, and steps that a GradScaler
+skips, do not count. `Optimizer.profile_hook_step` is wrapped from outside its record_function: a window that opened
 or closed inside it would lose that operator and leave its children without a parent.
 """
 
@@ -18,80 +18,87 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..options import Options
+from ..options import RecordingOptions
 from ..session import on_demand
-from ..session.messages import describe_error
 from ..session.recorder import Recorder
+from ..text import describe_error
 
 
-def _note_without_steps(recorder: Recorder) -> None:
-    """A process that ends and never counted one."""
-    if "began" not in recorder.seen.facts:
-        recorder.note(ended=True)
+def attach(module: ModuleType) -> None:
+    """Install the hooks that the options select.
+
+    Args:
+        module: torch.optim.optimizer, just imported; the job has no optimizer yet.
+    """
+    options = RecordingOptions.from_environment()
+    recorder = Recorder(options)
+    recorder.report_status()  # lets the launcher distinguish a job without torch from one without steps
+    atexit.register(_report_end_without_steps, recorder)
+    if options.step_name is not None:
+        _count_scopes(recorder, re.compile(options.step_name), options.job_marks_steps)
+    elif options.step_ns is not None:
+        _count_intervals(recorder, module.torch, options.step_ns)
+    else:
+        _count_optimizer_steps(recorder, module)
+
+
+def _report_end_without_steps(recorder: Recorder) -> None:
+    """Report the end of a process in which no step was counted."""
+    if "began" not in recorder.status.facts:
+        recorder.report_status(ended=True)
 
 
 class _StepCounter:
-    """The optimizer whose steps count; when it is gone the next one that steps takes its place."""
+    """Selects the optimizer whose steps count; when it is freed, the next one that steps replaces it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.stepping = False
         self._optimizer: Callable[[], Any] = lambda: None
 
-    def leads(self, optimizer: Any) -> bool:
+    def is_counted(self, optimizer: Any) -> bool:
         return self._optimizer() is optimizer
 
-    def enters(self, optimizer: Any) -> bool:
-        # `stepping`: a subclass whose step calls its parent's makes one step, not two.
+    def enter_step(self, optimizer: Any) -> bool:
+        """Return whether this call of `.step()` counts as a step."""
+        # `stepping`: a subclass whose step calls its parent's step makes one step, not two.
         if self.recorder.finished or self.stepping:
             return False
-        leader = self._optimizer()
-        if leader is None:
+        counted_optimizer = self._optimizer()
+        if counted_optimizer is None:
             self._optimizer = weakref.ref(optimizer)
-        elif leader is not optimizer:
-            self.recorder.remark(
-                f"several optimizers step: the steps of the first, a {type(leader).__name__}, are counted"
-            )
+        elif counted_optimizer is not optimizer:
+            name = type(counted_optimizer).__name__
+            self.recorder.remark(f"several optimizers step: only steps of the first one, {name}, are counted")
             return False
         self.stepping = True
         return True
 
 
-def attach(module: ModuleType) -> None:
-    """`module` is torch.optim.optimizer, just imported. Nothing of the job has an optimizer yet."""
-    options = Options.from_environment()
-    recorder = Recorder(options)
-    recorder.note()  # for the launcher to tell a job without torch from one in which nothing steps
-    atexit.register(_note_without_steps, recorder)
-    if options.step_name is not None:
-        _count_scopes(recorder, re.compile(options.step_name), options.marked)
-        return
-    if options.step_ns is not None:
-        _count_time(recorder, module.torch, options.step_ns)
-        return
-    leader = _StepCounter(recorder)
+def _count_optimizer_steps(recorder: Recorder, module: ModuleType) -> None:
+    counter = _StepCounter(recorder)
     original = module.Optimizer.profile_hook_step
     begun = False
 
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
         nonlocal begun
-        if not begun:  # the first optimizer of the process is being made: here training begins
+        if not begun:  # the first optimizer of the process is being created: training begins
             begun = True
-            recorder.note(optimizer=step.__qualname__.partition(".")[0])
-            _watch_scaler(leader, module.torch.amp.GradScaler)
+            recorder.report_status(optimizer=step.__qualname__.partition(".")[0])
+            _watch_scaler(counter, module.torch.amp.GradScaler)
             recorder.begin()
-        profiled = original(step)
+        profiled_step = original(step)
         is_compiling = module.torch.compiler.is_compiling
 
         @functools.wraps(step)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not leader.enters(self):
-                return profiled(self, *args, **kwargs)
+            if is_compiling() or not counter.enter_step(self):
+                return profiled_step(self, *args, **kwargs)
             try:
-                result = profiled(self, *args, **kwargs)
+                result = profiled_step(self, *args, **kwargs)
             finally:
-                leader.stepping = False
-            recorder.step_done()
+                counter.stepping = False
+            recorder.end_step()
             return result
 
         return wrapper
@@ -99,63 +106,64 @@ def attach(module: ModuleType) -> None:
     module.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
 
 
-def _watch_scaler(leader: _StepCounter, scaler: Any) -> None:
-    """A GradScaler that met an infinity does not call the optimizer, so there is no step to count."""
+def _watch_scaler(counter: _StepCounter, scaler: Any) -> None:
+    """Remark steps that a GradScaler skips: after an overflow it does not call the optimizer, so nothing is counted."""
     original = scaler.step
 
     @functools.wraps(original)
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        before = leader.recorder.count
+        previous_count = counter.recorder.count
         result = original(self, optimizer, *args, **kwargs)
-        if leader.leads(optimizer) and leader.recorder.count == before:
-            leader.recorder.remark("GradScaler left out a step: the one that is counted next spans it")
+        if counter.is_counted(optimizer) and counter.recorder.count == previous_count:
+            counter.recorder.remark("GradScaler skipped a step: the next counted step includes it")
         return result
 
     scaler.step = step
 
 
-def _count_scopes(recorder: Recorder, name: re.Pattern[str], marked: bool) -> None:
-    """A step is one record_function of the job whose name is found by `name`: for loops without an optimizer.
+def _count_scopes(recorder: Recorder, name: re.Pattern[str], job_marks_steps: bool) -> None:
+    """Count record_functions whose name matches `name` as steps, for loops without an optimizer.
 
-    The next step begins where it is left, outside of it; one within another of them does not count. `marked`: they
-    are the job's own ProfilerStep#N, and we make none.
+    The next step begins when the scope is left, outside of it; a nested one does not count. `job_marks_steps`: the
+    scopes are the job's own ProfilerStep#N, and the recorder makes none.
     """
     from torch.autograd.profiler import record_function
 
     enter: Any = record_function.__enter__
     leave: Any = record_function.__exit__
-    state: dict[str, Any] = {"begun": False, "outer": None}
+    state: dict[str, Any] = {"begun": False, "scope": None}
 
     def __enter__(self: Any) -> Any:
-        ours = not marked and self.name.startswith(("ProfilerStep#", "etloom:"))
-        if not (ours or state["begun"]):
-            recorder.seen.enters(self.name)
-        if not ours and state["outer"] is None and name.search(self.name):
+        is_recorders = not job_marks_steps and self.name.startswith(("ProfilerStep#", "etloom:"))
+        if not (is_recorders or state["begun"]):
+            recorder.status.count_name(self.name)
+        if not is_recorders and state["scope"] is None and name.search(self.name):
             if not state["begun"]:
                 state["begun"] = True
                 recorder.begin()
-            state["outer"] = self
+            state["scope"] = self
         return enter(self)
 
     def __exit__(self: Any, *error: Any) -> Any:
         result = leave(self, *error)
-        if state["outer"] is self:
-            state["outer"] = None
-            recorder.step_done()
+        if state["scope"] is self:
+            state["scope"] = None
+            recorder.end_step()
         return result
 
     record_function.__enter__ = __enter__  # type: ignore[method-assign]
     record_function.__exit__ = __exit__  # type: ignore[method-assign]
 
 
-def _count_time(recorder: Recorder, torch: Any, step_ns: int) -> None:
-    """A step is so much time, the same one on all ranks: for jobs without any sign of a step.
+def _count_intervals(recorder: Recorder, torch: Any, step_ns: int) -> None:
+    """Count time intervals as steps, the same ones on all ranks, for jobs without any sign of a step.
 
-    Counted on a thread of its own from the first nn.Module of the first rank on; a launcher's process makes none.
+    A separate thread counts them, starting with the first nn.Module of the first rank; a launcher's process creates no
+    module.
     """
     module = torch.nn.Module
     initialize = module.__init__
-    first = threading.Lock()  # held for ever by the first
+    first = threading.Lock()  # held forever by the first caller
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if first.acquire(blocking=False):
@@ -165,22 +173,22 @@ def _count_time(recorder: Recorder, torch: Any, step_ns: int) -> None:
                     _warm_up(recorder, torch)
                 threading.Thread(target=_run_clock, args=(recorder, step_ns), daemon=True).start()
             except Exception as error:
-                recorder.words.warn(f"nothing recorded, the job goes on: {describe_error(error)}")
+                recorder.messages.warn(f"nothing is recorded, the job continues: {describe_error(error)}")
         initialize(self, *args, **kwargs)
 
     module.__init__ = __init__
 
 
 def _warm_up(recorder: Recorder, torch: Any) -> None:
-    """Kineto wants its first session on the thread that loaded it; where the job has one there already, that is it.
+    """Run an empty Kineto session: the first one must be on the thread that loaded Kineto.
 
-    Another one inside of the job's would take its events, and end the process.
+    Skipped while the job has a session: a second one would take its events and crash the process.
     """
-    from ..session.profiler_guard import Guard
+    from ..session.profiler_guard import ProfilerGuard
 
-    guard = Guard(lambda _what: None, recorder.options)
+    guard = ProfilerGuard(lambda _profiler: None, recorder.options)
     try:
-        if guard.taken() or torch.autograd._profiler_enabled():
+        if guard.active_profiler() or torch.autograd._profiler_enabled():
             return
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             pass
@@ -190,15 +198,15 @@ def _warm_up(recorder: Recorder, torch: Any) -> None:
 
 def _run_clock(recorder: Recorder, step_ns: int) -> None:
     try:
-        zero_ns = on_demand.agree_on_start_ns(Path(recorder.options.out))
+        origin_ns = on_demand.agree_on_start_ns(Path(recorder.options.out))
     except (OSError, ValueError) as error:
-        recorder.words.warn(f"the ranks cannot agree on a time, nothing recorded: {error}")
+        recorder.messages.warn(f"nothing is recorded: the ranks cannot agree on a start time: {error}")
         return
-    recorder.count = (time.time_ns() - zero_ns) // step_ns
+    recorder.count = (time.time_ns() - origin_ns) // step_ns
     recorder.begin()
     while not recorder.finished:
-        now = time.time_ns() - zero_ns  # later than in the step before, where that took long to mark
-        time.sleep((step_ns - now % step_ns) / 1e9)
-        count = (time.time_ns() - zero_ns) // step_ns
+        now_ns = time.time_ns() - origin_ns  # may be far into the step if marking its begin took long
+        time.sleep((step_ns - now_ns % step_ns) / 1e9)
+        count = (time.time_ns() - origin_ns) // step_ns
         if count > recorder.count:  # a clock that is set back makes no steps
-            recorder.step_done(count)
+            recorder.end_step(count)

@@ -1,8 +1,8 @@
-"""An execution trace observer of our own: every operator with its times, for about a microsecond each.
+"""A native execution trace observer: records every operator with its times, for about a microsecond each.
 
-`ExecutionTraceObserver` has the public face of torch.profiler's, and torch.profiler.profile takes it as
-execution_trace_observer. It is C++ against the installed torch, compiled at first use (`build`); what it writes
-is described in docs/observer-format.md.
+`ExecutionTraceObserver` has the public interface of torch.profiler's class, and torch.profiler.profile accepts it as
+execution_trace_observer. It is C++ code, compiled against the installed torch at first use (`build_library`); its file
+format is described in docs/observer-format.md.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .execution_trace_observer import COUNTERS, ExecutionTraceObserver
-    from .library_build import BuildError, build, built
+    from .library_build import BuildError, build_library, find_library
 
-__all__ = ["BuildError", "COUNTERS", "ExecutionTraceObserver", "build", "built"]
+__all__ = ["BuildError", "COUNTERS", "ExecutionTraceObserver", "build_library", "find_library"]
 
-_HOME = {
+_MODULES = {
     "BuildError": "library_build",
-    "build": "library_build",
-    "built": "library_build",
+    "build_library": "library_build",
+    "find_library": "library_build",
     "COUNTERS": "execution_trace_observer",
     "ExecutionTraceObserver": "execution_trace_observer",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""Writes torch.profiler's trace without Python's lock, which torch's own export holds from begin to end."""
+"""Exports torch.profiler's trace without the GIL, which torch's own export holds from begin to end."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from .execution_trace_observer import load_library
-from .library_build import BuildError, built
+from .library_build import BuildError, find_library
 
-# How pybind11 names what torch's wheels are compiled with (pybind11_platform_abi_id.h); it refuses another name.
+# pybind11's name of the ABI of torch's wheels (pybind11_platform_abi_id.h); it refuses any other name.
 _ABI = b"system_libstdcpp_gxx_abi_1xxx_use_cxx11_abi_1"
 
 
 def export_chrome_trace(profile: Any, path: Path) -> None:
-    """As `profile.export_chrome_trace(path)`; the profile is empty afterwards where our library could do it.
+    """Write the trace like `profile.export_chrome_trace(path)`; the native export empties the profile.
 
-    Raises RuntimeError where it cannot be written.
+    Raises:
+        RuntimeError: The trace cannot be written.
     """
     result = getattr(profile.profiler, "kineto_results", None)
     pointer = None if getattr(profile, "_use_cupti_monitor", False) else _native_result(result)
@@ -28,12 +29,12 @@ def export_chrome_trace(profile: Any, path: Path) -> None:
 
 
 def _native_result(result: Any) -> int | None:
-    """The C++ ProfilerResult of torch's, by pybind11's conduit; None where ours is not of the same making.
+    """Return the address of torch's C++ ProfilerResult, through pybind11's conduit.
 
-    And where our library cannot be used at all: torch writes its trace itself.
+    Returns None if it has another ABI, or if the library cannot be used: torch then writes its trace itself.
     """
     try:
-        if built() is None or not hasattr(result, "_pybind11_conduit_v1_"):
+        if find_library() is None or not hasattr(result, "_pybind11_conduit_v1_"):
             return None
         return _unwrap_result(result, load_library())
     except (BuildError, OSError, AttributeError, ValueError):
@@ -42,9 +43,10 @@ def _native_result(result: Any) -> int | None:
 
 def _unwrap_result(result: Any, library: ctypes.CDLL) -> int | None:
     python = ctypes.PyDLL(None)
-    make, look = python.PyCapsule_New, python.PyCapsule_GetPointer
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    look.restype, look.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_void_p)
-    kind = make(library.etloom_result_type(), library.etloom_type_name(), None)
-    capsule = result._pybind11_conduit_v1_(_ABI, kind, b"raw_pointer_ephemeral")
-    return None if capsule is None else look(capsule, library.etloom_result_name())
+    new_capsule, capsule_pointer = python.PyCapsule_New, python.PyCapsule_GetPointer
+    new_capsule.restype = ctypes.py_object
+    new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    capsule_pointer.restype, capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_void_p)
+    result_type = new_capsule(library.etloom_result_type(), library.etloom_type_name(), None)
+    capsule = result._pybind11_conduit_v1_(_ABI, result_type, b"raw_pointer_ephemeral")
+    return None if capsule is None else capsule_pointer(capsule, library.etloom_result_name())

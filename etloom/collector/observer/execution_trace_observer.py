@@ -1,4 +1,4 @@
-"""The observer as Python sees it: the face of torch.profiler.ExecutionTraceObserver."""
+"""The Python class of the native observer, with the interface of torch.profiler.ExecutionTraceObserver."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from .library_build import BuildError, build
+from .library_build import BuildError, build_library
 
 COUNTERS = (
     "no_space",
     "no_dictionary",
-    "arguments_left",
+    "arguments_omitted",
     "lists_cut",
     "failed",
     "reentrant",
@@ -24,32 +24,37 @@ COUNTERS = (
     "ended_elsewhere",
     "ended_outside",
     "unsized",
-    "thread_gone",
+    "thread_exiting",
     "overwritten",
     "stuck",
     "operators",
     "overwritten_operators",
 )
-"""What the C++ side counts, in its order (native/format.hpp)."""
+"""The counters of the C++ code, in its order (native/format.hpp)."""
 
-_MAX_BYTES = 4 << 30
+_DEFAULT_MAX_BYTES = 4 << 30
+_MIN_BYTES = 1 << 20
 _lock = threading.RLock()
 
 
 class ExecutionTraceObserver:
     """Records the operators of the process into one file, in windows from `start` to `stop`.
 
-    Not recorded: what began before `start`, and the end of what is still open at `stop`. One observer of a
-    process records at a time. The file is whole after `unregister_callback`, and can be read at any time before,
-    also when the process was killed.
+    Operators that began before `start` are not recorded, nor the ends of operators that are open at `stop`. Only one
+    observer of a process records at a time. The file is complete after `unregister_callback`, and can be read at any
+    time before, even if the process was killed.
 
-    `max_bytes` bounds the file. Where it is reached recording ends, or with `ring` the oldest operators are
-    overwritten. Without `detail` there are no inputs and outputs, at a fifth of the price.
+    Args:
+        detail: Record inputs and outputs; without them the cost is a fifth.
+        max_bytes: Size limit of the file, in bytes, at least 1 MiB. When it is reached, recording ends.
+        ring: When the limit is reached, overwrite the oldest operators instead.
     """
 
-    def __init__(self, *, detail: bool = True, max_bytes: int = _MAX_BYTES, ring: bool = False) -> None:
-        if max_bytes < 1 << 20:
-            raise ValueError(f"max_bytes is {max_bytes}, less than a MiB")
+    def __init__(
+        self, *, detail: bool = True, max_bytes: int = _DEFAULT_MAX_BYTES, ring: bool = False
+    ) -> None:
+        if max_bytes < _MIN_BYTES:
+            raise ValueError(f"expected max_bytes of at least 1 MiB, got {max_bytes}")
         self._detail, self._max_bytes, self._ring = detail, max_bytes, ring
         self._path: str | None = None
         self._session: _Session | None = None
@@ -57,9 +62,11 @@ class ExecutionTraceObserver:
         self._groups: list[dict[str, Any]] = []
 
     def register_callback(self, output_file_path: str | os.PathLike[str]) -> ExecutionTraceObserver:
-        """Open the file; a second call does nothing, as torch's.
+        """Open the file; a second call does nothing, as in torch.
 
-        Raises BuildError where the observer cannot be built, OSError where the file cannot be written.
+        Raises:
+            BuildError: The library cannot be built or loaded.
+            OSError: The file cannot be written.
         """
         with _lock:
             if self._session is None:
@@ -70,30 +77,31 @@ class ExecutionTraceObserver:
         return self
 
     def start(self) -> None:
-        """Begin a window. Does nothing where no file is registered or one is open.
+        """Begin a window. Does nothing if no file is registered or a window is open.
 
-        Raises RuntimeError where another observer of this process records.
+        Raises:
+            RuntimeError: Another observer of this process is recording.
         """
         with _lock:
             if self._session is None or self._running:
                 return
             self._session.start()
             self._running = True
-        self._note_groups()
+        self._record_groups()
 
     def stop(self) -> None:
-        """End the window; what it holds is in the file."""
+        """End the window; all its operators are then in the file."""
         with _lock:
             if self._session is None or not self._running:
                 return
         if _process_groups() != self._groups:
-            self._note_groups()
+            self._record_groups()
         with _lock:
             self._running = False
             self._session.stop()
 
     def unregister_callback(self) -> None:
-        """End the file."""
+        """Finish the file."""
         self.stop()
         with _lock:
             session, self._session = self._session, None
@@ -101,7 +109,7 @@ class ExecutionTraceObserver:
                 session.close()
 
     def cleanup(self) -> None:
-        """As unregister_callback; torch.profiler.profile calls it on exit."""
+        """Call `unregister_callback`; torch.profiler.profile calls this on exit."""
         self.unregister_callback()
 
     def get_output_file_path(self) -> str | None:
@@ -115,27 +123,30 @@ class ExecutionTraceObserver:
         return self._running
 
     def set_extra_resource_collection(self, value: bool) -> None:
-        """For torch's face; there are no resources beside the file."""
+        """Do nothing: required by torch's interface, but there are no resources except the file."""
 
     def note(self, **facts: Any) -> None:
-        """Put facts of the recording into the file, while it records."""
+        """Write facts about the recording into the file, while it records."""
         with _lock:
             if self._session is not None and self._running:
                 self._session.note(json.dumps(facts))
 
     def counters(self) -> dict[str, int]:
-        """What was recorded, left out and cut so far, by the names of COUNTERS; empty without a file."""
+        """Return the counters of the file by the names of COUNTERS; empty without a file."""
         return {} if self._session is None else self._session.counters()
 
     def overwritten_ns(self) -> int | None:
-        """Up to when the ring lost something, by time.monotonic_ns: what it holds of later is whole. None: nothing."""
+        """Return the time, by time.monotonic_ns, of the last operator that the ring overwrote; None if there is none.
+
+        Everything after it is complete.
+        """
         return None if self._session is None else self._session.overwritten_ns() or None
 
     def __del__(self) -> None:
         self.unregister_callback()
 
-    def _note_groups(self) -> None:
-        """The process groups with all their ranks, as an operator of the name that torch's observer gives it."""
+    def _record_groups(self) -> None:
+        """Record the process groups with all their ranks, as an operator with the name that torch's observer uses."""
         from torch._C import _autograd
 
         self._groups = _process_groups()
@@ -146,7 +157,7 @@ class ExecutionTraceObserver:
 
 
 class _Session:
-    """What C++ holds of one file; ended when it is collected, but never in a child of fork."""
+    """The C++ session of one file; closed when it is garbage-collected, but never in a child of fork."""
 
     def __init__(self, path: str, *, max_bytes: int, ring: bool, detail: bool) -> None:
         import torch
@@ -159,11 +170,11 @@ class _Session:
         )
         if not self._handle:
             raise OSError(f"{path} {library.etloom_error().decode()}")
-        self._close = weakref.finalize(self, _end, library, self._handle, self._pid)
+        self._close = weakref.finalize(self, _close_session, library, self._handle, self._pid)
 
     def start(self) -> None:
         if os.getpid() == self._pid and self._library.etloom_start(self._handle):
-            raise RuntimeError("another observer records in this process; stop it first")
+            raise RuntimeError("another observer is recording in this process; stop it first")
 
     def stop(self) -> None:
         if os.getpid() == self._pid:
@@ -183,7 +194,7 @@ class _Session:
         return {name: self._library.etloom_counter(self._handle, i) for i, name in enumerate(COUNTERS)}
 
 
-def _end(library: ctypes.CDLL, handle: int, pid: int) -> None:
+def _close_session(library: ctypes.CDLL, handle: int, pid: int) -> None:
     if os.getpid() == pid:
         library.etloom_stop(handle)
         library.etloom_close(handle, 1)
@@ -191,11 +202,15 @@ def _end(library: ctypes.CDLL, handle: int, pid: int) -> None:
 
 @functools.cache
 def load_library() -> ctypes.CDLL:
-    """The library for this torch. Raises BuildError where it has to be built and cannot, or cannot be loaded."""
-    path = build()
+    """Load the library for this torch, after compiling it if necessary.
+
+    Raises:
+        BuildError: It cannot be built or loaded.
+    """
+    path = build_library()
     try:
         return _load(path)
-    except (OSError, AttributeError) as error:  # cut short, of another machine, on a disk mounted noexec
+    except (OSError, AttributeError) as error:  # truncated, of another machine, on a disk mounted noexec
         raise BuildError(f"the native observer cannot be loaded: {error}") from error
 
 
@@ -225,7 +240,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def _process_groups() -> list[dict[str, Any]]:
-    """As torch's pg_config_info, with the ranks of the whole world written out."""
+    """Return torch's pg_config_info, with the ranks of the default group filled in."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -1,7 +1,7 @@
-"""Compiles the observer against the torch of this Python, once: the library is kept in the user's cache folder.
+"""Compiles the native observer for the installed torch, once: the library is kept in the user's cache folder.
 
-One call of the C++ compiler ($CXX, else c++), some 20 s, under a lock, so that the ranks of a job do not build
-it side by side. The library's name holds a hash of torch's version, the flags and the sources.
+One call of the C++ compiler ($CXX, else c++) takes some 20 s, under a lock, so that the ranks of a job do not build it
+several times. The name of the library contains a hash of torch's version, the flags and the sources.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ from pathlib import Path
 
 _SOURCES = Path(__file__).resolve().parent / "native"
 _TIMEOUT_S = 900
+_MAX_MESSAGE_LENGTH = 300
 
 
 class BuildError(Exception):
-    """The observer cannot be built here; the text says why, in one line."""
+    """The native observer cannot be built here; the message, one line, is the reason."""
 
 
-def built() -> Path | None:
-    """The library for this torch, if it was built before."""
+def find_library() -> Path | None:
+    """Return the library for this torch, or None if it is not built yet."""
     path = _library_path()
     return path if path.is_file() else None
 
 
-def build() -> Path:
-    """The library for this torch, built now where it was not before. Raises BuildError."""
+def build_library() -> Path:
+    """Return the library for this torch; compile it if necessary.
+
+    Raises:
+        BuildError: It cannot be built.
+    """
     path = _library_path()
     if path.is_file():
         return path
@@ -50,22 +55,22 @@ def _library_path() -> Path:
     import torch
 
     if sys.platform not in ("linux", "darwin"):
-        raise BuildError(f"the native observer does not know {sys.platform}")
-    told = hashlib.sha256("\0".join([torch.__version__, platform.machine(), *_flags()]).encode())
+        raise BuildError(f"the native observer does not support {sys.platform}")
+    digest = hashlib.sha256("\0".join([torch.__version__, platform.machine(), *_compiler_flags()]).encode())
     for source in sorted(_SOURCES.iterdir()):
-        told.update(source.name.encode() + b"\0" + source.read_bytes())
-    return _cache_folder() / f"observer-{torch.__version__}-{told.hexdigest()[:16]}.so"
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return _cache_folder() / f"observer-{torch.__version__}-{digest.hexdigest()[:16]}.so"
 
 
 def _cache_folder() -> Path:
-    """$ETLOOM_OBSERVER_CACHE, else a folder of the user's cache."""
-    if told := os.environ.get("ETLOOM_OBSERVER_CACHE"):
-        return Path(told)
+    """Return $ETLOOM_OBSERVER_CACHE, else a folder of the user's cache."""
+    if folder := os.environ.get("ETLOOM_OBSERVER_CACHE"):
+        return Path(folder)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "etloom" / "observer"
 
 
-def _flags() -> list[str]:
+def _compiler_flags() -> list[str]:
     import torch
     from torch.utils import cpp_extension
 
@@ -84,31 +89,31 @@ def _flags() -> list[str]:
 def _compile(path: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
     sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
-    flags = _flags()
-    split = flags.index("-Wextra") + 1
+    flags = _compiler_flags()
+    before_sources = flags.index("-Wextra") + 1
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        made = Path(scratch) / path.name
-        command = [*compiler, *flags[:split], *sources, *flags[split:], "-o", str(made)]
+        library = Path(scratch) / path.name
+        command = [*compiler, *flags[:before_sources], *sources, *flags[before_sources:], "-o", str(library)]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
             )
         except FileNotFoundError:
-            raise BuildError(f"no C++ compiler: {compiler[0]} is not found") from None
+            raise BuildError(f"no C++ compiler: {compiler[0]} not found") from None
         except subprocess.TimeoutExpired:
-            raise BuildError(f"{compiler[0]} did not end within {_TIMEOUT_S} s") from None
-        if done.returncode:
-            lines = done.stderr.splitlines()
-            why = next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
-            raise BuildError(f"{compiler[0]} failed: {why.strip()[:300]}")
-        made.replace(path)
+            raise BuildError(f"{compiler[0]} did not finish within {_TIMEOUT_S} s") from None
+        if process.returncode:
+            lines = process.stderr.splitlines()
+            reason = next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
+            raise BuildError(f"{compiler[0]} failed: {reason.strip()[:_MAX_MESSAGE_LENGTH]}")
+        library.replace(path)
 
 
 @contextmanager
-def _build_lock(lock: Path) -> Iterator[None]:
-    """The kernel lets go of the lock where its holder dies."""
+def _build_lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock, which the kernel releases if this process dies."""
     import fcntl
 
-    with lock.open("w") as file:
+    with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

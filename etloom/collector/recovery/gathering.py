@@ -1,4 +1,4 @@
-"""Folders of several hosts, of one job, put together into one."""
+"""Joins the folders that several hosts recorded for one job into one folder."""
 
 from __future__ import annotations
 
@@ -10,33 +10,48 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import job_identity, run_folder
+from .. import job_identity
 from ..options import new_scratch_name
 from ..record_validation import validate_rank_facts
-from ..session.messages import format_ranges
-from . import killed_windows
+from ..run_folder import (
+    claim_folder,
+    list_trace_files,
+    list_windows,
+    read_json,
+    read_rank_records,
+    read_run,
+    write_run,
+)
+from ..text import format_ranges
+from .killed_windows import find_hidden_folders
 
 Facts = dict[str, Any]
 _MAX_GAP_NS = 60 * 10**9
-"""Windows of one job that lie further apart than this are not taken for one without proof: clocks differ by less."""
+"""Windows that are further apart are not assumed to belong to one job without proof: clocks differ by less."""
 
 
 @dataclass(frozen=True)
 class GatherResult:
-    """The ranks in `out`, by window where there are several, and what is worth a warning."""
+    """Outcome of `gather`.
+
+    Attributes:
+        out: The joined folder.
+        windows: Ranks in each folder with traces: `out` itself, or one per window.
+        problems: Messages about missing ranks and inconsistencies.
+    """
 
     out: Path
     windows: dict[Path, tuple[int, ...]]
-    warnings: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 @dataclass
 class _WindowContents:
-    """What the folders hold of a window: files by name, what rank_<r>.json says, and from which folder it is."""
+    """The files of a window by name, and the records of its ranks with the folders they come from."""
 
     files: dict[str, Path] = field(default_factory=dict)
-    seals: dict[int, Facts] = field(default_factory=dict)
-    homes: dict[int, Path] = field(default_factory=dict)
+    records: dict[int, Facts] = field(default_factory=dict)
+    folders: dict[int, Path] = field(default_factory=dict)
 
 
 def gather(
@@ -46,196 +61,231 @@ def gather(
     overwrite: bool = False,
     same_job: bool = False,
 ) -> GatherResult:
-    """Copy the traces of `folders` into `out`, and write run.json and the card of the whole job.
+    """Copy the traces of several hosts into one folder, and write run.json and the card of the whole job.
 
-    Windows (step_<first>) of a name go together. A rank that two folders have is taken once where it is the same
-    recording: of one process and moment, else equal to the last byte. Nothing of `folders` is changed.
+    Windows (step_<first>) of the same name are joined. A rank that is in two folders is copied once if both are the
+    same recording: of the same process and start, or identical byte for byte. The source folders do not change.
 
-    Raises CollectError, before anything is copied: a folder is missing or without traces of `collect`; two have a rank
-    of a window that is not the same; they are of different jobs (identity.py says how that is known), or nothing shows
-    that they are of one and their windows lie more than a minute apart, unless `same_job`; `out` is one of them, or
-    lies in one, or holds one; it holds traces already (unless `overwrite`) or cannot be written. What it held is
-    removed once all is copied.
+    Args:
+        folders: The folders of the hosts.
+        out: The folder for all traces. Its previous traces are removed once everything is copied.
+        overwrite: Replace traces of an earlier run in `out`.
+        same_job: Join the folders even if they seem to belong to different jobs (job_identity.py), or if their
+            windows are more than a minute apart and nothing proves that they belong together.
+
+    Returns:
+        The ranks of each window, and all problems.
+
+    Raises:
+        CollectError: Before anything is copied: a folder is missing or has no traces of `collect`, two folders have
+            different recordings of a rank, the folders belong to different jobs, `out` contains or is contained in
+            one of them, holds traces already, or cannot be written.
+
+    Example:
+        >>> from etloom.collector import gather
+        >>> gather(["node0/run", "node1/run"], "run").windows  # doctest: +SKIP
+        {PosixPath('/home/me/run'): (0, 1, 2, 3)}
     """
     from etloom.core.errors import CollectError
 
     target = Path(os.path.abspath(out))  # noqa: PTH100
-    warnings: list[str] = []
-    plan = _assign_files(_distinct_folders(folders, target, warnings), warnings)
-    _check_one_job(plan, warnings, same_job)
+    problems: list[str] = []
+    contents = _assign_files(_distinct_folders(folders, target, problems), problems)
+    _check_single_job(contents, problems, same_job)
     if not overwrite:
-        run_folder.claim_folder(str(target), overwrite=False)
+        claim_folder(str(target), overwrite=False)
     scratch = Path(new_scratch_name(str(target)))
-    windows = {}
     try:
-        for window, found in sorted(plan.items()):
-            (scratch / window).mkdir(parents=True, exist_ok=True)
-            for name, path in found.files.items():
-                shutil.copy2(path, scratch / window / name)
-        run_folder.claim_folder(str(target), overwrite)  # what it held goes only now
-        for window, found in sorted(plan.items()):
-            place = target / window
-            place.mkdir(exist_ok=True)
-            for name in found.files:
-                (scratch / window / name).replace(place / name)
-            parents = sorted({path.parent for path in found.files.values()})
-            ranks = run_folder.write_run(place, _merge_run_facts(parents, warnings), scratch)
-            windows[place] = tuple(sorted(found.homes))
-            _check_completeness(place, ranks, found, warnings)
+        for name, window in sorted(contents.items()):
+            (scratch / name).mkdir(parents=True, exist_ok=True)
+            for file_name, path in window.files.items():
+                shutil.copy2(path, scratch / name / file_name)
+        claim_folder(str(target), overwrite)  # removes its previous traces only now
+        windows = {
+            target / name: _publish_window(target / name, window, scratch / name, scratch, problems)
+            for name, window in sorted(contents.items())
+        }
     except OSError as error:
         raise CollectError(f"cannot be written: {error.strerror}", where=error.filename or target) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return GatherResult(target, windows, tuple(warnings))
+    return GatherResult(target, windows, tuple(problems))
+
+
+def _publish_window(
+    place: Path, window: _WindowContents, copies: Path, scratch: Path, problems: list[str]
+) -> tuple[int, ...]:
+    """Move the copied files of a window to `place` and write its run.json; return its ranks."""
+    place.mkdir(exist_ok=True)
+    for name in window.files:
+        (copies / name).replace(place / name)
+    sources = sorted({path.parent for path in window.files.values()})
+    ranks = write_run(place, _merge_run_facts(sources, problems), scratch)
+    _check_completeness(place, ranks, window, problems)
+    return tuple(sorted(window.folders))
 
 
 def _distinct_folders(
-    folders: Iterable[str | os.PathLike[str]], target: Path, warnings: list[str]
+    folders: Iterable[str | os.PathLike[str]], target: Path, problems: list[str]
 ) -> dict[Path, list[Path]]:
-    """The folders, each once, with the folders of their windows."""
+    """Return the folders without duplicates, with their window folders."""
     from etloom.core.errors import CollectError
 
-    found: dict[Path, list[Path]] = {}
-    known: dict[Path, Path] = {}
+    windows: dict[Path, list[Path]] = {}
+    by_real_path: dict[Path, Path] = {}
     for folder in map(Path, folders):
-        real = folder.resolve()
-        if real in known:
-            also = "" if known[real] == folder else f", as {known[real]}"
-            warnings.append(f"{folder}: given twice{also}, taken once")
+        real_path = folder.resolve()
+        if real_path in by_real_path:
+            other = by_real_path[real_path]
+            alias = "" if other == folder else f", also as {other}"
+            problems.append(f"{folder}: duplicate argument{alias}; used once")
             continue
-        known[real] = folder
-        parts = (folder, *run_folder.list_windows(folder))
+        by_real_path[real_path] = folder
+        parts = (folder, *list_windows(folder))
         _check_target(folder, parts, target)
-        found[folder] = [part for part in parts if _rank_files(part, warnings)]
-        left = [path for path in killed_windows.find_hidden_folders(folder) if any(path.iterdir())]
-        if left:
-            warnings.append(
-                f"{folder}: holds what processes left that were killed; etloom salvage {folder} keeps it"
+        windows[folder] = [part for part in parts if _rank_files(part, problems)]
+        has_leftovers = any(any(path.iterdir()) for path in find_hidden_folders(folder))
+        if has_leftovers:
+            problems.append(
+                f"{folder}: contains unfinished traces of killed processes; etloom salvage {folder} recovers them"
             )
-        if not found[folder]:
-            remedy = f"etloom salvage {folder}" if left else "check the path"
-            raise CollectError("holds no traces of etloom collect", where=folder, remedy=remedy)
-    return found
+        if not windows[folder]:
+            remedy = f"etloom salvage {folder}" if has_leftovers else "check the path"
+            raise CollectError("contains no traces of etloom collect", where=folder, remedy=remedy)
+    return windows
 
 
 def _check_target(folder: Path, parts: Iterable[Path], target: Path) -> None:
-    """What is gathered into itself, or a part of itself, would be written over or removed; wherever links lead."""
+    """Refuse a target that overlaps with a source, also through links: the source would be overwritten or removed."""
     from etloom.core.errors import CollectError
 
-    places = {place.resolve() for place in (target, *run_folder.list_windows(target))}
+    targets = {place.resolve() for place in (target, *list_windows(target))}
     for part in (part.resolve() for part in parts):
-        if part in places:
-            raise CollectError("is gathered into itself", where=folder, remedy="choose another --out")
-        if any(part in place.parents or place in part.parents for place in places):
+        if part in targets:
+            raise CollectError("is the --out folder itself", where=folder, remedy="choose another --out")
+        if any(part in place.parents or place in part.parents for place in targets):
             raise CollectError(
-                f"is gathered into {target}, and one lies in the other",
+                f"overlaps with the --out folder {target}: one contains the other",
                 where=folder,
                 remedy="choose another --out",
             )
 
 
-def _assign_files(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[str, _WindowContents]:
-    """Which file of a window comes from where. Raises CollectError where two folders have a rank differently."""
-    plan: dict[str, _WindowContents] = {}
+def _assign_files(folders: dict[Path, list[Path]], problems: list[str]) -> dict[str, _WindowContents]:
+    """Select the files of each window. Raises CollectError if two folders have different recordings of a rank."""
+    contents: dict[str, _WindowContents] = {}
     for folder, parts in folders.items():
-        twice: set[int] = set()
+        duplicates: set[int] = set()
         for part in parts:
-            window = plan.setdefault("" if part == folder else part.name, _WindowContents())
-            seals = {facts["rank"]: facts for facts in run_folder.sealed_ranks(part)}
-            mine: dict[int, list[Path]] = {}
-            for path, rank in _rank_files(part, []):
-                mine.setdefault(rank, []).append(path)
-            for rank, paths in mine.items():
-                if rank in window.homes:
-                    _check_same_recording(window, part, rank, paths, seals)
-                    twice.add(rank)
-                window.homes.setdefault(rank, part)
-                for path in paths:
-                    window.files.setdefault(path.name, path)
-                if rank in seals:
-                    window.seals.setdefault(rank, seals[rank])
-        if twice:
-            warnings.append(
-                f"{folder}: rank {format_ranges(sorted(twice))} is in another folder too, and taken once"
-            )
-    return plan
+            window = contents.setdefault("" if part == folder else part.name, _WindowContents())
+            duplicates |= _add_part(window, part)
+        if duplicates:
+            ranks = format_ranges(sorted(duplicates))
+            problems.append(f"{folder}: rank {ranks} is in another folder too; used once")
+    return contents
+
+
+def _add_part(window: _WindowContents, part: Path) -> set[int]:
+    """Add the files of a folder to a window; return the ranks that it already has."""
+    duplicates = set()
+    records = {facts["rank"]: facts for facts in read_rank_records(part)}
+    by_rank: dict[int, list[Path]] = {}
+    for path, rank in _rank_files(part, []):
+        by_rank.setdefault(rank, []).append(path)
+    for rank, paths in by_rank.items():
+        if rank in window.folders:
+            _check_same_recording(window, part, rank, paths, records)
+            duplicates.add(rank)
+        window.folders.setdefault(rank, part)
+        for path in paths:
+            window.files.setdefault(path.name, path)
+        if rank in records:
+            window.records.setdefault(rank, records[rank])
+    return duplicates
 
 
 def _check_same_recording(
-    window: _WindowContents, part: Path, rank: int, paths: list[Path], seals: dict[int, Facts]
+    window: _WindowContents, part: Path, rank: int, paths: list[Path], records: dict[int, Facts]
 ) -> None:
     from etloom.core.errors import CollectError
 
-    known, here = window.seals.get(rank), seals.get(rank)
-    if known is not None and here is not None:
-        alike = [known.get(name) == here.get(name) for name in ("host", "pid", "start_ns")]
-        same = all(alike)
-        if alike == [True, True, False] and job_identity.is_same_launch([known, here]):
+    first, second = window.records.get(rank), records.get(rank)
+    if first is not None and second is not None:
+        equal = [first.get(name) == second.get(name) for name in ("host", "pid", "start_ns")]
+        is_same = all(equal)
+        if equal == [True, True, False] and job_identity.is_same_launch([first, second]):
             raise CollectError(
-                f"is another window of the job that {window.homes[rank]} is of",
+                f"is another window of the job in {window.folders[rank]}",
                 where=part,
-                remedy=f"gather whole runs, as {part.parent}, with all their windows, not window by window",
+                remedy=f"gather whole runs, such as {part.parent}, with all their windows, not single windows",
             )
-        whose = f", of process {known.get('pid')} on {known['host']}"
-        whose += f"; here of process {here.get('pid')} on {here['host']}"
+        difference = f", of process {first.get('pid')} on {first['host']}"
+        difference += f"; here of process {second.get('pid')} on {second['host']}"
     else:
         pairs = [(path, window.files[path.name]) for path in paths if path.name in window.files]
-        same = bool(pairs) and all(filecmp.cmp(path, other, shallow=False) for path, other in pairs)
-        whose = ", and differs" if pairs else ", in other files: nothing shows that it is the same recording"
-    if not same:
+        is_same = bool(pairs) and all(filecmp.cmp(path, other, shallow=False) for path, other in pairs)
+        difference = ", with different contents" if pairs else ", in other files that cannot be compared"
+    if not is_same:
         raise CollectError(
-            f"rank {rank} is in {window.homes[rank]} too{whose}",
+            f"rank {rank} is also in {window.folders[rank]}{difference}",
             where=part,
             remedy="gather one job at a time",
         )
 
 
-def _check_one_job(plan: dict[str, _WindowContents], warnings: list[str], same_job: bool) -> None:
+def _check_single_job(contents: dict[str, _WindowContents], problems: list[str], same_job: bool) -> None:
+    """Raise CollectError if the windows belong to several jobs, unless `same_job`."""
     from etloom.core.errors import CollectError
 
-    every = [facts for window in plan.values() for facts in window.seals.values()]
-    # A job that was restarted may have left windows of each of its lives.
+    windows = [list(window.records.values()) for window in contents.values()]
+    every_rank = [facts for ranks in windows for facts in ranks]
+    # A job that was restarted may have windows of each of its lives.
     lives = [
-        [one for one in every if one.get("restart") == life] for life in {one.get("restart") for one in every}
+        [facts for facts in every_rank if facts.get("restart") == restart]
+        for restart in {facts.get("restart") for facts in every_rank}
     ]
-    parts = [list(window.seals.values()) for window in plan.values()]
-    found = [why for some in (*parts, *lives) if (why := job_identity.find_contradiction(some)) is not None]
-    found += [
-        why
-        for some in parts
-        if not job_identity.is_same_launch(some) and (why := _describe_gap(some)) is not None
+    reasons = [
+        reason
+        for ranks in (*windows, *lives)
+        if (reason := job_identity.find_contradiction(ranks)) is not None
     ]
-    if found and not same_job:
+    for ranks in windows:
+        if not job_identity.is_same_launch(ranks) and (gap := _describe_gap(ranks)) is not None:
+            reasons.append(gap)
+    if reasons and not same_job:
+        sources = {str(folder) for window in contents.values() for folder in window.folders.values()}
         raise CollectError(
-            f"these are traces of several jobs: {found[0]}",
-            where=", ".join(
-                sorted({str(home) for window in plan.values() for home in window.homes.values()})
-            ),
-            remedy="gather one job at a time, or say --same-job where you know that they are of one",
+            f"the traces belong to several jobs: {reasons[0]}",
+            where=", ".join(sorted(sources)),
+            remedy="gather one job at a time, or use --same-job if you know that they belong to one",
         )
-    warnings += [f"taken as one job, as you said, though {why}" for why in dict.fromkeys(found)]
-    if not found:
-        clocks = [why for some in parts if (why := _describe_gap(some, 0)) is not None]
-        warnings += [f"the clocks of the hosts differ: {why}" for why in clocks]
-    unknown = sorted({str(w.homes[rank]) for w in plan.values() for rank in w.homes.keys() - w.seals.keys()})
+    problems += [f"joined because of --same-job, although {reason}" for reason in dict.fromkeys(reasons)]
+    if not reasons:
+        gaps = [gap for ranks in windows if (gap := _describe_gap(ranks, 0)) is not None]
+        problems += [f"the clocks of the hosts differ: {gap}" for gap in gaps]
+    unknown = {
+        str(window.folders[rank])
+        for window in contents.values()
+        for rank in window.folders.keys() - window.records.keys()
+    }
     if unknown:
-        warnings.append(
-            f"{', '.join(unknown)}: without rank_<r>.json nothing says of which job the traces are"
-        )
+        problems.append(f"{', '.join(sorted(unknown))}: the job of traces without rank_<r>.json is unknown")
 
 
-def _describe_gap(ranks: list[Facts], most_ns: int = _MAX_GAP_NS) -> str | None:
-    """Which two ranks have windows of more than `most_ns` between them; null where none have."""
+def _describe_gap(ranks: list[Facts], max_gap_ns: int = _MAX_GAP_NS) -> str | None:
+    """Return which two ranks have windows more than `max_gap_ns` apart; None if there are none."""
     timed = [rank for rank in ranks if rank.get("start_ns") is not None and rank.get("end_ns") is not None]
     if not timed:
         return None
-    last = max(timed, key=lambda rank: int(rank["start_ns"]))
-    first = min(timed, key=lambda rank: int(rank["end_ns"]))
-    gap_ns = last["start_ns"] - first["end_ns"]
-    if gap_ns <= most_ns:
+    latest = max(timed, key=lambda rank: int(rank["start_ns"]))
+    earliest = min(timed, key=lambda rank: int(rank["end_ns"]))
+    gap_ns = latest["start_ns"] - earliest["end_ns"]
+    if gap_ns <= max_gap_ns:
         return None
-    ended = f"{_format_duration(gap_ns)} after that of rank {first['rank']} on {first['host']} had ended"
-    return f"the window of rank {last['rank']} on {last['host']} began {ended}"
+    return (
+        f"the window of rank {latest['rank']} on {latest['host']} began {_format_duration(gap_ns)} after that of "
+        f"rank {earliest['rank']} on {earliest['host']} had ended"
+    )
 
 
 def _format_duration(ns: int) -> str:
@@ -246,45 +296,43 @@ def _format_duration(ns: int) -> str:
     return f"{seconds:.3g} s"
 
 
-def _rank_files(folder: Path, warnings: list[str]) -> list[tuple[Path, int]]:
-    """The files of ranks in a folder, with their ranks."""
-    found = []
-    for path, rank in run_folder.list_trace_files(folder):
+def _rank_files(folder: Path, problems: list[str]) -> list[tuple[Path, int]]:
+    """Return the files of ranks in a folder, with their ranks."""
+    files = []
+    for path, rank in list_trace_files(folder):
         if rank is None:
             continue
-        if not path.is_file():  # to open a pipe would wait for ever
-            warnings.append(f"{path}: is no file, and left out")
-        elif path.name.startswith("rank_") and validate_rank_facts(run_folder.read_json(path), rank) is None:
-            warnings.append(
-                f"{path}: does not say of which rank, world, host and time it is, and is left out"
-            )
+        if not path.is_file():  # opening a pipe would block forever
+            problems.append(f"{path}: not a regular file; left out")
+        elif path.name.startswith("rank_") and validate_rank_facts(read_json(path), rank) is None:
+            problems.append(f"{path}: invalid rank, world size, host or start; left out")
         else:
-            found.append((path, rank))
-    return found
+            files.append((path, rank))
+    return files
 
 
-def _merge_run_facts(folders: list[Path], warnings: list[str]) -> Facts:
-    """What the runs of the hosts say of their commands: the first command, all hosts, the worst exit status."""
-    found = [run for folder in folders if (run := run_folder.read_run(folder))]
-    commands = [run.get("command") for run in found]
+def _merge_run_facts(folders: list[Path], problems: list[str]) -> Facts:
+    """Return the facts of all hosts' commands: the first command, all hosts, the highest exit status."""
+    runs = [run for folder in folders if (run := read_run(folder))]
+    commands = [run.get("command") for run in runs]
     if any(command != commands[0] for command in commands):
-        line = f"the hosts ran different commands; run.json has that of {folders[0]}"
-        warnings += [line] if line not in warnings else []
-    statuses = [run["returncode"] for run in found if run.get("returncode") is not None]
+        problem = f"the hosts ran different commands; run.json has that of {folders[0]}"
+        problems += [problem] if problem not in problems else []
+    statuses = [run["returncode"] for run in runs if run.get("returncode") is not None]
     return {
         "command": commands[0] if commands else None,
-        "host": ", ".join(sorted({run["host"] for run in found if run.get("host")})) or None,
+        "host": ", ".join(sorted({run["host"] for run in runs if run.get("host")})) or None,
         "returncode": max(statuses, default=None),
     }
 
 
 def _check_completeness(
-    place: Path, ranks: list[Facts], window: _WindowContents, warnings: list[str]
+    place: Path, ranks: list[Facts], window: _WindowContents, problems: list[str]
 ) -> None:
-    world = max((rank["world_size"] for rank in ranks), default=0)
-    missing = sorted(set(range(world)) - window.homes.keys())
+    world_size = max((rank["world_size"] for rank in ranks), default=0)
+    missing = sorted(set(range(world_size)) - window.folders.keys())
     if missing:
-        warnings.append(f"{place}: no traces of rank {format_ranges(missing)} of {world}")
+        problems.append(f"{place}: no traces of rank {format_ranges(missing)} of {world_size}")
     steps = {tuple(rank["steps"]) for rank in ranks if rank.get("steps") is not None}
     if len(steps) > 1:
-        warnings.append(f"{place}: the ranks recorded different steps")
+        problems.append(f"{place}: the ranks recorded different steps")

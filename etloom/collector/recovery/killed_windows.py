@@ -1,4 +1,4 @@
-"""What processes left that died in their window, and how those ended that did not: put into the seals of the ranks."""
+"""Recovers windows of processes that were killed, and records how the processes of a run ended."""
 
 from __future__ import annotations
 
@@ -8,154 +8,183 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import process_endings, record_validation, run_folder
+from ..process_endings import KILLED_IN_WINDOW, KILLED_NOTE, process_ending
+from ..record_validation import validate_rank_facts
+from ..run_folder import (
+    format_time,
+    list_trace_files,
+    list_windows,
+    read_json,
+    read_rank_records,
+    read_run,
+    write_json,
+    write_run,
+)
 
 Facts = dict[str, Any]
 _MIN_IDLE_S = 300.0
-"""Unfinished files of another host that are older are of no living process: the kernel writes back sooner."""
+"""Unfinished files of another host that have not changed for this long belong to no live process: the kernel writes
+changes back sooner."""
 _HIDDEN_NAME = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)
-"""A folder of unfinished files: options.new_scratch. Others of a like name are their people's."""
+"""A folder of unfinished files (options.new_scratch_name). Folders with similar names belong to users."""
 _WINDOW_NAME = re.compile(r"(\d{1,9})(?:-[0-9a-f]{12})?", re.ASCII)
-"""The folder of a window in there, by process and chance: ranks in containers of their own may all be process 1."""
+"""The folder of a window in it: pid and a random part, because ranks in containers may all be process 1."""
 _UNFINISHED_NAME = re.compile(
     r"(?:et|kineto|flight_recorder)\.(?:etob|json)(?:\.gz|\.tmp)?|killed\.json|started|\.?seen-.+|\..+\.[0-9a-f]{12}"
 )
-"""What is unfinished in there, and nobody's loss once the run is finished."""
+"""Unfinished files, which may be removed once the run is finished."""
 
 
-def seal_killed_window(folder: Path, here: Path) -> Facts | None:
-    """Seal what a process that was killed in its window left in `folder`; its facts, or null where there is nothing to
-    keep: no record of ours, or the rank was recorded by another process since. What is left of a window that is sealed
-    is removed, and what a life of the job left that was restarted and recorded anew.
+@dataclass(frozen=True)
+class SalvageResult:
+    """Outcome of `salvage_run`: records of the recovered ranks, and messages about what could not be recovered."""
 
-    here: the run's folder.
+    recovered: tuple[Facts, ...]
+    problems: tuple[str, ...]
+
+
+def recover_window(folder: Path, run: Path) -> Facts | None:
+    """Publish the traces that a killed process left in `folder`, with a record of the rank.
+
+    Removes leftovers of a window that is published, and of an earlier life of a job that was restarted and recorded
+    again.
+
+    Args:
+        folder: The hidden folder of the window.
+        run: The folder of the run.
+
+    Returns:
+        The record, or None if there is nothing to recover: no trace of the native observer, or the rank was recorded
+        by another process since.
     """
-    facts = record_validation.validate_rank_facts(run_folder.read_json(folder / process_endings.KILLED_NOTE))
+    facts = validate_rank_facts(read_json(folder / KILLED_NOTE))
     if facts is None:
         return None
     window, _ = str(facts.pop("window", ".")), facts.pop("command", None)
-    place = here / window if re.fullmatch(r"step_\d+", window) else here
-    name = f"observer_{facts['rank']}.etob"
-    unfinished = folder / "et.etob"
+    place = run / window if re.fullmatch(r"step_\d+", window) else run
     if place.is_symlink():
         return None
-    seal = place / f"rank_{facts['rank']}.json"
-    if seal.exists():
-        later = record_validation.validate_rank_facts(run_folder.read_json(seal), facts["rank"]) or {}
-        same = all(later.get(name) == facts.get(name) for name in ("host", "pid", "start_ns"))
-        if same or (later.get("restart") or 0) > (facts.get("restart") or 0):
-            # Killed as it cleaned up, with all sealed; or of a life of the job before the one that is kept.
+    record_path = place / f"rank_{facts['rank']}.json"
+    if record_path.exists():
+        published = validate_rank_facts(read_json(record_path), facts["rank"]) or {}
+        is_same = all(published.get(name) == facts.get(name) for name in ("host", "pid", "start_ns"))
+        if is_same or (published.get("restart") or 0) > (facts.get("restart") or 0):
+            # Killed while it cleaned up, after publishing everything; or superseded after a restart of the job.
             _remove_unfinished(folder)
         return None
-    # One of the two: where it was killed as it sealed, its file has its name already.
-    if unfinished.is_file() == (place / name).is_file():
+    unfinished, final = folder / "et.etob", place / f"observer_{facts['rank']}.etob"
+    # Exactly one of the two: if the process was killed while it published, the file has its final name already.
+    if unfinished.is_file() == final.is_file():
         return None
     place.mkdir(exist_ok=True)
     if unfinished.is_file():
-        unfinished.replace(place / name)
-    own = [path.name for path, rank in run_folder.list_trace_files(place) if rank == facts["rank"]]
+        unfinished.replace(final)
+    names = [path.name for path, rank in list_trace_files(place) if rank == facts["rank"]]
     end_ns = facts.get("end_ns")
     facts = {
         "steps": None,
         "end_ns": None,
         "warnings": [],
         **facts,
-        "files": own,
-        "ended": process_endings.KILLED_IN_WINDOW,
+        "files": names,
+        "ended": KILLED_IN_WINDOW,
     }
-    facts |= {
-        "start": run_folder.format_time(facts["start_ns"]),
-        "end": None if end_ns is None else run_folder.format_time(end_ns),
-    }
-    run_folder.write_json(place / f"rank_{facts['rank']}.json", facts, folder)
+    facts["start"] = format_time(facts["start_ns"])
+    facts["end"] = None if end_ns is None else format_time(end_ns)
+    write_json(record_path, facts, folder)
     _remove_unfinished(folder)
     return facts
 
 
 def record_endings(
-    place: Path, launch: str, returncode: int, processes: Iterable[Facts], scratch: Path
+    folder: Path, launch: str, exit_status: int, statuses: Iterable[Facts], scratch: Path
 ) -> None:
-    """Write into the seals of a launch's ranks how their processes and its command ended.
+    """Add to the records of a launch's ranks how their processes and the command ended.
 
-    processes: what each left (seen.Seen), with its host and pid.
+    Args:
+        folder: The folder of a window.
+        launch: Id of the launch (job_identity.launch_id); ranks of other launches are left alone.
+        exit_status: Exit status of the command.
+        statuses: Status of each process, with host and pid.
+        scratch: Folder for unfinished files.
     """
-    known: dict[Any, list[Facts]] = {}
-    for seen in processes:
-        known.setdefault((seen.get("host"), seen.get("pid")), []).append(seen)
-    for facts in run_folder.sealed_ranks(place):
+    by_process: dict[Any, list[Facts]] = {}
+    for status in statuses:
+        by_process.setdefault((status.get("host"), status.get("pid")), []).append(status)
+    for facts in read_rank_records(folder):
         if (facts.get("job") or {}).get("launch") != launch:
             continue
-        same = known.get((facts["host"], facts.get("pid")), [])
-        if len(same) > 1:  # in containers
-            same = [seen for seen in same if seen.get("rank") == facts["rank"]]
-        if facts.get("ended") is None and len(same) == 1:
-            facts["ended"] = process_endings.ending_of_process(same[0])
-        facts["returncode"] = returncode
-        run_folder.write_json(place / f"rank_{facts['rank']}.json", facts, scratch)
+        candidates = by_process.get((facts["host"], facts.get("pid")), [])
+        if len(candidates) > 1:  # in containers
+            candidates = [status for status in candidates if status.get("rank") == facts["rank"]]
+        if facts.get("ended") is None and len(candidates) == 1:
+            facts["ended"] = process_ending(candidates[0])
+        facts["returncode"] = exit_status
+        write_json(folder / f"rank_{facts['rank']}.json", facts, scratch)
 
 
 def find_hidden_folders(out: Path) -> list[Path]:
-    """The folders of unfinished files that runs have in a folder, or left there; links too."""
+    """Return the hidden folders of unfinished files in a run's folder, including links."""
     return sorted(
         path for path in out.glob(".etloom-*") if _HIDDEN_NAME.fullmatch(path.name) and path.is_dir()
     )
 
 
-def salvage_run(out: Path) -> tuple[list[Facts], list[str]]:
-    """Finish a run whose launcher was killed: seal what killed processes left in its hidden folders, write run.json.
+def salvage_run(out: Path) -> SalvageResult:
+    """Finish a run whose launcher was killed: recover windows of killed processes and write run.json.
 
-    Gives the ranks that were kept, and what is worth a warning. Raises CollectError where a process of the run lives,
-    where there is no such folder, where one holds a link, and where it cannot be written.
+    Raises:
+        CollectError: A process of the run is still recording, there is nothing to recover, a hidden folder contains a
+            link, or the folder cannot be written.
     """
     from etloom.core.errors import CollectError
 
-    hidden = find_hidden_folders(out)
-    if not hidden:
-        raise CollectError(
-            "nothing was left here by a job that was killed", where=out, remedy="check the path"
-        )
-    for scratch in hidden:
+    hidden_folders = find_hidden_folders(out)
+    if not hidden_folders:
+        raise CollectError("no unfinished recording of a killed job", where=out, remedy="check the path")
+    for scratch in hidden_folders:
         _check_links(scratch)
         _check_not_recording(scratch)
-    kept: list[Facts] = []
-    warnings: list[str] = []
+    recovered: list[Facts] = []
+    problems: list[str] = []
     try:
-        for scratch in hidden:
-            kept += _salvage_scratch(scratch, out, warnings)
+        for scratch in hidden_folders:
+            recovered += _salvage_scratch(scratch, out, problems)
     except OSError as error:
         raise CollectError(f"cannot be written: {error.strerror}", where=error.filename or out) from error
-    return kept, warnings
+    return SalvageResult(tuple(recovered), tuple(problems))
 
 
-def _salvage_scratch(scratch: Path, out: Path, warnings: list[str]) -> list[Facts]:
-    """As the launcher would, had it lived; what cannot be kept stays where it is."""
+def _salvage_scratch(scratch: Path, out: Path, problems: list[str]) -> list[Facts]:
+    """Do what the launcher would have done; what cannot be recovered stays in its folder."""
     folders = [path for path in sorted(scratch.iterdir()) if path.is_dir() and any(path.iterdir())]
-    commands = [run_folder.read_run(path, process_endings.KILLED_NOTE).get("command") for path in folders]
-    kept = [facts for path in folders if (facts := seal_killed_window(path, out)) is not None]
-    # A window that is a link would be written where it leads.
-    for place in (out, *(window for window in run_folder.list_windows(out) if not window.is_symlink())):
-        if run_folder.sealed_ranks(place):
-            run = run_folder.read_run(place)
-            known = {name: run.get(name) for name in ("host", "returncode")}
-            command = next((one for one in (run.get("command"), *commands) if one), None)
-            run_folder.write_run(place, {"command": command, **known}, scratch)
-    left = [path for path in folders if path.exists()]
-    if not left:
+    commands = [read_run(path, KILLED_NOTE).get("command") for path in folders]
+    recovered = [facts for path in folders if (facts := recover_window(path, out)) is not None]
+    # A window that is a link is skipped: its files would be written to the link's target.
+    for place in (out, *(window for window in list_windows(out) if not window.is_symlink())):
+        if read_rank_records(place):
+            run = read_run(place)
+            command = next((words for words in (run.get("command"), *commands) if words), None)
+            facts = {name: run.get(name) for name in ("host", "returncode")}
+            write_run(place, {"command": command, **facts}, scratch)
+    remaining = [path for path in folders if path.exists()]
+    if not remaining:
         _remove_unfinished(scratch)
-        left = [scratch] if scratch.exists() else []
-    for path in left:
-        names = ", ".join(sorted(inside.name for inside in path.iterdir()))
-        number = pid_of_window(path)
-        process = "" if number is None else f", of process {number}"
-        warnings.append(f"{path}: stays{process}, with {names}")
-    return kept
+        remaining = [scratch] if scratch.exists() else []
+    for path in remaining:
+        names = ", ".join(sorted(child.name for child in path.iterdir()))
+        pid = window_pid(path)
+        process = "" if pid is None else f" of process {pid}"
+        problems.append(f"{path}: not recovered{process}: {names}")
+    return recovered
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what we leave in a hidden folder, and the folder where nothing else is in it."""
+    """Remove the collector's files from a hidden folder, and the folder if nothing else is in it."""
     for path in list(folder.iterdir()):
         with suppress(OSError):
             if path.is_dir():
@@ -167,13 +196,13 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def _check_links(scratch: Path) -> None:
-    """No run of ours has any: who follows one may write or remove what is another's."""
+    """Refuse a hidden folder with links: following one could overwrite or remove files outside of the run."""
     from etloom.core.errors import CollectError
 
     link = next((path for path in (scratch, *scratch.rglob("*")) if path.is_symlink()), None)
     if link is not None:
         raise CollectError(
-            "is a link, which no recording leaves", where=link, remedy="see where it leads, and remove it"
+            "is a link, which a recording never creates", where=link, remedy="check its target and remove it"
         )
 
 
@@ -181,39 +210,36 @@ def _check_not_recording(scratch: Path) -> None:
     from etloom.core.errors import CollectError
 
     launch = scratch.name.removeprefix(".etloom-")
-    here = launch.startswith(f"{socket.gethostname()}-")
+    is_this_host = launch.startswith(f"{socket.gethostname()}-")
     for folder in scratch.iterdir():
-        number = pid_of_window(folder)
-        if number is None:
+        pid = window_pid(folder)
+        if pid is None:
             continue
-        if here and is_still_recording(folder):
+        if is_this_host and is_still_recording(folder):
             raise CollectError(
-                f"process {number} still records", where=scratch.parent, remedy="wait until it has ended"
+                f"process {pid} is still recording", where=scratch.parent, remedy="wait until it has ended"
             )
-        ages = [time.time() - path.stat().st_mtime for path in folder.iterdir()]
-        if not here and min(ages, default=_MIN_IDLE_S) < _MIN_IDLE_S:
+        ages_s = [time.time() - path.stat().st_mtime for path in folder.iterdir()]
+        if not is_this_host and min(ages_s, default=_MIN_IDLE_S) < _MIN_IDLE_S:
             raise CollectError(
-                f"process {number} of the host of {launch} recorded until a moment ago",
+                f"process {pid} on the host of {launch} was recording less than {_MIN_IDLE_S / 60:.0f} minutes ago",
                 where=scratch.parent,
-                remedy=f"run this on that host, or {_MIN_IDLE_S / 60:.0f} minutes after its end",
+                remedy=f"run this on that host, or {_MIN_IDLE_S / 60:.0f} minutes after the process has ended",
             )
 
 
-def pid_of_window(folder: Path) -> int | None:
-    """The number that the process of a window gave itself, which in a container is another one than outside.
-
-    Null where it is no folder of a window.
-    """
+def window_pid(folder: Path) -> int | None:
+    """Return the pid of a window's process, as in its own container, or None if this is no folder of a window."""
     match = _WINDOW_NAME.fullmatch(folder.name)
     return int(match[1]) if match is not None and folder.is_dir() else None
 
 
 def is_still_recording(folder: Path) -> bool:
-    """Whether the process of a window's folder lives, here or in a container of this host.
+    """Return whether the process of a window's folder is alive, on this host or in a container of it.
 
-    Numbers of processes are given anew: one of another run, or of somebody else, is another one.
+    Pids are reused, so a live process with the same pid counts only if it belongs to the same run.
     """
-    pid, scratch = pid_of_window(folder), folder.parent.name
+    pid, scratch = window_pid(folder), folder.parent.name
     if pid is None:
         return False
     if Path("/proc/self").exists():
@@ -226,11 +252,11 @@ def is_still_recording(folder: Path) -> bool:
 
 
 def _processes_with_pid(pid: int) -> Iterator[Path]:
-    """The processes, as folders of /proc, that have this number for themselves."""
+    """Yield the folders in /proc of processes that have this pid in their own namespace."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            own = re.search(rb"^NSpid:.*?(\d+)$", (process / "status").read_bytes(), re.MULTILINE)
-            if int(own[1] if own else process.name) == pid:
+            namespace_pid = re.search(rb"^NSpid:.*?(\d+)$", (process / "status").read_bytes(), re.MULTILINE)
+            if int(namespace_pid[1] if namespace_pid else process.name) == pid:
                 yield process
 
 

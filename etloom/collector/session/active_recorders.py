@@ -1,7 +1,7 @@
-"""The recorders of this process that have begun: they are told of its end, and of a fork.
+"""The recorders of this process that have begun: notified of the end of the process, and of a fork.
 
-Asked for once a process, whatever the number of recorders: neither atexit nor register_at_fork forgets whom it calls,
-and a service may record some steps of every request.
+The handlers are registered once per process, however many recorders there are: neither atexit nor register_at_fork
+can unregister, and a service may record some steps of every request.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from . import fork_safety
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-_recorders: dict[Recorder, None] = {}  # in their order
+_recorders: dict[Recorder, None] = {}  # in the order of their begin
 _registered_pid: int | None = None
 _profiled = False
 
 
 def add_recorder(recorder: Recorder) -> None:
+    """Notify the recorder of the end of the process and of a fork."""
     global _registered_pid
     _recorders[recorder] = None
     if _registered_pid != os.getpid():
@@ -32,23 +33,23 @@ def add_recorder(recorder: Recorder) -> None:
 
 
 def remove_recorder(recorder: Recorder) -> None:
-    """Nothing is left to do for it at the end."""
+    """Remove a recorder that has nothing to do at the end of the process."""
     _recorders.pop(recorder, None)
 
 
 def mark_profiled() -> None:
-    """This process makes a session of torch's profiler, if only to prepare it."""
+    """Note that this process creates a session of torch's profiler, at least a prepared one."""
     global _profiled
     _profiled = True
 
 
 def _finish_all() -> None:
     for recorder in reversed(list(_recorders)):
-        recorder.leave()
+        recorder.finish_process()
 
 
 def _after_fork() -> None:
     for recorder in list(_recorders):
-        recorder.forked()
+        recorder.reset_after_fork()
     if _profiled:
         fork_safety.skip_static_destructors()

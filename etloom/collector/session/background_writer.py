@@ -1,4 +1,4 @@
-"""Writes what a window recorded beside the training, one window at a time."""
+"""Writes the traces of a window in the background, one window at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TIMEOUT_S = 300.0
 
 
 class BackgroundWriter:
-    """One thread at most; the memory of the host so holds the traces of one window beside the one that is open."""
+    """Runs at most one thread, so host memory holds the traces of at most one window besides the open one."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -19,7 +19,7 @@ class BackgroundWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[], None]) -> None:
-        """Do `work`, which raises nothing, in the background; or here, where Python is ending already."""
+        """Run `work`, which must not raise, in the background; in this thread if Python is already ending."""
         thread = threading.Thread(target=work, name="etloom-writer", daemon=True)
         try:
             thread.start()
@@ -29,11 +29,11 @@ class BackgroundWriter:
             self._thread = thread
 
     def wait(self, timeout_s: float = _TIMEOUT_S) -> bool:
-        """False where the disk has not taken the traces by then."""
+        """Wait until the traces are written; return False if that takes longer than `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.busy
 
-    def forget(self) -> None:
-        """In a child of fork, which has no such thread."""
+    def reset_after_fork(self) -> None:
+        """Forget the thread, which a child of fork does not have."""
         self._thread = None

@@ -1,7 +1,7 @@
-"""What a child of fork inherits from a process that profiles, and must not touch.
+"""Protects children of fork, such as DataLoader workers, from the profiler state they inherit.
 
-A loader's worker is such a child. It shares the file of the execution trace and holds a copy of its unwritten
-buffer, and libkineto's thread is gone while the objects that wait for it are still there.
+A child shares the file of the execution trace and has a copy of its unwritten buffer; libkineto's thread does not
+exist in it, but the objects that wait for that thread do.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 
 
 def redirect_to_null(path: Path) -> None:
-    """Point this process's descriptors of the file to /dev/null: C++ flushes its buffer there at exit.
+    """Redirect this process's descriptors of the file to /dev/null, because C++ flushes its buffer there at exit.
 
-    Does nothing where there is no /proc.
+    Does nothing on a system without /proc.
     """
     descriptors = Path("/proc/self/fd")
     for entry in list(descriptors.iterdir()) if descriptors.exists() else ():
         try:
-            same = entry.readlink() == path
+            is_file = entry.readlink() == path
         except OSError:
             continue  # the descriptor of the listing itself
-        if same:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, int(entry.name))
-            os.close(nowhere)
+        if is_file:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, int(entry.name))
+            os.close(null)
 
 
 def skip_static_destructors() -> None:
-    """Make this process end, when it calls exit(), with its status but without C++'s static destructors.
+    """Make exit() end this process with its status but without C++'s static destructors.
 
-    libkineto's waits for a thread that fork did not copy: torch 2.13 hangs or aborts there. Children of
-    multiprocessing never come so far, they leave by os._exit. Handlers run last in, first out, and each gets
-    (status, argument). Does nothing where the C library has no on_exit.
+    libkineto's destructor waits for a thread that fork did not copy: torch 2.13 hangs or aborts there. Children of
+    multiprocessing leave by os._exit and do not reach it. Handlers run last in, first out, each with (status,
+    argument). Does nothing if the C library has no on_exit.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit") and hasattr(libc, "fcloseall"):
@@ -43,10 +43,10 @@ def skip_static_destructors() -> None:
         libc.on_exit(libc.fcloseall, None)
 
 
-def register_worker_exit(leave: Callable[[], None]) -> None:
-    """A process forked by multiprocessing leaves through os._exit, past atexit, but runs its finalizers."""
+def register_worker_exit(callback: Callable[[], None]) -> None:
+    """Call `callback` at the end of a process forked by multiprocessing, which skips atexit but runs finalizers."""
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, leave, exitpriority=100)
+        Finalize(None, callback, exitpriority=100)

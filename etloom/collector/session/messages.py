@@ -1,99 +1,91 @@
-"""What a process of the job says of its recording: on stderr, a line at a time, and in the seals of its windows."""
+"""Messages of a process of the job: printed on stderr, and stored in the records of its windows."""
 
 from __future__ import annotations
 
 import sys
 
 from ..rank_environment import rank_from_environment
+from ..text import count_noun
 
 
 class MessageLog:
-    """`said` is what was said so far, without what `seal` gave away."""
+    """Prints messages and remembers them for the record of the next window.
+
+    Attributes:
+        messages: Messages printed since the last call of `take_for_record`.
+    """
 
     def __init__(self) -> None:
-        self.said: list[str] = []
-        self._remarks: dict[str, bool] = {}  # and whether they were said
-        self._told: set[str] = set()
-        self._missed = self._unsaid = self._unsealed = 0
+        self.messages: list[str] = []
+        self._remarks: dict[str, bool] = {}  # remark -> whether it was printed
+        self._printed_once: set[str] = set()
+        self._missed = self._unprinted = self._unrecorded = 0
         self._last_missed = ""
 
     def warn(self, message: str) -> None:
-        """One line on stderr; `stderr` may be closed or full, which is no reason to stop a job."""
+        """Print one line on stderr. A closed or full stderr is not an error of the job."""
         rank = rank_from_environment()
-        line = " ".join(f"rank {rank}: {message}".split()) if rank is not None else " ".join(message.split())
-        self.said.append(line)
+        prefix = "" if rank is None else f"rank {rank}: "
+        line = " ".join(f"{prefix}{message}".split())
+        self.messages.append(line)
         try:
             sys.stderr.write(f"etloom: {line}\n")
             sys.stderr.flush()
         except (OSError, ValueError, AttributeError):
-            self.said.append("stderr could not be written")
+            self.messages.append("stderr could not be written")
 
     def warn_once(self, line: str) -> None:
-        """What every window may find anew."""
-        if line not in self._told:
-            self._told.add(line)
+        """Print a line that every window may report, only the first time."""
+        if line not in self._printed_once:
+            self._printed_once.add(line)
             self.warn(line)
 
-    def miss(self, line: str, *, sparingly: bool) -> None:
-        """A window that is not recorded. Of many, `sparingly`, the first, the tenth, the hundredth and so on are said:
-        a job of days may miss thousands."""
+    def report_missed(self, line: str, *, sparingly: bool) -> None:
+        """Report a window that is not recorded.
+
+        With `sparingly` only the first, tenth, hundredth and so on are printed: a job of days may miss thousands.
+        """
         self._missed += 1
         self._last_missed = line
         if not sparingly or self._missed == 1:
             self.warn(line)
-        elif _is_power_of_ten(self._missed):
-            self._unsaid = 0
-            self.warn(f"{line} ({count_noun(self._missed, 'window')} missed by now)")
+        elif _is_decimal_power(self._missed):
+            self._unprinted = 0
+            self.warn(f"{line} ({count_noun(self._missed, 'window')} missed so far)")
         else:
-            self._unsaid += 1
-            self._unsealed += 1
+            self._unprinted += 1
+            self._unrecorded += 1
 
-    def sum_up(self) -> None:
-        """What `miss` did not say."""
-        if self._unsaid:
-            self._unsaid = 0
-            self.warn(f"{count_noun(self._missed, 'window')} missed in all; the last: {self._last_missed}")
+    def report_total_missed(self) -> None:
+        """Print the total of the missed windows if some of them were not printed."""
+        if self._unprinted:
+            self._unprinted = 0
+            self.warn(
+                f"{count_noun(self._missed, 'window')} missed in total; the last one: {self._last_missed}"
+            )
 
     def remark(self, line: str) -> None:
-        """What the reader of the open window ought to know of its steps; said once, as a window closes."""
+        """Keep a remark on the steps of the open window; printed once, when a window closes."""
         self._remarks.setdefault(line, False)
 
-    def seal(self, *, repeats: bool) -> list[str]:
-        """What belongs into the seal of the window that closes now; of several each has what is new since the last."""
-        for line in [line for line, told in self._remarks.items() if not told]:
+    def take_for_record(self, *, has_several_windows: bool) -> list[str]:
+        """Return the messages for the record of the window that closes now.
+
+        With several windows each gets the messages since the previous one.
+        """
+        for line in [line for line, printed in self._remarks.items() if not printed]:
             self.warn(line)
             self._remarks[line] = True
-        said = list(self.said)
-        if self._unsealed:
-            said.append(
-                f"{count_noun(self._unsealed, 'window')} more missed before this one: {self._last_missed}"
+        messages = list(self.messages)
+        if self._unrecorded:
+            messages.append(
+                f"{count_noun(self._unrecorded, 'more window')} missed before this one: {self._last_missed}"
             )
-            self._unsealed = 0
-        if repeats:
-            self.said.clear()
-        return said
+            self._unrecorded = 0
+        if has_several_windows:
+            self.messages.clear()
+        return messages
 
 
-def _is_power_of_ten(number: int) -> bool:
+def _is_decimal_power(number: int) -> bool:
     return str(number).strip("0") == "1"
-
-
-def describe_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]
-
-
-def count_noun(number: int, what: str) -> str:
-    """1 step, 2 steps; from four digits on with commas."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def format_ranges(numbers: list[int]) -> str:
-    """Ascending numbers, without repetition, as `0-3, 7`; where that gets long, the first of it."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts[:8]]
-    return ", ".join(shown) + (", ..." if len(parts) > 8 else "")

@@ -1,10 +1,10 @@
-"""What ranks agree on through files in the run's folder: a window that somebody asks for, the begin of time.
+"""Windows on demand: files in the run's folder through which all ranks agree on the same steps.
 
-Windows on demand: `trigger` asks, and all ranks open one in the same step.
+`request_recording` creates a request file. When rank 0 finishes a step it sees the file and writes another one with
+the step in which the window opens, some steps ahead, so that every rank has read it by then. A rank that reads it too
+late, on a shared folder that is slow to show new files, reports that and records nothing.
 
-The asker leaves a file in the run's folder. Rank 0 sees it as a step ends and writes into another one in which step
-the window opens, some steps ahead, so that every rank has read it by then. A rank that had not says so and records
-nothing: on a shared folder that is slow to show new files.
+Ranks whose steps are time intervals agree on the origin of time in the same way (`agree_on_start_ns`).
 """
 
 from __future__ import annotations
@@ -14,104 +14,121 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from .. import run_folder
 from ..atomic_file import write_atomically
 from ..rank_environment import current_rank
+from ..run_folder import read_json, write_json
 
 REQUEST_FILE = ".etloom-asked"
 _WINDOW_FILE = ".etloom-window.json"
 _START_FILE = ".etloom-zero"
+_POLL_S = 0.02
 
 
-def trigger(out: str | os.PathLike[str], patience_s: float = 5.0) -> bool:
-    """Ask the job that records into the folder `out` to open its window.
+def request_recording(out: str | os.PathLike[str], timeout_s: float = 5.0) -> bool:
+    """Ask the job that records into the folder `out` with `on_demand` to record a window.
 
-    Returns whether it took note within so many seconds: it does so at the end of its next step, and later too. Raises
-    CollectError without such a folder.
+    Args:
+        out: The folder of the run.
+        timeout_s: How long to wait, in seconds, until a rank has picked up the request.
+
+    Returns:
+        Whether a rank has picked up the request. If not, the job still does so at the end of its next step.
+
+    Raises:
+        CollectError: There is no such folder, or it cannot be written.
     """
-    asked = Path(out) / REQUEST_FILE
+    request = Path(out) / REQUEST_FILE
     try:
         request_window(Path(out))
     except OSError as error:
         from etloom.core.errors import CollectError
 
         raise CollectError(
-            f"no run waits here: {error.strerror}",
+            f"cannot request a recording: {error.strerror}",
             where=out,
-            remedy="name the folder of a running --on-demand",
+            remedy="name the folder of a running job with --on-demand",
         ) from error
-    until = time.monotonic() + patience_s
-    while asked.exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    return not asked.exists()
+    deadline = time.monotonic() + timeout_s
+    while request.exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return not request.exists()
 
 
 def request_window(out: Path) -> None:
-    """Leave the question; a link of that name is not followed. Raises OSError."""
-    question = os.open(out / REQUEST_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    os.utime(question)  # not to be taken for one that was left here before
-    os.close(question)
+    """Create the request file; does not follow a link of that name. Raises OSError."""
+    descriptor = os.open(out / REQUEST_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    os.utime(descriptor)  # distinguishes it from a request that was there before
+    os.close(descriptor)
 
 
 def clear_requests(out: Path) -> bool:
-    """Remove what a run left; whether that was a question that nobody took note of."""
-    asked = (out / REQUEST_FILE).exists()
+    """Remove the files of an earlier run; return whether a request was still unanswered."""
+    requested = (out / REQUEST_FILE).exists()
     for name in (REQUEST_FILE, _WINDOW_FILE, _START_FILE):
         (out / name).unlink(missing_ok=True)
-    return asked
+    return requested
 
 
 def agree_on_start_ns(out: Path) -> int:
-    """When the time began that steps by time are counted in: of the first rank to ask, for all of them."""
-    own = out / f"{_START_FILE}.{os.urandom(6).hex()}"
-    write_atomically(own, str(time.time_ns()), out)
+    """Return the origin for steps by time: the current time of the first rank that calls this, for all ranks."""
+    proposal = out / f"{_START_FILE}.{os.urandom(6).hex()}"
+    write_atomically(proposal, str(time.time_ns()), out)
     try:
         with suppress(FileExistsError):
-            (out / _START_FILE).hardlink_to(own)
+            (out / _START_FILE).hardlink_to(proposal)
         return int((out / _START_FILE).read_text())
     finally:
-        own.unlink(missing_ok=True)
+        proposal.unlink(missing_ok=True)
 
 
 class WindowRequests:
-    """What a rank knows of the windows that were asked for."""
+    """The requested windows, as one rank sees them.
 
-    def __init__(self, out: Path, *, anew: bool = True) -> None:
-        self._asked, self._agreed = out / REQUEST_FILE, out / _WINDOW_FILE
-        self._seen: tuple[int, int] | None = None
-        # `anew`: a launcher has removed what an earlier job left; else the question that is there now is that job's.
-        self._before = None if anew else _file_identity(self._asked)
+    Args:
+        out: The folder of the run.
+        is_cleared: A launcher has removed the files of an earlier job. If not, a request that exists now belongs to
+            that job and is ignored.
+    """
 
-    def agreed(self, count: int, steps: int, ahead: int) -> tuple[int, int] | None:
-        """The next window [first, last) as of the end of step `count` - 1; None while nobody has asked.
+    def __init__(self, out: Path, *, is_cleared: bool = True) -> None:
+        self._request, self._window_file = out / REQUEST_FILE, out / _WINDOW_FILE
+        self._last_window: tuple[int, int] | None = None
+        self._ignored = None if is_cleared else _file_identity(self._request)
 
-        ahead: steps from the one in which rank 0 sees the question to the window.
+    def next_window(self, count: int, steps: int, ahead: int) -> tuple[int, int] | None:
+        """Return the next window [first, last), or None while nobody has requested one.
+
+        Args:
+            count: Number of steps that have ended.
+            steps: Steps of a window.
+            ahead: Steps from the one in which rank 0 sees the request to the window.
         """
-        if current_rank()[0] == 0 and self._asked.exists() and self.withdraw():
-            self._agree({"first": count + ahead, "last": count + ahead + steps})
-        stamp = _file_identity(self._agreed)
-        if stamp is None or stamp == self._seen:
+        if current_rank()[0] == 0 and self._request.exists() and self.withdraw():
+            self._announce({"first": count + ahead, "last": count + ahead + steps})
+        identity = _file_identity(self._window_file)
+        if identity is None or identity == self._last_window:
             return None
-        self._seen = stamp
-        found = run_folder.read_json(self._agreed)
-        return None if found is None else (int(found["first"]), int(found["last"]))
+        self._last_window = identity
+        window = read_json(self._window_file)
+        return None if window is None else (int(window["first"]), int(window["last"]))
 
     def withdraw(self) -> bool:
-        """Remove the question; whether somebody asked it of this job."""
-        stamp = _file_identity(self._asked)
-        self._asked.unlink(missing_ok=True)
-        return stamp is not None and stamp != self._before
+        """Remove the request file; return whether it was a request to this job."""
+        identity = _file_identity(self._request)
+        self._request.unlink(missing_ok=True)
+        return identity is not None and identity != self._ignored
 
-    def _agree(self, window: dict[str, int]) -> None:
-        scratch = self._agreed.with_name(f"{_WINDOW_FILE}.{os.getpid()}.{os.urandom(6).hex()}")
+    def _announce(self, window: dict[str, int]) -> None:
+        scratch = self._window_file.with_name(f"{_WINDOW_FILE}.{os.getpid()}.{os.urandom(6).hex()}")
         scratch.mkdir()
         try:
-            run_folder.write_json(self._agreed, window, scratch)
+            write_json(self._window_file, window, scratch)
         finally:
             scratch.rmdir()
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Return inode and modification time of a file, or None if it does not exist."""
     try:
         state = path.stat()
     except OSError:

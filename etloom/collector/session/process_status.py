@@ -1,6 +1,6 @@
-"""What a process of the job saw of its steps, left in the run's hidden folder for the launcher.
+"""Status files of the job's processes: their steps and their end, stored in the run's hidden folder.
 
-Where nothing was recorded the launcher says why: see reasons.py.
+The launcher reads them to explain why nothing was recorded (diagnosis.py).
 """
 
 from __future__ import annotations
@@ -13,57 +13,66 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .. import run_folder
 from ..atomic_file import write_atomically
+from ..run_folder import read_json
 
 _FILE_PREFIX = "seen-"
 _MAX_NAMES = 1000
+_REPORTED_NAMES = 3
 
 
 class ProcessStatus:
-    """The facts of this process; `leave` writes them down.
+    """The status of this process; `write` stores it.
 
-    began: whether steps are counted; without, only `names` and `ended` are there. rank: as far as known. optimizer: the
-    class of the first one made. steps: so many ended. asked: the window agreed on. missed: why windows were not
-    recorded. sealed: one was. left_out: by --ranks. names: record_functions, how often entered. ended: the process
-    came to its end in order. raised: the class of the exception that ended it.
+    The keys of `facts`, all optional:
+        began: Steps are counted. Without it only `names` and `ended` exist.
+        rank: The rank, if known.
+        optimizer: Class of the first optimizer.
+        steps: Number of steps that ended.
+        requested: The window on demand that was agreed on, [first, last).
+        missed: Reasons of windows that were not recorded.
+        recorded: A window was recorded.
+        excluded: The option `ranks` excludes this rank.
+        names: The most frequent record_functions, with their counts.
+        ended: The process reached its end normally.
+        raised: Class of the exception that ended it.
     """
 
     def __init__(self, scratch: str) -> None:
         self._scratch = Path(scratch)
         self.facts: dict[str, Any] = {}
         self.names: Counter[str] = Counter()
-        self._chance = os.urandom(6).hex()
+        self._random_id = os.urandom(6).hex()
         self._lock = threading.Lock()
 
-    def forked(self) -> None:
-        """In a child of fork, whose parent may have held the lock."""
+    def reset_after_fork(self) -> None:
+        """Replace the lock, which the parent may have held during the fork."""
         self._lock = threading.Lock()
 
-    def enters(self, name: str) -> None:
-        """A record_function; of a job that makes up new names for ever the first thousand are counted."""
+    def count_name(self, name: str) -> None:
+        """Count a record_function. Only the first thousand names count: a job may create new ones without limit."""
         if name in self.names or len(self.names) < _MAX_NAMES:
             self.names[name] += 1
 
-    def leave(self) -> bool:
-        """False where the folder is not there, as on a host that does not share it."""
-        # By process: a child of fork has facts of its own. And by chance: in containers each rank may be process 1.
-        own = self._scratch / f"{_FILE_PREFIX}{socket.gethostname()}-{os.getpid()}-{self._chance}"
-        with self._lock:  # what a thread of ours and the job's write at once stands there in its order
+    def write(self) -> bool:
+        """Write the status file; return False if the folder does not exist, as on a host that does not share it."""
+        # The pid: a child of fork has its own status. The random id: in containers each rank may be process 1.
+        path = self._scratch / f"{_FILE_PREFIX}{socket.gethostname()}-{os.getpid()}-{self._random_id}"
+        with self._lock:  # keeps the order of writes by the collector's thread and the job's
             if self.names:
-                self.facts["names"] = self.names.most_common(3)
+                self.facts["names"] = self.names.most_common(_REPORTED_NAMES)
             try:
-                write_atomically(own, json.dumps(self.facts.copy()), self._scratch)
+                write_atomically(path, json.dumps(self.facts.copy()), self._scratch)
             except (OSError, TypeError, ValueError):
                 return False
         return True
 
 
 def read_statuses(scratch: Path) -> list[dict[str, Any]]:
-    """The facts of all processes that imported torch.optim, by rank; their files are removed."""
-    found = []
+    """Return the status of each process that imported torch.optim, by rank, and remove the files."""
+    statuses = []
     for path in scratch.glob(f"{_FILE_PREFIX}*"):
         host, pid, _ = path.name.removeprefix(_FILE_PREFIX).rsplit("-", 2)
-        found.append((run_folder.read_json(path) or {}) | {"host": host, "pid": int(pid)})
+        statuses.append((read_json(path) or {}) | {"host": host, "pid": int(pid)})
         path.unlink()
-    return sorted(found, key=lambda facts: facts.get("rank") or 0)
+    return sorted(statuses, key=lambda status: status.get("rank") or 0)

@@ -1,9 +1,9 @@
-"""Keeps our window and the profilers of the job itself apart.
+"""Keeps the collector's window and the job's own profilers apart.
 
-Two Kineto sessions in one process are no exception but the end of it: with torch 2.13 a session that another
-one was prepared or run beside segfaults when it starts or stops, and a second ExecutionTraceObserver silently
-writes nothing. So we look before we open, and while we are open we leave at the moment the job starts one of
-its own.
+Two Kineto sessions in one process do not raise an exception, they crash it: with torch 2.13 a session segfaults when
+it starts or stops while another one was prepared or is running, and a second ExecutionTraceObserver silently writes
+nothing. So the guard checks for the job's profilers before a window opens, and ends the window at the moment the job
+starts one.
 """
 
 from __future__ import annotations
@@ -14,86 +14,93 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..options import Options
+from ..options import RecordingOptions
 
 _KINETO = "torch.profiler"
 _OBSERVER = "ExecutionTraceObserver"
 
 
-class Guard:
-    """Watches both until `remove()`; `yield_to(what)` is called before one of the job's own starts."""
+class ProfilerGuard:
+    """Watches the job's profilers until `remove()`.
 
-    def __init__(self, yield_to: Callable[[str], None], options: Options) -> None:
+    Args:
+        yield_to: Called with the name of a profiler before the job starts it.
+        options: The recording, which determines the profilers it conflicts with.
+    """
+
+    def __init__(self, yield_to: Callable[[str], None], options: RecordingOptions) -> None:
         from torch.autograd.profiler import profile
         from torch.profiler import ExecutionTraceObserver
 
         self._yield_to = yield_to
-        # nsys has CUPTI too. Our own observer and any other record side by side.
-        self._kineto = options.kineto or options.nsys
-        self._observer = options.et and (options.observer != "native" or not _is_observer_built())
-        self._ours = False
+        # nsys uses CUPTI too. The native observer and any other record at the same time.
+        self._watch_kineto = options.kineto or options.nsys
+        self._watch_observer = options.et and (options.observer != "native" or not _is_observer_built())
+        self._is_collectors = False
         self._foreign: dict[str, weakref.WeakSet[Any]] = {
             _KINETO: weakref.WeakSet(),
             _OBSERVER: weakref.WeakSet(),
         }
-        for thing in gc.get_objects():
-            bases = type(thing).__mro__
-            if self._kineto and profile in bases and thing.entered and thing.kineto_results is None:
-                self._foreign[_KINETO].add(thing)
-            elif self._observer and ExecutionTraceObserver in bases and thing.is_registered:
-                self._foreign[_OBSERVER].add(thing)
-        self._patched: list[tuple[Any, str, Any, Any]] = []
-        if self._kineto:
+        for candidate in gc.get_objects():
+            bases = type(candidate).__mro__
+            if self._watch_kineto and profile in bases:
+                if candidate.entered and candidate.kineto_results is None:
+                    self._foreign[_KINETO].add(candidate)
+            elif self._watch_observer and ExecutionTraceObserver in bases and candidate.is_registered:
+                self._foreign[_OBSERVER].add(candidate)
+        self._patches: list[tuple[Any, str, Any, Any]] = []
+        if self._watch_kineto:
             self._patch(profile, "_prepare_trace", _KINETO, starts=True)
             self._patch(profile, "__exit__", _KINETO, starts=False)
-        if self._observer:
+        if self._watch_observer:
             self._patch(ExecutionTraceObserver, "register_callback", _OBSERVER, starts=True)
             self._patch(ExecutionTraceObserver, "unregister_callback", _OBSERVER, starts=False)
 
-    def taken(self) -> str | None:
-        """The name of what the job itself has prepared or running, None when the way is free."""
+    def active_profiler(self) -> str | None:
+        """Return the name of a profiler that the job has prepared or running, or None."""
         from torch.autograd import profiler
 
-        for what, owners in self._foreign.items():
-            # A `with` that was entered before us leaves by the __exit__ it found then, past ours.
-            if any(what != _KINETO or owner.kineto_results is None for owner in owners):
-                return what
-        return _KINETO if self._kineto and profiler._is_profiler_enabled else None
+        for name, owners in self._foreign.items():
+            # A `with` that was entered before this guard leaves through the original __exit__, past the patch.
+            if any(name != _KINETO or owner.kineto_results is None for owner in owners):
+                return name
+        return _KINETO if self._watch_kineto and profiler._is_profiler_enabled else None
 
     @contextmanager
-    def ours(self) -> Iterator[None]:
-        """What is prepared inside is our own."""
-        self._ours = True
+    def allow_profilers(self) -> Iterator[None]:
+        """Treat profilers that are prepared inside this context as the collector's own."""
+        self._is_collectors = True
         try:
             yield
         finally:
-            self._ours = False
+            self._is_collectors = False
 
     def remove(self) -> None:
-        for owner, name, original, replacement in self._patched:
+        """Restore the patched methods."""
+        for owner, name, original, replacement in self._patches:
             if owner.__dict__.get(name) is replacement:
                 setattr(owner, name, original)
-        self._patched = []
+        self._patches = []
 
-    def _patch(self, owner: Any, name: str, what: str, starts: bool) -> None:
+    def _patch(self, owner: Any, name: str, profiler: str, starts: bool) -> None:
         original = owner.__dict__[name]
 
-        def replacement(thing: Any, *args: Any, **kwargs: Any) -> Any:
+        def replacement(instance: Any, *args: Any, **kwargs: Any) -> Any:
             if not starts:
-                self._foreign[what].discard(thing)
-            elif not self._ours:
-                self._yield_to(what)
-                self._foreign[what].add(thing)
-            return original(thing, *args, **kwargs)
+                self._foreign[profiler].discard(instance)
+            elif not self._is_collectors:
+                self._yield_to(profiler)
+                self._foreign[profiler].add(instance)
+            return original(instance, *args, **kwargs)
 
         setattr(owner, name, replacement)
-        self._patched.append((owner, name, original, replacement))
+        self._patches.append((owner, name, original, replacement))
 
 
 def _is_observer_built() -> bool:
-    from ..observer import BuildError, built
+    from ..observer import BuildError, find_library
 
     try:
-        return built() is not None
+        return find_library() is not None
     except BuildError:
         return False

@@ -1,6 +1,6 @@
-"""What a window records with: an observer, options of torch's profiler, torch's Flight Recorder.
+"""Opens the profilers of a window: an observer, torch's profiler, torch's Flight Recorder.
 
-What is poorer than asked for is a line of the list `warnings`.
+Limitations of what can be recorded are appended to the list `warnings`.
 """
 
 from __future__ import annotations
@@ -8,45 +8,61 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..options import Options
+from ..options import RecordingOptions
 
 
-def open_observer(options: Options, folder: Path, warnings: list[str]) -> tuple[Any, bool]:
-    """The observer that the options name, its file open, and whether it is ours: torch's where that was not built."""
+def open_observer(options: RecordingOptions, folder: Path, warnings: list[str]) -> tuple[Any, bool]:
+    """Return the selected observer with its file open, and whether it is the native one.
+
+    torch's observer is the fallback if the native one was not built.
+    """
     if options.observer == "native":
-        from ..observer import BuildError, ExecutionTraceObserver, built
+        observer = _open_native_observer(options, folder, warnings)
+        if observer is not None:
+            return observer, True
+    return _open_stock_observer(folder), False
 
-        try:
-            if built() is not None:
-                bounds: dict[str, Any] = {"ring": options.ring}
-                if options.max_bytes is not None:
-                    bounds["max_bytes"] = options.max_bytes
-                return ExecutionTraceObserver(**bounds).register_callback(folder / "et.etob"), True
-            unbounded = ", without a bound" if options.ring or options.max_bytes is not None else ""
-            warnings.append(
-                f"the native observer was not built for this torch: torch's own records{unbounded}"
-            )
-        except BuildError as error:
-            warnings.append(f"{error}: torch's own observer records")
-    from torch.profiler import ExecutionTraceObserver as Stock
 
-    # A registration that fails breaks every later one of the process, the job's own too: try the folder first.
-    (folder / "et.json").write_text("")
-    (folder / "et.json").unlink()
-    stock = Stock()
-    stock.register_callback(str(folder / "et.json"))
-    if not (folder / "et.json").exists():
-        # True is answered even where another observer is registered; to unregister would then remove that one.
-        stock._registered = False
+def _open_native_observer(options: RecordingOptions, folder: Path, warnings: list[str]) -> Any | None:
+    from ..observer import BuildError, ExecutionTraceObserver, find_library
+
+    try:
+        if find_library() is not None:
+            limits: dict[str, Any] = {"ring": options.ring}
+            if options.max_bytes is not None:
+                limits["max_bytes"] = options.max_bytes
+            return ExecutionTraceObserver(**limits).register_callback(folder / "et.etob")
+        is_limited = options.ring or options.max_bytes is not None
+        warnings.append(
+            "the native observer was not built for this torch: torch's observer is used"
+            + (", without a size limit" if is_limited else "")
+        )
+    except BuildError as error:
+        warnings.append(f"{error}: torch's observer is used")
+    return None
+
+
+def _open_stock_observer(folder: Path) -> Any:
+    from torch.profiler import ExecutionTraceObserver
+
+    # A failed registration breaks every later one of the process, including the job's own: test the folder first.
+    path = folder / "et.json"
+    path.write_text("")
+    path.unlink()
+    observer = ExecutionTraceObserver()
+    observer.register_callback(str(path))
+    if not path.exists():
+        # torch reports success even if another observer is registered; unregistering would remove that one.
+        observer._registered = False
         raise RuntimeError("another execution trace observer is registered in this process")
-    return stock, False
+    return observer
 
 
-def create_profiler(options: Options, observer: Any, warnings: list[str]) -> Any:
-    """torch's profiler, which starts and stops the observer with itself."""
-    from torch.profiler import profile as torch_profile
+def create_profiler(options: RecordingOptions, observer: Any, warnings: list[str]) -> Any:
+    """Return torch's profiler, which also starts and stops the observer."""
+    from torch.profiler import profile
 
-    return torch_profile(
+    return profile(
         record_shapes=options.shapes,
         with_stack=options.stack,
         profile_memory=options.memory,
@@ -61,24 +77,26 @@ def _all_threads_config(warnings: list[str]) -> Any:
     try:
         return _ExperimentalConfig(profile_all_threads=True)
     except TypeError:
-        warnings.append("this torch cannot profile threads that Python code starts: theirs will be missing")
+        warnings.append(
+            "this torch cannot profile threads that Python code starts: their operators will be missing"
+        )
         return None
 
 
 def dump_flight_recorder(path: Path, warnings: list[str]) -> None:
-    """What torch's Flight Recorder holds: the last collectives of the job, before and in the window."""
+    """Write the contents of torch's Flight Recorder: the job's last collectives, before and in the window."""
     from torch._C import _distributed_c10d as c10d
 
     dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is None:
-        warnings.append("this torch gives no dump of its Flight Recorder")
+        warnings.append("this torch cannot dump its Flight Recorder")
         return
-    dumped = dump()
-    path.write_text(dumped.decode() if isinstance(dumped, bytes) else dumped)
+    contents = dump()
+    path.write_text(contents.decode() if isinstance(contents, bytes) else contents)
 
 
 def count_process_groups() -> int:
-    """Process groups of this process."""
+    """Return the number of process groups of this process."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -1,4 +1,4 @@
-"""Counts steps and opens and closes windows: the same for `record` and for the hooks of `launch`."""
+"""Counts steps, opens and closes windows: shared by `record` and by the hooks of `collect`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..diagnosis import explain_unrecorded_process
-from ..options import Options
+from ..options import RecordingOptions
 from ..rank_environment import current_rank
+from ..text import count_noun, describe_error
 from . import active_recorders
 from .background_writer import BackgroundWriter
-from .messages import MessageLog, count_noun, describe_error
+from .messages import MessageLog
 from .process_status import ProcessStatus
 from .schedule import WindowSchedule
 
 if TYPE_CHECKING:
-    from .profiler_guard import Guard
+    from .profiler_guard import ProfilerGuard
     from .window import Window
 
-_LATER_STEPS = "ask for later steps"
+_LATER_STEPS = "choose later steps"
+_OTHER_STEPS = "choose other steps or turn it off"
+_MAX_MISSED_REASONS = 10
 _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
 def _never_raises(method: _Method) -> _Method:
-    """A failure here is ours, not the job's."""
+    """Catch every exception: a failure of the collector must not reach the job."""
 
     @functools.wraps(method)
     def wrapper(self: Recorder, *args: Any) -> None:
@@ -39,217 +42,255 @@ def _never_raises(method: _Method) -> _Method:
             try:
                 method(self, *args)
             except Exception as error:
-                self._mishap(error)
+                self._handle_error(error)
 
     return wrapper  # type: ignore[return-value]
 
 
 class Recorder:
-    """The windows of one process, one after the other. Nothing it does raises, whatever fails: see `words`."""
+    """Records the windows of one process, one after the other.
 
-    def __init__(self, options: Options) -> None:
+    Its methods never raise; failures are reported in `messages`.
+
+    Attributes:
+        count: Number of steps that have ended.
+        finished: Nothing more will be recorded.
+    """
+
+    def __init__(self, options: RecordingOptions) -> None:
         self.options = options
         self.count = 0
         self.finished = False
-        self.words = MessageLog()
-        self.seen = ProcessStatus(options.scratch)
-        self._plan = WindowSchedule(options)
+        self.messages = MessageLog()
+        self.status = ProcessStatus(options.scratch)
+        self._schedule = WindowSchedule(options)
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # steps by time end on a thread of ours, the job on its own
+        self._lock = threading.RLock()  # steps by time end on a thread of the collector
         self._ending = False
         self._window: Window | None = None
-        self._guard: Guard | None = None
+        self._guard: ProfilerGuard | None = None
         self._writer = BackgroundWriter()
 
     def remark(self, line: str) -> None:
-        """What the reader of a window ought to know of its steps; said once, as the window closes."""
+        """Keep a remark on the steps of the open window; printed once, when the window closes."""
         if self._window is not None and self._window.started:
-            self.words.remark(line)
+            self.messages.remark(line)
 
-    def note(self, **facts: Any) -> bool:
-        """Tell the launcher, if there is one, what it may have to explain; False where it does not hear."""
-        self.seen.facts.update(facts)
-        return self.options.supervised and self.seen.leave()
+    def report_status(self, **facts: Any) -> bool:
+        """Update the status file for the launcher; return False if there is no launcher to read it."""
+        self.status.facts.update(facts)
+        return self.options.supervised and self.status.write()
 
     @_never_raises
     def begin(self) -> None:
-        """The first sign of training: the current step, 0 if none was told, starts here."""
-        from .profiler_guard import Guard
+        """Start with the current step, at the first sign of training."""
+        from .profiler_guard import ProfilerGuard
 
-        self.note(began=True, rank=current_rank()[0])
-        self._guard = Guard(self._yield_to, self.options)
+        self.report_status(began=True, rank=current_rank()[0])
+        self._guard = ProfilerGuard(self._yield_to_job, self.options)
         active_recorders.add_recorder(self)
-        if self.count > self._plan.first and not self._plan.waits:
-            self._next(f"training began in step {self.count}", _LATER_STEPS)
+        if self.count > self._schedule.first and not self._schedule.is_waiting:
+            self._skip_window(f"training began in step {self.count}", _LATER_STEPS)
         else:
             self._advance()
 
     @_never_raises
-    def step_done(self, count: int | None = None) -> None:
-        """A step ended: the next one begins, or step `count`, where steps went by that nobody could mark."""
+    def end_step(self, count: int | None = None) -> None:
+        """End the current step and begin the next.
+
+        Args:
+            count: Number of the step that begins, if steps have passed that could not be marked.
+        """
         passed = 1 if count is None else count - self.count
         self.count += passed
         if passed > 1:
             self.remark(
-                "the process was too busy to mark the begin of every step of time: the numbers that are missing count "
-                "to the step before them, which is longer; choose a longer --step-by"
+                "the process was too busy to mark the begin of every step by time: missing step numbers are "
+                "included in the step before them, which is longer; choose a longer --step-by"
             )
-        if self._plan.listens and self._plan.hear(self.count):
-            self.note(asked=[self._plan.first, self._plan.last])
-            if self._plan.waits:
-                line = f"this rank saw too late that step {self._plan.first} was agreed on: nothing recorded"
-                self._miss(line)
-        if self._window is not None or self._plan.due(self.count):
+        schedule = self._schedule
+        if schedule.accepts_requests and schedule.poll_requests(self.count):
+            self.report_status(requested=[schedule.first, schedule.last])
+            if schedule.is_waiting:
+                self._report_missed(
+                    f"nothing recorded: this rank read the request for step {schedule.first} too late"
+                )
+        if self._window is not None or schedule.is_due(self.count):
             self._advance()
 
     @_never_raises
     def finish(self) -> None:
-        """The job, or its recorded part, ends: keep what there is."""
+        """End the recording with the job, or with its recorded part, and keep the open window."""
         self._ending = True
-        repeats = self.options.repeats
-        # A forked helper of the job, which never trained, says nothing.
-        helper = os.getpid() != self._pid and not self.count
+        # A forked helper of the job, which never trained, reports nothing.
+        is_helper = os.getpid() != self._pid and not self.count
         error = _uncaught_exception()
-        if error is not None and self._plan.unasked:
-            self.remark(f"nobody asked for this window: it is kept because the job ended by {error}")
-        wanted = error is not None or not self._plan.unasked
-        if (
-            self._window is not None
-            and self._window.started
-            and wanted
-            and (self._window.steps or not repeats)
-        ):
-            if not self._window.device_is_done():
+        if error is not None and self._schedule.is_unrequested_ring:
+            self.remark(f"this window was not requested; it is kept because the job ended with {error}")
+        if self._window is not None and self._is_worth_keeping(self._window, error):
+            if not self._window.wait_for_device():
                 raise RuntimeError("the device did not finish its work within 30 s")
-            self._close("the job ended", in_background=False)
+            self._close_window("the job ended", in_background=False)
         elif self._window is not None:
-            window, self._window = self._window, None
-            window.abandon()
-        if not helper:
-            self._tell_of_the_end()
+            self._abandon_window()
+        if not is_helper:
+            self._report_end()
         self.finished = True
-        self._dismiss()
+        self._remove_guard()
 
-    def _tell_of_the_end(self) -> None:
-        facts = self.seen.facts
-        if facts.get("sealed") and self._plan.agreed_on:
-            self._miss(f"the job ended before step {self._plan.first}, asked for, began: nothing recorded")
-        if self._plan.asked_too_late(current_rank()[0]):
-            self.words.warn("asked for a window too late: no step ended after that")
-        told = self.note(rank=current_rank()[0], steps=self.count, ended=True)
-        if not (told or facts.get("sealed") or facts.get("missed") or self.options.repeats):
-            self.words.warn(f"nothing recorded: {explain_unrecorded_process(self.options, facts)}")
+    def _is_worth_keeping(self, window: Window, error: str | None) -> bool:
+        if not window.started or (self._schedule.is_unrequested_ring and error is None):
+            return False
+        return bool(window.steps) or not self.options.has_several_windows
+
+    def _report_end(self) -> None:
+        facts = self.status.facts
+        if facts.get("recorded") and self._schedule.is_requested:
+            self._report_missed(
+                f"nothing recorded: the job ended before requested step {self._schedule.first} began"
+            )
+        if self._schedule.take_late_request(current_rank()[0]):
+            self.messages.warn("the last request for a window came too late: no step ended after it")
+        is_reported = self.report_status(rank=current_rank()[0], steps=self.count, ended=True)
+        is_explained = facts.get("recorded") or facts.get("missed") or self.options.has_several_windows
+        if not (is_reported or is_explained):
+            self.messages.warn(f"nothing recorded: {explain_unrecorded_process(self.options, facts)}")
         if not self.options.supervised:
-            with suppress(OSError):  # as --print-command makes it; other ranks may still use it
+            with suppress(OSError):  # created by --print-command; other ranks may still use it
                 Path(self.options.scratch).rmdir()
 
-    def leave(self) -> None:
-        """The end of the process."""
+    def finish_process(self) -> None:
+        """Finish at the end of the process."""
         self.finish()
         self.wait()
-        self.words.sum_up()
-        self.note(ended=True, raised=_uncaught_exception())
+        self.messages.report_total_missed()
+        self.report_status(ended=True, raised=_uncaught_exception())
 
     def retire(self) -> None:
-        """It is finished, and nobody waits for it at the end of the process, unless for its files."""
+        """Forget this finished recorder at the end of the process, unless its files are still being written."""
         if not self._writer.busy:
             active_recorders.remove_recorder(self)
 
     def wait(self) -> None:
-        """Until what was recorded is written."""
+        """Wait until the recorded windows are written."""
         if not self._writer.wait():
-            self.words.warn("the disk is too slow: the traces of the window before are dropped")
+            self.messages.warn("the disk is too slow: the traces of the previous window are dropped")
 
-    def _left_out(self) -> bool:
+    def reset_after_fork(self) -> None:
+        """Adapt to a child of fork: a DataLoader worker must not write, a rank that trains must count for itself."""
+        self._lock = threading.RLock()
+        self.status.reset_after_fork()
+        self.messages = MessageLog()
+        self._writer.reset_after_fork()
+        if self.count or self._window is not None:
+            self.finished = True
+        if self._window is not None:
+            self._window.release_after_fork()
+
+    def _is_excluded(self) -> bool:
         ranks = self.options.ranks
         return ranks is not None and current_rank()[0] not in ranks
 
     def _advance(self) -> None:
-        if self._window is None:
-            if not self._plan.due(self.count):
-                return
-            if self._left_out():
-                self.note(left_out=True, rank=current_rank()[0])
-                self.finished = True
-                self._dismiss()
-                return
-            if self.count > self._plan.first:
-                self._next(f"step {self._plan.first} was over before its begin could be marked", _LATER_STEPS)
-                return
-            if not self._prepare():
-                return
+        if self._window is None and not self._open_if_due():
+            return
         window = self._window
         assert window is not None
-        over = self._plan.over(self.count)
+        is_over = self._schedule.is_over(self.count)
         if window.started:
             window.end_step()
-            if over:
-                self._close("the window was over", in_background=True)
+            if is_over:
+                self._close_window("the window was over", in_background=True)
             else:
                 window.begin_step(self.count)
-        elif over:
-            self._window = None
-            window.abandon()
-            self._next(f"the profilers were ready only in step {self.count}", _LATER_STEPS)
-        elif self.count >= self._plan.first:
+        elif is_over:
+            self._abandon_window()
+            self._skip_window(f"the profilers were ready only in step {self.count}", _LATER_STEPS)
+        elif self.count >= self._schedule.first:
             window.start()
             window.begin_step(self.count)
 
-    def _prepare(self) -> bool:
+    def _open_if_due(self) -> bool:
+        """Prepare the next window if it is due; return whether there is one."""
+        if not self._schedule.is_due(self.count):
+            return False
+        if self._is_excluded():
+            self.report_status(excluded=True, rank=current_rank()[0])
+            self.finished = True
+            self._remove_guard()
+            return False
+        if self.count > self._schedule.first:
+            reason = f"step {self._schedule.first} was over before its begin could be marked"
+            self._skip_window(reason, _LATER_STEPS)
+            return False
+        return self._prepare_window()
+
+    def _prepare_window(self) -> bool:
         from .window import Window
 
         guard = self._guard
         assert guard is not None
-        taken = guard.taken()
-        if taken:
-            self._next(f"{taken} is in use by the job itself")
+        active = guard.active_profiler()
+        if active:
+            self._skip_window(f"{active} is in use by the job itself")
             return False
         if self._writer.busy:
-            self._next(None if self._plan.looks_back else "the window before is still being written")
+            self._skip_window(
+                None if self._schedule.uses_ring else "the previous window is still being written"
+            )
             return False
-        self._window = Window(self.options.of_window(self._plan.first, self._plan.last))
+        self._window = Window(self.options.for_window(self._schedule.first, self._schedule.last))
         active_recorders.mark_profiled()
-        with guard.ours():
+        with guard.allow_profilers():
             self._window.prepare()
         return True
 
-    def _next(self, missed: str | None = None, remedy: str = "choose other steps or turn it off") -> None:
-        """On to the next window, if there is one; `missed` says why this one is not recorded."""
-        if missed:
-            remedy = "" if self.options.repeats else f"; {remedy}"
-            self._miss(f"{missed}: nothing recorded of steps {self._plan}{remedy}", missed + remedy)
-        if not self._plan.go_on(self.count):
+    def _abandon_window(self) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            window.abandon()
+
+    def _skip_window(self, reason: str | None = None, remedy: str = _OTHER_STEPS) -> None:
+        """Go on to the next window, if there is one; `reason` explains why this one is not recorded."""
+        if reason:
+            suffix = "" if self.options.has_several_windows else f"; {remedy}"
+            line = f"nothing recorded of steps {self._schedule}: {reason}{suffix}"
+            self._report_missed(line, reason + suffix)
+        if not self._schedule.advance(self.count):
             self.finished = True
-            self._dismiss()
+            self._remove_guard()
 
-    def _miss(self, line: str, why: str | None = None) -> None:
-        self.words.miss(line, sparingly=self.options.repeats)
-        self._note_missed(why or line)
+    def _report_missed(self, line: str, reason: str | None = None) -> None:
+        self.messages.report_missed(line, sparingly=self.options.has_several_windows)
+        self._add_missed_reason(reason or line)
 
-    def _note_missed(self, why: str) -> None:
-        self.note(missed=[*self.seen.facts.get("missed", ()), why][-10:])
+    def _add_missed_reason(self, reason: str) -> None:
+        reasons = [*self.status.facts.get("missed", ()), reason]
+        self.report_status(missed=reasons[-_MAX_MISSED_REASONS:])
 
-    def _close(self, because: str, *, in_background: bool) -> None:
+    def _close_window(self, reason: str, *, in_background: bool) -> None:
         window, self._window = self._window, None
         assert window is not None
         window.stop()
-        steps, asked = str(self._plan), self._plan.asked
-        if asked is not None and len(window.steps) < asked and not window.overwrote:
-            self.words.warn(
-                f"{because} in step {self.count}: {count_noun(len(window.steps), 'whole step')} recorded, of steps "
-                f"{steps} asked for"
+        steps, length = str(self._schedule), self._schedule.window_length
+        if length is not None and len(window.steps) < length and not window.ring_overwrote:
+            self.messages.warn(
+                f"{reason} in step {self.count}: recorded {count_noun(len(window.steps), 'complete step')} "
+                f"of the requested steps {steps}"
             )
-        said = self.words.seal(repeats=self.options.repeats)
-        for line in window.warnings:  # which it seals itself
-            self.words.warn_once(line)
+        recorded_messages = self.messages.take_for_record(
+            has_several_windows=self.options.has_several_windows
+        )
+        for line in window.warnings:  # the window adds them to its record itself
+            self.messages.warn_once(line)
 
         def write() -> None:
             try:
-                for line in window.write(said):
-                    self.words.warn_once(line)
-                self.note(sealed=True)
+                for line in window.write(recorded_messages):
+                    self.messages.warn_once(line)
+                self.report_status(recorded=True)
             except Exception as error:
-                self._miss(f"the traces of steps {steps} are dropped: {describe_error(error)}")
+                self._report_missed(f"the traces of steps {steps} are dropped: {describe_error(error)}")
             if self.finished and self._guard is not None:
                 self._guard.remove()
 
@@ -258,68 +299,55 @@ class Recorder:
         else:
             self.wait()
             write()
-        self._next()
+        self._skip_window()
 
-    def _yield_to(self, what: str) -> None:
-        """The job starts a profiler of its own: a window that is prepared or open, or being written, ends first."""
+    def _yield_to_job(self, profiler: str) -> None:
+        """End a window that is prepared, open or being written, because the job starts a profiler of its own."""
         with self._lock:
             self.wait()
             if self.finished or self._window is None:
                 return
             try:
                 if self._window.started:
-                    self._close(f"the job started {what}", in_background=False)
+                    self._close_window(f"the job started {profiler}", in_background=False)
                     return
-                window, self._window = self._window, None
-                window.abandon()
-                self._next(f"the job started {what} before step {self._plan.first}")
+                self._abandon_window()
+                self._skip_window(f"the job started {profiler} before step {self._schedule.first}")
             except Exception as error:
-                self._mishap(error)
+                self._handle_error(error)
 
-    def _mishap(self, error: Exception) -> None:
-        """Of several windows a disk that is full for a moment costs one; what else fails ends the recording."""
-        if not isinstance(error, OSError) or not self.options.repeats or self._guard is None or self._ending:
+    def _handle_error(self, error: Exception) -> None:
+        """Drop one of several windows on a disk error, such as a full disk; end the recording on any other error."""
+        is_disk_error = isinstance(error, OSError) and self.options.has_several_windows
+        if not is_disk_error or self._guard is None or self._ending:
             self._give_up(error)
             return
-        window, self._window = self._window, None
         try:
-            if window is not None:
-                window.abandon()
-            self._next(describe_error(error))
-        except Exception as second:
-            self._give_up(second)
+            self._abandon_window()
+            self._skip_window(describe_error(error))
+        except Exception as second_error:
+            self._give_up(second_error)
 
     def _give_up(self, error: Exception) -> None:
         self.finished = True
-        self.words.sum_up()
-        why = f"recording failed in step {self.count}, the job goes on without: {describe_error(error)}"
-        self.words.warn(why)
-        self._note_missed(why)
-        window, self._window = self._window, None
+        self.messages.report_total_missed()
+        reason = (
+            f"recording failed in step {self.count}, the job continues without it: {describe_error(error)}"
+        )
+        self.messages.warn(reason)
+        self._add_missed_reason(reason)
         try:
-            if window is not None:
-                window.abandon()
-            self._dismiss()
-        except Exception as second:
-            self.words.warn(f"and left something behind: {second!r}")
+            self._abandon_window()
+            self._remove_guard()
+        except Exception as second_error:
+            self.messages.warn(f"the recording could not be cleaned up: {second_error!r}")
 
-    def _dismiss(self) -> None:
+    def _remove_guard(self) -> None:
         if self._guard is not None and not self._writer.busy:
             self._guard.remove()
 
-    def forked(self) -> None:
-        """In a child of fork: a loader's worker must not write, a rank that trains must count for itself."""
-        self._lock = threading.RLock()
-        self.seen.forked()
-        self.words = MessageLog()
-        self._writer.forget()
-        if self.count or self._window is not None:
-            self.finished = True
-        if self._window is not None:
-            self._window.forget()
-
 
 def _uncaught_exception() -> str | None:
-    """The class of what Python ends with, where nothing caught it; null before its end."""
+    """Return the class of the uncaught exception that ends Python, or None."""
     error = getattr(sys, "last_value", None)
     return None if error is None else type(error).__name__

@@ -1,4 +1,4 @@
-"""`record`: the collector inside a training loop that one can edit."""
+"""`record`: records steps of a training loop whose code can be edited."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from .. import option_rules, run_folder
+from ..observer.choice import choose_observer
 from ..option_parsing import expand_folder_name, parse_steps
-from ..options import Options, loaded_version, new_scratch_name
+from ..option_rules import RING_WITHOUT_KINETO, check_observer, resolve_sources
+from ..options import CollectOptions, RecordingOptions, loaded_version, new_scratch_name
 from ..rank_environment import current_rank
+from ..run_folder import claim_folder
 from .recorder import Recorder
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """What `record` returns; `warnings` is what was said on stderr."""
+    """The context manager that `record` returns."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -27,8 +29,8 @@ class Recording:
         return self
 
     def step(self) -> None:
-        """Call at the end of every iteration."""
-        self._recorder.step_done()
+        """Mark the end of a step; call it at the end of every iteration."""
+        self._recorder.end_step()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -39,7 +41,8 @@ class Recording:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(self._recorder.words.said)
+        """Messages that were printed on stderr."""
+        return tuple(self._recorder.messages.messages)
 
 
 def record(
@@ -50,55 +53,78 @@ def record(
     stack: bool = False,
     memory: bool = False,
     all_threads: bool = True,
-    what: str | None = None,
+    sources: str | None = None,
     observer: str = "native",
     max_bytes: int | None = None,
     ring: bool = False,
     overwrite: bool = False,
 ) -> Recording:
-    """Record the steps of a training loop into the folder `out`, as this package's docstring describes.
+    """Record steps of a training loop into the folder `out`.
 
-        with etloom.record("run/") as rec:
-            for batch in loader:
-                train(batch)
-                rec.step()
+    Every rank calls it with the same folder.
 
-    `steps` "3:5" records steps 3 and 4, counted from 0: the window opens when the third `rec.step()` returns
-    and closes in the fifth; the profilers warm up in the step before. Without it all from enter to exit is
-    recorded. `shapes`, `stack` and `memory` are torch.profiler's record_shapes, with_stack and
-    profile_memory; `all_threads` lets it see threads that Python code starts. `what` names all that is recorded
-    instead, as --with does: "kineto,et,shapes". `observer` "native" is our own, built here before the loop where
-    it was not for this torch (some 20 s, once; torch's records where it cannot be); `max_bytes` and `ring` bound
-    its file. Every rank calls it with the same folder; {host}, {rank} and {time} in its name are filled in.
+    Args:
+        out: Folder for the traces; {host}, {rank} and {time} are replaced.
+        steps: Steps to record: "3:5" is steps 3 and 4, counted from 0. The window opens when the third `rec.step()`
+            returns and closes in the fifth; the profilers are prepared in the step before. Default: everything from
+            enter to exit.
+        shapes: Record input shapes, as torch.profiler's record_shapes (default: true).
+        stack: Record Python stacks, as torch.profiler's with_stack.
+        memory: Record allocations, as torch.profiler's profile_memory.
+        all_threads: Also profile threads that Python code starts.
+        sources: Everything to record, such as "kineto,et,shapes"; replaces `shapes`, `stack` and `memory`.
+        observer: "native" is etloom's own, compiled before the loop (some 20 s, once per torch version), with torch's
+            as the fallback; "stock" is torch's.
+        max_bytes: Size limit of the native observer's file, in bytes.
+        ring: At `max_bytes`, overwrite the oldest operators instead of stopping.
+        overwrite: Replace the traces of an earlier run.
 
-    Raises CollectError, before the loop, for a `steps` that is no range, for a `ring` where our observer cannot be
-    built, and for a folder that already holds traces of this rank (unless `overwrite`). After that nothing raises: a
-    failure is a line on stderr and in `warnings`.
+    Returns:
+        A context manager with a method `step()` and the messages as `warnings`.
+
+    Raises:
+        CollectError: Before the loop: an option is invalid, `ring` is requested where the native observer cannot be
+            built, or the folder holds earlier traces of this rank. Later failures do not raise: they are printed on
+            stderr and listed in `warnings`.
+
+    Example:
+        >>> with etloom.record("run/") as rec:  # doctest: +SKIP
+        ...     for batch in loader:
+        ...         train(batch)
+        ...         rec.step()
     """
-    from ..launcher.collection import choose_observer
-
     first, last = parse_steps(steps)
-    found = option_rules.resolve_sources(what, shapes=shapes, stack=stack, memory=memory, ring=ring)
-    option_rules.check_observer(found, observer, ring=ring, max_bytes=max_bytes)
-    folder = os.path.abspath(expand_folder_name(os.fspath(out)))  # noqa: PTH100
-    usable, unbuilt = choose_observer(found, observer, ring=ring, max_bytes=max_bytes)
-    run_folder.claim_folder(folder, overwrite, *current_rank())
-    options = Options(
-        folder,
-        new_scratch_name(folder),
-        first,
-        last,
-        all_threads=all_threads,
-        observer=usable,
+    options = CollectOptions(
+        sources=sources,
+        shapes=shapes,
+        stack=stack,
+        memory=memory,
+        observer=observer,
         max_bytes=max_bytes,
         ring=ring,
-        etloom=loaded_version(),
-        command=tuple(sys.orig_argv),
-        **found,
     )
-    recorder = Recorder(options)
-    if ring and what is None:
-        unbuilt.append(option_rules.RING_WITHOUT_KINETO)
-    for line in unbuilt:
-        recorder.words.warn(line)
+    source_fields = resolve_sources(options)
+    check_observer(options, records_et=source_fields["et"])
+    folder = os.path.abspath(expand_folder_name(os.fspath(out)))  # noqa: PTH100
+    usable_observer, problems = choose_observer(options, records_et=source_fields["et"])
+    claim_folder(folder, overwrite, *current_rank())
+    recorder = Recorder(
+        RecordingOptions(
+            folder,
+            new_scratch_name(folder),
+            first,
+            last,
+            all_threads=all_threads,
+            observer=usable_observer,
+            max_bytes=max_bytes,
+            ring=ring,
+            etloom_version=loaded_version(),
+            command=tuple(sys.orig_argv),
+            **source_fields,
+        )
+    )
+    if ring and sources is None:
+        problems.append(RING_WITHOUT_KINETO)
+    for problem in problems:
+        recorder.messages.warn(problem)
     return Recording(recorder)

@@ -1,80 +1,92 @@
-"""Which window comes next: of given steps, again every so many, when somebody asks, or around the question."""
+"""Schedules recording windows: fixed steps, periodic, on demand, or (ring buffer) around a request."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..options import Options
+from ..options import RecordingOptions
 from .on_demand import WindowRequests
+
+_MIN_STEPS_AHEAD = 3
 
 
 class WindowSchedule:
-    """The next window is [first, last), last None: to the end. While it `waits` there is none until somebody asks."""
+    """The next window: steps [first, last), last None meaning to the end.
 
-    def __init__(self, options: Options) -> None:
+    Attributes:
+        accepts_requests: Windows are recorded on demand.
+        uses_ring: A ring buffer also keeps what came before a request, so its window opens at once.
+        is_waiting: There is no next window until somebody requests one.
+    """
+
+    def __init__(self, options: RecordingOptions) -> None:
         self._options = options
-        self._lead = options.lead
-        self.listens = options.on_demand is not None
-        # What a ring holds is wanted from before the question on, so its window opens at once.
-        self.looks_back = options.ring and options.on_demand is not None
-        self.first, self.last = options.first, None if self.looks_back else options.last
-        self.waits = options.on_demand is not None and not self.looks_back
-        self._demand = WindowRequests(Path(options.out), anew=options.supervised)
+        self._warmup_steps = options.warmup_steps
+        self.accepts_requests = options.on_demand is not None
+        self.uses_ring = options.ring and options.on_demand is not None
+        self.first, self.last = options.first, None if self.uses_ring else options.last
+        self.is_waiting = options.on_demand is not None and not self.uses_ring
+        self._requests = WindowRequests(Path(options.out), is_cleared=options.supervised)
 
     def __str__(self) -> str:
         return f"{self.first}:{'' if self.last is None else self.last}"
 
     @property
-    def asked(self) -> int | None:
-        """Steps of the window, where they are known beforehand."""
-        return None if self.last is None or self.looks_back else self.last - self.first
+    def window_length(self) -> int | None:
+        """Number of steps of the window, or None if it is not known in advance."""
+        return None if self.last is None or self.uses_ring else self.last - self.first
 
     @property
-    def agreed_on(self) -> bool:
-        """Somebody asked for the window."""
-        return self.listens and not (self.waits or self.looks_back)
-
-    def asked_too_late(self, rank: int) -> bool:
-        """At the end of a job without a launcher; its rank 0 removes the question, lest the next job here takes it."""
-        return self.listens and not (rank or self._options.supervised) and self._demand.withdraw()
+    def is_requested(self) -> bool:
+        """True if the next window was requested."""
+        return self.accepts_requests and not (self.is_waiting or self.uses_ring)
 
     @property
-    def unasked(self) -> bool:
-        """The window that is open is a ring nobody has asked about."""
-        return self.looks_back and self.last is None
+    def is_unrequested_ring(self) -> bool:
+        """True if the open window is a ring that nobody has requested."""
+        return self.uses_ring and self.last is None
 
-    def due(self, count: int) -> bool:
-        """The profilers should get ready, or be."""
-        return not self.waits and count >= self.first - self._lead
+    def take_late_request(self, rank: int) -> bool:
+        """Return whether a request is unanswered at the end of a job without a launcher.
 
-    def over(self, count: int) -> bool:
+        Rank 0 removes it, so that the next job in this folder does not take it.
+        """
+        if not self.accepts_requests or rank or self._options.supervised:
+            return False
+        return self._requests.withdraw()
+
+    def is_due(self, count: int) -> bool:
+        """Return whether the profilers should be prepared, or be running, after `count` steps."""
+        return not self.is_waiting and count >= self.first - self._warmup_steps
+
+    def is_over(self, count: int) -> bool:
         return self.last is not None and count >= self.last
 
-    def hear(self, count: int) -> bool:
-        """Take note, at the end of step `count` - 1, of a window that somebody has asked for; True where one has."""
-        if not (self.waits or self.unasked):
+    def poll_requests(self, count: int) -> bool:
+        """Schedule a window that was requested by the end of step `count` - 1; return whether there was one."""
+        if not (self.is_waiting or self.is_unrequested_ring):
             return False
-        options = self._options
-        window = self._demand.agreed(count, options.on_demand or 1, ahead=max(3, self._lead + 1))
+        ahead = max(_MIN_STEPS_AHEAD, self._warmup_steps + 1)
+        window = self._requests.next_window(count, self._options.on_demand or 1, ahead)
         if window is None:
             return False
-        if self.looks_back:
+        if self.uses_ring:
             self.last = max(window[1], count)
         else:
             self.first, self.last = window
-            self.waits = count > self.first  # too late
+            self.is_waiting = count > self.first  # too late
         return True
 
-    def go_on(self, count: int) -> bool:
-        """To the next window after step `count` - 1; False where there is none."""
+    def advance(self, count: int) -> bool:
+        """Schedule the next window after step `count` - 1; return False if there is none."""
         every = self._options.every
         if every is not None and self.last is not None:
             windows = max(1, -(-(count + 1 - self.first) // every))
             self.first, self.last = self.first + windows * every, self.last + windows * every
-        elif self.looks_back:
-            self.first, self.last = count + self._lead, None
+        elif self.uses_ring:
+            self.first, self.last = count + self._warmup_steps, None
         elif self._options.on_demand is not None:
-            self.waits = True
+            self.is_waiting = True
         else:
             return False
         return True

@@ -1,8 +1,8 @@
-"""One window of steps under what the options name, and the files it leaves.
+"""Records one window of steps with the selected profilers and writes its files.
 
-The order is torch.profiler's own (execution trace on, Kineto on; execution trace off, Kineto off), so both
-see the same operators; only the record of the process groups, which the observer makes as it starts, stands
-in the execution trace alone.
+The profilers start and stop in the order of torch.profiler (execution trace on, Kineto on; execution trace off,
+Kineto off), so both see the same operators; only the record of the process groups, which the observer writes when it
+starts, is in the execution trace alone.
 """
 
 from __future__ import annotations
@@ -18,214 +18,245 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import diagnosis, process_endings, run_folder
 from ..atomic_file import write_atomically
-from ..launcher.nsys_command import NsysMarkers
-from ..options import Options
+from ..diagnosis import describe_ring
+from ..options import RecordingOptions
+from ..process_endings import KILLED_NOTE, STARTED_FILE
 from ..rank_environment import current_rank
-from . import fork_safety, profilers, rank_facts, trace_packing
-from .messages import format_ranges
+from ..run_folder import prune_windows, publish_rank
+from ..text import format_ranges
+from . import fork_safety, model_facts, profilers, trace_packing
+from .nsys_capture import NsysCapture
+from .rank_facts import collect_rank_facts, is_cuda_in_use
+
+_MAX_ERROR_LENGTH = 300
 
 
 class Window:
-    """prepare, start, begin_step and end_step in turn, stop, write; or abandon at any point."""
+    """One window: call prepare, start, begin_step and end_step in turn, stop, write; or abandon at any point.
 
-    def __init__(self, options: Options) -> None:
+    Attributes:
+        started: Recording has begun.
+        steps: Numbers of the complete steps.
+        ring_overwrote: The ring has overwritten the first steps.
+        warnings: Messages about what could not be recorded.
+    """
+
+    def __init__(self, options: RecordingOptions) -> None:
         self.started = False
-        self.steps: deque[int] = deque()  # those that are whole
-        self.overwrote = False  # what the ring held of the first ones
-        self._begins: deque[int] = deque()  # of the steps, by the monotonic clock
+        self.steps: deque[int] = deque()
+        self.ring_overwrote = False
         self.warnings: list[str] = []
+        self._step_begins_ns: deque[int] = (
+            deque()
+        )  # of complete steps and the open one, by the monotonic clock
         self._options = options
-        # By chance too: ranks in containers of their own may all be process 1.
+        # The random part: ranks in containers of their own may all be process 1.
         self._folder = Path(options.scratch) / f"{os.getpid()}-{os.urandom(6).hex()}"
-        self._step: Any = None
+        self._step_scope: Any = None
         self._open_step: int | None = None
         self._observer: Any = None
         self._profile: Any = None
-        self._markers: NsysMarkers | None = None
-        self._running = self._native = False
+        self._nsys: NsysCapture | None = None
+        self._running = self._is_native = False
         self._rank = (0, 1)
-        self._lost = 0  # operators that found no room
-        self._groups = 0
-        self._marks = 0  # records of ours among the operators
+        self._dropped_operators = 0
+        self._group_count = 0
+        self._marker_records = 0  # records of the collector among the operators
         self._facts: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """What takes long (about a second, the first time), so that the window itself opens at once."""
+        """Do the slow part (about a second, the first time), so that the window itself opens at once."""
         self._folder.mkdir(parents=True)
         options = self._options
         if options.et:
-            self._observer, self._native = profilers.open_observer(options, self._folder, self.warnings)
+            self._observer, self._is_native = profilers.open_observer(options, self._folder, self.warnings)
         if options.kineto:
             self._profile = profilers.create_profiler(options, self._observer, self.warnings)
             self._profile.prepare_trace()
         if options.nsys:
-            self._markers = NsysMarkers(options.shapes)
+            self._nsys = NsysCapture(options.shapes)
 
     def start(self) -> None:
-        self._groups = profilers.count_process_groups()
-        self._marks += self._groups > 0
+        """Start the profilers."""
+        self._group_count = profilers.count_process_groups()
+        self._marker_records += self._group_count > 0
         self._rank = current_rank()
-        (self._folder / process_endings.STARTED_FILE).touch()
-        if self._native:  # what the launcher needs where this process is killed
-            known = rank_facts.rank_facts(self._options, *self._rank)
-            self._leave_note(known | {"observer": "native", "start_ns": time.time_ns()})
-        self.started = self._running = (
-            True  # not before: what is prepared and not started ends in another way
-        )
+        (self._folder / STARTED_FILE).touch()
+        if self._is_native:
+            facts = collect_rank_facts(self._options, *self._rank)
+            self._write_killed_note(facts | {"observer": "native", "start_ns": time.time_ns()})
+        # Not earlier: a window that is prepared and not started ends in another way.
+        self.started = self._running = True
         if self._profile is not None:
             self._profile.start_trace()
         elif self._observer is not None:
             self._observer.start()
-        if self._markers is not None:
-            self._markers.start()
+        if self._nsys is not None:
+            self._nsys.start()
         self.start_ns = time.time_ns()
 
-    def _leave_note(self, known: dict[str, Any]) -> None:
+    def _write_killed_note(self, facts: dict[str, Any]) -> None:
+        """Write the facts that the launcher needs if this process is killed."""
         window = os.path.relpath(self._options.out, Path(self._options.scratch).parent)
-        more = {"window": window, "command": self._options.command}
-        write_atomically(self._folder / process_endings.KILLED_NOTE, json.dumps(known | more), self._folder)
+        note = facts | {"window": window, "command": self._options.command}
+        write_atomically(self._folder / KILLED_NOTE, json.dumps(note), self._folder)
 
     def begin_step(self, number: int) -> None:
+        """Mark the begin of a step."""
         self._open_step = number
-        self._begins.append(time.monotonic_ns())
-        if self._options.marked:
+        self._step_begins_ns.append(time.monotonic_ns())
+        if self._options.job_marks_steps:
             return
         from torch.profiler import record_function
 
-        self._marks += 1
-        self._step = record_function(f"ProfilerStep#{number}")
-        self._step.__enter__()
+        self._marker_records += 1
+        self._step_scope = record_function(f"ProfilerStep#{number}")
+        self._step_scope.__enter__()
 
     def end_step(self) -> None:
-        """The step that is open is whole."""
-        self._leave_step()
+        """Mark the end of the open step, which is now complete."""
+        self._leave_step_scope()
         if self._open_step is not None:
             self.steps.append(self._open_step)
         self._open_step = None
-        self._forget_overwritten()
+        self._drop_overwritten_steps()
 
-    def _forget_overwritten(self) -> None:
-        """A ring runs for days, and what it holds of a step may be its end alone."""
-        until = self._observer.overwritten_ns() if self._native and self._options.ring else None
-        if until is None:
+    def _drop_overwritten_steps(self) -> None:
+        """Remove steps of which a ring, which may run for days, has overwritten at least the begin."""
+        overwritten_ns = None
+        if self._is_native and self._options.ring:
+            overwritten_ns = self._observer.overwritten_ns()
+        if overwritten_ns is None:
             return
-        self.overwrote = True
-        while self.steps and self._begins[0] <= until:
+        self.ring_overwrote = True
+        while self.steps and self._step_begins_ns[0] <= overwritten_ns:
             self.steps.popleft()
-            self._begins.popleft()
+            self._step_begins_ns.popleft()
 
     def stop(self) -> None:
-        """All off; the step that is open, if one is, stays unfinished."""
-        if self._native and self._open_step is not None and not self._options.marked:
+        """Stop the profilers; a step that is open stays unfinished."""
+        if self._is_native and self._open_step is not None and not self._options.job_marks_steps:
             self._observer.note(unfinished_step=self._open_step)
-        self._leave_step()
+        self._leave_step_scope()
         self.end_ns = time.time_ns()
-        if self._markers is not None:
-            self._markers.stop()
-        if profilers.count_process_groups() != self._groups:
-            self._note_groups()
-            self._marks += 1
-        if not self._groups:  # else the job may have left its process group since, and with it its rank
+        if self._nsys is not None:
+            self._nsys.stop()
+        if profilers.count_process_groups() != self._group_count:
+            self._record_new_groups()
+            self._marker_records += 1
+        if not self._group_count:  # otherwise the job may have left its process group, and with it its rank
             self._rank = current_rank()
         if self._profile is not None:
             self._profile.stop_trace()
         elif self._observer is not None:
             self._observer.stop()
         self._running = False
-        held = self._held() if self._native else {}
+        contents = self._observer_contents() if self._is_native else {}
         if self._observer is not None:
             self._observer.unregister_callback()
-        self._facts = rank_facts.rank_facts(self._options, *self._rank) | {
-            "observer": ("native" if self._native else "stock") if self._observer is not None else None,
+        self._facts = collect_rank_facts(self._options, *self._rank) | {
+            "observer": ("native" if self._is_native else "stock") if self._observer is not None else None,
             "steps": list(self.steps),
             "unfinished_step": self._open_step,
-            **held,
+            **contents,
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
             "model": self._model_facts(),  # now: at the job's end its objects are gone
         }
-        if self._native:
-            with suppress(OSError):  # whether the disk takes the files themselves is seen as they are written
-                self._leave_note(self._facts)
+        if self._is_native:
+            with suppress(OSError):  # a full disk is reported when the files themselves are written
+                self._write_killed_note(self._facts)
 
-    def _held(self) -> dict[str, Any]:
-        """What our observer's file holds, before it is closed."""
-        self._forget_overwritten()
+    def _observer_contents(self) -> dict[str, Any]:
+        """Return the number of operators in the native observer's file, and the state of its ring."""
+        self._drop_overwritten_steps()
         counters = self._observer.counters()
         if counters["no_space"]:
-            self._lost = counters["no_space"]
-            self.warnings.append(f"{self._lost} operators are left out, --max-size or the disk is full")
+            self._dropped_operators = counters["no_space"]
+            self.warnings.append(
+                f"{self._dropped_operators} operators are not recorded: --max-size is reached or the disk is full"
+            )
         overwritten = counters["overwritten_operators"]
-        marks = self._marks if not overwritten else 0 if self._options.marked else len(self._begins)
-        held: dict[str, Any] = {"operators": max(0, counters["operators"] - overwritten - marks)}
+        marker_records = self._marker_records
+        if overwritten:
+            marker_records = 0 if self._options.job_marks_steps else len(self._step_begins_ns)
+        contents: dict[str, Any] = {"operators": max(0, counters["operators"] - overwritten - marker_records)}
         if self._options.ring:
             since_ns = self.start_ns
-            if (until := self._observer.overwritten_ns()) is not None:
-                since_ns = until + time.time_ns() - time.monotonic_ns()
-            held["ring"] = {"overwritten_operators": overwritten, "whole_since_ns": since_ns}
-        return held
+            if (overwritten_ns := self._observer.overwritten_ns()) is not None:
+                since_ns = overwritten_ns + time.time_ns() - time.monotonic_ns()
+            contents["ring"] = {"overwritten_operators": overwritten, "whole_since_ns": since_ns}
+        return contents
 
     def _model_facts(self) -> dict[str, Any]:
-        """The job's objects may be of any make: what cannot be told of them must not cost the window."""
+        """Return facts about the model; an error in the job's objects must not cost the window."""
         try:
-            return rank_facts.model_facts()
+            return model_facts.collect_model_facts()
         except Exception as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            self.warnings.append(f"nothing is known of the model: {why[:300]}")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self.warnings.append(f"the model could not be inspected: {reason[:_MAX_ERROR_LENGTH]}")
             return {}
 
-    def write(self, warnings: list[str]) -> list[str]:
-        """Write the files and seal them; what is worth a warning is returned. Needs nothing of the job's thread."""
-        unfinished = None if self._options.marked else self._open_step
-        try:
-            if self._profile is not None:
-                from ..observer.chrome_export import export_chrome_trace
+    def write(self, messages: list[str]) -> list[str]:
+        """Write and publish the files; may run on any thread.
 
-                export_chrome_trace(self._profile, self._folder / "kineto.json")
-                operators = trace_packing.pack_kineto(self._folder / "kineto.json", unfinished)
-                self._facts.setdefault("operators", operators)
-            with_et = self._observer is not None
-            self._profile = self._observer = None
-            if with_et and not self._native:
-                trace_packing.pack_execution_trace(self._folder / "et.json", unfinished)
-            if self._options.flight_recorder:
-                profilers.dump_flight_recorder(self._folder / "flight_recorder.json", self.warnings)
-            if self._facts.get("operators") == 0 and not self._lost:
+        Args:
+            messages: Messages to store in the record of the rank, in addition to `warnings`.
+
+        Returns:
+            Warnings.
+        """
+        try:
+            self._pack_traces()
+            if self._facts.get("operators") == 0 and not self._dropped_operators:
                 self.warnings.append(
-                    f"no operator ran in the window, {_steps(self.steps)}: its traces are empty"
+                    f"no operator ran in the window, {_describe_steps(self.steps)}: its traces are empty"
                 )
-            if not self._options.supervised and (ring := diagnosis.describe_ring([self._facts])):
+            if not self._options.supervised and (ring := describe_ring([self._facts])):
                 self.warnings.append(ring)
-            sealed = self._facts | {"warnings": [*warnings, *self.warnings]}
-            own, self.warnings = self.warnings, []
-            said = run_folder.publish_rank(self._folder, Path(self._options.out), sealed, self._options)
-            return [*own, *said, *self._prune()]
+            facts = self._facts | {"warnings": [*messages, *self.warnings]}
+            window_warnings, self.warnings = self.warnings, []
+            warnings = publish_rank(self._folder, Path(self._options.out), facts, self._options)
+            return [*window_warnings, *warnings, *self._prune()]
         finally:
-            self._clean()
+            self._remove_scratch()
+
+    def _pack_traces(self) -> None:
+        unfinished_step = None if self._options.job_marks_steps else self._open_step
+        if self._profile is not None:
+            from ..observer.chrome_export import export_chrome_trace
+
+            export_chrome_trace(self._profile, self._folder / "kineto.json")
+            operators = trace_packing.pack_kineto(self._folder / "kineto.json", unfinished_step)
+            self._facts.setdefault("operators", operators)
+        uses_stock_observer = self._observer is not None and not self._is_native
+        self._profile = self._observer = None
+        if uses_stock_observer:
+            trace_packing.pack_execution_trace(self._folder / "et.json", unfinished_step)
+        if self._options.flight_recorder:
+            profilers.dump_flight_recorder(self._folder / "flight_recorder.json", self.warnings)
 
     def _prune(self) -> list[str]:
         options = self._options
-        out, rank, keep = Path(options.out).parent, self._rank[0], options.max_windows
-        if not (options.repeats and run_folder.prune_windows(out, rank, keep)) or rank:
+        if not options.has_several_windows:
+            return []
+        rank, keep = self._rank[0], options.max_windows
+        if not prune_windows(Path(options.out).parent, rank, keep) or rank:
             return []
         return [f"only the newest {keep} windows are kept (--max-windows)"]
 
     def abandon(self) -> None:
-        """Leave the process as it was before; nothing is kept."""
+        """Leave the process as it was before, and keep nothing."""
         profile, observer = self._profile, self._observer
         self._profile = self._observer = None
         try:
-            self._leave_step()
-            if self._markers is not None:
-                self._markers.stop()
-            if (
-                profile is not None
-                and profile.profiler is not None
-                and profile.profiler.kineto_results is None
-            ):
-                # A prepared session is ended the way torch ends one: started and stopped.
+            self._leave_step_scope()
+            if self._nsys is not None:
+                self._nsys.stop()
+            profiler = None if profile is None else profile.profiler
+            if profiler is not None and profiler.kineto_results is None:
+                # torch ends a prepared session by starting and stopping it.
                 if not self._running:
                     if observer is not None:
                         observer.unregister_callback()
@@ -235,51 +266,53 @@ class Window:
             self._running = False
             if observer is not None:
                 observer.unregister_callback()
-            self._clean()
+            self._remove_scratch()
 
-    def forget(self) -> None:
-        """In a child of fork: the open file and both profilers are the parent's; let go, write nothing."""
+    def release_after_fork(self) -> None:
+        """Release file and profilers in a child of fork without writing: they belong to the parent."""
         from torch._C._autograd import _enable_record_function
 
         _enable_record_function(False)
-        if self._observer is not None and not self._native:
+        if self._observer is not None and not self._is_native:
             self._observer._registered = self._observer._execution_trace_running = False
             fork_safety.redirect_to_null(self._folder / "et.json")
 
-    def device_is_done(self, timeout_s: float = 30.0) -> bool:
-        """False where the device hangs, as in a collective that lost a rank: a stop would hang too."""
+    def wait_for_device(self, timeout_s: float = 30.0) -> bool:
+        """Return False if the device hangs, as in a collective that lost a rank: stopping would hang too."""
         import torch
 
-        if not rank_facts.is_cuda_in_use():
+        if not is_cuda_in_use():
             return True
         waiter = threading.Thread(target=torch.cuda.synchronize, daemon=True)
         try:
             waiter.start()
-        except RuntimeError:  # Python is ending: no threads any more
+        except RuntimeError:  # Python is ending and starts no more threads
             return True
         waiter.join(timeout_s)
         return not waiter.is_alive()
 
-    def _leave_step(self) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            step.__exit__(None, None, None)
+    def _leave_step_scope(self) -> None:
+        scope, self._step_scope = self._step_scope, None
+        if scope is not None:
+            scope.__exit__(None, None, None)
 
-    def _note_groups(self) -> None:
-        """Process groups made inside the window: both observers noted groups only as they started."""
+    def _record_new_groups(self) -> None:
+        """Record process groups that were created in the window: both observers record them only when they start."""
         try:
-            if self._observer is not None and not self._native:  # ours looks again as it stops
+            if (
+                self._observer is not None and not self._is_native
+            ):  # the native one checks again when it stops
                 self._observer._record_pg_config()
-            if not self._groups and self._profile is not None:
+            if not self._group_count and self._profile is not None:
                 self._profile.add_metadata_json(
                     "distributedInfo", json.dumps(self._profile._get_distributed_info())
                 )
         except (AttributeError, TypeError, ValueError) as error:
-            self.warnings.append(f"process groups made inside the window are not noted: {error}")
+            self.warnings.append(f"process groups created in the window are not recorded: {error}")
 
-    def _clean(self) -> None:
+    def _remove_scratch(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
-        if self._options.repeats:
+        if self._options.has_several_windows:
             return
         try:
             self._folder.parent.rmdir()
@@ -287,5 +320,5 @@ class Window:
             return  # other ranks of the run still use it
 
 
-def _steps(steps: Sequence[int]) -> str:
+def _describe_steps(steps: Sequence[int]) -> str:
     return f"steps {format_ranges(list(steps))}" if steps else "in which no step ended"

@@ -1,8 +1,8 @@
-"""Found on PYTHONPATH by every Python of a job under `etloom collect`: waits for torch.optim, no more.
+"""Bootstrap of the collector: every Python of a job under `etloom collect` imports it, because it is on PYTHONPATH.
 
-It leaves sys.path as it would be without it, hands over to the sitecustomize it hides, and imports no torch:
-the collector is loaded only when the job itself imports torch.optim, from the folder beside, whether or not
-etloom is installed there.
+It only waits for the import of torch.optim: when the job itself imports it, the collector is loaded from the folder of
+this file, whether or not etloom is installed. It restores sys.path, runs the sitecustomize that it hides, and does not
+import torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# pathlib would be one more import in every Python of the job.
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+# Without pathlib, which would be one more import in every Python of the job.
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 _AWAITED = "torch.optim.optimizer"
 
 
@@ -25,7 +25,7 @@ def _load_collector(optimizer_module: ModuleType) -> None:
     try:
         import importlib.util
 
-        folder = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
+        folder = os.path.dirname(os.path.dirname(_FOLDER))  # noqa: PTH120
         spec = importlib.util.spec_from_file_location(
             "_etloom_collector", f"{folder}/__init__.py", submodule_search_locations=[folder]
         )
@@ -35,7 +35,7 @@ def _load_collector(optimizer_module: ModuleType) -> None:
         spec.loader.exec_module(package)
         importlib.import_module("_etloom_collector.launcher.step_hooks").attach(optimizer_module)
     except Exception as error:
-        print(f"etloom: nothing will be recorded in process {os.getpid()}: {error!r}", file=sys.stderr)
+        print(f"etloom: nothing is recorded in process {os.getpid()}: {error!r}", file=sys.stderr)
 
 
 class _Waiter:
@@ -56,13 +56,13 @@ class _Waiter:
         return spec
 
 
-sys.path[:] = [entry for entry in sys.path if entry != _HERE]
+sys.path[:] = [entry for entry in sys.path if entry != _FOLDER]
 if "ETLOOM_COLLECT" in os.environ:
     sys.meta_path.insert(0, _Waiter)
 
 _hidden = PathFinder.find_spec("sitecustomize", sys.path)
 if _hidden is None or _hidden.loader is None:
-    # As Python itself would have it: the module is absent, and `site` passes over exactly this error.
+    # As without this file: the module is missing, and `site` ignores exactly this error.
     raise ModuleNotFoundError("No module named 'sitecustomize'", name="sitecustomize")
 
 from importlib.util import module_from_spec  # noqa: E402

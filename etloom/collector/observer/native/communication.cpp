@@ -14,14 +14,14 @@ namespace etloom {
 
 namespace {
 
-const char* name_of(const c10d::ReduceOp& operation) {
+const char* reduce_name(const c10d::ReduceOp& operation) {
   constexpr const char* names[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
   const auto number = static_cast<size_t>(operation.op_);
   return number < std::size(names) ? names[number] : "unused";
 }
 
-// How many operations the group has begun; not every backend counts, and the default one may be missing.
-uint64_t sequence_of(c10d::ProcessGroup& group) {
+// Number of operations the group has begun. Not every backend counts them, and the default backend may be missing.
+uint64_t sequence_number(c10d::ProcessGroup& group) {
   try {
     return group.getSequenceNumberForGroup();
   } catch (const std::exception&) {
@@ -29,7 +29,7 @@ uint64_t sequence_of(c10d::ProcessGroup& group) {
   }
 }
 
-std::string described(c10d::ProcessGroup& group) {
+std::string group_json(c10d::ProcessGroup& group) {
   std::string text = "{\"pg_name\":";
   append_json(text, group.getGroupName());
   text += ",\"pg_desc\":";
@@ -43,13 +43,13 @@ void append_member(std::string& out, const char* name, const std::string& value)
   out += "\":" + value;
 }
 
-std::string in_quotes(std::string_view text) {
+std::string json_string(std::string_view text) {
   std::string out;
   append_json(out, text);
   return out;
 }
 
-std::string as_list(const std::vector<int64_t>& numbers) {
+std::string json_list(const std::vector<int64_t>& numbers) {
   std::string out = "[";
   for (const int64_t number : numbers) out += (out.size() > 1 ? "," : "") + std::to_string(number);
   return out + "]";
@@ -59,38 +59,38 @@ std::string as_list(const std::vector<int64_t>& numbers) {
 
 bool encode_communication(Stream& stream, const c10::IValue& value) {
   if (!value.isObject()) return false;
-  // Asked first: toCustomClass of another class throws.
+  // Compare types first: toCustomClass throws for any other class.
   const auto* type = value.toObjectRef().type().get();
   static const auto* const group_type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ProcessGroup>>().get();
   static const auto* const reduce_type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ReduceOp>>().get();
   if (type == group_type) {
     const auto group = value.toCustomClass<c10d::ProcessGroup>();
-    append_tag(stream, 'G', stream.text(described(*group)));
-    stream.words.push_back(sequence_of(*group));
+    append_tag(stream, 'G', stream.text(group_json(*group)));
+    stream.words.push_back(sequence_number(*group));
     return true;
   }
   if (type == reduce_type) {
-    append_tag(stream, 'R', stream.text(name_of(*value.toCustomClass<c10d::ReduceOp>())));
+    append_tag(stream, 'R', stream.text(reduce_name(*value.toCustomClass<c10d::ReduceOp>())));
     return true;
   }
   return false;
 }
 
-std::string communication_facts() {
+std::string communication_details() {
   const auto* info = dynamic_cast<const torch::ParamCommsDebugInfo*>(
       c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PARAM_COMMS_INFO));
   std::string out;
   if (info == nullptr) return out;
-  append_member(out, "collective", in_quotes(info->getCollectiveName()));
-  append_member(out, "dtype", in_quotes(c10::toString(info->getDType())));
+  append_member(out, "collective", json_string(info->getCollectiveName()));
+  append_member(out, "dtype", json_string(c10::toString(info->getDType())));
   append_member(out, "in_nelems", std::to_string(info->getInMessageNelems()));
   append_member(out, "out_nelems", std::to_string(info->getOutMessageNelems()));
-  append_member(out, "in_split", as_list(info->getInputSplitSizes()));
-  append_member(out, "out_split", as_list(info->getOutputSplitSizes()));
+  append_member(out, "in_split", json_list(info->getInputSplitSizes()));
+  append_member(out, "out_split", json_list(info->getOutputSplitSizes()));
   append_member(out, "rank_start", std::to_string(info->getGlobalRankStart()));
   append_member(out, "rank_stride", std::to_string(info->getGlobalRankStride()));
-  append_member(out, "pg_name", in_quotes(info->getProcessGroupName()));
-  append_member(out, "pg_desc", in_quotes(info->getProcessGroupDesc()));
+  append_member(out, "pg_name", json_string(info->getProcessGroupName()));
+  append_member(out, "pg_desc", json_string(info->getProcessGroupDesc()));
   append_member(out, "group_size", std::to_string(info->getWorldSize()));
   append_member(out, "is_async", info->isAsynchronizedOp() ? "true" : "false");
   return out + "}";
@@ -99,7 +99,7 @@ std::string communication_facts() {
 #else
 
 bool encode_communication(Stream&, const c10::IValue&) { return false; }
-std::string communication_facts() { return {}; }
+std::string communication_details() { return {}; }
 
 #endif
 

@@ -9,7 +9,7 @@ namespace etloom {
 
 namespace {
 
-struct LayoutKey {  // what is looked up for every tensor; only a new one is put into words
+struct LayoutKey {  // looked up for every tensor; only a new layout is written as JSON
   int16_t dtype;
   int8_t device_type, device_index;
   uint8_t sized, strided;
@@ -26,7 +26,7 @@ void append_list(std::string& out, const Numbers& numbers) {
   out += ']';
 }
 
-uint32_t layout_of(Stream& stream, const c10::TensorImpl& tensor) {
+uint32_t define_layout(Stream& stream, const c10::TensorImpl& tensor) {
   const bool symbolic = tensor.has_symbolic_sizes_strides() || tensor.is_nested();
   const c10::Device device = tensor.device();
   const bool strided = !symbolic && tensor.layout() == c10::kStrided;
@@ -74,11 +74,11 @@ void encode_tensor(Stream& stream, const at::Tensor& tensor) {
     return;
   }
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  const uint32_t layout = layout_of(stream, impl);
-  const bool stored = impl.has_storage();
-  const int64_t offset = stored && !impl.has_symbolic_sizes_strides() ? impl.storage_offset() : 0;
+  const uint32_t layout = define_layout(stream, impl);
+  const bool has_storage = impl.has_storage();
+  const int64_t offset = has_storage && !impl.has_symbolic_sizes_strides() ? impl.storage_offset() : 0;
   append_tag(stream, offset == 0 ? 'T' : 'O', layout);
-  const auto storage = stored ? impl.unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  const auto storage = has_storage ? impl.unsafe_storage().unsafeGetStorageImpl() : nullptr;
   const auto& counter = const_cast<c10::TensorImpl&>(impl).version_counter();
   stream.words.push_back(reinterpret_cast<uintptr_t>(&impl));
   stream.words.push_back(reinterpret_cast<uintptr_t>(storage));
@@ -92,9 +92,9 @@ void push_double(Stream& stream, double value) {
   stream.words.push_back(word);
 }
 
-void encode_one(Stream& stream, const c10::IValue& value);
+void encode_value(Stream& stream, const c10::IValue& value);
 
-// A list of plain numbers gives its length to the form, so that its form repeats; any other gives each item.
+// The form of a list of plain numbers holds its length only, so that it repeats; other lists add a tag for each item.
 void encode_list(Stream& stream, c10::ArrayRef<c10::IValue> items, char tag) {
   if (items.size() > kLongestList) {
     items = items.slice(0, kLongestList);
@@ -103,9 +103,9 @@ void encode_list(Stream& stream, c10::ArrayRef<c10::IValue> items, char tag) {
   const bool numbers = tag == 'L' && !items.empty() && (items[0].isInt() || items[0].isDouble());
   if (numbers && items[0].isInt() == items.back().isInt() && !items.back().isNone()) {
     const bool integers = items[0].isInt();
-    bool alike = true;
-    for (const c10::IValue& item : items) alike = alike && (integers ? item.isInt() : item.isDouble());
-    if (alike) {
+    bool same_type = true;
+    for (const c10::IValue& item : items) same_type = same_type && (integers ? item.isInt() : item.isDouble());
+    if (same_type) {
       append_tag(stream, integers ? 'I' : 'D', static_cast<uint32_t>(items.size()));
       for (const c10::IValue& item : items) {
         integers ? stream.words.push_back(static_cast<uint64_t>(item.toInt())) : push_double(stream, item.toDouble());
@@ -114,10 +114,10 @@ void encode_list(Stream& stream, c10::ArrayRef<c10::IValue> items, char tag) {
     }
   }
   append_tag(stream, tag, static_cast<uint32_t>(items.size()));
-  for (const c10::IValue& item : items) encode_one(stream, item);
+  for (const c10::IValue& item : items) encode_value(stream, item);
 }
 
-void encode_one(Stream& stream, const c10::IValue& value) {
+void encode_value(Stream& stream, const c10::IValue& value) {
   if (value.isTensor()) {
     encode_tensor(stream, value.toTensor());
   } else if (value.isInt()) {
@@ -173,7 +173,7 @@ void append_json(std::string& out, std::string_view text) {
 }
 
 void encode(Stream& stream, c10::ArrayRef<c10::IValue> values) {
-  for (const c10::IValue& value : values) encode_one(stream, value);
+  for (const c10::IValue& value : values) encode_value(stream, value);
 }
 
 }  // namespace etloom

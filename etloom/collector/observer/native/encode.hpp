@@ -1,4 +1,4 @@
-// IValues as a form (their structure, which repeats) and words (what differs from call to call).
+// Encodes IValues as a form (their structure, shared by many calls) and words (the values of one call).
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -8,13 +8,14 @@
 
 namespace etloom {
 
-// Appends to stream.form and stream.words. Throws what torch throws.
+// Appends to stream.form and stream.words. Exceptions of torch pass through.
 void encode(Stream& stream, c10::ArrayRef<c10::IValue> values);
 
-// What torch's own observer would not say of communication. Without torch.distributed both do nothing.
-bool encode_communication(Stream& stream, const c10::IValue& value);  // a process group, a reduce operation
-// The facts that a record_param_comms carries beside its arguments, as JSON; empty where there are none.
-std::string communication_facts();
+// Communication details that torch's own observer does not record. Without torch.distributed both do nothing.
+// Encodes a process group or a reduce operation; returns false for any other value.
+bool encode_communication(Stream& stream, const c10::IValue& value);
+// The details that torch attaches to a record_param_comms, in addition to its arguments, as JSON; empty if none.
+std::string communication_details();
 
 void append_json(std::string& out, std::string_view text);
 void append_tag(Stream& stream, char tag, uint32_t number);

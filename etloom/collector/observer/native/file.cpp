@@ -16,7 +16,7 @@ namespace etloom {
 
 namespace {
 
-constexpr uint64_t kStep = 32ull * kChunkBytes;  // the file grows by this
+constexpr uint64_t kGrowBytes = 32ull * kChunkBytes;  // growth increment of the file
 
 uint64_t next_serial() {
   static std::atomic<uint64_t> last{0};
@@ -32,34 +32,34 @@ int64_t clock_ns(clockid_t clock) {
 bool write_zeros(int descriptor, uint64_t from, uint64_t to) {
   static const std::vector<char> zeros(kChunkBytes);
   while (from < to) {
-    const ssize_t wrote =
+    const ssize_t written =
         pwrite(descriptor, zeros.data(), std::min<uint64_t>(zeros.size(), to - from), static_cast<off_t>(from));
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return false;
-    from += static_cast<uint64_t>(wrote);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return false;
+    from += static_cast<uint64_t>(written);
   }
   return true;
 }
 
-// A hole in a mapped file is a SIGBUS on a full disk: so every page has its block before it is touched.
+// Writing to a hole of a mapped file on a full disk raises SIGBUS, so disk space is allocated before a page is touched.
 bool reserve(int descriptor, uint64_t from, uint64_t to) {
 #ifdef __linux__
-  int failed;
+  int error;
   do {
-    failed = fallocate(descriptor, 0, static_cast<off_t>(from), static_cast<off_t>(to - from)) ? errno : 0;
-  } while (failed == EINTR);
-  if (failed == 0) return true;
-  if (failed != EOPNOTSUPP && failed != ENOSYS) return false;
+    error = fallocate(descriptor, 0, static_cast<off_t>(from), static_cast<off_t>(to - from)) ? errno : 0;
+  } while (error == EINTR);
+  if (error == 0) return true;
+  if (error != EOPNOTSUPP && error != ENOSYS) return false;
 #endif
   return write_zeros(descriptor, from, to);
 }
 
-// Not the file that is there: another process may have mapped it, and what is cut off ends who touches it.
-int open_anew(const char* path) {
+// Replaces an existing file instead of truncating it: another process may have mapped it, and would get SIGBUS.
+int create_file(const char* path) {
   constexpr int flags = O_RDWR | O_CREAT | O_CLOEXEC;
-  struct stat found;
-  for (int turn = 0; turn < 10; ++turn) {
-    if (lstat(path, &found) == 0 && !S_ISREG(found.st_mode)) return open(path, flags | O_TRUNC, 0644);
+  struct stat existing;
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    if (lstat(path, &existing) == 0 && !S_ISREG(existing.st_mode)) return open(path, flags | O_TRUNC, 0644);
     unlink(path);
     const int opened = open(path, flags | O_EXCL, 0644);
     if (opened >= 0 || errno != EEXIST) return opened;
@@ -67,9 +67,9 @@ int open_anew(const char* path) {
   return -1;
 }
 
-// The pages of a chunk, before records are written to it. To touch a page that is not in memory costs a fault of some
-// 3 us, two thirds of which are saved where the kernel is given the chunk whole: so it is written once before.
-bool bring_in(int descriptor, char* map, uint64_t from) {
+// Brings the pages of a chunk into memory before records are written to it. A page fault costs some 3 us; writing the
+// chunk once as a whole beforehand saves two thirds of that.
+bool populate(int descriptor, char* map, uint64_t from) {
   if (!write_zeros(descriptor, from, from + kChunkBytes)) return false;
 #ifdef MADV_POPULATE_WRITE
   madvise(map + from, kChunkBytes, MADV_POPULATE_WRITE);
@@ -90,7 +90,7 @@ File::File(const std::string& path, const std::string& torch, uint64_t max_bytes
     throw std::runtime_error(reason);
   };
   mapped_ = kHeaderBytes + std::max<uint64_t>(max_bytes / kChunkBytes, 8) * kChunkBytes;
-  descriptor_ = open_anew(path.c_str());
+  descriptor_ = create_file(path.c_str());
   if (descriptor_ < 0) fail("cannot be opened");
   if (!reserve(descriptor_, 0, kHeaderBytes)) fail("cannot be written");
   size_ = kHeaderBytes;
@@ -120,37 +120,37 @@ File::~File() {
 
 bool File::grow(uint64_t bytes) {
   if (bytes <= size_) return true;
-  const uint64_t wanted = std::min(mapped_, std::max(bytes, size_ + kStep));
-  if (!reserve(descriptor_, size_, wanted)) {
-    if (wanted == bytes || !reserve(descriptor_, size_, bytes)) return false;
+  const uint64_t target = std::min(mapped_, std::max(bytes, size_ + kGrowBytes));
+  if (!reserve(descriptor_, size_, target)) {
+    if (target == bytes || !reserve(descriptor_, size_, bytes)) return false;
     size_ = bytes;
     return true;
   }
-  size_ = wanted;
+  size_ = target;
   return true;
 }
 
-OpenChunk File::take(ChunkKind kind, uint32_t stream, uint64_t os_tid, uint64_t rf_tid, uint64_t window) {
+OpenChunk File::allocate_chunk(ChunkKind kind, uint32_t stream, uint64_t os_tid, uint64_t rf_tid, uint64_t window) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t index = header_->chunks.load(std::memory_order_relaxed);
   const uint64_t all = all_chunks();
   // The dictionary is not overwritten, so a ring keeps a quarter of the file for it.
-  const bool spent = kind == kEvents && header_->ring && event_chunks_ >= all - all / 4;
+  const bool ring_is_full = kind == kEvents && header_->ring && event_chunks_ >= all - all / 4;
   ChunkHeader* chunk = nullptr;
-  if (!spent && !full_ && index < all && grow(kHeaderBytes + (index + 1) * kChunkBytes) &&
-      bring_in(descriptor_, map_, kHeaderBytes + index * kChunkBytes)) {
+  if (!ring_is_full && !full_ && index < all && grow(kHeaderBytes + (index + 1) * kChunkBytes) &&
+      populate(descriptor_, map_, kHeaderBytes + index * kChunkBytes)) {
     chunk = at(index);
     event_chunks_ += kind == kEvents;
   } else {
-    full_ = full_ || !spent;
-    if (kind != kEvents || !header_->ring || again_.empty()) return {};
-    const OpenChunk lost = again_.front();
-    again_.pop_front();
-    chunk = lost.header;
+    full_ = full_ || !ring_is_full;
+    if (kind != kEvents || !header_->ring || reusable_.empty()) return {};
+    const OpenChunk oldest = reusable_.front();
+    reusable_.pop_front();
+    chunk = oldest.header;
     chunk->used.store(0, std::memory_order_release);
     count(kOverwritten);
-    count(kOverwrittenOperators, lost.operators);
-    header_->overwritten_ns.store(std::max(header_->overwritten_ns.load(), lost.last_ns));
+    count(kOverwrittenOperators, oldest.operators);
+    header_->overwritten_ns.store(std::max(header_->overwritten_ns.load(), oldest.last_ns));
   }
   chunk->closed = 0;
   chunk->kind = kind;
@@ -176,7 +176,7 @@ void File::close_chunk(const OpenChunk& chunk) {
   count(kOperators, chunk.operators);
   if (header_->ring) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    again_.push_back(chunk);
+    reusable_.push_back(chunk);
   }
 }
 

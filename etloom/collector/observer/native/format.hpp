@@ -1,4 +1,4 @@
-// The layout of an observer's file, version 1. docs/observer-format.md describes it; etloom/readers/observer.py reads it.
+// The layout of an observer file, version 1, described in docs/observer-format.md; etloom/formats/observer reads it.
 #pragma once
 
 #include <array>
@@ -18,19 +18,19 @@ constexpr uint32_t kChunkMagic = 0x4b4e4843;  // "CHNK"
 enum Counter {
   kNoSpace,        // operators not written: the size cap or a full disk
   kNoDictionary,   // names or argument lists that did not fit the dictionary's share
-  kArgumentsLeft,  // argument lists too long for a record
+  kArgumentsOmitted,  // argument lists too long for a record
   kListsCut,       // lists cut to kLongestList
-  kFailed,         // argument lists that raised while they were read
-  kReentrant,      // operators that ran inside the observer's own look at a tensor
-  kRaised,         // operators that ended by an exception
+  kFailed,         // argument lists whose encoding raised an exception
+  kReentrant,      // operators that ran while the observer itself inspected a tensor
+  kRaised,         // operators that ended with an exception
   kEndedElsewhere, // scopes that ended on another thread
   kEndedOutside,   // ends, in a window, of operators begun before it
   kUnsized,        // tensors without plain sizes: nested, symbolic
-  kThreadGone,     // operators on a thread that was already being torn down
-  kOverwritten,    // chunks of the ring that were used again
-  kStuck,          // threads that were inside the observer when it stopped, and stayed there
+  kThreadExiting,  // operators on a thread that was already exiting
+  kOverwritten,    // chunks of the ring that were reused
+  kStuck,          // threads that were inside the observer when it stopped, and did not return in time
   kOperators,      // operators that began, in chunks that were closed
-  kOverwrittenOperators,  // those of them in chunks that were used again
+  kOverwrittenOperators,  // those of them in chunks that were reused
   kCounters = 24
 };
 
@@ -43,15 +43,15 @@ struct FileHeader {
   uint32_t ring;    // 0 stops at max_bytes, 1 overwrites the oldest chunks
   uint32_t pid;
   uint64_t max_bytes;
-  int64_t wall_ns;  // CLOCK_REALTIME and CLOCK_MONOTONIC of one moment
+  int64_t wall_ns;  // CLOCK_REALTIME and CLOCK_MONOTONIC at the same moment
   int64_t mono_ns;
   std::atomic<uint64_t> chunks;  // in the file
-  std::atomic<uint64_t> closed;  // 1 once the file was finished in order
+  std::atomic<uint64_t> closed;  // 1 once the file was finished normally
   std::atomic<uint64_t> counters[kCounters];
   char torch[64];
   char host[64];
-  std::atomic<int64_t> first_ns;        // monotonic: the first window opened; 0 before
-  std::atomic<int64_t> overwritten_ns;  // monotonic: the last record that the ring overwrote; 0 for none
+  std::atomic<int64_t> first_ns;        // monotonic: begin of the first window; 0 before
+  std::atomic<int64_t> overwritten_ns;  // monotonic: time of the last record that the ring overwrote; 0 for none
 };
 static_assert(sizeof(FileHeader) <= kHeaderBytes);
 
@@ -60,15 +60,15 @@ enum ChunkKind : uint8_t { kEvents = 1, kDictionary = 2 };
 struct ChunkHeader {
   uint32_t magic;
   uint8_t kind;
-  uint8_t closed;  // its sums are set
+  uint8_t closed;  // 1 once its sums are set
   uint16_t reserved;
-  uint64_t order;   // of taking, from 0
-  uint32_t stream;  // the recording thread, from 0; ids of a dictionary hold within it
-  std::atomic<uint32_t> used;  // bytes of whole records behind this header
+  uint64_t order;   // of allocation, from 0
+  uint32_t stream;  // of the recording thread, from 0; ids of a dictionary are valid within it
+  std::atomic<uint32_t> used;  // bytes of complete records after this header
   uint64_t os_tid;
   uint64_t rf_tid;
   uint64_t sum;       // of the payload's 64-bit words
-  uint64_t weighted;  // of each times its place, from 1
+  uint64_t weighted;  // sum of each word times its position, from 1
   uint64_t window;    // from 1
 };
 static_assert(sizeof(ChunkHeader) == 64);
@@ -78,14 +78,15 @@ enum RecordType : uint8_t { kBegin = 1, kEnd = 2, kDefine = 3, kWindow = 4, kNot
 enum BeginFlag : uint8_t { kAsync = 1, kWithoutArguments = 2 };
 enum EndFlag : uint8_t { kEndRaised = 1, kEndWithoutArguments = 2 };
 
-// `packed` gives a record as it stands in the file. By shifts: to load a word whose bytes were stored one by one stalls.
+// `packed` returns a record as the file holds it. It uses shifts: loading a word whose bytes were stored one by one
+// stalls the processor.
 static_assert(std::endian::native == std::endian::little);
 
-struct Record {  // begins every record; all are whole 64-bit words
+struct Record {  // the head of every record; records are multiples of 64 bits
   uint8_t type;
   uint8_t flags;
-  uint16_t words;  // of the whole record
-  uint32_t id;     // kBegin, kEnd: form of the arguments; kDefine: what is defined; kNote: text
+  uint16_t words;  // length of the record, including this head
+  uint32_t id;     // kBegin, kEnd: form of the arguments; kDefine: id that is defined; kNote: text
 
   uint64_t packed() const {
     return type | uint64_t{flags} << 8 | uint64_t{words} << 16 | uint64_t{id} << 32;
@@ -124,13 +125,13 @@ struct End {
 
 enum Definition : uint8_t { kName = 1, kLayout = 2, kForm = 3, kText = 4 };
 
-struct Define {  // in dictionary chunks; flags is the Definition
+struct Define {  // in dictionary chunks; `flags` holds the Definition
   Record record;
   uint32_t bytes;
-  uint32_t more;  // 1: the next one of this kind and id goes on with it
+  uint32_t more;  // 1: the next record of this kind and id continues it
 };
 
-struct Window {  // flags 1 a window opens, 0 it closes
+struct Window {  // flags: 1 the window opens, 0 it closes
   Record record;
   int64_t wall_ns;
   int64_t mono_ns;
@@ -140,15 +141,15 @@ struct Window {  // flags 1 a window opens, 0 it closes
   }
 };
 
-struct Note {  // what a record function is told beside its arguments: id is a text of JSON
+struct Note {  // extra information of an operator, or of the file (handle 0); id is a JSON text
   Record record;
   uint64_t handle;
 
   std::array<uint64_t, 2> packed() const { return {record.packed(), handle}; }
 };
 
-// A form is a list of tags, each with what stands in brackets as little-endian u32; the words of the record give, in
-// turn, what stands behind it.
+// A form is a list of tags. The value in brackets follows its tag as a little-endian u32; the values after the brackets
+// are in the words of the record, in order.
 //   T[layout] tensor storage version    O[layout] tensor storage version offset    U an undefined tensor
 //   i integer    d double    c real imaginary    t true    f false    N none    s[text] string    v[text] device
 //   o[text] another type, by name    G[text] process group: JSON; its sequence number    R[text] reduce operation

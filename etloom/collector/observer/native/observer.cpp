@@ -1,4 +1,4 @@
-// Sessions of recording as Python sees them: C functions, called through ctypes.
+// The C interface of recording sessions, called from Python through ctypes.
 #include <pthread.h>
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace {
 
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 
-// fork copies neither the other threads nor our right to the file: the child records nothing.
+// fork does not copy the other threads, and the file belongs to the parent: the child records nothing.
 void before_fork() { registry_mutex.lock(); }
 void in_parent() { registry_mutex.unlock(); }
 void in_child() {
@@ -23,13 +23,13 @@ void in_child() {
   for (Stream* stream : registry()) {
     stream->forget();
     stream->busy = false;
-    stream->taken = stream == own;
+    stream->taken = stream == thread_stream;
   }
   registry_mutex.unlock();
   current_window.fetch_add(1);
 }
 
-void mark(Session& session, bool opens) {
+void write_window_record(Session& session, bool opens) {
   Stream* stream = stream_of_thread();
   if (stream == nullptr) return;
   const uint64_t window = current_window.load();
@@ -51,7 +51,7 @@ extern "C" {
 
 const char* etloom_error() { return etloom::last_error.c_str(); }
 
-// A session that records to `path`, or null: see etloom_error.
+// Returns a session that records to `path`, or null on failure (see etloom_error).
 void* etloom_open(const char* path, const char* torch, uint64_t max_bytes, int ring, int detail) {
   static const int atfork = pthread_atfork(etloom::before_fork, etloom::in_parent, etloom::in_child);
   (void)atfork;
@@ -63,9 +63,9 @@ void* etloom_open(const char* path, const char* torch, uint64_t max_bytes, int r
   }
 }
 
-// 0, or 1 where another session records. Python holds a lock around start and stop.
-int etloom_start(void* given) {
-  auto* session = static_cast<Session*>(given);
+// Returns 0, or 1 if another session is recording. Python holds a lock around start and stop.
+int etloom_start(void* handle) {
+  auto* session = static_cast<Session*>(handle);
   if (etloom::running.load() != nullptr) return 1;
   if (etloom::callback == at::INVALID_CALLBACK_HANDLE) {
     etloom::callback = at::addGlobalCallback(at::RecordFunctionCallback(etloom::enter, etloom::leave)
@@ -75,18 +75,18 @@ int etloom_start(void* given) {
   }
   etloom::current_window.fetch_add(1);
   session->file->open_window();
-  etloom::mark(*session, true);
+  etloom::write_window_record(*session, true);
   etloom::running.store(session);
   return 0;
 }
 
-void etloom_stop(void* given) {
-  auto* session = static_cast<Session*>(given);
+void etloom_stop(void* handle) {
+  auto* session = static_cast<Session*>(handle);
   Session* expected = session;
   if (!etloom::running.compare_exchange_strong(expected, nullptr)) return;
   at::removeCallback(etloom::callback);
   etloom::callback = at::INVALID_CALLBACK_HANDLE;
-  etloom::mark(*session, false);
+  etloom::write_window_record(*session, false);
   const std::lock_guard<std::mutex> lock(etloom::registry_mutex);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   for (etloom::Stream* stream : etloom::registry()) {
@@ -100,9 +100,9 @@ void etloom_stop(void* given) {
   }
 }
 
-// What holds for the whole file: a JSON object. Only while the session records.
-void etloom_note(void* given, const char* text) {
-  auto* session = static_cast<Session*>(given);
+// Writes a JSON object about the whole file. Does nothing unless the session is recording.
+void etloom_note(void* handle, const char* text) {
+  auto* session = static_cast<Session*>(handle);
   etloom::Stream* stream = etloom::stream_of_thread();
   if (stream == nullptr || etloom::running.load() != session) return;
   const uint64_t window = etloom::current_window.load();
@@ -110,14 +110,16 @@ void etloom_note(void* given, const char* text) {
   etloom::write_note(*stream, 0, stream->text(text));
 }
 
-int64_t etloom_overwritten_ns(void* given) { return static_cast<Session*>(given)->file->overwritten_ns(); }
+int64_t etloom_overwritten_ns(void* handle) { return static_cast<Session*>(handle)->file->overwritten_ns(); }
 
-uint64_t etloom_counter(void* given, int counter) { return static_cast<Session*>(given)->file->counted(counter); }
+uint64_t etloom_counter(void* handle, int counter) {
+  return static_cast<Session*>(handle)->file->counter_value(counter);
+}
 
-// Ends the session; it must not run.
-void etloom_close(void* given, int finish) {
-  auto* session = static_cast<Session*>(given);
-  // A thread that hangs in the file, on a slow disk, may return to it at any time: what it uses stays for ever.
+// Frees the session, which must be stopped.
+void etloom_close(void* handle, int finish) {
+  auto* session = static_cast<Session*>(handle);
+  // A thread that is blocked in the file, on a slow disk, may return at any time: keep all it uses.
   if (session->stuck) return;
   if (finish != 0) session->file->finish();
   delete session;

@@ -22,34 +22,34 @@ struct Context : at::ObserverContext {
   bool pushed;
 };
 
-// While one lives, the session it holds stays: stop waits for it.
-struct Visit {
-  explicit Visit(Stream* stream) : stream(stream) {
+// Keeps the running session alive for its scope: etloom_stop waits until `busy` is false.
+struct SessionAccess {
+  explicit SessionAccess(Stream* stream) : stream(stream) {
     stream->busy.store(true, std::memory_order_seq_cst);
     session = running.load(std::memory_order_seq_cst);
   }
-  ~Visit() { stream->busy.store(false, std::memory_order_release); }
+  ~SessionAccess() { stream->busy.store(false, std::memory_order_release); }
   Stream* stream;
   Session* session;
 };
 
-struct Named {
+struct NameInfo {
   uint32_t id;
-  bool registered;  // an operator of the dispatcher
+  bool registered;  // as an operator of the dispatcher
   bool communicates;
 };
 
-Named name_of(Stream& stream, const at::RecordFunction& function) {
-  static const char* const without = at::RecordFunction().overload_name();
+NameInfo define_name(Stream& stream, const at::RecordFunction& function) {
+  static const char* const no_overload = at::RecordFunction().overload_name();
   const char* name = function.name();
   const char* overload = function.overload_name();
-  if (overload == without) {
+  if (overload == no_overload) {
     return {stream.define(kName, name, [&] { return std::string_view(name); }, /*scope=*/true), false,
             std::string_view(name) == at::kParamCommsCallName};
   }
-  Operator& known = stream.cached(name);
-  if (known.is(name, overload)) return {known.id, true, known.communicates};
-  // The operator, not its name alone: overloads have schemas of their own.
+  Operator& cached = stream.cached_operator(name);
+  if (cached.is(name, overload)) return {cached.id, true, cached.communicates};
+  // Includes the overload: each overload has its own schema.
   const std::string key = std::string(name) + '\0' + overload;
   const uint32_t id = stream.define(kName, key, [&] {
     std::ostringstream text;
@@ -58,15 +58,15 @@ Named name_of(Stream& stream, const at::RecordFunction& function) {
     return text.str();
   });
   const bool communicates = std::string_view(name) == at::kParamCommsCallName;
-  if (id != 0 && key.size() < sizeof known.key) {
-    known = {name, id, static_cast<uint8_t>(std::strlen(name) + 1), communicates};
-    std::memcpy(known.key, key.c_str(), key.size() + 1);
+  if (id != 0 && key.size() < sizeof cached.key) {
+    cached = {name, id, static_cast<uint8_t>(std::strlen(name) + 1), communicates};
+    std::memcpy(cached.key, key.c_str(), key.size() + 1);
   }
   return {id, true, communicates};
 }
 
-// A number of kernel_backend and kernel_file, which Triton's launcher gives as keywords; 0 for none.
-uint32_t kernel_of(Stream& stream, const at::RecordFunction& function) {
+// Returns the text id of kernel_backend and kernel_file, which Triton's launcher passes as keywords; 0 for none.
+uint32_t define_kernel(Stream& stream, const at::RecordFunction& function) {
   const auto keywords = function.kwinputs();
   const auto backend = keywords.find("kernel_backend");
   if (backend == keywords.end() || !backend->second.isString()) return 0;
@@ -80,8 +80,9 @@ uint32_t kernel_of(Stream& stream, const at::RecordFunction& function) {
   return stream.text(text + "}");
 }
 
-// Encodes into the stream's scratch; gives the number of the form, 0 for no arguments. `left` tells what was left out.
-uint32_t form_of(Stream& stream, c10::ArrayRef<c10::IValue> values, size_t head, bool& left) {
+// Encodes into the stream's scratch space. Returns the id of the form, 0 for no arguments; sets `omitted` if the
+// arguments could not be recorded.
+uint32_t encode_arguments(Stream& stream, c10::ArrayRef<c10::IValue> values, size_t head, bool& omitted) {
   stream.form.clear();
   stream.words.clear();
   if (values.empty()) return 0;
@@ -90,15 +91,15 @@ uint32_t form_of(Stream& stream, c10::ArrayRef<c10::IValue> values, size_t head,
   try {
     encode(stream, values);
     if (head + stream.words.size() > kPayloadWords) {
-      file.count(kArgumentsLeft);
+      file.count(kArgumentsOmitted);
     } else {
       form = stream.define(kForm, stream.form, [&] { return std::string_view(stream.form); });
     }
   } catch (...) {
     file.count(kFailed);
   }
-  left = form == 0;
-  if (left) stream.words.clear();
+  omitted = form == 0;
+  if (omitted) stream.words.clear();
   return form;
 }
 
@@ -107,14 +108,14 @@ uint32_t form_of(Stream& stream, c10::ArrayRef<c10::IValue> values, size_t head,
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
   Stream* stream = stream_of_thread();
   if (stream == nullptr || stream->busy.load(std::memory_order_relaxed)) {
-    // No session ends while the registry is locked, nor while a stream is busy.
+    // No session ends while the registry is locked or a stream is busy.
     const auto lock = stream == nullptr ? std::unique_lock(registry_mutex) : std::unique_lock<std::mutex>();
-    if (Session* session = running.load()) session->file->count(stream == nullptr ? kThreadGone : kReentrant);
+    if (Session* session = running.load()) session->file->count(stream == nullptr ? kThreadExiting : kReentrant);
     return nullptr;
   }
-  const Visit visit(stream);
-  if (visit.session == nullptr) return nullptr;
-  File& file = *visit.session->file;
+  const SessionAccess access(stream);
+  if (access.session == nullptr) return nullptr;
+  File& file = *access.session->file;
   const uint64_t window = current_window.load(std::memory_order_relaxed);
   join_window(*stream, file, window);
   const uint64_t handle = function.handle();
@@ -125,13 +126,13 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
   begin.sequence = function.seqNr();
   begin.forward_tid = static_cast<uint16_t>(function.forwardThreadId());
   begin.scope = static_cast<uint8_t>(function.scope());
-  const Named name = name_of(*stream, function);
+  const NameInfo name = define_name(*stream, function);
   begin.name = name.id;
-  bool left = false;
-  if (visit.session->detail) begin.record.id = form_of(*stream, function.inputs(), sizeof begin / 8, left);
+  bool omitted = false;
+  if (access.session->detail) begin.record.id = encode_arguments(*stream, function.inputs(), sizeof begin / 8, omitted);
   else stream->words.clear();
   begin.record.type = kBegin;
-  begin.record.flags = static_cast<uint8_t>((async ? kAsync : 0) | (left ? kWithoutArguments : 0));
+  begin.record.flags = static_cast<uint8_t>((async ? kAsync : 0) | (omitted ? kWithoutArguments : 0));
   begin.record.words = static_cast<uint16_t>(sizeof begin / 8 + stream->words.size());
   begin.ns = monotonic_ns();
   if (!stream->write(begin)) {
@@ -139,22 +140,22 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
     return nullptr;
   }
   if (name.communicates) {
-    write_note(*stream, handle, stream->text(communication_facts()));
-  } else if (visit.session->detail && !name.registered && function.scope() == at::RecordScope::FUNCTION) {
-    write_note(*stream, handle, kernel_of(*stream, function));
+    write_note(*stream, handle, stream->text(communication_details()));
+  } else if (access.session->detail && !name.registered && function.scope() == at::RecordScope::FUNCTION) {
+    write_note(*stream, handle, define_kernel(*stream, function));
   }
   if (!async) stream->push(handle);
   return std::make_unique<Context>(stream, handle, window, !async, std::uncaught_exceptions());
 }
 
-void leave(const at::RecordFunction& function, at::ObserverContext* given) {
-  auto* context = static_cast<Context*>(given);
+void leave(const at::RecordFunction& function, at::ObserverContext* opaque_context) {
+  auto* context = static_cast<Context*>(opaque_context);
   Stream* stream = context == nullptr ? nullptr : stream_of_thread();
   if (stream == nullptr || stream->busy.load(std::memory_order_relaxed)) return;
   const int64_t now = monotonic_ns();
-  const Visit visit(stream);
-  if (visit.session == nullptr) return;
-  File& file = *visit.session->file;
+  const SessionAccess access(stream);
+  if (access.session == nullptr) return;
+  File& file = *access.session->file;
   const uint64_t window = current_window.load(std::memory_order_relaxed);
   if (context->window != window) {
     file.count(kEndedOutside);
@@ -163,16 +164,17 @@ void leave(const at::RecordFunction& function, at::ObserverContext* given) {
   join_window(*stream, file, window);
   if (stream != context->home) file.count(kEndedElsewhere);
   if (context->pushed) {
-    stream == context->home ? stream->pop(context->handle) : context->home->pop_from_afar(context->handle);
+    stream == context->home ? stream->pop(context->handle) : context->home->pop_from_other_thread(context->handle);
   }
   const bool raised = std::uncaught_exceptions() > context->exceptions;
   if (raised) file.count(kRaised);
-  bool left = false;
+  bool omitted = false;
   End end{};
-  if (visit.session->detail && !raised) end.record.id = form_of(*stream, function.outputs(), sizeof end / 8, left);
+  if (access.session->detail && !raised)
+    end.record.id = encode_arguments(*stream, function.outputs(), sizeof end / 8, omitted);
   else stream->words.clear();
   end.record.type = kEnd;
-  end.record.flags = static_cast<uint8_t>((raised ? kEndRaised : 0) | (left ? kEndWithoutArguments : 0));
+  end.record.flags = static_cast<uint8_t>((raised ? kEndRaised : 0) | (omitted ? kEndWithoutArguments : 0));
   end.record.words = static_cast<uint16_t>(sizeof end / 8 + stream->words.size());
   end.ns = now;
   end.handle = context->handle;

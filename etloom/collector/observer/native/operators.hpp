@@ -8,6 +8,6 @@
 namespace etloom {
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function);
-void leave(const at::RecordFunction& function, at::ObserverContext* given);
+void leave(const at::RecordFunction& function, at::ObserverContext* opaque_context);
 
 }  // namespace etloom

@@ -1,5 +1,5 @@
-// What torch's profiler holds, written without Python's lock: torch's own way to write it keeps every thread of the job
-// waiting, some 5 us an operator.
+// Writes the result of torch's profiler without the GIL. torch's own export holds the GIL, which blocks every thread of
+// the job for some 5 us per operator.
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <exception>
@@ -11,15 +11,15 @@ using torch::autograd::profiler::ProfilerResult;
 
 extern "C" {
 
-// For the capsule by which pybind11 hands out the C++ object of a Python one.
+// Type information for the capsule through which pybind11 exposes the C++ object behind a Python object.
 const void* etloom_result_type() { return &typeid(ProfilerResult); }
 const char* etloom_result_name() { return typeid(ProfilerResult).name(); }
 const char* etloom_type_name() { return typeid(std::type_info).name(); }
 
-// Writes Kineto's file, and leaves an empty result behind: to let go of a large one takes as long as to write it.
-// 0, or 1 where it failed.
-int etloom_export(void* given, const char* path) {
-  auto* result = static_cast<ProfilerResult*>(given);
+// Writes Kineto's file and leaves an empty result: freeing a large one takes as long as writing it, so it is done here,
+// without the GIL. Returns 0, or 1 on failure.
+int etloom_export(void* handle, const char* path) {
+  auto* result = static_cast<ProfilerResult*>(handle);
   try {
     result->save(path);
   } catch (const std::exception&) {

@@ -12,7 +12,7 @@ namespace etloom {
 std::atomic<Session*> running{nullptr};
 std::atomic<uint64_t> current_window{0};
 std::mutex registry_mutex;
-constinit thread_local Stream* own = nullptr;
+constinit thread_local Stream* thread_stream = nullptr;
 
 std::vector<Stream*>& registry() {
   static auto* streams = new std::vector<Stream*>;
@@ -21,17 +21,17 @@ std::vector<Stream*>& registry() {
 
 namespace {
 
-thread_local bool gone = false;
+thread_local bool thread_exiting = false;
 
-struct Leaver {
-  ~Leaver() {
-    gone = true;
+struct ThreadExit {
+  ~ThreadExit() {
+    thread_exiting = true;
     const std::lock_guard<std::mutex> lock(registry_mutex);
-    if (own == nullptr) return;
-    own->leave();  // also while a window stops, which would pass over this thread from here on
-    own->window = 0;
-    own->taken = false;
-    own = nullptr;
+    if (thread_stream == nullptr) return;
+    thread_stream->leave();  // also while a window stops, which skips this thread from here on
+    thread_stream->window = 0;
+    thread_stream->taken = false;
+    thread_stream = nullptr;
   }
 };
 
@@ -48,23 +48,23 @@ uint64_t os_thread() {
 }  // namespace
 
 Stream* find_stream() {
-  if (!gone) {
-    thread_local Leaver leaver;
-    (void)leaver;
+  if (!thread_exiting) {
+    thread_local ThreadExit thread_exit;
+    (void)thread_exit;
     const std::lock_guard<std::mutex> lock(registry_mutex);
     for (Stream* stream : registry()) {
-      if (!stream->taken) own = stream;
+      if (!stream->taken) thread_stream = stream;
     }
-    if (own == nullptr) {
-      own = new Stream(static_cast<uint32_t>(registry().size()));
-      registry().push_back(own);
+    if (thread_stream == nullptr) {
+      thread_stream = new Stream(static_cast<uint32_t>(registry().size()));
+      registry().push_back(thread_stream);
     }
-    own->taken = true;
+    thread_stream->taken = true;
   }
-  return own;
+  return thread_stream;
 }
 
-void join_anew(Stream& stream, File& file, uint64_t window) {
+void join_new_window(Stream& stream, File& file, uint64_t window) {
   stream.join(file, window, os_thread(), at::RecordFunction::currentThreadId());
 }
 

@@ -6,8 +6,8 @@ namespace etloom {
 
 namespace {
 
-constexpr size_t kMostDefinitions = 1 << 17;  // of a kind and a thread: bounds the memory of the host
-constexpr size_t kMostScopes = kMostDefinitions / 2;  // of the names: leaves numbers for those of operators
+constexpr size_t kMaxDefinitions = 1 << 17;  // per kind and thread: limits host memory
+constexpr size_t kMaxScopes = kMaxDefinitions / 2;  // of the names: leaves ids for those of operators
 
 uint64_t hash_of(std::string_view key) {
   uint64_t hash = 0x9e3779b97f4a7c15ull ^ key.size();
@@ -66,14 +66,14 @@ void Stream::join(File& file, uint64_t new_window, uint64_t os_tid, uint64_t rf_
     for (Interner& interner : dictionary_) interner.clear();
     operators_.fill({});
     scopes_ = 0;
-    spent_ = false;
+    exhausted_ = false;
     forget();
   }
   file_ = &file;
   serial_ = file.serial;
   os_tid_ = os_tid;
   rf_tid_ = rf_tid;
-  settle();
+  apply_remote_pops();
   stack_.clear();
   window.store(new_window, std::memory_order_relaxed);
 }
@@ -88,23 +88,23 @@ void Stream::leave() {
 bool Stream::next_chunk(OpenChunk& chunk, ChunkKind kind, size_t size) {
   if (size > kPayloadWords) return false;
   if (chunk.header != nullptr) file_->close_chunk(chunk);
-  chunk = file_->take(kind, index, os_tid_, rf_tid_, window.load(std::memory_order_relaxed));
+  chunk = file_->allocate_chunk(kind, index, os_tid_, rf_tid_, window.load(std::memory_order_relaxed));
   return chunk.header != nullptr;
 }
 
 bool Stream::has_number(const Interner& known, bool scope) const {
-  return !spent_ && known.size() < kMostDefinitions && !(scope && scopes_ >= kMostScopes);
+  return !exhausted_ && known.size() < kMaxDefinitions && !(scope && scopes_ >= kMaxScopes);
 }
 
 bool Stream::write_definition(Definition kind, size_t id, std::string_view text, bool scope) {
-  if (scope && !file_->grant_scope(sizeof(Define) + (text.size() + 7) / 8 * 8)) return false;
-  constexpr size_t most = 32 << 10;  // a longer one is written in parts
+  if (scope && !file_->reserve_scope_bytes(sizeof(Define) + (text.size() + 7) / 8 * 8)) return false;
+  constexpr size_t max_part = 32 << 10;  // longer texts are written in parts
   do {
-    const std::string_view part = text.substr(0, most);
+    const std::string_view part = text.substr(0, max_part);
     text.remove_prefix(part.size());
     const size_t size = 2 + (part.size() + 7) / 8;
     if (!make_room(definitions_, kDictionary, size)) {
-      spent_ = true;  // for good: the number, of which a part may be written, is not given again
+      exhausted_ = true;  // permanently: a part of this id may be written, so the id is not reused
       return false;
     }
     const Define head{{kDefine, kind, static_cast<uint16_t>(size), static_cast<uint32_t>(id)},
@@ -120,27 +120,29 @@ bool Stream::write_definition(Definition kind, size_t id, std::string_view text,
 }
 
 void Stream::pop(uint64_t handle) {
-  settle();
+  apply_remote_pops();
   if (!stack_.empty() && stack_.back() == handle) {
     stack_.pop_back();
     return;
   }
-  const auto found = std::find(stack_.rbegin(), stack_.rend(), handle);
-  if (found != stack_.rend()) stack_.erase(std::next(found).base());
+  const auto match = std::find(stack_.rbegin(), stack_.rend(), handle);
+  if (match != stack_.rend()) stack_.erase(std::next(match).base());
 }
 
-void Stream::pop_from_afar(uint64_t handle) {
-  const std::lock_guard<std::mutex> lock(afar_mutex_);
-  afar_.push_back(handle);
-  afar_count_.store(static_cast<uint32_t>(afar_.size()), std::memory_order_release);
+void Stream::pop_from_other_thread(uint64_t handle) {
+  const std::lock_guard<std::mutex> lock(remote_mutex_);
+  remote_pops_.push_back(handle);
+  remote_count_.store(static_cast<uint32_t>(remote_pops_.size()), std::memory_order_release);
 }
 
-void Stream::settle_slowly() {
-  const std::lock_guard<std::mutex> lock(afar_mutex_);
-  const auto closed = [&](uint64_t open) { return std::find(afar_.begin(), afar_.end(), open) != afar_.end(); };
-  stack_.erase(std::remove_if(stack_.begin(), stack_.end(), closed), stack_.end());
-  afar_.clear();
-  afar_count_.store(0, std::memory_order_release);
+void Stream::apply_remote_pops_locked() {
+  const std::lock_guard<std::mutex> lock(remote_mutex_);
+  const auto is_popped = [&](uint64_t open) {
+    return std::find(remote_pops_.begin(), remote_pops_.end(), open) != remote_pops_.end();
+  };
+  stack_.erase(std::remove_if(stack_.begin(), stack_.end(), is_popped), stack_.end());
+  remote_pops_.clear();
+  remote_count_.store(0, std::memory_order_release);
 }
 
 }  // namespace etloom

@@ -1,4 +1,4 @@
-// What one thread records: its chunks, its dictionary, its stack of open operators.
+// The recording of one thread: its chunks, its dictionary, its stack of open operators.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@
 
 namespace etloom {
 
-// Numbers distinct byte strings in the order they come.
+// Assigns ids to distinct byte strings in order of appearance.
 class Interner {
  public:
-  // The number of `key`, 0 where it has none.
+  // Returns the id of `key`, or 0 if it has none.
   uint32_t find(std::string_view key) const;
-  // The next number, from 1 on, for a `key` that has none.
+  // Assigns the next id, from 1 on, to a `key` that has none.
   void add(std::string_view key);
   void clear();
   size_t size() const { return size_; }
@@ -34,13 +34,13 @@ class Interner {
   size_t size_ = 0;
 };
 
-// What is known of a registered operator by the address of its name; in one line of the processor's cache.
+// Cache entry for a registered operator, found by the address of its name; fills one cache line.
 struct alignas(64) Operator {
   const char* address = nullptr;
   uint32_t id = 0;
   uint8_t overload_at = 0;
   bool communicates = false;
-  char key[50] = {};  // name and overload, each with the zero behind it
+  char key[50] = {};  // name and overload, each terminated by a zero byte
 
   bool is(const char* name, const char* overload) const {
     return address == name && std::strcmp(key, name) == 0 && std::strcmp(key + overload_at, overload) == 0;
@@ -52,12 +52,12 @@ class Stream {
  public:
   explicit Stream(uint32_t index) : index(index) {}
 
-  // Begin to record into `file`, with nothing left of an earlier window.
+  // Starts recording into `file`; drops all state of an earlier window.
   void join(File& file, uint64_t window, uint64_t os_tid, uint64_t rf_tid);
-  // No more is recorded into the file.
+  // Stops recording into the file.
   void leave();
 
-  // A record that begins with `head` and goes on with `words`; false where there is no room.
+  // Writes a record of `head` and `words`; returns false if there is no room.
   template <class Head>
   bool write(const Head& head) {
     constexpr size_t head_words = sizeof head / 8;
@@ -71,8 +71,8 @@ class Stream {
     return true;
   }
 
-  // The number of a definition; `text` gives what the file says of a new one. 0, and counted, where the dictionary is
-  // full. `scope`: the name of a scope, of which a program may make up ever new ones.
+  // Returns the id of a definition; `text` returns the bytes to write for a new one. Returns 0, and counts it, if the
+  // dictionary is full. `scope`: it is the name of a scope; a program may create new ones without limit.
   template <class Text>
   uint32_t define(Definition kind, std::string_view key, const Text& text, bool scope = false) {
     Interner& known = dictionary_[kind];
@@ -90,37 +90,37 @@ class Stream {
   }
 
   void push(uint64_t handle) {
-    settle();
+    apply_remote_pops();
     stack_.push_back(handle);
   }
   uint64_t top() {
-    settle();
+    apply_remote_pops();
     return stack_.empty() ? 0 : stack_.back();
   }
-  // What it writes to is another's, or gone.
+  // Drops the open chunks, which now belong to another process or are unmapped.
   void forget() { events_ = definitions_ = {}; }
   void pop(uint64_t handle);
-  // As pop, from another thread.
-  void pop_from_afar(uint64_t handle);
+  // The same, called by another thread.
+  void pop_from_other_thread(uint64_t handle);
 
-  Operator& cached(const char* address) {
+  Operator& cached_operator(const char* address) {
     return operators_[(reinterpret_cast<uintptr_t>(address) >> 4) % operators_.size()];
   }
   File& file() { return *file_; }
 
   const uint32_t index;
   std::atomic<bool> busy{false};
-  std::atomic<bool> taken{true};  // by a living thread
+  std::atomic<bool> taken{true};  // in use by a live thread
   std::atomic<uint64_t> window{0};
-  std::string form;  // scratch of the encoder
+  std::string form;  // scratch space of the encoder, like `words`
   std::vector<uint64_t> words;
 
  private:
   bool has_number(const Interner& known, bool scope) const;
   bool write_definition(Definition kind, size_t id, std::string_view text, bool scope);
-  void settle_slowly();
-  void settle() {
-    if (afar_count_.load(std::memory_order_acquire) != 0) settle_slowly();
+  void apply_remote_pops_locked();
+  void apply_remote_pops() {
+    if (remote_count_.load(std::memory_order_acquire) != 0) apply_remote_pops_locked();
   }
   bool make_room(OpenChunk& chunk, ChunkKind kind, size_t words) {
     return (chunk.header != nullptr && chunk.words + words <= kPayloadWords) || next_chunk(chunk, kind, words);
@@ -132,13 +132,13 @@ class Stream {
   OpenChunk events_, definitions_;
   uint64_t os_tid_ = 0, rf_tid_ = 0;
   std::array<Interner, 5> dictionary_;
-  size_t scopes_ = 0;   // among the names
-  bool spent_ = false;  // no chunk is left for definitions
+  size_t scopes_ = 0;  // number of scope names
+  bool exhausted_ = false;  // no chunk is available for definitions
   std::array<Operator, 1024> operators_;
   std::vector<uint64_t> stack_;
-  std::mutex afar_mutex_;
-  std::vector<uint64_t> afar_;
-  std::atomic<uint32_t> afar_count_{0};
+  std::mutex remote_mutex_;
+  std::vector<uint64_t> remote_pops_;
+  std::atomic<uint32_t> remote_count_{0};
 };
 
 }  // namespace etloom

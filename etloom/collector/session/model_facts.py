@@ -1,0 +1,184 @@
+"""Facts about the job's model, data and parallelism, from the live Python objects of the process."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from typing import Any
+
+from ..workload_card import PARALLELISM_NAMES
+
+_PARALLELISM_BY_NAME = {name: kind for kind, names in PARALLELISM_NAMES.items() for name in names}
+_INSPECTED_CLASSES = {
+    "DataLoader": "torch.utils.data.dataloader",
+    "DeviceMesh": "torch.distributed.device_mesh",
+    "_PipelineStageBase": "torch.distributed.pipelining.stage",
+    "Module": "torch.nn.modules.module",
+    "DistributedDataParallel": "torch.nn.parallel.distributed",
+}
+_EXPERTS = re.compile(r"\bexperts?\b|Experts?\b|MoE|MOE|Moe[A-Z]|\bmoe\b|MixtureOfExperts")
+_MAX_SUBSETS = 16  # a Subset may contain itself
+
+
+def collect_model_facts() -> dict[str, Any]:
+    """Return the facts of the process's model, batch size, data set and parallelism.
+
+    The model is the largest module that no other module contains, with the parameters of this rank; sharded
+    parameters count in full. A fact that is unknown, or on which objects disagree, is left out.
+    """
+    modules: list[Any] = []
+    batch_sizes: set[int] = set()
+    datasets: set[str | None] = set()
+    meshes: list[Any] = []
+    parallelism: dict[str, int] = {}
+    classes = _inspected_subclasses()
+    for instance in [instance for instance in gc.get_objects() if type(instance) in classes]:
+        base = classes[type(instance)]
+        if base == "DataLoader":
+            batch_size = _instance_attribute(instance, "batch_size")
+            if isinstance(batch_size, int) and batch_size:
+                batch_sizes.add(batch_size)
+            datasets.add(_dataset_name(instance))
+        elif base == "DeviceMesh":
+            meshes.append(instance)
+        elif base == "_PipelineStageBase":
+            parallelism["pp"] = int(instance.group_size)
+        elif "_modules" in instance.__dict__:
+            modules.append(instance)
+            if base == "DistributedDataParallel" and hasattr(instance, "process_group"):
+                parallelism["dp_replicate"] = int(instance.process_group.size())
+    facts = _largest_model(modules)
+    parallelism |= _parallelism_from_meshes(meshes) or _parallelism_from_placements(modules)
+    if parallelism:
+        facts["parallel"] = parallelism
+    if len(batch_sizes) == 1:
+        facts["batch_of_rank"] = batch_sizes.pop()
+    if len(datasets) == 1 and (dataset := datasets.pop()) is not None:
+        facts["dataset"] = dataset
+    return facts
+
+
+def _parallelism_from_meshes(meshes: list[Any]) -> dict[str, int]:
+    """Return the size of each kind of parallelism that a dimension of a mesh names."""
+    sizes = {}
+    for mesh in meshes:
+        for dimension, name in enumerate(mesh.mesh_dim_names or ()):
+            if name in _PARALLELISM_BY_NAME:
+                sizes[_PARALLELISM_BY_NAME[name]] = int(mesh.shape[dimension])
+    return sizes
+
+
+def _dataset_name(loader: Any) -> str | None:
+    """Return a loader's data set: its name in Hugging Face's datasets, else the class if it is the job's own."""
+    from torch.utils.data import Subset
+
+    dataset = _instance_attribute(loader, "dataset")
+    for _ in range(_MAX_SUBSETS):
+        if not issubclass(type(dataset), Subset):
+            break
+        dataset = _instance_attribute(dataset, "dataset")
+    info = _instance_attribute(dataset, "_info")  # behind their property `info`
+    name = _instance_attribute(info, "dataset_name")
+    if isinstance(name, str) and name:
+        return name
+    is_jobs_class = type(dataset).__module__.partition(".")[0] not in ("torch", "builtins", "datasets")
+    return type(dataset).__name__ if is_jobs_class else None
+
+
+def _instance_attribute(instance: Any, name: str) -> Any:
+    """Return an attribute of the object itself, else None. Properties are not run: they may raise or have effects."""
+    return getattr(instance, "__dict__", {}).get(name)
+
+
+def _inspected_subclasses() -> dict[type, str]:
+    """Return the inspected classes and their subclasses, with the name of the base class.
+
+    Enumerating subclasses is faster than isinstance: a process has a million objects.
+    """
+    bases: dict[type, str] = {}
+    for name, module in _INSPECTED_CLASSES.items():
+        base = getattr(sys.modules.get(module), name, None)
+        pending = [] if base is None else [base]
+        while pending:
+            cls = pending.pop()
+            bases[cls] = name
+            pending += type.__subclasses__(cls)
+    return bases
+
+
+def _largest_model(modules: list[Any]) -> dict[str, Any]:
+    children = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    largest: dict[str, Any] = {}
+    for module in modules:
+        if id(module) in children:
+            continue
+        parameters = list({id(parameter): parameter for parameter in module.parameters()}.values())
+        count = sum(_parameter_size(parameter) for parameter in parameters)
+        if count <= largest.get("parameters", 0):
+            continue
+        embeddings = [part for part in module.modules() if type(part).__name__ == "Embedding"]
+        largest = {
+            "parameters": count,
+            "embedding_parameters": sum(
+                _parameter_size(parameter) for part in embeddings for parameter in part.parameters()
+            ),
+            "class": _unwrapped_class(module),
+            "dtype": _single_value({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
+            "layers": _count_layers(module),
+            "heads": _common_attribute(module, "num_heads"),
+            "head_dim": _common_attribute(module, "head_dim"),
+            "training": module.training,
+            "moe": _has_experts(module),
+        }
+    return largest
+
+
+def _common_attribute(module: Any, name: str) -> Any:
+    """Return the value of an attribute that all submodules with this attribute share, else None."""
+    return _single_value({part.__dict__[name] for part in module.modules() if name in part.__dict__})
+
+
+def _count_layers(module: Any) -> int | None:
+    """Return the length of the longest ModuleList, which holds the blocks of a transformer."""
+    lengths = [
+        len(part)
+        for name, part in module.named_modules()
+        if type(part).__name__ == "ModuleList" and not _EXPERTS.search(name.rpartition(".")[2])
+    ]
+    return max(lengths, default=None)
+
+
+def _has_experts(module: Any) -> bool | None:
+    """Return True if a submodule's name says expert or MoE; None otherwise, which proves nothing."""
+    names = ((name.rpartition(".")[2], type(part).__name__) for name, part in module.named_modules())
+    return True if any(_EXPERTS.search(f"{name} {cls}") for name, cls in names) else None
+
+
+def _unwrapped_class(module: Any) -> str:
+    """Return the class name of the model inside DDP, FSDP or torch.compile."""
+    while type(module).__name__ in ("DistributedDataParallel", "OptimizedModule", "FullyShardedDataParallel"):
+        (module,) = list(module._modules.values())[:1]
+    return type(module).__name__.removeprefix("FSDP")
+
+
+def _parallelism_from_placements(modules: list[Any]) -> dict[str, int]:
+    """Return the parallelism of meshes without dimension names: FSDP2, or tensor parallelism."""
+    is_fsdp = any("FSDPModule" in {cls.__name__ for cls in type(module).__mro__} for module in modules)
+    for module in modules:
+        for parameter in module._parameters.values():
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None and mesh.ndim == 1:
+                return {"dp_shard" if is_fsdp else "tp": int(mesh.size())}
+    return {}
+
+
+def _parameter_size(parameter: Any) -> int:
+    try:
+        return int(parameter.numel())
+    except (RuntimeError, ValueError):  # of a lazy module, before its first call
+        return 0
+
+
+def _single_value(values: set[Any]) -> Any:
+    return next(iter(values)) if len(values) == 1 else None
