@@ -90,9 +90,9 @@ def in_process(kind: str, iterations: int, folder: Path) -> dict[str, Any]:
 
 
 def main(iterations: int) -> None:
-    from etloom.collector.observer import build
+    from etloom.collector.observer import build_library
 
-    build()
+    build_library()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         operators = operators_of_an_iteration(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from etloom import formats
 from etloom.api.arguments import Run, StrPath, as_run, verb, writing
 from etloom.core import registry
-from etloom.core.plugin_options import check_options
+from etloom.core.plugin_options import check_options, unknown_options_error
 
 if TYPE_CHECKING:
-    from etloom.collector import Collected
-    from etloom.collector.recovery.gathering import GatherResult
+    from etloom.collector import CollectResult, GatherResult
     from etloom.exports.chakra_lint import LintResult
     from etloom.formats.io.salvage import SalvagedFile
     from etloom.loading.file_reading import Progress
@@ -175,18 +174,21 @@ def salvage(
 
 def _salvage_run(folder: Path) -> SalvagedRun:
     from etloom.api.recording import collect_failures, record_whole_steps
-    from etloom.collector import process_endings, run_folder
-    from etloom.collector.recovery import killed_windows
+    from etloom.collector import process_endings, run_folder, salvage_run
 
-    kept, found = killed_windows.salvage_run(folder)
-    messages = list(found)
-    if not kept:
+    result = salvage_run(folder)
+    messages, recovered = list(result.warnings), result.recovered
+    if not recovered:
         return SalvagedRun(folder, (), "nothing to salvage", tuple(messages))
     for window in (folder, *run_folder.list_windows(folder)):
         with collect_failures(messages, f"{window}: the whole steps are unknown"):
             messages += record_whole_steps(window)
-    summary = f"{process_endings.describe_endings(kept)}; {process_endings.describe_kept(kept)}"
-    return SalvagedRun(folder, tuple(sorted({facts["rank"] for facts in kept})), summary, tuple(messages))
+    summary = (
+        f"{process_endings.describe_endings(recovered)}; {process_endings.describe_recovered(recovered)}"
+    )
+    return SalvagedRun(
+        folder, tuple(sorted({facts["rank"] for facts in recovered})), summary, tuple(messages)
+    )
 
 
 @verb
@@ -208,9 +210,9 @@ def gather(*folders: StrPath, out: StrPath, overwrite: bool = False, same_job: b
     Example:
         >>> gathered = etloom.gather("node0/run", "node1/run", out="run")  # doctest: +SKIP
     """
-    from etloom.collector.recovery import gathering
+    from etloom import collector
 
-    return gathering.gather(folders, out, overwrite=overwrite, same_job=same_job)
+    return collector.gather(folders, out, overwrite=overwrite, same_job=same_job)
 
 
 @verb
@@ -222,7 +224,7 @@ def collect(
     overwrite: bool = False,
     on_build: Callable[[], None] | None = None,
     **recording: Any,
-) -> Collected:
+) -> CollectResult:
     """Run a command and record some of its training steps on every rank that it starts.
 
     Afterwards observer files of up to 64 MiB are converted to PyTorch's format, and run.json and the workload card are
@@ -234,7 +236,7 @@ def collect(
         steps: steps to record, as a slice; default: "3:5", steps 3 and 4.
         overwrite: replace the traces of an earlier run.
         on_build: called before the native observer is compiled.
-        recording: what is recorded and when: the keyword options of `etloom.collector.launch`.
+        recording: what is recorded and when: the fields of `etloom.collector.CollectOptions`.
 
     Returns:
         The exit status of the command, the recorded ranks, the folders, and warnings.
@@ -245,11 +247,13 @@ def collect(
     Example:
         >>> collected = etloom.collect(["python", "train.py"], "run/", steps="10:12")  # doctest: +SKIP
     """
+    from etloom import collector
     from etloom.api.recording import finish_recording
-    from etloom.collector import launch
 
-    if on_build is not None:
-        recording["building"] = on_build
-    collected = launch(list(command), out, steps, overwrite=overwrite, **recording)
-    messages = finish_recording(collected, Path(out))
-    return replace(collected, warnings=(*messages, *collected.warnings))
+    known = [field.name for field in fields(collector.CollectOptions)]
+    if unknown := sorted(recording.keys() - known):
+        raise unknown_options_error("etloom.collect", unknown, known)
+    options = collector.CollectOptions(steps=steps, **recording)
+    result = collector.collect(command, out, options, overwrite=overwrite, on_build=on_build)
+    messages = finish_recording(result, Path(out))
+    return replace(result, warnings=(*messages, *result.warnings))

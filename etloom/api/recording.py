@@ -14,7 +14,7 @@ from etloom import formats
 from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
-    from etloom.collector import Collected
+    from etloom.collector import CollectResult
     from etloom.core.trace import Trace
 
 MAX_CONVERTED_BYTES = 64 << 20
@@ -26,7 +26,7 @@ MAX_BYTES_FOR_STEPS = 256 << 20
 """Limit for the file of a killed process; above it its whole steps stay unknown."""
 
 
-def finish_recording(collected: Collected, out: Path) -> list[str]:
+def finish_recording(collected: CollectResult, out: Path) -> list[str]:
     """Convert observer files, and note whole steps and the sequence length of every window.
 
     Args:
@@ -74,7 +74,7 @@ def get_user_path(folder: Path, whole: Path, out: Path) -> Path:
     return out / folder.relative_to(whole) if "{" not in str(out) else folder
 
 
-def describe_recording(collected: Collected, where: Path) -> str:
+def describe_recording(collected: CollectResult, where: Path) -> str:
     """Describe what was recorded and what to do with it, in one line.
 
     Args:
@@ -103,7 +103,7 @@ def describe_window(folder: Path) -> str:
     from etloom.core.text import format_ranges
     from etloom.reports.formatting import count_noun
 
-    ranks = run_folder.sealed_ranks(folder)
+    ranks = run_folder.read_rank_records(folder)
     is_cut = process_endings.describe_losses(ranks) is not None
     steps_by_rank = [set(facts.get("steps") or ()) for facts in ranks] or [set()]
     steps = sorted(set.intersection(*steps_by_rank) if is_cut else set.union(*steps_by_rank))
@@ -174,7 +174,7 @@ def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
 
     messages: list[str] = []
     steps_by_rank: dict[int, list[int]] = {}
-    for facts in run_folder.sealed_ranks(folder):
+    for facts in run_folder.read_rank_records(folder):
         source = folder / f"observer_{facts['rank']}.etob"
         if facts.get("steps") is not None or not source.is_file():
             continue
@@ -189,7 +189,7 @@ def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
         steps_by_rank[facts["rank"]] = (
             events.select(parse_step()).to_series().drop_nulls().unique().sort().to_list()
         )
-    run_folder.note_steps(folder, steps_by_rank)
+    run_folder.add_complete_steps(folder, steps_by_rank)
     return messages
 
 
@@ -209,7 +209,7 @@ def record_sequence_length(folder: Path) -> None:
     shapes = [json.loads(shape) for shape in indices["shape"].cast(pl.String).drop_nulls()]
     lengths = {shape[-1] for shape in shapes if len(shape) > 1}
     if len(lengths) == 1:
-        run_folder.note_sequence(folder, lengths.pop())
+        run_folder.add_sequence_length(folder, lengths.pop())
 
 
 def _read_observer_file(path: Path) -> Trace | None:

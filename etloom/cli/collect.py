@@ -12,6 +12,7 @@ import click
 
 from etloom.cli.command import PATH_TYPE, Argument, OptionGroup, command
 from etloom.cli.error_handling import print_message
+from etloom.collector.options import CollectOptions
 from etloom.core.errors import CollectError
 
 
@@ -27,31 +28,16 @@ class StepCount(click.ParamType[int]):
             self.fail(f"expected a number of steps, as in --on-demand 2, got {value!r}", param, ctx)
 
 
-@dataclass(frozen=True)
-class RecordingOptions:
-    """What is recorded, when and on which ranks: the options of `etloom.collect`."""
+class MebiBytes(click.ParamType[int]):
+    """A size in MiB, converted to bytes."""
 
-    steps: str | None
-    every: int | None
-    length: int | None
-    max_windows: int | None
-    step_by: str | None
-    step_name: str | None
-    ranks: str | None
-    what: str | None
-    shapes: bool | None
-    stack: bool
-    memory: bool
-    observer: str
-    max_size: int | None
-    ring: bool
-    on_demand: int | None
+    name = "MiB"
 
-    def to_keywords(self) -> dict[str, Any]:
-        """Return the options as keyword arguments of `etloom.collect`."""
-        values = asdict(self)
-        max_size = values.pop("max_size")
-        return {**values, "max_bytes": None if max_size is None else max_size << 20}
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(value) << 20
+        except ValueError:
+            self.fail(f"expected a size in MiB, got {value!r}", param, ctx)
 
 
 @dataclass(frozen=True)
@@ -67,7 +53,7 @@ class ActionOptions:
 
 _RECORDING = OptionGroup(
     "recording",
-    RecordingOptions,
+    CollectOptions,
     [
         click.Option(
             ["--steps"],
@@ -90,7 +76,7 @@ _RECORDING = OptionGroup(
         ),
         click.Option(["--ranks"], help="Record on these ranks only: 0,8-15."),
         click.Option(
-            ["what", "--with"],
+            ["sources", "--with"],
             help="Everything to record: kineto,et,shapes (the default); also memory, stacks, flight-recorder, nsys.",
         ),
         click.Option(
@@ -106,8 +92,8 @@ _RECORDING = OptionGroup(
             help="native (etloom's own, with times, at a tenth of the cost) or stock (torch's).",
         ),
         click.Option(
-            ["--max-size"],
-            type=int,
+            ["max_bytes", "--max-size"],
+            type=MebiBytes(),
             help="Maximum size in MiB of the native observer's file per window (4096).",
         ),
         click.Option(
@@ -158,11 +144,10 @@ _ACTIONS = OptionGroup(
     ),
     _RECORDING,
     _ACTIONS,
-    renamed={"max_bytes": "max_size"},
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def collect(
-    words: Sequence[str], out: Path | None, recording: RecordingOptions, actions: ActionOptions
+    words: Sequence[str], out: Path | None, recording: CollectOptions, actions: ActionOptions
 ) -> None:
     """Run a training command, unchanged, and record some of its steps on every rank.
 
@@ -196,25 +181,25 @@ def collect(
     elif not words:
         raise click.BadParameter("missing the command to run, after --", param_hint="COMMAND")
     elif actions.print_command:
-        click.echo(_format_command_line(list(words), out, recording.to_keywords()))
+        click.echo(_format_command_line(words, out, recording))
     else:
-        _collect(list(words), out, recording, actions)
+        _collect(words, out, recording, actions)
 
 
-def _collect(words: list[str], out: Path, recording: RecordingOptions, actions: ActionOptions) -> None:
+def _collect(words: Sequence[str], out: Path, recording: CollectOptions, actions: ActionOptions) -> None:
     """Run the command, print what was recorded, and exit with the command's status."""
     import etloom
     from etloom.api.recording import collect_failures, describe_recording, get_user_path
 
-    collected = etloom.collect(
-        words, out, overwrite=actions.overwrite, on_build=_report_build, **recording.to_keywords()
+    result = etloom.collect(
+        words, out, overwrite=actions.overwrite, on_build=_report_build, **asdict(recording)
     )
-    for warning in collected.warnings:
+    for warning in result.warnings:
         print_message(warning)
-    if collected.ranks:
-        last = (collected.windows or (collected.out,))[-1]
-        where = get_user_path(last, collected.out, out)
-        print_message(describe_recording(collected, where))
+    if result.ranks:
+        last = (result.windows or (result.out,))[-1]
+        where = get_user_path(last, result.out, out)
+        print_message(describe_recording(result, where))
         if actions.report:
             from etloom.cli.report import write_report
 
@@ -223,7 +208,7 @@ def _collect(words: list[str], out: Path, recording: RecordingOptions, actions: 
                 write_report(where)
             for failure in failures:
                 print_message(failure)
-    raise click.exceptions.Exit(collected.returncode)
+    raise click.exceptions.Exit(result.exit_status)
 
 
 def _check_exclusive(words: Sequence[str], out: Path | None, actions: ActionOptions) -> None:
@@ -251,9 +236,9 @@ def _check_exclusive(words: Sequence[str], out: Path | None, actions: ActionOpti
 
 
 def _trigger(folder: Path) -> None:
-    from etloom.collector.session import on_demand
+    from etloom.collector import request_recording
 
-    if on_demand.trigger(folder):
+    if request_recording(folder):
         print_message(f"triggered: {folder} records as soon as its ranks have agreed on a step")
     else:
         print_message(
@@ -262,16 +247,15 @@ def _trigger(folder: Path) -> None:
         )
 
 
-def _format_command_line(words: list[str], out: Path, recording: dict[str, Any]) -> str:
+def _format_command_line(words: Sequence[str], out: Path, recording: CollectOptions) -> str:
     """Return the command line for a shell that would run."""
-    from etloom.collector.launcher import collection
+    from etloom.collector.launcher.collection import prepare_command
 
-    prepared, build_warnings = collection.prepare_options(words, out, all_threads=True, **recording)
-    for line in build_warnings:
+    job = prepare_command(words, out, recording)
+    for line in job.warnings:
         print_message(line)
-    environment = [f"{name}={value}" for name, value in collection.job_environment(prepared).items()]
-    arguments = ["env", *environment, *collection.wrapped_command(prepared)]
-    return f"mkdir -p {shlex.quote(prepared.scratch)} && {shlex.join(arguments)}"
+    environment = [f"{name}={value}" for name, value in job.environment.items()]
+    return f"mkdir -p {shlex.quote(job.options.scratch)} && {shlex.join(['env', *environment, *job.words])}"
 
 
 def _report_build() -> None:
@@ -280,10 +264,10 @@ def _report_build() -> None:
 
 
 def _build_observer() -> None:
-    from etloom.collector.observer import BuildError, build
+    from etloom.collector.observer import BuildError, build_library
 
     try:
-        print_message(f"the native observer is built: {build()}")
+        print_message(f"the native observer is built: {build_library()}")
     except ImportError:
         raise CollectError(
             "torch is not installed in this Python", remedy="install etloom in the environment of the job"

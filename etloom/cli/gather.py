@@ -43,9 +43,9 @@ def gather(folders: tuple[Path, ...], out: Path, overwrite: bool, same_job: bool
     import etloom
     from etloom.reports.formatting import count_noun
 
-    gathered = etloom.gather(*folders, out=out, overwrite=overwrite, same_job=same_job)
-    for warning in gathered.warnings:
+    result = etloom.gather(*folders, out=out, overwrite=overwrite, same_job=same_job)
+    for warning in result.warnings:
         print_message(warning)
-    for window, ranks in gathered.windows.items():
-        where = out / window.relative_to(gathered.out)
+    for window, ranks in result.windows.items():
+        where = out / window.relative_to(result.out)
         print_message(f"{where}: {count_noun(len(ranks), 'rank')}; next: etloom report {where}")

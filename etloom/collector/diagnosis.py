@@ -109,6 +109,6 @@ def describe_ring(ranks: Sequence[Facts]) -> str | None:
     rank = f" of rank {shortest['rank']}, the shortest one" if len(ranks) > 1 else ""
     operators = count_noun(shortest["ring"]["overwritten_operators"], "operator")
     return (
-        f"the ring holds {contents} of the last {duration_s:.3g} s{rank}; {operators} of the {overwritten_s:.3g} s before "
-        "are overwritten (a larger --max-size keeps more)"
+        f"the ring holds {contents} of the last {duration_s:.3g} s{rank}; {operators} of the {overwritten_s:.3g} s "
+        "before are overwritten (a larger --max-size keeps more)"
     )

@@ -22,6 +22,7 @@ import small
 import etloom
 from etloom import cli, collector
 from etloom.cli import error_handling, output
+from etloom.collector import CollectOptions, CollectResult
 from etloom.core import registry
 from etloom.core.errors import CollectError
 from etloom.core.schema import TABLES
@@ -622,12 +623,12 @@ def test_collect_passes_on_options_command_and_status(
 ) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def launch(command: Any, out: Any, steps: Any, **options: Any) -> collector.Collected:
-        assert callable(options.pop("building"))
-        calls.append((command, out, steps, options))
-        return collector.Collected(Path(out), 3, (0, 1), ("one thing",), (Path(out),))
+    def collect(command: Any, out: Any, options: Any, *, overwrite: bool, on_build: Any) -> CollectResult:
+        assert callable(on_build) and not overwrite
+        calls.append((list(command), out, options))
+        return CollectResult(Path(out), 3, (0, 1), (Path(out),), ("one thing",))
 
-    monkeypatch.setattr(collector, "launch", launch, raising=False)
+    monkeypatch.setattr(collector, "collect", collect, raising=False)
     status, out, err = call(
         "collect",
         "--out",
@@ -646,17 +647,15 @@ def test_collect_passes_on_options_command_and_status(
     assert (
         err == f"etloom: one thing\netloom: recorded 2 ranks in {tmp_path}; next: etloom report {tmp_path}\n"
     )
-    options = {"shapes": False, "stack": True, "memory": False, "overwrite": False, "observer": "native"}
-    ((command, folder, steps, given),) = calls
-    assert (command, folder, steps) == (["python", "t.py", "--out", "x"], tmp_path, "4:6")
-    assert given == {**dict.fromkeys(given), "ring": False, "max_windows": None, **options}
+    expected = CollectOptions(steps="4:6", shapes=False, stack=True)
+    assert calls == [(["python", "t.py", "--out", "x"], tmp_path, expected)]
     call("collect", "--out", tmp_path, "python", "-c", "pass", "--help")
     assert calls[1][0] == ["python", "-c", "pass", "--help"]
 
     def refuse(*_: Any, **__: Any) -> None:
         raise CollectError("no range", where="steps", remedy="write 3:5")
 
-    monkeypatch.setattr(collector, "launch", refuse)
+    monkeypatch.setattr(collector, "collect", refuse)
     assert call("collect", "--out", tmp_path, "--", "x") == (1, "", "etloom: steps: no range; write 3:5\n")
 
 

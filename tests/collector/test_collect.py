@@ -21,9 +21,9 @@ from places import ROOT
 
 import etloom
 from etloom.collector import run_folder
-from etloom.collector.launcher.collection import launch
+from etloom.collector.launcher.collection import collect
 from etloom.collector.option_parsing import parse_ranks, parse_steps
-from etloom.collector.options import VARIABLE, Options
+from etloom.collector.options import VARIABLE, CollectOptions, RecordingOptions
 from etloom.collector.session import trace_packing
 from etloom.core.errors import CollectError
 from etloom.formats.io.workload_card import read_card
@@ -36,7 +36,7 @@ LIGHTLY = [str(SCRIPTS / "light.py")]
 NOT_OURS = re.compile(r"USDT:|.*(?:Enabling|Disabling) Execution Trace Observer|ERROR:.* output_json")
 
 
-def collect(
+def run_collect(
     out: Path, steps: str, *command: str, observer: str = "native", **environment: str
 ) -> SimpleNamespace:
     """What the command and the collector say and end with, the streams those of this process meanwhile."""
@@ -49,11 +49,11 @@ def collect(
             stack.callback(os.close, before)
             stack.callback(os.dup2, before, stream)
             os.dup2(stack.enter_context(path.open("w")).fileno(), stream)
-        collected = launch(command, out, steps, observer=observer)
+        collected = collect(command, out, CollectOptions(steps, observer=observer))
     stdout, stderr = (path.read_text() for path in texts.values())
     said = [line for line in stderr.splitlines() if line.startswith("etloom:")]
     said += [f"etloom: {line}" for line in collected.warnings]
-    return SimpleNamespace(returncode=collected.returncode, stdout=stdout, stderr=stderr, said=said)
+    return SimpleNamespace(returncode=collected.exit_status, stdout=stdout, stderr=stderr, said=said)
 
 
 def front(out: Path, steps: str, *command: str, **environment: str) -> SimpleNamespace:
@@ -74,7 +74,7 @@ def front(out: Path, steps: str, *command: str, **environment: str) -> SimpleNam
 
 def tiny(out: Path, case: str, steps: str = "2:5", observer: str = "native") -> SimpleNamespace:
     own = str(out.parent / "own_et.json")
-    return collect(out, steps, sys.executable, TINY, case, observer=observer, OWN_ET=own)
+    return run_collect(out, steps, sys.executable, TINY, case, observer=observer, OWN_ET=own)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def facts(rank: int, pid: int, restart: int = 0) -> dict[str, Any]:
 
 
 def test_sealing(tmp_path: Path) -> None:
-    options = Options(str(tmp_path), str(tmp_path / "s"))
+    options = RecordingOptions(str(tmp_path), str(tmp_path / "s"))
     assert run_folder.publish_rank(packed(tmp_path / "s", "first"), tmp_path, facts(1, 11), options) == []
     assert run_folder.publish_rank(packed(tmp_path / "s", "zero"), tmp_path, facts(0, 10), options) == []
     run = json.loads((tmp_path / "run.json").read_text())
@@ -208,7 +208,7 @@ def test_sealing(tmp_path: Path) -> None:
         == []
     )
     assert (tmp_path / "torch_et_1.json.gz").read_text() == "again"
-    assert [rank["pid"] for rank in run_folder.sealed_ranks(tmp_path)] == [10, 13]
+    assert [rank["pid"] for rank in run_folder.read_rank_records(tmp_path)] == [10, 13]
 
 
 def test_run_is_written_again_when_a_rank_was_sealed_meanwhile(
@@ -232,7 +232,7 @@ def test_a_full_disk_leaves_no_half_pair(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_folder, "write_json", full)
-    options = Options(str(tmp_path), str(tmp_path / "s"))
+    options = RecordingOptions(str(tmp_path), str(tmp_path / "s"))
     with pytest.raises(OSError, match="No space left"):
         run_folder.publish_rank(packed(tmp_path / "s", "x"), tmp_path, facts(0, 1), options)
     assert visible(tmp_path) == ["s"]
@@ -260,32 +260,32 @@ def test_launch_refuses_before_it_runs(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "torch_et_7.json").write_text("{}")
     with pytest.raises(CollectError, match=r"holds torch_et_7\.json of an earlier run; overwrite it"):
-        launch(command, tmp_path / "full")
+        collect(command, tmp_path / "full")
     with pytest.raises(CollectError, match="cannot write here"):
-        launch(command, tmp_path / "a file")
+        collect(command, tmp_path / "a file")
     with pytest.raises(CollectError, match="is no range of steps"):
-        launch(command, tmp_path / "new", "5:2")
+        collect(command, tmp_path / "new", CollectOptions("5:2"))
     with pytest.raises(CollectError, match="no command"):
-        launch([], tmp_path / "new")
+        collect([], tmp_path / "new")
     with pytest.raises(CollectError, match="no-such-command: cannot run: No such file"):
-        launch(["no-such-command"], tmp_path / "new")
+        collect(["no-such-command"], tmp_path / "new")
     assert not proof.exists()
     assert visible(tmp_path / "new") == []
 
 
 def test_a_command_without_torch(tmp_path: Path) -> None:
-    collected = launch([sys.executable, "-c", "raise SystemExit(5)"], tmp_path / "out")
-    assert (collected.returncode, collected.ranks) == (5, ())
+    collected = collect([sys.executable, "-c", "raise SystemExit(5)"], tmp_path / "out")
+    assert (collected.exit_status, collected.ranks) == (5, ())
     (warning,) = collected.warnings
     assert "status 5 before a Python of it imported torch.optim, or PYTHONPATH was lost" in warning
     assert visible(tmp_path / "out") == []
-    (warning,) = launch([sys.executable, "-c", ""], tmp_path / "out").warnings
+    (warning,) = collect([sys.executable, "-c", ""], tmp_path / "out").warnings
     assert "no Python of the command imported torch.optim" in warning and "PYTHONPATH" in warning
 
 
 def test_a_signal_becomes_128_and_more(tmp_path: Path) -> None:
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
-    assert launch([sys.executable, "-c", kill], tmp_path / "out").returncode == 143
+    assert collect([sys.executable, "-c", kill], tmp_path / "out").exit_status == 143
 
 
 def test_the_python_of_the_job_sees_no_difference(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_the_python_of_the_job_sees_no_difference(tmp_path: Path) -> None:
             (own / "sitecustomize.py").write_text(body)
         seen = []
         for extra in ({}, {VARIABLE: "{}"}):
-            path = [str(ROOT / "etloom/collector/bootstrap")] if extra else []
+            path = [str(ROOT / "etloom/collector/launcher/bootstrap")] if extra else []
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, str(own)]), **extra}
             command = [sys.executable, "-c", look]
             seen.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True))
@@ -557,7 +557,7 @@ def test_record_in_two_ranks_without_a_parent(tmp_path: Path, native: None) -> N
 def test_two_ranks_of_ddp(tmp_path: Path, native: None) -> None:
     """The script is unaware; its own clock and ProfilerStep#N agree within 2 % or half a millisecond."""
     out = tmp_path / "run"
-    done = collect(out, "3:6", *TORCHRUN, str(ROOT / "examples" / "train_ddp.py"), "--steps", "7")
+    done = run_collect(out, "3:6", *TORCHRUN, str(ROOT / "examples" / "train_ddp.py"), "--steps", "7")
     assert done.returncode == 0, done.stderr
     assert done.said == []
     printed = {
@@ -603,7 +603,7 @@ def test_the_hook_costs_less_than_a_microsecond(tmp_path: Path, monkeypatch: pyt
     def step(optimizer: object) -> None:
         pass
 
-    options = Options(str(tmp_path), str(tmp_path), first=10**9, last=10**9 + 1)
+    options = RecordingOptions(str(tmp_path), str(tmp_path), first=10**9, last=10**9 + 1)
     monkeypatch.setenv(VARIABLE, options.to_environment())
     recorders: list[Any] = []
     monkeypatch.setattr(
@@ -627,7 +627,7 @@ def test_the_hook_costs_less_than_a_microsecond(tmp_path: Path, monkeypatch: pyt
     recorders[0].finished = True
 
 
-def Quiet(options: Options) -> Any:
+def Quiet(options: RecordingOptions) -> Any:
     """A recorder that counts but hooks nothing into this process."""
     from etloom.collector.session.recorder import Recorder
 
@@ -638,10 +638,10 @@ def Quiet(options: Options) -> Any:
 
 @pytest.fixture(scope="module")
 def native() -> None:
-    from etloom.collector.observer import BuildError, build
+    from etloom.collector.observer import BuildError, build_library
 
     try:
-        build()
+        build_library()
     except BuildError as error:
         pytest.skip(f"the native observer cannot be built here: {error}")
 
@@ -681,8 +681,8 @@ def test_the_native_observer_through_the_command_line(tmp_path: Path, native: No
 @pytest.mark.slow
 def test_what_a_killed_window_held_is_kept_by_the_native_observer(tmp_path: Path, native: None) -> None:
     out = tmp_path / "run"
-    collected = launch([sys.executable, str(TINY), "sigkill"], out, "2:5", observer="native")
-    assert collected.returncode == 137
+    collected = collect([sys.executable, str(TINY), "sigkill"], out, CollectOptions("2:5", observer="native"))
+    assert collected.exit_status == 137
     assert any("rank 0 was ended from outside in its window" in line for line in collected.warnings)
     lost = "what our observer saw up to then is kept, but the Kineto trace of rank 0 is lost: "
     assert any(lost in line for line in collected.warnings)
@@ -695,7 +695,9 @@ def test_what_a_killed_window_held_is_kept_by_the_native_observer(tmp_path: Path
 def test_without_a_compiler_torchs_observer_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
-    collected = launch([sys.executable, str(TINY), "plain"], tmp_path / "run", observer="native")
+    collected = collect(
+        [sys.executable, str(TINY), "plain"], tmp_path / "run", CollectOptions(observer="native")
+    )
     assert collected.ranks == (0,) and (tmp_path / "run" / "torch_et_0.json.gz").exists()
     assert [line for line in collected.warnings if "no C++ compiler: no-such-compiler" in line] == list(
         collected.warnings
@@ -720,7 +722,7 @@ def test_what_names_no_ranks_is_refused(text: str) -> None:
 def test_only_some_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    collected = launch([sys.executable, TINY, "plain"], tmp_path / "two", ranks="1")
+    collected = collect([sys.executable, TINY, "plain"], tmp_path / "two", CollectOptions(ranks="1"))
     assert collected.ranks == (1,) and collected.warnings == ()
 
 
@@ -743,8 +745,10 @@ print("served")
 @pytest.mark.torch
 def test_steps_by_the_name_of_a_scope(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    collected = launch([sys.executable, "-c", SERVING], out, "3:5", step_name="^decode", observer="native")
-    assert collected.returncode == 0 and collected.warnings == ()
+    collected = collect(
+        [sys.executable, "-c", SERVING], out, CollectOptions("3:5", step_name="^decode", observer="native")
+    )
+    assert collected.exit_status == 0 and collected.warnings == ()
     named = etloom.open(out)[0].events.select(pl.col("name").cast(pl.String), "step")
     said = named.filter(pl.col("name").str.contains("^(decode|prepare)"))["name"].to_list()
     assert said == ["prepare", "decode 3", "decode inner", "prepare", "decode 4", "decode inner"]
@@ -753,7 +757,7 @@ def test_steps_by_the_name_of_a_scope(tmp_path: Path) -> None:
 
 def test_a_step_name_that_is_no_expression(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match="no regular expression"):
-        launch(["true"], tmp_path / "run", step_name="(")
+        collect(["true"], tmp_path / "run", CollectOptions(step_name="("))
 
 
 EXAMPLES = ROOT / "examples"
@@ -780,8 +784,8 @@ def test_examples_of_each_kind(
         world = 2
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command = [*launcher, str(EXAMPLES / "train_parallel.py"), how]
-    collected = launch(command, out, observer="native", step_name=step_name)
-    assert (collected.returncode, collected.warnings) == (0, ())
+    collected = collect(command, out, CollectOptions(observer="native", step_name=step_name))
+    assert (collected.exit_status, collected.warnings) == (0, ())
     assert collected.ranks == tuple(range(world))
     card = read_card(out / "run.yaml")["Model-executor"]
     parts = {part: size for part, size in card["model_plan_parallelization"].items() if size not in (None, 1)}
@@ -802,7 +806,7 @@ def test_examples_that_end_oddly_are_not_changed(tmp_path: Path, native: None, h
     command = [sys.executable, *LIGHTLY, str(EXAMPLES / "train_oddly.py"), how]
     alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
     out = tmp_path / "run"
-    done = collect(out, "3:5", *command)
+    done = run_collect(out, "3:5", *command)
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
     assert alone.returncode == status
     said, own = (

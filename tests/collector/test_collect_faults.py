@@ -23,11 +23,11 @@ import etloom
 from etloom.api import recording
 from etloom.collector import process_endings, run_folder
 from etloom.collector.launcher import finalization, step_hooks
-from etloom.collector.options import Options
+from etloom.collector.options import RecordingOptions
 from etloom.collector.recovery import killed_windows
 from etloom.collector.session import on_demand, process_status
 from etloom.collector.session.messages import MessageLog
-from etloom.collector.session.profiler_guard import Guard
+from etloom.collector.session.profiler_guard import ProfilerGuard
 from etloom.collector.session.recording import record
 from etloom.collector.session.window import Window
 
@@ -54,7 +54,9 @@ def test_threads_of_a_process_leave_what_it_saw_at_once(tmp_path: Path) -> None:
 
 def test_ranks_in_containers_are_all_process_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    options = Options(str(tmp_path), f"{tmp_path}/.etloom-host-9-abc", et=False, kineto=False, every=10)
+    options = RecordingOptions(
+        str(tmp_path), f"{tmp_path}/.etloom-host-9-abc", et=False, kineto=False, every=10
+    )
     first, second = Window(options), Window(options)
     for rank, window in enumerate((first, second)):
         window.prepare()
@@ -72,7 +74,7 @@ def test_ranks_in_containers_are_all_process_1(tmp_path: Path, monkeypatch: pyte
         seal = {"rank": rank, "host": socket.gethostname(), "pid": 1, "job": {"launch": "a"}, "ended": None}
         (tmp_path / f"rank_{rank}.json").write_text(json.dumps(seal | {"world_size": 2, "start_ns": 1}))
     killed_windows.record_endings(tmp_path, "a", 0, processes, tmp_path)
-    assert [facts["ended"]["how"] for facts in run_folder.sealed_ranks(tmp_path)] == ["killed", "exited"]
+    assert [facts["ended"]["how"] for facts in run_folder.read_rank_records(tmp_path)] == ["killed", "exited"]
 
 
 def test_who_was_killed_after_the_seal_lost_nothing(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_who_was_killed_after_the_seal_lost_nothing(tmp_path: Path) -> None:
     (folder / process_endings.KILLED_NOTE).write_text(json.dumps(facts | {"window": "."}))
     (tmp_path / "rank_0.json").write_text(json.dumps(facts))
     (tmp_path / "observer_0.etob").write_text("whole")
-    options = Options(str(tmp_path), str(scratch), supervised=True)
+    options = RecordingOptions(str(tmp_path), str(scratch), supervised=True)
     windows, ranks, warnings = finalization.finalize_run(options, 137)
     assert (windows, ranks, warnings) == ([tmp_path], [0], [])
     assert not scratch.exists() and (tmp_path / "observer_0.etob").read_text() == "whole"
@@ -153,9 +155,9 @@ def test_a_disk_full_for_a_moment_costs_the_windows_of_it(
     monkeypatch.setattr(Standin, where, fails)
     job = made(first=4, last=5, every=4)
     for _ in range(22):
-        job.step_done()
+        job.end_step()
         job.wait()
-    job.leave()
+    job.finish_process()
     assert [steps for what, steps in Standin.done if what == "write"] == [[4], [16]]  # the disk fails at 20
     assert [what for what, _ in Standin.done].count("abandon") == 2
     assert capsys.readouterr().err.splitlines() == [
@@ -175,8 +177,8 @@ def test_what_is_no_matter_of_the_disk_ends_the_recording(
     monkeypatch.setattr(Standin, "prepare", fails)
     job = made(first=4, last=5, every=4)
     for _ in range(22):
-        job.step_done()
-    job.leave()
+        job.end_step()
+    job.finish_process()
     assert capsys.readouterr().err == (
         "etloom: recording failed in step 3, the job goes on without: RuntimeError: odd\n"
     )
@@ -210,7 +212,7 @@ def test_recordings_that_are_over_are_let_go(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     recordings = []
     for number in range(3):
-        with record(tmp_path / str(number), steps="5:6", what="et", observer="stock") as recording:
+        with record(tmp_path / str(number), steps="5:6", sources="et", observer="stock") as recording:
             recording.step()
         recordings.append(weakref.ref(recording._recorder))
     del recording
@@ -246,7 +248,7 @@ def test_steps_by_time_leave_the_jobs_own_profile_alone(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout.split()) == (0, ["True", "done"])
-    (rank,) = run_folder.sealed_ranks(tmp_path / "run")
+    (rank,) = run_folder.read_rank_records(tmp_path / "run")
     assert rank["steps"] == [30] and "kineto_trace_0.json.gz" in rank["files"]
 
 
@@ -255,7 +257,7 @@ def test_a_profiler_that_was_left_past_the_guard_is_over() -> None:
     torch = pytest.importorskip("torch")
     with torch.autograd.profiler.profile():
         # `with` has looked up its __exit__ before the guard came.
-        guard = Guard(lambda what: None, Options("out", "scratch", et=False))
+        guard = ProfilerGuard(lambda what: None, RecordingOptions("out", "scratch", et=False))
         assert guard.taken() == "torch.profiler"
     assert guard.taken() is None
     guard.remove()
@@ -288,10 +290,10 @@ def test_names_that_are_made_up_leave_room_for_those_of_operators(
     tmp_path: Path, ring: bool, scopes: int
 ) -> None:
     torch = pytest.importorskip("torch")
-    from etloom.collector.observer import BuildError, ExecutionTraceObserver, build
+    from etloom.collector.observer import BuildError, ExecutionTraceObserver, build_library
 
     try:
-        build()
+        build_library()
     except BuildError as error:
         pytest.skip(f"the observer cannot be built here: {error}")
     observer = ExecutionTraceObserver(max_bytes=(1 if ring else 64) << 20, ring=ring)
@@ -369,9 +371,9 @@ def test_a_question_too_late_is_told_and_taken_away(
 ) -> None:
     job = made(on_demand=2)
     for _ in range(5):
-        job.step_done()
+        job.end_step()
     on_demand.request_window(tmp_path)
-    job.leave()
+    job.finish_process()
     assert not (tmp_path / on_demand.REQUEST_FILE).exists()
     assert capsys.readouterr().err.splitlines() == [
         "etloom: asked for a window too late: no step ended after that"
@@ -379,7 +381,7 @@ def test_a_question_too_late_is_told_and_taken_away(
 
 
 def test_the_launcher_tells_of_a_question_too_late(tmp_path: Path) -> None:
-    options = Options(str(tmp_path), str(tmp_path / "s"), on_demand=2, supervised=True)
+    options = RecordingOptions(str(tmp_path), str(tmp_path / "s"), on_demand=2, supervised=True)
     (tmp_path / "s").mkdir()
     facts = process_status.ProcessStatus(options.scratch)
     facts.facts |= {"began": True, "rank": 0, "steps": 60, "ended": True}
@@ -399,9 +401,9 @@ def test_an_answer_that_the_job_does_not_live_to_is_told(
     for count in range(20):
         if count in (1, 17):
             on_demand.request_window(tmp_path)
-        job.step_done()
+        job.end_step()
         job.wait()
-    job.leave()
+    job.finish_process()
     assert [steps for what, steps in Standin.done if what == "write"] == [[5, 6]]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "etloom: the job ended before step 21, asked for, began: nothing recorded"

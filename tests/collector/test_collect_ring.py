@@ -13,12 +13,13 @@ import pytest
 from places import ROOT
 
 import etloom
-from etloom.collector.launcher.collection import launch
+from etloom.collector.launcher.collection import collect
+from etloom.collector.options import CollectOptions
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 pytest.importorskip("torch")
 
-from etloom.collector.observer import BuildError, build  # noqa: E402
+from etloom.collector.observer import BuildError, build_library  # noqa: E402
 
 SCRIPTS = ROOT / "tests" / "collect_scripts"
 
@@ -26,7 +27,7 @@ SCRIPTS = ROOT / "tests" / "collect_scripts"
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
     try:
-        build()
+        build_library()
     except BuildError as error:
         pytest.skip(f"the observer cannot be built here: {error}")
 
@@ -100,7 +101,7 @@ for step in range(60):
 def test_a_job_says_what_its_ring_holds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-c", TRAINING]
-    collected = launch(command, out, "2:500", what="et", ring=True, max_bytes=1 << 20)
+    collected = collect(command, out, CollectOptions("2:500", sources="et", ring=True, max_bytes=1 << 20))
     (line,) = collected.warnings
     facts = json.loads((out / "rank_0.json").read_text())
     steps = facts["steps"]

@@ -22,8 +22,8 @@ import etloom
 from etloom.cli import main
 from etloom.collector import diagnosis, option_parsing, run_folder, workload_card
 from etloom.collector.launcher import collection, nsys_command
-from etloom.collector.launcher.collection import launch
-from etloom.collector.options import Options
+from etloom.collector.launcher.collection import collect
+from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.rank_environment import current_rank, rank_from_environment
 from etloom.collector.session import on_demand, process_status, recorder
 from etloom.core.errors import CollectError
@@ -113,7 +113,7 @@ class Window:
     done: list[tuple[str, Any]] = []
     gate: threading.Event | None = None
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RecordingOptions) -> None:
         self.options, self.started, self.steps, self.warnings = options, False, [], []
         self.overwrote = False
 
@@ -157,7 +157,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(**options: Any) -> recorder.Recorder:
         from contextlib import nullcontext
 
-        found = recorder.Recorder(Options(str(tmp_path), str(tmp_path / "s"), **options))
+        found = recorder.Recorder(RecordingOptions(str(tmp_path), str(tmp_path / "s"), **options))
         found._guard = SimpleNamespace(taken=lambda: None, ours=nullcontext, remove=lambda: None)  # type: ignore[assignment]
         return found
 
@@ -168,9 +168,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_windows_come_again_and_a_full_disk_costs_one(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     job = made(first=10, last=12, every=10)
     for _ in range(31):
-        job.step_done()
+        job.end_step()
         job.wait()  # the disk keeps up
-    job.leave()
+    job.finish_process()
     assert [steps for what, steps in Window.done if what == "write"] == [[10, 11], [30]]
     stops = [steps for what, steps in Window.done if what == "stop"]
     assert stops == [[10, 11], [20, 21], [30]]  # the last was open as the job ended
@@ -194,9 +194,9 @@ def test_what_every_window_finds_is_said_once_and_sealed_with_its_own(
     monkeypatch.setattr(Window, "write", write)
     monkeypatch.setattr(Window, "stop", lambda window: window.warnings.append("lost"))
     job = made(first=1, last=2, every=3)
-    job.words.warn("11 operators are lost")  # holds a line of the window's as a part
+    job.messages.warn("11 operators are lost")  # holds a line of the window's as a part
     for _ in range(9):
-        job.step_done()
+        job.end_step()
         job.wait()
     assert sealed == [["11 operators are lost", "lost"], ["lost", "no dump", "lost"], ["lost"]]
     assert capsys.readouterr().err.splitlines() == [
@@ -214,12 +214,12 @@ def test_a_slow_disk_costs_windows_and_no_steps(
     monkeypatch.setattr(Window, "gate", gate)
     job = made(first=1, last=2, every=3)
     for _ in range(5):
-        job.step_done()
+        job.end_step()
     gate.set()
     job.wait()
     for _ in range(3):
-        job.step_done()
-    job.leave()
+        job.end_step()
+    job.finish_process()
     assert [steps for what, steps in Window.done if what == "write"] == [[1], [7]]
     assert capsys.readouterr().err.splitlines() == [
         "etloom: the window before is still being written: nothing recorded of steps 4:5"
@@ -301,7 +301,7 @@ def test_a_card_that_goes_away_is_nobodys(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_job_that_sealed_nothing_gets_no_card(tmp_path: Path) -> None:
     (tmp_path / "observer_0.etob").write_bytes(b"")
-    run_folder.note_sequence(tmp_path, 128)
+    run_folder.add_sequence_length(tmp_path, 128)
     assert [path.name for path in tmp_path.iterdir()] == ["observer_0.etob"]
 
 
@@ -310,8 +310,8 @@ def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
     job = made(on_demand=2)
     for step in range(30):
         if step in (2, 20):
-            assert not on_demand.trigger(tmp_path, patience_s=0)
-        job.step_done()
+            assert not on_demand.request_recording(tmp_path, timeout_s=0)
+        job.end_step()
         job.wait()
     assert [steps for what, steps in Window.done if what == "write"] == [[6, 7], [24, 25]]
 
@@ -323,10 +323,10 @@ def test_what_a_job_that_recorded_nothing_tells_its_launcher(
     def told(ranks: tuple[int, ...] | None = None, steps: int = 6, **options: Any) -> str:
         (tmp_path / "s").mkdir()
         job = made(supervised=True, ranks=ranks, **options)
-        job.note(began=True, rank=0)
+        job.report_status(began=True, rank=0)
         for _ in range(steps):
-            job.step_done()
-        job.leave()
+            job.end_step()
+        job.finish_process()
         said = diagnosis.explain_empty_run(job.options, process_status.read_statuses(tmp_path / "s"))
         (tmp_path / "s").rmdir()
         return said
@@ -336,13 +336,13 @@ def test_what_a_job_that_recorded_nothing_tells_its_launcher(
     monkeypatch.setenv("RANK", "1")
     assert told(ranks=(0,), first=2, last=4) == "--ranks 0 names none of the ranks that ran, 1"
     monkeypatch.delenv("RANK")
-    on_demand.trigger(tmp_path, patience_s=0)
+    on_demand.request_recording(tmp_path, timeout_s=0)
     assert told(on_demand=2, steps=2) == "the job ended after 2 steps, before step 4, asked for, began"
     assert capsys.readouterr().err == ""  # it is the launcher who says it
     # Where none waits, the process says it itself.
     job = made(first=10, last=12)
-    job.step_done()
-    job.leave()
+    job.end_step()
+    job.finish_process()
     assert capsys.readouterr().err.startswith(
         "etloom: nothing recorded: the job ended after 1 step, before step 10"
     )
@@ -355,9 +355,9 @@ def test_steps_of_time_that_went_by_are_none(made: Any, capsys: pytest.CaptureFi
         job = made(step_ns=20_000_000, first=3, last=6, **options)
         job.count = 1
         for count in counts:
-            job.step_done(count)
+            job.end_step(count)
             job.wait()
-        job.leave()
+        job.finish_process()
         return [steps for what, steps in Window.done if what == "write"]
 
     assert ran(2, 3, 4, 5, 6) == [[3, 4, 5]] and capsys.readouterr().err == ""
@@ -379,10 +379,10 @@ def test_a_ring_holds_what_came_before_the_question(made: Any, tmp_path: Path) -
     job = made(first=3, last=5, on_demand=2, ring=True)
     for step in range(30):
         if step == 20:
-            assert not on_demand.trigger(tmp_path, patience_s=0)
-        job.step_done()
+            assert not on_demand.request_recording(tmp_path, timeout_s=0)
+        job.end_step()
         job.wait()
-    job.leave()
+    job.finish_process()
     # Asked in step 20, so two steps from 24 on; what the ring held at the job's end nobody asked for.
     assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 26)]]
     assert Window.done[-1] == ("abandon", [*range(27, 30)])
@@ -394,9 +394,9 @@ def test_what_a_ring_holds_as_the_job_raises_is_kept(
 ) -> None:
     job = made(first=3, last=5, on_demand=2, ring=True)
     for _ in range(10):
-        job.step_done()
+        job.end_step()
     monkeypatch.setattr(sys, "last_value", KeyError("x"), raising=False)
-    job.leave()
+    job.finish_process()
     assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 10)]]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "etloom: nobody asked for this window: it is kept because the job ended by KeyError"
@@ -407,10 +407,10 @@ def test_what_a_ring_holds_as_the_job_raises_is_kept(
 
 @pytest.fixture(scope="module")
 def native() -> None:
-    from etloom.collector.observer import BuildError, build
+    from etloom.collector.observer import BuildError, build_library
 
     try:
-        build()
+        build_library()
     except BuildError as error:
         pytest.skip(f"the native observer cannot be built here: {error}")
 
@@ -438,8 +438,12 @@ def test_a_job_is_asked_by_signal_and_by_file(
     tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    collected = launch([sys.executable, "-c", ASKING, str(out)], out, on_demand=2, what="et", max_windows=1)
-    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
+    collected = collect(
+        [sys.executable, "-c", ASKING, str(out)],
+        out,
+        CollectOptions(on_demand=2, sources="et", max_windows=1),
+    )
+    assert (collected.exit_status, collected.warnings, collected.ranks) == (0, (), (0,))
     assert capfd.readouterr().err == "etloom: only the newest 1 windows are kept (--max-windows)\n"
     assert [path.name for path in collected.windows] == ["step_24"]  # the job saw step_6
     assert json.loads((out / "step_24" / "rank_0.json").read_text())["steps"] == [24, 25]
@@ -447,8 +451,8 @@ def test_a_job_is_asked_by_signal_and_by_file(
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
     again = [sys.executable, "-c", "pass"]
     with pytest.raises(CollectError, match=r"holds step_24/\S+ of an earlier run"):
-        launch(again, out)
-    assert launch(again, out, overwrite=True).returncode == 0
+        collect(again, out)
+    assert collect(again, out, overwrite=True).exit_status == 0
     assert run_folder.list_trace_files(out / "step_24") == []
 
 
@@ -457,8 +461,8 @@ def test_a_job_is_asked_by_signal_and_by_file(
 def test_steps_of_the_jobs_own_profiler(tmp_path: Path, native: None) -> None:
     out = tmp_path / "run"
     command = [sys.executable, *LIGHTLY, str(EXAMPLES / "train_oddly.py"), "profile"]
-    collected = launch(command, out, "3:5", step_by="profiler")
-    assert (collected.returncode, collected.warnings) == (0, ())
+    collected = collect(command, out, CollectOptions("3:5", step_by="profiler"))
+    assert (collected.exit_status, collected.warnings) == (0, ())
     trace = etloom.open(out)[0]
     named = trace.events["name"].cast(pl.String).to_list()
     assert [name for name in named if name.startswith("ProfilerStep#")] == [
@@ -493,10 +497,12 @@ def test_steps_by_time_are_the_same_on_all_ranks(tmp_path: Path, native: None) -
     out, script = tmp_path / "run", tmp_path / "timed.py"
     script.write_text(TIMED)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    collected = launch(
-        [*torchrun, str(script)], out, "11:13", step_by="200ms", what="kineto,et,flight-recorder"
+    collected = collect(
+        [*torchrun, str(script)],
+        out,
+        CollectOptions("11:13", step_by="200ms", sources="kineto,et,flight-recorder"),
     )
-    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    assert (collected.exit_status, collected.warnings, collected.ranks) == (0, (), (0, 1))
     begins = []
     for trace in etloom.open(out).values():
         steps = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep#"))
@@ -533,14 +539,12 @@ def test_a_poorer_recording_is_told_in_one_line(
     if why != "full":  # as where the job's Python has another one than this
         monkeypatch.setattr(collection, "usable_observer", lambda wanted, *_: (wanted, []))
         monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "nothing"))
-    collected = launch(
+    collected = collect(
         [sys.executable, "-c", FULL, "6000" if why == "full" else "10"],
         tmp_path / "run",
-        "1:2",
-        what="et",
-        max_bytes=1 << 20,
+        CollectOptions("1:2", sources="et", max_bytes=1 << 20),
     )
-    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0,))
+    assert (collected.exit_status, collected.warnings, collected.ranks) == (0, (), (0,))
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("etloom:")]
     if why == "full":
         assert re.fullmatch(r"etloom: \d+ operators are left out, --max-size or the disk is full", line)
@@ -635,8 +639,12 @@ def test_under_srun_all_ranks_record_the_step_they_are_asked_for(
         str(tmp_path / "meeting"),
         str(tmp_path / "run" / on_demand.REQUEST_FILE),
     ]
-    collected = launch([str(tmp_path / "srun"), "-n", "2", *script], tmp_path / "run", what="et", on_demand=2)
-    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    collected = collect(
+        [str(tmp_path / "srun"), "-n", "2", *script],
+        tmp_path / "run",
+        CollectOptions(sources="et", on_demand=2),
+    )
+    assert (collected.exit_status, collected.warnings, collected.ranks) == (0, (), (0, 1))
     (window,) = collected.windows
     steps = [json.loads((window / f"rank_{rank}.json").read_text())["steps"] for rank in (0, 1)]
     assert steps[0] == steps[1] and len(steps[0]) == 2 and f"step_{steps[0][0]}" == window.name
@@ -653,8 +661,10 @@ def test_tasks_of_srun_without_torch_distributed_are_ranks(
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     script = [sys.executable, str(EXAMPLES / "train_plain.py")]
-    collected = launch([str(tmp_path / "srun"), "-n", "2", *script], tmp_path / "run", what="et")
-    assert (collected.returncode, collected.warnings, collected.ranks) == (0, (), (0, 1))
+    collected = collect(
+        [str(tmp_path / "srun"), "-n", "2", *script], tmp_path / "run", CollectOptions(sources="et")
+    )
+    assert (collected.exit_status, collected.warnings, collected.ranks) == (0, (), (0, 1))
     for rank in (0, 1):
         facts = json.loads((tmp_path / "run" / f"rank_{rank}.json").read_text())
         assert (facts["rank"], facts["world_size"], facts["steps"]) == (rank, 2, [3, 4])
@@ -679,8 +689,8 @@ def test_under_nsys(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NSYS_SAID", str(tmp_path / "said"))
     out = tmp_path / "run"
     command = [sys.executable, str(EXAMPLES / "train_plain.py")]
-    collected = launch(command, out, what="et,shapes,nsys")
-    assert (collected.returncode, collected.ranks) == (0, (0,))
+    collected = collect(command, out, CollectOptions(sources="et,shapes,nsys"))
+    assert (collected.exit_status, collected.ranks) == (0, (0,))
     (line,) = collected.warnings
     assert line.startswith(f"{out}: nsys wrote no report of rank 0: it records between cudaProfilerStart and")
     said = (tmp_path / "said").read_text()
@@ -737,7 +747,7 @@ def test_which_ranks_nsys_wrote_no_report_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [{"every": 10}, {"on_demand": 2}])
 def test_nsys_records_one_window(tmp_path: Path, more: dict[str, int]) -> None:
     with pytest.raises(CollectError, match="nsys records one window"):
-        launch([sys.executable, "-c", "pass"], tmp_path / "run", what="nsys", **more)
+        collect([sys.executable, "-c", "pass"], tmp_path / "run", CollectOptions(sources="nsys", **more))
 
 
 def test_the_command_for_a_cluster_is_printed(
@@ -826,7 +836,7 @@ FACTS = """
 import json, torch, sys
 sys.path.insert(0, sys.argv[1])
 from torch import nn
-from etloom.collector import facts
+from etloom.collector.session import model_facts
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -900,7 +910,7 @@ def test_a_model_that_cannot_be_asked_does_not_cost_the_window(
         raise ValueError("no\nway")
 
     monkeypatch.setattr(rank_facts, "model_facts", raises)
-    window = RealWindow(Options(str(tmp_path), str(tmp_path / "s"), kineto=False, et=False))
+    window = RealWindow(RecordingOptions(str(tmp_path), str(tmp_path / "s"), kineto=False, et=False))
     window.prepare()
     window.start()
     window.stop()
@@ -942,14 +952,14 @@ def test_a_library_that_cannot_be_loaded_leaves_the_trace_to_torch(
 def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def launched(*_: Any, **__: Any) -> collection.Collected:
+    def launched(*_: Any, **__: Any) -> collection.CollectResult:
         (tmp_path / "observer_0.etob").write_bytes(b"")
-        return collection.Collected(tmp_path, 3, (0,), ())
+        return collection.CollectResult(tmp_path, 3, (0,), ())
 
     def broken(*_: Any) -> None:
         raise TypeError("not\nthis")
 
-    monkeypatch.setattr("etloom.collector.launch", launched)
+    monkeypatch.setattr("etloom.collector.collect", launched)
     monkeypatch.setattr("etloom.api.files.convert", broken)
     monkeypatch.setattr("etloom.formats.read", broken)
     monkeypatch.setattr("etloom.cli.report.write_report", broken)
@@ -972,6 +982,6 @@ def test_the_length_of_a_sequence_beside_a_nested_tensor(
     tensors = pl.DataFrame({"node": [1, 2], "io": [0, 0], "index": [1, 1], "shape": [None, "[4, 128]"]})
     noted: list[int] = []
     monkeypatch.setattr("etloom.formats.read", lambda path: SimpleNamespace(nodes=nodes, tensors=tensors))
-    monkeypatch.setattr(run_folder, "note_sequence", lambda folder, length: noted.append(length))
+    monkeypatch.setattr(run_folder, "add_sequence_length", lambda folder, length: noted.append(length))
     recording.record_sequence_length(tmp_path)
     assert noted == [128]

@@ -16,10 +16,11 @@ from etloom.api import recording
 from etloom.collector import diagnosis, option_parsing, option_rules, run_folder
 from etloom.collector.launcher import collection
 from etloom.collector.option_parsing import SOURCES
-from etloom.collector.options import Options
+from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.session import on_demand, process_status
-from etloom.collector.session.messages import MessageLog, count_noun, format_ranges
+from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.recording import record
+from etloom.collector.text import count_noun, format_ranges
 from etloom.core.errors import CollectError
 from etloom.formats.observer import notes
 
@@ -69,8 +70,8 @@ Call = Callable[..., tuple[int, str, str]]
 def test_a_wrong_option_is_told_as_it_was_typed(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, flag: str, words: str
 ) -> None:
-    monkeypatch.setattr("etloom.collector.observer.built", lambda: None)
-    monkeypatch.setattr("etloom.collector.observer.build", lambda: tmp_path)
+    monkeypatch.setattr("etloom.collector.observer.find_library", lambda: None)
+    monkeypatch.setattr("etloom.collector.observer.build_library", lambda: tmp_path)
     ran = tmp_path / "ran"
     status, out, err = call("collect", "--out", tmp_path / "run", *shlex.split(typed), "--", "touch", ran)
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -96,11 +97,11 @@ def test_a_ring_without_the_native_observer_is_refused(
 ) -> None:
     monkeypatch.setattr(collection, "usable_observer", lambda wanted, *_: ("stock", ["no compiler here"]))
     with pytest.raises(CollectError, match="no ring: no compiler here"):
-        collection.launch(["true"], tmp_path / "run", ring=True, what="et")
+        collection.collect(["true"], tmp_path / "run", CollectOptions(ring=True, sources="et"))
     with pytest.raises(CollectError, match="no ring: no compiler here"):
-        record(tmp_path / "loop", ring=True, what="et")
+        record(tmp_path / "loop", ring=True, sources="et")
     assert not (tmp_path / "loop").exists()
-    bounded = collection.launch(["true"], tmp_path / "run", max_bytes=1 << 20, what="et")
+    bounded = collection.collect(["true"], tmp_path / "run", CollectOptions(max_bytes=1 << 20, sources="et"))
     assert bounded.warnings[:2] == ("no compiler here", "--max-size does not bound its file")
 
 
@@ -112,18 +113,18 @@ def test_the_observer_is_built_where_it_is_used(
         collection, "usable_observer", lambda wanted, *_: (built.append(wanted), (wanted, []))[1]
     )
     call("collect", "--out", tmp_path / "run", "--with", "kineto", "--", "true")
-    record(tmp_path / "loop", what="kineto,stacks")
+    record(tmp_path / "loop", sources="kineto,stacks")
     assert built == []
     call("collect", "--out", tmp_path / "run", "--with", "shapes, et", "--", "true")
-    record(tmp_path / "loop", what="et", overwrite=True)
+    record(tmp_path / "loop", sources="et", overwrite=True)
     assert built == ["native"] * 2
 
 
 def test_the_building_of_the_observer_is_announced(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etloom.collector.observer.built", lambda: None)
-    monkeypatch.setattr("etloom.collector.observer.build", lambda: tmp_path)
+    monkeypatch.setattr("etloom.collector.observer.find_library", lambda: None)
+    monkeypatch.setattr("etloom.collector.observer.build_library", lambda: tmp_path)
     for what, announced in (("et", True), ("kineto", False)):
         err = call("collect", "--out", tmp_path / what, "--with", what, "--", "true")[2]
         assert err.startswith("etloom: building the native observer") == announced
@@ -171,12 +172,12 @@ ONE: dict[str, Any] = {"began": True, "rank": 0, "steps": 6, "ended": True}
 def test_each_cause_has_a_sentence(
     options: dict[str, Any], processes: list[dict[str, Any]], said: str
 ) -> None:
-    told = diagnosis.explain_empty_run(Options("out", "scratch", **options), processes)
+    told = diagnosis.explain_empty_run(RecordingOptions("out", "scratch", **options), processes)
     assert said in told and "\n" not in told and "above" not in told
 
 
 def test_a_command_that_failed_is_the_first_cause() -> None:
-    options = Options("out", "scratch", first=3)
+    options = RecordingOptions("out", "scratch", first=3)
     assert diagnosis.explain_empty_run(options, [], 2).startswith(
         "the command ended with status 2 before a Python of it imported torch.optim, or PYTHONPATH was lost"
     )
@@ -209,7 +210,7 @@ def test_what_ranks_agree_on_is_written_through_no_link(
     own.write_text("mine")
     (run / on_demand.REQUEST_FILE).symlink_to(tmp_path / "made")
     with pytest.raises(CollectError, match="no run waits here"):
-        on_demand.trigger(run, patience_s=0)
+        on_demand.request_recording(run, timeout_s=0)
     assert not (tmp_path / "made").exists()
     monkeypatch.setattr(os, "urandom", bytes)  # a stranger who guesses
     link = run / f".etloom-zero.{'00' * 6}"
@@ -256,7 +257,7 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
         {"steps": [3, 4], "operators": 900},
         {"steps": [3, 4, 6], "operators": 335},
     ]
-    monkeypatch.setattr(run_folder, "sealed_ranks", lambda folder: ranks)
+    monkeypatch.setattr(run_folder, "read_rank_records", lambda folder: ranks)
     assert recording.describe_window(tmp_path) == ", steps 3, 4, 6, 1,235 operators"
     ranks[:] = [{"steps": [], "operators": None}]
     assert recording.describe_window(tmp_path) == ", no whole step"
@@ -267,7 +268,7 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
     assert recording.describe_window(tmp_path) == ", steps 3, 4 of 3-399"
     ranks[:] = [{"steps": [3], "operators": 0}]
     where = tmp_path / "my run"
-    one = collection.Collected(where, 0, (0,), (), (where,))
+    one = collection.CollectResult(where, 0, (0,), (), (where,))
     assert recording.describe_recording(one, where) == (
         f"nothing ran while rank 0 recorded, step 3, 0 operators: the traces in {where} are empty"
     )
@@ -275,7 +276,7 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
     assert recording.describe_recording(one, where) == (
         f"recorded rank 0, step 3, 10 operators in {where}; next: etloom report '{where}'"
     )
-    two = collection.Collected(where, 0, (0, 1), (), (where / "step_1", where / "step_5"))
+    two = collection.CollectResult(where, 0, (0, 1), (), (where / "step_1", where / "step_5"))
     assert recording.describe_recording(two, where / "step_5") == (
         f"recorded 2 windows of 2 ranks in {where}; next: etloom report '{where}/step_5'"
     )

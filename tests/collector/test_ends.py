@@ -21,8 +21,8 @@ from etloom.api.run_info import describe_ranks
 from etloom.cli import main
 from etloom.collector import process_endings, run_folder
 from etloom.collector.launcher import finalization
-from etloom.collector.launcher.collection import launch
-from etloom.collector.options import Options
+from etloom.collector.launcher.collection import collect
+from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.recovery import killed_windows
 from etloom.core.errors import CollectError
 from etloom.loading.run_json import find_unfinished_recording
@@ -169,7 +169,7 @@ def test_a_rank_that_was_killed_as_it_sealed(tmp_path: Path) -> None:
         "rank 1 was ended from outside as its window was written, or left by os._exit",
         [],
     )
-    (seal,) = run_folder.sealed_ranks(tmp_path)
+    (seal,) = run_folder.read_rank_records(tmp_path)
     assert (seal["files"], seal["steps"]) == (["kineto_trace_1.json.gz", "observer_1.etob"], [3])
 
 
@@ -276,7 +276,7 @@ def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
             killed_windows.salvage_run(tmp_path)
         # Nor does the launcher touch what a command left running.
         before = sorted(tmp_path.rglob("*"))
-        options = Options(str(tmp_path), f"{tmp_path}/.etloom-{HERE}-1-abc")
+        options = RecordingOptions(str(tmp_path), f"{tmp_path}/.etloom-{HERE}-1-abc")
         windows, ranks, (line,) = finalization.finalize_run(options, 0)
         assert (windows, ranks, sorted(tmp_path.rglob("*"))) == ([], [], before)
         assert f"process {process.pid} still runs, and may record; etloom salvage" in line
@@ -311,7 +311,8 @@ def test_each_launch_notes_the_ends_of_its_own_ranks(tmp_path: Path) -> None:
     ]
     killed_windows.record_endings(tmp_path, "one", 3, processes, tmp_path / "s")
     assert [
-        (r["ended"] and r["ended"]["how"], r.get("returncode")) for r in run_folder.sealed_ranks(tmp_path)
+        (r["ended"] and r["ended"]["how"], r.get("returncode"))
+        for r in run_folder.read_rank_records(tmp_path)
     ] == [
         ("raised", 3),
         ("killed", 3),
@@ -393,11 +394,11 @@ for step in range(12):
 
 @pytest.fixture(scope="module")
 def native() -> None:
-    from etloom.collector.observer import BuildError, build
+    from etloom.collector.observer import BuildError, build_library
 
     pytest.importorskip("torch")
     try:
-        build()
+        build_library()
     except BuildError as error:
         pytest.skip(f"the native observer cannot be built here: {error}")
 
@@ -416,8 +417,8 @@ def test_one_rank_of_two(tmp_path: Path, native: None, how: str, step: int, word
     script.write_text(JOB)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     out = tmp_path / "run"
-    collected = launch([*torchrun, str(script), how, str(step)], out, "2:6", what="et")
-    assert (collected.returncode, collected.ranks) == (1, (0, 1))
+    collected = collect([*torchrun, str(script), how, str(step)], out, CollectOptions("2:6", sources="et"))
+    assert (collected.exit_status, collected.ranks) == (1, (0, 1))
     run = json.loads((out / "run.json").read_text())
     # What torchrun makes of rank 0 then is a matter of moments.
     assert run["returncode"] == 1
@@ -428,7 +429,7 @@ def test_one_rank_of_two(tmp_path: Path, native: None, how: str, step: int, word
     assert one["ended"]["in_window"] == (step == 4)
     assert one["steps"] == (None if step == 4 else [2, 3, 4, 5])
     record_whole_steps(out)
-    cut = process_endings.describe_losses(run_folder.sealed_ranks(out)) or ""
+    cut = process_endings.describe_losses(run_folder.read_rank_records(out)) or ""
     assert ("steps 2-3 of 2-5 are recorded" in cut) == (step == 4)
     assert (json.loads((out / "run.json").read_text())["lost"] or "") == cut
     assert len({rank["job"]["launch"] for rank in run["ranks"]}) == 1

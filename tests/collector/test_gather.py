@@ -16,7 +16,7 @@ import pytest
 import etloom
 from etloom.cli import main
 from etloom.collector.launcher import finalization
-from etloom.collector.options import Options
+from etloom.collector.options import RecordingOptions
 from etloom.collector.recovery.gathering import gather
 from etloom.core.errors import CollectError
 
@@ -285,7 +285,7 @@ def test_hosts_apart_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = host(tmp_path / "a", range(2), [3], local_world_size=2)
     (tmp_path / "s").mkdir()
     warnings: list[str] = []
-    options = Options(str(folder), str(tmp_path / "s"), command=("train",))
+    options = RecordingOptions(str(folder), str(tmp_path / "s"), command=("train",))
     assert finalization._finalize_window(options, folder, 0, tmp_path / "s", [], warnings) == [0, 1]
     assert warnings == [
         f"{folder}: 2 ranks of 4, those of this host; etloom gather joins the folders of hosts"

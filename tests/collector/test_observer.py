@@ -22,7 +22,7 @@ from etloom.exports import execution_trace
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-from etloom.collector.observer import BuildError, build  # noqa: E402
+from etloom.collector.observer import BuildError, build_library  # noqa: E402
 
 T = TypeVar("T")
 STOCK = "from torch.profiler import ExecutionTraceObserver as Observer\n"
@@ -42,7 +42,7 @@ TAIL = "\nobserver.stop(); observer.unregister_callback()\n"
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
     try:
-        build()
+        build_library()
     except BuildError as error:
         pytest.skip(f"the observer cannot be built here: {error}")
 
@@ -604,7 +604,7 @@ def test_an_interrupted_build_leaves_nothing_and_the_next_one_is_whole(
     monkeypatch.setenv("CALM", str(tmp_path / "calm"))
     monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
     calm = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    script = calm + "from etloom.collector.observer import build; print(build().name)"
+    script = calm + "from etloom.collector.observer import build; print(build_library().name)"
     interrupted = python(script)
     assert "KeyboardInterrupt" in interrupted.stderr and not interrupted.stdout
     assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["lock"]

@@ -23,7 +23,7 @@ import etloom
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 pytest.importorskip("torch")
 
-from etloom.collector.observer import BuildError, build  # noqa: E402
+from etloom.collector.observer import BuildError, build_library  # noqa: E402
 
 STOCK = "from torch.profiler import ExecutionTraceObserver as Observer\n"
 OWN = "from etloom.collector.observer import ExecutionTraceObserver as Observer\n"
@@ -314,7 +314,7 @@ for name, script, alone in json.loads((folder / "scripts.json").read_text()):
 def left(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Left]:
     """What an observer left of a fault."""
     try:
-        build()
+        build_library()
     except BuildError as error:
         pytest.skip(f"the observer cannot be built here: {error}")
     places, ended = {}, {}

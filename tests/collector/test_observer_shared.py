@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from etloom.collector.observer import BuildError, build
+from etloom.collector.observer import BuildError, build_library
 from etloom.formats import observer
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -46,7 +46,7 @@ int clock_gettime(clockid_t clock, struct timespec* now) {
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
     try:
-        build()
+        build_library()
     except BuildError as error:
         pytest.skip(str(error))
 

@@ -31,14 +31,14 @@ class CollectResult:
         exit_status: Exit status of the command; 128 + n if signal n ended it.
         ranks: Ranks that recorded traces, ascending.
         windows: Folders with traces: `out` itself, or one per window with `every` or `on_demand`.
-        problems: Messages about what could not be recorded, and why.
+        warnings: Messages about what could not be recorded, and why.
     """
 
     out: Path
     exit_status: int
     ranks: tuple[int, ...] = ()
     windows: tuple[Path, ...] = ()
-    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class JobCommand:
     options: RecordingOptions
     words: tuple[str, ...]
     environment: dict[str, str]
-    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def collect(
@@ -57,7 +57,7 @@ def collect(
     options: CollectOptions | None = None,
     *,
     overwrite: bool = False,
-    before_build: Callable[[], None] | None = None,
+    on_build: Callable[[], None] | None = None,
 ) -> CollectResult:
     """Run a command and record windows of its training steps, on every rank that it starts.
 
@@ -84,10 +84,10 @@ def collect(
         out: Folder for the traces; {host}, {rank} and {time} are replaced.
         options: What to record, and when (default: steps 3 and 4, a Kineto trace and an execution trace with shapes).
         overwrite: Replace the traces of an earlier run.
-        before_build: Called before the native observer is compiled, which takes some 20 s, once per torch version.
+        on_build: Called before the native observer is compiled, which takes some 20 s, once per torch version.
 
     Returns:
-        The exit status of the command, the folders with traces, the ranks and all problems.
+        The exit status of the command, the folders with traces, the ranks and all warnings.
 
     Raises:
         CollectError: Before the command runs: an option is invalid, `out` holds earlier traces or cannot be written,
@@ -101,7 +101,7 @@ def collect(
     """
     from etloom.core.errors import CollectError
 
-    job = prepare_command(command, out, options or CollectOptions(), before_build=before_build)
+    job = prepare_command(command, out, options or CollectOptions(), on_build=on_build)
     recording = replace(job.options, supervised=True)
     if recording.nsys and shutil.which("nsys") is None:
         raise CollectError(
@@ -123,10 +123,10 @@ def collect(
     try:
         outcome = finalize_run(recording, exit_status)
     except OSError as error:
-        problem = f"{error.filename or folder}: {error.strerror}; run.json is not written"
-        return CollectResult(folder, exit_status, problems=(*job.problems, problem))
+        warning = f"{error.filename or folder}: {error.strerror}; run.json is not written"
+        return CollectResult(folder, exit_status, warnings=(*job.warnings, warning))
     return CollectResult(
-        folder, exit_status, outcome.ranks, outcome.windows, (*job.problems, *outcome.problems)
+        folder, exit_status, outcome.ranks, outcome.windows, (*job.warnings, *outcome.warnings)
     )
 
 
@@ -135,7 +135,7 @@ def prepare_command(
     out: str | os.PathLike[str],
     options: CollectOptions,
     *,
-    before_build: Callable[[], None] | None = None,
+    on_build: Callable[[], None] | None = None,
 ) -> JobCommand:
     """Check the options, build the native observer if it is needed, and return what `collect` would run.
 
@@ -156,9 +156,9 @@ def prepare_command(
         raise option_error(
             "nsys records one window: --every and --on-demand are not possible", "sources", "use --steps"
         )
-    observer, problems = choose_observer(options, records_et=sources["et"], before_build=before_build)
+    observer, warnings = choose_observer(options, records_et=sources["et"], on_build=on_build)
     if options.ring and options.sources is None:
-        problems.append(RING_WITHOUT_KINETO)
+        warnings.append(RING_WITHOUT_KINETO)
     folder = os.path.abspath(expand_folder_name(os.fspath(out)))  # noqa: PTH100
     recording = RecordingOptions(
         folder,
@@ -177,7 +177,7 @@ def prepare_command(
         command=tuple(command),
         **{"step_name": options.step_name, **sources, **step_fields},
     )
-    return JobCommand(recording, _job_words(recording), job_environment(recording), tuple(problems))
+    return JobCommand(recording, _job_words(recording), job_environment(recording), tuple(warnings))
 
 
 def _job_words(options: RecordingOptions) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class RunOutcome:
 
     windows: tuple[Path, ...]
     ranks: tuple[int, ...]
-    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass
@@ -49,7 +49,7 @@ def finalize_run(options: RecordingOptions, exit_status: int) -> RunOutcome:
         OSError: The folder of the run cannot be read or written.
     """
     out, scratch = Path(options.out), Path(options.scratch)
-    problems: list[str] = []
+    warnings: list[str] = []
     requested_late = on_demand.clear_requests(out) and options.on_demand is not None
     scratch.mkdir(exist_ok=True)  # the last rank may have removed it
     statuses = read_statuses(scratch)
@@ -58,20 +58,20 @@ def finalize_run(options: RecordingOptions, exit_status: int) -> RunOutcome:
             status["late"] = True
     leftovers = _recover_leftovers(out, scratch)
     if endings := describe_endings(leftovers.recovered):
-        problems.append(f"{out}: {endings}; {describe_recovered(leftovers.recovered)}")
-    problems += [
+        warnings.append(f"{out}: {endings}; {describe_recovered(leftovers.recovered)}")
+    warnings += [
         f"{path}: left by process {killed_windows.window_pid(path)}, which ended in its window"
         for path in leftovers.lost
     ]
     windows = [folder for folder in [out, *list_windows(out)] if read_rank_records(folder)]
     ranks: set[int] = set()
     for folder in windows:
-        ranks.update(_finalize_window(options, folder, exit_status, statuses, problems))
+        ranks.update(_finalize_window(options, folder, exit_status, statuses, warnings))
     if requested_late and windows:
-        problems.append(f"{out}: the last request came too late: no step ended after it")
+        warnings.append(f"{out}: the last request came too late: no step ended after it")
     if leftovers.active_pids:
         pids = ", ".join(leftovers.active_pids)
-        problems.append(
+        warnings.append(
             f"{out}: process {pids} is still running and may be recording; after it has ended, "
             f"etloom salvage {out} recovers its traces"
         )
@@ -79,10 +79,10 @@ def finalize_run(options: RecordingOptions, exit_status: int) -> RunOutcome:
         # On a full disk the processes cannot leave a status file.
         is_full = not statuses and not os.statvfs(out).f_bavail
         reason = "the disk is full" if is_full else explain_empty_run(options, statuses, exit_status)
-        problems.append(f"{out}: nothing recorded: {reason}")
+        warnings.append(f"{out}: nothing recorded: {reason}")
     if not (leftovers.lost or leftovers.active_pids):
         shutil.rmtree(scratch, ignore_errors=True)
-    return RunOutcome(tuple(windows), tuple(sorted(ranks)), tuple(problems))
+    return RunOutcome(tuple(windows), tuple(sorted(ranks)), tuple(warnings))
 
 
 def _recover_leftovers(out: Path, scratch: Path) -> _Leftovers:
@@ -100,7 +100,7 @@ def _recover_leftovers(out: Path, scratch: Path) -> _Leftovers:
 
 
 def _finalize_window(
-    options: RecordingOptions, folder: Path, exit_status: int, statuses: list[Facts], problems: list[str]
+    options: RecordingOptions, folder: Path, exit_status: int, statuses: list[Facts], warnings: list[str]
 ) -> list[int]:
     """Write the exit status into run.json of a window, and report what is missing. Returns the recorded ranks."""
     ranks = read_rank_records(folder)
@@ -110,13 +110,13 @@ def _finalize_window(
         facts = {"command": options.command, "host": socket.gethostname(), "returncode": exit_status}
         ranks = write_run(folder, facts, scratch)
     except OSError as error:
-        problems.append(f"{folder / 'run.json'}: cannot be written: {error.strerror}")
+        warnings.append(f"{folder / 'run.json'}: cannot be written: {error.strerror}")
     if message := _explain_missing_ranks(options, ranks, statuses):
-        problems.append(f"{folder}: {message}")
+        warnings.append(f"{folder}: {message}")
     if options.nsys and (message := explain_missing_reports(folder, [rank["rank"] for rank in ranks])):
-        problems.append(f"{folder}: {message}")
+        warnings.append(f"{folder}: {message}")
     if message := describe_ring(ranks):
-        problems.append(f"{folder}: {message}")
+        warnings.append(f"{folder}: {message}")
     return [rank["rank"] for rank in ranks]
 
 

@@ -37,12 +37,12 @@ class GatherResult:
     Attributes:
         out: The joined folder.
         windows: Ranks in each folder with traces: `out` itself, or one per window.
-        problems: Messages about missing ranks and inconsistencies.
+        warnings: Messages about missing ranks and inconsistencies.
     """
 
     out: Path
     windows: dict[Path, tuple[int, ...]]
-    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass
@@ -74,7 +74,7 @@ def gather(
             windows are more than a minute apart and nothing proves that they belong together.
 
     Returns:
-        The ranks of each window, and all problems.
+        The ranks of each window, and all warnings.
 
     Raises:
         CollectError: Before anything is copied: a folder is missing or has no traces of `collect`, two folders have
@@ -89,9 +89,9 @@ def gather(
     from etloom.core.errors import CollectError
 
     target = Path(os.path.abspath(out))  # noqa: PTH100
-    problems: list[str] = []
-    contents = _assign_files(_distinct_folders(folders, target, problems), problems)
-    _check_single_job(contents, problems, same_job)
+    warnings: list[str] = []
+    contents = _assign_files(_distinct_folders(folders, target, warnings), warnings)
+    _check_single_job(contents, warnings, same_job)
     if not overwrite:
         claim_folder(str(target), overwrite=False)
     scratch = Path(new_scratch_name(str(target)))
@@ -102,31 +102,31 @@ def gather(
                 shutil.copy2(path, scratch / name / file_name)
         claim_folder(str(target), overwrite)  # removes its previous traces only now
         windows = {
-            target / name: _publish_window(target / name, window, scratch / name, scratch, problems)
+            target / name: _publish_window(target / name, window, scratch / name, scratch, warnings)
             for name, window in sorted(contents.items())
         }
     except OSError as error:
         raise CollectError(f"cannot be written: {error.strerror}", where=error.filename or target) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return GatherResult(target, windows, tuple(problems))
+    return GatherResult(target, windows, tuple(warnings))
 
 
 def _publish_window(
-    place: Path, window: _WindowContents, copies: Path, scratch: Path, problems: list[str]
+    place: Path, window: _WindowContents, copies: Path, scratch: Path, warnings: list[str]
 ) -> tuple[int, ...]:
     """Move the copied files of a window to `place` and write its run.json; return its ranks."""
     place.mkdir(exist_ok=True)
     for name in window.files:
         (copies / name).replace(place / name)
     sources = sorted({path.parent for path in window.files.values()})
-    ranks = write_run(place, _merge_run_facts(sources, problems), scratch)
-    _check_completeness(place, ranks, window, problems)
+    ranks = write_run(place, _merge_run_facts(sources, warnings), scratch)
+    _check_completeness(place, ranks, window, warnings)
     return tuple(sorted(window.folders))
 
 
 def _distinct_folders(
-    folders: Iterable[str | os.PathLike[str]], target: Path, problems: list[str]
+    folders: Iterable[str | os.PathLike[str]], target: Path, warnings: list[str]
 ) -> dict[Path, list[Path]]:
     """Return the folders without duplicates, with their window folders."""
     from etloom.core.errors import CollectError
@@ -138,15 +138,15 @@ def _distinct_folders(
         if real_path in by_real_path:
             other = by_real_path[real_path]
             alias = "" if other == folder else f", also as {other}"
-            problems.append(f"{folder}: duplicate argument{alias}; used once")
+            warnings.append(f"{folder}: duplicate argument{alias}; used once")
             continue
         by_real_path[real_path] = folder
         parts = (folder, *list_windows(folder))
         _check_target(folder, parts, target)
-        windows[folder] = [part for part in parts if _rank_files(part, problems)]
+        windows[folder] = [part for part in parts if _rank_files(part, warnings)]
         has_leftovers = any(any(path.iterdir()) for path in find_hidden_folders(folder))
         if has_leftovers:
-            problems.append(
+            warnings.append(
                 f"{folder}: contains unfinished traces of killed processes; etloom salvage {folder} recovers them"
             )
         if not windows[folder]:
@@ -171,7 +171,7 @@ def _check_target(folder: Path, parts: Iterable[Path], target: Path) -> None:
             )
 
 
-def _assign_files(folders: dict[Path, list[Path]], problems: list[str]) -> dict[str, _WindowContents]:
+def _assign_files(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[str, _WindowContents]:
     """Select the files of each window. Raises CollectError if two folders have different recordings of a rank."""
     contents: dict[str, _WindowContents] = {}
     for folder, parts in folders.items():
@@ -181,7 +181,7 @@ def _assign_files(folders: dict[Path, list[Path]], problems: list[str]) -> dict[
             duplicates |= _add_part(window, part)
         if duplicates:
             ranks = format_ranges(sorted(duplicates))
-            problems.append(f"{folder}: rank {ranks} is in another folder too; used once")
+            warnings.append(f"{folder}: rank {ranks} is in another folder too; used once")
     return contents
 
 
@@ -233,7 +233,7 @@ def _check_same_recording(
         )
 
 
-def _check_single_job(contents: dict[str, _WindowContents], problems: list[str], same_job: bool) -> None:
+def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str], same_job: bool) -> None:
     """Raise CollectError if the windows belong to several jobs, unless `same_job`."""
     from etloom.core.errors import CollectError
 
@@ -259,17 +259,17 @@ def _check_single_job(contents: dict[str, _WindowContents], problems: list[str],
             where=", ".join(sorted(sources)),
             remedy="gather one job at a time, or use --same-job if you know that they belong to one",
         )
-    problems += [f"joined because of --same-job, although {reason}" for reason in dict.fromkeys(reasons)]
+    warnings += [f"joined because of --same-job, although {reason}" for reason in dict.fromkeys(reasons)]
     if not reasons:
         gaps = [gap for ranks in windows if (gap := _describe_gap(ranks, 0)) is not None]
-        problems += [f"the clocks of the hosts differ: {gap}" for gap in gaps]
+        warnings += [f"the clocks of the hosts differ: {gap}" for gap in gaps]
     unknown = {
         str(window.folders[rank])
         for window in contents.values()
         for rank in window.folders.keys() - window.records.keys()
     }
     if unknown:
-        problems.append(f"{', '.join(sorted(unknown))}: the job of traces without rank_<r>.json is unknown")
+        warnings.append(f"{', '.join(sorted(unknown))}: the job of traces without rank_<r>.json is unknown")
 
 
 def _describe_gap(ranks: list[Facts], max_gap_ns: int = _MAX_GAP_NS) -> str | None:
@@ -296,28 +296,28 @@ def _format_duration(ns: int) -> str:
     return f"{seconds:.3g} s"
 
 
-def _rank_files(folder: Path, problems: list[str]) -> list[tuple[Path, int]]:
+def _rank_files(folder: Path, warnings: list[str]) -> list[tuple[Path, int]]:
     """Return the files of ranks in a folder, with their ranks."""
     files = []
     for path, rank in list_trace_files(folder):
         if rank is None:
             continue
         if not path.is_file():  # opening a pipe would block forever
-            problems.append(f"{path}: not a regular file; left out")
+            warnings.append(f"{path}: not a regular file; left out")
         elif path.name.startswith("rank_") and validate_rank_facts(read_json(path), rank) is None:
-            problems.append(f"{path}: invalid rank, world size, host or start; left out")
+            warnings.append(f"{path}: invalid rank, world size, host or start; left out")
         else:
             files.append((path, rank))
     return files
 
 
-def _merge_run_facts(folders: list[Path], problems: list[str]) -> Facts:
+def _merge_run_facts(folders: list[Path], warnings: list[str]) -> Facts:
     """Return the facts of all hosts' commands: the first command, all hosts, the highest exit status."""
     runs = [run for folder in folders if (run := read_run(folder))]
     commands = [run.get("command") for run in runs]
     if any(command != commands[0] for command in commands):
-        problem = f"the hosts ran different commands; run.json has that of {folders[0]}"
-        problems += [problem] if problem not in problems else []
+        warning = f"the hosts ran different commands; run.json has that of {folders[0]}"
+        warnings += [warning] if warning not in warnings else []
     statuses = [run["returncode"] for run in runs if run.get("returncode") is not None]
     return {
         "command": commands[0] if commands else None,
@@ -327,12 +327,12 @@ def _merge_run_facts(folders: list[Path], problems: list[str]) -> Facts:
 
 
 def _check_completeness(
-    place: Path, ranks: list[Facts], window: _WindowContents, problems: list[str]
+    place: Path, ranks: list[Facts], window: _WindowContents, warnings: list[str]
 ) -> None:
     world_size = max((rank["world_size"] for rank in ranks), default=0)
     missing = sorted(set(range(world_size)) - window.folders.keys())
     if missing:
-        problems.append(f"{place}: no traces of rank {format_ranges(missing)} of {world_size}")
+        warnings.append(f"{place}: no traces of rank {format_ranges(missing)} of {world_size}")
     steps = {tuple(rank["steps"]) for rank in ranks if rank.get("steps") is not None}
     if len(steps) > 1:
-        problems.append(f"{place}: the ranks recorded different steps")
+        warnings.append(f"{place}: the ranks recorded different steps")

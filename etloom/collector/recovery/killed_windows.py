@@ -44,7 +44,7 @@ class SalvageResult:
     """Outcome of `salvage_run`: records of the recovered ranks, and messages about what could not be recovered."""
 
     recovered: tuple[Facts, ...]
-    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def recover_window(folder: Path, run: Path) -> Facts | None:
@@ -150,16 +150,16 @@ def salvage_run(out: Path) -> SalvageResult:
         _check_links(scratch)
         _check_not_recording(scratch)
     recovered: list[Facts] = []
-    problems: list[str] = []
+    warnings: list[str] = []
     try:
         for scratch in hidden_folders:
-            recovered += _salvage_scratch(scratch, out, problems)
+            recovered += _salvage_scratch(scratch, out, warnings)
     except OSError as error:
         raise CollectError(f"cannot be written: {error.strerror}", where=error.filename or out) from error
-    return SalvageResult(tuple(recovered), tuple(problems))
+    return SalvageResult(tuple(recovered), tuple(warnings))
 
 
-def _salvage_scratch(scratch: Path, out: Path, problems: list[str]) -> list[Facts]:
+def _salvage_scratch(scratch: Path, out: Path, warnings: list[str]) -> list[Facts]:
     """Do what the launcher would have done; what cannot be recovered stays in its folder."""
     folders = [path for path in sorted(scratch.iterdir()) if path.is_dir() and any(path.iterdir())]
     commands = [read_run(path, KILLED_NOTE).get("command") for path in folders]
@@ -179,7 +179,7 @@ def _salvage_scratch(scratch: Path, out: Path, problems: list[str]) -> list[Fact
         names = ", ".join(sorted(child.name for child in path.iterdir()))
         pid = window_pid(path)
         process = "" if pid is None else f" of process {pid}"
-        problems.append(f"{path}: not recovered{process}: {names}")
+        warnings.append(f"{path}: not recovered{process}: {names}")
     return recovered
 
 

@@ -106,7 +106,7 @@ def record(
     source_fields = resolve_sources(options)
     check_observer(options, records_et=source_fields["et"])
     folder = os.path.abspath(expand_folder_name(os.fspath(out)))  # noqa: PTH100
-    usable_observer, problems = choose_observer(options, records_et=source_fields["et"])
+    usable_observer, warnings = choose_observer(options, records_et=source_fields["et"])
     claim_folder(folder, overwrite, *current_rank())
     recorder = Recorder(
         RecordingOptions(
@@ -124,7 +124,7 @@ def record(
         )
     )
     if ring and sources is None:
-        problems.append(RING_WITHOUT_KINETO)
-    for problem in problems:
-        recorder.messages.warn(problem)
+        warnings.append(RING_WITHOUT_KINETO)
+    for warning in warnings:
+        recorder.messages.warn(warning)
     return Recording(recorder)
