@@ -1,1 +1,1 @@
-"""Thin fronts for people who come from other tools: their names, our verbs."""
+"""Thin fronts with the names and options of other tools (HTA, Chakra, PARAM) on top of etloom's verbs."""

@@ -1,4 +1,4 @@
-"""What the commands under other tools' names have in common."""
+"""Shared behaviour of the commands that bear other tools' names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from etloom.core.errors import EtloomError
 
 
 def run_command(command: str, work: Callable[[], None]) -> int:
-    """Exit status 0, or 1 with the error in one line on stderr; as a shell says it, where the user or the reader of the
-    output ended it."""
+    """Run ``work`` and return the exit status: 0, or 1 with the error in one line on stderr, or 128 plus the signal
+    when the user interrupts it or the reader of the output closes the pipe."""
     try:
         work()
     except KeyboardInterrupt as interrupt:

@@ -1,11 +1,11 @@
-"""mlcommons/chakra's trace linker by its own names: `TraceLinker` and the command ``chakra_trace_link``.
+"""The trace linker of mlcommons/chakra under its own names: `TraceLinker` and the command ``chakra_trace_link``.
 
-The output is ET+ as `etloom.exports.etplus` writes it: the peer's names of members, readable by chakra_converter. What
-differs, by intent, in flags, in what is linked and in the file, is listed in docs/coming-from-chakra.md. In short:
+The output is ET+ as `etloom.exports.etplus` writes it: the peer's names of members, readable by chakra_converter. The
+intended differences in flags, links and the file are listed in docs/coming-from-chakra.md. In short:
 
 - Traces of different programs are refused (LinkError) instead of paired by ids that agree by chance.
 - Traces without ProfilerStep, on the CPU alone, gzipped, from ROCm, under relative paths are linked.
-- Host nodes keep their ids; device nodes come after them, memsets too, with their own facts.
+- Host nodes keep their ids; device nodes come after them, memsets too, with their own attributes.
 - ``inter_thread_dep`` names an operator that had ended; ``sync_dep`` is filled on every step.
 """
 
@@ -53,7 +53,7 @@ class TraceLinker:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command ``chakra_trace_link``: exit status 0, 1 for an error told in one line, 2 for wrong usage."""
+    """The command ``chakra_trace_link``: exit status 0; 1 for an error, reported in one line; 2 for wrong usage."""
     parser = argparse.ArgumentParser(
         prog="chakra_trace_link",
         description="Link a Chakra host trace with a device trace (etloom in place of mlcommons/chakra).",
@@ -63,10 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chakra-device-trace", required=True, help="Kineto JSON, or an Nsight export")
     parser.add_argument("--output-file", required=True, help="ET+ JSON to write; packed where it ends in .gz")
     parser.add_argument("--log-level", default="INFO", help="of the messages on stderr (default INFO)")
-    given = parser.parse_args(arguments)
-    level = logging.getLevelName(given.log_level.upper())
+    args = parser.parse_args(arguments)
+    level = logging.getLevelName(args.log_level.upper())
     if not isinstance(level, int):
-        parser.error(f"no log level is called {given.log_level!r}")
+        parser.error(f"unknown log level {args.log_level!r}")
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    files = (given.chakra_host_trace, given.chakra_device_trace, given.output_file)
-    return run_command("chakra_trace_link", lambda: TraceLinker().link(*files, given.rank))
+    files = (args.chakra_host_trace, args.chakra_device_trace, args.output_file)
+    return run_command("chakra_trace_link", lambda: TraceLinker().link(*files, args.rank))

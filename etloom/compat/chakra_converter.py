@@ -1,7 +1,7 @@
-"""mlcommons/chakra's converter by its own names: ``chakra_converter PyTorch`` and ``chakra_converter Text``.
+"""The converter of mlcommons/chakra under its own names: ``chakra_converter PyTorch`` and ``chakra_converter Text``.
 
-What differs, by intent, is in docs/coming-from-chakra.md: above all, device work has successors and ``--simulate`` says
-how long the nodes take.
+The intended differences are listed in docs/coming-from-chakra.md: above all, GPU activity has successors, and
+``--simulate`` reports how long the nodes take.
 """
 
 from __future__ import annotations
@@ -29,67 +29,71 @@ def convert(source: str | PathLike[str], target: str | PathLike[str]) -> None:
     trace = formats.read(source)
     if isinstance(trace, Job):
         raise EtloomError(
-            f"holds {len(trace)} ranks", where=source, remedy="etloom export writes a file a rank"
+            f"holds {len(trace)} ranks", where=source, remedy="etloom export writes one file per rank"
         )
     linked = _link_etplus(trace) if "etplus" in trace.meta.get("formats", ()) else link(trace)
     chakra.write(linked, Path(target))
 
 
 def _link_etplus(trace: Trace) -> Trace:
-    """The Trace of an ET+ as if its operators had launched their device work: the calls that did are not in it."""
+    """The Trace of an ET+ with its operators as launch calls of their GPU activity: an ET+ does not hold the
+    calls."""
     events = trace.events
     device = trace.launches.select(id="device_event", called=pl.col("operator").cast(pl.Int64) + 1)
     callers = (
         device.select(id=(pl.col("called") - 1).cast(pl.UInt32), calls="called").unique("id").drop_nulls()
     )
-    known = events.select("id").join(device, on="id", how="left", maintain_order="left")
-    known = known.join(callers, on="id", how="left", maintain_order="left")
+    correlations = events.select("id").join(device, on="id", how="left", maintain_order="left")
+    correlations = correlations.join(callers, on="id", how="left", maintain_order="left")
     linked = link(
-        trace.replace(events=events.with_columns(correlation=pl.coalesce(known["called"], known["calls"])))
+        trace.replace(
+            events=events.with_columns(correlation=pl.coalesce(correlations["called"], correlations["calls"]))
+        )
     )
-    event_of = trace.links.unique("node", keep="first")
+    node_events = trace.links.unique("node", keep="first")
     waits = (
         trace.dependencies.filter(pl.col("kind").cast(pl.String) == "sync")
-        .join(event_of.select("node", "event"), on="node")
-        .join(event_of.select(on="node", device="event"), on="on")
+        .join(node_events.select("node", "event"), on="node")
+        .join(node_events.select(on="node", device="event"), on="on")
         .select("event", on="device", kind=pl.lit("Stream Sync"), sync="event", how=pl.lit("recorded"))
     )
     return linked.replace(sync_dependencies=waits)
 
 
 def describe_schedule(path: Path) -> str:
-    """A line that says how long a simulator with one operator, computation and communication at a time takes."""
+    """One line with the time that a simulator takes that runs one operator, computation and communication at a
+    time."""
     nodes = load_file(path).nodes
-    found = schedule_nodes(nodes)
-    stuck = f"; {len(found.stuck):,} never start" if found.stuck else ""
-    return f"{len(found.end):,} nodes take {found.makespan_ns / 1e6:.3f} ms{stuck}"
+    schedule = schedule_nodes(nodes)
+    stuck = f"; {len(schedule.stuck):,} never start" if schedule.stuck else ""
+    return f"{len(schedule.end):,} nodes take {schedule.makespan_ns / 1e6:.3f} ms{stuck}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command ``chakra_converter``: exit status 0, 1 for an error told in one line, 2 for wrong usage."""
+    """The command ``chakra_converter``: exit status 0, 1 for an error reported in one line, 2 for wrong usage."""
     parser = argparse.ArgumentParser(
         prog="chakra_converter",
         description="Convert traces to Chakra's (etloom in place of mlcommons/chakra).",
     )
-    parser.add_argument("--log-filename", help="taken and not used: what is to say is said on stderr")
+    parser.add_argument("--log-filename", help="accepted and ignored: messages go to stderr")
     kinds = parser.add_subparsers(dest="kind", required=True)
     torch = kinds.add_parser("PyTorch", help="an ET+ of chakra_trace_link, or any trace that etloom reads")
     torch.add_argument("--input", required=True, help="the ET+")
     torch.add_argument("--output", required=True, help="the .et to write; packed where it ends in .gz")
     torch.add_argument("--simulate", action="store_true", help="print how long the nodes take")
-    text = kinds.add_parser("Text", help="a description of layers, as ASTRA-sim 1.0 takes it")
+    text = kinds.add_parser("Text", help="a layer description in the format of ASTRA-sim 1.0")
     text.add_argument("--input", required=True, help="the text")
     text.add_argument("--output", required=True, help="writes OUTPUT.NPU.et for each NPU")
     text.add_argument("--num-npus", type=int, required=True)
     text.add_argument("--num-passes", type=int, required=True)
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
 
     def work() -> None:
-        if given.kind == "Text":
-            convert_text(Path(given.input), Path(given.output), given.num_npus, given.num_passes)
+        if args.kind == "Text":
+            convert_text(Path(args.input), Path(args.output), args.num_npus, args.num_passes)
             return
-        convert(given.input, given.output)
-        if given.simulate:
-            print(describe_schedule(Path(given.output)))
+        convert(args.input, args.output)
+        if args.simulate:
+            print(describe_schedule(Path(args.output)))
 
     return run_command("chakra_converter", work)

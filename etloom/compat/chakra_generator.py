@@ -1,7 +1,7 @@
-"""mlcommons/chakra's generator of small traces by its own name: ``chakra_generator``.
+"""The generator of small traces of mlcommons/chakra under its own name: ``chakra_generator``.
 
-Fourteen traces, each for every NPU, NAME.NPU.et in the current folder. Unlike the peer's, ids begin at 1 on every NPU,
-every node says is_cpu_op, and messages have ends, a tag and a comm_size.
+Writes fourteen traces for every NPU as NAME.NPU.et into the current folder. Unlike the peer's, ids begin at 1 on
+every NPU, every node states is_cpu_op, and messages have both ends, a tag and a comm_size.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def generate(
     tensor_size: int = 1024,
     comm_size: int = 65536,
 ) -> None:
-    """Write the traces. runtime: of computations, us; sizes in bytes. Raises EtloomError for odd ones."""
+    """Write the traces. runtime: of computations, us; sizes in bytes. Raises EtloomError for values out of range."""
     if npus < 1 or not all(0 <= number < 1 << 63 for number in (runtime, tensor_size, comm_size)):
         raise EtloomError("needs at least one NPU, and a runtime and sizes of 0 or more")
     metadata = pb.GlobalMetadata(version="0.0.4")
@@ -51,7 +51,7 @@ def _traces(npu: int, npus: int, runtime: int, tensor_size: int, comm_size: int)
         return _node(number, "COMP", {}, on, runtime)
 
     memory: Attributes = {"tensor_size": ("uint64", tensor_size)}
-    found = {
+    traces = {
         "one_metadata_node_all_types": [_all_types()],
         "one_remote_mem_load_node": [_node(1, "MEM_LOAD", memory)],
         "one_remote_mem_store_node": [_node(1, "MEM_STORE", memory)],
@@ -61,45 +61,45 @@ def _traces(npu: int, npus: int, runtime: int, tensor_size: int, comm_size: int)
     }
     for name in ("all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "barrier"):
         size = 0 if name == "barrier" else comm_size
-        said: Attributes = {"comm_type": ("int64", _NUMBERS[name]), "comm_size": ("int64", size)}
-        found[name.upper()] = [_node(1, "COMM_COLL", said)]
+        attributes: Attributes = {"comm_type": ("int64", _NUMBERS[name]), "comm_size": ("int64", size)}
+        traces[name.upper()] = [_node(1, "COMM_COLL", attributes)]
     for kind, source, target in (("send", npu, (npu + 1) % npus), ("recv", (npu - 1) % npus, npu)):
         ends: Attributes = {
             "comm_src": ("int32", source),
             "comm_dst": ("int32", target),
             "comm_tag": ("int32", 0),
         }
-        found[f"one_comm_{kind}_node"] = [
+        traces[f"one_comm_{kind}_node"] = [
             _node(1, f"COMM_{kind.upper()}", {"comm_size": ("int64", comm_size), **ends})
         ]
-    return found
+    return traces
 
 
-def _node(number: int, kind: str, said: Attributes, on: Sequence[int] = (), duration: int = 0) -> Any:
-    made = pb.Node(
+def _node(number: int, kind: str, attributes: Attributes, on: Sequence[int] = (), duration: int = 0) -> Any:
+    node = pb.Node(
         id=number, name=f"{kind}_NODE_{number}", type=pb.TYPE_NUMBERS[f"{kind}_NODE"], data_deps=on
     )
-    made.duration_micros = duration
-    for name, (scalar, value) in {"is_cpu_op": ("bool", False), **said}.items():
-        setattr(made.attr.add(name=name), f"{scalar}_val", value)
-    return made
+    node.duration_micros = duration
+    for name, (scalar, value) in {"is_cpu_op": ("bool", False), **attributes}.items():
+        setattr(node.attr.add(name=name), f"{scalar}_val", value)
+    return node
 
 
 def _all_types() -> Any:
-    made = pb.Node(id=1, name="METADATA_NODE_1", type=pb.TYPE_NUMBERS["METADATA_NODE"])
+    node = pb.Node(id=1, name="METADATA_NODE_1", type=pb.TYPE_NUMBERS["METADATA_NODE"])
     for scalar, value in _SCALARS.items():
-        setattr(made.attr.add(name=scalar), f"{scalar}_val", value)
-        getattr(made.attr.add(name=f"{scalar}_list"), f"{scalar}_list").values.extend([value, value])
-    return made
+        setattr(node.attr.add(name=scalar), f"{scalar}_val", value)
+        getattr(node.attr.add(name=f"{scalar}_list"), f"{scalar}_list").values.extend([value, value])
+    return node
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command ``chakra_generator``: exit status 0, 1 for an error told in one line, 2 for wrong usage."""
+    """The command ``chakra_generator``: exit status 0, 1 for an error reported in one line, 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="chakra_generator", description="Write small Chakra traces.")
     parser.add_argument("--num_npus", type=int, default=64)
     parser.add_argument("--default_runtime", type=int, default=5, help="of computations, us")
     parser.add_argument("--default_tensor_size", type=int, default=1024, help="bytes")
     parser.add_argument("--default_comm_size", type=int, default=65536, help="bytes")
-    given = parser.parse_args(arguments)
-    sizes = (given.default_runtime, given.default_tensor_size, given.default_comm_size)
-    return run_command("chakra_generator", lambda: generate(Path(), given.num_npus, *sizes))
+    args = parser.parse_args(arguments)
+    sizes = (args.default_runtime, args.default_tensor_size, args.default_comm_size)
+    return run_command("chakra_generator", lambda: generate(Path(), args.num_npus, *sizes))

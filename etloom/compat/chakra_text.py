@@ -6,15 +6,17 @@
     fc    -1  50 NONE 0  60 NONE 0 40 ALLREDUCE 4096 10
 
 A layer: name, unused, then time in us, collective and its bytes of the forward pass, of the gradient of the input and
-of that of the weights, and a last number that is not used. The first line says which of the collectives take place:
+of that of the weights, and a last number that is not used. The first line specifies which of the collectives take
+place:
 
     MICRO                                  that of the weights, layers on their own
     DATA                                   that of the weights; the layer's next forward pass waits for it
     MODEL                                  those of forward and input, on the way
     HYBRID_DATA_MODEL, HYBRID_MODEL_DATA   all three, on the way and of the weights
-    HYBRID_DLRM N, HYBRID_DLRM_ENHANCED N  as those, but layer 0 (embeddings) goes beside the layers before N
+    HYBRID_DLRM N, HYBRID_DLRM_ENHANCED N  as those, but layer 0 (embeddings) runs concurrently with the layers before
+    N
 
-NONE is no node. Every pass goes forward through all layers and back.
+NONE creates no node. Every pass runs forward through all layers and back.
 """
 
 from __future__ import annotations
@@ -74,11 +76,11 @@ def _read_text(source: Path) -> tuple[str, int, list[Layer]]:
         layers = [_layer(line) for line in lines[2:]]
         last_bottom = int(more[0]) if "DLRM" in kind else 0
     except (IndexError, ValueError, UnicodeDecodeError) as error:
-        raise ReadError(f"is no description of layers: {error}", where=source) from None
+        raise ReadError(f"is not a layer description: {error}", where=source) from None
     if kind not in _KINDS:
-        raise ReadError(f"is of no known kind: {kind}", where=source, remedy=f"known: {', '.join(_KINDS)}")
+        raise ReadError(f"unknown parallelism {kind!r}", where=source, remedy=f"known: {', '.join(_KINDS)}")
     if count != len(layers) or not layers:
-        raise ReadError(f"says {count} layers and holds {len(layers)}", where=source)
+        raise ReadError(f"states {count} layers and holds {len(layers)}", where=source)
     if not 0 <= last_bottom < len(layers):
         raise ReadError(f"has no layer {last_bottom}", where=source)
     return kind, last_bottom, layers
@@ -92,90 +94,94 @@ def _layer(line: list[str]) -> Layer:
 
 def _step(columns: list[str]) -> Step:
     time, collective, size = int(columns[0]), columns[1].upper(), int(columns[2])
-    # A suffix tells how to run it, as in ALLREDUCE_HIERARCHICAL.
+    # A suffix specifies the algorithm, as in ALLREDUCE_HIERARCHICAL.
     begins = [name for name in _COLLECTIVES if collective.replace("_", "").startswith(name)]
-    known = max(begins, key=len, default=None)
-    if collective != "NONE" and known is None:
-        raise ValueError(f"no collective is called {collective}")
+    collective_name = max(begins, key=len, default=None)
+    if collective != "NONE" and collective_name is None:
+        raise ValueError(f"unknown collective {collective!r}")
     if not (0 <= time < 1 << 63 and 0 <= size < 1 << 63):
-        raise ValueError(f"{time} us and {size} bytes are no time and size")
-    return time, known, size
+        raise ValueError(f"{time} us and {size} bytes are not a valid time and size")
+    return time, collective_name, size
 
 
 def _nodes(kind: str, last_bottom: int, layers: list[Layer], passes: int) -> list[Any]:
-    made: list[Any] = []
+    nodes: list[Any] = []
 
     def node(name: str, on: set[int | None], **fields: Any) -> int:
-        made.append(
+        nodes.append(
             pb.Node(
-                id=len(made) + 1, name=name, data_deps=sorted(one for one in on if one is not None), **fields
+                id=len(nodes) + 1,
+                name=name,
+                data_deps=sorted(dependency for dependency in on if dependency is not None),
+                **fields,
             )
         )
-        made[-1].attr.add(name="is_cpu_op").bool_val = False
-        return len(made)
+        nodes[-1].attr.add(name="is_cpu_op").bool_val = False
+        return len(nodes)
 
-    def compute(layer: Layer, what: str, step: Step, on: set[int | None]) -> int:
-        return node(f"{layer.name}_{what}", on, type=_COMP, duration_micros=step[0])
+    def compute(layer: Layer, label: str, step: Step, on: set[int | None]) -> int:
+        return node(f"{layer.name}_{label}", on, type=_COMP, duration_micros=step[0])
 
-    def communicate(layer: Layer, what: str, step: Step, on: set[int | None]) -> int | None:
-        """The node, or what it would come after where there is none."""
+    def communicate(layer: Layer, label: str, step: Step, on: set[int | None]) -> int | None:
+        """Add the node and return its id, or return its latest dependency if the layer does not communicate."""
         if step[1] is None:
-            return max((one for one in on if one is not None), default=None)
-        one = node(f"{layer.name}_{what}_{step[1]}", on, type=_COLL)
+            return max((node_id for node_id in on if node_id is not None), default=None)
+        node_id = node(f"{layer.name}_{label}_{step[1]}", on, type=_COLL)
         for name, value in (("comm_type", _COLLECTIVES[step[1]]), ("comm_size", step[2])):
-            made[-1].attr.add(name=name).int64_val = value
-        return one
+            nodes[-1].attr.add(name=name).int64_val = value
+        return node_id
 
     if kind == "MICRO":
         for _ in range(passes):
             for layer in layers:
                 communicate(layer, "WG_COMM", layer.weight, set())
-        return made
-    run = _Pass(compute, communicate, on_the_way=kind != "DATA", of_weights=kind != "MODEL")
+        return nodes
+    run = _Pass(compute, communicate, sums_activations=kind != "DATA", sums_weights=kind != "MODEL")
     synced: list[int | None] = [None] * len(layers)
     last: int | None = None
     for _ in range(passes):
         last = run.through(layers, last_bottom, last, synced)
-    return made
+    return nodes
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """Forward and back once. on_the_way, of_weights: which collectives take place."""
+    """One forward and one backward pass; the flags select which collectives take place."""
 
     compute: Callable[[Layer, str, Step, set[int | None]], int]
     communicate: Callable[[Layer, str, Step, set[int | None]], int | None]
-    on_the_way: bool
-    of_weights: bool
+    sums_activations: bool
+    sums_weights: bool
 
     def through(
         self, layers: list[Layer], bottom: int, last: int | None, synced: list[int | None]
     ) -> int | None:
-        """Returns what the next pass begins after; ``synced`` are the collectives of weights, by layer.
+        """Return the node after which the next pass begins; ``synced`` are the collectives of weights, by layer.
 
-        bottom: the layer that waits for what layer 0, which goes beside those before it, has sent; 0 for none.
+        bottom: the layer that waits for the output of layer 0, which runs concurrently with those before it; 0 for
+        none.
         """
-        beside: int | None = None
+        layer_0_sent: int | None = None
         for number, layer in enumerate(layers):
-            on = {last, synced[number], beside if number == bottom else None}
+            on = {last, synced[number], layer_0_sent if number == bottom else None}
             last = self.compute(layer, "FWD", layer.forward, on)
-            if self.on_the_way:
+            if self.sums_activations:
                 sent = self.communicate(layer, "FWD_COMM", layer.forward, {last})
                 if bottom and number == 0:
-                    beside = sent
+                    layer_0_sent = sent
                 else:
                     last = sent
         for number, layer in reversed(list(enumerate(layers))):
             if bottom and number == 0:
-                last = beside  # layer 0 goes on when the gradient it was sent is there
+                last = layer_0_sent  # layer 0 continues when its gradient has arrived
             last = gradient = self.compute(layer, "WG", layer.weight, {last})
             synced[number] = (
-                self.communicate(layer, "WG_COMM", layer.weight, {gradient}) if self.of_weights else None
+                self.communicate(layer, "WG_COMM", layer.weight, {gradient}) if self.sums_weights else None
             )
             if number:
                 last = self.compute(layer, "IG", layer.input, {last})
-                if self.on_the_way:
+                if self.sums_activations:
                     last = self.communicate(layer, "IG_COMM", layer.input, {last})
             if bottom and number == bottom:
-                beside = self.communicate(layers[0], "IG_COMM", layers[0].input, {last})
+                layer_0_sent = self.communicate(layers[0], "IG_COMM", layers[0].input, {last})
         return last

@@ -17,40 +17,48 @@ from etloom.core import categories
 from etloom.core.errors import EtloomError, ReadError
 
 _LINE = re.compile(r"(issue|callback),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,20}),[^=,]*=(.*)$")
-_LANES = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communication"}
+_TRACKS = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communication"}
 
 
 def draw(log: Path, target: Path, npus: int, megahertz: int) -> None:
-    """Write the Chrome trace of the first ``npus`` NPUs, of a clock of ``megahertz``. Raises ReadError, EtloomError."""
+    """Write the Chrome trace of the first ``npus`` NPUs, of a clock of ``megahertz``. Raises ReadError,
+    EtloomError."""
     if megahertz < 1:
         raise EtloomError("the clock of an NPU has at least 1 MHz", where="--npu_frequency")
     begun: dict[tuple[int, int], int] = {}
     events: list[dict[str, object]] = []
     for line in log.read_text(errors="replace").splitlines():
-        if (found := _LINE.search(line.strip())) is None:
+        if (match := _LINE.search(line.strip())) is None:
             continue
-        what, (npu, cycle, node), name = found[1], map(int, found.group(2, 3, 4)), found[5]
+        event_type, (npu, cycle, node), name = match[1], map(int, match.group(2, 3, 4)), match[5]
         if npu >= npus:
             continue
-        if what == "issue":
+        if event_type == "issue":
             begun[npu, node] = cycle
         elif (npu, node) in begun:
             start = begun.pop((npu, node))
             times = {"ts": start / megahertz, "dur": (cycle - start) / megahertz}
             events.append(
-                {"ph": "X", "pid": npu, "tid": _lane(name), "name": name, **times, "args": {"node_id": node}}
+                {
+                    "ph": "X",
+                    "pid": npu,
+                    "tid": _find_track(name),
+                    "name": name,
+                    **times,
+                    "args": {"node_id": node},
+                }
             )
     if not events:
-        raise ReadError("holds no node that was issued and called back", where=log)
+        raise ReadError("no node was both issued and called back", where=log)
     names: list[dict[str, object]] = [
-        {"ph": "M", "pid": npu, "tid": lane, "name": "thread_name", "args": {"name": called}}
+        {"ph": "M", "pid": npu, "tid": track, "name": "thread_name", "args": {"name": track_name}}
         for npu in sorted({int(str(event["pid"])) for event in events})
-        for lane, called in _LANES.items()
+        for track, track_name in _TRACKS.items()
     ]
     target.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *events]}) + "\n")
 
 
-def _lane(name: str) -> int:
+def _find_track(name: str) -> int:
     if "MEM_" in name:
         return 2 if "REMOTE" in name.upper() else 1
     return 4 if "COMM_" in name or categories.parse_collective(name) else 3
@@ -63,9 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output_filename", required=True, help="the Chrome trace to write")
     parser.add_argument("--num_npus", type=int, required=True)
     parser.add_argument("--npu_frequency", type=int, required=True, help="MHz")
-    parser.add_argument("--log_filename", help="taken and not used: what is to say is said on stderr")
-    given = parser.parse_args(arguments)
-    paths = Path(given.input_filename), Path(given.output_filename)
-    return run_command(
-        "chakra_timeline_visualizer", lambda: draw(*paths, given.num_npus, given.npu_frequency)
-    )
+    parser.add_argument("--log_filename", help="accepted and ignored: messages go to stderr")
+    args = parser.parse_args(arguments)
+    paths = Path(args.input_filename), Path(args.output_filename)
+    return run_command("chakra_timeline_visualizer", lambda: draw(*paths, args.num_npus, args.npu_frequency))

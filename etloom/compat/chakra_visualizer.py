@@ -1,4 +1,5 @@
-"""mlcommons/chakra's ``chakra_visualizer``: the nodes of a .et as .dot, .graphml or, where Graphviz is there, .pdf."""
+"""mlcommons/chakra's ``chakra_visualizer``: the nodes of a .et as .dot, .graphml or, where Graphviz is there,
+.pdf."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _ARROWS = {"data": "normal", "control": "tee"}
 
 
 def visualize(source: Path, target: Path) -> None:
-    """Write the graph in the format that the end of ``target`` says. Raises ReadError, EtloomError."""
+    """Write the graph in the format given by the suffix of ``target``. Raises ReadError, EtloomError."""
     nodes = load_file(source).nodes
     if target.suffix == ".graphml":
         target.write_text("".join(_graphml(nodes)), encoding="utf-8")
@@ -26,16 +27,20 @@ def visualize(source: Path, target: Path) -> None:
     elif target.suffix == ".pdf":
         program = shutil.which("dot")
         if program is None:
-            raise EtloomError("a .pdf needs Graphviz, which is not there", where=target, remedy="name a .dot")
-        drawn = "".join(_dot(nodes)).encode()
-        done = subprocess.run(
-            [program, "-Tpdf", "-o", str(target)], input=drawn, capture_output=True, check=False
+            raise EtloomError(
+                "a .pdf needs Graphviz, which is not installed", where=target, remedy="name a .dot"
+            )
+        dot_text = "".join(_dot(nodes)).encode()
+        process = subprocess.run(
+            [program, "-Tpdf", "-o", str(target)], input=dot_text, capture_output=True, check=False
         )
-        if done.returncode:
-            why = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-            raise EtloomError(f"Graphviz failed: {why}", where=target, remedy="name a .dot")
+        if process.returncode:
+            message = process.stderr.decode(errors="replace").strip().partition("\n")[0]
+            raise EtloomError(f"Graphviz failed: {message}", where=target, remedy="name a .dot")
     else:
-        raise EtloomError("is no format", where=target, remedy="end it in .dot, .graphml or .pdf")
+        raise EtloomError(
+            f"unknown format {target.suffix!r}", where=target, remedy="end it in .dot, .graphml or .pdf"
+        )
 
 
 def _edges(nodes: list[ChakraNode]) -> Iterator[tuple[int, int, str]]:
@@ -49,7 +54,9 @@ def _dot(nodes: list[ChakraNode]) -> Iterator[str]:
     for node in nodes:
         label = node.name.replace("\\", "\\\\").replace('"', '\\"')
         yield f'  {node.id} [label="{label}"];\n'
-    yield from (f"  {on} -> {one} [arrowhead={_ARROWS[kind]}];\n" for on, one, kind in _edges(nodes))
+    yield from (
+        f"  {source} -> {target} [arrowhead={_ARROWS[kind]}];\n" for source, target, kind in _edges(nodes)
+    )
     yield "}\n"
 
 
@@ -61,18 +68,18 @@ def _graphml(nodes: list[ChakraNode]) -> Iterator[str]:
     for node in nodes:
         name = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in node.name)
         yield f'<node id="{node.id}"><data key="label">{escape(name)}</data></node>\n'
-    for on, one, kind in _edges(nodes):
-        yield f'<edge source="{on}" target="{one}"><data key="dependency">{kind}</data></edge>\n'
+    for source, target, kind in _edges(nodes):
+        yield f'<edge source="{source}" target="{target}"><data key="dependency">{kind}</data></edge>\n'
     yield "</graph>\n</graphml>\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command ``chakra_visualizer``: exit status 0, 1 for an error told in one line, 2 for wrong usage."""
+    """The command ``chakra_visualizer``: exit status 0, 1 for an error reported in one line, 2 for wrong usage."""
     parser = argparse.ArgumentParser(
         prog="chakra_visualizer", description="Draw the nodes of a Chakra trace."
     )
     parser.add_argument("--input_filename", required=True, help="the .et")
     parser.add_argument("--output_filename", required=True, help="what to write: .dot, .graphml or .pdf")
-    given = parser.parse_args(arguments)
-    paths = Path(given.input_filename), Path(given.output_filename)
+    args = parser.parse_args(arguments)
+    paths = Path(args.input_filename), Path(args.output_filename)
     return run_command("chakra_visualizer", lambda: visualize(*paths))

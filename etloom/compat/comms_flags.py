@@ -1,6 +1,7 @@
 """The flags of PARAM's communication replay: of its present tool, comm_replay, and of commsTraceReplay before it.
 
-Names, aliases and defaults are PARAM's. `IDLE` holds those that cannot mean anything here, with the reason.
+Names, aliases and defaults are PARAM's. `IGNORED_FLAGS` and `IGNORED_SWITCHES` list those without an effect here,
+with the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ IGNORED_FLAGS = {
     ("--bitwidth",): _NOT_QUANTIZED,
     ("--quant-a2a-embedding-dim",): _NOT_QUANTIZED,
     ("--quant-threshold",): _NOT_QUANTIZED,
-    ("--log", "--log-level"): "there is one level",
+    ("--log", "--log-level"): "there is one log level",
     ("--profiler-num-replays-start",): _ALWAYS_TIMED,
     ("--profiler-num-replays",): _ALWAYS_TIMED,
     ("--data-accuracy-savemodepath",): _CHECKED_BY_COMPUTATION,
@@ -49,23 +50,23 @@ IGNORED_SWITCHES = {
     ("--reuse-tensors",): "nothing is ever allocated while the clock runs",
     ("--use-nvshmem",): "torch.distributed is the only one",
     ("--eager-init",): "groups are made before the clock runs",
-    ("--enable-torch-nccl-timing",): "the replay keeps times of its own",
+    ("--enable-torch-nccl-timing",): "the replay measures times itself",
 }
 WITHOUT_EFFECT = {**IGNORED_FLAGS, **IGNORED_SWITCHES}
 
 _SUFFIXES = ("", "v", "base", "single", "coalesced", "intotensorcoalesced", "tensorcoalesced")
 _SPELLINGS: dict[str, tuple[str, ...]] = {
-    **{f"{one.replace('_', '')}{end}": (one,) for one in COLLECTIVES | MESSAGES for end in _SUFFIXES},
+    **{f"{name.replace('_', '')}{end}": (name,) for name in COLLECTIVES | MESSAGES for end in _SUFFIXES},
     **dict.fromkeys(("isend",), ("send",)),
     **dict.fromkeys(("irecv", "recvanysource"), ("recv",)),
     **dict.fromkeys(("batchisendirecv", "pt2pt"), ("send", "recv")),
     **dict.fromkeys(("wait", "init", "noop"), ()),
 }
-"""PARAM's names of what may be replayed, without their underscores -> ours; waits come with what they wait for."""
+"""PARAM's names of calls, without underscores -> etloom's names. Waits are replayed with the calls they wait for."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says an error in one line: as many processes as ranks say it."""
+    """Reports an error in one line, since every rank's process reports it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the flags\n")
@@ -73,24 +74,24 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """PARAM's flags."""
-    made = _Parser(
+    parser = _Parser(
         "etloom-comms-replay",
         usage="%(prog)s --trace-path RUN [flags]",
         description="Run recorded communication again, by PARAM's flags.",
         epilog="example: mpirun -np 8 etloom-comms-replay --trace-path run/ --trace-type et --num-replays 10",
         allow_abbrev=False,
     )
-    add = made.add_argument
+    add = parser.add_argument
     add(
         "--trace-path",
         default="./",
-        help="folder of rank-N files, or one file; of several (a,b) the first there is",
+        help="folder of rank-N files, or one file; of several (a,b) the first that exists",
     )
     add(
         "--trace-type",
         default="et",
         choices=["et", "basic", "kineto"],
-        help="fail where there is no such trace",
+        help="fail if there is no trace of this type",
     )
     add("--use-one-trace", action="store_true", help="play one rank's trace on all processes")
     add("--dry-run", action="store_true", help="print the plan and start nothing")
@@ -119,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--blocking", "-b", "--z", nargs="?", type=int, const=1, choices=[0, 1], default=0,
         help="wait for each call before the next")  # fmt: skip
-    add("--colls-per-batch", type=int, default=-1, help="also say how long N calls take")
+    add("--colls-per-batch", type=int, default=-1, help="also report the time of N consecutive calls")
     add("--use-timestamp", action="store_true", help="keep the recorded gaps")
     add("--rebalance-policy", default="", choices=["", "equal"], help="equal shares in all-to-alls")
     add("--output-path", default="", nargs="?", const="", help="folder for replayedCommsPerf.rank-N.json")
@@ -133,7 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--backend",
         type=_parse_backend,
         default=None,
-        help="nccl, gloo, or any other that torch has; by default what --device is for",
+        help="nccl, gloo, or any other backend of torch; default: the usual one of --device",
     )
     add(
         "--device", default=None, choices=["cpu", "cuda", "rocm"], help="by default cuda where there is a GPU"
@@ -147,23 +148,23 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--c", type=int, choices=[0, 1], default=0, help="check every result once, before the timed replays")
     add("--data-accuracy-mode", choices=["none", "save", "check"], default="none", help="check: as --c 1")
-    for flags, why in IGNORED_FLAGS.items():
-        add(*flags, default=None, nargs="+", metavar="VALUE", help=f"no effect: {why}")
-    for flags, why in IGNORED_SWITCHES.items():
-        add(*flags, default=None, action="store_true", help=f"no effect: {why}")
-    return made
+    for flags, reason in IGNORED_FLAGS.items():
+        add(*flags, default=None, nargs="+", metavar="VALUE", help=f"no effect: {reason}")
+    for flags, reason in IGNORED_SWITCHES.items():
+        add(*flags, default=None, action="store_true", help=f"no effect: {reason}")
+    return parser
 
 
 def describe_ignored_flags(args: argparse.Namespace) -> list[str]:
-    """A line for each given flag that has no effect."""
-    told = [
-        f"{flags[0]} has no effect: {why}"
-        for flags, why in WITHOUT_EFFECT.items()
+    """One line for each flag on the command line that has no effect."""
+    lines = [
+        f"{flags[0]} has no effect: {reason}"
+        for flags, reason in WITHOUT_EFFECT.items()
         if getattr(args, flags[0].lstrip("-").replace("-", "_")) is not None
     ]
     if args.data_accuracy_mode == "save":
-        told.append(f"--data-accuracy-mode save has no effect: {_CHECKED_BY_COMPUTATION}")
-    return told
+        lines.append(f"--data-accuracy-mode save has no effect: {_CHECKED_BY_COMPUTATION}")
+    return lines
 
 
 def _parse_backend(text: str) -> str:
@@ -177,35 +178,35 @@ def _parse_backend(text: str) -> str:
 def _integer_from(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
         return int(text)
 
     return number
 
 
 def _parse_ranks(text: str) -> list[int] | None:
-    """1,3 or 1:3 (both ends) as a list; None for all."""
+    """1,3 or 1:3 (both ends) as a list; None for all ranks."""
     if text in ("", "all"):
         return None
     if span := re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text):
         return list(range(int(span[1]), int(span[2]) + 1))
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks, such as 1,3 or 1:3")
-    return [int(one) for one in text.split(",")]
+        raise argparse.ArgumentTypeError(f"expected a list of ranks such as 1,3 or 1:3, got {text!r}")
+    return [int(rank) for rank in text.split(",")]
 
 
 def _parse_collectives(text: str) -> tuple[str, ...]:
-    """PARAM's names as ours; none for all."""
+    """PARAM's names of collectives in etloom's spelling; empty for all."""
     if text == "all":
         return ()
-    found: set[str] = set()
-    for one in filter(None, (one.strip() for one in text.split(","))):
-        meant = _SPELLINGS.get(one.lower().replace("_", ""))
-        if meant is None:
+    collectives: set[str] = set()
+    for spelling in filter(None, (spelling.strip() for spelling in text.split(","))):
+        names = _SPELLINGS.get(spelling.lower().replace("_", ""))
+        if names is None:
             raise argparse.ArgumentTypeError(
-                f"{one!r} is no collective; one of {', '.join(sorted(COLLECTIVES | MESSAGES))}"
+                f"{spelling!r} is not a collective; expected one of {', '.join(sorted(COLLECTIVES | MESSAGES))}"
             )
-        found.update(meant)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} leaves nothing to replay")
-    return tuple(sorted(found))
+        collectives.update(names)
+    if not collectives:
+        raise argparse.ArgumentTypeError(f"{text!r} selects nothing to replay")
+    return tuple(sorted(collectives))

@@ -1,7 +1,7 @@
 """PARAM's communication replay by its own flags: ``etloom-comms-replay --trace-path RUN --trace-type et``.
 
-Flags (`comms_flags`) that mean something here do the same as there; those that cannot are named on stderr and change
-nothing; those that are not PARAM's are errors. docs/coming-from-param.md holds the table of them, and what differs.
+Flags (`comms_flags`) keep PARAM's meaning. Flags without an effect here are named on stderr; unknown flags are
+errors. docs/coming-from-param.md lists all flags and the differences.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from etloom.reports import formatting
 
 def replay(args: argparse.Namespace) -> None:
     """Replay as PARAM's flags say. Raises EtloomError."""
-    place = Process.here()
-    if place.rank == 0:
+    process = Process.here()
+    if process.rank == 0:
         for line in comms_flags.describe_ignored_flags(args):
             sys.stderr.write(f"etloom-comms-replay: {line}\n")
     run = _first_existing_path(args.trace_path)
-    wanted = range(place.world) if args.output_ranks is None else args.output_ranks
+    output_ranks = range(process.world) if args.output_ranks is None else args.output_ranks
 
     def make(world: int) -> Plan:
         job = LoadOptions().folder(run, _rank_pattern(run)) if run.is_dir() else LoadOptions().file(run)
@@ -45,15 +45,15 @@ def replay(args: argparse.Namespace) -> None:
         )  # fmt: skip
 
     if args.dry_run:
-        if place.rank == 0:
-            _print_table(plan_table(make(place.world)))
+        if process.rank == 0:
+            _print_table(plan_table(make(process.world)))
         return
     if args.output_ranks is not None and not args.output_path:
-        raise EtloomError("--output-ranks says who writes, but not where", remedy="add --output-path FOLDER")
-    if beyond := [rank for rank in wanted if rank >= place.world]:
-        raise EtloomError(f"--output-ranks: there is no rank {beyond[0]} of {place.world}")
-    known = plan_early(make, place.world, run)
-    # torch tells a lost connection in pages of its own.
+        raise EtloomError("--output-ranks requires --output-path", remedy="add --output-path FOLDER")
+    if missing := [rank for rank in output_ranks if rank >= process.world]:
+        raise EtloomError(f"--output-ranks: there is no rank {missing[0]} of {process.world}")
+    plan = plan_early(make, process.world, run)
+    # torch reports a lost connection in many lines of its own.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from etloom.replayer.comms.results import TOTAL_HEADERS
     from etloom.replayer.comms.runner import CommsOptions, resolve_backend_and_device
@@ -72,42 +72,47 @@ def replay(args: argparse.Namespace) -> None:
         warmup=args.warmup_iter,
         verify=bool(args.c) or args.data_accuracy_mode == "check",
     )
-    done: CommsReplay | None = run_session(
-        known, options, place=place, address=args.master_ip, port=args.master_port, end=_exit_process
+    result: CommsReplay | None = run_session(
+        plan, options, place=process, address=args.master_ip, port=args.master_port, end=_exit_process
     )
-    if done is None:
+    if result is None:
         return
-    for line in plan_notes(done.plan):
+    for line in plan_notes(result.plan):
         sys.stderr.write(f"etloom-comms-replay: {line}\n")
-    _print_table(done.sums.rename(TOTAL_HEADERS))
+    _print_table(result.sums.rename(TOTAL_HEADERS))
     if args.colls_per_batch > 0:
-        _print_table(summarize_batches(done.calls, args.colls_per_batch))
+        _print_table(summarize_batches(result.calls, args.colls_per_batch))
     if args.output_path:
-        _write_results(done, Path(args.output_path), wanted, backend)
+        _write_results(result, Path(args.output_path), output_ranks, backend)
 
 
-def _first_existing_path(given: str) -> Path:
-    """The first of several paths that is there; the whole text where none is. Raises EtloomError for an address."""
-    if "://" in given:
-        raise EtloomError("traces are read from files", where=given, remedy="fetch it first")
-    several = [Path(given), *(Path(one.strip()) for one in given.split(",") if one.strip())]
-    return next((one for one in several if one.exists()), several[0])
+def _first_existing_path(text: str) -> Path:
+    """Return the first of the comma-separated paths that exists, or the whole text if none does.
+
+    Raises:
+        EtloomError: for an address with a scheme.
+    """
+    if "://" in text:
+        raise EtloomError("traces are read from files", where=text, remedy="fetch it first")
+    paths = [Path(text), *(Path(path.strip()) for path in text.split(",") if path.strip())]
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 def _rank_pattern(run: Path) -> str | None:
-    """How files are called where they are called after their rank alone, as the older tool wants them."""
+    """The pattern of file names that consist of the rank alone, as the older tool wants them; else None."""
     ranks = r"(\d+)\.json"
     return ranks if any(re.fullmatch(ranks, file.name) for file in run.iterdir()) else None
 
 
 def summarize_batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
-    """How long each ``size`` calls in a row took on a rank, from the first call to the last completion, in ms."""
-    took = (
+    """Statistics, in ms, of the time that ``size`` consecutive calls took on a rank, from the first call to the last
+    completion."""
+    batches = (
         calls.group_by("rank", "repeat", batch=pl.col("call") // size)
         .agg(pl.len(), took=(pl.col("done_ns").max() - pl.col("made_ns").min()) / 1e6)
         .filter(pl.col("len") == size)
     )
-    return took.select(
+    return batches.select(
         pl.len().alias("batches"),
         *(pl.col("took").quantile(q / 100, "linear").alias(f"p{q}_ms") for q in (50, 95)),
         pl.col("took").mean().alias("mean_ms"),
@@ -118,15 +123,17 @@ def summarize_batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
 
 
 def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]]:
-    """What PARAM writes of a rank: a row a call and replay. Sizes in elements; latency from the call to its end here,
-    global latency to its end on all ranks of the group."""
+    """The rows of PARAM's result file of a rank, one per call and replay.
+
+    Sizes are in elements. Latency lasts from the call to its end on this rank, global latency to its end on all ranks
+    of the group."""
     from etloom.core.categories import itemsize
 
-    own, groups = plan.calls[rank], plan.groups
+    rank_calls, groups = plan.calls[rank], plan.groups
     ended = calls.with_columns(last=pl.col("done_ns").max().over("meeting")).filter(pl.col("rank") == rank)
     return [
         {
-            "comms": (call := own[row["call"]]).collective, "seqnum": row["call"], "req": call.seq,
+            "comms": (call := rank_calls[row["call"]]).collective, "seqnum": row["call"], "req": call.seq,
             "in_msg_size": sum(call.inputs), "out_msg_size": sum(call.outputs), "dtype": call.dtype,
             "dtype_size": itemsize(call.dtype), "in_split": list(call.in_split), "out_split": list(call.out_split),
             "root": call.root, "peer": call.peer, "global_ranks": list(call.group), "world_size": len(call.group),
@@ -137,15 +144,15 @@ def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]
     ]  # fmt: skip
 
 
-def _write_results(done: Any, folder: Path, ranks: Iterable[int], backend: str) -> None:
+def _write_results(result: Any, folder: Path, ranks: Iterable[int], backend: str) -> None:
     from etloom.formats.parquet import writer
     from etloom.replayer.comms.results import build_job
 
     folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         file = folder / f"replayedCommsPerf.rank-{rank}.json"
-        file.write_text(json.dumps(call_rows(done.plan, done.calls, rank), indent=1))
-    writer.write(build_job(done.plan, done.calls, backend), folder / "replay.parquet")
+        file.write_text(json.dumps(call_rows(result.plan, result.calls, rank), indent=1))
+    writer.write(build_job(result.plan, result.calls, backend), folder / "replay.parquet")
     sys.stderr.write(f"wrote {folder}\n")
 
 
@@ -158,12 +165,12 @@ def _print_table(frame: pl.DataFrame) -> None:
     lines = [[column.header for column in columns], *cells]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        said = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        sys.stdout.write(f"{said.rstrip()}\n")
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write(f"{text.rstrip()}\n")
 
 
 def _exit_process(reason: Any) -> None:
-    """Another process is gone: say so and end, since torch would wait for it."""
+    """Report that another process has ended, and end this one, since torch would wait for it."""
     sys.stderr.write(f"etloom-comms-replay: {reason}\n")
     sys.stderr.flush()
     os._exit(128 + signal.SIGINT if ": interrupted at " in str(reason) else 1)

@@ -171,13 +171,13 @@ def test_text_dlrm(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ("", "no description"),
-        ("DATA\n2\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "says 2 layers and holds 1"),
-        ("NEW\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "no known kind"),
+        ("", "not a layer description"),
+        ("DATA\n2\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "states 2 layers and holds 1"),
+        ("NEW\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "unknown parallelism"),
         ("DATA\n1\nconv -1 1 NONE 0\n", "5 columns"),
-        ("DATA\n1\nconv -1 1 SUM 0 1 NONE 0 1 NONE 0 1\n", "no collective is called SUM"),
-        ("DATA\n1\nconv -1 -1 NONE 0 1 NONE 0 1 NONE 0 1\n", "-1 us and 0 bytes are no time and size"),
-        (f"DATA\n1\nconv -1 1 NONE 0 1 NONE 0 1 ALLREDUCE {1 << 63} 1\n", "no time and size"),
+        ("DATA\n1\nconv -1 1 SUM 0 1 NONE 0 1 NONE 0 1\n", "unknown collective 'SUM'"),
+        ("DATA\n1\nconv -1 -1 NONE 0 1 NONE 0 1 NONE 0 1\n", "-1 us and 0 bytes are not a valid time and size"),
+        (f"DATA\n1\nconv -1 1 NONE 0 1 NONE 0 1 ALLREDUCE {1 << 63} 1\n", "not a valid time and size"),
         ("HYBRID_DLRM 4\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "has no layer 4"),
     ],
 )

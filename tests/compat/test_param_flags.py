@@ -122,10 +122,10 @@ def test_flags_of_the_plan(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--allow-ops wait", "'wait' leaves nothing to replay"),
-        ("--allow-ops all_redcue", "'all_redcue' is no collective"),
-        ("--output-ranks 1:x", "'1:x' is no list of ranks"),
-        ("--num-replays 0", "'0' is no number from 1 on"),
+        ("--allow-ops wait", "'wait' selects nothing to replay"),
+        ("--allow-ops all_redcue", "'all_redcue' is not a collective"),
+        ("--output-ranks 1:x", "expected a list of ranks"),
+        ("--num-replays 0", "expected an integer of at least 1"),
         ("--warmup-iter -1", "argument --warmup-iter"),
         ("--blocking 2", "invalid choice: 2"),
         ("--trace-type nsys", "invalid choice: 'nsys'"),

@@ -1,9 +1,9 @@
-"""For people who come from Holistic Trace Analysis: its names, arguments and pandas columns over etloom.
+"""The names, arguments and pandas columns of Holistic Trace Analysis (HTA) on top of etloom.
 
     from etloom.compat.hta import TraceAnalysis, execution_trace
 
-Needs pandas: ``pip install "etloom[pandas]"``. Where our numbers differ, ours are meant: docs/coming-from-hta.md says
-each difference and why.
+Needs pandas: ``pip install "etloom[pandas]"``. docs/coming-from-hta.md lists every figure that
+differs from HTA's, and why.
 """
 
 from __future__ import annotations

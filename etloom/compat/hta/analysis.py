@@ -1,6 +1,6 @@
-"""HTA's TraceAnalysis: its methods that answer with a table, over etloom's analyses.
+"""HTA's TraceAnalysis: the methods that return a table, on top of etloom's analyses.
 
-Times are in us, as HTA's. ``visualize`` is taken and draws nothing: `etloom report` draws.
+Times are in us, as in HTA. ``visualize`` is accepted and draws nothing: `etloom report` draws.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class TraceAnalysis(CriticalPath):
     """``trace_dir``: a folder of traces; ``trace_files``: {rank: file}. ``t`` is the `HtaTrace`, ``job`` etloom's.
 
-    As in HTA, what the host did from the start of the last ProfilerStep on is left out unless
-    include_last_profiler_step. Raises as `etloom.open`.
+    As in HTA, host events from the start of the last ProfilerStep on are dropped unless include_last_profiler_step.
+    Raises as `etloom.open`.
     """
 
     def __init__(
@@ -38,25 +38,25 @@ class TraceAnalysis(CriticalPath):
         include_last_profiler_step: bool | None = False,
     ) -> None:
         job = api.open(trace_files if trace_files is not None else trace_dir)
-        self.whole = job
+        self.full_job = job
         self.job: Job = job if include_last_profiler_step else job.map(drop_last_step)
         self.t = HtaTrace(self.job)
 
     def get_comm_comp_overlap(self, visualize: bool = True) -> pd.DataFrame:
         """rank, comp_comm_overlap_pctg: of the communication, in percent; NaN without any."""
-        rows = self._whole("comm-overlap")
+        rows = self._over_all_steps("comm-overlap")
         return frame_to_pandas(rows.select("rank", comp_comm_overlap_pctg=pl.col("overlap_pct").round(2)))
 
     def get_profiler_steps(self) -> list[int]:
-        """The steps that some rank recorded, in order."""
+        """The steps that any rank recorded, in order."""
         try:
             return sorted(self._ask("steps")["step"].unique().to_list())
         except AnalysisError:
             return []  # no rank marks one
 
     def get_temporal_breakdown(self, visualize: bool = True) -> pd.DataFrame:
-        """Of each rank: idle, compute and other busy time of the device, us and percent of the span."""
-        rows = self._whole("temporal-breakdown")
+        """Idle, compute and other busy time of the device per rank, in us and percent of the span."""
+        rows = self._over_all_steps("temporal-breakdown")
         span = pl.col("span_ns")
         parts = {
             "idle": pl.col("idle_ns"),
@@ -80,9 +80,9 @@ class TraceAnalysis(CriticalPath):
         include_memory_kernels: bool = True,
         image_renderer: str = "",
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """(by kind of what ran together: kernel_type, sum, percentage; by kernel: name, sum (us), ...).
+        """(by combination of concurrent kernel types: kernel_type, sum, percentage; by kernel: name, sum (us), ...).
 
-        The statistics of "others" are of its kernels; HTA takes them of their sums. Where there are more than
+        The statistics of "others" are of its kernels; HTA computes them from the sums. Where there are more than
         num_kernels names of a kind and rank, those beyond them and beyond duration_ratio of its time are "others".
         """
         combined = self._ask("kernel-overlap")
@@ -112,10 +112,10 @@ class TraceAnalysis(CriticalPath):
         profiler_steps: only communications that began in these steps. Raises UnknownName for another, and
         AnalysisError where the ranks cannot be compared.
         """
-        known = self.get_profiler_steps()
+        steps = self.get_profiler_steps()
         for step in profiler_steps or []:
-            if step not in known:
-                raise UnknownName("step", str(step), map(str, known))
+            if step not in steps:
+                raise UnknownName("step", str(step), map(str, steps))
         runs = (
             [self.job]
             if not profiler_steps
@@ -126,7 +126,7 @@ class TraceAnalysis(CriticalPath):
         worst: list[int] = summed.sort("delay_ns", "rank", descending=(True, False))["rank"].to_list()
         return worst[:num_candidates]
 
-    def _kernels(self, ratio: float, most: int, memory: bool) -> pl.DataFrame:
+    def _kernels(self, ratio: float, max_names: int, memory: bool) -> pl.DataFrame:
         kinds = ["COMMUNICATION", "COMPUTATION", *(["MEMORY"] if memory else [])]
         parts = []
         for rank, trace in self.job.items():
@@ -134,21 +134,21 @@ class TraceAnalysis(CriticalPath):
                 pl.col("name").cast(pl.String)
             )
             for kind in kinds:
-                own = work.filter(pl.col("kind") == kind.lower())
-                shown = summarize_durations(group_small_names(own, ratio, most), "name")
-                parts.append(shown.with_columns(kernel_type=pl.lit(kind), rank=pl.lit(rank, pl.Int64)))
+                durations = work.filter(pl.col("kind") == kind.lower())
+                summary = summarize_durations(group_small_names(durations, ratio, max_names), "name")
+                parts.append(summary.with_columns(kernel_type=pl.lit(kind), rank=pl.lit(rank, pl.Int64)))
         return pl.concat(parts).sort("kernel_type", "name", "rank")
 
     def _ask(self, name: str, **options: Any) -> pl.DataFrame:
         return api.analyze(self.job, name, **options)
 
-    def _whole(self, name: str) -> pl.DataFrame:
+    def _over_all_steps(self, name: str) -> pl.DataFrame:
         """The rows over all steps."""
         return self._ask(name).filter(pl.col("step").is_null())
 
 
 def _overlapping(kinds: str) -> str:
-    """HTA's words for kinds that ran together: COMPUTATION overlapping COMMUNICATION."""
+    """HTA's name for kernel types that ran concurrently: COMPUTATION overlapping COMMUNICATION."""
     order = ("computation", "communication", "memory", "other")
     return (
         " overlapping ".join(sorted(kinds.split(" + "), key=order.index))

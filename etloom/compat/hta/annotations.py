@@ -1,4 +1,4 @@
-"""HTA's questions about user annotations."""
+"""HTA's methods about user annotations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Annotations(Sequences):
-    """The part of TraceAnalysis that asks what annotations hold."""
+    """The methods of TraceAnalysis about user annotations."""
 
     def get_gpu_user_annotation_breakdown(
         self,
@@ -35,8 +35,8 @@ class Annotations(Sequences):
     ) -> pd.DataFrame | None:
         """name, sum (us), max (us), min (us), stddev, mean (us), rank; None where there are none.
 
-        allowlist_patterns: parts of names. Names beyond num_kernels, and beyond duration_ratio of the rank's time, are
-        "others", whose statistics are of its annotations.
+        allowlist_patterns: parts of names. Names beyond num_kernels, and beyond duration_ratio of the rank's time,
+        are "others", whose statistics are of its annotations.
         """
         categories = [ON_DEVICE] if use_gpu_annotation else sorted(kinds.ANNOTATION_CATEGORIES)
         parts = []
@@ -44,12 +44,12 @@ class Annotations(Sequences):
             marks = trace.events.filter(pl.col("cat").is_in(categories) & pl.col("dur").is_not_null())
             marks = marks.select(pl.col("name").cast(pl.String), "dur")
             if allowlist_patterns is not None:
-                wanted = (pl.col("name").str.contains(part, literal=True) for part in allowlist_patterns)
-                marks = marks.filter(pl.any_horizontal(wanted))
-            shown = summarize_durations(group_small_names(marks, duration_ratio, num_kernels), "name").sort(
+                matches = (pl.col("name").str.contains(part, literal=True) for part in allowlist_patterns)
+                marks = marks.filter(pl.any_horizontal(matches))
+            summary = summarize_durations(group_small_names(marks, duration_ratio, num_kernels), "name").sort(
                 "name"
             )
-            parts.append(shown.with_columns(rank=pl.lit(rank, pl.Int64)))
+            parts.append(summary.with_columns(rank=pl.lit(rank, pl.Int64)))
         table = pl.concat(parts)
         return None if table.is_empty() else frame_to_pandas(table)
 
@@ -61,27 +61,27 @@ class Annotations(Sequences):
 
         None for a trace whose devices show no annotations.
         """
-        ((_, trace),) = self._asked([rank])
+        ((_, trace),) = self._select_ranks([rank])
         if not trace.events.select((pl.col("cat") == ON_DEVICE).any()).item():
             return None
         table = self.t.get_trace(rank)
         work = add_frame_index(trace, select_launched_work(trace, "id", "launch"))
-        around = arrays.find_nearest_ancestor(
+        annotation_rows = arrays.find_nearest_ancestor(
             rows_of_ids(trace.events, trace.events["parent"]),
             arrays.is_in(trace.events["cat"], kinds.ANNOTATION_CATEGORIES),
             rows_of_ids(trace.events, work["launch"]),
         )
-        innermost = arrays.take_rows(trace.events["name"], around).cast(pl.String)
+        innermost = arrays.take_rows(trace.events["name"], annotation_rows).cast(pl.String)
         names = dict(zip(work["index"].to_list(), innermost.to_list(), strict=True))
-        found = table[table["index"].isin(list(names))].copy()
+        rows = table[table["index"].isin(list(names))].copy()
         number = self.t.symbol_table.sym_index
-        texts = [names[at] for at in found["index"].tolist()]
-        found["user_annotation"] = [-1 if text is None else number[text] for text in texts]
+        texts = [names[at] for at in rows["index"].tolist()]
+        rows["user_annotation"] = [-1 if text is None else number[text] for text in texts]
         if expand_names:
             symbols = self.t.symbol_table.sym_table
             for column in ("name", "cat"):
-                found[f"s_{column}"] = [symbols[int(one)] for one in found[column]]
+                rows[f"s_{column}"] = [symbols[int(value)] for value in rows[column]]
             if shorten_names:
-                found["s_name"] = [shorten_kernel_name(name) for name in found["s_name"]]
-            found["s_user_annotation"] = ["" if text is None else text for text in texts]
-        return found
+                rows["s_name"] = [shorten_kernel_name(name) for name in rows["s_name"]]
+            rows["s_user_annotation"] = ["" if text is None else text for text in texts]
+        return rows

@@ -1,4 +1,5 @@
-"""HTA's questions about queues, copies and hardware counters, and its trace file with counters drawn in."""
+"""HTA's methods about queue length, memcpy bandwidth and hardware counters, and its trace file with counter
+tracks."""
 
 from __future__ import annotations
 
@@ -30,71 +31,73 @@ SUFFIX = "_with_counters"
 
 
 class TimeSeriesTypes(Flag):
-    """What generate_trace_with_counters draws."""
+    """The counters that generate_trace_with_counters adds."""
 
     QUEUE_LENGTH = auto()
     MEMCPY_BANDWIDTH = auto()
 
 
 class Counters(Device):
-    """The part of TraceAnalysis that asks for series over time, and for counters of kernels."""
+    """The methods of TraceAnalysis about time series and about counters of kernels."""
 
     def get_queue_length_time_series(self, ranks: Sequence[int] | None = None) -> dict[int, pd.DataFrame]:
-        """{rank: ts, pid, tid, stream, queue_length} after each launch and each start of work, a stream after the
-        other, by the event's index. Ranks without device work are left out."""
-        found = {}
+        """{rank: ts, pid, tid, stream, queue_length} after each launch and each start of GPU activity, one stream
+        after the other, indexed by event. Ranks without GPU activity are skipped."""
+        frames = {}
         for rank, trace in self._with_device(ranks):
             table = add_frame_index(trace, _queue(trace)).select(
                 "index", (pl.col("ts") - self.t.zero) / US, "pid", "tid", "stream", "queue_length"
             )
-            found[rank] = frame_to_pandas(table).set_index("index")
-        return found
+            frames[rank] = frame_to_pandas(table).set_index("index")
+        return frames
 
     def get_queue_length_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
-        """By rank and stream: count, mean, std, min, quartiles and max of the changes, unweighted by time. None where
-        no rank has device work."""
+        """Count, mean, std, min, quartiles and max of the changes by rank and stream, not weighted by time. None if
+        no rank has GPU activity."""
         return self.get_queue_length_summary_from_time_series(self.get_queue_length_time_series(ranks))
 
     def get_queue_length_summary_from_time_series(
         self, queue_length_dict: Mapping[int, pd.DataFrame]
     ) -> pd.DataFrame | None:
-        """The same, of what get_queue_length_time_series gave."""
+        """The same summary, computed from the result of get_queue_length_time_series."""
         return _describe_series(queue_length_dict, "stream", "queue_length")
 
     def get_time_spent_blocked_on_full_queue(
         self, queue_length_dict: Mapping[int, pd.DataFrame], max_queue_length: int = BLOCKS
     ) -> pd.DataFrame:
-        """rank, stream, duration_at_max_queue_length (us), and that relative to the rank's time: of the streams whose
-        queue was ever so long."""
+        """rank, stream, duration_at_max_queue_length (us), and its share of the rank's time, for the streams whose
+        queue ever was so long."""
         rows = []
         for rank, series in queue_length_dict.items():
             span = self.t.get_trace_duration(rank)
-            for stream, own in series.groupby("stream"):
-                lasted = own["ts"].shift(-1) - own["ts"]
-                full = own["queue_length"] >= max_queue_length
+            for stream, samples in series.groupby("stream"):
+                lasted = samples["ts"].shift(-1) - samples["ts"]
+                full = samples["queue_length"] >= max_queue_length
                 if full.any():
                     blocked = float(lasted[full].sum())
                     rows.append((rank, stream, blocked, blocked / span if span else 0.0))
         names = ("duration_at_max_queue_length", "relative_duration_at_max_queue_length")
-        made = import_pandas().DataFrame(rows, columns=["rank", "stream", *names])
-        return made.astype({"rank": int, "stream": int, **dict.fromkeys(names, float)})
+        table = import_pandas().DataFrame(rows, columns=["rank", "stream", *names])
+        return table.astype({"rank": int, "stream": int, **dict.fromkeys(names, float)})
 
     def get_memory_bw_time_series(self, ranks: Sequence[int] | None = None) -> dict[int, pd.DataFrame]:
-        """{rank: ts, pid, name, memory_bw_gbps} whenever the bandwidth of a sort of copies changed, a sort after the
-        other. Ranks without copies of known bandwidth are left out."""
-        found = {}
-        for rank, trace in self._asked(ranks):
+        """{rank: ts, pid, name, memory_bw_gbps} at each change of the bandwidth of a memcpy direction, one direction
+        after the other. Ranks without memcpys of known bandwidth are skipped."""
+        frames = {}
+        for rank, trace in self._select_ranks(ranks):
             if (table := _bandwidth(trace)) is not None:
                 ts = (pl.col("ts") - self.t.zero) / US
-                found[rank] = frame_to_pandas(table.select(ts, "pid", "name", "memory_bw_gbps"))
-        return found
+                frames[rank] = frame_to_pandas(table.select(ts, "pid", "name", "memory_bw_gbps"))
+        return frames
 
     def get_memory_bw_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
-        """By rank and sort of copy: count, mean, std, min, quartiles and max of the changes that are not to 0. None
-        where no rank has any."""
+        """Count, mean, std, min, quartiles and max of the non-zero bandwidths by rank and memcpy direction. None if
+        no rank has any."""
         series = self.get_memory_bw_time_series(ranks)
         return _describe_series(
-            {rank: one[one["memory_bw_gbps"] > 0] for rank, one in series.items()}, "name", "memory_bw_gbps"
+            {rank: frame[frame["memory_bw_gbps"] > 0] for rank, frame in series.items()},
+            "name",
+            "memory_bw_gbps",
         )
 
     def generate_trace_with_counters(
@@ -103,37 +106,37 @@ class Counters(Device):
         ranks: Sequence[int] | None = None,
         output_suffix: str = SUFFIX,
     ) -> None:
-        """Write, beside the file of each rank, its trace with a counter a stream ("Queue Length (stream 7)") and a
-        counter a sort of copy ("Memcpy DtoD"); by default both. A file of that name is replaced."""
-        wanted = ~TimeSeriesTypes(0) if time_series is None else time_series
-        for rank, trace in self._asked(ranks):
-            drawn = []
-            if TimeSeriesTypes.QUEUE_LENGTH in wanted and activity.has_device_events(trace):
-                of_stream = pl.format("Queue Length (stream {})", "stream")
-                drawn.append(_samples(_queue(trace), of_stream, "Queue Length", "queue_length"))
-            copied = _bandwidth(trace) if TimeSeriesTypes.MEMCPY_BANDWIDTH in wanted else None
+        """Write, next to the file of each rank, its trace with one counter per stream ("Queue Length (stream 7)") and
+        one per memcpy direction ("Memcpy DtoD"); by default both. An existing file of that name is replaced."""
+        selected = ~TimeSeriesTypes(0) if time_series is None else time_series
+        for rank, trace in self._select_ranks(ranks):
+            samples = []
+            if TimeSeriesTypes.QUEUE_LENGTH in selected and activity.has_device_events(trace):
+                stream_name = pl.format("Queue Length (stream {})", "stream")
+                samples.append(_samples(_queue(trace), stream_name, "Queue Length", "queue_length"))
+            copied = _bandwidth(trace) if TimeSeriesTypes.MEMCPY_BANDWIDTH in selected else None
             if copied is not None:
-                drawn.append(_samples(copied, pl.col("name"), "Memcpy BW", "memory_bw_gbps"))
-            whole = self.whole[rank]
-            counters = pl.concat((whole.counters, *drawn)).with_columns(
+                samples.append(_samples(copied, pl.col("name"), "Memcpy BW", "memory_bw_gbps"))
+            full_trace = self.full_job[rank]
+            counters = pl.concat((full_trace.counters, *samples)).with_columns(
                 id=pl.int_range(pl.len(), dtype=pl.UInt32)
             )
             target = _sibling_path(self._source(rank), output_suffix or SUFFIX)
-            api.export(whole.replace(None, counters=counters), target, "chrome")
+            api.export(full_trace.replace(None, counters=counters), target, "chrome")
 
     def get_cupti_counter_data_with_operators(self, ranks: Sequence[int] | None = None) -> list[pd.DataFrame]:
-        """A frame a rank, a row a measured kernel: the columns of a trace with name and cat as texts, one a counter,
-        index_runtime (of its launch call), op_stack (the operators around that, the outermost first), top_level_op and
-        bottom_level_op ("" of none). Empty where no rank has counters.
+        """One frame per rank with one row per measured kernel: the columns of a trace with name and cat as text, the
+        counters, index_runtime (of its launch call), op_stack (the operators around that, the outermost first),
+        top_level_op and bottom_level_op ("" of none). Empty where no rank has counters.
 
         Raises AnalysisError where kernels cannot be joined to launches by their order.
         """
-        found = []
-        for rank, trace in self._asked(ranks):
+        frames = []
+        for rank, trace in self._select_ranks(ranks):
             measured = trace.events.filter(pl.col("cat") == RANGE_CATEGORY).sort("ts", "id")
             if measured.height:
-                found.append(self._measured(rank, trace, measured))
-        return found
+                frames.append(self._measured(rank, trace, measured))
+        return frames
 
     def _measured(self, rank: int, trace: Trace, measured: pl.DataFrame) -> pd.DataFrame:
         launches = match_launches(trace, measured)
@@ -157,7 +160,8 @@ class Counters(Device):
 
 
 def _queue(trace: Trace) -> pl.DataFrame:
-    """id, ts, pid, tid (of the device), stream, queue_length (launched and not started), a stream after the other."""
+    """id, ts, pid, tid (of the device), stream, queue_length (launched and not started), one stream after the
+    other."""
     work = select_launched_work(trace, "id", "launch", "launch_ts", "ts", "pid", "tid", "device", "stream")
     work = work.drop_nulls("launch_ts")
     joins = pl.min_horizontal("launch_ts", "ts")
@@ -172,8 +176,8 @@ def _queue(trace: Trace) -> pl.DataFrame:
 
 
 def _bandwidth(trace: Trace) -> pl.DataFrame | None:
-    """ts, pid (of the device), name, memory_bw_gbps at each change, a sort of copy after the other; None of a trace
-    without copies, and of one that tells neither their size nor their bandwidth."""
+    """ts, pid (of the device), name, memory_bw_gbps at each change, one memcpy direction after the other; None for a
+    trace without memcpys, or with neither their size nor their bandwidth."""
     try:
         table = api.analyze(trace, "memory-bandwidth").sort("name", "ts_ns", maintain_order=True)
     except AnalysisError:
@@ -195,7 +199,7 @@ def _samples(table: pl.DataFrame, name: pl.Expr, series: str, value: str) -> pl.
 
 
 def _sibling_path(source: Path, suffix: str) -> Path:
-    """The file beside a trace that the trace with counters goes to: a.json.gz -> a_with_counters.json.gz."""
+    """The path, next to the trace, of the trace with counters: a.json.gz -> a_with_counters.json.gz."""
     name, dot, rest = source.name.partition(".json")
     if dot and rest in ("", ".gz"):
         return source.with_name(f"{name}{suffix}.json{rest}")
@@ -203,25 +207,25 @@ def _sibling_path(source: Path, suffix: str) -> Path:
 
 
 def _numbers(text: str | None) -> dict[str, Any]:
-    """The counters of a measured kernel."""
+    """The counter values of a measured kernel."""
     values = json.loads(text) if text else {}
     return {name: value for name, value in values.items() if type(value) in (int, float)}
 
 
 def _operators_around(trace: Trace, launches: pl.DataFrame) -> Iterator[list[str]]:
-    """Of each launch the names of the operators around it, the outermost first."""
+    """Yield for each launch the names of the operators that enclose it, outermost first."""
     events = trace.events
     operators = events.filter(pl.col("cat").is_in(sorted(categories.OPERATOR_CATEGORIES)))
-    named = dict(operators.select("id", pl.col("name").cast(pl.String)).iter_rows())
+    operator_names = dict(operators.select("id", pl.col("name").cast(pl.String)).iter_rows())
     parent = dict(events.drop_nulls("parent").select("id", "parent").iter_rows())
     for event in launches["id"]:
-        around = []
+        ancestors = []
         while (event := parent.get(event)) is not None:
-            around.append(event)
-        yield [named[one] for one in reversed(around) if one in named]
+            ancestors.append(event)
+        yield [operator_names[ancestor] for ancestor in reversed(ancestors) if ancestor in operator_names]
 
 
 def _describe_series(series: Mapping[int, pd.DataFrame], by: str, value: str) -> pd.DataFrame | None:
-    """A row a rank and group, with two levels of columns, as HTA's summaries."""
-    parts = {rank: one.groupby(by)[[value]].describe() for rank, one in series.items()}
+    """One row per rank and group, with two levels of columns, as in HTA's summaries."""
+    parts = {rank: frame.groupby(by)[[value]].describe() for rank, frame in series.items()}
     return import_pandas().concat(parts, names=["rank"]) if parts else None

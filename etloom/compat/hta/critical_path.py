@@ -102,7 +102,7 @@ class CPGraph:
 
 
 class CriticalPath(Annotations):
-    """The part of TraceAnalysis that asks what the duration hangs on."""
+    """The methods of TraceAnalysis about the critical path."""
 
     def critical_path_analysis(
         self,
@@ -111,17 +111,17 @@ class CriticalPath(Annotations):
         instance_id: int | tuple[int, int] | None = None,
         data_load_events: Sequence[str] | None = None,
     ) -> tuple[CPGraph, bool] | None:
-        """(the path, True) of what begins in these instances of annotations whose names contain ``annotation``; all of
-        them where instance_id is None. None where there is no such instance."""
-        ((_, trace),) = self._asked([rank])
+        """(the path, True) of what begins in these instances of annotations whose names contain ``annotation``; all
+        of them where instance_id is None. None where there is no such instance."""
+        ((_, trace),) = self._select_ranks([rank])
         marks = _instances(trace, annotation)
         first, last = instance_id if isinstance(instance_id, tuple) else (instance_id, instance_id)
-        chosen = marks if first is None or last is None else marks[first : last + 1]
-        if annotation and not chosen.height:
+        instances = marks if first is None or last is None else marks[first : last + 1]
+        if annotation and not instances.height:
             return None
         job = Job({rank: trace})
         if annotation:
-            start, end = chosen.select(pl.col("ts").min(), end=(pl.col("ts") + pl.col("dur")).max()).row(0)
+            start, end = instances.select(pl.col("ts").min(), end=(pl.col("ts") + pl.col("dur")).max()).row(0)
             job = Job({rank: keep_events(trace, _begun(trace, start, end))})
         path = api.analyze(job, "critical-path", by="edge").rename({"kind": "kind_of"})
         return CPGraph(job, path, self.t, tuple(data_load_events or ())), True
@@ -138,15 +138,15 @@ class CriticalPath(Annotations):
 
         It holds the part of the trace, the path as arrows, and an argument ``critical`` on what is on the path.
 
-        only_show_critical_events: leave out all else but annotations and Python frames. show_all_edges: draw every edge
-        of the graph too, where all events are shown.
+        only_show_critical_events: leave out all else but annotations and Python frames. show_all_edges: draw every
+        edge of the graph too, where all events are shown.
         """
         if rank not in critical_path_graph.job:
             raise AnalysisError(f"the path is not of rank {rank}", remedy="ask for the rank it was made of")
         target = Path(output_dir) / overlays.overlay_path(self._source(rank), "overlaid_critical_path")
         trace, path = critical_path_graph.job[rank], critical_path_graph.path
-        shown = overlays.add_critical_path(trace, rank, path, only_show_critical_events, show_all_edges)
-        return str(api.export(shown, target, "chrome"))
+        overlay = overlays.add_critical_path(trace, rank, path, only_show_critical_events, show_all_edges)
+        return str(api.export(overlay, target, "chrome"))
 
 
 def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
@@ -158,7 +158,7 @@ def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
 
 
 def _begun(trace: Trace, start: int, end: int) -> NDArray[np.bool_]:
-    """Which events of the host begin in this time, and which device work they launched, whenever it ran."""
+    """Mask of the host events that begin in this time and of the GPU activity they launched, whenever it ran."""
     events, launches = trace.events, trace.launches
     device = is_in(events["cat"], categories.DEVICE_CATEGORIES)
     keep: NDArray[np.bool_] = ~device & events["ts"].is_between(start, end).fill_null(False).to_numpy()

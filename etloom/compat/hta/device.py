@@ -21,7 +21,7 @@ _CAUSES = ("host_wait", "kernel_wait", "other")
 
 
 class Device(RunAccess):
-    """The part of TraceAnalysis that asks what devices did."""
+    """The methods of TraceAnalysis about GPU activity."""
 
     def get_cuda_kernel_launch_stats(
         self,
@@ -32,14 +32,14 @@ class Device(RunAccess):
         visualize: bool = True,
     ) -> dict[int, pd.DataFrame]:
         """{rank: correlation, cpu_duration, gpu_duration, launch_delay} of every piece of device work, us."""
-        found = {}
-        for rank, trace in self._asked(ranks):
+        frames = {}
+        for rank, trace in self._select_ranks(ranks):
             work = select_launched_work(trace, "correlation", "launch_ts", "launch_end", "ts", "dur", "kind")
             work = work.drop_nulls("launch_ts").sort("launch_ts", maintain_order=True)
             if not include_memory_events:
                 work = work.filter(pl.col("kind") != "memory")
             delay = pl.max_horizontal(pl.col("ts") - pl.col("launch_end"), 0)
-            found[rank] = frame_to_pandas(
+            frames[rank] = frame_to_pandas(
                 work.select(
                     pl.col("correlation").fill_null(-1),
                     cpu_duration=(pl.col("launch_end") - pl.col("launch_ts")) / US,
@@ -47,7 +47,7 @@ class Device(RunAccess):
                     launch_delay=delay / US,
                 )
             )
-        return found
+        return frames
 
     def get_idle_time_breakdown(
         self,
@@ -61,12 +61,14 @@ class Device(RunAccess):
         """(rank, stream, idle_category, idle_time in us, its share of the stream's; statistics of the gaps, if asked
         for). consecutive_kernel_delay: us."""
         rows, gaps = [], []
-        for rank, trace in self._asked(ranks):
+        for rank, trace in self._select_ranks(ranks):
             table = api.analyze(trace, "idle-time", consecutive_kernel_delay=1000 * consecutive_kernel_delay)
             table = table.filter(pl.col("step").is_null())
-            own = _gaps(trace, 1000 * consecutive_kernel_delay)
+            rank_gaps = _gaps(trace, 1000 * consecutive_kernel_delay)
             if streams is not None:
-                table, own = (one.filter(pl.col("stream").is_in(list(streams))) for one in (table, own))
+                table, rank_gaps = (
+                    frame.filter(pl.col("stream").is_in(list(streams))) for frame in (table, rank_gaps)
+                )
             named = pl.lit(rank, pl.Int64).alias("rank")
             rows.append(
                 table.select(
@@ -77,7 +79,7 @@ class Device(RunAccess):
                     idle_time_ratio=(pl.col("idle_pct") / 100).round(2),
                 )
             )
-            gaps.append(own.with_columns(named))
+            gaps.append(rank_gaps.with_columns(named))
         breakdown = frame_to_pandas(pl.concat(rows))
         if not show_idle_interval_stats:
             return breakdown, None

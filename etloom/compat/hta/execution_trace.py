@@ -42,27 +42,27 @@ def load_execution_trace(et_file: str | PathLike[str]) -> Trace:
 def correlate_execution_trace(trace: HtaTrace, rank: int, et: Trace) -> None:
     """Give the frame of a rank a column ``et_node``: the id of the node that is the same operator, NaN for none.
 
-    Raises LinkError where the two are not of one program; HTA says so in its log, or joins what does not belong
-    together.
+    Raises LinkError where the two are not of one program; HTA logs a message, or joins unrelated nodes.
     """
     frame = trace.get_trace(rank)
     linked = api.link(et, _unlinked(trace.job[rank]))
     nodes = linked.links.join(linked.nodes.select("id", "et_id"), left_on="node", right_on="id")
     placed = nodes.join(frame_indices(trace.job[rank]), left_on="event", right_on="id")
-    of_index = dict(placed.select("index", "et_id").iter_rows())
-    frame["et_node"] = [float(of_index.get(index, float("nan"))) for index in frame["index"].tolist()]
+    node_by_index = dict(placed.select("index", "et_id").iter_rows())
+    frame["et_node"] = [float(node_by_index.get(index, float("nan"))) for index in frame["index"].tolist()]
 
 
 def add_et_column(trace_df: pd.DataFrame, et: Trace, column: str) -> None:
     """Give a frame that has ``et_node`` one more column of its nodes: et_node_name, op_schema, input_shapes,
-    input_types, output_shapes, output_types, also input_values, input_strides, ..., and any column of the nodes table.
+    input_types, output_shapes, output_types, also input_values, input_strides, ..., and any column of the nodes
+    table.
 
     Raises EtloomError without ``et_node``, and UnknownName.
     """
     if "et_node" not in trace_df:
         raise EtloomError("the frame has no column et_node", remedy="call correlate_execution_trace first")
-    wanted = {int(node) for node in trace_df["et_node"].dropna()}
-    nodes = et.nodes.filter(pl.col("et_id").is_in(sorted(wanted)))
+    node_ids = {int(node) for node in trace_df["et_node"].dropna()}
+    nodes = et.nodes.filter(pl.col("et_id").is_in(sorted(node_ids)))
     values = dict(zip(nodes["et_id"].to_list(), _values(et, nodes, column), strict=True))
     trace_df[column] = [values.get(int(node)) if node == node else None for node in trace_df["et_node"]]
 
@@ -73,8 +73,8 @@ def _values(et: Trace, nodes: pl.DataFrame, column: str) -> list[Any]:
         return [json.loads(text)[part] for text in NodeTexts(et).format_arguments(nodes)[side]]
     name = {"et_node_name": "name"}.get(column, column)
     if name not in nodes.columns:
-        known = ["et_node_name", *_SIDES, *nodes.columns]
-        raise UnknownName("column of execution-trace nodes", column, known)
+        column_names = ["et_node_name", *_SIDES, *nodes.columns]
+        raise UnknownName("column of execution-trace nodes", column, column_names)
     return nodes[name].to_list()
 
 

@@ -88,7 +88,8 @@ def frame_to_pandas(table: pl.DataFrame) -> pd.DataFrame:
 
 
 class SymbolTable:
-    """The names and categories of a job as numbers: ``sym_table[number]`` is a text, ``sym_index[text]`` its number."""
+    """The names and categories of a job as numbers: ``sym_table[number]`` is a text, ``sym_index[text]`` its
+    number."""
 
     def __init__(self, texts: list[str]) -> None:
         self.sym_table = texts
@@ -106,7 +107,8 @@ class SymbolTable:
 
 
 class HtaTrace:
-    """What ``TraceAnalysis(...).t`` is: ``get_trace(rank)``, ``get_all_traces()``, ``symbol_table``, ``traces``."""
+    """The frames of a run, ``TraceAnalysis(...).t``: ``get_trace(rank)``, ``get_all_traces()``, ``symbol_table``,
+    ``traces``."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -114,7 +116,7 @@ class HtaTrace:
             [trace.events[name].cast(pl.String) for trace in job.values() for name in ("name", "cat")]
         )
         self.symbol_table = SymbolTable([*sorted(texts.drop_nulls().unique()), ""])
-        first = [kept["ts"].min() for trace in job.values() if (kept := timed_events(trace)).height]
+        first = [events["ts"].min() for trace in job.values() if (events := timed_events(trace)).height]
         self.zero: int = min(first, default=0)  # type: ignore[type-var, assignment]
         self.min_ts = self.zero / US
         self.traces: dict[int, pd.DataFrame] = {rank: self._frame(trace) for rank, trace in job.items()}
@@ -137,7 +139,7 @@ class HtaTrace:
         return self.traces
 
     def get_trace_duration(self, rank: int | None = None) -> float:
-        """From the first start to the last end of a rank, by default the first, us."""
+        """Time from the first start to the last end of a rank (default: the first), in us."""
         table = self.get_trace(self._first(rank))
         return float(table["end"].max() - table["ts"].min()) if len(table) else 0.0
 
@@ -154,7 +156,7 @@ class HtaTrace:
         return self.get_ranks()[0] if rank is None else rank
 
     def _frame(self, trace: Trace) -> pd.DataFrame:
-        """HTA's columns, with what it writes for nothing; times in us from the job's first event."""
+        """HTA's columns with its values for missing entries; times in us from the job's first event."""
         events = timed_events(trace).join(frame_indices(trace), on="id").sort("index")
         for name, columns in _FACTS.items():
             facts = trace.table(name).unique("event", keep="first", maintain_order=True)
@@ -177,30 +179,30 @@ class HtaTrace:
             iteration="step",
             end=(pl.col("ts") - self.zero + pl.col("dur")) / US,
         )
-        made = frame_to_pandas(table.select(_or_absent(table, name) for name in COLUMNS))
+        frame = frame_to_pandas(table.select(_or_absent(table, name) for name in COLUMNS))
         for name in _LISTS:
-            lists = {text: text if text == "-1" else json.loads(text) for text in made[name].unique()}
-            made[name] = import_pandas().Series([lists[text] for text in made[name]], dtype=object)
-        made.index = made["index"].to_numpy()
-        return made
+            lists = {text: text if text == "-1" else json.loads(text) for text in frame[name].unique()}
+            frame[name] = import_pandas().Series([lists[text] for text in frame[name]], dtype=object)
+        frame.index = frame["index"].to_numpy()
+        return frame
 
 
 def timed_events(trace: Trace) -> pl.DataFrame:
     """The events that HTA keeps: those of a category that last."""
-    kept = pl.col("dur").is_not_null() & pl.col("cat").is_not_null() & (pl.col("cat") != UNTIMED_CATEGORY)
-    return trace.events.filter(kept)
+    is_timed = pl.col("dur").is_not_null() & pl.col("cat").is_not_null() & (pl.col("cat") != UNTIMED_CATEGORY)
+    return trace.events.filter(is_timed)
 
 
 def frame_indices(trace: Trace) -> pl.DataFrame:
-    """id, index: of each event its place in the file, as HTA counts, or its id where the places do not tell all."""
+    """id, index: the position of each event in the file, as HTA counts, or its id if positions are not unique."""
     events = trace.events.select("id", index="position")
-    told = not events["index"].null_count() and not events["index"].is_duplicated().any()
-    return events if told else events.select("id", index="id")
+    has_positions = not events["index"].null_count() and not events["index"].is_duplicated().any()
+    return events if has_positions else events.select("id", index="id")
 
 
 def drop_last_step(trace: Trace) -> Trace:
-    """What HTA keeps by default of a trace of two steps and more: not the host's part of the last step, nor what that
-    launched."""
+    """The trace as HTA keeps it by default: if it has several steps, without the host's part of the last step and the
+    GPU activity launched there."""
     starts = trace.events.filter(
         arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
     ).with_columns(number=parse_step())
@@ -211,10 +213,10 @@ def drop_last_step(trace: Trace) -> Trace:
     device = arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)
     dropped = trace.events.filter(~pl.Series(device) & (pl.col("ts") >= last))["id"]
     launched = trace.launches.filter(pl.col("launch").is_in(dropped.implode()))["device_event"]
-    gone = pl.concat((dropped, launched)).unique()
-    kept = trace.events.filter(~pl.col("id").is_in(gone.implode()))
-    launches = trace.launches.filter(~pl.col("device_event").is_in(gone.implode()))
-    return trace.replace(None, events=kept, launches=launches)
+    dropped_ids = pl.concat((dropped, launched)).unique()
+    events = trace.events.filter(~pl.col("id").is_in(dropped_ids.implode()))
+    launches = trace.launches.filter(~pl.col("device_event").is_in(dropped_ids.implode()))
+    return trace.replace(None, events=events, launches=launches)
 
 
 def _partners(trace: Trace) -> pl.DataFrame:
@@ -231,7 +233,7 @@ def _partners(trace: Trace) -> pl.DataFrame:
 
 
 def _or_absent(table: pl.DataFrame, name: str) -> pl.Expr:
-    """A column with what HTA writes for nothing in place of null."""
+    """A column with HTA's value for missing entries in place of null."""
     column = pl.col(name)
     if table.schema[name] == pl.Categorical:
         column = column.cast(pl.String)

@@ -20,16 +20,16 @@ from etloom.graphs import build_graph
 from etloom.graphs.graph import EdgeKind
 from etloom.linker.selection import keep_events
 
-_OF_EVENT = ("arguments", "kernels", "syncs", "frames", "comms")
+_EVENT_TABLES = ("arguments", "kernels", "syncs", "frames", "comms")
 _IN_ARGS = ("device", "stream", "correlation", "external_id", "rf_id", "seq_id", "fwd_tid")
 """Columns that a trace file keeps in an event's args."""
 _EDGES = "dependency"
 _FIRST_EDGE = 1 << 40
-"""Numbers arrows of edges on from where no arrow of a file is."""
+"""First id of the arrows of edges, above the ids of a file's own arrows."""
 
 
 def overlay_path(source: Path, *words: str) -> str:
-    """The name of a file of a format that etloom writes: words, then the name of the source."""
+    """The name of the output file: the words, then the name of the source."""
     name = (
         source.name if source.name.endswith((".json", ".json.gz")) else f"{source.name.split('.')[0]}.json.gz"
     )
@@ -37,29 +37,31 @@ def overlay_path(source: Path, *words: str) -> str:
 
 
 def add_sequences(trace: Trace, calls: pl.DataFrame, numbers: Mapping[str, int] | None) -> Trace:
-    """The trace with an argument Patterns ({pattern: count}) on what lies in these calls or was launched there.
+    """The trace with an argument Patterns ({pattern: count}) on events inside these calls or launched there.
 
-    calls: call (row of the events), pattern, count. numbers: those of all names, to put in place of the names of the
-    rest, which lose their arguments; the file's ``symbols`` tell them.
+    calls: call (row of the events), pattern, count. numbers: number of every name; the other
+    events get the number as name and lose their arguments, and the file's ``symbols`` lists them.
     """
     at = _calls_around(trace, calls["call"].to_numpy())
-    said = {
+    arguments_by_call = {
         call: json.dumps({"Patterns": {pattern: count}})
         for call, pattern, count in calls.select("call", "pattern", "count").iter_rows()
     }
-    mine = pl.Series(at).replace_strict(said, default=None, return_dtype=pl.String)
-    told = _add_argument(trace, mine)
+    arguments = pl.Series(at).replace_strict(arguments_by_call, default=None, return_dtype=pl.String)
+    annotated = _add_argument(trace, arguments)
     if numbers is None:
-        return told
+        return annotated
     events = trace.events
     rest = pl.Series(at < 0) & (events["ph"] == "X") & events["cat"].ne_missing(UNTIMED_CATEGORY)
     number = pl.col("name").cast(pl.String).replace_strict(numbers, default=None, return_dtype=pl.Int64)
     short = pl.coalesce(pl.when(rest).then(number.cast(pl.String)), pl.col("name").cast(pl.String))
-    compressed = told.events.with_columns(
+    compressed = annotated.events.with_columns(
         pl.when(~rest).then(pl.col(*_IN_ARGS, "args")), name=short.cast(pl.Categorical)
     )
-    kept = events.filter(~rest)["id"]
-    sides = {name: trace.table(name).filter(pl.col("event").is_in(kept.implode())) for name in _OF_EVENT}
+    full_ids = events.filter(~rest)["id"]
+    sides = {
+        name: trace.table(name).filter(pl.col("event").is_in(full_ids.implode())) for name in _EVENT_TABLES
+    }
     symbols = {str(number): name for name, number in numbers.items()}
     return trace.replace(
         {"header": {**trace.meta.get("header", {}), "symbols": symbols}}, events=compressed, **sides
@@ -75,40 +77,40 @@ def add_critical_path(
     """
     events = trace.events
     on_path = events["id"].is_in(path["event"].drop_nulls().cast(pl.UInt32).implode())
-    said = pl.select(pl.when(on_path).then(pl.lit('{"critical": 1}'))).to_series()
+    arguments = pl.select(pl.when(on_path).then(pl.lit('{"critical": 1}'))).to_series()
     ends = [trace.flows, _flows(trace, build_critical_path_arrows({rank: trace}, 0)[rank])]
     if all_edges and not only_critical:
         ends.append(_flows(trace, _edges(Job({rank: trace}))))
-    shown = _add_argument(trace, said).replace(None, flows=pl.concat(ends))
+    overlay = _add_argument(trace, arguments).replace(None, flows=pl.concat(ends))
     if not only_critical:
-        return shown
-    beside = (
+        return overlay
+    is_context = (
         is_in(events["cat"], categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES)
         | (events["ph"] != "X").to_numpy()
     )
-    return keep_events(shown, on_path.to_numpy() | beside)
+    return keep_events(overlay, on_path.to_numpy() | is_context)
 
 
-def _add_argument(trace: Trace, said: pl.Series) -> Trace:
-    """The trace with more members in the args of events: said, JSON objects by row, null for none."""
+def _add_argument(trace: Trace, arguments: pl.Series) -> Trace:
+    """The trace with more members in the args of events: one JSON object per row, null for none."""
     other = pl.col("args").cast(pl.String).fill_null("{}").str.slice(1)
     between = pl.when(other == "}").then(pl.lit("")).otherwise(pl.lit(","))
-    both = pl.concat_str(said.str.slice(0, said.str.len_chars() - 1), between, other)
-    args = pl.when(said.is_not_null()).then(both).otherwise(pl.col("args").cast(pl.String))
+    both = pl.concat_str(arguments.str.slice(0, arguments.str.len_chars() - 1), between, other)
+    args = pl.when(arguments.is_not_null()).then(both).otherwise(pl.col("args").cast(pl.String))
     return trace.replace(None, events=trace.events.with_columns(args=args.cast(pl.Categorical)))
 
 
 def _calls_around(trace: Trace, calls: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of each event the row of the call that it lies in, or that launched it; -1 of the rest."""
+    """The row of the call that encloses or launched each event; -1 for none."""
     events = trace.events
-    chosen = np.zeros(events.height, dtype=np.bool_)
-    chosen[calls] = True
+    is_call = np.zeros(events.height, dtype=np.bool_)
+    is_call[calls] = True
     at = arrays.find_nearest_ancestor(
-        rows_of_ids(events, events["parent"]), chosen, np.arange(events.height)
+        rows_of_ids(events, events["parent"]), is_call, np.arange(events.height)
     ).astype(np.int64)
     launch, work = (rows_of_ids(events, trace.launches[name]) for name in ("launch", "device_event"))
-    known = (launch >= 0) & (work >= 0)
-    at[work[known]] = at[launch[known]]
+    is_complete = (launch >= 0) & (work >= 0)
+    at[work[is_complete]] = at[launch[is_complete]]
     return at
 
 
@@ -116,12 +118,12 @@ def _edges(job: Job) -> pl.DataFrame:
     """The edges of the graph between different events, as ends of arrows: ph, cat, name (its kind), ts, flow, id."""
     graph = build_graph(job).graph
     source, target = graph.source, graph.target
-    kept = (
+    joins_events = (
         (graph.event[source] >= 0) & (graph.event[target] >= 0) & (graph.event[source] != graph.event[target])
     )
-    labels = pl.Series([EdgeKind(code).label for code in graph.kind[kept]], dtype=pl.String)
+    labels = pl.Series([EdgeKind(code).label for code in graph.kind[joins_events]], dtype=pl.String)
     flow = pl.Series(np.arange(_FIRST_EDGE, _FIRST_EDGE + labels.len()))
-    ends = (("s", source[kept]), ("f", target[kept]))
+    ends = (("s", source[joins_events]), ("f", target[joins_events]))
     return pl.concat(
         pl.DataFrame(
             {"name": labels, "ts": graph.time[points], "flow": flow, "id": graph.event[points]}
@@ -132,6 +134,6 @@ def _edges(job: Job) -> pl.DataFrame:
 
 def _flows(trace: Trace, ends: pl.DataFrame) -> pl.DataFrame:
     """Ends of arrows on events as rows of the table flows."""
-    lanes = trace.events.select("id", "pid", "tid")
-    placed = ends.with_columns(pl.col("id").cast(pl.UInt32)).join(lanes, on="id", maintain_order="left")
+    tracks = trace.events.select("id", "pid", "tid")
+    placed = ends.with_columns(pl.col("id").cast(pl.UInt32)).join(tracks, on="id", maintain_order="left")
     return TABLES["flows"].conform(placed.drop("id"))

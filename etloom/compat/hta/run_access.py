@@ -1,4 +1,4 @@
-"""What the parts of TraceAnalysis share: the run, its frames, and which ranks are asked."""
+"""State that the parts of TraceAnalysis share: the run, its frames, and the selection of ranks."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from etloom.timeline.activity import has_device_events
 
 
 class RunAccess:
-    """``job``: what is asked about; ``whole``: all that was read; ``t``: the frames of ``job``."""
+    """``job``: the part of the run that is analyzed; ``full_job``: all that was read; ``t``: the frames of
+    ``job``."""
 
     job: Job
-    whole: Job
+    full_job: Job
     t: HtaTrace
 
-    def _asked(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
-        """The traces of these ranks, of the first where none are named. Raises AnalysisError."""
+    def _select_ranks(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
+        """The traces of these ranks, or of the first rank if none are named. Raises AnalysisError."""
         for rank in ranks or []:
             if rank not in self.job:
                 raise unknown_rank_error(rank, self.job)
         return [(rank, self.job[rank]) for rank in (ranks or self.job.ranks[:1])]
 
     def _with_device(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
-        """The same without ranks that have no device work, which HTA leaves out too."""
-        return [(rank, trace) for rank, trace in self._asked(ranks) if has_device_events(trace)]
+        """The same without ranks that have no GPU activity, which HTA skips too."""
+        return [(rank, trace) for rank, trace in self._select_ranks(ranks) if has_device_events(trace)]
 
     def _source(self, rank: int) -> Path:
         """The file with the profiler's events of a rank."""
-        meta = self.whole[rank].meta
+        meta = self.full_job[rank].meta
         files = dict(zip(reversed(meta["formats"]), reversed(meta["files"]), strict=False))
         files.pop("execution_trace", None)
         return Path(next(reversed(files.values())))
@@ -45,7 +46,7 @@ def add_frame_index(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize_durations(table: pl.DataFrame, *by: str) -> pl.DataFrame:
-    """A row a group: by, sum (us), max (us), min (us), stddev (0 of one), mean (us); of ``dur`` in ns."""
+    """One row per group: by, sum (us), max (us), min (us), stddev (0 of one), mean (us); of ``dur`` in ns."""
     dur = pl.col("dur") / 1e3
     return table.group_by(*by, maintain_order=True).agg(
         dur.sum().alias("sum (us)"),
@@ -56,7 +57,7 @@ def summarize_durations(table: pl.DataFrame, *by: str) -> pl.DataFrame:
     )
 
 
-def group_small_names(times: pl.DataFrame, ratio: float, most: int) -> pl.DataFrame:
+def group_small_names(times: pl.DataFrame, ratio: float, max_names: int) -> pl.DataFrame:
     """name, dur with names as "others" where there are more than ``most``: those beyond ``most`` and beyond ``ratio``
     of the time."""
     sums = (
@@ -64,9 +65,9 @@ def group_small_names(times: pl.DataFrame, ratio: float, most: int) -> pl.DataFr
         .agg(pl.col("dur").sum().alias("total"))
         .sort("total", "name", descending=(True, False))
     )
-    if sums.height <= most:
+    if sums.height <= max_names:
         return times.select("name", "dur")
     before = pl.col("total").cum_sum() - pl.col("total")
-    kept = (pl.int_range(pl.len()) < most) & (before < ratio * pl.col("total").sum())
-    shown = sums.select("name", shown=pl.when(kept).then("name").otherwise(pl.lit("others")))
-    return times.join(shown, on="name").select(name="shown", dur="dur")
+    below_limit = (pl.int_range(pl.len()) < max_names) & (before < ratio * pl.col("total").sum())
+    labels = sums.select("name", shown=pl.when(below_limit).then("name").otherwise(pl.lit("others")))
+    return times.join(labels, on="name").select(name="shown", dur="dur")

@@ -1,4 +1,4 @@
-"""HTA's questions about the kernels that operators launch, and its trace file that shows frequent sequences."""
+"""HTA's methods about the kernels that operators launch, and its trace file that highlights frequent sequences."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Sequences(Counters):
-    """The part of TraceAnalysis that asks what operators launch."""
+    """The methods of TraceAnalysis about launched kernels."""
 
     def get_aten_op_kernels_and_delay(
         self, ranks: Sequence[int] | None = None, sort_by: Sequence[str] | None = None
     ) -> dict[int, pd.DataFrame]:
         """{rank: aten_op_name, kernel_sequence, occurrence_count, avg_aten_op_launch_delay, avg_runtime_delay}, us.
 
-        Of kernels only, not of copies and sets. sort_by: columns, the greatest first; by default occurrence_count.
+        Covers kernels only, not memcpy and memset. sort_by: columns, the greatest first; by default occurrence_count.
         """
-        found = {}
-        for rank, trace in self._asked(ranks):
+        frames = {}
+        for rank, trace in self._select_ranks(ranks):
             table = api.analyze(_kernels_only(trace), "operator-delays")
-            found[rank] = frame_to_pandas(
+            frames[rank] = frame_to_pandas(
                 table.filter(pl.col("operator").str.starts_with("aten::"))
                 .select(
                     aten_op_name="operator",
@@ -44,7 +44,7 @@ class Sequences(Counters):
                 )
                 .sort(*(sort_by or ["occurrence_count"]), descending=True, maintain_order=True)
             )
-        return found
+        return frames
 
     def get_frequent_cuda_kernel_sequences(
         self,
@@ -56,14 +56,15 @@ class Sequences(Counters):
         visualize: bool = False,
         compress_other_kernels: bool = True,
     ) -> pd.DataFrame:
-        """pattern ("operator|kernel|kernel"), count, GPU kernel duration (us), CPU op duration (us); the most frequent
-        first.
+        """pattern ("operator|kernel|kernel"), count, GPU kernel duration (us), CPU op duration (us); the most
+        frequent first.
 
-        Writes output_dir/overlaid_<name of the trace>, unless that is left out: the trace in which what belongs to the
-        top_k patterns has an argument ``Patterns`` ({pattern: count}), to search for. With compress_other_kernels all
-        else is called by its number, which the file's ``symbols`` tell, and has no arguments.
+        Writes output_dir/overlaid_<name of the trace>, unless output_dir is omitted: the trace in which the events of
+        the top_k patterns have an argument ``Patterns`` ({pattern: count}), to search for. With
+        compress_other_kernels all other events are named by a number, which the file's ``symbols`` lists, and have no
+        arguments.
         """
-        ((_, trace),) = self._asked([rank])
+        ((_, trace),) = self._select_ranks([rank])
         calls = find_occurrences(trace, operator_name, min_pattern_len).with_columns(
             pattern=pl.concat_list(
                 "operator", pl.col("name").list.eval(pl.element().cast(pl.String))
@@ -79,15 +80,15 @@ class Sequences(Counters):
             .sort("count", "pattern", descending=(True, False))
         )
         if output_dir:
-            shown = calls.join(table.head(top_k).select("pattern", "count"), on="pattern")
+            occurrences = calls.join(table.head(top_k).select("pattern", "count"), on="pattern")
             numbers = self.t.symbol_table.sym_index if compress_other_kernels else None
             target = Path(output_dir) / overlays.overlay_path(self._source(rank), "overlaid")
-            api.export(overlays.add_sequences(trace, shown, numbers), target, "chrome")
+            api.export(overlays.add_sequences(trace, occurrences, numbers), target, "chrome")
         return frame_to_pandas(table)
 
 
 def _kernels_only(trace: Trace) -> Trace:
-    """The trace without the launches of copies and sets."""
+    """The trace without the launches of memcpys and memsets."""
     kernels = trace.events.filter(pl.col("cat") == "kernel")["id"]
     return trace.replace(
         None, launches=trace.launches.filter(pl.col("device_event").is_in(kernels.implode()))

@@ -25,7 +25,7 @@ class DeviceType(Enum):
 
 
 class LabeledTrace:
-    """A trace with a label; read from ``trace_dir`` where no HtaTrace is given."""
+    """A trace with a label, read from ``trace_dir`` if no HtaTrace is passed."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LabeledTrace:
         trace_dir: str | PathLike[str] | None = None,
     ) -> None:
         if t is None and trace_dir is None:
-            raise EtloomError("there is neither a trace nor a folder", remedy="give t or trace_dir")
+            raise EtloomError("neither t nor trace_dir was passed", remedy="pass t or trace_dir")
         self.t = t if t is not None else HtaTrace(api.open(str(trace_dir)))
         self.label = label or "Trace"
 
@@ -42,7 +42,7 @@ class LabeledTrace:
         return self.t.get_ranks()
 
     def iterations(self) -> list[int]:
-        """The steps of any rank, in order."""
+        """The steps of all ranks, in order."""
         return sorted(
             {int(step) for df in self.t.traces.values() for step in df["iteration"].unique() if step >= 0}
         )
@@ -53,11 +53,11 @@ class LabeledTrace:
         """The events of these ranks and steps, by default of the first of each. Raises AnalysisError."""
         ranks = _select_existing("rank", rank, self.ranks(), self.label)
         steps = _select_existing("step", iteration, self.iterations(), self.label)
-        found = import_pandas().concat([self.t.get_trace(one) for one in ranks], ignore_index=True)
-        found = found[found["iteration"].isin(steps)]
+        events = import_pandas().concat([self.t.get_trace(rank_id) for rank_id in ranks], ignore_index=True)
+        events = events[events["iteration"].isin(steps)]
         if device_type is DeviceType.CPU:
-            return found[found["stream"] == -1]
-        return found[found["stream"] != -1] if device_type is DeviceType.GPU else found
+            return events[events["stream"] == -1]
+        return events[events["stream"] != -1] if device_type is DeviceType.GPU else events
 
     def get_ops_summary(self, ops: pd.DataFrame) -> pd.DataFrame:
         """cat, name, short_name, counts, total_duration (us), cat_id, name_id."""
@@ -93,8 +93,8 @@ class TraceDiff:
         device_type: DeviceType = DeviceType.ALL,
         use_short_name: bool = False,
     ) -> pd.DataFrame:
-        """By name: <label>_counts and <label>_total_duration (us) of both, diff_counts, diff_duration (test - control)
-        and counts_change_categories (+, - or =)."""
+        """One row per name: <label>_counts and <label>_total_duration (us) of both traces, diff_counts, diff_duration
+        (test - control) and counts_change_categories (+, - or =)."""
         first, second = _labeled(control, "Control"), _labeled(test, "Test")
         labels = [first.label, second.label]
         if labels[0] == labels[1]:
@@ -105,12 +105,12 @@ class TraceDiff:
             (second, second.extract_ops(test_rank, test_iteration, device_type)),
         )
         sums = [
-            one.get_ops_summary(ops).groupby(by)[["counts", "total_duration"]].sum() for one, ops in sides
+            side.get_ops_summary(ops).groupby(by)[["counts", "total_duration"]].sum() for side, ops in sides
         ]
         renamed = [side.add_prefix(f"{label}_") for side, label in zip(sums, labels, strict=True)]
         both = import_pandas().concat(renamed, axis=1).fillna(0).sort_index()
         counts, durations = (
-            [both[f"{label}_{what}"] for label in labels] for what in ("counts", "total_duration")
+            [both[f"{label}_{column}"] for label in labels] for column in ("counts", "total_duration")
         )
         both["diff_counts"] = counts[1] - counts[0]
         both["diff_duration"] = durations[1] - durations[0]
@@ -145,18 +145,20 @@ class TraceDiff:
         return {kind: both.index[rows].tolist() for kind, rows in kinds.items()}
 
 
-def _labeled(given: TraceSource, label: str) -> LabeledTrace:
-    if isinstance(given, LabeledTrace):
-        return given
+def _labeled(source: TraceSource, label: str) -> LabeledTrace:
+    if isinstance(source, LabeledTrace):
+        return source
     return (
-        LabeledTrace(label, t=given) if isinstance(given, HtaTrace) else LabeledTrace(label, trace_dir=given)
+        LabeledTrace(label, t=source)
+        if isinstance(source, HtaTrace)
+        else LabeledTrace(label, trace_dir=source)
     )
 
 
-def _select_existing(what: str, asked: Numbers, there: list[int], label: str) -> list[int]:
-    if not there:
-        raise AnalysisError(f"{label} holds no {what}", remedy="compare other traces")
-    wanted = there[:1] if asked is None else [asked] if isinstance(asked, int) else list(asked)
-    if missing := [number for number in wanted if number not in there]:
-        raise AnalysisError(f"{label} holds no {what} {missing[0]}", remedy=f"it holds {there}")
-    return wanted
+def _select_existing(noun: str, numbers: Numbers, available: list[int], label: str) -> list[int]:
+    if not available:
+        raise AnalysisError(f"{label} holds no {noun}", remedy="compare other traces")
+    selected = available[:1] if numbers is None else [numbers] if isinstance(numbers, int) else list(numbers)
+    if missing := [number for number in selected if number not in available]:
+        raise AnalysisError(f"{label} holds no {noun} {missing[0]}", remedy=f"it holds {available}")
+    return selected
