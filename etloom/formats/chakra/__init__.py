@@ -132,7 +132,7 @@ class _TraceBuilder:
         except ValueError as error:
             self._unreadable.append(f"node {node.id}, {('inputs', 'outputs')[io]}: {error}")
             return
-        self.nodes.arguments(row, io, values, shapes, types, [])
+        self.nodes.add_arguments(row, io, values, shapes, types, [])
         if io == 0 and "process_group:init" in node.name:
             for text in values:
                 self._add_groups(text)
@@ -166,7 +166,7 @@ class _TraceBuilder:
 
     def build_tables(self, stats: list[Stat]) -> dict[str, pl.DataFrame]:
         """Build all tables; add rows to stats for values that cannot be read."""
-        tables, node_stats = self.nodes.tables()
+        tables, node_stats = self.nodes.build_tables()
         for name, severity, examples in (
             ("read.unreadable_values", "info", self._unreadable),
             ("read.no_time", "data_loss", self._invalid_times),

@@ -61,7 +61,7 @@ def read(path: Path, *, limit: int = 2 << 30) -> Trace:
         else:
             skipped += 1
     stats.append(Stat("read.damaged_node", "data_loss", skipped, "a node without an id"))
-    tables, more = nodes.tables()
+    tables, more = nodes.build_tables()
     stats += more
     tables["launches"] = _build_launches(tables)
     first = tables["events"]["ts"].min() if "events" in tables else None
@@ -166,7 +166,7 @@ def _add_node(nodes: NodeTableBuilder, node: dict[str, Any], pid: Any) -> None:
             if isinstance(given, dict):
                 parts = [given.get(key) or [] for key in ("values", "shapes", "types", "strides")]
                 if all(isinstance(part, list) for part in parts):
-                    nodes.arguments(place, io, *parts)
+                    nodes.add_arguments(place, io, *parts)
     _add_dependencies(nodes, place, node, parent)
     if on_device and ("pg_name" in node or parse_collective(name)):
         nodes.add_comm(place, {"collective": parse_collective(name), "pg_name": node.get("pg_name")})

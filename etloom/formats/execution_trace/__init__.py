@@ -1,11 +1,11 @@
 """PyTorch execution traces (Chakra host traces): every operator with its tensors, shapes, parents and groups; no times.
 
-Schemas 1.0.1 (flat keys), 1.0.2, 1.0.3, 1.0.4, 1.1.0 and 1.1.1 (``-chakra.0.0.4``), what torch 1.13 to 2.13 write;
-plain, gzip or zstd. A schema of another number is read alike and counted.
+Schemas 1.0.1 (flat keys), 1.0.2, 1.0.3, 1.0.4, 1.1.0 and 1.1.1 (``-chakra.0.0.4``), as torch 1.13 to 2.13 write them;
+plain, gzip or zstd. A file of another schema version is read in the same way and counted.
 
-Parents are repaired: PyTorch closes whatever operator is innermost when an asynchronous one ends, so a recorded
-parent can be wrong. Node ids are the order of entry and places in the file the order of exit, so that on one thread
-A encloses B exactly if A has the lower id and stands behind B in the file.
+Parents are repaired: when an asynchronous operator ends, PyTorch closes whatever operator is innermost, so a recorded
+parent can be wrong. Node ids have the order of entry and the file has the order of exit, so on one thread A encloses B
+exactly if A has the lower id and follows B in the file.
 
 Format: torch/csrc/profiler/standalone/execution_trace_observer.cpp.
 """
@@ -33,31 +33,33 @@ _ROOT = r"^\[pytorch\|profiler\|execution_(?:trace|graph)\|(?:thread|process)\]$
 
 
 def sniff(head: bytes) -> bool:
-    """Whether these are the first bytes of an execution trace."""
+    """Return whether a file that begins with these bytes is an execution trace."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] != b"{" or b'"traceEvents"' in text:
         return False
     if re.search(rb'"nodes"\s*:\s*\[', text) is None:
         return False
-    # ET+ nodes of the peers carry times; they are another reader's
+    # ET+ nodes have times; they belong to the etplus reader
     return re.search(rb'"(?:rf_id|ctrl_deps|op_schema|schema)"', text) is not None and not re.search(
         rb'"(?:exclusive_dur|inclusive_dur)"', text
     )
 
 
 def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
-    """The Trace of one file.
+    """Read one file.
 
     progress: called with the number of bytes of the file as they are read.
 
-    Raises ReadError for a file that cannot be read or holds no trace, LimitError for a gzip bomb.
+    Raises:
+        ReadError: If the file cannot be read or is not a trace.
+        LimitError: For a decompression bomb.
     """
     path = Path(source)
     return to_trace(parse_file(_native.execution_trace_parser(), path, progress), path)
 
 
 def to_trace(parsed: ParsedFile, path: Path) -> Trace:
-    """The Trace of parsed tables: parents repaired, communication and groups recognised."""
+    """Build the Trace: repair parents, recognize communication and groups."""
     stats: list[Stat] = list(parsed.stats)
     header = parsed.header
     schema = header.get("schema")
@@ -66,9 +68,9 @@ def to_trace(parsed: ParsedFile, path: Path) -> Trace:
             Stat("read.unknown_schema", "info", 1, f"{schema!r} is read as the nearest known schema")
         )
     nodes = parsed.tables["nodes"].with_row_index("id")
-    twice = int((np.diff(nodes["et_id"].to_numpy()) == 0).sum())
-    if twice:
-        stats.append(Stat("read.duplicate_node_id", "error", twice, "node ids that occur more than once"))
+    repeated = int((np.diff(nodes["et_id"].to_numpy()) == 0).sum())
+    if repeated:
+        stats.append(Stat("read.duplicate_node_id", "error", repeated, "node ids that occur more than once"))
     nodes = _repair_parents(nodes, stats)
     comms = communication.build_comms(nodes, parsed.tables["tensors"], parsed.tables["comms"], stats)
     stats.append(Stat("read.nodes", "info", parsed.rows, "nodes in the file"))
@@ -88,22 +90,22 @@ def to_trace(parsed: ParsedFile, path: Path) -> Trace:
 
 
 def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """nodes with ``parent``: the row of the enclosing node by nesting, else of the recorded parent."""
+    """Add ``parent``: the row of the enclosing node by nesting, otherwise of the recorded parent."""
     name = nodes["name"]
     root = arrays.match_text(nodes["name"], lambda text: text.str.contains(_ROOT))
-    # An asynchronous range ends on another thread: it encloses nothing, and its end says nothing of what encloses it.
+    # An asynchronous range ends on another thread: it encloses nothing, and its end does not show what encloses it.
     asynchronous = arrays.match_text(nodes["name"], categories.is_backend_range)
     nesting = np.flatnonzero(~asynchronous)
     order = nodes["file_order"].cast(pl.Int64).to_numpy().copy()
     order[root] = np.iinfo(np.int64).max // 2  # roots are written first or last, and enclose all
-    lanes = nodes["tid"].fill_null(-1).to_numpy()[nesting]
-    parents, _, _ = _native.nest(lanes, np.zeros(len(nesting), np.int64), order[nesting])
+    threads = nodes["tid"].fill_null(-1).to_numpy()[nesting]
+    parents, _, _ = _native.nest(threads, np.zeros(len(nesting), np.int64), order[nesting])
     by_nesting = np.full(nodes.height, -1, np.int64)
     by_nesting[nesting] = np.where(parents >= 0, nesting[parents], -1)
 
     et_ids = nodes["et_id"].to_numpy()  # sorted
-    wanted = nodes["recorded_parent"].fill_null(-1).to_numpy()
-    recorded = _find_rows(wanted, et_ids)
+    recorded_ids = nodes["recorded_parent"].fill_null(-1).to_numpy()
+    recorded = _find_rows(recorded_ids, et_ids)
     parent = np.where(by_nesting >= 0, by_nesting, recorded)
     parent[parent == np.arange(nodes.height)] = -1
     repaired = np.flatnonzero((by_nesting >= 0) & (by_nesting != recorded))
@@ -114,18 +116,18 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     if len(orphans):
         example = f"{name[int(orphans[0])]}: its parent is not in the file"
         stats.append(Stat("read.missing_parent", "info", len(orphans), example))
-    found = pl.Series("parent", parent).cast(pl.Int64)
-    return nodes.with_columns(found.set(found < 0, None).cast(pl.UInt32))
+    column = pl.Series("parent", parent).cast(pl.Int64)
+    return nodes.with_columns(column.set(column < 0, None).cast(pl.UInt32))
 
 
-def _find_rows(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The row of each wanted id among ids that are sorted, -1 where it is none of them; the first of equal ones."""
+def _find_rows(queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return the row of each queried id in sorted ids (the first of equal ones), or -1 if it is not among them."""
     if not len(ids):
-        return np.full(len(wanted), -1, np.int64)
-    if int(ids[-1]) - int(ids[0]) < 8 * len(ids):  # numbered without large gaps: look it up
-        rows = np.full(int(ids[-1]) - int(ids[0]) + 2, -1, np.int64)  # the last one: none
+        return np.full(len(queries), -1, np.int64)
+    if int(ids[-1]) - int(ids[0]) < 8 * len(ids):  # ids without large gaps: look up in an array
+        rows = np.full(int(ids[-1]) - int(ids[0]) + 2, -1, np.int64)  # the last element: not among the ids
         rows[ids[::-1] - ids[0]] = np.arange(len(ids) - 1, -1, -1)
-        inside = (wanted >= ids[0]) & (wanted <= ids[-1])
-        return rows[np.where(inside, wanted - ids[0], len(rows) - 1)]
-    place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    return np.where(ids[place] == wanted, place, -1)
+        inside = (queries >= ids[0]) & (queries <= ids[-1])
+        return rows[np.where(inside, queries - ids[0], len(rows) - 1)]
+    place = np.minimum(np.searchsorted(ids, queries), len(ids) - 1)
+    return np.where(ids[place] == queries, place, -1)

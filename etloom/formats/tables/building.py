@@ -1,4 +1,4 @@
-"""From what a reader found to a Trace: types narrowed with the losses counted."""
+"""Building of a Trace from a reader's rows: values are cast to the schema's types, and losses are counted."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from etloom.core.trace import Trace
 
 
 def build_series(name: str, values: Sequence[Any], dtype: Any) -> tuple[pl.Series, int]:
-    """A column of text, bytes, numbers or booleans, and how many values were no such thing and became null."""
+    """Build a column of text, bytes, numbers or booleans.
+
+    Returns:
+        The column, and the number of values of another type, which became null.
+    """
     try:
         return pl.Series(name, values, dtype=dtype), 0
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        wanted = _PYTHON.get(dtype, (int,))
-        clean = [v if isinstance(v, wanted) and _fits(v, dtype) else None for v in values]
+        accepted = _PYTHON_TYPES.get(dtype, (int,))
+        clean = [v if isinstance(v, accepted) and _is_in_range(v, dtype) else None for v in values]
         lost = clean.count(None) - list(values).count(None)
         return pl.Series(name, clean, dtype=dtype), lost
 
 
-_PYTHON: dict[Any, tuple[type, ...]] = {
+_PYTHON_TYPES: dict[Any, tuple[type, ...]] = {
     pl.String: (str,),
     pl.Binary: (bytes,),
     pl.Boolean: (bool,),
@@ -31,19 +35,19 @@ _PYTHON: dict[Any, tuple[type, ...]] = {
 _RANGE = {pl.Int64: (-(1 << 63), 1 << 63), pl.UInt64: (0, 1 << 64)}
 
 
-def _fits(value: Any, dtype: Any) -> bool:
+def _is_in_range(value: Any, dtype: Any) -> bool:
     low, high = _RANGE.get(dtype, (0, 0))
     return low == high or low <= value < high
 
 
 def build_frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
-    """Rows as wide columns; a value of another type than its column becomes null and is counted."""
+    """Build a table with wide column types from rows; values of another type become null and are counted."""
     wide = {pl.Categorical: pl.String, pl.Boolean: pl.Boolean, pl.Float64: pl.Float64, pl.UInt64: pl.UInt64}
-    given = set().union(*rows)
+    present = set().union(*rows)
     columns: list[pl.Series] = []
     for name, dtype in TABLES[table].schema.items():
         kind = wide.get(dtype, pl.Int64)
-        if name not in given:
+        if name not in present:
             columns.append(pl.Series(name, [None] * len(rows), dtype=kind))
             continue
         column, lost = build_series(name, [row.get(name) for row in rows], kind)
@@ -54,11 +58,12 @@ def build_frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl
 
 
 def build_trace(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], stats: list[Stat]) -> Trace:
-    """The Trace of these tables. A value that its column cannot hold becomes null and is counted.
+    """Build a Trace from tables with wide columns.
 
-    Columns that are absent become null. Empty tables are left out.
+    Values outside of the range of their column in the schema become null and are counted. Absent columns become null.
+    Empty tables are left out.
     """
-    fitted: dict[str, pl.DataFrame] = {}
+    narrowed: dict[str, pl.DataFrame] = {}
     lost: list[Stat] = []
     for name, frame in tables.items():
         if frame.is_empty():
@@ -70,14 +75,14 @@ def build_trace(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], sta
         for column in frame.columns:
             count = narrow[column].null_count() - frame[column].null_count()
             if count:
-                example = f"{name}.{column} cannot hold them: now null"
+                example = f"out of the range of {name}.{column}: now null"
                 lost.append(Stat("read.out_of_range", "data_loss", count, example))
-        fitted[name] = narrow
-    return Trace(fitted, meta).with_stats([*stats, *lost])
+        narrowed[name] = narrow
+    return Trace(narrowed, meta).with_stats([*stats, *lost])
 
 
 def sort_events(events: pl.DataFrame) -> pl.DataFrame:
-    """events (ts, dur, ``position``) in the order of the events table: ts, longest first, position."""
+    """Sort events (columns ts, dur, position) in the order of the events table: ts, longest first, position."""
     return events.sort(
         "ts", "dur", "position", descending=[False, True, False], nulls_last=[False, True, False]
     )

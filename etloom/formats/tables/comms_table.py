@@ -1,4 +1,4 @@
-"""Communication calls in the field's words: normalised names, sizes in bytes, whole rank lists, process groups."""
+"""The comms and groups tables: normalized collective names, sizes in bytes, complete rank lists, process groups."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import polars as pl
 from etloom.core import categories
 from etloom.core.schema import Stat
 
-_LARGEST = 1 << 20
-"""Ranks of a group that are listed one by one; none that exists has as many."""
+_MAX_GROUP_SIZE = 1 << 20
+"""The largest size of a group whose ranks are listed; no real group has as many."""
 
 P2P = ("send", "recv", "send_recv")
 
 
 def normalize_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Recorded comms rows with normalised collective, whole ranks, bytes and is_p2p.
+    """Normalize recorded rows of comms: collective, complete ranks, bytes and is_p2p.
 
     bytes is in_nelems times the size of an element, the convention of PARAM and of Kineto's own bandwidths.
     """
@@ -27,7 +27,7 @@ def normalize_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     ranks, repaired = _parse_rank_lists(comms)
     if repaired:
         stats.append(
-            Stat("read.elided_ranks", "info", repaired, "a rank list cut by the recorder was filled in")
+            Stat("read.elided_ranks", "info", repaired, "rank lists elided by the recorder, completed")
         )
     unknown = comms.filter(collective.is_null() & comms["collective"].is_not_null())
     if unknown.height:
@@ -46,8 +46,8 @@ def normalize_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 
 def convert_event_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """The comms of a profiler trace, from the raw columns of the parser."""
-    # Kineto's Src Rank, which the parser calls root, is of a receive the other end.
+    """Build the comms table of a profiler trace from the parser's raw columns."""
+    # Kineto's Src Rank, which the parser calls root, is the sender in a receive.
     receives = (categories.parse_collectives(comms["collective"]).cast(pl.String) == "recv").fill_null(False)
     comms = comms.with_columns(
         pl.col("is_async").cast(pl.Boolean),
@@ -58,9 +58,9 @@ def convert_event_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 
 def build_groups(config: Any) -> pl.DataFrame:
-    """Process groups from a list of {pg_name, pg_desc, backend_config, ranks, group_size | pg_size}.
+    """Build the groups table from a list of {pg_name, pg_desc, backend_config, ranks, group_size | pg_size}.
 
-    An empty rank list is the world, as PyTorch writes it. What is no such list gives no groups.
+    An empty rank list means all ranks, as PyTorch writes it. Anything else than such a list yields no groups.
     """
     rows = []
     for group in config if isinstance(config, list) else []:
@@ -71,7 +71,7 @@ def build_groups(config: Any) -> pl.DataFrame:
         ranks = group.get("ranks")
         if isinstance(ranks, str):
             ranks = parse_rank_list(ranks, size)
-        if ranks == [] and size is not None and size <= _LARGEST:
+        if ranks == [] and size is not None and size <= _MAX_GROUP_SIZE:
             ranks = list(range(size))
         if not isinstance(ranks, list):
             ranks = None
@@ -91,10 +91,10 @@ def build_groups(config: Any) -> pl.DataFrame:
 
 
 def parse_rank_list(text: str, size: int | None) -> list[int] | None:
-    """A rank list from its text, also one that is elided: ``[0, 1, ..., 31]``.
+    """Parse a rank list, which may be elided: ``[0, 1, ..., 31]``.
 
-    An elided list is filled in where the ranks before the dots step evenly, the step leads to the last rank and the
-    length agrees with the group's size, if that is known; else it is None.
+    An elided list is completed if the ranks before the dots have a constant step that leads to the last rank, and the
+    length agrees with the group's size, if that is known; otherwise the result is None.
     """
     parts = [
         part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()
@@ -103,40 +103,43 @@ def parse_rank_list(text: str, size: int | None) -> list[int] | None:
         return None
     if "..." not in parts:
         return [int(part) for part in parts]
-    cut = parts.index("...")
-    head, tail = [int(part) for part in parts[:cut]], [int(part) for part in parts[cut + 1 :]]
+    dots = parts.index("...")
+    head, tail = [int(part) for part in parts[:dots]], [int(part) for part in parts[dots + 1 :]]
     if len(head) < 2 or not tail:
         return None
     step = head[1] - head[0]
-    if step < 1 or (tail[-1] - head[0]) // step > _LARGEST:
+    if step < 1 or (tail[-1] - head[0]) // step > _MAX_GROUP_SIZE:
         return None
-    filled = list(range(head[0], tail[-1] + 1, step))
-    agrees = filled[: len(head)] == head and filled[-len(tail) :] == tail and size in (None, len(filled))
-    return filled if agrees else None
+    ranks = list(range(head[0], tail[-1] + 1, step))
+    agrees = ranks[: len(head)] == head and ranks[-len(tail) :] == tail and size in (None, len(ranks))
+    return ranks if agrees else None
 
 
 def _parse_rank_lists(comms: pl.DataFrame) -> tuple[pl.Series, int]:
-    known: dict[tuple[str | None, int | None], str | None] = {}
+    parsed: dict[tuple[str | None, int | None], str | None] = {}
     elided = 0
     out: list[str | None] = []
     for text, size in comms.select(pl.col("ranks").cast(pl.String), "group_size").iter_rows():
         key = (text, size)
-        if key not in known:
+        if key not in parsed:
             ranks = None if text is None else parse_rank_list(text, size)
-            known[key] = None if not ranks else json.dumps(ranks)
+            parsed[key] = None if not ranks else json.dumps(ranks)
         elided += text is not None and "..." in text
-        out.append(known[key])
+        out.append(parsed[key])
     return pl.Series("ranks", out, pl.String), elided
 
 
-def _map_distinct(frame: pl.DataFrame, column: str, meaning: Any, dtype: Any) -> pl.Series:
-    """meaning(text) of each row of a text column, worked out once a distinct one."""
+def _map_distinct(frame: pl.DataFrame, column: str, function: Any, dtype: Any) -> pl.Series:
+    """Apply a function to a text column, once per distinct text."""
     texts = frame[column].unique().drop_nulls().cast(pl.String)
     return (
         frame[column]
         .cast(pl.String)
         .replace_strict(
-            texts, pl.Series([meaning(text) for text in texts], dtype=dtype), default=None, return_dtype=dtype
+            texts,
+            pl.Series([function(text) for text in texts], dtype=dtype),
+            default=None,
+            return_dtype=dtype,
         )
     )
 

@@ -1,4 +1,4 @@
-"""Rows of the nodes, tensors, comms and dependencies tables, gathered node by node (Chakra and ET+)."""
+"""Builder of the nodes, tensors, comms, dependencies, events and links tables, node by node (Chakra and ET+)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etloom.formats.tables.building import build_frame, build_series, sort_event
 _TENSOR_TYPE = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)")
 _TENSOR_LENGTH = 6  # tensor_id, storage_id, offset, numel, itemsize, device
 
-# The recorder writes 0, -1 or "" where there is none.
+# The values that the recorder writes for none.
 _NONE: dict[str, tuple[Any, ...]] = {
     "fw_parent": (0,),
     "fw_tid": (0,),
@@ -32,11 +32,11 @@ NODE_ATTRIBUTES = ("rf_id", "seq_id", "scope", "tid", "fw_tid", "fw_parent", *li
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, default=str)
-_DEEPEST = 64
+_MAX_DEPTH = 64
 
 
 def to_json(value: Any) -> str:
-    """JSON text; what JSON cannot say (NaN, infinity, bytes) as a string."""
+    """Return JSON text; values that JSON does not have (NaN, infinity, bytes) become strings."""
     try:
         return _ENCODER.encode(value)
     except ValueError:
@@ -54,13 +54,13 @@ def _replace_nonfinite(value: Any) -> Any:
 
 
 class NodeTableBuilder:
-    """Collects nodes in file order; `tables` sorts them by id and resolves what refers to an id."""
+    """Collects nodes in file order; `build_tables` sorts them by id and resolves references to ids."""
 
     def __init__(self) -> None:
         self._nodes: list[dict[str, Any]] = []
         self._tensors: list[dict[str, Any]] = []
         self._comms: list[dict[str, Any]] = []
-        self._edges: list[tuple[int, str, int]] = []  # place in the file, kind, how many of _on
+        self._edges: list[tuple[int, str, int]] = []  # place in the file, kind, number of ids in _on
         self._on: list[int] = []  # et_ids
         self._events: list[dict[str, Any]] = []
 
@@ -68,11 +68,19 @@ class NodeTableBuilder:
         return len(self._nodes)
 
     def add(
-        self, et_id: int, name: str, parent: int | None, known: dict[str, Any], attrs: dict[str, Any]
+        self, et_id: int, name: str, parent: int | None, columns: dict[str, Any], attrs: dict[str, Any]
     ) -> int:
-        """Add a node; returns its place in the file. known: `NODE_ATTRIBUTES`; attrs: the rest."""
+        """Add a node and return its place in the file.
+
+        Args:
+            et_id: Its id in the file.
+            name: Its name.
+            parent: The id of its parent.
+            columns: Values of `NODE_ATTRIBUTES`.
+            attrs: All other attributes.
+        """
         place = len(self._nodes)
-        row = {key: value for key, value in known.items() if value not in _NONE.get(key, ())}
+        row = {key: value for key, value in columns.items() if value not in _NONE.get(key, ())}
         self._nodes.append(
             {
                 **row,
@@ -85,21 +93,21 @@ class NodeTableBuilder:
         )
         return place
 
-    def arguments(
+    def add_arguments(
         self, place: int, io: int, values: list[Any], shapes: list[Any], types: list[Any], strides: list[Any]
     ) -> None:
-        """Inputs (io 0) or outputs (1) of a node: the columns of nodes and the rows of tensors."""
+        """Add the inputs (io 0) or outputs (io 1) of a node: columns of nodes and rows of tensors."""
         plain: list[Any] = []
         for index, (value, shape, kind, stride) in enumerate(zip_longest(values, shapes, types, strides)):
             dtypes = iter(_TENSOR_TYPE.findall(kind)) if isinstance(kind, str) else iter(())
-            plain.append(self._argument((place, io, index), value, shape, stride, dtypes, None, 0))
+            plain.append(self._convert_argument((place, io, index), value, shape, stride, dtypes, None, 0))
         column = ("inputs", "outputs")[io]
         self._nodes[place][column] = to_json(plain)
         self._nodes[place][f"{column[:-1]}_types"] = to_json(types)
 
-    def _argument(
+    def _convert_argument(
         self,
-        where: tuple[int, int, int],
+        slot: tuple[int, int, int],
         value: Any,
         shape: Any,
         stride: Any,
@@ -107,7 +115,7 @@ class NodeTableBuilder:
         items: list[int] | None,
         depth: int,
     ) -> Any:
-        if not isinstance(value, list) or depth > _DEEPEST:
+        if not isinstance(value, list) or depth > _MAX_DEPTH:
             return value
         if len(value) == _TENSOR_LENGTH and isinstance(value[-1], str) and all(map(is_int, value[:-1])):
             tensor_id, storage_id, offset, numel, size, device = value
@@ -118,7 +126,7 @@ class NodeTableBuilder:
                 items[0] += 1
             self._tensors.append(
                 {
-                    **dict(zip(("place", "io", "index"), where, strict=True)),
+                    **dict(zip(("place", "io", "index"), slot, strict=True)),
                     "item": item,
                     "tensor_id": tensor_id,
                     "storage_id": storage_id,
@@ -136,61 +144,44 @@ class NodeTableBuilder:
         shapes = shape if isinstance(shape, list) else []
         strides = stride if isinstance(stride, list) else []
         return [
-            self._argument(where, item, one, step, dtypes, items, depth + 1)
-            for item, one, step in zip_longest(value, shapes[: len(value)], strides[: len(value)])
+            self._convert_argument(slot, item, item_shape, item_stride, dtypes, items, depth + 1)
+            for item, item_shape, item_stride in zip_longest(
+                value, shapes[: len(value)], strides[: len(value)]
+            )
         ]
 
     def add_dependencies(self, place: int, on: Iterable[int], kind: str) -> None:
-        before = len(self._on)
+        """Add the ids of the nodes that a node depends on."""
+        count_before = len(self._on)
         self._on.extend(on)
-        self._edges.append((place, kind, len(self._on) - before))
+        self._edges.append((place, kind, len(self._on) - count_before))
 
     def add_event(self, place: int, row: dict[str, Any]) -> None:
-        """The node is an event, too: a row of the events table."""
+        """Add the row of the events table for a node that is also an event."""
         self._events.append({"place": place, **row})
 
     def add_comm(self, place: int, row: dict[str, Any]) -> None:
+        """Add a row of the comms table for a node."""
         self._comms.append({"place": place, **row})
 
-    def tables(self) -> tuple[dict[str, pl.DataFrame], list[Stat]]:
-        """nodes, tensors, comms, dependencies, events, links; references to absent nodes are counted."""
+    def build_tables(self) -> tuple[dict[str, pl.DataFrame], list[Stat]]:
+        """Return nodes, tensors, comms, dependencies, events and links; references to absent nodes are counted."""
         lost: list[Stat] = []
         nodes = build_frame("nodes", self._nodes, lost).sort("et_id", "file_order").drop("id", "parent")
         nodes = nodes.with_row_index("id")
         ids = nodes.group_by("et_id").agg(pl.col("id").first(), pl.len())
-        twice = ids.filter(pl.col("len") > 1)
+        repeated = ids.filter(pl.col("len") > 1)
         by_et_id = ids.select(recorded_parent="et_id", parent="id")
         nodes = nodes.join(by_et_id, on="recorded_parent", how="left", maintain_order="left")
         row_of = nodes.select(place="file_order", node="id")
 
-        edges = self._edge_table()
+        edges = self._build_edges()
         edges = edges.join(row_of, on="place", how="left", maintain_order="left").join(
             ids.select("et_id", on="id"), on="et_id", how="left", maintain_order="left"
         )
         dangling = edges.filter(pl.col("on").is_null())
         orphans = nodes.filter(pl.col("recorded_parent").is_not_null() & pl.col("parent").is_null())
-        stats: list[Stat] = [
-            Stat(
-                "read.duplicate_node_id",
-                "error",
-                int(twice["len"].sum() or 0),
-                f"node {twice['et_id'][0]}: what refers to it is taken to mean the first"
-                if twice.height
-                else None,
-            ),
-            Stat(
-                "read.dangling_dependency",
-                "data_loss",
-                dangling.height,
-                f"on node {dangling['et_id'][0]}, which the file does not hold" if dangling.height else None,
-            ),
-            Stat(
-                "read.missing_parent",
-                "info",
-                orphans.height,
-                f"node {orphans['et_id'][0]}" if orphans.height else None,
-            ),
-        ]
+        stats = _count_problems(repeated, dangling, orphans)
         tables = {
             "nodes": nodes.select(*TABLES["nodes"].schema),
             "tensors": _replace_places("tensors", self._tensors, row_of, lost),
@@ -202,20 +193,22 @@ class NodeTableBuilder:
         }
         tables["comms"] = tables["comms"].drop("id").with_row_index("id")
         if self._events:
-            places = pl.Series("place", [row["place"] for row in self._events], dtype=pl.UInt32)
-            position = pl.Series("position", range(len(places)), dtype=pl.UInt32)
-            rows = build_frame("events", self._events, lost).drop("id").with_columns(places, position)
-            events = sort_events(rows).with_row_index("id")
-            both = events.select("place", event="id").join(
-                row_of, on="place", how="left", maintain_order="left"
-            )
-            tables["events"] = events.drop("place")
-            tables["links"] = both.select("node", "event", how=pl.lit("file"), score=pl.lit(1.0)).sort("node")
+            tables["events"], tables["links"] = self._build_events(row_of, lost)
         return tables, [*stats, *lost]
 
-    def _edge_table(self) -> pl.DataFrame:
+    def _build_events(self, row_of: pl.DataFrame, lost: list[Stat]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return the events table, and the links between events and their nodes."""
+        places = pl.Series("place", [row["place"] for row in self._events], dtype=pl.UInt32)
+        position = pl.Series("position", range(len(places)), dtype=pl.UInt32)
+        rows = build_frame("events", self._events, lost).drop("id").with_columns(places, position)
+        events = sort_events(rows).with_row_index("id")
+        links = events.select("place", event="id").join(row_of, on="place", how="left", maintain_order="left")
+        links = links.select("node", "event", how=pl.lit("file"), score=pl.lit(1.0)).sort("node")
+        return events.drop("place"), links
+
+    def _build_edges(self) -> pl.DataFrame:
         places, kinds, counts = zip(*self._edges, strict=True) if self._edges else ((), (), ())
-        # An id that no column can hold becomes null, which is the id of no node.
+        # An id outside of the range of the column becomes null, which is not the id of any node.
         on, _ = build_series("et_id", self._on, pl.Int64)
         return pl.DataFrame(
             {
@@ -227,10 +220,26 @@ class NodeTableBuilder:
         )
 
 
+def _count_problems(repeated: pl.DataFrame, dangling: pl.DataFrame, orphans: pl.DataFrame) -> list[Stat]:
+    """Return the stats of repeated ids, dependencies on absent nodes, and nodes with an absent parent."""
+
+    def describe(frame: pl.DataFrame, text: str) -> str | None:
+        return text.format(frame["et_id"][0]) if frame.height else None
+
+    repeated_rows = int(repeated["len"].sum() or 0)
+    repeated_text = describe(repeated, "node {}: references to it are resolved to the first")
+    dangling_text = describe(dangling, "on node {}, which is not in the file")
+    return [
+        Stat("read.duplicate_node_id", "error", repeated_rows, repeated_text),
+        Stat("read.dangling_dependency", "data_loss", dangling.height, dangling_text),
+        Stat("read.missing_parent", "info", orphans.height, describe(orphans, "node {}")),
+    ]
+
+
 def _replace_places(
     table: str, rows: list[dict[str, Any]], row_of: pl.DataFrame, stats: list[Stat]
 ) -> pl.DataFrame:
-    """Rows with their node's id in place of its place in the file, in the order of the nodes."""
+    """Build a table with the node's id instead of its place in the file, in the order of the nodes."""
     places = pl.DataFrame({"place": pl.Series([row["place"] for row in rows], dtype=pl.UInt32)})
     node = places.join(row_of, on="place", how="left", maintain_order="left")["node"]
     return build_frame(table, rows, stats).with_columns(node).sort("node", maintain_order=True)
