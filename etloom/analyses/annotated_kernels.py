@@ -38,7 +38,7 @@ def analyze(
 ) -> pl.DataFrame:
     if by not in ("kernel", "annotation"):
         raise UnknownName("grouping", by, ("kernel", "annotation"), option="by")
-    work = filter_step(trace, with_annotation(trace), step)
+    work = filter_step(trace, add_annotation(trace), step)
     work = work if annotation is None else work.filter(pl.col("annotation") == annotation)
     dur = pl.col("dur")
     if by == "annotation":
@@ -54,15 +54,17 @@ def analyze(
     )
 
 
-def with_annotation(trace: Trace) -> pl.DataFrame:
-    """Device work (launch, step, name, kind, dur) with the name of the innermost ``annotation`` around its launch."""
+def add_annotation(trace: Trace) -> pl.DataFrame:
+    """Return GPU activities (launch, step, name, kind, dur) with the innermost ``annotation`` around their launch."""
     work = select_launched_work(trace, "launch", "step", "name", "kind", "dur")
     events = trace.events
-    marks = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & ~arrays.match_text(
+    is_annotation = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & ~arrays.match_text(
         events["name"],
         lambda name: is_step(name) | categories.is_backend_range(name),
     )
     at = arrays.find_nearest_ancestor(
-        arrays.rows_of_ids(events, events["parent"]), marks, arrays.rows_of_ids(events, work["launch"])
+        arrays.rows_of_ids(events, events["parent"]),
+        is_annotation,
+        arrays.rows_of_ids(events, work["launch"]),
     )
     return work.with_columns(arrays.take_rows(events["name"], at).alias("annotation"))

@@ -43,23 +43,25 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
         raise UnknownName("place", str(where), ("host", "device"), option="where")
     require_linked(trace)
     places = {"host": _on_host, "device": _on_device}
-    asked = [places[name](trace).with_columns(where=pl.lit(name)) for name in places if where in (None, name)]
-    marks = pl.concat(asked).sort("ts", maintain_order=True)
-    if not marks.height:
+    tables = [
+        places[name](trace).with_columns(where=pl.lit(name)) for name in places if where in (None, name)
+    ]
+    ranges = pl.concat(tables).sort("ts", maintain_order=True)
+    if not ranges.height:
         raise AnalysisError(
-            "the trace holds no annotations",
+            "the trace contains no annotations",
             where=describe_rank(trace),
-            remedy="mark parts of the step with torch.profiler.record_function",
+            remedy="annotate parts of the step with torch.profiler.record_function",
         )
     end = pl.col("ts") + pl.col("dur")
-    chosen = filter_step(trace, marks, step).with_columns(
+    ranges = filter_step(trace, ranges, step).with_columns(
         end=end, span=(end.max() - pl.col("ts").min()).over("where")
     )
     # What a range adds to the time in which its name is open: events are in order of start.
     since = pl.max_horizontal("ts", pl.col("end").cum_max().shift(1).over("where", "name"))
     dur = pl.col("dur")
     table = (
-        chosen.with_columns(open=(pl.col("end") - since).clip(0))
+        ranges.with_columns(open=(pl.col("end") - since).clip(0))
         .group_by("where", "name")
         .agg(
             pl.len().alias("count"),
@@ -77,24 +79,24 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
 
 
 def _on_host(trace: Trace) -> pl.DataFrame:
-    """name, ts, dur, step of each range."""
+    """Return name, ts, dur and step of each range."""
     return _ranges(trace, pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)))
 
 
-def _ranges(trace: Trace, chosen: pl.Expr) -> pl.DataFrame:
-    shown = trace.events.lazy().filter(chosen & pl.col("dur").is_not_null())
-    return shown.select("name", "ts", "dur", "step").collect()
+def _ranges(trace: Trace, condition: pl.Expr) -> pl.DataFrame:
+    ranges = trace.events.lazy().filter(condition & pl.col("dur").is_not_null())
+    return ranges.select("name", "ts", "dur", "step").collect()
 
 
 def _on_device(trace: Trace) -> pl.DataFrame:
-    """name, ts, dur, step of what each range launched itself, stream by stream."""
+    """Return name, ts, dur and step of the activities that each range launched directly, per stream."""
     events = trace.events
     work = select_launched_events(trace, "launch", "device", "stream", "ts", "end").drop_nulls("launch")
-    marks = (
+    is_annotation = (
         arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & events["dur"].is_not_null().to_numpy()
     )
     parent = arrays.rows_of_ids(events, events["parent"])
-    at = arrays.find_nearest_ancestor(parent, marks, arrays.rows_of_ids(events, work["launch"]))
+    at = arrays.find_nearest_ancestor(parent, is_annotation, arrays.rows_of_ids(events, work["launch"]))
     spans = (
         work.with_columns(pl.Series("mark", at))
         .filter(pl.col("mark") >= 0)

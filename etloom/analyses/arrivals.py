@@ -40,16 +40,16 @@ COLUMNS = {
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    found = match_communications(job).comparable
+    participations = match_communications(job).comparable
     order = (
-        summarize_instances(found)
+        summarize_instances(participations)
         .with_row_index("communication")
         .select("communication", "meeting", "recorded")
     )
-    parts = number_instances(found).join(order, on="meeting")
+    rows = number_instances(participations).join(order, on="meeting")
     shared = pl.col("recorded") > 1
     start, end = pl.col("start"), pl.col("end")
-    table = parts.with_columns(
+    table = rows.with_columns(
         start_ns=start,
         arrival_ns=pl.when(shared).then(start - start.min().over("meeting")),
         wait_ns=pl.when(shared).then("wait"),

@@ -42,18 +42,22 @@ def analyze(
 ) -> pl.DataFrame:
     require_linked(trace)
     if not 0 <= min_pct <= 100:
-        raise AnalysisError(f"{min_pct} is no share", remedy="it is 0 to 100", option="min_pct")
+        raise AnalysisError(
+            f"expected a percentage from 0 to 100, got {min_pct:g}",
+            remedy="specify 0 to 100",
+            option="min_pct",
+        )
     tree = build_call_tree(trace, joined=joined, kernels=kernels)
     if not tree.height:
         raise AnalysisError(
-            "the trace holds no calls on any thread",
+            "the trace contains no calls on any thread",
             where=describe_rank(trace),
-            remedy="record it with torch.profiler and its CPU activity",
+            remedy="record with torch.profiler and CPU activity",
         )
     if min_pct:
         host, device = (
-            (pl.col(whole).sum() > 0) & (100 * pl.col(part) >= min_pct * pl.col(whole).sum())
-            for part, whole in (("total_ns", "self_ns"), ("device_ns", "self_device_ns"))
+            (pl.col(total).sum() > 0) & (100 * pl.col(column) >= min_pct * pl.col(total).sum())
+            for column, total in (("total_ns", "self_ns"), ("device_ns", "self_device_ns"))
         )
         tree = tree.filter(host | device)
     if depth is not None:

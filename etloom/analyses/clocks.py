@@ -47,14 +47,14 @@ COLUMNS = {
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """What does not follow from the table, for who reads it in a terminal."""
+    """Yield notes for terminal output."""
     for verdict, meaning in (
-        ("unsure", "may be off by residual_ns: what waits across ranks are shorter than that is not known"),
+        ("unsure", "may be off by residual_ns: waits across ranks shorter than that are not significant"),
         (
             "impossible",
-            "cannot be compared: however they are set, a rank left before another came; is it one run?",
+            "cannot be compared: for any offset, a rank left before another arrived; check that this is one run",
         ),
-        ("unknown", "cannot be compared: they did nothing together with others that were recorded"),
+        ("unknown", "cannot be compared: they share no communication with other recorded ranks"),
     ):
         ranks = table.filter(pl.col("verdict") == verdict)["rank"].to_list()
         if ranks:

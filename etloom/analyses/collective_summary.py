@@ -40,11 +40,11 @@ COLUMNS = {
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """What the table cannot say, for who reads it in a terminal."""
-    alone = int((table["count"] - table["matched"]).sum())
-    if alone:
+    """Yield notes for terminal output."""
+    unmatched = int((table["count"] - table["matched"]).sum())
+    if unmatched:
         size = table.filter(pl.col("count") > pl.col("matched"))["group_size"].max()
-        yield f"{alone:,} of {table['count'].sum():,} communications {explain_unmatched(size)}"  # type: ignore[arg-type]
+        yield f"{unmatched:,} of {table['count'].sum():,} communications {explain_unmatched(size)}"  # type: ignore[arg-type]
 
 
 def analyze(job: Job) -> pl.DataFrame:

@@ -65,45 +65,49 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """What the table cannot say, for who reads it in a terminal."""
-    alone = table.filter(pl.col("how").is_null())
-    if alone.height:
-        size = alone["group_size"].max()
+    """Yield notes for terminal output."""
+    unmatched = table.filter(pl.col("how").is_null())
+    if unmatched.height:
+        size = unmatched["group_size"].max()
         yield (
-            f"{alone.height:,} of {table.height:,} communications {explain_unmatched(size)}"  # type: ignore[arg-type]
+            f"{unmatched.height:,} of {table.height:,} communications {explain_unmatched(size)}"  # type: ignore[arg-type]
         )
-    unsure = table.filter(pl.col("wait_ns").is_between(1, pl.col("clock_error_ns"), closed="left"))
-    if unsure.height:
+    uncertain = table.filter(pl.col("wait_ns").is_between(1, pl.col("clock_error_ns"), closed="left"))
+    if uncertain.height:
         yield (
-            f"{unsure.height:,} of {table.height:,} waits are shorter than the clocks of the ranks may be apart "
-            "(clock_error_ns): they may be none"
+            f"{uncertain.height:,} of {table.height:,} waits are shorter than the clock uncertainty of the ranks "
+            "(clock_error_ns): they are not significant"
         )
 
 
 def explain_unmatched(group_size: int | None) -> str:
-    """Why a communication has no wait and no transfer."""
-    of = f" of {group_size}" if group_size else ""
+    """Return the reason why a communication has no wait and no transfer."""
+    members = f" of {group_size}" if group_size else ""
     return (
-        f"were recorded by one rank{of} only, or matched none of another's: who came when, who waited for whom, the "
-        "time of the data itself and its bandwidth cannot be known from one rank; duration_ns holds whatever it waited"
+        f"were recorded by only one rank{members} or could not be matched: arrivals, waits, transfer time and "
+        "bandwidth are unknown; duration_ns includes any wait"
     )
 
 
-def number_instances(parts: pl.DataFrame) -> pl.DataFrame:
-    """The parts (`Together.comparable`); one that met nobody is a meeting too."""
-    alone = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
-    return parts.with_columns(meeting=pl.coalesce("meeting", alone))
+def number_instances(participations: pl.DataFrame) -> pl.DataFrame:
+    """Number the participations (`comparable`); an unmatched one is an instance of its own."""
+    unmatched = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
+    return participations.with_columns(meeting=pl.coalesce("meeting", unmatched))
 
 
-def summarize_instances(parts: pl.DataFrame) -> pl.DataFrame:
-    """A row a communication, in order of start, with COLUMNS and its meeting. parts: `Together.comparable`."""
+def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per communication, by start, with COLUMNS and its instance number.
+
+    Args:
+        parts: The comparable participations (see `match_communications`).
+    """
     last = pl.col("start").max()
     shared = pl.len() > 1
     # Who only sends may have left before others came: what it did then was no transfer.
-    comes = pl.col("start").filter("sends").max()
-    took = pl.col("end") - pl.max_horizontal("start", comes)
+    last_sender = pl.col("start").filter("sends").max()
+    transfer = pl.col("end") - pl.max_horizontal("start", last_sender)
     rows = (
-        number_instances(parts)
+        number_instances(participations)
         .group_by("meeting")
         .agg(
             pl.col("start").min().alias("start_ns"),
@@ -122,7 +126,7 @@ def summarize_instances(parts: pl.DataFrame) -> pl.DataFrame:
             pl.when(shared).then(pl.col("rank").get(pl.col("start").arg_max())).alias("last_rank"),
             pl.when(shared).then(pl.col("error").max()).alias("clock_error_ns"),
             pl.when(shared & ~pl.all_horizontal(pl.col("sends", "receives").all()))
-            .then(took.filter("receives").min())
+            .then(transfer.filter("receives").min())
             .when(shared)
             .then((pl.col("end") - pl.col("start")).min())
             .alias("transfer_ns"),
@@ -135,13 +139,13 @@ def summarize_instances(parts: pl.DataFrame) -> pl.DataFrame:
             .alias("factor")
         )
     )
-    took_any = pl.when(pl.col("transfer_ns") > 0).then("transfer_ns")
+    positive_transfer = pl.when(pl.col("transfer_ns") > 0).then("transfer_ns")
     return rows.with_columns(
-        algo_gb_per_s=pl.col("bytes") / took_any,
-        bus_gb_per_s=pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / took_any,
+        algo_gb_per_s=pl.col("bytes") / positive_transfer,
+        bus_gb_per_s=pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / positive_transfer,
     ).sort("start_ns", "meeting")
 
 
 def _pair_or_recorded() -> pl.Expr:
-    """How many ranks a communication surely had."""
+    """Return the number of ranks that certainly took part in a communication."""
     return pl.when(pl.col("collective") == "message").then(2).when(pl.col("recorded") > 1).then("recorded")

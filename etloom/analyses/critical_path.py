@@ -59,7 +59,7 @@ COLUMNS = {
     "pct": pl.Float64,
     "explainable": pl.Boolean,
 }
-_BY = {
+_GROUP_COLUMNS = {
     "kind": ["kind"],
     "category": ["kind", "category"],
     "name": ["kind", "category", "name"],
@@ -67,15 +67,15 @@ _BY = {
     "module": ["module"],
     "edge": [],
 }
-_WORTH_A_WORD = 1
+_MIN_REMARK_PCT = 1
 """Percent of the path: a later start that takes less goes without a remark."""
 
 
 def analyze(
     job: Job, *, by: str = "kind", top: int | None = None, rank: int | None = None, step: int | None = None
 ) -> pl.DataFrame:
-    if by not in _BY:
-        raise UnknownName("grouping", by, _BY, option="by")
+    if by not in _GROUP_COLUMNS:
+        raise UnknownName("grouping", by, _GROUP_COLUMNS, option="by")
     check_top(1 if top is None else top)
     if rank is not None and rank not in job:
         raise unknown_rank_error(rank, job)
@@ -83,19 +83,27 @@ def analyze(
     end, begin = _window(graph, job, rank, step)
     if end is None:
         raise AnalysisError(
-            f"rank {rank} holds no timed event",
-            remedy="ask for another one, or for none",
+            f"rank {rank} contains no timed event",
+            remedy="choose another rank, or omit --rank",
         )
-    what = critical_paths.EVENT_LABELS if by == "edge" else set(_BY[by]) & set(critical_paths.EVENT_LABELS)
-    described = critical_paths.make_event_labeler(job, what)
-    columns = (
-        critical_paths.PATH_SCHEMA if what else ("rank", "kind", "start_ns", "time_ns", "unexplained_ns")
+    labels = (
+        critical_paths.EVENT_LABELS
+        if by == "edge"
+        else set(_GROUP_COLUMNS[by]) & set(critical_paths.EVENT_LABELS)
     )
-    parts = (
-        described(part).with_columns(count=1, last=pl.col("rank"))
+    labeler = critical_paths.make_event_labeler(job, labels)
+    columns = (
+        critical_paths.PATH_SCHEMA if labels else ("rank", "kind", "start_ns", "time_ns", "unexplained_ns")
+    )
+    chunks = (
+        labeler(part).with_columns(count=1, last=pl.col("rank"))
         for part in critical_paths.iterate_critical_path(graph, end, begin, columns)
     )
-    path = pl.concat(parts) if by == "edge" else _summed(pl.concat(_summed(part, by) for part in parts), by)
+    path = (
+        pl.concat(chunks)
+        if by == "edge"
+        else _sum_groups(pl.concat(_sum_groups(part, by) for part in chunks), by)
+    )
     total = int(path["time_ns"].sum())
     missing = [name for name in COLUMNS if name not in (*path.columns, "pct", "explainable")]
     path = path.with_columns(
@@ -107,42 +115,44 @@ def analyze(
     path = conform_columns(path, COLUMNS)
     if by == "edge":
         return path if top is None else path.sort("time_ns", descending=True, maintain_order=True).head(top)
-    path = path.sort("time_ns", *_BY[by], descending=[True] + [False] * len(_BY[by]))
+    path = path.sort("time_ns", *_GROUP_COLUMNS[by], descending=[True] + [False] * len(_GROUP_COLUMNS[by]))
     return path if top is None else path.head(top)
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """What the rows alone do not say."""
+    """Yield notes for terminal output."""
     yield from warn_if_unexplained(table, "this path")
-    late = table.filter(pl.col("kind") == critical_paths.LATER_START, pl.col("pct") >= _WORTH_A_WORD)
+    late = table.filter(pl.col("kind") == critical_paths.LATER_START, pl.col("pct") >= _MIN_REMARK_PCT)
     for rank, time_ns, pct in late.select("rank", "time_ns", "pct").iter_rows():
         yield (
-            f"later start: for {time_ns / 1e6:,.3f} ms ({pct:.0f} % of the time) nothing recorded leads to the path's "
-            f"first event, on rank {rank}: what held it up came before that rank's recording, or was not recorded"
+            f"later start: for {time_ns / 1e6:,.3f} ms ({pct:.0f} % of the time) no recorded dependency explains the "
+            f"start of the path, on rank {rank}: its cause is earlier than that rank's recording, or was not recorded"
         )
 
 
-def _summed(path: pl.DataFrame, by: str) -> pl.DataFrame:
-    """A row of what belongs together."""
+def _sum_groups(path: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Sum the segments of each group."""
     sums = pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min()
-    return path.group_by(_BY[by]).agg(*sums, pl.col("rank").min(), pl.col("last").max())
+    return path.group_by(_GROUP_COLUMNS[by]).agg(*sums, pl.col("rank").min(), pl.col("last").max())
 
 
 def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:
-    """The point at which the path ends, and the time at which it begins (None: that of the graph)."""
+    """Return the end point of the path and its start time (None: that of the graph)."""
     if step is None:
         return critical_paths.find_last_point(graph, rank), None
-    found = []
-    ranks = [rank] if rank is not None else [one for one in job if step in find_steps(job[one])["step"]]
+    ends = []
+    ranks = (
+        [rank] if rank is not None else [number for number in job if step in find_steps(job[number])["step"]]
+    )
     if rank is not None or not ranks:
         check_step(job[job.ranks[0] if rank is None else rank], step)
-    for one in ranks:
-        trace = job[one]
-        own = trace.events.filter(pl.col("step") == step)["id"]
-        point = critical_paths.find_last_point(graph, one, own)
+    for number in ranks:
+        trace = job[number]
+        step_events = trace.events.filter(pl.col("step") == step)["id"]
+        point = critical_paths.find_last_point(graph, number, step_events)
         if point is not None:
             start = find_steps(trace).filter(pl.col("step") == step)["start"][0]
-            found.append((int(graph.time[point]), point, int(start)))
-    if not found:
+            ends.append((int(graph.time[point]), point, int(start)))
+    if not ends:
         return None, None
-    return max(found)[1], min(start for _, _, start in found)
+    return max(ends)[1], min(start for _, _, start in ends)

@@ -53,30 +53,30 @@ def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -
         raise UnknownName("grouping", by, ("operator", "kernel"), option="by")
     ranges = trace.events.filter(pl.col("cat") == RANGE_CATEGORY).sort("ts", "id")
     ranges = parse_distinct(ranges, "args", _values, _VALUE, alias="values")
-    nobody = pl.lit(None, pl.String)
+    missing = pl.lit(None, pl.String)
     if by == "operator" and ranges.height:
         ranges = ranges.hstack(_operators(trace, ranges))
     else:
-        ranges = ranges.with_columns(operator=nobody, top_operator=nobody)
-    found = (
+        ranges = ranges.with_columns(operator=missing, top_operator=missing)
+    values = (
         ranges.select("operator", "top_operator", pl.col("name").cast(pl.String).alias("kernel"), "values")
         .explode("values")
         .unnest("values")
         .drop_nulls("value")
     )
-    if not found.height:
+    if not values.height:
         raise AnalysisError(
-            "the trace holds no counters of kernels",
+            "the trace contains no hardware counters of kernels",
             where=describe_rank(trace),
             remedy="profile with experimental_config=torch._C._profiler._ExperimentalConfig(profiler_metrics=[...])",
         )
     if counter is not None:
-        named = [name for name in found["counter"].unique() if fnmatchcase(name, counter)]
-        if not named:
-            raise UnknownName("counter", counter, found["counter"].unique().sort())
-        found = found.filter(pl.col("counter").is_in(named))
+        matching = [name for name in values["counter"].unique() if fnmatchcase(name, counter)]
+        if not matching:
+            raise UnknownName("counter", counter, values["counter"].unique().sort())
+        values = values.filter(pl.col("counter").is_in(matching))
     value = pl.col("value")
-    table = found.group_by("counter", "operator", "top_operator", "kernel").agg(
+    table = values.group_by("counter", "operator", "top_operator", "kernel").agg(
         pl.len().alias("launches"),
         value.sum().alias("total"),
         value.mean().alias("mean"),
@@ -98,7 +98,7 @@ def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
-    """The launch call of each range, both in order of time. Raises AnalysisError where order cannot tell."""
+    """Return the launch call of each range, both in time order; raise AnalysisError if the order is ambiguous."""
     events = trace.events
     calls = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & arrays.match_text(
         events["name"], lambda name: name.str.contains(_LAUNCHES_KERNEL)
@@ -110,13 +110,13 @@ def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
             f"{ranges.height} measured kernels of {devices} device(s) and {launches.height} launches cannot be "
             "joined by their order",
             where=describe_rank(trace),
-            remedy="by=kernel leaves the operators out",
+            remedy="use by=kernel, which needs no operators",
         )
     return launches
 
 
 def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
-    """operator and top_operator of each range, in order of time. Raises AnalysisError where order cannot tell."""
+    """Return operator and top_operator of each range, in time order; raise AnalysisError if the order is ambiguous."""
     events, launches = trace.events, match_launches(trace, ranges)
     is_operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     parent = rows_of_ids(events, events["parent"])

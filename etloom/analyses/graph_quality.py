@@ -70,10 +70,10 @@ _COUNTS = {
 def analyze(job: Job) -> pl.DataFrame:
     dependencies = build_dependencies(job)
     graph = dependencies.graph
-    fits = quality.measure_fit_by_rank(graph, job.ranks)
+    latency_fits = quality.measure_fit_by_rank(graph, job.ranks)
     rows = []
     for rank in job.ranks:
-        fit, counts = fits[rank], dependencies.counts[rank]
+        fit, counts = latency_fits[rank], dependencies.counts[rank]
         starts = quality.measure_explained_starts(graph, job[rank], rank)
         reason = quality.explain_misfit(starts, fit.makespan, fit.residual)
         rows.append(
@@ -87,14 +87,14 @@ def analyze(job: Job) -> pl.DataFrame:
             }
         )
     table = pl.DataFrame(rows, infer_schema_length=None)
-    total_makespan = sum(fits[rank].makespan for rank in job.ranks)
+    total_makespan = sum(latency_fits[rank].makespan for rank in job.ranks)
     dropped = [f"{EdgeKind(kind).label} {count}" for kind, count in enumerate(graph.dropped) if count]
     job_row = {
         "rank": None,
         "explainable": bool(table["explainable"].all()),
         "reason": _first_reason(table),
-        **_fit_columns(fits[None]),
-        "residual_pct": 100 * fits[None].residual / total_makespan if total_makespan else None,
+        **_fit_columns(latency_fits[None]),
+        "residual_pct": 100 * latency_fits[None].residual / total_makespan if total_makespan else None,
         "device_starts": table["device_starts"].sum(),
         "dropped_edges": ", ".join(dropped) or None,
         **{name: table[name].sum() for name in _COUNTS},
@@ -118,7 +118,7 @@ def _start_columns(starts: quality.ExplainedStarts) -> dict[str, float | None]:
 def _fit_columns(fit: quality.LatencyFit) -> dict[str, float | None]:
     """Return the columns on makespan and unexplained delays."""
 
-    def percent_of_makespan(part: int) -> float | None:
+    def percent(part: int) -> float | None:
         return 100 * part / fit.makespan if fit.makespan else None
 
     return {
@@ -126,10 +126,10 @@ def _fit_columns(fit: quality.LatencyFit) -> dict[str, float | None]:
         "edges": fit.edges,
         "makespan_ns": fit.makespan,
         "shortfall_ns": -fit.shortfall,
-        "shortfall_pct": percent_of_makespan(-fit.shortfall),
+        "shortfall_pct": percent(-fit.shortfall),
         "max_shortfall_ns": fit.latest,
         "residual_ns": fit.residual,
-        "residual_pct": percent_of_makespan(fit.residual),
+        "residual_pct": percent(fit.residual),
     }
 
 

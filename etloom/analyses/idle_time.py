@@ -51,94 +51,108 @@ COLUMNS = {
     "max_ns": pl.Int64,
 }
 _CAUSES = pl.Series("cause", ["host_wait", "kernel_wait", "other"])
-_LEAST = np.iinfo(np.int64).min
-_IN_ALL = np.iinfo(np.int64).max
+_MISSING = np.iinfo(np.int64).min
+_TOTAL = np.iinfo(np.int64).max
 """In place of a step, behind all others."""
 
 
 def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int | None = None) -> pl.DataFrame:
     work = select_launched_work(trace, "device", "stream", "ts", "dur")
     check_step(trace, step)
-    lane = encode_streams(trace)
-    gap, busy, before = _gaps(work, lane)
-    late = select_launched_array(trace, "launch_ts", _LEAST) > before
+    track = encode_streams(trace)
+    gap, busy, before = _find_gaps(work, track)
+    late = select_launched_array(trace, "launch_ts", _MISSING) > before
     cause = np.where(late, 0, np.where(gap < consecutive_kernel_delay, 1, 2))
 
     # All work counts in its step and once more in all. A place is a stream in a step or in all.
-    steps = select_launched_array(trace, "step", _IN_ALL)
-    known = np.unique(np.append(steps[np.diff(steps, prepend=_IN_ALL) != 0], _IN_ALL))  # steps come in runs
-    every = np.argsort(gap, kind="stable")  # so that the gaps of each place come in order of length
-    row = every[steps[every] != _IN_ALL if step is None else steps[every] == step]
-    of_step = np.searchsorted(known, steps[row])
+    steps = select_launched_array(trace, "step", _TOTAL)
+    step_numbers = np.unique(
+        np.append(steps[np.diff(steps, prepend=_TOTAL) != 0], _TOTAL)
+    )  # steps come in runs
+    by_length = np.argsort(gap, kind="stable")  # so that the gaps of each place come in order of length
+    row = by_length[steps[by_length] != _TOTAL if step is None else steps[by_length] == step]
+    step_index = np.searchsorted(step_numbers, steps[row])
     if step is None:
-        of_step = np.append(of_step, np.full(every.size, known.size - 1))
-        row = np.append(row, every)
-    lanes = int(lane.max()) + 1
-    place = of_step * lanes + lane[row]
+        step_index = np.append(step_index, np.full(by_length.size, step_numbers.size - 1))
+        row = np.append(row, by_length)
+    track_count = int(track.max()) + 1
+    group = step_index * track_count + track[row]
 
-    one, busy_of = np.full(known.size * lanes, -1), np.zeros(known.size * lanes, np.int64)
-    one[place] = row
-    np.add.at(busy_of, place, busy[row])
-    there = np.flatnonzero(one >= 0)
-    stream, of_cause = np.repeat(there, 3), np.tile(np.arange(3), there.size)
-    some = gap[row] > 0
-    count, idle, stats = _stats((3 * place + cause[row])[some], gap[row[some]], 3 * stream + of_cause)
-    whole, ran = np.repeat(idle.reshape(-1, 3).sum(axis=1), 3), busy_of[stream]
-    number = pl.Series([*known[:-1].tolist(), None], dtype=pl.Int64)
+    example_row, busy_per_group = (
+        np.full(step_numbers.size * track_count, -1),
+        np.zeros(step_numbers.size * track_count, np.int64),
+    )
+    example_row[group] = row
+    np.add.at(busy_per_group, group, busy[row])
+    groups = np.flatnonzero(example_row >= 0)
+    stream, cause_index = np.repeat(groups, 3), np.tile(np.arange(3), groups.size)
+    is_gap = gap[row] > 0
+    count, idle, stats = _compute_stats(
+        (3 * group + cause[row])[is_gap], gap[row[is_gap]], 3 * stream + cause_index
+    )
+    total_idle, ran = np.repeat(idle.reshape(-1, 3).sum(axis=1), 3), busy_per_group[stream]
+    number = pl.Series([*step_numbers[:-1].tolist(), None], dtype=pl.Int64)
     table = {
-        "step": number[stream // lanes],
-        **{name: work[name][one[stream]] for name in ("device", "stream")},
-        "cause": _CAUSES[of_cause],
+        "step": number[stream // track_count],
+        **{name: work[name][example_row[stream]] for name in ("device", "stream")},
+        "cause": _CAUSES[cause_index],
         "gaps": count,
         "idle_ns": idle,
-        "idle_pct": _percent(idle, whole),
-        "span_pct": _percent(idle, whole + ran),
+        "idle_pct": _percent(idle, total_idle),
+        "span_pct": _percent(idle, total_idle + ran),
         "busy_ns": ran,
-        "span_ns": whole + ran,
+        "span_ns": total_idle + ran,
         **stats,
     }
     return conform_columns(table, COLUMNS)
 
 
-def _percent(part: np.ndarray, whole: np.ndarray) -> pl.Series:
-    """100 part / whole, null where the whole is 0."""
-    share = np.divide(100 * part, whole, out=np.full(part.size, np.nan), where=whole > 0)
+def _percent(part: np.ndarray, total: np.ndarray) -> pl.Series:
+    """Return 100 part / total, null where the total is 0."""
+    share = np.divide(100 * part, total, out=np.full(part.size, np.nan), where=total > 0)
     return pl.Series(share, nan_to_null=True)
 
 
-def _stats(
-    place: np.ndarray, gap: np.ndarray, wanted: np.ndarray
+def _compute_stats(
+    group: np.ndarray, gap: np.ndarray, groups: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, dict[str, pl.Series]]:
-    """Of the gaps at each wanted place how many there are, their sum, and what else COLUMNS say of them.
+    """Return count, sum and statistics (see COLUMNS) of the gaps of each group.
 
-    Gaps come in order of their length. wanted: every place that has one, and maybe others, ascending.
+    Args:
+        place: Group of each gap. Gaps are sorted by length.
+        gap: Length of each gap, ns.
+        wanted: The groups to return, ascending; they include all groups that have gaps.
     """
-    gap = gap[sort_by_track(place)]
-    count = np.bincount(place, minlength=int(wanted.max(initial=-1)) + 1)[wanted]
-    some = np.flatnonzero(count)
-    n = count[some]
+    gap = gap[sort_by_track(group)]
+    count = np.bincount(group, minlength=int(groups.max(initial=-1)) + 1)[groups]
+    nonempty = np.flatnonzero(count)
+    n = count[nonempty]
     first = np.cumsum(n) - n
     total = np.add.reduceat(gap, first)
     mean = total / n
     squares = np.add.reduceat((gap - np.repeat(mean, n)) ** 2, first)
-    idle, at = np.zeros(wanted.size, np.int64), np.full(wanted.size, -1)
-    idle[some], at[some] = total, np.arange(some.size)
+    idle, stat_row = np.zeros(groups.size, np.int64), np.full(groups.size, -1)
+    idle[nonempty], stat_row[nonempty] = total, np.arange(nonempty.size)
     stats = {
-        "mean_ns": (np.rint(mean), at),
-        "std_ns": (np.rint(np.sqrt(squares / np.maximum(n - 1, 1))), np.where(count < 2, -1, at)),
-        "min_ns": (gap[first], at),
-        "median_ns": (np.rint((gap[first + (n - 1) // 2] + gap[first + n // 2]) / 2), at),
-        "max_ns": (gap[first + n - 1], at),
+        "mean_ns": (np.rint(mean), stat_row),
+        "std_ns": (np.rint(np.sqrt(squares / np.maximum(n - 1, 1))), np.where(count < 2, -1, stat_row)),
+        "min_ns": (gap[first], stat_row),
+        "median_ns": (np.rint((gap[first + (n - 1) // 2] + gap[first + n // 2]) / 2), stat_row),
+        "max_ns": (gap[first + n - 1], stat_row),
     }
-    return count, idle, {name: take_rows(pl.Series(of), rows) for name, (of, rows) in stats.items()}
+    return count, idle, {name: take_rows(pl.Series(values), rows) for name, (values, rows) in stats.items()}
 
 
-def _gaps(work: pl.DataFrame, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each row of work (by ts): the gap before it on its stream, the time it adds to the stream's busy time, and
-    the end of all work before it there (its own start for the first)."""
+def _find_gaps(work: pl.DataFrame, track: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return gap, busy time and end of the previous work for each activity (sorted by ts).
+
+    Returns:
+        The gap before it on its stream, the time it adds to the stream's busy time, and the end of all earlier
+        activities there (its own start for the first).
+    """
     start = work["ts"].to_numpy()
     end = start + work["dur"].to_numpy()
     before = start.copy()
-    for rows in group_by_track(lane):
+    for rows in group_by_track(track):
         before[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
     return np.maximum(start - before, 0), np.maximum(end - np.maximum(before, start), 0), before

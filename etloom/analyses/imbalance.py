@@ -35,25 +35,25 @@ COLUMNS = {
 
 def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
     if len(job) < 2:
-        raise AnalysisError(
-            "one rank alone has nothing to be compared with", remedy="open the folder that holds all ranks"
-        )
+        raise AnalysisError("imbalance needs at least two ranks", remedy="open the folder with all ranks")
     rows = concat_ranks(job, lambda trace: temporal_breakdown.analyze(trace, step=step))
     rows = rows if step is not None else rows.filter(pl.col("step").is_null())
-    of_host, of_device = (rows.filter(basis=basis)["rank"].unique().sort() for basis in ("host", "device"))
-    if len(of_host) and len(of_device):
-        few = min(of_host, of_device, key=len)
+    host_ranks, device_ranks = (
+        rows.filter(basis=basis)["rank"].unique().sort() for basis in ("host", "device")
+    )
+    if len(host_ranks) and len(device_ranks):
+        minority = min(host_ranks, device_ranks, key=len)
         raise AnalysisError(
-            f"host times of {format_ranks(of_host)} are not to be compared with device times of "
-            f"{format_ranks(of_device)}",
-            remedy="leave one kind out with --rank"
-            if len(few) > 1
-            else f"leave rank {few[0]} out with --rank",
+            f"host times of {format_ranks(host_ranks)} are not to be compared with device times of "
+            f"{format_ranks(device_ranks)}",
+            remedy="select ranks of one kind with --rank"
+            if len(minority) > 1
+            else f"exclude rank {minority[0]} with --rank",
         )
     parts = [name for name in temporal_breakdown.COLUMNS if name.endswith("_ns") and name != "start_ns"]
-    long = rows.unpivot(parts, index="rank", variable_name="part", value_name="time")
+    times = rows.unpivot(parts, index="rank", variable_name="part", value_name="time")
     table = (
-        long.with_columns(pl.col("part").str.strip_suffix("_ns"))
+        times.with_columns(pl.col("part").str.strip_suffix("_ns"))
         .group_by("part", maintain_order=True)
         .agg(
             pl.len().alias("ranks"),
@@ -65,7 +65,7 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
             pl.col("rank").get(pl.col("time").arg_max()).alias("max_rank"),
         )
     )
-    over = 100 * (pl.col("max_ns") / pl.col("mean_ns") - 1)
+    imbalance = 100 * (pl.col("max_ns") / pl.col("mean_ns") - 1)
     return conform_columns(
-        table.with_columns(pl.when(pl.col("mean_ns") > 0).then(over).alias("imbalance_pct")), COLUMNS
+        table.with_columns(pl.when(pl.col("mean_ns") > 0).then(imbalance).alias("imbalance_pct")), COLUMNS
     )

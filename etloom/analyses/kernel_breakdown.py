@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_all
+from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_total
 from etloom.analyses.helpers.operator_times import add_self_time
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
@@ -66,7 +66,7 @@ def analyze(
         )
         .with_columns(
             pl.lit(basis).alias("basis"),
-            percent_of_all("total_ns"),
+            percent_of_total("total_ns"),
             *([] if by == "name" else [pl.lit(None, dtype=pl.String).alias("name")]),
         )
     )

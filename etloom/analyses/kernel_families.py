@@ -14,7 +14,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.flops.counting import assign_kernels, lookup_families
-from etloom.analyses.helpers import conform_columns, filter_step, percent_of_all
+from etloom.analyses.helpers import conform_columns, filter_step, percent_of_total
 from etloom.core.arrays import take_rows
 from etloom.core.trace import Trace
 
@@ -30,13 +30,17 @@ COLUMNS = {
 
 
 def classify_kernels(trace: Trace) -> pl.DataFrame:
-    """Device work with its family: id, kind, name, step, ts, dur, ... Raises AnalysisError where there is none."""
+    """Return GPU activities with their family: id, kind, name, step, ts, dur, ...
+
+    Raises:
+        AnalysisError: The trace has no GPU activity.
+    """
     work = assign_kernels(trace)
-    told = lookup_families(take_rows(trace.events["name"], work["row"].to_numpy()))
+    operator_families = lookup_families(take_rows(trace.events["name"], work["row"].to_numpy()))
     return work.with_columns(
         family=pl.when(pl.col("kind") == "communication")
         .then("kernel_family")
-        .otherwise(pl.coalesce(told, "kernel_family"))
+        .otherwise(pl.coalesce(operator_families, "kernel_family"))
         .cast(pl.String),
         name=pl.col("name").cast(pl.String),
     )
@@ -55,7 +59,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     table = (
         sums.group_by("family")
         .agg(pl.len().alias("kernels"), dur.sum().alias("total_ns"), dur.mean().alias("mean_ns"))
-        .with_columns(percent_of_all("total_ns"))
+        .with_columns(percent_of_total("total_ns"))
         .join(longest, on="family", how="left")
         .sort("total_ns", "family", descending=(True, False))
     )

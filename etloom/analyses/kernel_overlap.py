@@ -17,7 +17,7 @@ from itertools import combinations
 
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, percent_of_all, step_windows
+from etloom.analyses.helpers import conform_columns, percent_of_total, step_windows
 from etloom.core.intervals import union
 from etloom.core.trace import Trace
 from etloom.timeline.activity import compute_activity
@@ -32,16 +32,16 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     times = {kind: time.clip(start, end) for kind, time in work.times.items() if time}
     rows = []
     for count in range(1, len(times) + 1):
-        for chosen in combinations(times, count):
-            together = times[chosen[0]]
-            for kind in chosen[1:]:
+        for combination in combinations(times, count):
+            together = times[combination[0]]
+            for kind in combination[1:]:
                 together &= times[kind]
-            alone = together - union(time for kind, time in times.items() if kind not in chosen)
-            rows.append((" + ".join(chosen), work.basis, alone.total))
+            alone = together - union(time for kind, time in times.items() if kind not in combination)
+            rows.append((" + ".join(combination), work.basis, alone.total))
     table = pl.DataFrame(rows, schema=["kinds", "basis", "time_ns"], orient="row").filter(
         pl.col("time_ns") > 0
     )
     return conform_columns(
-        table.with_columns(percent_of_all("time_ns")).sort("time_ns", "kinds", descending=[True, False]),
+        table.with_columns(percent_of_total("time_ns")).sort("time_ns", "kinds", descending=[True, False]),
         COLUMNS,
     )

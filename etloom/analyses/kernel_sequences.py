@@ -28,7 +28,7 @@ from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank
 
 SCOPE = "rank"
-NOTHING = "no operator launched as many kernels as --min-length"
+EMPTY_MESSAGE = "no operator launched at least --min-length kernels"
 COLUMNS = {
     "pattern": pl.List(pl.String),
     "kernel_count": pl.Int64,
@@ -62,34 +62,38 @@ def analyze(
 
 
 def find_occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFrame:
-    """A row a call, in order of its first kernel: call (row of the events), operator, name (of its kernels), sequence
-    (the same as numbers), length, kernel_ns, host_ns, step."""
+    """Return one row per call, in order of its first kernel.
+
+    Returns:
+        call (row of the events), operator, name (of its kernels), sequence (the same as numbers), length, kernel_ns,
+        host_ns, step.
+    """
     work = select_launched_work(trace, "launch", "name", "dur").drop_nulls("launch")
     events = trace.events
-    sorts = (
+    call_categories = (
         categories.OPERATOR_CATEGORIES | categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES
         if operator
         else categories.OPERATOR_CATEGORIES
     )
-    calls = arrays.is_in(events["cat"], sorts) & events["depth"].is_not_null().to_numpy()
+    calls = arrays.is_in(events["cat"], call_categories) & events["depth"].is_not_null().to_numpy()
     calls &= ~match_steps(events["name"])
     if operator:
         calls &= arrays.match_text(events["name"], lambda name: name.str.contains(operator, literal=True))
     if not calls.any():
         raise AnalysisError(
-            f"no operator's name contains {operator!r}" if operator else "the trace holds no operators",
+            f"no operator name contains {operator!r}" if operator else "the trace contains no operators",
             where=describe_rank(trace),
-            remedy="top-ops lists names" if operator else "kernel-breakdown tells of its kernels",
+            remedy="see top-ops for names" if operator else "see kernel-breakdown for its kernels",
         )
     parent = rows_of_ids(events, events["parent"])
     outermost = calls & (arrays.find_nearest_ancestor(parent, calls, parent) < 0)
     at = arrays.find_nearest_ancestor(parent, outermost, rows_of_ids(events, work["launch"]))
     below = work.with_columns(pl.Series("call", at)).filter(pl.Series(at >= 0))
-    of_call = below.group_by("call", maintain_order=True).agg(
+    occurrences = below.group_by("call", maintain_order=True).agg(
         pl.col("name"), pl.col("dur").sum().alias("kernel_ns")
     )
-    rows = of_call["call"].to_numpy()
-    return of_call.with_columns(
+    rows = occurrences["call"].to_numpy()
+    return occurrences.with_columns(
         operator=events["name"][rows].cast(pl.String),
         host_ns=events["dur"][rows],
         step=events["step"][rows],

@@ -40,7 +40,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 
 
 def join_calls_and_work(trace: Trace, step: int | None) -> pl.DataFrame:
-    """The columns of the answer and launch, the id of the call; raises AnalysisError where no launch is known."""
+    """Return COLUMNS and launch, the id of the call; raise AnalysisError if no launch was recorded."""
     columns = (
         "launch",
         "step",
@@ -57,9 +57,9 @@ def join_calls_and_work(trace: Trace, step: int | None) -> pl.DataFrame:
     work = select_launched_work(trace, *columns).drop_nulls("launch_ts")
     if not work.height:
         raise AnalysisError(
-            "the trace holds no launch of its device work",
+            "the trace contains no launches of its GPU activity",
             where=describe_rank(trace),
-            remedy="record the host's activity (CPU) together with the device's",
+            remedy="record CPU and CUDA activity together",
         )
     return (
         filter_step(trace, work, step)

@@ -25,20 +25,20 @@ COLUMNS = {"name": pl.String, "ts_ns": pl.Int64, "gb_per_s": pl.Float64}
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    known = measure_transfers(trace).drop_nulls("gbps")
-    if not known.height:
+    transfers = measure_transfers(trace).drop_nulls("gbps")
+    if not transfers.height:
         raise AnalysisError(
-            "the trace states neither size nor bandwidth of its copies",
+            "the trace contains neither sizes nor bandwidths of memcpys",
             where=describe_rank(trace),
-            remedy="memory-bandwidth-summary counts them and says how long they took",
+            remedy="see memory-bandwidth-summary for their number and durations",
         )
-    known = filter_step(trace, known, step)
+    transfers = filter_step(trace, transfers, step)
     # What lasts less than the clock's grain lasts one tick.
-    ends = np.maximum(known["end"].to_numpy(), known["ts"].to_numpy() + 1)
-    copying = RunningTotals(known["lane"].to_numpy(), known["ts"].to_numpy(), ends)
-    total = copying.total(known["gbps"].to_numpy())
+    ends = np.maximum(transfers["end"].to_numpy(), transfers["ts"].to_numpy() + 1)
+    running = RunningTotals(transfers["track"].to_numpy(), transfers["ts"].to_numpy(), ends)
+    total = running.total(transfers["gbps"].to_numpy())
     # Sums of decimals leave crumbs where nothing runs.
-    total[copying.total(np.ones(known.height, dtype=np.int64)) == 0] = 0.0
+    total[running.total(np.ones(transfers.height, dtype=np.int64)) == 0] = 0.0
     return pl.DataFrame(
-        {"name": known["sort"][copying.of], "ts_ns": copying.time, "gb_per_s": total}, schema=COLUMNS
+        {"name": transfers["direction"][running.of], "ts_ns": running.time, "gb_per_s": total}, schema=COLUMNS
     )

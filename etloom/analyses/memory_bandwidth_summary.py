@@ -40,13 +40,13 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     work = measure_transfers(trace)
     work = work if step is None else work.filter(pl.col("step") == step)
     rows = []
-    for (name,), own in work.group_by("sort", maintain_order=True):
-        busy = Intervals.of(own["ts"], own["end"]).total
-        sized = own.drop_nulls("bytes")
+    for (name,), group in work.group_by("direction", maintain_order=True):
+        busy = Intervals.of(group["ts"], group["end"]).total
+        sized = group.drop_nulls("bytes")
         size, small = (sized["bytes"].sum(), (sized["bytes"] < SMALL).sum()) if sized.height else (None, None)
-        moving, rate = Intervals.of(sized["ts"], sized["end"]).total, own["gbps"]
+        moving, rate = Intervals.of(sized["ts"], sized["end"]).total, group["gbps"]
         mean = size / moving if size is not None and moving else None
         figures = (mean, rate.median(), rate.min(), rate.max())
-        rows.append((name, own.height, size, own["dur"].sum(), busy, *figures, small))
+        rows.append((name, group.height, size, group["dur"].sum(), busy, *figures, small))
     table = pl.DataFrame(rows, schema=COLUMNS, orient="row").sort("time_ns", "name", descending=(True, False))
     return conform_columns(table, COLUMNS)

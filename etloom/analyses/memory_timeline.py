@@ -45,12 +45,12 @@ _TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
-    known = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
-    if not known.height:
+    allocations = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
+    if not allocations.height:
         raise AnalysisError(
-            "the trace holds no allocations",
+            "the trace contains no allocations",
             where=describe_rank(trace),
-            remedy="record it with profile_memory=True, or open a torch.cuda.memory._dump_snapshot()",
+            remedy="record with profile_memory=True, or open a torch.cuda.memory._dump_snapshot()",
         )
     check_step(trace, step)
     windows: list[tuple[int | None, int | None, int | None]] = list(find_steps(trace).iter_rows())
@@ -58,67 +58,77 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         [(None, None, None)] if step is None else []
     )
     rows = []
-    known = parse_distinct(known, "stack", _own_line, pl.String, alias="line")
-    named = known.with_columns(operator=_operator_names(trace, known).fill_null(known["line"]))
-    for _, own in named.group_by("device_type", "device", maintain_order=True):
-        times = own["ts"].to_numpy()
+    allocations = parse_distinct(allocations, "stack", _user_line, pl.String, alias="line")
+    attributed = allocations.with_columns(
+        operator=_operator_names(trace, allocations).fill_null(allocations["line"])
+    )
+    for _, device_events in attributed.group_by("device_type", "device", maintain_order=True):
+        times = device_events["ts"].to_numpy()
         for number, start, end in windows:
             if start is None or end is None:
-                rows.append(_row(own, 0, own.height, int(times[0]), number))
+                rows.append(_make_row(device_events, 0, device_events.height, int(times[0]), number))
             else:
                 first, last = np.searchsorted(times, [start, end]).tolist()
-                rows.append(_row(own, first, last, start, number))
+                rows.append(_make_row(device_events, first, last, start, number))
     return conform_columns(pl.DataFrame(rows, schema=COLUMNS, orient="row"), COLUMNS).sort(
         "device_type", "device", "step", nulls_last=True, maintain_order=True
     )
 
 
-def _row(own: pl.DataFrame, first: int, last: int, begin: int, number: int | None) -> tuple[object, ...]:
-    """Of the events of a device, and which of them (first to last) are in the step that begins then."""
-    part = own[first:last]
-    peak, when, until = part["total_allocated"].max(), None, first
+def _make_row(
+    device_events: pl.DataFrame, first: int, last: int, begin: int, number: int | None
+) -> tuple[object, ...]:
+    """Return the row of a step, which starts at ``begin`` and contains events first to last of a device."""
+    in_step = device_events[first:last]
+    peak, peak_at, until = in_step["total_allocated"].max(), None, first
     # What the step found when it began, by the event before it, else by what the first of all says it changed.
-    found = own["total_allocated"][first - 1] if first else own["total_allocated"][0] - own["bytes"][0]
-    if peak is None or found > peak:  # type: ignore[operator]
-        peak, when = found, begin
+    initial = (
+        device_events["total_allocated"][first - 1]
+        if first
+        else device_events["total_allocated"][0] - device_events["bytes"][0]
+    )
+    if peak is None or initial > peak:  # type: ignore[operator]
+        peak, peak_at = initial, begin
     else:
-        at = part["total_allocated"].arg_max() or 0
-        when, until = part["ts"][at], first + at + 1
+        at = in_step["total_allocated"].arg_max() or 0
+        peak_at, until = in_step["ts"][at], first + at + 1
     # What is live: an address whose last event until then is an allocation.
-    live = own[:until].group_by("addr").last().filter(pl.col("bytes") > 0)
-    held = live.group_by("operator").agg(pl.col("bytes").sum()).drop_nulls().sort("bytes", "operator")
-    name, most = (held["operator"][-1], held["bytes"][-1]) if held.height else (None, None)
+    live = device_events[:until].group_by("addr").last().filter(pl.col("bytes") > 0)
+    by_operator = live.group_by("operator").agg(pl.col("bytes").sum()).drop_nulls().sort("bytes", "operator")
+    name, operator_bytes = (
+        (by_operator["operator"][-1], by_operator["bytes"][-1]) if by_operator.height else (None, None)
+    )
     unknown = max(0, peak - int(live["bytes"].sum()))  # type: ignore[operator]
-    reserved = own["total_reserved"][max(0, first - 1) : last].max()
+    reserved = device_events["total_reserved"][max(0, first - 1) : last].max()
     return (
-        own["device_type"][0], own["device"][0], number, peak, when, reserved,
-        part.filter(pl.col("bytes") > 0).height, name, most, unknown,
+        device_events["device_type"][0], device_events["device"][0], number, peak, peak_at, reserved,
+        in_step.filter(pl.col("bytes") > 0).height, name, operator_bytes, unknown,
     )  # fmt: skip
 
 
-def _own_line(stack: list[str]) -> str | None:
-    """The innermost frame of Python that is not torch's own, else the innermost of Python, else the innermost."""
+def _user_line(stack: list[str]) -> str | None:
+    """Return the innermost Python frame outside of torch, else the innermost Python frame, else the innermost frame."""
     python = [frame for frame in stack if _PYTHON.search(frame)]
-    own = [frame for frame in python if not _TORCH.search(frame)]
-    return next(iter([*own, *python, *stack]), None)
+    user = [frame for frame in python if not _TORCH.search(frame)]
+    return next(iter([*user, *python, *stack]), None)
 
 
 def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
-    """The innermost operator around each allocation on its thread, null where there is none."""
+    """Return the innermost operator around each allocation on its thread, null for none."""
     events = trace.events
-    chosen = pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) & pl.col("dur").is_not_null()
-    calls = events.filter(chosen).select("pid", "tid", "ts", "id").sort("ts", maintain_order=True)
+    is_operator_row = pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) & pl.col("dur").is_not_null()
+    calls = events.filter(is_operator_row).select("pid", "tid", "ts", "id").sort("ts", maintain_order=True)
     if not calls.height:
         return pl.Series([None] * memory.height, dtype=pl.String)
-    begun = memory.select("pid", "tid", "ts").join_asof(
+    last_started = memory.select("pid", "tid", "ts").join_asof(
         calls, on="ts", by=["pid", "tid"], strategy="backward", check_sortedness=False
     )
-    row = rows_of_ids(events, begun["id"])
+    row = rows_of_ids(events, last_started["id"])
     parent = rows_of_ids(events, events["parent"])
     end = (events["ts"] + events["dur"].fill_null(0)).to_numpy()
-    operator = events.select(chosen).to_series().to_numpy()
+    operator = events.select(is_operator_row).to_series().to_numpy()
     times = memory["ts"].to_numpy()
-    while (over := (row >= 0) & ((end[row] < times) | ~operator[row])).any():
-        row = np.where(over, parent[row], row)
+    while (ended := (row >= 0) & ((end[row] < times) | ~operator[row])).any():
+        row = np.where(ended, parent[row], row)
     names: pl.Series = events["name"].cast(pl.String)[np.maximum(row, 0)]
     return names.set(pl.Series(row < 0), None)

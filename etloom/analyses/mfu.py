@@ -59,40 +59,52 @@ def analyze(
     calls = add_limits(calls, peaks)
     rows = []
     for number, start, end in step_windows(trace, compute_activity(trace).busy, step).iter_rows():
-        mine = calls if number is None else calls.filter(pl.col("step") == number)
-        rows.append((number, end - start, *_of(mine, end - start, devices)))
+        window_calls = calls if number is None else calls.filter(pl.col("step") == number)
+        rows.append((number, end - start, *_summarize(window_calls, end - start, devices)))
     names = ("step", "dur_ns", *list(COLUMNS)[3:])
     table = pl.DataFrame(rows, schema={name: COLUMNS[name] for name in names}, orient="row")
     return conform_columns(table.with_columns(device=pl.lit(peaks.name)), COLUMNS)
 
 
-def _of(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:
-    """The columns from precision on, of the calls of one stretch of time."""
+def _summarize(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:
+    """Return the columns from precision on, for the calls of one time window."""
     total = int(calls["time_ns"].sum())
-    known = calls.filter(pl.col("compute_ns").is_not_null())
-    covered = 100 * int(known["time_ns"].sum()) / total if total else None
-    flops, model = int(known["flops"].sum()), int(known["model_flops"].sum())
+    with_flops = calls.filter(pl.col("compute_ns").is_not_null())
+    covered = 100 * int(with_flops["time_ns"].sum()) / total if total else None
+    flops, model = int(with_flops["flops"].sum()), int(with_flops["model_flops"].sum())
     if not flops or not dur:
         return (*[None] * 7, covered)
     # With several precisions each call is held against its own peak.
-    needed, wanted = (
-        float(known.select((pl.col(name) / pl.col("peak") / 1e3).sum()).item()) / devices
+    needed, needed_model = (
+        float(with_flops.select((pl.col(name) / pl.col("peak") / 1e3).sum()).item()) / devices
         for name in ("flops", "model_flops")
     )
-    used = known.group_by("precision").agg(pl.col("flops").sum()).filter(pl.col("flops") > 0)
-    spoken = ", ".join(used.sort("flops", "precision", descending=[True, False])["precision"])
+    used = with_flops.group_by("precision").agg(pl.col("flops").sum()).filter(pl.col("flops") > 0)
+    precisions = ", ".join(used.sort("flops", "precision", descending=[True, False])["precision"])
     peak = flops / needed / 1e3
-    return (spoken, peak, model, flops, flops / dur / 1e3, 100 * wanted / dur, 100 * needed / dur, covered)
+    return (
+        precisions,
+        peak,
+        model,
+        flops,
+        flops / dur / 1e3,
+        100 * needed_model / dur,
+        100 * needed / dur,
+        covered,
+    )
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """What the utilisations leave out, for who reads them in a terminal."""
-    mixed = [named for named in table["precision"] if named and ", " in named]
+    """Yield notes for terminal output."""
+    mixed = [precisions for precisions in table["precision"] if precisions and ", " in precisions]
     if mixed:
-        yield f"the peak of {mixed[0]} is theirs weighted by flops: each call is held against the peak of its own"
-    least = table["covered_pct"].min()
-    if isinstance(least, float) and least < 100:
         yield (
-            f"no flops are known of up to {100 - least:.1f} % of the time of matrix work: the utilisations are too "
-            "low; `etloom analyze flops` says of what"
+            f"the peak of {mixed[0]} is the mean weighted by flops: each call is compared with the peak of its own "
+            "precision"
+        )
+    min_covered = table["covered_pct"].min()
+    if isinstance(min_covered, float) and min_covered < 100:
+        yield (
+            f"the flops of up to {100 - min_covered:.1f} % of the time of matrix operations are unknown: both "
+            "utilizations are underestimated; see `etloom analyze flops`"
         )

@@ -49,35 +49,35 @@ def analyze(
     rows = np.flatnonzero(is_module)
     if not rows.size:
         raise AnalysisError(
-            "the trace holds no modules",
+            "the trace contains no modules",
             where=describe_rank(trace),
             remedy="profile with with_stack=True or with_modules=True",
         )
     parent = rows_of_ids(events, events["parent"])
-    above = arrays.find_nearest_ancestor(parent, is_module, parent[rows])
+    outer_row = arrays.find_nearest_ancestor(parent, is_module, parent[rows])
     names = events["name"][rows].cast(pl.String).str.extract(_MODULE, 1).to_list()
     full = events["name"][rows].cast(pl.String).to_list()
-    place = {int(row): at for at, row in enumerate(rows)}
+    module_positions = {int(row): at for at, row in enumerate(rows)}
     paths, depths = list(names), [0] * len(names)
-    outside_in = np.argsort(events["depth"][rows].to_numpy(), kind="stable").tolist()
-    for at in outside_in:
-        outer = place.get(int(above[at]), -1)
+    by_depth = np.argsort(events["depth"][rows].to_numpy(), kind="stable").tolist()
+    for at in by_depth:
+        outer = module_positions.get(int(outer_row[at]), -1)
         if outer >= 0:
             paths[at], depths[at] = f"{paths[outer]}/{names[at]}", depths[outer] + 1
-    own = np.zeros(len(rows), np.int64)
+    self_device = np.zeros(len(rows), np.int64)
     kernels = np.zeros(len(rows), np.int64)
     work = events.select("id", "dur")
     launches = trace.launches.drop_nulls("launch").join(work, left_on="device_event", right_on="id")
     around = arrays.find_nearest_ancestor(parent, is_module, rows_of_ids(events, launches["launch"]))
-    within = np.searchsorted(rows, around[around >= 0])
-    np.add.at(own, within, launches["dur"].fill_null(0).to_numpy()[around >= 0])
-    np.add.at(kernels, within, 1)
-    total, counted = own.copy(), kernels.copy()
-    for at in reversed(outside_in):
-        outer = place.get(int(above[at]), -1)
+    module_index = np.searchsorted(rows, around[around >= 0])
+    np.add.at(self_device, module_index, launches["dur"].fill_null(0).to_numpy()[around >= 0])
+    np.add.at(kernels, module_index, 1)
+    total, kernel_total = self_device.copy(), kernels.copy()
+    for at in reversed(by_depth):
+        outer = module_positions.get(int(outer_row[at]), -1)
         if outer >= 0:
             total[outer] += total[at]
-            counted[outer] += counted[at]
+            kernel_total[outer] += kernel_total[at]
     table = pl.DataFrame(
         {
             "path": paths,
@@ -86,8 +86,8 @@ def analyze(
             "depth": depths,
             "dur": events["dur"][rows],
             "device": total,
-            "own": own,
-            "kernels": counted,
+            "own": self_device,
+            "kernels": kernel_total,
             "step": events["step"][rows],
         }
     )

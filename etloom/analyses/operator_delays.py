@@ -23,7 +23,7 @@ from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.trace import Trace
 
 SCOPE = "rank"
-NOTHING = "no launch of device work lies in an operator; `launches` lists the calls"
+EMPTY_MESSAGE = "no GPU activity was launched inside an operator; see `launches` for the calls"
 COLUMNS = {
     "operator": pl.String,
     "kernels": pl.String,
@@ -33,7 +33,7 @@ COLUMNS = {
     "runtime_delay_ns": pl.Float64,
     "device_ns": pl.Int64,
 }
-BETWEEN = " -> "
+KERNEL_SEPARATOR = " -> "
 
 
 def analyze(trace: Trace, *, operator: str | None = None, step: int | None = None) -> pl.DataFrame:
@@ -63,7 +63,7 @@ def analyze(trace: Trace, *, operator: str | None = None, step: int | None = Non
         )
         .with_columns(
             kernel_count=pl.col("name").list.len(),
-            kernels=pl.col("name").list.eval(pl.element().cast(pl.String)).list.join(BETWEEN),
+            kernels=pl.col("name").list.eval(pl.element().cast(pl.String)).list.join(KERNEL_SEPARATOR),
             operator=pl.col("operator_name").cast(pl.String),
         )
         .sort("count", "device_ns", "operator", "kernels", descending=(True, True, False, False))

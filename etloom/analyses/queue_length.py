@@ -31,5 +31,5 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     if step is not None:
         _, start, end = find_steps(trace).row(by_predicate=pl.col("step") == step)
         rows = np.flatnonzero((queues.time >= start) & (queues.time < end))
-    table = {"time_ns": queues.time[rows], "queue_length": queues.length[rows], **queues.lane(rows)}
+    table = {"time_ns": queues.time[rows], "queue_length": queues.length[rows], **queues.track_columns(rows)}
     return conform_columns(table, COLUMNS)

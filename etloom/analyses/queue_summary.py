@@ -40,76 +40,92 @@ COLUMNS = {
     "blocked_ns": pl.Int64,
     "blocked_pct": pl.Float64,
 }
-_IN_ALL = pl.Series([None], dtype=pl.Int64)
+_TOTAL_STEP = pl.Series([None], dtype=pl.Int64)
 
 
 def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.DataFrame:
     if limit < 1:
-        raise AnalysisError(f"a queue of {limit} blocks nothing", remedy="1 or more", option="limit")
+        raise AnalysisError(
+            f"expected a limit of at least 1, got {limit}", remedy="specify 1 or more", option="limit"
+        )
     queues = compute_queue_changes(trace)
     check_step(trace, step)
-    marked = find_steps(trace)
+    steps = find_steps(trace)
     if step is not None:
-        marked = marked.filter(pl.col("step") == step)
+        steps = steps.filter(pl.col("step") == step)
     head = queues.head
     tail = np.append(head[1:], queues.time.size) - 1
 
     # A row is a step or, the last, all of the time; a column is a stream.
-    start, end = (np.repeat(marked[name].to_numpy()[:, None], head.size, axis=1) for name in ("start", "end"))
-    number = marked["step"]
+    start, end = (np.repeat(steps[name].to_numpy()[:, None], head.size, axis=1) for name in ("start", "end"))
+    number = steps["step"]
     if step is None:
         start, end = np.vstack((start, queues.time[head])), np.vstack((end, queues.time[tail]))
-        number = pl.concat((number, _IN_ALL))
-    piece, count, lasted = _pieces(queues.time, head, tail, start, end)
-    there = np.flatnonzero(count)
-    weighted = _weighted(count[there], queues.length[piece], lasted, limit)
-    lane = queues.lane(head[there % head.size])
-    return conform_columns({"step": number[there // head.size], **lane, **weighted}, COLUMNS)
+        number = pl.concat((number, _TOTAL_STEP))
+    piece, count, lasted = _split_windows(queues.time, head, tail, start, end)
+    nonempty = np.flatnonzero(count)
+    weighted = _compute_weighted_stats(count[nonempty], queues.length[piece], lasted, limit)
+    track = queues.track_columns(head[nonempty % head.size])
+    return conform_columns({"step": number[nonempty // head.size], **track, **weighted}, COLUMNS)
 
 
-def _pieces(
+def _split_windows(
     time: np.ndarray, head: np.ndarray, tail: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What lasted when, by window: the change from which on (a row of ``time``), how many such pieces each window has,
-    and how long each lasted within it.
+    """Split the windows into pieces of constant queue length.
 
-    The changes of a stream are from head to tail. A window [start, end) is of the stream of its column.
+    Args:
+        time: Times of the changes of all streams.
+        head, tail: First and last change of each stream.
+        start, end: Windows [start, end), one column per stream.
+
+    Returns:
+        The change that begins each piece (a row of ``time``), the number of pieces per window, and the duration of each
+        piece within its window.
     """
     first, last = np.empty_like(start), np.empty_like(start)
     for at, (low, high) in enumerate(zip(head, tail, strict=True)):
-        own = time[low : high + 1]
-        first[:, at] = low + np.maximum(np.searchsorted(own, start[:, at], side="right") - 1, 0)
-        last[:, at] = low + np.searchsorted(own[:-1], end[:, at])
+        stream_times = time[low : high + 1]
+        first[:, at] = low + np.maximum(np.searchsorted(stream_times, start[:, at], side="right") - 1, 0)
+        last[:, at] = low + np.searchsorted(stream_times[:-1], end[:, at])
     first, last, start, end = first.ravel(), last.ravel(), start.ravel(), end.ravel()
     count = np.where(start < end, np.maximum(last - first, 0), 0)
     begin = np.cumsum(count) - count
     piece = np.repeat(first - begin, count)
     piece += np.arange(piece.size)
-    lasted = np.diff(time, append=0)[piece]
+    duration = np.diff(time, append=0)[piece]
     # Of a window only the first piece may begin before it, and only the last may end after it.
-    some = np.flatnonzero(count)
-    lasted[begin[some]] -= np.maximum(start[some] - time[first[some]], 0)
-    lasted[(begin + count)[some] - 1] -= np.maximum(time[last[some]] - end[some], 0)
-    return piece, count, lasted
+    nonempty = np.flatnonzero(count)
+    duration[begin[nonempty]] -= np.maximum(start[nonempty] - time[first[nonempty]], 0)
+    duration[(begin + count)[nonempty] - 1] -= np.maximum(time[last[nonempty]] - end[nonempty], 0)
+    return piece, count, duration
 
 
-def _weighted(count: np.ndarray, length: np.ndarray, lasted: np.ndarray, limit: int) -> dict[str, np.ndarray]:
-    """What COLUMNS say of windows, each of so many pieces (one or more) in which a queue had a length for some time."""
+def _compute_weighted_stats(
+    count: np.ndarray, length: np.ndarray, duration: np.ndarray, limit: int
+) -> dict[str, np.ndarray]:
+    """Return the statistics (see COLUMNS) of windows, weighted by time.
+
+    Args:
+        count: Number of pieces per window, at least one.
+        length, duration: Queue length and duration of each piece.
+        limit: Queue length from which on launches block.
+    """
     window = np.repeat(np.arange(count.size, dtype=np.min_scalar_type(count.size)), count)
     order = sort_by_track(length)
     order = order[sort_by_track(window[order])]
-    length, lasted = length[order], lasted[order]
+    length, duration = length[order], duration[order]
     first = np.cumsum(count) - count
-    span = np.add.reduceat(lasted, first)
-    until = np.cumsum(lasted)
-    before = until[first] - lasted[first]
+    span = np.add.reduceat(duration, first)
+    until = np.cumsum(duration)
+    before = until[first] - duration[first]
     median, p95 = (
         length[np.searchsorted(until, before + np.ceil(q * span).astype(np.int64))] for q in (0.5, 0.95)
     )
-    empty, blocked = (np.add.reduceat(lasted * of, first) for of in (length == 0, length >= limit))
+    empty, blocked = (np.add.reduceat(duration * mask, first) for mask in (length == 0, length >= limit))
     return {
         "span_ns": span,
-        "mean": np.add.reduceat(length * lasted, first) / span,
+        "mean": np.add.reduceat(length * duration, first) / span,
         "median": median,
         "p95": p95,
         "max": length[first + count - 1],

@@ -34,7 +34,7 @@ from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, select_device_events
 
 SCOPE = "rank"
-NOTHING = "no operator of the forward pass ran again in the backward pass"
+EMPTY_MESSAGE = "no forward operator was repeated in the backward pass"
 COLUMNS = {
     "operator": pl.String,
     "backward": pl.String,
@@ -45,8 +45,8 @@ COLUMNS = {
     "device_ns": pl.Int64,
     "device_pct": pl.Float64,
 }
-_CHECKPOINT = r"^\w*Checkpoint\w*Backward$"
-_FRAME = r"torch/utils/checkpoint\.py\("
+_CHECKPOINT_BACKWARD = r"^\w*Checkpoint\w*Backward$"
+_CHECKPOINT_FRAME = r"torch/utils/checkpoint\.py\("
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
@@ -59,40 +59,42 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     backward = operator & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
     if not backward.any():
         raise AnalysisError(
-            "the trace holds no backward operators that name their forward ones",
+            "the trace contains no backward operators with a link to their forward operators",
             where=describe_rank(trace),
             remedy="record a training step with torch.profiler, forward and backward",
         )
     parent = rows_of_ids(events, events["parent"])
     device = sum_device_time(trace, parent)
-    wanted = (
+    in_step = (
         np.ones(events.height, np.bool_)
         if step is None
         else (events["step"] == step).fill_null(False).to_numpy()
     )
-    rows, around, marked = find_recomputed(trace, parent, operator, backward)
-    marked, rows, around = (part[wanted[rows]] for part in (marked, rows, around))
-    outermost = np.flatnonzero(backward & wanted)
-    outermost = outermost[_above(parent, backward, outermost) < 0]
+    rows, backward_rows, is_checkpoint = find_recomputed(trace, parent, operator, backward)
+    is_checkpoint, rows, backward_rows = (
+        part[in_step[rows]] for part in (is_checkpoint, rows, backward_rows)
+    )
+    outermost = np.flatnonzero(backward & in_step)
+    outermost = outermost[_find_ancestor(parent, backward, outermost) < 0]
     durations = events["dur"].fill_null(0).to_numpy()
     names = events["name"].cast(pl.String)
-    again = pl.DataFrame(
+    repeated = pl.DataFrame(
         {
             "operator": names[rows],
-            "backward": names[around],
-            "how": np.where(marked, "checkpoint", "repeated"),
+            "backward": names[backward_rows],
+            "how": np.where(is_checkpoint, "checkpoint", "repeated"),
             "host_ns": durations[rows],
             "device_ns": device[rows],
         },
         schema_overrides={"how": pl.String},
     )
-    whole = {"host": int(durations[outermost].sum()), "device": int(device[outermost].sum())}
+    totals = {"host": int(durations[outermost].sum()), "device": int(device[outermost].sum())}
     table = (
-        again.group_by("operator", "backward", "how")
+        repeated.group_by("operator", "backward", "how")
         .agg(pl.len().alias("count"), pl.col("host_ns", "device_ns").sum())
         .with_columns(
-            (100 * pl.col(f"{of}_ns") / time if time else pl.lit(None, pl.Float64)).alias(f"{of}_pct")
-            for of, time in whole.items()
+            (100 * pl.col(f"{basis}_ns") / time if time else pl.lit(None, pl.Float64)).alias(f"{basis}_pct")
+            for basis, time in totals.items()
         )
         .sort("device_ns", "host_ns", "operator", "backward", descending=[True, True, False, False])
     )
@@ -101,61 +103,67 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     return conform_columns(table, COLUMNS)
 
 
-def _above(parent: Rows, wanted: np.ndarray, rows: Rows) -> Rows:
-    """The nearest wanted row around each, itself left out."""
-    return arrays.find_nearest_ancestor(parent, wanted, parent[rows])
+def _find_ancestor(parent: Rows, mask: np.ndarray, rows: Rows) -> Rows:
+    """Return the nearest ancestor of each row among the selected rows."""
+    return arrays.find_nearest_ancestor(parent, mask, parent[rows])
 
 
 def find_recomputed(
     trace: Trace, parent: Rows, operator: np.ndarray, backward: np.ndarray
 ) -> tuple[Rows, Rows, np.ndarray]:
-    """The outermost operators that ran again, the backward operator around each, and whether a checkpoint says so."""
+    """Find the outermost repeated operators.
+
+    Returns:
+        Their rows, the rows of their enclosing backward operators, and whether a checkpoint is the evidence.
+    """
     events = trace.events
     numbered = operator & (events["seq_id"] >= 0).fill_null(False).to_numpy()
     rows = np.flatnonzero(numbered & ~backward)
-    above = _above(parent, numbered, rows)
+    above = _find_ancestor(parent, numbered, rows)
     rows, above = rows[above >= 0], above[above >= 0]
     rows, above = rows[backward[above]], above[backward[above]]
-    checkpoint = arrays.match_text(events["name"], lambda name: name.str.contains(_CHECKPOINT))
-    frame = arrays.match_text(events["name"], lambda name: name.str.contains(_FRAME))
-    nearest = _above(parent, frame | backward, rows)
-    marked = checkpoint[above] | frame[nearest]
-    keep = marked | np.isin(above, _repeating(trace, parent, operator, numbered, rows, above))
-    return rows[keep], above[keep], marked[keep]
+    checkpoint = arrays.match_text(events["name"], lambda name: name.str.contains(_CHECKPOINT_BACKWARD))
+    frame = arrays.match_text(events["name"], lambda name: name.str.contains(_CHECKPOINT_FRAME))
+    nearest = _find_ancestor(parent, frame | backward, rows)
+    is_checkpoint = checkpoint[above] | frame[nearest]
+    keep = is_checkpoint | np.isin(above, _find_repeating(trace, parent, operator, numbered, rows, above))
+    return rows[keep], above[keep], is_checkpoint[keep]
 
 
-def _repeating(
+def _find_repeating(
     trace: Trace, parent: Rows, operator: np.ndarray, numbered: np.ndarray, rows: Rows, above: Rows
 ) -> Rows:
-    """Of the backward operators (above) around operators that have numbers (rows), those that repeat forward work."""
+    """Return the backward operators (above) around numbered operators (rows) that repeat forward work."""
     events = trace.events
     # A backward operator's own work has no numbers, unless it is recorded to be differentiated.
-    unrecorded = np.isin(above, _above(parent, operator, np.flatnonzero(operator & ~numbered)))
+    unrecorded = np.isin(above, _find_ancestor(parent, operator, np.flatnonzero(operator & ~numbered)))
     joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     forward = np.full(events.height, -1, np.int64)
     forward[rows_of_ids(events, joins["event"])] = rows_of_ids(events, joins["after"])
-    known = unrecorded & (forward[above] >= 0)
-    rows, above = rows[known], above[known]
+    has_forward = unrecorded & (forward[above] >= 0)
+    rows, above = rows[has_forward], above[has_forward]
     names = events["name"].to_physical().to_numpy().astype(np.int64)
 
-    of = np.unique(above)
-    itself = _pack_key(of, names[forward[of]])
-    found = of[np.isin(itself, _pack_calls(parent, np.flatnonzero(operator & numbered), of, names))]
-    called = _pack_calls(parent, np.flatnonzero(operator), np.unique(forward[of]), names)
-    strange = ~np.isin(_pack_key(forward[above], names[rows]), called)
-    return np.union1d(found, np.setdiff1d(of, above[strange]))
+    backward_rows = np.unique(above)
+    forward_keys = _pack_key(backward_rows, names[forward[backward_rows]])
+    repeating = backward_rows[
+        np.isin(forward_keys, _pack_calls(parent, np.flatnonzero(operator & numbered), backward_rows, names))
+    ]
+    called = _pack_calls(parent, np.flatnonzero(operator), np.unique(forward[backward_rows]), names)
+    not_called = ~np.isin(_pack_key(forward[above], names[rows]), called)
+    return np.union1d(repeating, np.setdiff1d(backward_rows, above[not_called]))
 
 
 def _pack_calls(parent: Rows, rows: Rows, callers: Rows, names: Rows) -> Rows:
-    """A key of each caller and the name of each of the rows that it calls, at whatever depth."""
-    found = [np.zeros(0, np.int64)]
+    """Return a key for each pair of caller and name of one of the rows it calls, at any depth."""
+    keys = [np.zeros(0, np.int64)]
     above = parent[rows]
     while callers.size and (inside := above >= 0).any():
         rows, above = rows[inside], above[inside]
         hit = np.isin(above, callers)
-        found.append(np.unique(_pack_key(above[hit], names[rows[hit]])))
+        keys.append(np.unique(_pack_key(above[hit], names[rows[hit]])))
         above = parent[above]
-    return np.concatenate(found)
+    return np.concatenate(keys)
 
 
 def _pack_key(row: Rows, name: Rows) -> Rows:

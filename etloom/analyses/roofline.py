@@ -46,7 +46,7 @@ COLUMNS = {
     "shapes": pl.String,
     "types": pl.String,
 }
-_KEYS = {
+_GROUP_COLUMNS = {
     "arguments": ["family", "name", "shapes", "types", "precision"],
     "operator": ["family", "name", "precision"],
     "kernel": ["family", "name", "precision"],
@@ -63,15 +63,15 @@ def analyze(
     peak_tflops: float | None = None,
     bandwidth_gbs: float | None = None,
 ) -> pl.DataFrame:
-    if by not in _KEYS:
-        raise UnknownName("grouping", by, _KEYS, option="by")
+    if by not in _GROUP_COLUMNS:
+        raise UnknownName("grouping", by, _GROUP_COLUMNS, option="by")
     check_top(top)
     calls = filter_step(trace, count_calls(trace), step)
     if not calls["time_ns"].count():
         raise AnalysisError(
-            "an execution trace alone has no times",
+            "an execution trace contains no times",
             where=describe_rank(trace),
-            remedy="put the Kineto trace of the run beside it; flops needs no times",
+            remedy="add the run's Kineto trace to the folder, or use flops, which needs no times",
         )
     calls = calls.filter("known", pl.col("time_ns") > 0)
     peaks = find_device_peaks(
@@ -81,46 +81,48 @@ def analyze(
     if by == "kernel":
         calls = _by_kernel(trace, calls)
     per_call = pl.col("time_ns").sum() / pl.len()
-    flops, moved = pl.col("flops").mean(), pl.col("bytes").mean()
+    flops, bytes_per_call = pl.col("flops").mean(), pl.col("bytes").mean()
     limits = pl.col("compute_ns").sum(), pl.col("memory_ns").sum()
-    sound = pl.col("memory_ns").is_not_null().all() & pl.col("compute_ns").is_not_null().all()
+    has_limits = pl.col("memory_ns").is_not_null().all() & pl.col("compute_ns").is_not_null().all()
     # What has a limit of memory but no flops that are known (a fused kernel) is measured by memory.
     by_memory = pl.col("memory_ns").is_not_null().all() & pl.col("flops").is_null().all()
     table = (
         calls.rename({"dims": "shapes"})
-        .group_by(_KEYS[by])
+        .group_by(_GROUP_COLUMNS[by])
         .agg(
             pl.len().alias("calls"),
             flops.alias("flops"),
-            moved.alias("bytes"),
-            pl.when(moved > 0).then(flops / moved).alias("intensity"),
+            bytes_per_call.alias("bytes"),
+            pl.when(bytes_per_call > 0).then(flops / bytes_per_call).alias("intensity"),
             pl.col("time_ns").sum(),
             per_call.alias("mean_ns"),
             (flops / per_call / 1e3).alias("tflops_per_s"),
-            (moved / per_call / 1e3).alias("tb_per_s"),
-            pl.when(sound, flops > 0)
+            (bytes_per_call / per_call / 1e3).alias("tb_per_s"),
+            pl.when(has_limits, flops > 0)
             .then(flops / (pl.max_horizontal(*limits) / pl.len()) / 1e3)
             .alias("attainable_tflops_per_s"),
-            pl.when(sound | by_memory)
+            pl.when(has_limits | by_memory)
             .then(100 * pl.col("ideal_ns").sum() / pl.col("time_ns").sum())
             .alias("roofline_pct"),
-            pl.when(sound & (limits[0] > limits[1]))
+            pl.when(has_limits & (limits[0] > limits[1]))
             .then(pl.lit("compute"))
-            .when(sound | by_memory)
+            .when(has_limits | by_memory)
             .then(pl.lit("memory"))
             .alias("bound"),
         )
         .with_columns(
-            pl.lit(None, dtype=pl.String).alias(key) for key in ("shapes", "types") if key not in _KEYS[by]
+            pl.lit(None, dtype=pl.String).alias(key)
+            for key in ("shapes", "types")
+            if key not in _GROUP_COLUMNS[by]
         )
     )
-    order = ["time_ns", *_KEYS["arguments"]]
+    order = ["time_ns", *_GROUP_COLUMNS["arguments"]]
     table = conform_columns(table, COLUMNS).sort(order, descending=[True] + [False] * 5, nulls_last=True)
     return table.head(top)
 
 
 def _by_kernel(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """A row a kernel: its share of its call's flops, bytes and limits, by time."""
+    """Return one row per kernel: its share of the call's flops, bytes and limits, by time."""
     work = assign_kernels(trace).select(
         "row", pl.col("name").alias("kernel"), pl.col("dur").alias("kernel_ns")
     )

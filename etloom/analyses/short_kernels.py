@@ -18,7 +18,7 @@ from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.trace import Trace
 
 SCOPE = "rank"
-NOTHING = "no kernel is shorter than --threshold-ns"
+EMPTY_MESSAGE = "no kernel is shorter than --threshold-ns"
 COLUMNS = {
     "name": pl.String,
     "operator": pl.String,

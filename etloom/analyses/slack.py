@@ -51,10 +51,12 @@ def analyze(job: Job, *, category: str | None = None, top: int | None = None) ->
     check_top(1 if top is None else top)
     graph = build_dependencies(job).graph
     slack = algorithms.compute_slack(graph)
-    chosen = categories.OPERATOR_CATEGORIES | categories.DEVICE_CATEGORIES if category is None else {category}
-    table = pl.concat(_summed(graph, slack, trace, rank, chosen) for rank, trace in job.items())
+    selected = (
+        categories.OPERATOR_CATEGORIES | categories.DEVICE_CATEGORIES if category is None else {category}
+    )
+    table = pl.concat(_sum_by_name(graph, slack, trace, rank, selected) for rank, trace in job.items())
     if category is not None and not table.height:
-        parts = (_summed(graph, slack, trace, rank)["category"] for rank, trace in job.items())
+        parts = (_sum_by_name(graph, slack, trace, rank)["category"] for rank, trace in job.items())
         raise UnknownName("category", category, {name for part in parts for name in part.drop_nulls()})
     table = table.with_columns(explainable=pl.lit(not quality.find_unexplained_ranks(graph, job)))
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
@@ -63,22 +65,22 @@ def analyze(job: Job, *, category: str | None = None, top: int | None = None) ->
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """What the rows alone do not say."""
+    """Yield notes for terminal output."""
     yield from warn_if_unexplained(table, "these slacks")
 
 
-def _summed(
+def _sum_by_name(
     graph: Graph, slack: Int64Array, trace: Trace, rank: int, categories: Collection[str] | None = None
 ) -> pl.DataFrame:
-    """A row a category (by default all of them) and name: the slack of an event is that of its end."""
+    """Return one row per category (by default all) and name. The slack of an event is that of its end."""
     events = trace.events
     ends = (graph.rank == rank) & (graph.role == PointRole.END) & (graph.event >= 0)
     category, name = TextColumn(events["cat"]), TextColumn(events["name"])
-    wanted = category.match_codes(lambda text: categories is None or text in categories)
-    wanted[category.null_code] = categories is None
-    row, count, critical, least, low, high, most, total, of_critical = _native.sums_of_pairs(
+    selected = category.match_codes(lambda text: categories is None or text in categories)
+    selected[category.null_code] = categories is None
+    row, count, critical, least, low, high, most, total, critical_total = _native.sums_of_pairs(
         *(ends, rows_of_ids(events, pl.Series(graph.event)), slack, category.codes, name.codes),
-        *(arrays.to_array(events["dur"], 0), wanted),
+        *(arrays.to_array(events["dur"], 0), selected),
     )
     return pl.DataFrame(
         {
@@ -91,6 +93,6 @@ def _summed(
             "median_ns": np.rint(low / 2 + high / 2),
             "max_ns": most,
             "total_ns": total,
-            "critical_ns": of_critical,
+            "critical_ns": critical_total,
         }
     )

@@ -41,16 +41,16 @@ COLUMNS = {
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
-    marked = find_steps(trace)
-    if marked.is_empty():
+    steps_table = find_steps(trace)
+    if steps_table.is_empty():
         raise explain_missing_times(trace) or AnalysisError(
-            "no ProfilerStep marks a step",
+            "no step is annotated with ProfilerStep",
             where=describe_rank(trace),
-            remedy="call the step() of torch.profiler after each one",
+            remedy="call torch.profiler's step() after each step",
         )
     check_step(trace, step)
     if step is not None:
-        marked = marked.filter(pl.col("step") == step)
+        steps_table = steps_table.filter(pl.col("step") == step)
     work = select_device_events(trace, "step", "ts", "dur").drop_nulls("step")
     rows = []
     for (number,), launched in work.group_by("step"):
@@ -72,7 +72,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         .collect()
     )
     table = (
-        marked.with_columns(
+        steps_table.with_columns(
             pl.col("start").alias("start_ns"), (pl.col("end") - pl.col("start")).alias("dur_ns")
         )
         .join(device, on="step", how="left", maintain_order="left")

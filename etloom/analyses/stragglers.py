@@ -72,43 +72,45 @@ def analyze(job: Job) -> pl.DataFrame:
         parts.group_by("rank", maintain_order=True)
         .agg(pl.len().alias("communications"), pl.col("wait").sum().alias("waited_ns"))
         .join(sums, on="rank", how="left")
-        .join(_slow_links(parts), on="rank", how="left")
+        .join(_compare_links(parts), on="rank", how="left")
         .with_columns(pl.col("last", "late_confirmed", "delay_ns", *CAUSES).fill_null(0))
         .with_columns(pct=100 * pl.col("delay_ns") / span, cause=largest_cause("slow_link_ns"))
         .sort("delay_ns", "rank", descending=(True, False))
     )
-    marks = [_step(job, rank, at) for rank, at in table.select("rank", "own_start").iter_rows()]
+    marks = [_find_step(job, rank, at) for rank, at in table.select("rank", "own_start").iter_rows()]
     return conform_columns(table.with_columns(worst_step=pl.Series(marks, dtype=pl.Int64)), COLUMNS)
 
 
-def _slow_links(parts: pl.DataFrame) -> pl.DataFrame:
-    """rank, slow_link_ns."""
+def _compare_links(parts: pl.DataFrame) -> pl.DataFrame:
+    """Return rank and slow_link_ns."""
     kind = ("collective", "bytes", "recorded")
-    took = (
+    transfers = (
         summarize_instances(parts)
         .with_row_index("number")
         .select("number", *kind, "meeting", "transfer_ns")
         .drop_nulls()
     )
-    who = took.join(parts.select("meeting", "rank").unique(), on="meeting")
-    found = {}
+    members = transfers.join(parts.select("meeting", "rank").unique(), on="meeting")
+    slow_links = {}
     for rank in parts["rank"].unique().to_list():
-        own = who.filter(pl.col("rank") == rank)
-        others = (
-            took.join(own, on="number", how="anti").group_by(kind).agg(usual=pl.col("transfer_ns").median())
+        rank_transfers = members.filter(pl.col("rank") == rank)
+        usual_without = (
+            transfers.join(rank_transfers, on="number", how="anti")
+            .group_by(kind)
+            .agg(usual=pl.col("transfer_ns").median())
         )
-        mine = own.group_by(kind).agg(pl.col("transfer_ns").median(), count=pl.len())
-        beside = mine.join(others, on=kind)
-        over = beside.select(
+        usual_with = rank_transfers.group_by(kind).agg(pl.col("transfer_ns").median(), count=pl.len())
+        compared = usual_with.join(usual_without, on=kind)
+        excess = compared.select(
             ((pl.col("transfer_ns") - pl.col("usual")).clip(0) * pl.col("count")).sum()
         ).item()
-        found[rank] = round(over) if beside.height else None
-    table = pl.DataFrame({"rank": list(found), "slow_link_ns": list(found.values())})
+        slow_links[rank] = round(excess) if compared.height else None
+    table = pl.DataFrame({"rank": list(slow_links), "slow_link_ns": list(slow_links.values())})
     return table.cast({"rank": parts.schema["rank"], "slow_link_ns": pl.Int64})
 
 
-def _step(job: Job, rank: int, at: int | None) -> int | None:
-    """The step of a rank that a time on its own clock lies in."""
+def _find_step(job: Job, rank: int, at: int | None) -> int | None:
+    """Return the step of a rank at a time on its own clock."""
     if at is None:
         return None
     inside = find_steps(job[rank]).filter(pl.col("start") <= at, pl.col("end") > at)

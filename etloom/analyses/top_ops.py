@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_all, require_linked
+from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_total, require_linked
 from etloom.analyses.helpers.operator_times import measure_operators
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Trace
@@ -41,22 +41,22 @@ COLUMNS = {
     "mean_ns": pl.Int64,
     "device_ns": pl.Int64,
 }
-_ORDERS = {name: f"{name}_ns" for name in ("exclusive", "self", "runtime", "total", "mean", "device")} | {
-    "count": "count"
-}
+_SORT_COLUMNS = {
+    name: f"{name}_ns" for name in ("exclusive", "self", "runtime", "total", "mean", "device")
+} | {"count": "count"}
 
 
 def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | None = None) -> pl.DataFrame:
-    if by not in _ORDERS:
-        raise UnknownName("order", by, _ORDERS, option="by")
+    if by not in _SORT_COLUMNS:
+        raise UnknownName("order", by, _SORT_COLUMNS, option="by")
     check_top(top)
     require_linked(trace)
     calls = measure_operators(trace)
     if not calls.height:
         raise explain_missing_times(trace) or AnalysisError(
-            "the trace holds no operators",
+            "the trace contains no operators",
             where=describe_rank(trace),
-            remedy="kernel-breakdown tells of its kernels",
+            remedy="see kernel-breakdown for its kernels",
         )
     outermost = pl.col("outermost")
     table = (
@@ -71,12 +71,12 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | N
             pl.col("dur").mean().round().alias("mean_ns"),
             pl.col("device_ns").filter(outermost).sum(),
         )
-        .with_columns(percent_of_all("exclusive_ns"), percent_of_all("self_ns"))
+        .with_columns(percent_of_total("exclusive_ns"), percent_of_total("self_ns"))
     )
     if not has_device_events(trace):
         table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))
     return (
         conform_columns(table, COLUMNS)
-        .sort(_ORDERS[by], "name", descending=[True, False], nulls_last=True)
+        .sort(_SORT_COLUMNS[by], "name", descending=[True, False], nulls_last=True)
         .head(top)
     )

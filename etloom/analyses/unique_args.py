@@ -40,7 +40,7 @@ COLUMNS = {
 }
 
 _OPERATORS = (0, 1)  # functions and those of the backward pass, of PyTorch's scopes
-_NO_OPERATOR = (
+_NOT_OPERATOR = (
     rf"^\[pytorch\|profiler|^{STEP_PREFIX}"  # the process, its threads, marks; not all files state scopes
 )
 
@@ -51,17 +51,19 @@ def analyze(
     check_top(top)
     require_linked(trace)
     recorded = trace.rows("events") > 0
-    calls = measure_operators(trace) if recorded else _untimed(trace)
-    arguments = _of_events(trace, calls["id"]) if recorded else _of_nodes(trace, calls.select("node"))
+    calls = measure_operators(trace) if recorded else _list_untimed_operators(trace)
+    arguments = (
+        _describe_events(trace, calls["id"]) if recorded else _describe_nodes(trace, calls.select("node"))
+    )
     arguments = arguments.select("shapes", "types", "values")
     if arguments["shapes"].null_count() == calls.height:
         raise (None if trace.rows("nodes") else explain_missing_times(trace)) or AnalysisError(
-            "the trace holds no operators with shapes",
+            "the trace contains no operators with shapes",
             where=describe_rank(trace),
-            remedy="profile with record_shapes=True, or put the execution trace of the run beside it",
+            remedy="profile with record_shapes=True, or add the run's execution trace to the folder",
         )
     calls = calls.hstack(arguments)
-    calls = filter_step(trace, calls, step) if recorded else _in_marked(trace, calls, step)
+    calls = filter_step(trace, calls, step) if recorded else _filter_step_nodes(trace, calls, step)
     calls = calls if operator is None else calls.filter(pl.col("name") == operator)
     table = calls.group_by("name", "shapes", "types", "values").agg(
         pl.len().alias("count"),
@@ -70,81 +72,98 @@ def analyze(
         pl.col("device_ns").sum(),
         pl.col("device_ns").mean().alias("mean_device_ns"),
     )
-    worst = "device_ns"
+    sort_column = "device_ns"
     if not has_device_events(trace):
-        worst = "self_ns" if recorded else "count"
+        sort_column = "self_ns" if recorded else "count"
         table = table.with_columns(device_ns=None, mean_device_ns=None)
     if not recorded:
         table = table.with_columns(self_ns=None, total_ns=None)
     table = conform_columns(table, COLUMNS)
-    keys = (worst, "name", "shapes", "types", "values")
+    keys = (sort_column, "name", "shapes", "types", "values")
     return table.sort(keys, descending=(True, False, False, False, False)).head(top)
 
 
-def _untimed(trace: Trace) -> pl.DataFrame:
-    """node, name and no times (as of `operators`) of the operators of an execution trace."""
+def _list_untimed_operators(trace: Trace) -> pl.DataFrame:
+    """Return node, name and null times (as `measure_operators`) of the operators of an execution trace."""
     name = pl.col("name").cast(pl.String)
-    is_operator = pl.col("scope").is_in(_OPERATORS).fill_null(True) & ~name.str.contains(_NO_OPERATOR)
+    is_operator = pl.col("scope").is_in(_OPERATORS).fill_null(True) & ~name.str.contains(_NOT_OPERATOR)
     times = dict.fromkeys(("self_ns", "dur", "device_ns"), pl.lit(None, pl.Int64))
     return trace.nodes.filter(is_operator).select(name, node="id", **times)
 
 
-def _in_marked(trace: Trace, calls: pl.DataFrame, step: int | None) -> pl.DataFrame:
-    """`in_step` of nodes: of those that follow its mark, since ids are given in order of time."""
+def _filter_step_nodes(trace: Trace, calls: pl.DataFrame, step: int | None) -> pl.DataFrame:
+    """Return the nodes of a step: those after its annotation, because ids are assigned in time order."""
     if step is None:
         return calls
-    marked = find_step_nodes(trace.nodes).select("step", node="id").sort("node")
-    if step not in marked["step"]:
-        held = (
-            f"the trace holds {format_ranges(marked['step'])}"
-            if marked.height
-            else "no ProfilerStep marks a step"
+    step_nodes = find_step_nodes(trace.nodes).select("step", node="id").sort("node")
+    if step not in step_nodes["step"]:
+        available = (
+            f"available steps: {format_ranges(step_nodes['step'])}"
+            if step_nodes.height
+            else "no step is annotated with ProfilerStep"
         )
-        raise AnalysisError(f"there is no step {step}", where=describe_rank(trace), remedy=held)
-    return calls.sort("node").join_asof(marked, on="node").filter(pl.col("step") == step)
+        raise AnalysisError(
+            f"the trace contains no step {step}", where=describe_rank(trace), remedy=available
+        )
+    return calls.sort("node").join_asof(step_nodes, on="node").filter(pl.col("step") == step)
 
 
-def _of_events(trace: Trace, ids: pl.Series) -> pl.DataFrame:
-    """shapes, types, values of each of these events: Kineto's, else those of the node it is linked to, else null."""
+def _describe_events(trace: Trace, ids: pl.Series) -> pl.DataFrame:
+    """Return shapes, types, values of these events: Kineto's, else those of the linked node, else null."""
     columns = ("shapes", "types", "values")
     arguments = trace.arguments.select("event", shapes="dims", types="types", values="concrete_inputs")
-    told = take_rows(arguments.drop("event"), rows_of_ids(arguments.rename({"event": "id"}), ids))
-    told = told.with_columns(pl.col(columns).cast(pl.String))
-    untold = ids.filter(told["shapes"].is_null())
-    links = trace.links.select("node", id="event").filter(pl.col("id").is_in(untold.implode()))
+    recorded = take_rows(arguments.drop("event"), rows_of_ids(arguments.rename({"event": "id"}), ids))
+    recorded = recorded.with_columns(pl.col(columns).cast(pl.String))
+    missing = ids.filter(recorded["shapes"].is_null())
+    links = trace.links.select("node", id="event").filter(pl.col("id").is_in(missing.implode()))
     if not links.height:
-        return told
-    said = _of_nodes(trace, links.unique("id", keep="first", maintain_order=True))
-    said = take_rows(said.select(columns), rows_of_ids(said, ids))
-    by_kineto = pl.Series(told["shapes"].is_not_null())
-    return told.select(pl.when(by_kineto).then(name).otherwise(said[name]).alias(name) for name in columns)
+        return recorded
+    from_nodes = _describe_nodes(trace, links.unique("id", keep="first", maintain_order=True))
+    from_nodes = take_rows(from_nodes.select(columns), rows_of_ids(from_nodes, ids))
+    is_recorded = pl.Series(recorded["shapes"].is_not_null())
+    return recorded.select(
+        pl.when(is_recorded).then(name).otherwise(from_nodes[name]).alias(name) for name in columns
+    )
 
 
-def _of_nodes(trace: Trace, asked: pl.DataFrame) -> pl.DataFrame:
-    """asked (node, id) with shapes, types, values in the form of Kineto's; each distinct call is worked out once."""
-    asked = asked.join(
+def _describe_nodes(trace: Trace, nodes: pl.DataFrame) -> pl.DataFrame:
+    """Add shapes, types, values in Kineto's notation to nodes (node, id); each distinct call is converted once."""
+    nodes = nodes.join(
         trace.nodes.select("inputs", "input_types", node="id"), on="node", maintain_order="left"
     )
-    tensors = trace.tensors.filter(pl.col("io") == 0).join(asked.select("node"), on="node", how="semi")
+    tensors = trace.tensors.filter(pl.col("io") == 0).join(nodes.select("node"), on="node", how="semi")
     columns = ("index", "item", "dtype", "shape")
     text = pl.concat_str(pl.col(columns).cast(pl.String).fill_null(""), separator="|")
     keys = tensors.sort("node", "index", "item").group_by("node").agg(text.str.join(";").alias("key"))
-    asked = asked.join(keys, on="node", how="left", maintain_order="left")
+    nodes = nodes.join(keys, on="node", how="left", maintain_order="left")
     call = ("inputs", "input_types", "key")
-    one = asked.group_by(call, maintain_order=True).agg(pl.col("node").first())
-    of_one = tensors.join(one.select("node"), on="node", how="semi").sort("node", "index", "item")
-    lists = {node: part.rows() for (node,), part in of_one.select("node", *columns).group_by("node")}
-    rows = [_written(inputs, types, lists.get(node, [])) for inputs, types, _, node in one.iter_rows()]
+    distinct = nodes.group_by(call, maintain_order=True).agg(pl.col("node").first())
+    distinct_tensors = tensors.join(distinct.select("node"), on="node", how="semi").sort(
+        "node", "index", "item"
+    )
+    lists = {
+        node: part.rows() for (node,), part in distinct_tensors.select("node", *columns).group_by("node")
+    }
+    rows = [
+        _format_arguments(inputs, types, lists.get(node, []))
+        for inputs, types, _, node in distinct.iter_rows()
+    ]
     schema = dict.fromkeys(("shapes", "types", "values"), pl.String)
-    one = one.drop("node").hstack(pl.DataFrame(rows, schema=schema, orient="row"))
-    return asked.join(one, on=call, how="left", nulls_equal=True, maintain_order="left")
+    distinct = distinct.drop("node").hstack(pl.DataFrame(rows, schema=schema, orient="row"))
+    return nodes.join(distinct, on=call, how="left", nulls_equal=True, maintain_order="left")
 
 
-def _written(
+def _format_arguments(
     inputs: str | None, input_types: str | None, tensors: list[tuple[int, int, int | None, str, str]]
 ) -> tuple[str | None, str | None, str | None]:
-    """shapes, types, values as JSON lists of the arguments; tensors: (node, index, item, dtype, shape), in order."""
-    values, types = (_listed(text) for text in (inputs, input_types))
+    """Return shapes, types, values as JSON lists of the arguments.
+
+    Args:
+        inputs: Values, as JSON.
+        input_types: Types, as JSON.
+        tensors: (node, index, item, dtype, shape), in order.
+    """
+    values, types = (_parse_list(text) for text in (inputs, input_types))
     size = max([len(values), *(index + 1 for _, index, *_ in tensors)])
     if not size:
         return None, None, None
@@ -162,7 +181,7 @@ def _written(
     return json.dumps(shapes), json.dumps(types), json.dumps(values)
 
 
-def _listed(text: str | None) -> list[Any]:
-    """The JSON list that a text is; an empty one for what is none."""
-    found = json.loads(text) if text else []
-    return found if isinstance(found, list) else []
+def _parse_list(text: str | None) -> list[Any]:
+    """Return the JSON list in a text; an empty list if it contains none."""
+    parsed = json.loads(text) if text else []
+    return parsed if isinstance(parsed, list) else []

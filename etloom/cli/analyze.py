@@ -164,7 +164,7 @@ def _run(path: Path, question: Question, table: TableOptions, run: RunOptions) -
         print_message(line)
     if result.table.is_empty():
         scope = f" (within {_format_filters(question.filters)})" if any(question.filters.values()) else ""
-        print_message(getattr(module, "NOTHING", "no matching data in this run") + scope)
+        print_message(getattr(module, "EMPTY_MESSAGE", "no matching data in this run") + scope)
     for line in getattr(module, "remarks", lambda table: ())(result.table):
         print_message(line)
 

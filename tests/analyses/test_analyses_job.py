@@ -117,7 +117,7 @@ def test_no_more_ranks_meet_than_their_group_has(tmp_path: Path, group: Any, nam
     rows = etloom.analyze(job, "collectives")
     # Which two of the four met is not told.
     assert set(rows.select("recorded", "group_size", "how").rows()) == {(1, 2, None)}
-    with pytest.raises(AnalysisError, match="no communication of one rank could be matched"):
+    with pytest.raises(AnalysisError, match="no communication could be matched"):
         etloom.analyze(job, "clocks")
     (said,) = job.run_stats.filter(name="job.ranks_beyond_group").iter_rows(named=True)
     assert (said["severity"], said["count"]) == ("data_loss", names)
@@ -192,7 +192,7 @@ def test_when_a_rank_came_latest_and_whose_link_is_slow(tmp_path: Path) -> None:
 def test_messages_of_one_direction_tell_no_clock(tmp_path: Path) -> None:
     """On one host the clock is one; of two nothing bounds the sender's from above."""
     job = etloom.open(chain(tmp_path / "run"))
-    with pytest.raises(AnalysisError, match="messages of one direction"):
+    with pytest.raises(AnalysisError, match="messages in one direction"):
         etloom.analyze(job, "stragglers")
     rows = etloom.analyze(job, "collectives")
     assert rows["wait_ns"].null_count() == rows.height == 16
@@ -220,7 +220,7 @@ def test_imbalance(late_pair: Path) -> None:
     assert (compute["max_ns"], compute["max_rank"]) == (500_000, 1)
     assert (compute["mean_ns"], compute["imbalance_pct"]) == (400_000, pytest.approx(25))
     one = etloom.read(late_pair / "kineto_trace_0.json")
-    with pytest.raises(AnalysisError, match="one rank alone"):
+    with pytest.raises(AnalysisError, match="imbalance needs at least two ranks"):
         etloom.analyze(one, "imbalance")
 
 

@@ -43,9 +43,9 @@ def test_the_ranks_that_can_answer_do(job: Job) -> None:
 
 
 def test_where_no_rank_can_the_first_says_why(job: Job) -> None:
-    with pytest.raises(AnalysisError, match="holds no device work"):
+    with pytest.raises(AnalysisError, match="contains no GPU activity"):
         etloom.analyze(Job({rank: job[rank] for rank in (1, 2)}), "launches")
-    with pytest.raises(AnalysisError, match="there is no step 99"):
+    with pytest.raises(AnalysisError, match="the trace contains no step 99"):
         etloom.analyze(job, "temporal-breakdown", step=99)
 
 
@@ -54,6 +54,6 @@ def test_the_command_line_says_which_ranks_are_left_out_and_why(job: Job, tmp_pa
     done = CliRunner().invoke(app, ["analyze", "launches", str(tmp_path / "kept.parquet"), "--format", "csv"])
     assert done.exit_code == 0, done.output
     assert {line.split(",")[0] for line in done.stdout.splitlines()[1:]} == {"0"}
-    assert done.stderr == "etloom: no answer for ranks 1, 2: the trace holds no device work\n"
+    assert done.stderr == "etloom: no answer for ranks 1, 2: the trace contains no GPU activity\n"
     every = CliRunner().invoke(app, ["analyze", "temporal-breakdown", str(tmp_path / "kept.parquet")])
     assert every.exit_code == 0 and every.stderr == ""

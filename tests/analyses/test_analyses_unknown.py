@@ -47,7 +47,7 @@ def test_a_share_of_no_time_is_unknown(tmp_path: Path, name: str, column: str) -
 @pytest.mark.parametrize("top", [0, -1])
 def test_no_rows_are_no_table(tmp_path: Path, name: str, top: int) -> None:
     trace = etloom.open(small.write_run(tmp_path / "run", (0,)), use_cache=False)[0]
-    with pytest.raises(AnalysisError, match=f"top: {top} rows are no table; 1 or more"):
+    with pytest.raises(AnalysisError, match=f"top: expected at least 1 row, got {top}; specify 1 or more"):
         etloom.analyze(trace, name, top=top)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 from generated_traces import Maker
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from click.testing import CliRunner
 
 import etloom
 from etloom import linker
@@ -109,7 +109,7 @@ def test_small_shares_and_deep_calls_may_be_left_out(trace: Trace) -> None:
     names = etloom.analyze(trace, "call-stacks", min_pct=30.0)["name"].to_list()
     assert names == ["ProfilerStep#*", "a", "eval: B0", "B0", "cudaLaunchKernel", UNLAUNCHED]
     assert etloom.analyze(trace, "call-stacks", depth=0)["depth"].unique().to_list() == [0]
-    with pytest.raises(AnalysisError, match="is no share"):
+    with pytest.raises(AnalysisError, match="expected a percentage from 0 to 100"):
         etloom.analyze(trace, "call-stacks", min_pct=101.0)
 
 

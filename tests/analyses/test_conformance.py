@@ -142,9 +142,10 @@ def test_an_analysis_declares_its_columns(name: str) -> None:
 
 
 COUNTS = """
-allocations calls communications count counted critical device_starts edges gaps inferred_syncs inter_thread_dependencies ignored_threads instances kernel_count
-kernels last late_activities launches linked local_communications unmatched_syncs matched matched_communications operators points
-queue_length ranks recorded small short_activities activities slow_calls late_confirmed total unlinked
+activities allocations calls communications count counted critical device_starts edges gaps ignored_threads
+inferred_syncs instances inter_thread_dependencies kernel_count kernels last late_activities late_confirmed
+launches linked local_communications matched matched_communications operators points queue_length ranks recorded
+short_activities slow_calls small total unlinked unmatched_syncs
 """
 """Columns that say how many; the name says of what."""
 NAMES = """

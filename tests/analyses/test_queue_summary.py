@@ -58,9 +58,9 @@ def test_a_length_counts_as_long_as_it_lasts(
     tail = np.cumsum([len(queue) for queue in streams]) - 1
     head = np.append(0, tail[:-1] + 1)
     start, end = (np.repeat(np.array(one)[:, None], len(streams), axis=1) for one in zip(*given, strict=True))
-    piece, count, lasted = queue_summary._pieces(time, head, tail, start, end)
+    piece, count, lasted = queue_summary._split_windows(time, head, tail, start, end)
     there = np.flatnonzero(count)
-    said = queue_summary._weighted(count[there], length[piece], lasted, LIMIT)
+    said = queue_summary._compute_weighted_stats(count[there], length[piece], lasted, LIMIT)
     expected = [by_tick(queue, *one) for one in given for queue in streams]
     assert there.tolist() == [at for at, one in enumerate(expected) if one]
     for row, one in enumerate(one for one in expected if one):

@@ -85,7 +85,7 @@ def test_an_execution_trace_alone_is_counted_in_no_time(
     assert table["self_ns"].null_count() == table["total_ns"].null_count() == table.height
     assert etloom.analyze(job[0], "unique-args", step=3).equals(table)
     assert etloom.analyze(job[0], "unique-args", step=4).is_empty()  # its mark is the last node
-    with pytest.raises(AnalysisError, match="there is no step 5; the trace holds 3, 4"):
+    with pytest.raises(AnalysisError, match="the trace contains no step 5; available steps: 3, 4"):
         etloom.analyze(job[0], "unique-args", step=5)
     for name in ("steps", "top-ops", "findings", "critical-path", "temporal-breakdown"):
         with pytest.raises(
@@ -113,5 +113,5 @@ def test_a_trace_without_events_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
     nothing: dict[str, Any] = {"values": [], "shapes": [], "types": [], "strides": []}
     job = etloom.open(run(tmp_path / "run", False, nothing), use_cache=False)
-    with pytest.raises(AnalysisError, match="or put the execution trace of the run beside it"):
+    with pytest.raises(AnalysisError, match="or add the run's execution trace to the folder"):
         etloom.analyze(job[0], "unique-args")

@@ -226,7 +226,7 @@ def test_real_runs(data: Path, folder: str, ranks: list[int], steps: int) -> Non
     if steps:
         assert etloom.analyze(job, "steps").height == steps * len(ranks)
     else:
-        with pytest.raises(AnalysisError, match="no ProfilerStep marks a step"):
+        with pytest.raises(AnalysisError, match="no step is annotated with ProfilerStep"):
             etloom.analyze(job, "steps")
     quality = etloom.analyze(job, "link-quality").filter(pl.col("subject") == "host operators")
     assert quality["share_pct"].to_list() == [100.0] * len(ranks)

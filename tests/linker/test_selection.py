@@ -10,11 +10,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 import small
+from click.testing import CliRunner
 from generated_traces import Maker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
-from click.testing import CliRunner
 
 import etloom
 from etloom import cli, linker
@@ -179,7 +179,7 @@ def test_an_analysis_says_where_the_filters_are_to_blame(
 
     assert err("imbalance", "--rank", "1", "--name", "*") == (
         1,
-        "etloom: one rank alone has nothing to be compared with (within --rank 1 --name *); the analysis works without "
+        "etloom: imbalance needs at least two ranks (within --rank 1 --name *); the analysis works without "
         "these filters\n",
     )
     status, said = err("module-view", "--rank", "1")

@@ -192,7 +192,7 @@ def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> No
     # Own times: rank 0 200 + 900 us, rank 1 2,000 + 90 us.
     assert (said.figure, said.text) == (
         "aten::common",
-        "31.0 % of the operators' own time, 990.0 µs in 6 calls",
+        "31.0 % of the operators' exclusive time, 990.0 µs in 6 calls",
     )
     assert summarize_run(job).tables["top-ops"].group_by("rank").len().sort("rank")["len"].to_list() == [
         20,

@@ -43,9 +43,9 @@ COLUMNS = {
 }
 _METRICS: tuple[Metric, ...] = (*trace_metrics.METRICS, *collective_metrics.METRICS, *card_metrics.METRICS)
 _OUTSIDE = (
-    ("scale_up_bw_utility", "%", "it compares two simulated networks: etloom simulate --set 'comm x0.5'"),
-    ("gpu_step_score", "ratio", "it weighs this run against a baseline: etloom diff"),
-    ("traffic_window", "s", "it takes the framework's phases from names of one framework"),
+    ("scale_up_bw_utility", "%", "compares two simulated networks: use etloom simulate --set 'comm x0.5'"),
+    ("gpu_step_score", "ratio", "compares this run with a baseline: use etloom diff"),
+    ("traffic_window", "s", "depends on the event names of one framework"),
 )
 
 

@@ -1,11 +1,11 @@
-"""CCL-Bench's metrics that its workload card is asked for: what was run, and on how much."""
+"""CCL-Bench metrics that need the workload card: model, data and hardware of the run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from etloom.analyses.ccl_bench.rank_data import MetricUnavailable
-from etloom.analyses.ccl_bench.run_data import Answer, Metric, RunData, collect_known, mean_over_ranks
+from etloom.analyses.ccl_bench.run_data import Answer, Metric, RunData, collect_values, mean_over_ranks
 from etloom.analyses.ccl_bench.trace_metrics import compute_counted_mfu, mean_step_seconds
 from etloom.analyses.flops.peaks import find_peaks
 from etloom.core.errors import EtloomError
@@ -14,32 +14,33 @@ _MODEL, _ARCH, _DATA = ("workload", "model"), ("workload", "model", "model_arch"
 _DEVICE = ("workload", "hardware", "xpu_spec")
 
 
-def _card_value(run: RunData, where: tuple[str, ...], *names: str) -> Any:
-    """What the card says under the first of these names. Raises Unknown."""
+def _card_value(run: RunData, path: tuple[str, ...], *names: str) -> Any:
+    """Return the value of the first of these names on the card; raise MetricUnavailable if all are missing."""
     part: Any = run.card
-    for key in where:
+    for key in path:
         part = part.get(key) if isinstance(part, dict) else None
     for name in names:
         if isinstance(part, dict) and part.get(name) not in (None, ""):
             return part[name]
-    raise MetricUnavailable(f"the workload card does not say {'.'.join((*where, names[0]))}")
+    raise MetricUnavailable(f"the workload card lacks {'.'.join((*path, names[0]))}")
 
 
-def _card_number(run: RunData, where: tuple[str, ...], *names: str) -> float:
-    value = _card_value(run, where, *names)
+def _card_number(run: RunData, path: tuple[str, ...], *names: str) -> float:
+    """Return a positive number from the card; raise MetricUnavailable if it is missing or invalid."""
+    value = _card_value(run, path, *names)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise MetricUnavailable(
-            f"{'.'.join((*where, names[0]))} of the workload card is {value!r}, no number above 0"
+            f"{'.'.join((*path, names[0]))} of the workload card is {value!r}; expected a positive number"
         )
     return float(value)
 
 
 def _throughput(run: RunData) -> Answer:
-    """Tokens/s of the whole run: a global batch a step."""
+    """Return tokens/s of the whole run: one global batch per step."""
     if _card_value(run, _MODEL, "phase") != "training":
-        raise MetricUnavailable("how many tokens a pass of inference makes is not in the card")
+        raise MetricUnavailable("the card does not contain the number of tokens per inference pass")
     tokens = _card_number(run, _DATA, "batch_size") * _card_number(run, _DATA, "seq_len")
-    times = collect_known(run.ranks, mean_step_seconds)
+    times = collect_values(run.ranks, mean_step_seconds)
     return tokens * len(times) / sum(times), len(times)
 
 
@@ -54,7 +55,7 @@ def _world(run: RunData) -> float:
 
 
 def _peak(run: RunData) -> float:
-    """FLOP/s of one device in the card's precision."""
+    """Return the FLOP/s of one device in the card's precision."""
     model, precision = (
         str(_card_value(run, _DEVICE, "model")),
         str(_card_value(run, _MODEL, "precision")).lower(),
@@ -67,13 +68,15 @@ def _peak(run: RunData) -> float:
     except EtloomError as error:
         raise MetricUnavailable(error.what) from None
     if rate is None:
-        raise MetricUnavailable(f"the peak of {model} in {precision} is not known")
+        raise MetricUnavailable(f"the peak of {model} in {precision} is unknown")
     return rate * 1e12
 
 
 def _card_mfu(run: RunData) -> Answer:
-    """6 FLOP a parameter and token and 12 L H Q S of attention; training alone, since a card of inference says no
-    tokens/s."""
+    """Return MFU from 6 FLOP per parameter and token and 12 L H Q S of attention.
+
+    Only for training, because the card of an inference run has no tokens/s.
+    """
     rate, ranks = _throughput(run)
     weights = _card_number(run, _ARCH, "num_params_active", "num_params") - _embedding(run)
     attention = 12.0 * _card_number(run, _DATA, "seq_len")

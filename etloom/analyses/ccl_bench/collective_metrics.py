@@ -1,4 +1,4 @@
-"""CCL-Bench's metrics of what ranks do together: bandwidths, volumes, counts, and a line through the times."""
+"""CCL-Bench metrics of collectives: bandwidths, volumes, counts, and a linear fit of the times."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ def _calls(run: RunData) -> float:
 
 def _bandwidth(collective: str) -> Callable[[RunData], float]:
     def question(run: RunData) -> float:
-        found = run.bandwidths.filter(pl.col("collective") == collective)
-        if not found.height:
+        matching = run.bandwidths.filter(pl.col("collective") == collective)
+        if not matching.height:
             raise MetricUnavailable(f"no {collective} was recorded")
-        middle = found["bus"].median()
-        if middle is None:
-            raise MetricUnavailable(f"of no {collective} the size and the group are known")
-        return float(middle)  # type: ignore[arg-type]
+        median = matching["bus"].median()
+        if median is None:
+            raise MetricUnavailable(f"size and group are unknown for all {collective}")
+        return float(median)  # type: ignore[arg-type]
 
     return question
 
 
 def _volume(collective: str) -> Callable[[RunData], Answer]:
     def answer(run: RunData) -> Answer:
-        own = run.communications().filter(pl.col("collective") == collective)
-        if not own.height:
+        participations = run.communications().filter(pl.col("collective") == collective)
+        if not participations.height:
             raise MetricUnavailable(f"no {collective} was recorded")
-        if own["bytes"].null_count() == own.height:
-            raise MetricUnavailable(f"of no {collective} the size is known")
+        if participations["bytes"].null_count() == participations.height:
+            raise MetricUnavailable(f"the size is unknown for all {collective}")
 
         def question(rank: RankData) -> float:
-            mine = own.filter(pl.col("rank") == rank.rank)
-            begin, finish, size = (mine[name].to_numpy() for name in ("own_start", "own_end", "bytes"))
+            rank_participations = participations.filter(pl.col("rank") == rank.rank)
+            begin, finish, size = (
+                rank_participations[name].to_numpy() for name in ("own_start", "own_end", "bytes")
+            )
             size = np.nan_to_num(size)
-            return rank.mean_of_steps(
+            return rank.average_steps(
                 lambda start, end: float(size[(begin < end) & (finish > start)].sum() / 1e9)
             )
 
@@ -57,23 +59,21 @@ def _volume(collective: str) -> Callable[[RunData], Answer]:
     return answer
 
 
-def _hockney(which: int) -> Callable[[RunData], float]:
-    """alpha (us) or bandwidth (GB/s) by least squares over all-reduces."""
+def _hockney(coefficient: int) -> Callable[[RunData], float]:
+    """Return a fit of alpha (us) or bandwidth (GB/s) to the all-reduces, by least squares."""
 
     def question(run: RunData) -> float:
-        found = run.bandwidths.filter(
+        all_reduces = run.bandwidths.filter(
             (pl.col("collective") == "all_reduce") & (pl.col("group_size") > 1) & (pl.col("time") > 0)
         ).drop_nulls()
-        sizes = (found["bytes"] / found["group_size"]).to_numpy()
+        sizes = (all_reduces["bytes"] / all_reduces["group_size"]).to_numpy()
         if len(np.unique(sizes)) < 2:
-            raise MetricUnavailable("it takes all-reduces of two sizes")
-        times = (found["time"] / (2 * (found["group_size"] - 1))).to_numpy()
+            raise MetricUnavailable("requires all-reduces of at least two sizes")
+        times = (all_reduces["time"] / (2 * (all_reduces["group_size"] - 1))).to_numpy()
         slope, alpha = np.polyfit(sizes, times, 1)
         if slope <= 0 or alpha < 0:
-            raise MetricUnavailable(
-                "the times of all-reduces lie on no line of latency and bandwidth above 0"
-            )
-        return float(alpha / 1e3) if which == 0 else float(1 / slope)
+            raise MetricUnavailable("the all-reduce times do not fit a positive latency and bandwidth")
+        return float(alpha / 1e3) if coefficient == 0 else float(1 / slope)
 
     return question
 

@@ -1,4 +1,4 @@
-"""What CCL-Bench's metrics look at on one rank: its kernels, its steps, when each kind of work ran."""
+"""Input of CCL-Bench metrics on one rank: its kernels, its steps, and when each type of work ran."""
 
 from __future__ import annotations
 
@@ -25,12 +25,17 @@ _BATCH = r"(?:^|: )run_batch$"
 
 
 class MetricUnavailable(Exception):
-    """Why a metric has no value: one sentence."""
+    """The reason why a metric has no value, as one sentence."""
 
 
 @dataclass(frozen=True)
 class RankData:
-    """One rank. passes: all its steps in order; inner: without the first and the last where there are over two."""
+    """One rank.
+
+    Attributes:
+        passes: All its steps in order.
+        inner: Without the first and the last, if there are more than two.
+    """
 
     rank: int
     trace: Trace
@@ -45,13 +50,13 @@ class RankData:
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """Without copies and sets. Raises Unknown where there are none."""
-        found = self.work.filter(
+        """Kernels without memcpys and memsets; raises MetricUnavailable if there are none."""
+        kernels = self.work.filter(
             ~pl.col("cat").is_in(list(kinds.MEMCPY_CATEGORIES | kinds.MEMSET_CATEGORIES))
         )
-        if not found.height:
+        if not kernels.height:
             raise MetricUnavailable("no kernels were recorded")
-        return found
+        return kernels
 
     @property
     def has_shapes(self) -> bool:
@@ -59,7 +64,7 @@ class RankData:
 
     @cached_property
     def bounds(self) -> dict[str, int] | str:
-        """ns of the operators that compute and memory bound, or why that is not known."""
+        """Time (ns) of compute-bound and memory-bound operators, or why it is unknown."""
         if not self.has_shapes:
             return NO_SHAPES
         try:
@@ -70,32 +75,32 @@ class RankData:
 
     def activity(self) -> Activity:
         if self.times is None:
-            raise MetricUnavailable("neither device work nor operators were recorded")
+            raise MetricUnavailable("neither GPU activity nor operators were recorded")
         return self.times
 
     def windows(self) -> list[Span]:
-        """The inner steps; without any mark of steps, all the time in which something ran."""
-        whole = self.activity().busy.span
-        return self.inner or ([whole] if whole else [])
+        """Return the inner steps, or, without step annotations, the whole time with activity."""
+        busy_span = self.activity().busy.span
+        return self.inner or ([busy_span] if busy_span else [])
 
-    def work_of_steps(self, work: pl.DataFrame) -> np.ndarray:
-        """ns of the work that runs at some time in each of `windows`, each piece whole."""
+    def sum_step_work(self, work: pl.DataFrame) -> np.ndarray:
+        """Return the total duration (ns) of the activities that run in each of `windows`; each counts in full."""
         bounds = np.array(self.windows(), np.int64).reshape(-1, 2)
 
         def before(times: str, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
             ordered = work.select(times, "dur").sort(times)
             sums = np.append(0, np.cumsum(ordered["dur"].to_numpy()))
-            found: np.ndarray = sums[np.searchsorted(ordered[times].to_numpy(), at, side=side)]
-            return found
+            sums_at: np.ndarray = sums[np.searchsorted(ordered[times].to_numpy(), at, side=side)]
+            return sums_at
 
         ran: np.ndarray = before("ts", bounds[:, 1], "left") - before("end", bounds[:, 0], "right")
         return ran
 
-    def mean_of_steps(self, question: Callable[[int, int], float | None]) -> float:
-        """The mean over `windows` of what is known there. Raises Unknown where nothing is."""
+    def average_steps(self, question: Callable[[int, int], float | None]) -> float:
+        """Return the mean of the known values of `windows`; raise MetricUnavailable if none is known."""
         values = [value for span in self.windows() if (value := question(*span)) is not None]
         if not values:
-            raise MetricUnavailable("nothing of it ran in the steps that count")
+            raise MetricUnavailable("nothing of it ran in the selected steps")
         return sum(values) / len(values)
 
 
@@ -111,20 +116,20 @@ def build_rank_data(number: int, trace: Trace) -> RankData:
 
 
 def _find_steps(trace: Trace) -> tuple[str | None, list[Span]]:
-    """Training steps, else the passes of an inference engine: vLLM's annotations, SGLang's function."""
-    marked = [(start, end) for _, start, end in find_steps(trace).iter_rows()]
-    if marked:
-        return "ProfilerStep", marked
+    """Find training steps, else the steps of an inference engine: vLLM's annotations, SGLang's function."""
+    annotated = [(start, end) for _, start, end in find_steps(trace).iter_rows()]
+    if annotated:
+        return "ProfilerStep", annotated
     events = trace.events
     for name, categories, pattern in (
         ("execute_context", kinds.ANNOTATION_CATEGORIES, _ENGINE),
         ("run_batch", kinds.PYTHON_CATEGORIES, _BATCH),
     ):
-        fits = arrays.is_in(events["cat"], categories) & arrays.match_text(
+        is_pass = arrays.is_in(events["cat"], categories) & arrays.match_text(
             events["name"],
             lambda text, pattern=pattern: text.str.contains(pattern),  # type: ignore[misc]
         )
-        found = events.filter(pl.Series(fits) & pl.col("dur").is_not_null()).sort("ts", "id")
-        if found.height:
-            return name, found.select("ts", end=pl.col("ts") + pl.col("dur")).rows()
+        passes = events.filter(pl.Series(is_pass) & pl.col("dur").is_not_null()).sort("ts", "id")
+        if passes.height:
+            return name, passes.select("ts", end=pl.col("ts") + pl.col("dur")).rows()
     return None, []

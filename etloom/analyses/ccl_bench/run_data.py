@@ -1,4 +1,4 @@
-"""A run as CCL-Bench's metrics ask of it, and how a metric of ranks becomes one of the run."""
+"""Input of CCL-Bench metrics on a run, and the combination of metrics of ranks into one of the run."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 
 Answer = tuple[float, int]
-"""A value, and how many ranks it is of."""
+"""A value, and the number of ranks it covers."""
 Metric = tuple[str, str, str, "Callable[[RunData], Answer]"]
-"""Name, unit, basis and what answers it, or raises Unknown."""
+"""Name, unit, basis, and the function that computes it or raises MetricUnavailable."""
 
 
 class RunData:
-    """A job, and what several metrics ask of it."""
+    """A job, and data shared by several metrics."""
 
     def __init__(self, job: Job, ranks: list[RankData]) -> None:
         self.job, self.ranks = job, ranks
 
     @property
     def card(self) -> dict[str, Any]:
-        """The workload card. Raises Unknown where there is none."""
+        """The workload card; raises MetricUnavailable if there is none."""
         card = self.job.meta.get("card")
         if not isinstance(card, dict):
-            raise MetricUnavailable("there is no workload card beside the traces")
+            raise MetricUnavailable("no workload card in the folder of the traces")
         return card
 
     @cached_property
     def parts(self) -> pl.DataFrame | str:
-        """What each rank did of each communication, or why nothing is known of it."""
+        """The comparable participations of all ranks, or why there are none."""
         try:
             return match_communications(self.job).comparable
         except EtloomError as error:
@@ -49,25 +49,25 @@ class RunData:
 
     @cached_property
     def bandwidths(self) -> pl.DataFrame:
-        """collective, group_size, bytes, bus bandwidth (GB/s) and time (ns) of each communication."""
-        met = together.summarize_instances(self.communications())
+        """Columns collective, group_size, bytes, bus (GB/s) and time (ns), one row per communication."""
+        instances = together.summarize_instances(self.communications())
         time = pl.coalesce("transfer_ns", "duration_ns")
         # A rank that was recorded alone has no transfer: its whole time stands for it.
-        alone = met.with_columns(
+        with_bandwidth = instances.with_columns(
             bus=pl.coalesce(
                 "bus_gb_per_s",
                 pl.when(time > 0).then(pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / time),
             ),
             time=time,
         )
-        return alone.select("collective", "group_size", "bytes", "bus", "time")
+        return with_bandwidth.select("collective", "group_size", "bytes", "bus", "time")
 
 
 def mean_over_ranks(question: Callable[[RankData], float]) -> Callable[[RunData], Answer]:
-    """The mean over the ranks of which the question can be answered."""
+    """Return a metric: the mean over the ranks for which the function has a value."""
 
     def answer(run: RunData) -> Answer:
-        values = collect_known(run.ranks, question)
+        values = collect_values(run.ranks, question)
         return sum(values) / len(values), len(values)
 
     return answer
@@ -77,29 +77,29 @@ def from_run(question: Callable[[RunData], float]) -> Callable[[RunData], Answer
     return lambda run: (question(run), len(run.ranks))
 
 
-def collect_known(ranks: Sequence[RankData], question: Callable[[RankData], float]) -> list[float]:
-    """The answers of ranks. Raises the first Unknown where no rank has one."""
-    values, why = [], MetricUnavailable("the run holds no rank")
+def collect_values(ranks: Sequence[RankData], question: Callable[[RankData], float]) -> list[float]:
+    """Return the values of the ranks; raise MetricUnavailable if no rank has one."""
+    values, reason = [], MetricUnavailable("the run holds no rank")
     for rank in ranks:
         try:
             values.append(question(rank))
         except MetricUnavailable as unknown:
-            why = unknown
+            reason = unknown
     if not values:
-        raise why
+        raise reason
     return values
 
 
 def collect_comparable(ranks: Sequence[RankData], question: Callable[[RankData], float]) -> list[float]:
-    """The answers of ranks that can be compared. Raises Unknown where under two have one."""
-    values = collect_known(ranks, question)
+    """Return the values of the ranks; raise MetricUnavailable if fewer than two have one."""
+    values = collect_values(ranks, question)
     if len(values) < 2:
-        raise MetricUnavailable("it compares ranks, and one alone was recorded")
+        raise MetricUnavailable("requires at least two ranks")
     return values
 
 
-def compute_percent(part: float, whole: float, why: str) -> float:
-    """Percent. Raises Unknown with this reason where the whole is 0."""
-    if not whole:
-        raise MetricUnavailable(why)
-    return 100 * part / whole
+def compute_percent(part: float, total: float, reason: str) -> float:
+    """Return 100 part / total; raise MetricUnavailable with this reason if the total is 0."""
+    if not total:
+        raise MetricUnavailable(reason)
+    return 100 * part / total

@@ -1,4 +1,4 @@
-"""CCL-Bench's metrics that a trace alone answers."""
+"""CCL-Bench metrics that need only a trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etloom.analyses.ccl_bench.run_data import (
     Metric,
     RunData,
     collect_comparable,
-    collect_known,
+    collect_values,
     compute_percent,
     from_run,
     mean_over_ranks,
@@ -27,16 +27,16 @@ _NETWORK = r"(?i)(?:nvlink|pcie).*\b(?:tx|transmit)"
 
 
 def mean_step_seconds(rank: RankData) -> float:
-    """In s."""
+    """Return the mean step time in s."""
     if not rank.inner:
-        raise MetricUnavailable("no step is marked (ProfilerStep#N, execute_context_*, run_batch)")
+        raise MetricUnavailable("no step is annotated (ProfilerStep#N, execute_context_*, run_batch)")
     return sum(end - start for start, end in rank.inner) / len(rank.inner) / 1e9
 
 
 def _engine(rank: RankData) -> list[tuple[int, int]]:
     if rank.marks not in ("execute_context", "run_batch"):
         raise MetricUnavailable(
-            "it is of inference, and no pass of an engine is marked (execute_context_*, run_batch)"
+            "inference metric, but no engine step is annotated (execute_context_*, run_batch)"
         )
     return rank.passes
 
@@ -50,34 +50,34 @@ def _later_passes(rank: RankData) -> float:
     later = _engine(rank)[1:]
     later = later[:-1] if len(later) > 1 else later
     if not later:
-        raise MetricUnavailable("one pass alone was recorded")
+        raise MetricUnavailable("only one pass was recorded")
     return sum(end - start for start, end in later) / len(later) / 1e9
 
 
 def _sums(work: pl.DataFrame) -> tuple[int, int]:
-    """ns of communication kernels, and of all."""
+    """Return the total time (ns) of communication kernels, and of all kernels."""
     communicates = pl.col("kind") == "communication"
     return int(work.filter(communicates)["dur"].sum()), int(work["dur"].sum())
 
 
 def _communication_fraction(rank: RankData) -> float:
     kernels = rank.kernels
-    part = rank.work_of_steps(kernels.filter(pl.col("kind") == "communication"))
-    whole = rank.work_of_steps(kernels)
-    if not whole.any():
-        raise MetricUnavailable("no kernel ran in the steps that count")
-    return float((100 * part[whole > 0] / whole[whole > 0]).mean())
+    part = rank.sum_step_work(kernels.filter(pl.col("kind") == "communication"))
+    total = rank.sum_step_work(kernels)
+    if not total.any():
+        raise MetricUnavailable("no kernel ran in the selected steps")
+    return float((100 * part[total > 0] / total[total > 0]).mean())
 
 
 def _communication_ratio(run: RunData) -> float:
-    parts = collect_known(run.ranks, lambda rank: _sums(rank.kernels)[0])
-    wholes = collect_known(run.ranks, lambda rank: _sums(rank.kernels)[1])
+    parts = collect_values(run.ranks, lambda rank: _sums(rank.kernels)[0])
+    wholes = collect_values(run.ranks, lambda rank: _sums(rank.kernels)[1])
     return compute_percent(sum(parts), sum(wholes), "the kernels took no time")
 
 
 def _communication_time(rank: RankData) -> float:
     spent = rank.activity().times["communication"]
-    return rank.mean_of_steps(lambda start, end: _covered(spent, start, end)) / 1e9
+    return rank.average_steps(lambda start, end: _covered(spent, start, end)) / 1e9
 
 
 def _covered(times: Intervals, start: int, end: int) -> int:
@@ -87,21 +87,21 @@ def _covered(times: Intervals, start: int, end: int) -> int:
 def _overlap(rank: RankData) -> float:
     times = rank.activity().times
     spans = rank.windows()
-    both, whole = (
-        sum(_covered(one, *span) for span in spans)
-        for one in (times["communication"] & times["computation"], times["communication"])
+    both, total = (
+        sum(_covered(intervals, *span) for span in spans)
+        for intervals in (times["communication"] & times["computation"], times["communication"])
     )
-    return compute_percent(both, whole, "no communication was recorded in the steps that count")
+    return compute_percent(both, total, "no communication was recorded in the selected steps")
 
 
-def _whole_overlap(rank: RankData) -> float:
+def _total_overlap(rank: RankData) -> float:
     times = rank.activity().times
     both = (times["communication"] & times["computation"]).total
     return compute_percent(both, times["communication"].total, "no communication was recorded") / 100
 
 
 def _active(rank: RankData) -> int:
-    """ns in which some kernel runs."""
+    """Return the time (ns) in which at least one kernel runs."""
     kernels = rank.kernels
     return Intervals.of(kernels["ts"].to_numpy(), kernels["end"].to_numpy()).total
 
@@ -109,7 +109,7 @@ def _active(rank: RankData) -> int:
 def _imbalance(run: RunData) -> float:
     times = collect_comparable(run.ranks, _active)
     if not min(times):
-        raise MetricUnavailable("a rank's kernels took no time")
+        raise MetricUnavailable("the kernels of a rank took no time")
     return max(times) / min(times)
 
 
@@ -122,21 +122,21 @@ def _straggler(run: RunData) -> float:
 
 def _sm_coverage(rank: RankData) -> float:
     sms = {
-        one.get("id"): one.get("numSms")
-        for one in rank.trace.meta.get("device_properties") or ()
-        if isinstance(one, dict) and isinstance(one.get("numSms"), int) and one["numSms"] > 0
+        device.get("id"): device.get("numSms")
+        for device in rank.trace.meta.get("device_properties") or ()
+        if isinstance(device, dict) and isinstance(device.get("numSms"), int) and device["numSms"] > 0
     }
     grid = pl.col("grid_x").cast(pl.Float64) * pl.col("grid_y") * pl.col("grid_z")
     per_sm = pl.coalesce(
         "blocks_per_sm", grid / pl.col("device").replace_strict(sms, default=None, return_dtype=pl.Float64)
     )
-    found = rank.kernels.join(rank.trace.kernels, left_on="id", right_on="event", how="inner").select(
+    kernels = rank.kernels.join(rank.trace.kernels, left_on="id", right_on="event", how="inner").select(
         "dur", coverage=per_sm.clip(upper_bound=1.0)
     )
-    found = found.drop_nulls()
-    if not found["dur"].sum():
+    kernels = kernels.drop_nulls()
+    if not kernels["dur"].sum():
         raise MetricUnavailable("neither blocks per SM nor grids and the number of SMs were recorded")
-    return 100 * float((found["dur"] * found["coverage"]).sum()) / float(found["dur"].sum())
+    return 100 * float((kernels["dur"] * kernels["coverage"]).sum()) / float(kernels["dur"].sum())
 
 
 def _dominant(rank: RankData) -> float:
@@ -152,10 +152,10 @@ def _moe(rank: RankData) -> float:
 
 def _copy_bandwidth(rank: RankData) -> float:
     copies = rank.work.filter(pl.col("cat").is_in(list(categories.MEMCPY_CATEGORIES)))
-    found = copies.join(rank.trace.kernels, left_on="id", right_on="event").drop_nulls("bytes")
-    if not found["dur"].sum():
-        raise MetricUnavailable("no copies with their sizes were recorded")
-    return float(found["bytes"].sum()) / float(found["dur"].sum())
+    sized = copies.join(rank.trace.kernels, left_on="id", right_on="event").drop_nulls("bytes")
+    if not sized["dur"].sum():
+        raise MetricUnavailable("no memcpys with sizes were recorded")
+    return float(sized["bytes"].sum()) / float(sized["dur"].sum())
 
 
 def _transfer_overhead(rank: RankData) -> float:
@@ -200,19 +200,19 @@ def _network(rank: RankData) -> float:
     return float(mean)  # type: ignore[arg-type]
 
 
-def _bound(which: str) -> Callable[[RankData], float]:
+def _bound(bound: str) -> Callable[[RankData], float]:
     def question(rank: RankData) -> float:
         if isinstance(rank.bounds, str):
             raise MetricUnavailable(rank.bounds)
         return compute_percent(
-            rank.bounds.get(which, 0), sum(rank.bounds.values()), "of no operator the bound is known"
+            rank.bounds.get(bound, 0), sum(rank.bounds.values()), "the bound of all operators is unknown"
         )
 
     return question
 
 
 def compute_counted_mfu(rank: RankData) -> float:
-    """Percent, of all that was recorded."""
+    """Return the MFU in percent, over the whole recording."""
     if not rank.has_shapes:
         raise MetricUnavailable(NO_SHAPES)
     try:
@@ -220,7 +220,7 @@ def compute_counted_mfu(rank: RankData) -> float:
     except EtloomError as error:
         raise MetricUnavailable(error.what) from None
     if value is None:
-        raise MetricUnavailable("of no matrix product the shapes are known")
+        raise MetricUnavailable("no shapes of matrix products are known")
     return float(value)
 
 
@@ -232,7 +232,7 @@ METRICS: tuple[Metric, ...] = (
     ("communication_ratio", "%", "trace", from_run(_communication_ratio)),
     ("total_communication_time", "s", "steps", mean_over_ranks(_communication_time)),
     ("compute_comm_overlap", "%", "steps", mean_over_ranks(_overlap)),
-    ("communication_overlap_ratio", "ratio", "trace", mean_over_ranks(_whole_overlap)),
+    ("communication_overlap_ratio", "ratio", "trace", mean_over_ranks(_total_overlap)),
     ("load_imbalance_ratio", "ratio", "trace", from_run(_imbalance)),
     ("straggler", "ratio", "trace", from_run(_straggler)),
     ("mean_sm_coverage", "%", "trace", mean_over_ranks(_sm_coverage)),

@@ -36,7 +36,7 @@ from etloom.core.trace import Job
 
 SCOPE = "job"
 DEFAULT_MIN_PCT = 0.5
-NOTHING = (
+EMPTY_MESSAGE = (
     f"no finding costs a rank at least --min-pct of its time (default {DEFAULT_MIN_PCT:g} %); checked: all "
     f"{len(registry.list_plugins('patterns'))} patterns, or --pattern; --min-pct 0 shows all findings"
 )

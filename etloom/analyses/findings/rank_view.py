@@ -45,12 +45,12 @@ class RankView:
 
     @cached_property
     def busy(self) -> Intervals:
-        """When any of its activities ran."""
+        """Times at which any of its activities ran."""
         return self.activity.busy
 
     @cached_property
     def waiting_for_ranks(self) -> Intervals:
-        """When it was blocked in a communication at which another rank had not arrived yet."""
+        """Times at which it was blocked in a communication because another rank had not arrived yet."""
         return self._find_waits()
 
     @cached_property
@@ -69,7 +69,7 @@ class RankView:
 
     @cached_property
     def step_intervals(self) -> Intervals:
-        """When an annotated step ran on the host."""
+        """Times at which an annotated step ran on the host."""
         return Intervals.of(self.steps["start"], self.steps["end"])
 
     @property
@@ -187,7 +187,7 @@ class RankView:
 
     @cached_property
     def data_loading(self) -> Intervals:
-        """When some thread waited for the data loader."""
+        """Times at which some thread waited for the data loader."""
         return Intervals.of(self.data_loads["ts"], self.data_loads["end"])
 
     @cached_property

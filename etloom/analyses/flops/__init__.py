@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.flops.counting import count_calls
-from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_all
+from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_total
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
 
@@ -38,23 +38,23 @@ COLUMNS = {
     "time_pct": pl.Float64,
     "covered_pct": pl.Float64,
 }
-_NAMED = 3
-_LEAST_PCT = 0.1
+_MAX_NAMES = 3
+_MIN_PCT = 0.1
 """How many of the operators without flops a sentence names, and of how much of the time."""
-_KEYS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["family"], "all": []}
+_GROUP_COLUMNS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["family"], "all": []}
 
 
 def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top: int = 50) -> pl.DataFrame:
-    if by not in _KEYS:
-        raise UnknownName("grouping", by, _KEYS, option="by")
+    if by not in _GROUP_COLUMNS:
+        raise UnknownName("grouping", by, _GROUP_COLUMNS, option="by")
     check_top(top)
     calls = filter_step(trace, count_calls(trace), step)
-    time, known = pl.col("time_ns"), pl.col("known")
+    time, has_cost = pl.col("time_ns"), pl.col("known")
     table = (
-        calls.group_by([*_KEYS[by], "basis"])
+        calls.group_by([*_GROUP_COLUMNS[by], "basis"])
         .agg(
             pl.len().alias("calls"),
-            known.sum().alias("counted"),
+            has_cost.sum().alias("counted"),
             pl.col("kernels").sum(),
             # A sum of nothing is unknown, not 0.
             *(
@@ -62,12 +62,16 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
                 for name in ("flops", "bytes")
             ),
             pl.when(time.is_not_null().any()).then(time.sum()).alias("time_ns"),
-            time.filter(known).sum().alias("known_ns"),
+            time.filter(has_cost).sum().alias("known_ns"),
         )
         .with_columns(
-            percent_of_all("time_ns"),
+            percent_of_total("time_ns"),
             pl.when(time > 0).then(100 * pl.col("known_ns") / time).alias("covered_pct"),
-            *(pl.lit(None, dtype=pl.String).alias(key) for key in ("family", "name") if key not in _KEYS[by]),
+            *(
+                pl.lit(None, dtype=pl.String).alias(key)
+                for key in ("family", "name")
+                if key not in _GROUP_COLUMNS[by]
+            ),
         )
     )
     table = conform_columns(table, COLUMNS)
@@ -76,24 +80,26 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Of what neither flops nor bytes are known, for who reads the table in a terminal."""
+    """Yield notes for terminal output."""
     lacking = table.filter(pl.col("counted") < pl.col("calls")).with_columns(
         lost=pl.col("time_pct") * (1 - pl.col("covered_pct").fill_null(0) / 100) / table["rank"].n_unique(),
         lacks=pl.col("calls") - pl.col("counted"),
-        who=pl.coalesce("name", pl.format("{} kernels of no known operator", "family"))
+        who=pl.coalesce("name", pl.format("{} kernels without known operator", "family"))
         if table["name"].count()
         else pl.col("family"),
     )
     if lacking.is_empty():
         return
-    who = lacking.group_by("who").agg(pl.col("lost", "lacks").sum())
-    who = who.drop_nulls("who").sort("lost", "lacks", "who", descending=(True, True, False), nulls_last=True)
+    names_table = lacking.group_by("who").agg(pl.col("lost", "lacks").sum())
+    names_table = names_table.drop_nulls("who").sort(
+        "lost", "lacks", "who", descending=(True, True, False), nulls_last=True
+    )
     timed = lacking["lost"].count() > 0
     each = [
         f"{name} ({lost:.1f} %)" if timed else f"{name} ({lacks:,} calls)"
-        for name, lost, lacks in who.head(_NAMED).iter_rows()
-        if not timed or lost >= _LEAST_PCT
+        for name, lost, lacks in names_table.head(_MAX_NAMES).iter_rows()
+        if not timed or lost >= _MIN_PCT
     ]
     share = f", {lacking['lost'].sum():.1f} % of the time" if timed else ""
-    names = f": {', '.join(each)}{', ...' if who.height > _NAMED else ''}" if each else ""
-    yield f"neither flops nor bytes are known of {lacking['lacks'].sum():,} calls{share}{names}"
+    examples = f": {', '.join(each)}{', ...' if names_table.height > _MAX_NAMES else ''}" if each else ""
+    yield f"flops and bytes are unknown for {lacking['lacks'].sum():,} calls{share}{examples}"

@@ -1,8 +1,8 @@
-"""What attention costs: the products with keys and values over the pairs of query and key that the mask leaves.
+"""Cost of attention: products with keys and values for the (query, key) pairs that the mask keeps.
 
-Forward: scores q k^T and their product with v. Backward: gradients of q, k, v and of the scores, and, since a fused
-operator did not keep them, the scores a second time, which model_flops leaves out. Softmax, scale and dropout are not
-counted, as is customary. With fewer key than query heads (GQA) each query head still meets all its keys.
+Forward: scores q k^T and their product with v. Backward: gradients of q, k, v and of the scores, and, because a fused
+operator does not keep them, the scores again, which model_flops excludes. Softmax, scale and dropout are not counted,
+as is customary. With fewer key than query heads (GQA), each query head still uses all keys.
 """
 
 from __future__ import annotations
@@ -17,27 +17,32 @@ from etloom.analyses.flops.operator_call import (
     Formula,
     NotRecorded,
     Tensor,
-    add_known,
+    add_or_none,
     count_bytes,
 )
 
 
 def count_pairs(queries: int, keys: int, mask: str) -> int:
-    """How many (query, key) a mask leaves: none, top_left (query i sees keys 0..i), bottom_right (the last query sees
-    all keys)."""
+    """Return the number of (query, key) pairs that a mask keeps.
+
+    Args:
+        queries: Number of queries.
+        keys: Number of keys.
+        mask: none, top_left (query i attends to keys 0..i), or bottom_right (the last query attends to all keys).
+    """
     if mask == "none":
         return queries * keys
     shift = 0 if mask == "top_left" else keys - queries
     # Query i sees i + 1 + shift keys, at least none and at most all.
     first, last = max(0, -shift), min(queries, max(0, keys - shift))
     growing = max(0, last - first)
-    seen = growing * (shift + 1) + (first + last - 1) * growing // 2 if growing else 0
-    return seen + (queries - last) * keys
+    growing_pairs = growing * (shift + 1) + (first + last - 1) * growing // 2 if growing else 0
+    return growing_pairs + (queries - last) * keys
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Heads times batch of the queries, the pairs of each, and the sizes of a key and a value."""
+    """Number of query heads times batch, pairs per head, and the sizes of a key and a value."""
 
     heads: int
     pairs: int
@@ -62,8 +67,11 @@ Mask = Callable[[Call], str]
 
 @dataclass(frozen=True)
 class Signature:
-    """Where an operator has its arguments. heads_first: (batch, heads, length, size), else (batch, length, heads,
-    size). lengths: where cumulative lengths of sequences and their maxima are (queries, keys, max, max), if any.
+    """Positions of the arguments of an operator.
+
+    Attributes:
+        heads_first: Layout (batch, heads, length, size), else (batch, length, heads, size).
+        lengths: Positions of the cumulative lengths of sequences and their maxima (queries, keys, max, max), if any.
     """
 
     q: int
@@ -79,7 +87,7 @@ def _causal(at: int, kind: str) -> Mask:
 
 
 def _custom(at: int) -> Mask:
-    """The xformers numbering of _efficient_attention_forward."""
+    """Return the mask as numbered by xformers in _efficient_attention_forward."""
     return lambda call: ("none", "top_left", "bottom_right")[call.ints(at, 1)[0]]
 
 
@@ -104,8 +112,11 @@ def _shapes(call: Call, signature: Signature) -> Shapes:
 
 
 def _packed(call: Call, signature: Signature, q: Tensor, k: Tensor) -> tuple[int, int, int, int]:
-    """batch, queries, keys, heads of sequences laid end to end. Raises Unsaid unless all are of the greatest length,
-    since the lengths are data, which is not recorded."""
+    """Return batch, queries, keys, heads of packed sequences.
+
+    Raises:
+        NotRecorded: The sequences differ in length; their lengths are data, which is not recorded.
+    """
     assert signature.lengths
     at_q, at_k, at_max_q, at_max_k = signature.lengths
     batch = call.tensor(at_q, 1).shape[0] - 1
@@ -123,7 +134,7 @@ def _forward(signature: Signature, call: Call) -> Cost:
     normaliser = Tensor(q.shape[:-1], "float")
     bias = None if signature.bias is None else call.optional(signature.bias)
     return Cost(
-        shapes.forward, add_known(count_bytes(q, k, v, bias), count_bytes(out, normaliser)), dtype=q.dtype
+        shapes.forward, add_or_none(count_bytes(q, k, v, bias), count_bytes(out, normaliser)), dtype=q.dtype
     )
 
 
@@ -136,7 +147,7 @@ def _backward(signature: Signature, call: Call) -> Cost:
     read = count_bytes(call.tensor(0), q, k, v, out, normaliser, bias)
     return Cost(
         shapes.backward,
-        add_known(read, count_bytes(q, k, v, whole=True)),
+        add_or_none(read, count_bytes(q, k, v, as_result=True)),
         model_flops=shapes.backward_without_scores,
         dtype=q.dtype,
     )

@@ -1,18 +1,18 @@
-"""Flops of backward operators without recorded shapes, from those of the forward operator they belong to.
+"""Flops of backward operators without recorded shapes, derived from their forward operators.
 
-A profile can hold the shapes of the forward pass alone: a custom autograd function that starts its kernels itself, a
-compiled or captured backward, an execution trace that ends before it. Autograd's sequence number joins each backward
-operator to its forward one (the thread_dependencies of kind fwd_bwd), and two things then follow without a guess:
+A profile may contain only the shapes of the forward pass: with a custom autograd function that launches its kernels
+itself, a compiled or captured backward, or an execution trace that ends before it. Autograd's sequence number connects
+each backward operator to its forward operator (thread dependencies of kind fwd_bwd), which determines:
 
-- Of a matrix product (m, k) x (k, n) each gradient is one product of the same m n k. So every product that is seen in
-  the backward operator, be it an operator (aten::mm) or a kernel, costs what forward did; two there are at most.
-- Each gradient of a convolution costs what forward did. How many there are (a frozen weight has none, nor has the
-  image a network begins with) is known where the names of the kernels say it: dgrad, wgrad.
-- Of fused attention with keys and values of one size, backward is five products where forward is two; one of the
-  five, the scores, is worked out a second time.
+- For a matrix product (m, k) x (k, n), each gradient is one product with the same m n k. So every product observed in
+  the backward operator, as an operator (aten::mm) or a kernel, costs as much as forward; there are at most two.
+- Each gradient of a convolution costs as much as forward. Their number (a frozen weight has none, nor has the input
+  image of a network) is known if the kernel names show it: dgrad, wgrad.
+- For fused attention with keys and values of equal size, backward is five products and forward two; one of the five,
+  the scores, is recomputed.
 
-Where forward was several products or backward shows more than it can hold, and of convolutions of which some kernel
-does not tell what it is for, nothing is said. Bytes are not derived.
+If forward was several products, if backward shows more products than possible, or if the purpose of some kernel of a
+convolution is unknown, no flops are derived. Bytes are not derived.
 """
 
 from __future__ import annotations
@@ -28,13 +28,21 @@ from etloom.core.trace import Trace
 
 Rows = NDArray[np.int64]
 _DERIVED = ("gemm", "attention", "convolution")
-_PRODUCTS = 2
-"""Of a matrix product: the gradients of its two factors."""
+_MAX_PRODUCTS = 2
+"""Gradients of the two factors of a matrix product."""
 
 
 def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFrame:
-    """units (row, costed, family, kernel_family, products, gradients, flops, model_flops, dtype, dims) with the flops,
-    model_flops and dtype that follow from forward where a unit has none."""
+    """Fill in missing flops, model_flops and dtype of backward operators.
+
+    Args:
+        trace: The trace of a rank.
+        units: row, costed, family, kernel_family, products, gradients, flops, model_flops, dtype, dims.
+        parent: Row of the parent of each event.
+
+    Returns:
+        units with the costs that follow from the forward operators.
+    """
     joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     events, rows = trace.events, units["row"].to_numpy()
     after, event = rows_of_ids(events, joins["after"]), rows_of_ids(events, joins["event"])
@@ -52,7 +60,7 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
         sort=pl.coalesce(pl.when("costed").then("family"), "kernel_family"),
     )
     matrix = units.filter(pl.col("sort").is_in(_DERIVED), pl.col("of") >= 0)
-    done = (
+    forward_costs = (
         matrix.filter(pl.col("backward") < 0)
         .group_by("of")
         .agg(pl.len().alias("products_done"), pl.col("sort", "flops", "dtype", "dims").first())
@@ -65,9 +73,9 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
             square=pl.col("dims").map_elements(_square, pl.Boolean),
         )
     )
-    asked = (
+    missing = (
         matrix.filter(pl.col("backward") >= 0)
-        .join(done, on=["of", "sort"])
+        .join(forward_costs, on=["of", "sort"])
         .with_columns(
             known=pl.col("flops") / pl.col("done"),
             products=pl.when("costed").then(1).otherwise("products"),
@@ -78,10 +86,10 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
         )
         .filter(pl.col("flops").is_null())
     )
-    gemm = (pl.col("sort") == "gemm") & (pl.col("products") > 0) & (pl.col("shown") <= _PRODUCTS)
+    gemm = (pl.col("sort") == "gemm") & (pl.col("products") > 0) & (pl.col("shown") <= _MAX_PRODUCTS)
     attention = (pl.col("sort") == "attention") & pl.col("square") & pl.col("alone")
     convolution = (pl.col("sort") == "convolution") & (pl.col("gradients") > 0) & pl.col("alone")
-    told = asked.select(
+    derived = missing.select(
         "unit",
         *(
             pl.when(gemm)
@@ -89,9 +97,9 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
             .when(convolution)
             .then(pl.col("gradients") * pl.col("done"))
             .when(attention)
-            .then(of_attention)
+            .then(attention_cost)
             .alias(name)
-            for name, of_attention in (
+            for name, attention_cost in (
                 ("of_flops", pl.col("done") * 5 // 2),
                 ("of_model", pl.col("done") * 2),
             )
@@ -99,7 +107,7 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
         of_dtype="done_in",
     ).drop_nulls("of_flops")
     return (
-        units.join(told, on="unit", how="left", maintain_order="left")
+        units.join(derived, on="unit", how="left", maintain_order="left")
         .with_columns(
             dtype=pl.when(pl.col("of_flops").is_not_null()).then("of_dtype").otherwise("dtype"),
             flops=pl.coalesce("flops", "of_flops"),
@@ -110,7 +118,7 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
 
 
 def _square(dims: str) -> bool:
-    """Whether queries, keys and values, the first three arguments, are of one size a head."""
+    """Return whether queries, keys and values, the first three arguments, have one head size."""
     shapes = json.loads(dims)[:3]
     return (
         len(shapes) == 3

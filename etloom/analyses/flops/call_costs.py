@@ -1,4 +1,4 @@
-"""What the calls of a trace cost, by Kineto's shapes or the execution trace's; each distinct one is worked out once."""
+"""Costs of the calls of a trace, from Kineto's shapes or the execution trace's; each distinct call is computed once."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from etloom.analyses.flops.operator_call import Call, Cost, parse_kineto_call, p
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.trace import Trace
 
-_MOST = 2**56
-"""More operations or bytes than one call has, so that sums stay within 64 bits."""
+_MAX_COUNT = 2**56
+"""Upper limit for the operations or bytes of one call, so that sums fit into 64 bits."""
 _COSTS = {"flops": pl.Int64, "bytes": pl.Int64, "model_flops": pl.Int64, "dtype": pl.String}
 _KEY = ("name", "dims", "types", "strides", "values")
 
 
 def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """calls (id, name, costed, ...) with dims, types and the columns of a cost, null where not costed or unknown."""
+    """Add dims, types and the columns of a cost to calls (id, name, costed, ...); null if not costed or unknown."""
     arguments = trace.arguments.select("dims", "types", "strides", id="event", values="concrete_inputs")
     calls = calls.hstack(take_rows(arguments.drop("id"), rows_of_ids(arguments, calls["id"])))
-    ask = calls.filter("costed").select(_KEY).unique()
-    told = ask.hstack(_frame([_kineto_cost(row) for row in ask.iter_rows(named=True)]))
-    calls = calls.join(told, on=list(_KEY), how="left", nulls_equal=True, maintain_order="left")
+    distinct = calls.filter("costed").select(_KEY).unique()
+    costs = distinct.hstack(_make_frame([_kineto_cost(row) for row in distinct.iter_rows(named=True)]))
+    calls = calls.join(costs, on=list(_KEY), how="left", nulls_equal=True, maintain_order="left")
     # The same name and arguments may also be of an operator that does not count: it keeps its time alone.
     calls = calls.with_columns(pl.when("costed").then(pl.col(name)).alias(name) for name in _COSTS)
     # Of the elements of a list of tensors Kineto does not say the type, so bytes may lack where flops do not.
-    unsaid = calls.filter("costed", pl.col("flops").is_null() | pl.col("bytes").is_null())
+    missing = calls.filter("costed", pl.col("flops").is_null() | pl.col("bytes").is_null())
     links = trace.links.select("node", id="event").unique("id", keep="first")
-    said = compute_node_costs(trace, unsaid.select("id").join(links, on="id")).drop("node", "name")
-    if not said.height:
+    node_costs = compute_node_costs(trace, missing.select("id").join(links, on="id")).drop("node", "name")
+    if not node_costs.height:
         return calls
-    return calls.join(said, on="id", how="left", maintain_order="left", suffix="_said").select(
+    return calls.join(node_costs, on="id", how="left", maintain_order="left", suffix="_said").select(
         pl.exclude("dims", "types", *_COSTS, r"^.*_said$"),
         *(
             pl.coalesce(pl.col(name).cast(pl.String), f"{name}_said").alias(name)
@@ -43,7 +43,7 @@ def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _frame(costs: list[Cost | None]) -> pl.DataFrame:
+def _make_frame(costs: list[Cost | None]) -> pl.DataFrame:
     none = Cost(None, None)
     rows = [
         (cost.flops, cost.bytes, cost.flops if cost.model_flops is None else cost.model_flops, cost.dtype)
@@ -53,16 +53,19 @@ def _frame(costs: list[Cost | None]) -> pl.DataFrame:
 
 
 def compute_cost(call: Call) -> Cost | None:
-    """What a call costs; None where it has no formula, lacks what that needs, or states what cannot be."""
-    found = find_entry(call.name)
-    if found is None:
+    """Return the cost of a call.
+
+    None without a formula, if required data is missing, or if the result is out of range.
+    """
+    formula_entry = find_entry(call.name)
+    if formula_entry is None:
         return None
     try:
-        cost = found.formula(call)
+        cost = formula_entry.formula(call)
     except (ValueError, ArithmeticError, LookupError, TypeError):
         return None
     numbers = (cost.flops, cost.bytes, cost.model_flops)
-    return cost if all(number is None or 0 <= number < _MOST for number in numbers) else None
+    return cost if all(number is None or 0 <= number < _MAX_COUNT for number in numbers) else None
 
 
 def _kineto_cost(row: dict[str, Any]) -> Cost | None:
@@ -75,43 +78,45 @@ def _kineto_cost(row: dict[str, Any]) -> Cost | None:
     return compute_cost(call)
 
 
-def compute_node_costs(trace: Trace, asked: pl.DataFrame) -> pl.DataFrame:
-    """asked (node, ...) with name, dims, types and the columns of a cost, as the execution trace says them."""
+def compute_node_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
+    """Add name, dims, types and the columns of a cost to nodes (node, ...) of the execution trace."""
     nodes = trace.nodes.select("name", "inputs", node="id")
-    asked = asked.join(nodes, on="node", maintain_order="left")
-    tensors = trace.tensors.join(asked.select("node"), on="node", how="semi").sort(
+    calls = calls.join(nodes, on="node", maintain_order="left")
+    tensors = trace.tensors.join(calls.select("node"), on="node", how="semi").sort(
         "node", "io", "index", "item"
     )
     columns = ("io", "index", "item", "dtype", "shape", "stride")
     texts = pl.concat_str(pl.col(columns).cast(pl.String), separator="|", ignore_nulls=True)
     keys = tensors.group_by("node").agg(texts.str.join(";").alias("key"))
-    asked = asked.join(keys, on="node", how="left", maintain_order="left")
+    calls = calls.join(keys, on="node", how="left", maintain_order="left")
     # One node stands for all of the same name, tensors and values.
-    one = asked.group_by("name", "inputs", "key", maintain_order=True).agg(
+    distinct = calls.group_by("name", "inputs", "key", maintain_order=True).agg(
         pl.col("node").first().alias("like")
     )
-    mine = tensors.join(one.select("like"), left_on="node", right_on="like", how="semi")
-    lists = {key: group.to_dicts() for (key,), group in mine.group_by("node", maintain_order=True)}
+    distinct_tensors = tensors.join(distinct.select("like"), left_on="node", right_on="like", how="semi")
+    lists = {
+        key: group.to_dicts() for (key,), group in distinct_tensors.group_by("node", maintain_order=True)
+    }
     rows: list[tuple[Any, ...]] = []
     costs: list[Cost | None] = []
-    for name, inputs, _, node in one.iter_rows():
-        given = lists.get(node, [])
+    for name, inputs, _, node in distinct.iter_rows():
+        tensor_rows = lists.get(node, [])
         try:
-            costs.append(compute_cost(parse_node_call(name, given, inputs)))
+            costs.append(compute_cost(parse_node_call(name, tensor_rows, inputs)))
         except (ValueError, TypeError, RecursionError):
             costs.append(None)
-        plain = [row for row in given if not row["io"]]
-        rows.append(tuple(_listed(plain, column) for column in ("shape", "dtype")))
-    told = pl.DataFrame(rows, schema={"dims": pl.String, "types": pl.String}, orient="row")
-    one = one.drop("like").hstack(told).hstack(_frame(costs))
+        plain = [row for row in tensor_rows if not row["io"]]
+        rows.append(tuple(_format_list(plain, column) for column in ("shape", "dtype")))
+    arguments = pl.DataFrame(rows, schema={"dims": pl.String, "types": pl.String}, orient="row")
+    distinct = distinct.drop("like").hstack(arguments).hstack(_make_frame(costs))
     keyed = ["name", "inputs", "key"]
-    return asked.join(one, on=keyed, how="left", nulls_equal=True, maintain_order="left").drop(
+    return calls.join(distinct, on=keyed, how="left", nulls_equal=True, maintain_order="left").drop(
         "inputs", "key"
     )
 
 
-def _listed(tensors: list[dict[str, Any]], name: str) -> str:
-    """The shapes or types of some tensors as one JSON list."""
+def _format_list(tensors: list[dict[str, Any]], name: str) -> str:
+    """Return the shapes or types of tensors as one JSON list."""
     if name == "shape":
-        return f"[{', '.join(one[name] or 'null' for one in tensors)}]"
-    return json.dumps([one[name] for one in tensors])
+        return f"[{', '.join(tensor[name] or 'null' for tensor in tensors)}]"
+    return json.dumps([tensor[name] for tensor in tensors])

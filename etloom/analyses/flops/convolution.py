@@ -1,6 +1,6 @@
-"""What convolutions cost: every place of the result times every weight that reaches it, 2 operations each.
+"""Cost of convolutions: 2 operations per output position and weight that applies to it.
 
-Padding counts as if it were there, and a bias not at all, as is customary. Transposed: every place of the input.
+Padding is counted as if it were data, and a bias is not counted, as is customary. Transposed: per input position.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from etloom.analyses.flops.operator_call import (
     Formula,
     NotRecorded,
     Tensor,
-    add_known,
+    add_or_none,
     count_bytes,
 )
 
 
 def count_convolution_flops(batch: int, places: tuple[int, ...], weight: tuple[int, ...]) -> int:
-    """places: of the result, or of the input of a transposed one; weight: (channels, channels / groups, *kernel)."""
+    """Return the flops of a convolution.
+
+    Args:
+        batch: Batch size.
+        places: Spatial shape of the result, or of the input of a transposed convolution.
+        weight: (channels, channels / groups, *kernel).
+    """
     return 2 * batch * math.prod(places) * math.prod(weight)
 
 
@@ -33,7 +39,7 @@ def compute_result_shape(
     output_padding: list[int],
     groups: int,
 ) -> tuple[int, ...]:
-    """The shape of a convolution's result: (batch, channels, *places)."""
+    """Return the shape of a convolution's result: (batch, channels, *places)."""
     sizes = zip(x[2:], weight[2:], stride, padding, dilation, output_padding, strict=True)
     if transposed:
         places = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in sizes]
@@ -58,27 +64,27 @@ def _forward(call: Call) -> Cost:
     places = (x if transposed else result).shape[2:]
     flops = count_convolution_flops(x.shape[0], places, weight.shape)
     return Cost(
-        flops, add_known(count_bytes(x, weight, call.optional(2)), count_bytes(result)), dtype=x.dtype
+        flops, add_or_none(count_bytes(x, weight, call.optional(2)), count_bytes(result)), dtype=x.dtype
     )
 
 
 def _backward(call: Call) -> Cost:
-    """The gradient of the input and that of the weight each cost what forward did; output_mask says which are asked."""
+    """Return the cost: the gradients of input and weight each cost as much as forward; output_mask selects them."""
     grad, x, weight = call.tensor(0), call.tensor(1), call.tensor(2)
     mask = call.value(10)
     if call.outputs:
-        of_input, of_weight = call.output(0) is not None, call.output(1) is not None
+        needs_input, needs_weight = call.output(0) is not None, call.output(1) is not None
     elif isinstance(mask, list) and len(mask) == 3:
-        of_input, of_weight = bool(mask[0]), bool(mask[1])
+        needs_input, needs_weight = bool(mask[0]), bool(mask[1])
     else:
         raise NotRecorded
     places = (x if call.flag(7) else grad).shape[2:]
-    one = count_convolution_flops(x.shape[0], places, weight.shape)
-    read = (grad, weight if of_input else None, x if of_weight else None)
-    written = (x if of_input else None, weight if of_weight else None)
+    flops = count_convolution_flops(x.shape[0], places, weight.shape)
+    read = (grad, weight if needs_input else None, x if needs_weight else None)
+    written = (x if needs_input else None, weight if needs_weight else None)
     return Cost(
-        one * (of_input + of_weight),
-        add_known(count_bytes(*read), count_bytes(*written, whole=True)),
+        flops * (needs_input + needs_weight),
+        add_or_none(count_bytes(*read), count_bytes(*written, as_result=True)),
         dtype=x.dtype,
     )
 

@@ -1,4 +1,4 @@
-"""Which operators have a formula: operator -> family and formula, and by what a kernel's own name tells its family."""
+"""Operators with a formula (operator -> family and formula), and kernel families by kernel name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from etloom.analyses.flops.operator_call import Formula
 from etloom.core import categories
 
 MATRIX = ("gemm", "attention", "convolution")
-"""Families whose arithmetic is a model's; MFU counts only these."""
+"""Families that count for MFU: the arithmetic of a model."""
 FAMILIES = (
     *MATRIX,
     *("normalisation", "softmax", "elementwise", "reduction", "embedding", "copy", "communication", "other"),
@@ -20,7 +20,11 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Entry:
-    """composite: it mostly calls an operator that has an entry, and counts only where it calls none."""
+    """The formula of an operator.
+
+    Attributes:
+        composite: The operator usually calls one that has an entry itself, and is counted only if it does not.
+    """
 
     family: str
     formula: Formula
@@ -45,7 +49,7 @@ REGISTRY: dict[str, Entry] = {
 
 
 def find_entry(operator: str) -> Entry | None:
-    """What is known of an operator by its name."""
+    """Return the entry of an operator, None if it has none."""
     if operator.startswith(memory_bound.FUSED):
         return Entry("elementwise", memory_bound.FUSED_FORMULA)
     return REGISTRY.get(operator)
@@ -73,18 +77,20 @@ _KERNELS = (
 )
 _PARAMETERS = r"\(.*$"
 _CASTS = r"\([A-Za-z_][\w: ]*\)(?:-|\b)"
-"""Before the numbers that fill a template, as Nsight Systems spells them: <(int)128, (bool)1>."""
+"""Matches casts of template arguments, as Nsight Systems writes them: <(int)128, (bool)1>."""
 
 
 def infer_kernel_family(kind: pl.Expr, name: pl.Expr) -> pl.Expr:
-    """The family that a device event's own kind and name tell, for one whose operator tells none.
+    """Return the family of a GPU activity from its type and name, for unknown operators.
 
-    What a kernel is given as parameters says nothing of it; what its template is filled with does.
+    The parameter list of a kernel's name is ignored, its template arguments are not.
     """
-    own = name.str.replace_all(f"{categories.ANONYMOUS_NAMESPACE}|{_CASTS}", "").str.replace(_PARAMETERS, "")
-    told = [
+    kernel_name = name.str.replace_all(f"{categories.ANONYMOUS_NAMESPACE}|{_CASTS}", "").str.replace(
+        _PARAMETERS, ""
+    )
+    families = [
         pl.when(kind == "communication").then(pl.lit("communication")),
-        *(pl.when(own.str.contains(pattern)).then(pl.lit(family)) for family, pattern in _KERNELS),
+        *(pl.when(kernel_name.str.contains(pattern)).then(pl.lit(family)) for family, pattern in _KERNELS),
         pl.when(kind == "memory").then(pl.lit("copy")),
     ]
-    return pl.coalesce(*told, pl.lit("other"))
+    return pl.coalesce(*families, pl.lit("other"))

@@ -1,4 +1,4 @@
-"""What matrix products cost: 2 m n k; a bias that is added is not counted, as is customary."""
+"""Cost of matrix products: 2 m n k; adding a bias is not counted, as is customary."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from etloom.analyses.flops.operator_call import (
     Formula,
     NotRecorded,
     Tensor,
-    add_known,
+    add_or_none,
     count_bytes,
 )
 
 
 def count_gemm_flops(m: int, n: int, k: int, batch: int = 1) -> int:
-    """Of batch products (m, k) x (k, n)."""
+    """Return the flops of ``batch`` products (m, k) x (k, n)."""
     return 2 * batch * m * n * k
 
 
 def _product(a: Tensor, b: Tensor, *more: Tensor | None, out: str | None = None) -> Cost:
-    """a (.., m, k) times b (.., k, n), whose batches are the same; more: what else is read."""
-    (*batch, m, k), (*other, k_of_b, n) = a.shape, b.shape
-    if k != k_of_b or batch != other:
+    """Return the cost of a (.., m, k) times b (.., k, n) with equal batches; more: other tensors that are read."""
+    (*batch, m, k), (*b_batch, b_k, n) = a.shape, b.shape
+    if k != b_k or batch != b_batch:
         raise NotRecorded
     result = Tensor((*batch, m, n), out or a.dtype)
     return Cost(
         count_gemm_flops(m, n, k, math.prod(batch)),
-        add_known(count_bytes(a, b, *more), count_bytes(result)),
+        add_or_none(count_bytes(a, b, *more), count_bytes(result)),
         dtype=a.dtype,
     )
 
@@ -73,7 +73,7 @@ def _int_mm(call: Call) -> Cost:
 
 
 def _scaled_mm(call: Call) -> Cost:
-    """8-bit products; the result is as recorded, else of 16 bits, which is what models ask for."""
+    """Return the cost of an 8-bit product; the result type is as recorded, else 16 bits, the usual choice."""
     result = call.output()
     scales = (call.optional(at) for at in (2, 3, 4))
     dtype = result.dtype if result else "bfloat16"
@@ -81,20 +81,20 @@ def _scaled_mm(call: Call) -> Cost:
 
 
 def _grouped_mm(call: Call) -> Cost:
-    """Rows of a (m, k) in groups, each with its own (k, n) of b (groups, k, n): each row is multiplied once."""
+    """Return the cost for rows of a (m, k) in groups with matrices b (groups, k, n): each row is multiplied once."""
     a, b = call.tensor(0, 2), call.tensor(1, 3)
-    (m, k), (_, k_of_b, n) = a.shape, b.shape
-    if k != k_of_b:
+    (m, k), (_, b_k, n) = a.shape, b.shape
+    if k != b_k:
         raise NotRecorded
     return Cost(
         count_gemm_flops(m, n, k),
-        add_known(count_bytes(a, b), count_bytes(Tensor((m, n), "bfloat16"))),
+        add_or_none(count_bytes(a, b), count_bytes(Tensor((m, n), "bfloat16"))),
         dtype=a.dtype,
     )
 
 
 def _linear(call: Call) -> Cost:
-    """x (.., k) times the transposed weight (n, k)."""
+    """Return the cost of x (.., k) times the transposed weight (n, k)."""
     x, weight = call.tensor(0), call.tensor(1, 2)
     n, k = weight.shape
     if not x.shape or x.shape[-1] != k:
@@ -103,39 +103,39 @@ def _linear(call: Call) -> Cost:
     result = Tensor((rows, n), x.dtype)
     return Cost(
         count_gemm_flops(rows, n, k),
-        add_known(count_bytes(x, weight, call.optional(2)), count_bytes(result)),
+        add_or_none(count_bytes(x, weight, call.optional(2)), count_bytes(result)),
         dtype=x.dtype,
     )
 
 
 def _matmul(call: Call) -> Cost:
-    """As numpy's: a vector is a row or a column, leading dimensions are broadcast."""
+    """Return the cost like numpy's matmul: a vector is a row or a column, leading dimensions are broadcast."""
     a, b = call.tensor(0), call.tensor(1)
     if not a.shape or not b.shape:
         raise NotRecorded
     m, k = (1, *a.shape)[-2:]
-    k_of_b, n = b.shape[-2:] if len(b.shape) > 1 else (*b.shape, 1)
+    b_k, n = b.shape[-2:] if len(b.shape) > 1 else (*b.shape, 1)
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    if k != k_of_b:
+    if k != b_k:
         raise NotRecorded
     result = Tensor((*batch, m, n), a.dtype)
     return Cost(
         count_gemm_flops(m, n, k, math.prod(batch)),
-        add_known(count_bytes(a, b), count_bytes(result)),
+        add_or_none(count_bytes(a, b), count_bytes(result)),
         dtype=a.dtype,
     )
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that these broadcast to. Raises Unsaid where they do not."""
+    """Return the shape that these broadcast to; raise NotRecorded if they do not."""
     width = max(map(len, shapes), default=0)
     padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
     result = []
     for sizes in zip(*padded, strict=True):
-        wide = {size for size in sizes if size != 1}
-        if len(wide) > 1:
+        sizes_above_one = {size for size in sizes if size != 1}
+        if len(sizes_above_one) > 1:
             raise NotRecorded
-        result.append(wide.pop() if wide else 1)
+        result.append(sizes_above_one.pop() if sizes_above_one else 1)
     return tuple(result)
 
 

@@ -1,4 +1,4 @@
-"""The time that calls need at the least, by the peaks of the device."""
+"""Minimum times of calls, from the peaks of the device."""
 
 from __future__ import annotations
 
@@ -13,43 +13,47 @@ from etloom.timeline.activity import select_device_events
 
 
 def list_used_devices(trace: Trace) -> list[int]:
-    """The indices of the devices that did work; 0 where the trace does not say which."""
+    """Return the indices of the devices with activity; 0 if the trace does not contain the index."""
     return select_device_events(trace)["device"].fill_null(0).unique().sort().to_list()
 
 
-def find_device_peaks(trace: Trace, **asked: Any) -> Peaks:
-    """The peaks of the device the trace ran on; see `etloom.analyses.flops.peaks.find_peaks`."""
-    return find_peaks(trace, list_used_devices(trace), **asked)
+def find_device_peaks(trace: Trace, **options: Any) -> Peaks:
+    """Return the peaks of the trace's device; see `find_peaks`."""
+    return find_peaks(trace, list_used_devices(trace), **options)
 
 
 def add_limits(calls: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
-    """calls (see `counted`) with precision, peak (TFLOP/s), compute_ns, memory_ns, ideal_ns (the greater of these).
+    """Add precision, peak (TFLOP/s), compute_ns, memory_ns and ideal_ns (the larger one) to calls.
 
-    Null: a limit whose flops, bytes or peak are not known, and those of a copy over a bus.
+    A limit is null if its flops, bytes or peak are unknown, and for copies over a bus.
+
+    Args:
+        calls: See `count_calls`.
+        peaks: The peaks of the device.
     """
-    kinds = calls.select("family", "dtype", "tf32").unique()
-    spoken = [
+    variants = calls.select("family", "dtype", "tf32").unique()
+    precisions = [
         None if family == "copy" else infer_precision(dtype, family in MATRIX, tf32)
-        for family, dtype, tf32 in kinds.iter_rows()
+        for family, dtype, tf32 in variants.iter_rows()
     ]
-    rates = [None if name is None else peaks.tflops(name) for name in spoken]
-    kinds = kinds.with_columns(
-        pl.Series("precision", spoken, dtype=pl.String), pl.Series("peak", rates, dtype=pl.Float64)
+    rates = [None if name is None else peaks.tflops(name) for name in precisions]
+    variants = variants.with_columns(
+        pl.Series("precision", precisions, dtype=pl.String), pl.Series("peak", rates, dtype=pl.Float64)
     )
     calls = calls.join(
-        kinds, on=["family", "dtype", "tf32"], how="left", nulls_equal=True, maintain_order="left"
+        variants, on=["family", "dtype", "tf32"], how="left", nulls_equal=True, maintain_order="left"
     )
-    plain = ~pl.col("bus")
+    on_device = ~pl.col("bus")
     compute = (
-        pl.when(plain & (pl.col("flops") == 0))
+        pl.when(on_device & (pl.col("flops") == 0))
         .then(0.0)
-        .when(plain)
+        .when(on_device)
         .then(pl.col("flops") / pl.col("peak") / 1e3)
     )
     if peaks.bandwidth_gbs is None:
         memory = pl.lit(None, dtype=pl.Float64)
     else:
-        memory = pl.when(plain).then(pl.col("bytes") / peaks.bandwidth_gbs)
+        memory = pl.when(on_device).then(pl.col("bytes") / peaks.bandwidth_gbs)
     return calls.with_columns(compute_ns=compute, memory_ns=memory).with_columns(
         ideal_ns=pl.max_horizontal("compute_ns", "memory_ns")
     )

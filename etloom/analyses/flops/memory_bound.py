@@ -1,7 +1,7 @@
-"""What the operators cost that memory bounds: elementwise, reductions, softmax, normalisation, lookups, copies.
+"""Costs of memory-bound operators: elementwise, reductions, softmax, normalization, lookups, copies.
 
-flops: an elementwise function of any kind is one operation an element (a fused one as many as it writes out), so they
-say little where a function is expensive; bytes are what counts here.
+flops: any elementwise function is one operation per element (a fused one as many as it consists of), so they are
+inaccurate for expensive functions; bytes are the relevant cost here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from etloom.analyses.flops.operator_call import (
     Formula,
     NotRecorded,
     Tensor,
-    add_known,
+    add_or_none,
     count_bytes,
 )
 from etloom.core import categories
@@ -41,49 +41,55 @@ _GRADIENT = (
 _GRADIENT_ARITY = {**dict.fromkeys(_GRADIENT.split(), 2), "log_sigmoid": 3, "elu": 6}
 _REDUCTIONS = "sum mean max min amax amin argmax argmin all any prod nansum count_nonzero"
 _TERNARY = "where masked_fill clamp"
-_SEVERAL = {"addcmul": 3, "addcdiv": 3, "lerp": 3}
+_TERNARY_ARITHMETIC = {"addcmul": 3, "addcdiv": 3, "lerp": 3}
 _FILLS = ("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_")
 
 
 def _elementwise(arity: int, each: int, in_place: bool, result: str | None, call: Call) -> Cost:
-    """Every tensor among the first ``arity`` arguments is read, and the result, of the shape they broadcast to, is
-    written; a tensor behind them is that result (the variant with out=)."""
-    inputs = [one for one in call.tensors[:arity] if isinstance(one, Tensor)]
+    """Return the cost of reading the tensors among the first ``arity`` arguments and writing the result.
+
+    The result has the broadcast shape; a tensor after the inputs is the result (the variant with out=).
+    """
+    inputs = [tensor for tensor in call.tensors[:arity] if isinstance(tensor, Tensor)]
     if not inputs:
         raise NotRecorded
     shape = broadcast_shapes(*(tensor.shape for tensor in inputs))
     dtype = inputs[0].dtype if in_place else result or promote_types(inputs)
-    given = [one for one in call.tensors[arity:] if isinstance(one, Tensor)]
-    out = call.output() or (given[0] if given else Tensor(shape, dtype))
-    return Cost(each * math.prod(shape), add_known(count_bytes(*inputs), count_bytes(out, whole=True)))
+    outputs = [tensor for tensor in call.tensors[arity:] if isinstance(tensor, Tensor)]
+    out = call.output() or (outputs[0] if outputs else Tensor(shape, dtype))
+    return Cost(each * math.prod(shape), add_or_none(count_bytes(*inputs), count_bytes(out, as_result=True)))
 
 
-_ORDER = ("bool", "int", "float", "complex")
+_DTYPE_KINDS = ("bool", "int", "float", "complex")
 
 
 def promote_types(tensors: Iterable[Tensor]) -> str | None:
-    """The type of a result: of the highest kind, and among these the widest; a tensor without dimensions gives its
-    kind only where that is higher (torch's result_type). None where a type is unknown."""
-    known = [(_kind(tensor.dtype), bool(tensor.shape), tensor.dtype) for tensor in tensors]
-    if any(dtype is None for _, _, dtype in known):
+    """Return the result type by torch's result_type; None if a type is unknown.
+
+    It is of the highest kind and among these the widest; a zero-dimensional tensor only counts with a higher kind.
+    """
+    types = [(_rank_dtype_kind(tensor.dtype), bool(tensor.shape), tensor.dtype) for tensor in tensors]
+    if any(dtype is None for _, _, dtype in types):
         return None
-    highest = max(kind for kind, _, _ in known)
-    shaped = max((kind for kind, dimensioned, _ in known if dimensioned), default=-1)
+    highest = max(kind for kind, _, _ in types)
+    shaped = max((kind for kind, dimensioned, _ in types if dimensioned), default=-1)
     if shaped == highest:
-        known = [one for one in known if one[1]]
+        types = [entry for entry in types if entry[1]]
     elif shaped >= 0:
         # A number of a higher kind gives the default type of that kind, not its own width.
-        return {"int": "long", "float": "float", "complex": "complexfloat"}[_ORDER[highest]]
-    fitting = [dtype for kind, _, dtype in known if kind == highest]
+        return {"int": "long", "float": "float", "complex": "complexfloat"}[_DTYPE_KINDS[highest]]
+    fitting = [dtype for kind, _, dtype in types if kind == highest]
     widest = max(categories.itemsize(dtype) or 0 for dtype in fitting)
     widths = {dtype for dtype in fitting if categories.itemsize(dtype) == widest}
     # Half and bfloat16 meet in float.
     return (
-        "float" if len(widths) > 1 and widest == 2 and _ORDER[highest] == "float" else min(map(str, widths))
+        "float"
+        if len(widths) > 1 and widest == 2 and _DTYPE_KINDS[highest] == "float"
+        else min(map(str, widths))
     )
 
 
-def _kind(dtype: str | None) -> int:
+def _rank_dtype_kind(dtype: str | None) -> int:
     name = (dtype or "").lower()
     if "complex" in name:
         return 3
@@ -93,109 +99,113 @@ def _kind(dtype: str | None) -> int:
 
 
 def _reduction(each: int, call: Call) -> Cost:
-    """The input is read; the result counts where its dimensions were recorded, so that bytes is the least."""
+    """Return the cost; the result counts if its dimensions were recorded, so that bytes is a lower bound."""
     x = call.tensor(0)
     result = call.output()
     return Cost(
-        each * x.numel, add_known(count_bytes(x), count_bytes(result) if result else _reduced_bytes(call, x))
+        each * x.numel,
+        add_or_none(count_bytes(x), count_bytes(result) if result else _reduced_bytes(call, x)),
     )
 
 
 def _reduced_bytes(call: Call, x: Tensor) -> int | None:
-    one = count_bytes(Tensor((), x.dtype))
+    item_bytes = count_bytes(Tensor((), x.dtype))
     dims = call.value(1)
     if isinstance(dims, int) and not isinstance(dims, bool):
         dims = [dims]
-    if one is None or not isinstance(dims, list) or any(type(dim) is not int for dim in dims):
-        return 0 if one is not None else None
-    gone = {dim % len(x.shape) for dim in dims} if x.shape else set()
-    kept = [size for at, size in enumerate(x.shape) if dims and at not in gone]
-    return one * math.prod(kept)
+    if item_bytes is None or not isinstance(dims, list) or any(type(dim) is not int for dim in dims):
+        return 0 if item_bytes is not None else None
+    reduced = {dim % len(x.shape) for dim in dims} if x.shape else set()
+    remaining = [size for at, size in enumerate(x.shape) if dims and at not in reduced]
+    return item_bytes * math.prod(remaining)
 
 
 def _scan(call: Call) -> Cost:
     x = call.tensor(0)
-    return Cost(x.numel, add_known(count_bytes(x), count_bytes(x, whole=True)))
+    return Cost(x.numel, add_or_none(count_bytes(x), count_bytes(x, as_result=True)))
 
 
 def _softmax(call: Call) -> Cost:
-    """The maximum, its subtraction, exp, the sum, the division."""
+    """Return the cost: maximum, subtraction, exp, sum, division."""
     x = call.tensor(0)
     out = call.output() or Tensor(x.shape, "float" if call.value(2) is True else x.dtype)
-    return Cost(5 * x.numel, add_known(count_bytes(x), count_bytes(out)))
+    return Cost(5 * x.numel, add_or_none(count_bytes(x), count_bytes(out)))
 
 
 def _softmax_backward(call: Call) -> Cost:
-    """Product, sum, subtraction, product of the gradient and the output."""
+    """Return the cost: product, sum, subtraction, product of the gradient and the output."""
     grad, out = call.tensor(0), call.tensor(1)
-    return Cost(4 * grad.numel, add_known(count_bytes(grad, out), count_bytes(out, whole=True)))
+    return Cost(4 * grad.numel, add_or_none(count_bytes(grad, out), count_bytes(out, as_result=True)))
 
 
 def _normalisation(call: Call) -> Cost:
-    """Mean (1), variance (3), normalise (2), scale and shift (2) an element; the statistics of each group are small."""
+    """Return the cost per element: mean (1), variance (3), normalize (2), scale and shift (2)."""
     x = call.tensor(0)
-    return Cost(8 * x.numel, add_known(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
+    return Cost(8 * x.numel, add_or_none(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
 
 
 def _normalisation_backward(call: Call) -> Cost:
-    """Two sums over the group and the gradient from them: about 11 an element."""
+    """Return the cost: two sums over the group and the gradient from them, about 11 per element."""
     first, second = call.tensor(0), call.tensor(1)
     if first.shape != second.shape:
         raise NotRecorded
     return Cost(
-        11 * first.numel, add_known(count_bytes(*call.every()), count_bytes(Tensor(first.shape, first.dtype)))
+        11 * first.numel,
+        add_or_none(count_bytes(*call.every()), count_bytes(Tensor(first.shape, first.dtype))),
     )
 
 
 def _rms_norm(call: Call) -> Cost:
-    """Square and sum (2), scale by the root (1), by the weight (1)."""
+    """Return the cost: square and sum (2), scale by the root (1), by the weight (1)."""
     x = call.tensor(0)
-    return Cost(4 * x.numel, add_known(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
+    return Cost(4 * x.numel, add_or_none(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
 
 
-def _written_first(each: int, call: Call) -> Cost:
-    """Custom operators of vLLM: the first argument is the result, the others are read."""
+def _output_first(each: int, call: Call) -> Cost:
+    """Return the cost of vLLM's custom operators: the first argument is the result, the others are read."""
     out = call.tensor(0)
     return Cost(each * out.numel, count_bytes(*call.every()))
 
 
 def _added_norm(call: Call) -> Cost:
-    """vLLM's residual addition and RMS norm, in place of both: read and written."""
+    """Return the cost of vLLM's residual addition and RMS norm; both tensors are read and written."""
     x, residual = call.tensor(0), call.tensor(1)
-    return Cost(5 * x.numel, add_known(count_bytes(*call.every()), count_bytes(x, residual, whole=True)))
+    return Cost(
+        5 * x.numel, add_or_none(count_bytes(*call.every()), count_bytes(x, residual, as_result=True))
+    )
 
 
-def _rows(at_table: int, at_index: int, call: Call) -> Cost:
-    """Rows of a table by index: the index, a row for each of it in, and out."""
+def _look_up_rows(at_table: int, at_index: int, call: Call) -> Cost:
+    """Return the cost of looking up rows by index: the index, and each row read and written."""
     table, index = call.tensor(at_table), call.tensor(at_index)
     dim = call.value(1) if at_index == 2 else 0
     if not table.shape or type(dim) is not int:
         raise NotRecorded
     row = table.numel // max(1, table.shape[dim])
-    got = count_bytes(Tensor((index.numel, row), table.dtype))
-    return Cost(0, add_known(count_bytes(index), got, got))
+    row_bytes = count_bytes(Tensor((index.numel, row), table.dtype))
+    return Cost(0, add_or_none(count_bytes(index), row_bytes, row_bytes))
 
 
 def _gather(call: Call) -> Cost:
     table, index = call.tensor(0), call.tensor(2)
-    got = count_bytes(Tensor(index.shape, table.dtype))
-    return Cost(0, add_known(count_bytes(index), got, got))
+    row_bytes = count_bytes(Tensor(index.shape, table.dtype))
+    return Cost(0, add_or_none(count_bytes(index), row_bytes, row_bytes))
 
 
 def _embedding_backward(call: Call) -> Cost:
-    """The gradient of every row is written, each looked-up one is added."""
+    """Return the cost: the gradient of every row is written, each looked-up one is added."""
     grad, index = call.tensor(0), call.tensor(1)
     table = Tensor((call.ints(2, 1)[0], grad.shape[-1]), grad.dtype)
-    return Cost(grad.numel, add_known(count_bytes(grad, index), count_bytes(table)))
+    return Cost(grad.numel, add_or_none(count_bytes(grad, index), count_bytes(table)))
 
 
 def _copy(call: Call) -> Cost:
     target, source = call.tensor(0), call.tensor(1)
-    return Cost(0, add_known(count_bytes(target, whole=True), count_bytes(source)))
+    return Cost(0, add_or_none(count_bytes(target, as_result=True), count_bytes(source)))
 
 
 def _fill(call: Call) -> Cost:
-    return Cost(0, count_bytes(call.tensor(0), whole=True))
+    return Cost(0, count_bytes(call.tensor(0), as_result=True))
 
 
 def _cat(call: Call) -> Cost:
@@ -203,67 +213,71 @@ def _cat(call: Call) -> Cost:
     if not isinstance(inputs, tuple):
         raise NotRecorded
     total = count_bytes(*inputs)
-    return Cost(0, add_known(total, total))
+    return Cost(0, add_or_none(total, total))
 
 
 def _foreach(each: int, call: Call) -> Cost:
-    """An elementwise operator over lists of tensors; the first list gives the results' shapes."""
+    """Return the cost of an elementwise operator on lists of tensors; the first list has the results' shapes."""
     first = call.tensors[0]
     if not isinstance(first, tuple):
         raise NotRecorded
     elements = sum(tensor.numel for tensor in first)
-    return Cost(each * elements, add_known(count_bytes(*call.every()), count_bytes(*first, whole=True)))
+    return Cost(each * elements, add_or_none(count_bytes(*call.every()), count_bytes(*first, as_result=True)))
 
 
 def _adam(call: Call) -> Cost:
-    """Of each parameter: two moments (6), their correction (2), root, sum, division, product, decay, difference (6)."""
-    lists = [one for one in call.tensors[:4] if isinstance(one, tuple)]
+    """Return the cost: two moments (6), their correction (2), root, sum, division, product, decay, difference (6)."""
+    lists = [tensors for tensors in call.tensors[:4] if isinstance(tensors, tuple)]
     if len(lists) != 4:
         raise NotRecorded
     parameters, gradients, *moments = lists
     written = [tensor for group in (parameters, *moments) for tensor in group]
     return Cost(
         14 * sum(tensor.numel for tensor in parameters),
-        add_known(count_bytes(*written, *gradients), count_bytes(*written, whole=True)),
+        add_or_none(count_bytes(*written, *gradients), count_bytes(*written, as_result=True)),
     )
 
 
 def _fused(call: Call) -> Cost:
-    """A kernel that Triton made of elementwise operators: each tensor it is given is read or written once."""
+    """Return the cost of a fused Triton kernel: each tensor argument is read or written once."""
     tensors = call.every()
     if not tensors:
         raise NotRecorded
     return Cost(None, count_bytes(*tensors))
 
 
-def _named(names: str, arity: int, each: int = 1, result: str | None = None) -> dict[str, Formula]:
-    """The operators of these names, and their variants in place."""
-    found: dict[str, Formula] = {}
+def _make_formulas(names: str, arity: int, each: int = 1, result: str | None = None) -> dict[str, Formula]:
+    """Return the formulas of these operators and their in-place variants."""
+    formulas: dict[str, Formula] = {}
     for name in names.split():
-        found[f"aten::{name}"] = partial(_elementwise, arity, each, False, result)
-        found[f"aten::{name}_"] = partial(_elementwise, arity, each, True, None)
-    return found
+        formulas[f"aten::{name}"] = partial(_elementwise, arity, each, False, result)
+        formulas[f"aten::{name}_"] = partial(_elementwise, arity, each, True, None)
+    return formulas
 
 
 ELEMENTWISE: dict[str, Formula] = {
-    **_named(_UNARY, 1),
-    **_named(_BINARY, 2),
-    **_named(_TERNARY, 3),
-    **_named(_COMPARE, 2, result="bool"),
-    **{name: formula for one, each in _SEVERAL.items() for name, formula in _named(one, 3, each).items()},
+    **_make_formulas(_UNARY, 1),
+    **_make_formulas(_BINARY, 2),
+    **_make_formulas(_TERNARY, 3),
+    **_make_formulas(_COMPARE, 2, result="bool"),
+    **{
+        name: formula
+        for stem, each in _TERNARY_ARITHMETIC.items()
+        for name, formula in _make_formulas(stem, 3, each).items()
+    },
     **{
         f"aten::{name}_backward": partial(_elementwise, arity, 2, False, None)
         for name, arity in _GRADIENT_ARITY.items()
     },
     **{
-        f"aten::_foreach_{name}{mark}": partial(_foreach, _SEVERAL.get(name, 1))
-        for name in f"{_UNARY} {_BINARY} {' '.join(_SEVERAL)}".split()
+        f"aten::_foreach_{name}{mark}": partial(_foreach, _TERNARY_ARITHMETIC.get(name, 1))
+        for name in f"{_UNARY} {_BINARY} {' '.join(_TERNARY_ARITHMETIC)}".split()
         for mark in ("", "_")
     },
     "aten::native_dropout": partial(_elementwise, 1, 2, False, None),
     **dict.fromkeys(("aten::_fused_adam_", "aten::_fused_adamw_"), _adam),
-    "_C::static_scaled_fp8_quant": partial(_written_first, 1),
-    "_C::silu_and_mul": partial(_written_first, 4),
+    "_C::static_scaled_fp8_quant": partial(_output_first, 1),
+    "_C::silu_and_mul": partial(_output_first, 4),
 }
 REDUCTION: dict[str, Formula] = {
     **{f"aten::{name}": partial(_reduction, 1) for name in _REDUCTIONS.split()},
@@ -286,12 +300,12 @@ NORMALISATION: dict[str, Formula] = {
         for name in (*_BATCH_NORMS, "batch_norm", "native_layer_norm", "native_group_norm", "_fused_rms_norm")
     },
     "aten::_fused_rms_norm": _rms_norm,
-    "_C::rms_norm": partial(_written_first, 4),
+    "_C::rms_norm": partial(_output_first, 4),
     "_C::fused_add_rms_norm": _added_norm,
 }
 EMBEDDING: dict[str, Formula] = {
-    "aten::embedding": partial(_rows, 0, 1),
-    "aten::index_select": partial(_rows, 0, 2),
+    "aten::embedding": partial(_look_up_rows, 0, 1),
+    "aten::index_select": partial(_look_up_rows, 0, 2),
     "aten::gather": _gather,
     "aten::embedding_dense_backward": _embedding_backward,
 }
@@ -301,5 +315,5 @@ COPY: dict[str, Formula] = {
     "aten::cat": _cat,
 }
 FUSED = "triton_"
-"""What the names of operators begin with that stand for one kernel of Triton's."""
+"""Prefix of operators that stand for one Triton kernel."""
 FUSED_FORMULA: Formula = _fused

@@ -1,7 +1,7 @@
-"""A call of an operator as its recording describes it, and what one costs.
+"""A recorded call of an operator, and its cost.
 
-A formula is a pure function from a Call to a Cost. What it needs and the recording does not say raises Unsaid (an
-index, a type or a value that is not there does the same), and the call is then not counted.
+A formula is a pure function from a Call to a Cost. If it needs data that was not recorded, it raises NotRecorded
+(missing indices, types or values have the same effect), and the call is not counted.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from etloom.core import categories
 
 
 class NotRecorded(ValueError):
-    """A formula needs something that the recording does not say."""
+    """A formula needs data that was not recorded."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """shape in elements; dtype as recorded, None where unknown; strides in elements, where recorded."""
+    """Shape and strides in elements, if recorded; dtype as recorded, None if unknown."""
 
     shape: tuple[int, ...]
     dtype: str | None = None
@@ -33,7 +33,7 @@ class Tensor:
 
     @property
     def stored(self) -> int:
-        """Elements that lie in memory: what an expanded tensor repeats (stride 0) is there once."""
+        """Number of elements in memory: repeated elements of an expanded tensor (stride 0) count once."""
         if self.strides is None or len(self.strides) != len(self.shape):
             return self.numel
         return math.prod(
@@ -43,9 +43,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """flops: multiplications and additions that the operator does. bytes: the least that memory must move for it: each
-    input read once, each output written once. model_flops: without what it computes a second time; None: all of flops.
-    dtype: what it computes in, where that matters. None: unknown.
+    """The cost of a call; None: unknown.
+
+    Attributes:
+        flops: Multiplications and additions.
+        bytes: Minimum memory traffic: each input is read once, each output written once.
+        model_flops: Without recomputation; None: equal to flops.
+        dtype: Type of the computation, if relevant.
     """
 
     flops: int | None
@@ -56,8 +60,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Call:
-    """tensors: for each argument a Tensor, a tuple of them (a list of tensors), or None. values: for each argument
-    what else is known of it. outputs: the results, where recorded (an execution trace does, Kineto does not).
+    """A recorded call.
+
+    Attributes:
+        name: The operator.
+        tensors: For each argument a Tensor, a tuple of them (a list of tensors), or None.
+        values: For each argument its value, if recorded.
+        outputs: The results, if recorded (in execution traces, not by Kineto).
     """
 
     name: str
@@ -66,36 +75,40 @@ class Call:
     outputs: tuple[Tensor | None, ...] = ()
 
     def tensor(self, at: int, rank: int | None = None) -> Tensor:
-        """The tensor that argument ``at`` is, of ``rank`` dimensions. Raises Unsaid."""
-        found = self.optional(at)
-        if found is None or (rank is not None and len(found.shape) != rank):
+        """Return tensor argument ``at``, with ``rank`` dimensions; raise NotRecorded otherwise."""
+        tensor = self.optional(at)
+        if tensor is None or (rank is not None and len(tensor.shape) != rank):
             raise NotRecorded
-        return found
+        return tensor
 
     def optional(self, at: int) -> Tensor | None:
-        """The tensor that argument ``at`` is, or None where it is none."""
-        found = self.tensors[at] if at < len(self.tensors) else None
-        return found if isinstance(found, Tensor) else None
+        """Return tensor argument ``at``, or None if it is not a tensor."""
+        argument = self.tensors[at] if at < len(self.tensors) else None
+        return argument if isinstance(argument, Tensor) else None
 
     def every(self) -> list[Tensor]:
-        """All tensors among the arguments, those in lists too."""
-        given = [one if isinstance(one, tuple) else (one,) for one in self.tensors]
-        return [tensor for group in given for tensor in group if tensor is not None]
+        """Return all tensors among the arguments, including those in lists."""
+        groups = [argument if isinstance(argument, tuple) else (argument,) for argument in self.tensors]
+        return [tensor for group in groups for tensor in group if tensor is not None]
 
     def value(self, at: int) -> Any:
         return self.values[at] if at < len(self.values) else None
 
     def flag(self, at: int) -> bool:
-        """Argument ``at``, which is true or false. Raises Unsaid."""
-        found = self.value(at)
-        if not isinstance(found, bool):
+        """Return boolean argument ``at``; raise NotRecorded otherwise."""
+        value = self.value(at)
+        if not isinstance(value, bool):
             raise NotRecorded
-        return found
+        return value
 
     def ints(self, at: int, length: int) -> list[int]:
-        """Argument ``at``, a list of integers; a single one stands for ``length`` of them. Raises Unsaid."""
-        found = self.value(at)
-        numbers = found if isinstance(found, list) else [found]
+        """Return argument ``at`` as integers; a single one is repeated ``length`` times.
+
+        Raises:
+            NotRecorded: It is not an integer or a list of them.
+        """
+        value = self.value(at)
+        numbers = value if isinstance(value, list) else [value]
         if not numbers or any(type(number) is not int for number in numbers):
             raise NotRecorded
         return numbers * length if len(numbers) == 1 else numbers
@@ -107,8 +120,8 @@ class Call:
 Formula = Callable[[Call], Cost]
 
 
-def count_bytes(*tensors: Tensor | None, whole: bool = False) -> int | None:
-    """The bytes of these tensors, None where a type is unknown; whole: repeated elements too, as in a result."""
+def count_bytes(*tensors: Tensor | None, as_result: bool = False) -> int | None:
+    """Return the bytes of tensors, None if a type is unknown; as_result: count repeated elements."""
     total = 0
     for tensor in tensors:
         if tensor is None:
@@ -116,59 +129,66 @@ def count_bytes(*tensors: Tensor | None, whole: bool = False) -> int | None:
         size = categories.itemsize(tensor.dtype)
         if size is None:
             return None
-        total += size * (tensor.numel if whole else tensor.stored)
+        total += size * (tensor.numel if as_result else tensor.stored)
     return total
 
 
-def add_known(*parts: int | None) -> int | None:
-    """The sum, None where a part is unknown."""
+def add_or_none(*parts: int | None) -> int | None:
+    """Return the sum, None if a part is unknown."""
     return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
 
 
 def parse_kineto_call(
     name: str, dims: str, types: str | None, strides: str | None, values: str | None
 ) -> Call:
-    """The call that Kineto's Input Dims, Input type, Input Strides and Concrete Inputs describe.
+    """Return the call described by Kineto's Input Dims, Input type, Input Strides and Concrete Inputs.
 
-    Raises ValueError for what is no JSON list. Types of the elements of a list of tensors are not recorded.
+    The element types of a list of tensors are not recorded.
+
+    Raises:
+        ValueError: Not a JSON list.
     """
     shapes = json.loads(dims)
     if not isinstance(shapes, list):
         raise ValueError("dims is no list")
-    kind = _padded(types, len(shapes))
-    stride = _padded(strides, len(shapes))
-    concrete = _padded(values, len(shapes))
+    kind = _parse_padded(types, len(shapes))
+    stride = _parse_padded(strides, len(shapes))
+    concrete = _parse_padded(values, len(shapes))
     tensors = tuple(map(_kineto_tensor, shapes, kind, stride))
-    return Call(name, tensors, tuple(map(_concrete, concrete)))
+    return Call(name, tensors, tuple(map(_parse_concrete, concrete)))
 
 
-def _padded(text: str | None, length: int) -> list[Any]:
-    listed = json.loads(text) if text else []
-    listed = listed if isinstance(listed, list) else []
-    return [*listed, *[None] * (length - len(listed))][:length]
+def _parse_padded(text: str | None, length: int) -> list[Any]:
+    items = json.loads(text) if text else []
+    items = items if isinstance(items, list) else []
+    return [*items, *[None] * (length - len(items))][:length]
 
 
 def _kineto_tensor(shape: Any, kind: Any, stride: Any) -> Tensor | tuple[Tensor, ...] | None:
-    if isinstance(shape, list) and shape and all(isinstance(one, list) for one in shape):
+    if isinstance(shape, list) and shape and all(isinstance(item, list) for item in shape):
         strides = stride if isinstance(stride, list) and len(stride) == len(shape) else [None] * len(shape)
-        listed = [_tensor(one, None, at) for one, at in zip(shape, strides, strict=True)]
-        return tuple(one for one in listed if one is not None)
+        tensors = [_tensor(item, None, at) for item, at in zip(shape, strides, strict=True)]
+        return tuple(item for item in tensors if item is not None)
     dtype = kind if isinstance(kind, str) and categories.itemsize(kind) is not None else None
     # No dimensions and no type: a number, a list, nothing.
     return None if shape == [] and dtype is None else _tensor(shape, dtype, stride)
 
 
 def _tensor(shape: Any, dtype: str | None, stride: Any) -> Tensor | None:
-    sizes = _ints(shape)
-    return None if sizes is None or any(size < 0 for size in sizes) else Tensor(sizes, dtype, _ints(stride))
+    sizes = _to_int_tuple(shape)
+    return (
+        None
+        if sizes is None or any(size < 0 for size in sizes)
+        else Tensor(sizes, dtype, _to_int_tuple(stride))
+    )
 
 
-def _ints(listed: Any) -> tuple[int, ...] | None:
-    return tuple(listed) if isinstance(listed, list) and all(type(one) is int for one in listed) else None
+def _to_int_tuple(items: Any) -> tuple[int, ...] | None:
+    return tuple(items) if isinstance(items, list) and all(type(item) is int for item in items) else None
 
 
-def _concrete(text: Any) -> Any:
-    """The value that a text of Concrete Inputs stands for; None for none."""
+def _parse_concrete(text: Any) -> Any:
+    """Return the value of an entry of Concrete Inputs; None for an empty one."""
     if not isinstance(text, str) or not text:
         return None
     try:
@@ -178,19 +198,19 @@ def _concrete(text: Any) -> Any:
 
 
 def parse_node_call(name: str, tensors: Sequence[dict[str, Any]], inputs: str | None) -> Call:
-    """The call that a node of an execution trace describes: its rows of ``tensors`` and its ``inputs``."""
-    given = json.loads(inputs) if inputs else []
-    values = given if isinstance(given, list) else []
+    """Return the call of a node of an execution trace, from its rows of ``tensors`` and its ``inputs``."""
+    parsed = json.loads(inputs) if inputs else []
+    values = parsed if isinstance(parsed, list) else []
     arguments: dict[int, Any] = {}
     results: dict[int, Tensor | None] = {}
     for row in tensors:
-        made = _node_tensor(row)
+        tensor = _node_tensor(row)
         if row["io"]:
-            results.setdefault(row["index"], made)
+            results.setdefault(row["index"], tensor)
         elif row["item"] is None:
-            arguments[row["index"]] = made
-        elif made is not None:
-            arguments[row["index"]] = (*arguments.get(row["index"], ()), made)
+            arguments[row["index"]] = tensor
+        elif tensor is not None:
+            arguments[row["index"]] = (*arguments.get(row["index"], ()), tensor)
     width = max([len(values), *(at + 1 for at in arguments)])
     outputs = tuple(results.get(at) for at in range(max(results, default=-1) + 1))
     return Call(name, tuple(arguments.get(at) for at in range(width)), tuple(values), outputs)

@@ -1,4 +1,4 @@
-"""What a device can do at most: arithmetic by type, and memory. devices.json holds the known ones and their sources."""
+"""Peak performance of devices by data type, and memory bandwidth; devices.json lists known devices and sources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PRECISION = {spelling: name for name, spellings in _SPELLINGS.items() for spell
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of one device. TFLOP/s by precision (see PRECISIONS), GB/s (10^9 bytes); ``every``: of all precisions."""
+    """Peaks of one device: TFLOP/s by precision (see PRECISIONS), GB/s (10^9 bytes); ``every``: for all precisions."""
 
     name: str
     bandwidth_gbs: float | None
@@ -37,20 +37,20 @@ class Peaks:
     every: float | None = None
 
     def tflops(self, precision: str) -> float | None:
-        """precision: one of PRECISIONS, or "vector fp32", "vector fp64"; None where the device has none."""
-        unit, _, of = precision.rpartition(" ")
+        """Return the peak of a precision: one of PRECISIONS, or vector fp32 or fp64; None if the device has none."""
+        unit, _, scalar = precision.rpartition(" ")
         if unit == "vector":
-            return self.vector_tflops.get(of, self.every)
-        return self.every or self.matrix_tflops.get(of)
+            return self.vector_tflops.get(scalar, self.every)
+        return self.every or self.matrix_tflops.get(scalar)
 
 
 def infer_precision(dtype: str | None, matrix: bool, tf32: bool) -> str | None:
-    """What is computed in, as `Peaks.tflops` names it; None for a type that no peak is of (complex)."""
+    """Return the precision of a computation, as in `Peaks.tflops`; None for types without peak (complex)."""
     plain = re.sub(r"c10::|torch\.|_t$", "", (dtype or "").strip()).lower().replace(" ", "_")
     if not matrix:
         return "vector fp64" if plain in _SPELLINGS["fp64"].split() else "vector fp32"
-    found = _PRECISION.get(plain)
-    return "tf32" if found == "fp32" and tf32 else found
+    name = _PRECISION.get(plain)
+    return "tf32" if name == "fp32" and tf32 else name
 
 
 def find_peaks(
@@ -62,95 +62,103 @@ def find_peaks(
     bandwidth_gbs: float | None = None,
     memory: bool = True,
 ) -> Peaks:
-    """The peaks of the device that the trace ran on, as asked otherwise; devices: the indices it used, none on a trace
-    of the host alone. device_peaks: a file as devices.json, whose entries come first. memory: whether the bandwidth
-    matters.
+    """Return the peaks of the trace's device, overridden by options.
 
-    Raises AnalysisError for a device that is in no file, unless the numbers are given, and for a file that cannot be
-    used.
+    Args:
+        trace: The trace of a rank.
+        devices: Indices of the used devices; empty for a CPU-only trace.
+        device_peaks: A file like devices.json, whose entries take precedence.
+        peak_tflops: Peak for any precision, TFLOP/s.
+        bandwidth_gbs: Memory bandwidth, GB/s.
+        memory: Whether the bandwidth is needed.
+
+    Raises:
+        AnalysisError: The device is in no file and the numbers are not specified, or the file is invalid.
     """
     for option, number in (("peak_tflops", peak_tflops), ("bandwidth_gbs", bandwidth_gbs)):
         if number is not None and not number > 0:
-            raise AnalysisError(f"a peak of {number} is none", remedy="give a number above 0", option=option)
-    give = "give --peak-tflops" + " and --bandwidth-gbs" * memory
+            raise AnalysisError(
+                f"expected a positive number, got {number}", remedy="specify a number above 0", option=option
+            )
+    remedy = "give --peak-tflops" + " and --bandwidth-gbs" * memory
     enough = peak_tflops is not None and (bandwidth_gbs is not None or not memory)
-    given = Peaks("given", bandwidth_gbs, {}, {}, peak_tflops)
+    specified = Peaks("given", bandwidth_gbs, {}, {}, peak_tflops)
     if not devices:
         if not enough:
             raise AnalysisError(
-                "the trace holds no device work, and the peaks of the processor are not known",
+                "the trace contains no GPU activity, and the peaks of the CPU are unknown",
                 where=describe_rank(trace),
-                remedy=give,
+                remedy=remedy,
             )
-        return given
+        return specified
     name = find_device_name(trace, devices)
-    known = _of_file(device_peaks) if device_peaks else []
+    table = _load_file(device_peaks) if device_peaks else []
     # A slice of a device (A100-SXM4-40GB MIG 3g.20gb) has a part of its peaks.
-    known += [] if " MIG " in f"{name} " else _shipped()
-    found = next((one for pattern, one in known if name and pattern.search(name)), None)
-    if found is None:
+    table += [] if " MIG " in f"{name} " else _load_shipped_peaks()
+    peaks = next((peaks for pattern, peaks in table if name and pattern.search(name)), None)
+    if peaks is None:
         if not enough:
             raise AnalysisError(
-                f"the peaks of {repr(name) if name else 'the device, which the trace does not name,'} are not known",
+                f"the peaks of {repr(name) if name else 'the device, which the trace does not name,'} are unknown",
                 where=describe_rank(trace),
-                remedy=f"{give}, or a file of devices with --device-peaks (docs/flops.md)",
+                remedy=f"{remedy}, or specify a file of device peaks with --device-peaks (docs/flops.md)",
             )
-        return given
+        return specified
     return Peaks(
-        found.name,
-        bandwidth_gbs or found.bandwidth_gbs,
-        found.matrix_tflops,
-        found.vector_tflops,
+        peaks.name,
+        bandwidth_gbs or peaks.bandwidth_gbs,
+        peaks.matrix_tflops,
+        peaks.vector_tflops,
         peak_tflops,
     )
 
 
 def find_device_name(trace: Trace, devices: list[int]) -> str | None:
-    """What the file calls the device that the work ran on."""
-    properties = [one for one in trace.meta.get("device_properties") or () if isinstance(one, dict)]
-    fitting = [one for one in properties if one.get("id") in devices] or properties
-    names = [name for one in fitting if isinstance(name := one.get("name"), str) and name.strip()]
+    """Return the recorded name of the device that was used."""
+    properties = [device for device in trace.meta.get("device_properties") or () if isinstance(device, dict)]
+    used = [device for device in properties if device.get("id") in devices] or properties
+    names = [name for device in used if isinstance(name := device.get("name"), str) and name.strip()]
     return names[0] if names else None
 
 
-Known = list[tuple[re.Pattern[str], Peaks]]
+PeakTable = list[tuple[re.Pattern[str], Peaks]]
 
 
 @cache
-def _shipped() -> Known:
+def _load_shipped_peaks() -> PeakTable:
     text = resources.files("etloom.analyses.flops").joinpath("devices.json").read_text(encoding="utf-8")
     return _devices(json.loads(text))
 
 
-def _of_file(path: str) -> Known:
+def _load_file(path: str) -> PeakTable:
     try:
         return _devices(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
-        raise AnalysisError(f"the peaks cannot be read: {error.strerror}", where=path) from error
+        raise AnalysisError(f"cannot read the device peaks: {error.strerror}", where=path) from error
     except (ValueError, TypeError, KeyError, AttributeError, re.error) as error:
         raise AnalysisError(
-            f"this is no file of peaks: {type(error).__name__}: {error}",
+            f"not a valid file of device peaks: {type(error).__name__}: {error}",
             where=path,
-            remedy="write it as docs/flops.md shows",
+            remedy="see docs/flops.md for the format",
         ) from error
 
 
-def _devices(content: Any) -> Known:
+def _devices(content: Any) -> PeakTable:
     return [
         (
-            re.compile(one["match"], re.IGNORECASE),
+            re.compile(device["match"], re.IGNORECASE),
             Peaks(
-                str(one["name"]),
-                float(one["bandwidth_gbs"]),
-                _numbers(one["matrix_tflops"]),
-                _numbers(one.get("vector_tflops", {})),
+                str(device["name"]),
+                float(device["bandwidth_gbs"]),
+                _numbers(device["matrix_tflops"]),
+                _numbers(device.get("vector_tflops", {})),
             ),
         )
-        for one in content["devices"]
+        for device in content["devices"]
     ]
 
 
-def _numbers(given: dict[str, Any]) -> dict[str, float]:
-    if unknown := set(given) - set(PRECISIONS):
-        raise ValueError(f"{min(unknown)!r} is none of {', '.join(PRECISIONS)}")
-    return {name: float(value) for name, value in given.items()}
+def _numbers(entries: dict[str, Any]) -> dict[str, float]:
+    if unknown := set(entries) - set(PRECISIONS):
+        raise ValueError(f"{min(unknown)!r} is not a precision; expected one of {', '.join(PRECISIONS)}")
+    return {name: float(value) for name, value in entries.items()}

@@ -1,4 +1,18 @@
-"""What analyses share: the windows of steps, shares in percent, the declared columns of an answer."""
+"""Helpers for analyses, also those of other packages: windows of steps, percentages, and the declared columns.
+
+Example:
+    An analysis module that counts GPU activities per step::
+
+        from etloom.analyses.helpers import conform_columns, filter_step
+        from etloom.timeline.activity import select_device_events
+
+        SCOPE = "rank"
+        COLUMNS = {"count": pl.Int64}
+
+        def analyze(trace, *, step: int | None = None):
+            events = filter_step(trace, select_device_events(trace), step)
+            return conform_columns({"count": [events.height]}, COLUMNS)
+"""
 
 from __future__ import annotations
 
@@ -13,62 +27,82 @@ from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, find_steps
 
 
-def step_windows(trace: Trace, whole: Intervals, step: int | None) -> pl.DataFrame:
-    """step, start, end: of each step, then (step null) of the whole; or of the one step asked for.
+def step_windows(trace: Trace, busy: Intervals, step: int | None) -> pl.DataFrame:
+    """Return the time windows of an analysis: one per step, then one for everything.
 
-    Raises AnalysisError for a step that the trace does not hold.
+    Args:
+        trace: The trace of a rank.
+        whole: The intervals whose span is the window of everything.
+        step: If given, only the window of this step.
+
+    Returns:
+        step, start, end (ns); step is null in the last row, the window of everything.
+
+    Raises:
+        AnalysisError: The trace does not contain the step.
     """
-    marked = find_steps(trace)
+    steps = find_steps(trace)
     if step is not None:
         check_step(trace, step)
-        return marked.filter(pl.col("step") == step)
-    start, end = whole.span or (0, 0)
-    everything = pl.DataFrame({"step": [None], "start": [start], "end": [end]}, schema=marked.schema)
-    return pl.concat((marked, everything))
+        return steps.filter(pl.col("step") == step)
+    start, end = busy.span or (0, 0)
+    total_row = pl.DataFrame({"step": [None], "start": [start], "end": [end]}, schema=steps.schema)
+    return pl.concat((steps, total_row))
 
 
 def check_step(trace: Trace, step: int | None) -> None:
-    """Raise AnalysisError for a step that the trace does not hold."""
+    """Raise AnalysisError if the trace does not contain the step."""
     if step is None:
         return
-    known = find_steps(trace)["step"].to_list()
-    if step not in known:
-        held = " to ".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else ""
-        span = f"the trace holds {held}" if known else "no ProfilerStep marks a step"
-        raise AnalysisError(f"there is no step {step}", where=describe_rank(trace), remedy=span)
+    numbers = find_steps(trace)["step"].to_list()
+    if step not in numbers:
+        available = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1])))) if numbers else ""
+        remedy = f"available steps: {available}" if numbers else "no step is annotated with ProfilerStep"
+        raise AnalysisError(f"the trace contains no step {step}", where=describe_rank(trace), remedy=remedy)
 
 
 def filter_step(trace: Trace, events: pl.DataFrame, step: int | None) -> pl.DataFrame:
-    """The events of a step (device work: of its launch's step), or all of them. Raises as `check_step`."""
+    """Return the events of a step, or all events if ``step`` is None.
+
+    GPU activities belong to the step of their launch.
+
+    Raises:
+        AnalysisError: The trace does not contain the step.
+    """
     check_step(trace, step)
     return events if step is None else events.filter(pl.col("step") == step)
 
 
-def percent(part: str, whole: str | pl.Expr) -> pl.Expr:
-    """100 part / whole as ``<part>_pct``, the ``_ns`` left out; null where the whole is 0."""
-    whole = pl.col(whole) if isinstance(whole, str) else whole
-    return pl.when(whole > 0).then(100 * pl.col(part) / whole).alias(f"{part.removesuffix('_ns')}_pct")
+def percent(part: str, total: str | pl.Expr) -> pl.Expr:
+    """Return the expression 100 part / total, named ``<part>_pct`` without ``_ns``; null where the total is 0."""
+    total = pl.col(total) if isinstance(total, str) else total
+    return pl.when(total > 0).then(100 * pl.col(part) / total).alias(f"{part.removesuffix('_ns')}_pct")
 
 
-def percent_of_all(part: str) -> pl.Expr:
-    """`percent` of the sum over all rows."""
+def percent_of_total(part: str) -> pl.Expr:
+    """Return `percent` of the sum over all rows."""
     return percent(part, pl.col(part).sum())
 
 
 def check_top(top: int) -> None:
-    """Raise AnalysisError for a number of rows below 1."""
+    """Raise AnalysisError if a number of rows is below 1."""
     if top < 1:
-        raise AnalysisError(f"{top} rows are no table", remedy="1 or more", option="top")
+        raise AnalysisError(f"expected at least 1 row, got {top}", remedy="specify 1 or more", option="top")
 
 
 def conform_columns(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[str, Any]) -> pl.DataFrame:
-    """Exactly these columns in their order and types, of a frame or of columns of equal length."""
+    """Return exactly these columns, in their order and types.
+
+    Args:
+        table: A frame, or columns of equal length by name.
+        columns: Types by column name, as in COLUMNS of an analysis.
+    """
     # Column by column: most are of their type already, and a query would wait for threads to do nothing.
     return pl.DataFrame([pl.Series(name, table[name]).cast(dtype) for name, dtype in columns.items()])
 
 
 def require_linked(trace: Trace) -> None:
-    """Raise AnalysisError for a trace on which nesting, steps and launches were not worked out."""
+    """Raise AnalysisError if the trace is not linked: nesting, steps and launches are unknown."""
     if not trace.meta.get("linked"):
         raise AnalysisError(
             "the trace is not linked", where=describe_rank(trace), remedy="etloom.link(trace), or etloom.open"

@@ -1,4 +1,4 @@
-"""The dependency graph of a job, or why there is none."""
+"""The dependency graph of a job, and warnings if it does not explain the recording."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from etloom.timeline.activity import explain_missing_times
 
 
 def build_dependencies(job: Job) -> DependencyGraph:
-    """`depend`; raises AnalysisError for a job without any timed event."""
-    found = build_graph(job)
-    if not len(found.graph):
+    """Build the dependency graph; raise AnalysisError if the job has no timed event."""
+    dependencies = build_graph(job)
+    if not len(dependencies.graph):
         raise next(filter(None, map(explain_missing_times, job.values())), None) or AnalysisError(
-            "the run holds no timed operators and no device work",
-            remedy="record it with torch.profiler and its CPU activity",
+            "the run contains no timed operators and no GPU activity",
+            remedy="record with torch.profiler and CPU activity",
         )
-    return found
+    return dependencies
 
 
-def warn_if_unexplained(table: pl.DataFrame, what: str) -> Iterator[str]:
-    """What to say of an answer whose column explainable is false."""
+def warn_if_unexplained(table: pl.DataFrame, subject: str) -> Iterator[str]:
+    """Yield a warning if the column explainable of a result is false."""
     if not table["explainable"].all():
-        yield f"do not rely on {what}: the graph does not explain the recording; etloom analyze graph-quality says why"
+        yield f"do not rely on {subject}: the graph does not explain the recording; see etloom analyze graph-quality"

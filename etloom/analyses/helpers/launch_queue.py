@@ -1,4 +1,4 @@
-"""How much launched work waits on each stream, as a series of changes."""
+"""Launch queue length of each stream, as a series of changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABSENT = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class QueueChanges:
-    """By stream and time, each time of a stream once."""
+    """Changes of queue lengths, sorted by stream and time; each time of a stream occurs once."""
 
     head: Ints  # where the changes of each stream begin
     time: Ints  # ns
@@ -28,33 +28,36 @@ class QueueChanges:
     _work: pl.DataFrame  # device, stream
     _row: Ints  # a row of work on the stream of each change
 
-    def lane(self, rows: Ints | slice) -> dict[str, pl.Series]:
-        """device and stream of these changes."""
-        of = self._row[rows]
-        return {column.name: column[of] for column in self._work}
+    def track_columns(self, rows: Ints | slice) -> dict[str, pl.Series]:
+        """Return device and stream of these changes."""
+        activity_rows = self._row[rows]
+        return {column.name: column[activity_rows] for column in self._work}
 
 
 def compute_queue_changes(trace: Trace) -> QueueChanges:
-    """How the queue of each stream changes.
+    """Return how the queue length of each stream changes.
 
-    Work joins the queue when its launch call begins and leaves it when it starts to run. At one time work joins
-    before it leaves. Raises AnalysisError where no launch is known.
+    An activity enters the queue when its launch call begins and leaves it when it starts. Simultaneous changes are
+    combined.
+
+    Raises:
+        AnalysisError: No launch was recorded.
     """
     work = select_launched_work(trace, "device", "stream")
     launch = select_launched_array(trace, "launch_ts", _ABSENT)
-    known = np.flatnonzero(launch != _ABSENT)
-    if not known.size:
+    launched = np.flatnonzero(launch != _ABSENT)
+    if not launched.size:
         raise AnalysisError(
-            "the trace holds no launch of its device work",
+            "the trace contains no launches of its GPU activity",
             where=describe_rank(trace),
-            remedy="record the host's activity (CPU) together with the device's",
+            remedy="record CPU and CUDA activity together",
         )
     # Clocks of host and device may differ a little: work that seems to run before its launch never waited.
-    starts = select_launched_work(trace, "ts")["ts"].to_numpy()[known]
-    joins = np.minimum(launch[known], starts)
-    lanes = encode_streams(trace)[known]
-    waiting = RunningTotals(lanes, joins, starts)
-    head = np.flatnonzero(np.diff(lanes[waiting.of], prepend=-1))
+    starts = select_launched_work(trace, "ts")["ts"].to_numpy()[launched]
+    joins = np.minimum(launch[launched], starts)
+    tracks = encode_streams(trace)[launched]
+    waiting = RunningTotals(tracks, joins, starts)
+    head = np.flatnonzero(np.diff(tracks[waiting.of], prepend=-1))
     return QueueChanges(
-        head, waiting.time, waiting.total(np.ones(known.size, np.int64)), work, known[waiting.of]
+        head, waiting.time, waiting.total(np.ones(launched.size, np.int64)), work, launched[waiting.of]
     )

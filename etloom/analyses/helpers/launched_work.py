@@ -1,4 +1,4 @@
-"""Device work with the call that launched it and the operator around that call, or why there is none."""
+"""GPU activities with their launch call and the operator around it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from etloom.timeline.activity import describe_rank, has_device_events
 
 
 def select_launched_work(trace: Trace, *columns: str) -> pl.DataFrame:
-    """`etloom.timeline.activity.select_launched_events`; raises AnalysisError for a trace without device work, or one that is not linked."""
+    """Return these columns of the GPU activities (see `select_launched_events`).
+
+    Raises:
+        AnalysisError: The trace has no GPU activity, or is not linked.
+    """
     require_linked(trace)
     if not has_device_events(trace):
         raise AnalysisError(
-            "the trace holds no device work",
+            "the trace contains no GPU activity",
             where=describe_rank(trace),
-            remedy="record it with the profiler's CUDA activity",
+            remedy="record with the profiler's CUDA activity",
         )
     return activity.select_launched_events(trace, *columns)

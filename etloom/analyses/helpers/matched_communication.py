@@ -1,4 +1,4 @@
-"""What the ranks of a job do together, or why nothing can be said of it."""
+"""Communications matched across the ranks of a job."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from etloom.core.trace import Job
 
 
 def match_communications(job: Job) -> MatchedCollectives:
-    """`together`; raises AnalysisError for a job that holds no communication."""
-    found = match_collectives(job)
-    if not found.parts.height:
+    """Match the communications of a job; raise AnalysisError if it has none."""
+    matched = match_collectives(job)
+    if not matched.parts.height:
         raise AnalysisError(
-            "the run holds no communication on a device or by gloo",
-            remedy="trace a run of several ranks, with the profiler's CUDA activity where it uses NCCL",
+            "the run contains no communication on a device or with gloo",
+            remedy="record several ranks, with the profiler's CUDA activity if they use NCCL",
         )
-    return found
+    return matched
 
 
 def match_comparable_ranks(job: Job) -> MatchedCollectives:
-    """`communications` of a job whose ranks can be compared.
+    """Match the communications of a job whose ranks can be compared.
 
-    Raises AnalysisError where ranks did nothing together, so that their clocks cannot be, and for one rank alone.
+    Raises:
+        AnalysisError: Only one rank was recorded, or the ranks share no communication, so that their clocks cannot be
+            compared.
     """
-    found = match_communications(job)
+    matched = match_communications(job)
     if len(job) < 2:
         raise AnalysisError(
-            "one rank alone does not say who waited for whom", remedy="open the folder that holds all ranks"
+            "waits between ranks need at least two ranks", remedy="open the folder with all ranks"
         )
-    if not found.clocks["verdict"].is_in(["agrees", "unsure", "corrected"]).any():
-        why = (
-            "no communication of one rank could be matched with another's, so their clocks cannot be compared"
-        )
-        if "impossible" in found.clocks["verdict"]:
-            why = "the ranks cannot be of one run: however their clocks are set, some left before others came"
-        elif found.parts["meeting"].count():
-            why = "messages of one direction do not tell how far the clocks of their ranks may be apart"
+    if not matched.clocks["verdict"].is_in(["agrees", "unsure", "corrected"]).any():
+        reason = "no communication could be matched across ranks, so their clocks cannot be compared"
+        if "impossible" in matched.clocks["verdict"]:
+            reason = (
+                "the ranks are not from one run: for any clock offset, some left a collective before others "
+            )
+            "arrived"
+        elif matched.parts["meeting"].count():
+            reason = "messages in one direction only do not bound the clock offset of their ranks"
         raise AnalysisError(
-            why, remedy=f"record ranks that share a process group; recorded: {format_ranks(job)}"
+            reason, remedy=f"record ranks that share a process group; recorded: {format_ranks(job)}"
         )
-    return found
+    return matched

@@ -1,4 +1,4 @@
-"""Copies and sets with their sort, size and bandwidth."""
+"""Memcpys and memsets with direction, size and bandwidth."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from etloom.timeline.activity import describe_rank
 
 
 def measure_transfers(trace: Trace) -> pl.DataFrame:
-    """ts, end, dur, step, sort ("Memcpy HtoD", "Memset"), its number (lane), bytes, gbps (bytes / dur where the trace
-    states none).
+    """Return the memcpys and memsets of a trace.
 
-    Raises AnalysisError for a trace without copies.
+    Returns:
+        ts, end, dur, step, direction ("Memcpy HtoD", "Memset"), its number (track), bytes, gbps (as recorded, else
+        bytes / dur).
+
+    Raises:
+        AnalysisError: The trace has no memcpys or memsets.
     """
     work = select_launched_work(trace, "id", "name", "kind", "step", "ts", "end", "dur").filter(
         pl.col("kind") == "memory"
     )
     if not work.height:
         raise AnalysisError(
-            "the trace holds no copies and no sets",
+            "the trace contains no memcpys or memsets",
             where=describe_rank(trace),
-            remedy="kernel-breakdown tells of its kernels",
+            remedy="see kernel-breakdown for its kernels",
         )
     facts = trace.kernels.select("bytes", "bandwidth")
     work = work.hstack(take_rows(facts, rows_of_ids(trace.kernels.rename({"event": "id"}), work["id"])))
-    sort = pl.col("name").cast(pl.String).str.replace(r"\s*\(.*$", "").str.strip_chars().fill_null("")
-    sorts = work.select("name").unique().with_columns(sort=sort)
-    sorts = sorts.with_columns(lane=pl.col("sort").rank("dense").cast(pl.Int64) - 1)
+    direction = pl.col("name").cast(pl.String).str.replace(r"\s*\(.*$", "").str.strip_chars().fill_null("")
+    directions = work.select("name").unique().with_columns(direction=direction)
+    directions = directions.with_columns(track=pl.col("direction").rank("dense").cast(pl.Int64) - 1)
     measured = pl.when(pl.col("dur") > 0).then(pl.col("bytes") / pl.col("dur"))
-    return work.join(sorts, on="name", how="left", nulls_equal=True, maintain_order="left").with_columns(
+    return work.join(directions, on="name", how="left", nulls_equal=True, maintain_order="left").with_columns(
         gbps=pl.coalesce("bandwidth", measured)
     )

@@ -1,4 +1,4 @@
-"""What runs at one time, lane by lane, as a series of changes."""
+"""Totals of what runs concurrently, per track, as a series of changes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ Ints = NDArray[np.int64]
 
 
 class RunningTotals:
-    """The times at which something begins or ends on a lane, by lane and time; each time of a lane once.
+    """Times at which something begins or ends, sorted by track and time; each time of a track occurs once.
 
-    lanes: a number from 0 for each thing (`stacks.lane_codes`); starts and ends: ns, start <= end. ``of`` is one of
-    the things that begin or end at each time, ``time`` the time.
+    Attributes:
+        time: The times, ns.
+        of: For each time, the index of one of the items that begin or end then.
+
+    Args:
+        tracks: Track number of each item, from 0 (see `track_codes`).
+        starts, ends: ns, start <= end.
     """
 
-    def __init__(self, lanes: Ints, starts: Ints, ends: Ints) -> None:
-        time, lane = np.concatenate((starts, ends)), np.tile(lanes, 2)
+    def __init__(self, tracks: Ints, starts: Ints, ends: Ints) -> None:
+        time, track = np.concatenate((starts, ends)), np.tile(tracks, 2)
         order = np.argsort(time, kind="stable")
-        self._order = order = order[sort_by_track(lane[order])]
-        lane, time = lane[order], time[order]
+        self._order = order = order[sort_by_track(track[order])]
+        track, time = track[order], time[order]
         self._last = np.ones(order.size, dtype=np.bool_)
-        self._last[:-1] = (lane[1:] != lane[:-1]) | (time[1:] != time[:-1])
+        self._last[:-1] = (track[1:] != track[:-1]) | (time[1:] != time[:-1])
         self.time = time[self._last]
-        self.of = order[self._last] % max(lanes.size, 1)
+        self.of = order[self._last] % max(tracks.size, 1)
 
     def total(self, weights: NDArray[Any]) -> NDArray[Any]:
-        """The sum of the weights of what runs from each time on, until the next of its lane."""
+        """Return the sum of the weights of the items that run from each time until the next of its track."""
         # All that begins on a lane ends there, so each lane begins at zero.
         change = np.concatenate((weights, -weights))
         sums: NDArray[Any] = np.cumsum(change[self._order])[self._last]
