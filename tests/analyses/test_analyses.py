@@ -303,9 +303,7 @@ def test_a_trace_without_work_is_refused_in_one_sentence(name: str) -> None:
 
 def test_a_trace_without_steps_has_no_answer_of_steps_and_one_without_operators_no_top() -> None:
     alone = linked([{"cat": "kernel", "name": "gemm", "ts": 0, "dur": 9}])
-    with pytest.raises(
-        AnalysisError, match="no step is annotated with ProfilerStep"
-    ):
+    with pytest.raises(AnalysisError, match="no step is annotated with ProfilerStep"):
         analyze(alone, "steps")
     with pytest.raises(AnalysisError, match="the trace contains no operators; see kernel-breakdown"):
         analyze(alone, "top-ops")

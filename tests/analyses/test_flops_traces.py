@@ -605,6 +605,6 @@ def test_what_has_no_flops_is_named(tmp_path: Path) -> None:
     assert said("flops", "--by", "all") == f"{lacking}\n"
     assert said("flops", "--name", "aten::mm") == ""
     assert said("mfu") == (
-        "etloom: no flops are known of up to 75.0 % of the time of matrix work: the utilisations are too low; "
-        "`etloom analyze flops` says of what\n"
+        "etloom: the flops of up to 75.0 % of the time of matrix operations are unknown: both utilizations are "
+        "underestimated; see `etloom analyze flops`\n"
     )
