@@ -1,9 +1,10 @@
 """The plan of a communication replay: the calls that each rank makes.
 
-A call is a collective or one end of a message, with the sizes of its tensors. Before it, the plan says which earlier
-calls to wait for: those that had completed in the recording when this one was made. What was recorded obeyed that
-order, so a replay that keeps it cannot deadlock, and keeps as much in flight as the recording did. Where no times are
-known, the recorded waits say so, else every call is waited for at once.
+A call is a collective or one end of a point-to-point message, with the sizes of its tensors. For each call the plan
+lists the earlier calls to wait for before making it: those that had completed in the recording when this call was made.
+The recorded job obeyed that order, so a replay that keeps it cannot deadlock, and it keeps as many calls in flight as
+the recording did. Where no times were recorded, the recorded waits are used; without these every call is waited for at
+once.
 """
 
 from __future__ import annotations
@@ -19,18 +20,30 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 COLLECTIVES = ROOTED | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
 MESSAGES = frozenset({"send", "recv"})
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+PLAN_COLUMNS = {
+    **dict.fromkeys(("rank", "call"), pl.Int64),
+    **dict.fromkeys(("collective", "group", "dtype"), pl.String),
+    **dict.fromkeys(("in_nelems", "out_nelems", "bytes", "root", "peer"), pl.Int64),
+    "reduce_op": pl.String,
+    **dict.fromkeys(("waits_for_calls", "gap_ns", "recorded_ns"), pl.Int64),
+    "name": pl.String,
+    "reason": pl.String,
+}
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one rank. Ranks are those of the replay. Sizes are elements of each tensor.
+    """One call of one rank. Ranks are those of the replay; sizes are numbers of elements, one per tensor.
 
-    inputs, outputs: of an all-gather one input and as many outputs as ranks, or one of all their elements; of a
-    coalesced call several pairs. after: earlier calls (index) to wait for before this one. gap_ns: recorded from the
-    call before it to this one. recorded_ns: from the call to its completion, null where the recorded call was of
-    another size or group. node: of the recording, where it has an execution trace. until: the node before whose
-    operator it is waited for, where operators are played too. fewer: ranks of its group are not played, and its sizes
-    shrink to the others.
+    Attributes:
+        inputs, outputs: Sizes. An all-gather has one input and either one output per rank or a single output with all
+            elements; a coalesced call has several pairs.
+        waits_for: Earlier calls (by index) to wait for before this one.
+        gap_ns: Recorded time from the previous call to this one.
+        recorded_ns: Recorded time from the call to its completion; None if the recorded call had another size or group.
+        node: Node of the recording, if it has an execution trace.
+        wait_before_node: The call is waited for before the operator of this node, if operators are replayed too.
+        shrunk: Some ranks of the group are not replayed, and sizes shrink to the remaining ones.
     """
 
     index: int
@@ -46,25 +59,25 @@ class Call:
     reduce_op: str = "sum"
     is_async: bool = False
     coalesced: bool = False
-    after: tuple[int, ...] = ()
+    waits_for: tuple[int, ...] = ()
     gap_ns: int | None = None
     recorded_ns: int | None = None
     seq: int | None = None
     name: str = ""
     node: int | None = None
-    until: int | None = None
-    fewer: bool = False
+    wait_before_node: int | None = None
+    shrunk: bool = False
 
     @property
     def bytes(self) -> int:
-        """Bytes of what this rank puts in, or gets where it puts in nothing."""
+        """Bytes that this rank contributes, or that it receives if it contributes none."""
         size = categories.itemsize(self.dtype) or 0
         return size * (sum(self.inputs) or sum(self.outputs))
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A recorded call that cannot be replayed, and why."""
+    """A recorded call that cannot be replayed, with the reason."""
 
     rank: int
     name: str
@@ -74,64 +87,67 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls of every rank of the replay, and what is left out.
+    """The calls of every rank of the replay, and the recorded calls that are skipped.
 
-    recorded: which recorded rank each rank plays. guessed: of how many calls the group was not recorded, though there
-    are several, and is told by what other ranks call. of: how many ranks the recorded job had, as far as is known.
+    Attributes:
+        recorded_ranks: For each rank of the replay, the recorded rank whose calls it makes.
+        inferred_groups: Number of calls whose group was not recorded (although there are several) and is inferred from
+            the calls of other ranks.
+        recorded_world_size: Number of ranks of the recorded job, as far as it is known.
     """
 
     calls: tuple[tuple[Call, ...], ...]
     skipped: tuple[Skipped, ...] = ()
-    recorded: tuple[int, ...] = ()
+    recorded_ranks: tuple[int, ...] = ()
     inferred_groups: int = 0
-    of: int = 0
+    recorded_world_size: int = 0
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         return len(self.calls)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """The groups of collectives, in the order in which every rank makes them. Messages go through the world's."""
-        return sorted({call.group for own in self.calls for call in own if call.peer is None})
+        """The groups of collectives, in the order in which every rank creates them. Messages use the default group."""
+        return sorted({call.group for calls in self.calls for call in calls if call.peer is None})
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank must know of a plan: its own calls, and of all ranks the groups and how many there are."""
+    """The part of a plan that one rank needs: its own calls, all groups, and the number of ranks."""
 
     calls: tuple[Call, ...]
     groups: tuple[tuple[int, ...], ...]
-    world: int
+    world_size: int
 
 
-def plan_notes(made: Plan) -> list[str]:
-    """What a reader of a replay's figures must know of its plan, a line each."""
+def plan_notes(plan: Plan) -> list[str]:
+    """Return what a reader of the replay's figures has to know about its plan, one line each."""
     skipped = [
-        f"not replayed on rank {one.rank}: {one.count:,} {one.name}: {one.reason}" for one in made.skipped
+        f"not replayed on rank {entry.rank}: {entry.count:,} {entry.name}: {entry.reason}"
+        for entry in plan.skipped
     ]
-    return skipped + plan_caveats(made)
+    return skipped + plan_caveats(plan)
 
 
-def plan_caveats(made: Plan) -> list[str]:
-    """What of a plan is not as it was recorded."""
-    found = []
-    if shrunk := sum(call.fewer for own in made.calls for call in own):
-        found.append(
-            f"{made.world} of {made.of} ranks are there to play: groups, splits and sizes of {shrunk:,} calls shrink "
-            "to them, and their times are not compared with the recorded ones"
+def plan_caveats(plan: Plan) -> list[str]:
+    """Return in which respects the plan differs from the recording, one line each."""
+    caveats = []
+    if shrunk := sum(call.shrunk for calls in plan.calls for call in calls):
+        caveats.append(
+            f"only {plan.world_size} of {plan.recorded_world_size} ranks are replayed: groups, splits and sizes of "
+            f"{shrunk:,} calls shrink to them, and their times are not compared with the recorded ones"
         )
-    if not made.inferred_groups:
-        return found
-    return [
-        *found,
-        f"the groups of {made.inferred_groups:,} calls were not recorded; they are told by what other ranks call, and may be "
-        "others of the same size (etloom collect --observer native records them)",
-    ]
+    if plan.inferred_groups:
+        caveats.append(
+            f"the groups of {plan.inferred_groups:,} calls were not recorded; they are inferred from the calls of other "
+            "ranks, and may be other groups of the same size (etloom collect --observer native records them)"
+        )
+    return caveats
 
 
-def plan_table(made: Plan) -> pl.DataFrame:
-    """The plan as a table: a row a call, then one a sort of skipped call with its reason."""
+def plan_table(plan: Plan) -> pl.DataFrame:
+    """Return the plan as a table (PLAN_COLUMNS): one row per call, then one per kind of skipped call with its reason."""
     rows = [
         {
             "rank": rank,
@@ -145,27 +161,17 @@ def plan_table(made: Plan) -> pl.DataFrame:
             "root": call.root,
             "peer": call.peer,
             "reduce_op": call.reduce_op if call.collective in REDUCING else None,
-            "waits_for_calls": len(call.after),
+            "waits_for_calls": len(call.waits_for),
             "gap_ns": call.gap_ns,
             "recorded_ns": call.recorded_ns,
             "name": call.name,
             "reason": None,
         }
-        for rank, own in enumerate(made.calls)
-        for call in own
+        for rank, calls in enumerate(plan.calls)
+        for call in calls
     ]
     rows += [
-        {"rank": one.rank, "name": one.name, "reason": f"{one.reason} ({one.count}x)"} for one in made.skipped
+        {"rank": entry.rank, "name": entry.name, "reason": f"{entry.reason} ({entry.count}x)"}
+        for entry in plan.skipped
     ]
     return pl.DataFrame(rows, schema=PLAN_COLUMNS, orient="row", infer_schema_length=None)
-
-
-PLAN_COLUMNS = {
-    **dict.fromkeys(("rank", "call"), pl.Int64),
-    **dict.fromkeys(("collective", "group", "dtype"), pl.String),
-    **dict.fromkeys(("in_nelems", "out_nelems", "bytes", "root", "peer"), pl.Int64),
-    "reduce_op": pl.String,
-    **dict.fromkeys(("waits_for_calls", "gap_ns", "recorded_ns"), pl.Int64),
-    "name": pl.String,
-    "reason": pl.String,
-}

@@ -1,10 +1,11 @@
-"""What a recording says of each call of a rank: sizes, group, root, times. Ranks are those that were recorded."""
+"""The communication calls that each rank recorded: sizes, groups, roots and times, with the recorded ranks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import polars as pl
 
@@ -12,26 +13,32 @@ from etloom.collectives import match_collectives
 from etloom.core import categories
 from etloom.core.trace import Job, Trace
 from etloom.replayer.plan import COLLECTIVES, MESSAGES
-from etloom.replayer.tensor_sizes import tensor_sizes
+from etloom.replayer.tensor_sizes import Sizes, tensor_sizes
 
+Group = tuple[int, ...]
 _MAX_RANKS = 1 << 20
-"""A file that names a larger world is not believed."""
+"""A larger recorded world size is taken for corrupt."""
 MAX_ELEMENTS = 1 << 50
-"""Nor is a size beyond this, of all tensors of a call together; in bytes it is far from the end of 64 bits."""
-RAISED_REASON = "it raised in the recording"
+"""So is a larger number of elements of all tensors of a call; in bytes it stays far below 2**63."""
+RAISED_REASON = "it raised an exception in the recording"
 
 
 @dataclass
 class RecordedCall:
-    """A recorded call on its way to become a `Call`; ranks as recorded. waits: rows that were waited for after
-    it; waited_at: the node where it was. unknown: what is missing to replay it."""
+    """A recorded call, before it becomes a `Call` of the plan; ranks are those of the recording.
+
+    Attributes:
+        waits: Positions of the calls that were waited for after this call and before the next.
+        waited_at: Node at which this call was waited for.
+        missing: Why it cannot be replayed, if its group could not be inferred.
+    """
 
     collective: str
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     dtype: str | None
-    group: tuple[int, ...] | None
+    group: Group | None
     in_split: tuple[int, ...] = ()
     out_split: tuple[int, ...] = ()
     root: int | None = None
@@ -46,126 +53,183 @@ class RecordedCall:
     node: int | None = None
     waits: list[int] = field(default_factory=list)
     waited_at: int | None = None
-    unknown: str | None = None
+    missing: str | None = None
 
 
-def matched_instances(job: Job) -> Mapping[int, Mapping[int, tuple[tuple[int, ...], int, int]]]:
-    """rank -> event -> (ranks that met, start, end), of what ranks did together; gloo records no group."""
+@dataclass(frozen=True)
+class Instance:
+    """The collective instance that an event belongs to.
+
+    Attributes:
+        ranks: The ranks that took part, as far as they were recorded; empty if they are not known.
+        start, end: Times of this rank's participation in ns.
+    """
+
+    ranks: Group
+    start: int | None
+    end: int | None
+
+
+def matched_instances(job: Job) -> Mapping[int, Mapping[int, Instance]]:
+    """Return rank -> event of the call -> collective instance, matched across ranks; gloo records no groups."""
     if not any(trace.events.height for trace in job.values()):
         return {}
-    met = match_collectives(job).parts.filter(pl.col("issuer").is_not_null())
-    members = met.drop_nulls("meeting").group_by("meeting").agg(pl.col("rank").sort().alias("members"))
+    participations = match_collectives(job).parts.filter(pl.col("issuer").is_not_null())
+    members = (
+        participations.drop_nulls("meeting").group_by("meeting").agg(pl.col("rank").sort().alias("members"))
+    )
     joined = (
-        met.join(members, on="meeting", how="left")
+        participations.join(members, on="meeting", how="left")
         .group_by("rank", "issuer")
         .agg(pl.col("members").drop_nulls().first(), pl.col("own_start").min(), pl.col("own_end").max())
     )
-    found: dict[int, dict[int, tuple[tuple[int, ...], int, int]]] = {}
+    instances: dict[int, dict[int, Instance]] = {}
     for rank, issuer, ranks, start, end in joined.iter_rows():
-        found.setdefault(rank, {})[issuer] = (tuple(ranks or ()), start, end)
-    return found
+        instances.setdefault(rank, {})[issuer] = Instance(tuple(ranks or ()), start, end)
+    return instances
 
 
-def world_ranks(job: Job, trace: Trace) -> tuple[int, ...]:
+def world_ranks(job: Job, trace: Trace) -> Group:
+    """Return the ranks of the recorded world; without a plausible recorded size, those of the job."""
     size = trace.meta.get("world_size")
     return tuple(range(size)) if isinstance(size, int) and 0 < size <= _MAX_RANKS else tuple(job)
 
 
-def recorded_groups(job: Job) -> set[tuple[int, ...]]:
-    """The groups that were made, where the job has all ranks of its world; the world is one. Empty where not."""
+def recorded_groups(job: Job) -> set[Group]:
+    """Return the groups that were created, the world among them; empty unless the job has all ranks of its world."""
     worlds = {world_ranks(job, trace) for trace in job.values()}
     if worlds != {tuple(job)}:
         return set()
-    named = pl.concat([trace.groups.select(pl.col("ranks").cast(pl.String)) for trace in job.values()])
-    return {ranks for text in named["ranks"].unique() if (ranks := _parse_integers(text))} | worlds
+    tables = pl.concat([trace.groups.select(pl.col("ranks").cast(pl.String)) for trace in job.values()])
+    return {ranks for text in tables["ranks"].unique() if (ranks := _parse_integers(text))} | worlds
 
 
 def extract_calls(
-    trace: Trace, recorded: Collection[int], met: Mapping[int, tuple[tuple[int, ...], int, int]]
+    trace: Trace, job_ranks: Collection[int], instances: Mapping[int, Instance]
 ) -> tuple[list[RecordedCall], list[tuple[str, str]]]:
-    """The recorded calls of a rank in their order, and (name, reason) of those without what a replay needs."""
-    comms = _host_calls(trace)
-    sizes = tensor_sizes(trace, comms["node"].drop_nulls())
-    named = {
-        row["pg_name"]: row["ranks"]
-        for row in trace.groups.select(pl.col("pg_name", "ranks").cast(pl.String)).iter_rows(named=True)
-    }
-    rows: list[RecordedCall] = []
-    skipped: list[tuple[str, str]] = []
-    by_seq: dict[tuple[str | None, int], int] = {}
-    last: dict[int, int] = {}
-    for one in comms.iter_rows(named=True):
-        collective, name = one["collective"], one["name"] or one["collective"] or "?"
-        if collective == "wait":
-            # Of some versions of torch, waits do not name their group.
-            waited = by_seq.get((one["pg_name"], one["seq"]), last.get(one["seq"]))
-            if waited is not None and rows:
-                rows[-1].waits.append(waited)
-                rows[waited].waited_at = rows[waited].waited_at or one["node"]
-            continue
-        if raised_exception(one["attrs"]):
-            skipped.append((name, RAISED_REASON))
-            continue
-        if collective not in COLLECTIVES | MESSAGES:
-            skipped.append((name, f"{collective or 'it'} is no collective that can be replayed"))
-            continue
-        ranks, start, end = met.get(one["event"], ((), None, None))
-        # Who was seen to meet is the group, where all that were recorded did not: then it is the world.
-        seen = ranks if len(ranks) < len(recorded) or len(recorded) == trace.meta.get("world_size") else None
-        told = _parse_integers(one["ranks"]) or _parse_integers(named.get(one["pg_name"])) or None
-        group = told or seen or None
-        inputs, outputs = sizes.get(one["node"], ((), ()))
-        row = RecordedCall(
-            collective,
-            name,
-            inputs or _optional_size(one["in_nelems"]),
-            outputs or _optional_size(one["out_nelems"]),
-            one["dtype"],
-            group,
-            _parse_integers(one["in_split"]),
-            _parse_integers(one["out_split"]),
-            global_rank(one["root"], name, group),
-            global_rank(one["peer"], name, told),
-            one["reduce_op"],
-            one["is_async"],
-            one["seq"],
-            one["pg_name"],
-            start if start is not None else one["ts"],
-            end,
-            "coalesced" in name,
-            one["node"],
+    """Extract the communication calls of one rank.
+
+    Args:
+        trace: The linked trace of the rank.
+        job_ranks: The ranks that were recorded.
+        instances: Event -> collective instance (`matched_instances`).
+
+    Returns:
+        The calls in their order, and (name, reason) of those that lack what a replay needs.
+    """
+    return _Extraction(trace, job_ranks, instances).run()
+
+
+class _Extraction:
+    """Walks the communication rows of one rank; waits refer to calls that were extracted before."""
+
+    def __init__(self, trace: Trace, job_ranks: Collection[int], instances: Mapping[int, Instance]) -> None:
+        self._rows = _host_calls(trace)
+        self._sizes = tensor_sizes(trace, self._rows["node"].drop_nulls())
+        self._instances = instances
+        self._group_by_name = {
+            row["pg_name"]: row["ranks"]
+            for row in trace.groups.select(pl.col("pg_name", "ranks").cast(pl.String)).iter_rows(named=True)
+        }
+        self._job_size = len(job_ranks)
+        self._is_complete = len(job_ranks) == trace.meta.get("world_size")
+        self._calls: list[RecordedCall] = []
+        self._skipped: list[tuple[str, str]] = []
+        self._by_group_and_seq: dict[tuple[str | None, int], int] = {}
+        self._last_by_seq: dict[int, int] = {}
+
+    def run(self) -> tuple[list[RecordedCall], list[tuple[str, str]]]:
+        for row in self._rows.iter_rows(named=True):
+            if row["collective"] == "wait":
+                self._add_wait(row)
+                continue
+            name = row["name"] or row["collective"] or "?"
+            if reason := _row_problem(row):
+                self._skipped.append((name, reason))
+                continue
+            call = self._extract(row, name)
+            if reason := _size_problem(call):
+                self._skipped.append((name, reason))
+                continue
+            if call.seq is not None:
+                position = len(self._calls)
+                self._by_group_and_seq[call.pg_name, call.seq] = position
+                self._last_by_seq[call.seq] = position
+            self._calls.append(call)
+        return self._calls, self._skipped
+
+    def _add_wait(self, row: Mapping[str, Any]) -> None:
+        # In some versions of torch, waits do not name their group.
+        position = self._by_group_and_seq.get((row["pg_name"], row["seq"]), self._last_by_seq.get(row["seq"]))
+        if position is not None and self._calls:
+            self._calls[-1].waits.append(position)
+            waited_call = self._calls[position]
+            waited_call.waited_at = waited_call.waited_at or row["node"]
+
+    def _extract(self, row: Mapping[str, Any], name: str) -> RecordedCall:
+        instance = self._instances.get(row["event"], Instance((), None, None))
+        recorded_group = (
+            _parse_integers(row["ranks"]) or _parse_integers(self._group_by_name.get(row["pg_name"])) or None
         )
-        if reason := _unreplayable_reason(row):
-            skipped.append((name, reason))
-            continue
-        if one["seq"] is not None:
-            by_seq[(one["pg_name"], one["seq"])] = last[one["seq"]] = len(rows)
-        rows.append(row)
-    return rows, skipped
+        # The ranks that took part are the group, unless all recorded ranks did: then the group is the world, which may
+        # have more ranks than were recorded.
+        is_group = len(instance.ranks) < self._job_size or self._is_complete
+        group = recorded_group or (instance.ranks if is_group else None) or None
+        no_sizes: Sizes = ((), ())
+        inputs, outputs = self._sizes.get(row["node"], no_sizes)
+        return RecordedCall(
+            row["collective"],
+            name,
+            inputs or _optional_size(row["in_nelems"]),
+            outputs or _optional_size(row["out_nelems"]),
+            row["dtype"],
+            group,
+            _parse_integers(row["in_split"]),
+            _parse_integers(row["out_split"]),
+            root=global_rank(row["root"], name, group),
+            peer=global_rank(row["peer"], name, recorded_group),
+            reduce_op=row["reduce_op"],
+            is_async=row["is_async"],
+            seq=row["seq"],
+            pg_name=row["pg_name"],
+            start=row["ts"] if instance.start is None else instance.start,
+            end=instance.end,
+            coalesced="coalesced" in name,
+            node=row["node"],
+        )
 
 
-def _unreplayable_reason(row: RecordedCall) -> str | None:
-    """Why a call cannot be played whatever the world is."""
-    if row.collective != "barrier" and categories.itemsize(row.dtype) is None:
-        return f"its type {row.dtype!r} is not known" if row.dtype else "its type was not recorded"
-    if min((0, *row.inputs, *row.outputs, *row.in_split, *row.out_split)) < 0:
-        return "a negative size was recorded"
-    if max(map(sum, (row.inputs, row.outputs, row.in_split, row.out_split))) > MAX_ELEMENTS:
-        return "a size beyond 2**50 elements was recorded"
-    if row.group and (len(set(row.group)) < len(row.group) or min(row.group) < 0):
-        return "its group names a rank twice, or none"
+def _row_problem(row: Mapping[str, Any]) -> str | None:
+    if raised_exception(row["attrs"]):
+        return RAISED_REASON
+    if row["collective"] not in COLLECTIVES | MESSAGES:
+        return f"{row['collective'] or 'it'} is not a collective that can be replayed"
     return None
 
 
-def global_rank(recorded: int | None, name: str, group: tuple[int, ...] | None) -> int | None:
-    """The rank of a root or peer: operators of c10d take its place in the group, all others record the rank."""
+def _size_problem(call: RecordedCall) -> str | None:
+    """Return why a call cannot be replayed in any world, or None."""
+    if call.collective != "barrier" and categories.itemsize(call.dtype) is None:
+        return f"unknown data type {call.dtype!r}" if call.dtype else "its data type was not recorded"
+    sizes = (call.inputs, call.outputs, call.in_split, call.out_split)
+    if any(size < 0 for elements in sizes for size in elements):
+        return "a negative size was recorded"
+    if max(map(sum, sizes)) > MAX_ELEMENTS:
+        return "a size of more than 2**50 elements was recorded"
+    if call.group and (len(set(call.group)) < len(call.group) or min(call.group) < 0):
+        return "its group has a duplicate or negative rank"
+    return None
+
+
+def global_rank(recorded: int | None, name: str, group: Group | None) -> int | None:
+    """Return the global rank of a root or peer: c10d operators record its index in the group, all others the rank."""
     if recorded is None or not name.startswith("c10d::") or not group:
         return recorded
     return group[recorded] if 0 <= recorded < len(group) else None
 
 
 def raised_exception(attrs: str | None) -> bool:
-    """Whether an operator ended by an exception in the recording; our own observer tells."""
+    """Return whether an operator raised an exception in the recording; only etloom's observer records it."""
     return '"raised": true' in (attrs or "")
 
 
@@ -174,16 +238,15 @@ def _optional_size(elements: int | None) -> tuple[int, ...]:
 
 
 def _host_calls(trace: Trace) -> pl.DataFrame:
-    """comms of the host in the order of their calls: those of nodes or, without an execution trace, of events."""
+    """Return the comms rows of the host, ordered by node or, without an execution trace, by event."""
     comms = trace.comms.with_columns(pl.col(pl.Categorical).cast(pl.String))
     nodes = trace.nodes.select("id", "attrs", name=pl.col("name").cast(pl.String))
     events = trace.events.select("id", "ts", "cat", event_name=pl.col("name").cast(pl.String))
     joined = comms.join(nodes, left_on="node", right_on="id", how="left").join(
         events, left_on="event", right_on="id", how="left"
     )
-    host = joined.filter(
-        pl.col("cat").is_null() | ~pl.col("cat").cast(pl.String).is_in(list(categories.DEVICE_CATEGORIES))
-    )
+    on_device = pl.col("cat").cast(pl.String).is_in(list(categories.DEVICE_CATEGORIES))
+    host = joined.filter(pl.col("cat").is_null() | ~on_device)
     if host["node"].count():
         calls = host.filter(pl.col("node").is_not_null()).unique("node", keep="first").sort("node")
     else:
@@ -192,6 +255,7 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
 
 
 def _parse_integers(text: str | None) -> tuple[int, ...]:
+    """Parse a JSON list of integers; anything else is empty."""
     try:
         values = json.loads(text) if text else []
     except (ValueError, RecursionError):

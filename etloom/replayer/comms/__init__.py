@@ -1,1 +1,1 @@
-"""Replay of the recorded communication on real processes."""
+"""Communication replay: runs the recorded collectives and messages on real processes."""

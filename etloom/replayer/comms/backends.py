@@ -1,22 +1,28 @@
-"""Which backends of torch.distributed there are."""
+"""Backends of torch.distributed."""
 
 from __future__ import annotations
 
 from etloom.core.errors import UnknownName
 
 BUILTIN_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
-"""Those that torch knows of itself, whether or not it was built with them."""
+"""The backends that torch knows, whether or not it was built with them."""
+GPU_BACKENDS = ("nccl", "ucc")
 
 
 def check_backend(name: str) -> None:
-    """Raise UnknownName for a backend that torch does not know and no package has registered. Only a name that is not
-    torch's own takes an import of torch."""
-    if name not in BUILTIN_BACKENDS and name not in (known := registered_backends()):
-        raise UnknownName("backend", name, known or BUILTIN_BACKENDS, option="backend")
+    """Check that torch knows a backend or a package has registered it.
+
+    torch is imported only for names that are not built in.
+
+    Raises:
+        UnknownName: There is no such backend.
+    """
+    if name not in BUILTIN_BACKENDS and name not in (registered := registered_backends()):
+        raise UnknownName("backend", name, registered or BUILTIN_BACKENDS, option="backend")
 
 
 def registered_backends() -> list[str]:
-    """The backends that this torch has, also those of other packages; none where there is no torch."""
+    """Return the backends of the installed torch, including those of other packages; none without torch."""
     try:
         from torch.distributed import Backend
     except ImportError:

@@ -1,55 +1,80 @@
-"""Tensors for the calls of a rank, made before anything is timed."""
+"""Tensors for the calls of a rank, allocated before anything is timed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from etloom.core.errors import EtloomError
 from etloom.core.memory import available_memory
 from etloom.replayer.comms.distributed_calls import tensor_element_counts, torch_dtype
-from etloom.replayer.compute.memory_limits import ranks_on_host
+from etloom.replayer.launch_environment import ranks_on_host
 from etloom.replayer.plan import Call
+
+_Slots = list[tuple[int, int]]
+"""(buffer, elements) of each tensor of a call."""
 
 
 def allocate_buffers(
-    calls: Sequence[Call], after: Sequence[tuple[int, ...]], rank: int, device: torch.device, backend: str
+    calls: Sequence[Call], waits: Sequence[tuple[int, ...]], rank: int, device: torch.device, backend: str
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Inputs and outputs of each call, out of buffers that calls in flight at one time do not share.
+    """Yield the input and output tensors of each call; calls in flight at the same time share no buffer.
 
-    after: of each call, the earlier ones that were waited for before it. Raises EtloomError where memory is short.
+    Args:
+        waits: For each call, the earlier calls that are waited for before it.
+
+    Raises:
+        EtloomError: The buffers do not fit into memory.
     """
-    pool: dict[torch.dtype, list[int]] = {}
-    free: dict[torch.dtype, list[int]] = {}
-    plans: list[tuple[torch.dtype, list[tuple[int, int]], int]] = []
-    held: dict[int, list[tuple[torch.dtype, int]]] = {}
-    for call, waited in zip(calls, after, strict=True):
-        for one in waited:
-            for dtype, slot in held.pop(one, []):
-                free[dtype].append(slot)
-        dtype = torch_dtype(call.dtype, backend)
-        ins, outs = tensor_element_counts(call, rank)
-        slots = []
-        for size in (*ins, *outs):
-            spare = free.setdefault(dtype, [])
-            sizes = pool.setdefault(dtype, [])
-            slot = spare.pop() if spare else len(sizes)
-            sizes[slot : slot + 1] = [max(size, sizes[slot] if slot < len(sizes) else 0)]
-            slots.append((slot, size))
-        held[call.index] = [(dtype, slot) for slot, _ in slots]
-        plans.append((dtype, slots, len(ins)))
-    wanted = sum(dtype.itemsize * sum(sizes) for dtype, sizes in pool.items())
-    if device.type == "cpu" and wanted > (room := available_memory() // ranks_on_host()):
-        shared = f", shared by {ranks_on_host()} ranks" if ranks_on_host() > 1 else ""
-        raise EtloomError(
-            f"buffers of {wanted / 1e9:,.1f} GB do not fit into {room / 1e9:,.1f} GB of free memory{shared}",
-            remedy="smaller sizes (--scale 0.1), or fewer calls (--first)",
-        )
-    made = {
-        dtype: [torch.ones(size, dtype=dtype, device=device) for size in sizes]
-        for dtype, sizes in pool.items()
+    sizes, assignments = _assign_buffers(calls, waits, rank, backend)
+    if device.type == "cpu":
+        _check_memory(sizes)
+    buffers = {
+        dtype: [torch.ones(size, dtype=dtype, device=device) for size in dtype_sizes]
+        for dtype, dtype_sizes in sizes.items()
     }
-    for dtype, slots, inputs in plans:
-        tensors = [made[dtype][slot][:size] for slot, size in slots]
-        yield tensors[:inputs], tensors[inputs:]
+    for dtype, slots, input_count in assignments:
+        tensors = [buffers[dtype][buffer][:elements] for buffer, elements in slots]
+        yield tensors[:input_count], tensors[input_count:]
+
+
+def _assign_buffers(
+    calls: Sequence[Call], waits: Sequence[tuple[int, ...]], rank: int, backend: str
+) -> tuple[dict[torch.dtype, list[int]], list[tuple[torch.dtype, _Slots, int]]]:
+    """Return the size of each buffer by dtype, and for each call (dtype, slots, number of inputs)."""
+    sizes: dict[torch.dtype, list[int]] = {}
+    free: dict[torch.dtype, list[int]] = {}
+    assignments: list[tuple[torch.dtype, _Slots, int]] = []
+    in_use: dict[int, list[tuple[torch.dtype, int]]] = {}
+    for call, completed in zip(calls, waits, strict=True):
+        for earlier in completed:
+            for dtype, buffer in in_use.pop(earlier, []):
+                free[dtype].append(buffer)
+        dtype = torch_dtype(call.dtype, backend)
+        inputs, outputs = tensor_element_counts(call, rank)
+        free_buffers, dtype_sizes = free.setdefault(dtype, []), sizes.setdefault(dtype, [])
+        slots = []
+        for elements in (*inputs, *outputs):
+            if free_buffers:
+                buffer = free_buffers.pop()
+                dtype_sizes[buffer] = max(elements, dtype_sizes[buffer])
+            else:
+                buffer = len(dtype_sizes)
+                dtype_sizes.append(elements)
+            slots.append((buffer, elements))
+        in_use[call.index] = [(dtype, buffer) for buffer, _ in slots]
+        assignments.append((dtype, slots, len(inputs)))
+    return sizes, assignments
+
+
+def _check_memory(sizes: Mapping[torch.dtype, Sequence[int]]) -> None:
+    required = sum(dtype.itemsize * sum(dtype_sizes) for dtype, dtype_sizes in sizes.items())
+    processes = ranks_on_host()
+    available = available_memory() // processes
+    if required > available:
+        shared = f", shared by {processes} ranks" if processes > 1 else ""
+        raise EtloomError(
+            f"buffers of {required / 1e9:,.1f} GB do not fit into {available / 1e9:,.1f} GB of free memory{shared}",
+            remedy="reduce the sizes (--scale 0.1) or the number of calls (--first)",
+        )

@@ -1,4 +1,4 @@
-"""From recorded calls to calls of the replay: its ranks, the sizes that fewer ranks share, and what to wait for."""
+"""Maps recorded calls to calls of the replay: its ranks, sizes for fewer ranks, and the calls to wait for."""
 
 from __future__ import annotations
 
@@ -11,211 +11,281 @@ from etloom.replayer.plan import MESSAGES, ROOTED, Call
 from etloom.replayer.recorded_calls import MAX_ELEMENTS, RecordedCall
 
 _MAX_IN_FLIGHT = 256
-"""Calls in flight at once; of more, which nothing says was waited for, the oldest is. Nor does a recorded wait lie
-further before the next call."""
+"""Calls in flight at once. If no wait was recorded for more than that, the oldest is waited for. A recorded wait is
+looked for in as many calls before the next one."""
+
+
+class _NotReplayable(Exception):
+    """A recorded call that cannot be replayed; the text is the reason."""
 
 
 def map_calls(
-    rows: list[RecordedCall],
+    recorded_calls: list[RecordedCall],
     rank: int,
-    place: Mapping[int, int],
+    new_ranks: Mapping[int, int],
     world: tuple[int, ...],
-    times: NodeStarts | None = None,
+    starts: NodeStarts | None = None,
 ) -> tuple[list[Call], list[tuple[str, str]]]:
-    """The rows as calls of the replay, and (name, reason) of what has no meaning there. times: of the rank's
-    operators, where they are played too."""
-    calls: list[Call] = []
-    lost: list[tuple[str, str]] = []
-    became: dict[int, int] = {}
-    before: int | None = None
-    for at, row in enumerate(rows):
-        made = _map_call(row, rank, place, world)
-        if isinstance(made, str):
-            lost.append((row.name, made))
-            continue
-        gap = max(0, row.start - before) if row.start is not None and before is not None else None
-        before = row.start
-        took = row.end - row.start if row.end is not None and row.start is not None else None
-        became[at] = len(calls)
-        calls.append(replace(made, index=len(calls), gap_ns=gap, recorded_ns=None if made.fewer else took))
-    calls = [
-        replace(call, after=after)
-        for call, after in zip(calls, _waits_before_calls(rows, became), strict=True)
-    ]
-    return calls if times is None else place_waits(calls, [rows[at] for at in became], times), lost
+    """Map the recorded calls of a rank to calls of the replay.
 
+    Args:
+        recorded_calls: Calls of the rank, in their order.
+        rank: The recorded rank.
+        new_ranks: Recorded rank -> rank of the replay.
+        world: The recorded ranks of the world.
+        starts: Start times of the rank's operators, if they are replayed too.
 
-def _map_call(row: RecordedCall, rank: int, place: Mapping[int, int], world: tuple[int, ...]) -> Call | str:
-    """The call, or why there is none.
-
-    torch.distributed sorts the ranks of a group that it makes, and so are those of the call, with what is shared
-    between them; a group that was made unsorted (sort_ranks=False) is played sorted.
+    Returns:
+        The calls, and (name, reason) of those that cannot be replayed.
     """
-    if row.unknown:
-        return row.unknown
-    recorded = row.group or world
-    if rank not in recorded:
-        return f"rank {rank} is not in its group"
-    members = tuple(sorted(place[one] for one in recorded if one in place))
-    made = Call(
+    calls: list[Call] = []
+    skipped: list[tuple[str, str]] = []
+    new_index: dict[int, int] = {}  # position among the recorded calls -> index of the call
+    previous_start: int | None = None
+    for position, recorded in enumerate(recorded_calls):
+        try:
+            call = _map_call(recorded, rank, new_ranks, world)
+        except _NotReplayable as reason:
+            skipped.append((recorded.name, str(reason)))
+            continue
+        gap: int | None = None
+        duration: int | None = None
+        if recorded.start is not None and previous_start is not None:
+            gap = max(0, recorded.start - previous_start)
+        if recorded.end is not None and recorded.start is not None and not call.shrunk:
+            duration = recorded.end - recorded.start
+        previous_start = recorded.start
+        new_index[position] = len(calls)
+        calls.append(replace(call, index=len(calls), gap_ns=gap, recorded_ns=duration))
+    waits = _waits_before_calls(recorded_calls, new_index)
+    calls = [replace(call, waits_for=indices) for call, indices in zip(calls, waits, strict=True)]
+    if starts is not None:
+        calls = place_waits(calls, [recorded_calls[position] for position in new_index], starts)
+    return calls, skipped
+
+
+def _map_call(
+    recorded: RecordedCall, rank: int, new_ranks: Mapping[int, int], world: tuple[int, ...]
+) -> Call:
+    """Map one call; its index, gap, duration and waits are set by the caller.
+
+    torch.distributed sorts the ranks of a group that it creates. So are those of the call, along with the sizes that
+    are divided among them; a group that was created unsorted (sort_ranks=False) is replayed sorted.
+
+    Raises:
+        _NotReplayable: The call has no meaning among the replayed ranks, or something was not recorded.
+    """
+    if recorded.missing:
+        raise _NotReplayable(recorded.missing)
+    group = recorded.group or world
+    if rank not in group:
+        raise _NotReplayable(f"rank {rank} is not in its group")
+    members = tuple(sorted(new_ranks[member] for member in group if member in new_ranks))
+    call = Call(
         0,
-        row.collective,
+        recorded.collective,
         members,
-        row.dtype or "float",
+        recorded.dtype or "float",
         (),
         (),
-        reduce_op=row.reduce_op or "sum",
-        is_async=bool(row.is_async),
-        coalesced=row.coalesced,
-        seq=row.seq,
-        name=row.name,
-        node=row.node,
-        fewer=len(members) < len(recorded),
+        reduce_op=recorded.reduce_op or "sum",
+        is_async=bool(recorded.is_async),
+        coalesced=recorded.coalesced,
+        seq=recorded.seq,
+        name=recorded.name,
+        node=recorded.node,
+        shrunk=len(members) < len(group),
     )
-    if row.collective in MESSAGES:
-        if row.peer is None:
-            return "its peer was not recorded"
-        if row.peer not in place:
-            return f"its peer, rank {row.peer}, is not played"
-        if row.peer == rank:
-            return "it is to itself"
-        sizes = row.inputs or row.outputs
-        made = replace(
-            made, group=tuple(sorted((place[rank], place[row.peer]))), peer=place[row.peer], fewer=False
-        )
-        return replace(made, inputs=sizes) if row.collective == "send" else replace(made, outputs=sizes)
-    if len(members) < 2 <= len(recorded):
-        return "no other rank of its group is played"
-    root = None
-    if row.collective in ROOTED:
-        # Where it was not recorded, the first.
-        root = place.get(recorded[0] if row.root is None else row.root)
-        if root not in members:
-            return "its root is not played"
-    if row.collective == "barrier":
-        return made
-    if not (row.inputs or row.outputs):
-        return "its size was not recorded"
-    size = len(recorded)
-    row = replace(
-        row,
-        in_split=_split_elements(row.in_split, row, size),
-        out_split=_split_elements(row.out_split, row, size),
+    if recorded.collective in MESSAGES:
+        return _map_message(call, recorded, rank, new_ranks)
+    if len(members) < 2 <= len(group):
+        raise _NotReplayable("no other rank of its group is replayed")
+    call = replace(call, root=_map_root(recorded, group, members, new_ranks))
+    if recorded.collective == "barrier":
+        return call
+    if not (recorded.inputs or recorded.outputs):
+        raise _NotReplayable("its size was not recorded")
+    return _map_sizes(call, recorded, group, new_ranks)
+
+
+def _map_message(call: Call, recorded: RecordedCall, rank: int, new_ranks: Mapping[int, int]) -> Call:
+    if recorded.peer is None:
+        raise _NotReplayable("its peer was not recorded")
+    if recorded.peer not in new_ranks:
+        raise _NotReplayable(f"its peer, rank {recorded.peer}, is not replayed")
+    if recorded.peer == rank:
+        raise _NotReplayable("its peer is the rank itself")
+    peer = new_ranks[recorded.peer]
+    sizes = recorded.inputs or recorded.outputs
+    call = replace(call, group=tuple(sorted((new_ranks[rank], peer))), peer=peer, shrunk=False)
+    return replace(call, inputs=sizes) if recorded.collective == "send" else replace(call, outputs=sizes)
+
+
+def _map_root(
+    recorded: RecordedCall, group: Sequence[int], members: Collection[int], new_ranks: Mapping[int, int]
+) -> int | None:
+    """Return the root in ranks of the replay: if it was not recorded, the first of the group."""
+    if recorded.collective not in ROOTED:
+        return None
+    root = new_ranks.get(group[0] if recorded.root is None else recorded.root)
+    if root not in members:
+        raise _NotReplayable("its root is not replayed")
+    return root
+
+
+def _map_sizes(
+    call: Call, recorded: RecordedCall, group: Sequence[int], new_ranks: Mapping[int, int]
+) -> Call:
+    size = len(group)
+    recorded = replace(
+        recorded,
+        in_split=_split_elements(recorded.in_split, recorded, size),
+        out_split=_split_elements(recorded.out_split, recorded, size),
     )
-    kept = sorted((at for at, one in enumerate(recorded) if one in place), key=lambda at: place[recorded[at]])
-    ins, outs = _shrink_sizes(row, size, kept)
+    kept = sorted(
+        (index for index, member in enumerate(group) if member in new_ranks),
+        key=lambda index: new_ranks[group[index]],
+    )
+    inputs, outputs = _shrink_sizes(recorded, size, kept)
     in_split, out_split = (
-        tuple(split[at] for at in kept) if len(split) == size else ()
-        for split in (row.in_split, row.out_split)
+        tuple(split[index] for index in kept) if len(split) == size else ()
+        for split in (recorded.in_split, recorded.out_split)
     )
     if max(sum(in_split), sum(out_split)) > MAX_ELEMENTS:
-        return "its splits have beyond 2**50 elements"
-    return replace(made, inputs=ins, outputs=outs, root=root, in_split=in_split, out_split=out_split)
+        raise _NotReplayable("its splits have more than 2**50 elements")
+    return replace(call, inputs=inputs, outputs=outputs, in_split=in_split, out_split=out_split)
 
 
-def _split_elements(split: tuple[int, ...], row: RecordedCall, size: int) -> tuple[int, ...]:
-    """A split in elements: recorded are rows of the tensors, which are as wide on all ranks."""
+def _split_elements(split: tuple[int, ...], recorded: RecordedCall, size: int) -> tuple[int, ...]:
+    """Convert a split to elements: rows of the tensors are recorded, which have the same width on all ranks."""
     if len(split) != size:
         return ()
-    for sizes, rows in ((row.inputs, sum(row.in_split)), (row.outputs, sum(row.out_split))):
-        if len(sizes) == 1 and rows and sizes[0] % rows == 0:
-            return tuple(one * (sizes[0] // rows) for one in split)
+    for sizes, row_count in (
+        (recorded.inputs, sum(recorded.in_split)),
+        (recorded.outputs, sum(recorded.out_split)),
+    ):
+        if len(sizes) == 1 and row_count and sizes[0] % row_count == 0:
+            return tuple(rows * (sizes[0] // row_count) for rows in split)
     return split
 
 
-def _shrink_sizes(row: RecordedCall, size: int, kept: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes in a group of which only ``kept`` (places) remain: what is shared between ranks shrinks with them."""
-    ins, outs = row.inputs, row.outputs
+def _shrink_sizes(
+    recorded: RecordedCall, size: int, kept: list[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return input and output sizes in a group of which the members ``kept`` remain; divided tensors shrink."""
+    inputs, outputs = recorded.inputs, recorded.outputs
 
-    def fewer(sizes: tuple[int, ...], split: tuple[int, ...]) -> tuple[int, ...]:
-        whole = sum(split)
-        if len(split) == size and len(sizes) == 1 and whole:
-            return (sizes[0] * sum(split[at] for at in kept) // whole,)
-        if len(sizes) == size and size > 1 and not row.coalesced:
-            return tuple(sizes[at] for at in kept)
-        return tuple(one * len(kept) // size for one in sizes)
+    def shrink(sizes: tuple[int, ...], split: tuple[int, ...]) -> tuple[int, ...]:
+        total = sum(split)
+        if len(split) == size and len(sizes) == 1 and total:
+            return (sizes[0] * sum(split[index] for index in kept) // total,)
+        if len(sizes) == size and size > 1 and not recorded.coalesced:
+            return tuple(sizes[index] for index in kept)
+        return tuple(elements * len(kept) // size for elements in sizes)
 
-    if row.collective in ("all_gather", "gather"):
-        outs = fewer(outs, ())
-    elif row.collective in ("reduce_scatter", "scatter"):
-        ins = fewer(ins, ())
-    elif row.collective == "all_to_all":
-        ins, outs = fewer(ins, row.in_split), fewer(outs, row.out_split)
-        if len(ins) == len(outs) == 1 and not row.in_split and not row.out_split:
-            outs = ins  # in equal shares
-    return ins, outs
+    if recorded.collective in ("all_gather", "gather"):
+        outputs = shrink(outputs, ())
+    elif recorded.collective in ("reduce_scatter", "scatter"):
+        inputs = shrink(inputs, ())
+    elif recorded.collective == "all_to_all":
+        inputs, outputs = shrink(inputs, recorded.in_split), shrink(outputs, recorded.out_split)
+        if len(inputs) == len(outputs) == 1 and not recorded.in_split and not recorded.out_split:
+            outputs = inputs  # equal shares
+    return inputs, outputs
 
 
-def _waits_before_calls(rows: list[RecordedCall], became: Mapping[int, int]) -> Iterator[tuple[int, ...]]:
-    """Of each call, the earlier ones to wait for before it is made."""
+def _waits_before_calls(
+    recorded_calls: list[RecordedCall], new_index: Mapping[int, int]
+) -> Iterator[tuple[int, ...]]:
+    """Yield for each call the earlier calls to wait for before making it."""
     pending: list[int] = []
-    for at in became:
-        row, waited = rows[at], _recorded_waits(rows, at)
-        done = {one for one in pending if one in waited or not _may_be_in_flight(rows[one], row)}
-        if len(pending) - len(done) >= _MAX_IN_FLIGHT:
-            # The oldest; not a message, whose other end may be called only after this one.
-            done.update(
-                [one for one in pending if one not in done and rows[one].collective not in MESSAGES][:1]
+    for position in new_index:
+        call, waits = recorded_calls[position], _recorded_waits(recorded_calls, position)
+        completed = {
+            earlier
+            for earlier in pending
+            if earlier in waits or not _may_be_in_flight(recorded_calls[earlier], call)
+        }
+        if len(pending) - len(completed) >= _MAX_IN_FLIGHT:
+            # The oldest; not a message, since its other end may be called only after this call.
+            in_flight = [earlier for earlier in pending if earlier not in completed]
+            completed.update(
+                [earlier for earlier in in_flight if recorded_calls[earlier].collective not in MESSAGES][:1]
             )
-        yield tuple(became[one] for one in pending if one in done)
-        pending = [one for one in pending if one not in done] + [at]
+        yield tuple(new_index[earlier] for earlier in pending if earlier in completed)
+        pending = [earlier for earlier in pending if earlier not in completed] + [position]
 
 
-def _recorded_waits(rows: list[RecordedCall], at: int) -> set[int]:
-    """What waits recorded before a call have waited for."""
-    return {waited for row in rows[max(0, at - _MAX_IN_FLIGHT) : at] for waited in row.waits}
+def _recorded_waits(recorded_calls: list[RecordedCall], position: int) -> set[int]:
+    """Return the calls that were waited for by waits recorded before a call."""
+    return {
+        waited
+        for call in recorded_calls[max(0, position - _MAX_IN_FLIGHT) : position]
+        for waited in call.waits
+    }
 
 
-def _may_be_in_flight(row: RecordedCall, other: RecordedCall) -> bool:
-    """Whether a call may still be in flight when another is made."""
-    if row.end is not None and other.start is not None:
-        return row.end > other.start
-    if row.collective in MESSAGES:
-        return other.collective in MESSAGES
-    # Recorders of NCCL say which call was waited for; others say at least whether it was asynchronous.
-    return row.seq is not None or bool(row.is_async)
+def _may_be_in_flight(call: RecordedCall, later: RecordedCall) -> bool:
+    """Return whether a call may still be in flight when a later one is made."""
+    if call.end is not None and later.start is not None:
+        return call.end > later.start
+    if call.collective in MESSAGES:
+        return later.collective in MESSAGES
+    # Recorders of NCCL record which call was waited for; others at least whether it was asynchronous.
+    return call.seq is not None or bool(call.is_async)
 
 
 def scale_call(call: Call, scale: float) -> Call:
-    """The call with its sizes times the scale. Raises EtloomError where they become larger than any memory."""
+    """Multiply the sizes of a call.
+
+    Raises:
+        EtloomError: The sizes become larger than any memory.
+    """
     if scale == 1.0:
         return call
     if max(map(sum, (call.inputs, call.outputs, call.in_split, call.out_split))) * scale > MAX_ELEMENTS:
         raise EtloomError(
-            f"{call.collective} (call {call.index}) of more than 2**50 elements at scale {scale:g}",
-            remedy="a smaller --scale",
+            f"{call.collective} (call {call.index}) has more than 2**50 elements at scale {scale:g}",
+            remedy="use a smaller --scale",
         )
     size = len(call.group)
     call = replace(call, recorded_ns=None)
 
-    def split(sizes: tuple[int, ...]) -> tuple[int, ...]:
-        # What one rank sends and another receives is one number: it comes out the same on both.
-        return tuple(max(1, round(one * scale)) if one else 0 for one in sizes)
+    def scale_split(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        # The number that one rank sends and another receives is rounded alike on both.
+        return tuple(max(1, round(elements * scale)) if elements else 0 for elements in sizes)
 
     if call.in_split or call.out_split:
-        sent, got = split(call.in_split), split(call.out_split)
-        ins = (sum(sent),) if sent else (size * max(1, round(call.inputs[0] // size * scale)),)
-        outs = (sum(got),) if got else (size * max(1, round(call.outputs[0] // size * scale)),)
-        return replace(call, inputs=ins, outputs=outs, in_split=sent, out_split=got)
+        in_split, out_split = scale_split(call.in_split), scale_split(call.out_split)
+        inputs = (sum(in_split),) if in_split else (size * max(1, round(call.inputs[0] // size * scale)),)
+        outputs = (sum(out_split),) if out_split else (size * max(1, round(call.outputs[0] // size * scale)),)
+        return replace(call, inputs=inputs, outputs=outputs, in_split=in_split, out_split=out_split)
 
-    def scaled(sizes: tuple[int, ...]) -> tuple[int, ...]:
-        # What is divided among ranks stays divisible.
-        return tuple(max(1, round(one * scale / size)) * size if one >= size else one for one in sizes)
+    def scale_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        # A size that is divided among ranks stays divisible.
+        return tuple(
+            max(1, round(elements * scale / size)) * size if elements >= size else elements
+            for elements in sizes
+        )
 
-    return replace(call, inputs=scaled(call.inputs), outputs=scaled(call.outputs), in_split=(), out_split=())
+    return replace(
+        call, inputs=scale_sizes(call.inputs), outputs=scale_sizes(call.outputs), in_split=(), out_split=()
+    )
 
 
-def select_calls(calls: Sequence[Call], places: Collection[int]) -> tuple[Call, ...]:
-    """The calls at these places: numbered anew, without waits for what is gone, and after the gaps of what is gone."""
-    now: dict[int, int] = {}
-    found: list[Call] = []
+def select_calls(calls: Sequence[Call], positions: Collection[int]) -> tuple[Call, ...]:
+    """Return the calls at these positions, renumbered; waits for dropped calls go, their gaps are added up."""
+    new_index: dict[int, int] = {}
+    selected: list[Call] = []
     gap: int | None = None
-    for at, call in enumerate(calls):
+    for position, call in enumerate(calls):
         if call.gap_ns is not None:
             gap = (gap or 0) + call.gap_ns
-        if at in places:
-            after = tuple(now[one] for one in call.after if one in now)
-            now[call.index] = len(found)
-            found.append(replace(call, index=len(found), after=after, gap_ns=gap if found else None))
+        if position in positions:
+            waits_for = tuple(new_index[earlier] for earlier in call.waits_for if earlier in new_index)
+            new_index[call.index] = len(selected)
+            selected.append(
+                replace(call, index=len(selected), waits_for=waits_for, gap_ns=gap if selected else None)
+            )
             gap = None
-    return tuple(found)
+    return tuple(selected)

@@ -1,4 +1,4 @@
-"""When calls were made and when they were done."""
+"""Measures when calls are made and when they complete."""
 
 from __future__ import annotations
 
@@ -10,68 +10,75 @@ import torch
 
 
 class Clock:
-    """Times of calls: on the host of the call and of its completion, on a GPU of what the stream saw.
+    """Completion times of calls: on a CPU as the host sees them, on a GPU as the stream sees them.
 
-    blocked_ns: how long the host, on a GPU the stream of the operators, stood in waits since `begin`; on a GPU known
-    when the calls are `finished`.
+    Attributes:
+        blocked_ns: Time since `begin` that the host (on a GPU: the stream of the operators) was blocked in waits. On a
+            GPU it is known only after `finish`.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._side: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
+        self._is_cuda = device.type == "cuda"
+        self._side_stream: Any = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
         self.blocked_ns = 0
-        self._done: list[int] = []
+        self._completed: list[int] = []
         self._events: list[tuple[int, Any, Any]] = []
 
     def begin(self, count: int) -> None:
+        """Start measuring a pass of ``count`` calls."""
         self.blocked_ns = 0
-        self._done = [0] * count
+        self._completed = [0] * count
         self._events = []
-        if self._cuda:
+        if self._is_cuda:
             torch.cuda.synchronize()
             self._origin = _new_event()
             self._origin.record()
-            self._zero = time.monotonic_ns()
+            self._origin_ns = time.monotonic_ns()
 
-    def watch(self, at: int, work: Any) -> None:
-        """Note when work completes, where the backend can tell; gloo cannot of messages."""
-        if self._cuda or work is None:
+    def watch(self, index: int, work: Any) -> None:
+        """Record when a call completes, if the backend reports it; gloo does not for messages."""
+        if self._is_cuda or work is None:
             return
-        done = self._done
+        completed = self._completed
 
-        def note(_: Any) -> None:
-            done[at] = time.monotonic_ns()
+        def record(_: Any) -> None:
+            completed[index] = time.monotonic_ns()
 
         with contextlib.suppress(RuntimeError):
-            work.get_future().add_done_callback(note)
+            work.get_future().add_done_callback(record)
 
-    def wait(self, at: int, work: Any) -> None:
-        if not self._cuda:
-            start = time.monotonic_ns()
-            if work is not None:
-                work.wait()
-            now = time.monotonic_ns()
-            self._done[at] = self._done[at] or now
-            self.blocked_ns += now - start
+    def wait(self, index: int, work: Any) -> None:
+        """Wait for a call; on a GPU the stream of the operators waits, not the host."""
+        if self._is_cuda:
+            self._wait_on_stream(index, work)
             return
+        start = time.monotonic_ns()
+        if work is not None:
+            work.wait()
+        now = time.monotonic_ns()
+        self._completed[index] = self._completed[index] or now
+        self.blocked_ns += now - start
+
+    def _wait_on_stream(self, index: int, work: Any) -> None:
         operators = torch.cuda.current_stream()
         before = _new_event()
         before.record(operators)
-        with torch.cuda.stream(self._side):
+        with torch.cuda.stream(self._side_stream):
             if work is not None:
                 work.wait()
             end = _new_event()
             end.record()
         operators.wait_event(end)
-        self._events.append((at, before, end))
+        self._events.append((index, before, end))
 
-    def finished(self) -> list[int]:
-        if self._cuda:
+    def finish(self) -> list[int]:
+        """Return the completion time of each call in ns on the monotonic clock."""
+        if self._is_cuda:
             torch.cuda.synchronize()
-            for at, before, end in self._events:
-                self._done[at] = self._zero + round(self._origin.elapsed_time(end) * 1e6)
+            for index, before, end in self._events:
+                self._completed[index] = self._origin_ns + round(self._origin.elapsed_time(end) * 1e6)
                 self.blocked_ns += max(0, round(before.elapsed_time(end) * 1e6))
-        return self._done
+        return self._completed
 
 
 def _new_event() -> Any:

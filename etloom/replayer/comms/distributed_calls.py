@@ -1,7 +1,10 @@
-"""A planned call as a call of torch.distributed: its tensors, the call itself, and what it must have brought."""
+"""Executes planned calls with torch.distributed, and computes the results they must have."""
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +33,8 @@ DTYPES: dict[str, torch.dtype] = {
     **dict.fromkeys(("complexfloat", "complex64", "complex<float>"), torch.complex64),
     **dict.fromkeys(("complexdouble", "complex128", "complex<double>"), torch.complex128),
     **{
-        f"float8_{kind}": getattr(torch, f"float8_{kind}")
-        for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
+        f"float8_{variant}": getattr(torch, f"float8_{variant}")
+        for variant in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
     },
 }
 REDUCE_OPERATIONS = {
@@ -44,39 +47,26 @@ REDUCE_OPERATIONS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-
-
-_GLOO_DTYPES = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int8,
-        torch.uint8,
-    }
-    | {torch.bool, torch.complex64, torch.complex128}
-)
+_GLOO_DTYPES = frozenset({
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8,
+    torch.bool, torch.complex64, torch.complex128,
+})  # fmt: skip
 _GLOO_SUBSTITUTES = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
+"""Types by their size, for types that gloo does not support."""
 
 
 def torch_dtype(name: str, backend: str = "nccl") -> torch.dtype:
-    """torch's type; gloo moves those that it does not have as others of their width.
+    """Return torch's type of a recorded one; for gloo a supported type of the same size.
 
-    Raises EtloomError for a type that torch does not have.
+    Raises:
+        EtloomError: torch has no such type.
     """
-    if (
-        backend == "gloo"
-        and DTYPES.get(_normalize_dtype_name(name)) not in _GLOO_DTYPES
-        and itemsize(name) in _GLOO_SUBSTITUTES
-    ):
-        return _GLOO_SUBSTITUTES[itemsize(name) or 1]
     plain = _normalize_dtype_name(name)
+    if backend == "gloo" and DTYPES.get(plain) not in _GLOO_DTYPES and itemsize(name) in _GLOO_SUBSTITUTES:
+        return _GLOO_SUBSTITUTES[itemsize(name) or 1]
     if plain not in DTYPES:
         raise EtloomError(
-            f"tensors of type {name!r} cannot be made", remedy="leave them out: --only COLLECTIVES"
+            f"torch has no data type {name!r}", remedy="exclude these calls: --only COLLECTIVES"
         )
     return DTYPES[plain]
 
@@ -87,7 +77,7 @@ def _normalize_dtype_name(name: str) -> str:
 
 @dataclass
 class PreparedCall:
-    """A call with its tensors. In place: inputs and outputs are the same."""
+    """A call with its group and tensors. An in-place call has inputs only."""
 
     call: Call
     group: Any
@@ -96,76 +86,96 @@ class PreparedCall:
 
     @property
     def reduce_op(self) -> str:
-        """The recorded operation, or the sum, which moves as much, where the backend cannot average."""
+        """The recorded operation; sum instead of avg, with the same traffic, if the backend has no average."""
         if self.call.reduce_op == "avg" and dist.get_backend(self.group) != "nccl":
             return "sum"
         return self.call.reduce_op
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        return self.inputs + [one for one in self.outputs if all(one is not other for other in self.inputs)]
+        return self.inputs + [
+            output for output in self.outputs if all(output is not tensor for tensor in self.inputs)
+        ]
 
     def start(self) -> Any:
-        """Make the call; the Work to wait for."""
-        call, group = self.call, self.group
-        ins, outs = self.inputs, self.outputs
+        """Start the call and return the Work to wait for."""
+        collective = self.call.collective
+        if collective in ("all_reduce", "broadcast", "reduce", "barrier"):
+            return self._start_in_place()
+        if collective in ("all_gather", "reduce_scatter"):
+            return self._start_gather_or_scatter()
+        return self._start_exchange()
+
+    def _start_in_place(self) -> Any:
+        call, group, tensors = self.call, self.group, self.inputs
         operation: Any = REDUCE_OPERATIONS.get(self.reduce_op, dist.ReduceOp.SUM)
         match call.collective:
-            case "all_reduce" if len(ins) == 1:
-                return dist.all_reduce(ins[0], operation, group, async_op=True)
+            case "all_reduce" if len(tensors) == 1:
+                return dist.all_reduce(tensors[0], operation, group, async_op=True)
             case "all_reduce":
                 options = dist.AllreduceCoalescedOptions()
                 options.reduceOp = operation
-                return _backend_group(group).allreduce_coalesced(ins, options)
+                return _backend_group(group).allreduce_coalesced(tensors, options)
             case "broadcast":
-                return dist.broadcast(ins[0], call.root, group, async_op=True)
+                return dist.broadcast(tensors[0], call.root, group, async_op=True)
             case "reduce":
-                return dist.reduce(ins[0], call.root, operation, group, async_op=True)
-            case "all_gather" if call.coalesced and len(ins) > 1:
-                return _backend_group(group).allgather_into_tensor_coalesced(outs, ins)
-            case "all_gather" if len(outs) == 1:
-                return dist.all_gather_into_tensor(outs[0], ins[0], group, async_op=True)
-            case "all_gather":
-                return dist.all_gather(outs, ins[0], group, async_op=True)
-            case "reduce_scatter" if call.coalesced and len(ins) > 1:
-                scattered = dist.ReduceScatterOptions()
-                scattered.reduceOp = operation
-                return _backend_group(group).reduce_scatter_tensor_coalesced(outs, ins, scattered)
-            case "reduce_scatter" if len(ins) == 1:
-                return dist.reduce_scatter_tensor(outs[0], ins[0], operation, group, async_op=True)
-            case "reduce_scatter":
-                return dist.reduce_scatter(outs[0], ins, operation, group, async_op=True)
-            case "all_to_all" if len(ins) == len(outs) == 1:
-                got, sent = (list(split) or None for split in (call.out_split, call.in_split))
-                return dist.all_to_all_single(outs[0], ins[0], got, sent, group, async_op=True)
-            case "all_to_all":
-                return dist.all_to_all(outs, ins, group, async_op=True)
-            case "gather":
-                # gloo gathers no complex numbers, but pairs.
-                return dist.gather(
-                    _as_real(ins[0]), [*map(_as_real, outs)] or None, call.root, group, async_op=True
-                )
-            case "scatter":
-                return dist.scatter(outs[0], ins or None, call.root, group, async_op=True)
-            case "send":
-                return dist.isend(ins[0], call.peer)
-            case "recv":
-                return dist.irecv(outs[0], call.peer)
+                return dist.reduce(tensors[0], call.root, operation, group, async_op=True)
         return dist.barrier(group, async_op=True)
 
+    def _start_gather_or_scatter(self) -> Any:
+        """Start an all-gather or a reduce-scatter."""
+        call, group, inputs, outputs = self.call, self.group, self.inputs, self.outputs
+        operation: Any = REDUCE_OPERATIONS.get(self.reduce_op, dist.ReduceOp.SUM)
+        match call.collective:
+            case "all_gather" if call.coalesced and len(inputs) > 1:
+                return _backend_group(group).allgather_into_tensor_coalesced(outputs, inputs)
+            case "all_gather" if len(outputs) == 1:
+                return dist.all_gather_into_tensor(outputs[0], inputs[0], group, async_op=True)
+            case "all_gather":
+                return dist.all_gather(outputs, inputs[0], group, async_op=True)
+            case "reduce_scatter" if call.coalesced and len(inputs) > 1:
+                options = dist.ReduceScatterOptions()
+                options.reduceOp = operation
+                return _backend_group(group).reduce_scatter_tensor_coalesced(outputs, inputs, options)
+            case "reduce_scatter" if len(inputs) == 1:
+                return dist.reduce_scatter_tensor(outputs[0], inputs[0], operation, group, async_op=True)
+        return dist.reduce_scatter(outputs[0], inputs, operation, group, async_op=True)
 
-def start_messages(ready: Sequence[PreparedCall]) -> list[Any]:
-    """Make messages as one; the Work of each."""
+    def _start_exchange(self) -> Any:
+        """Start an all-to-all, gather, scatter, or message."""
+        call, group, inputs, outputs = self.call, self.group, self.inputs, self.outputs
+        match call.collective:
+            case "all_to_all" if len(inputs) == len(outputs) == 1:
+                out_split, in_split = (list(split) or None for split in (call.out_split, call.in_split))
+                return dist.all_to_all_single(
+                    outputs[0], inputs[0], out_split, in_split, group, async_op=True
+                )
+            case "all_to_all":
+                return dist.all_to_all(outputs, inputs, group, async_op=True)
+            case "gather":
+                # gloo cannot gather complex numbers; pairs of real numbers are the same bytes.
+                return dist.gather(
+                    _as_real(inputs[0]), [*map(_as_real, outputs)] or None, call.root, group, async_op=True
+                )
+            case "scatter":
+                return dist.scatter(outputs[0], inputs or None, call.root, group, async_op=True)
+            case "send":
+                return dist.isend(inputs[0], call.peer)
+        return dist.irecv(outputs[0], call.peer)
+
+
+def start_messages(calls: Sequence[PreparedCall]) -> list[Any]:
+    """Start messages as one batch and return the Work of each."""
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, one.inputs[0], one.call.peer)
-            if one.call.collective == "send"
-            else dist.P2POp(dist.irecv, one.outputs[0], one.call.peer)
-            for one in ready
+            dist.P2POp(dist.isend, message.inputs[0], message.call.peer)
+            if message.call.collective == "send"
+            else dist.P2POp(dist.irecv, message.outputs[0], message.call.peer)
+            for message in calls
         ]
     )
-    # Some backends give one for all.
-    return works if len(works) == len(ready) else works[:1] * len(ready)
+    # Some backends return one Work for the batch.
+    return works if len(works) == len(calls) else works[:1] * len(calls)
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -177,80 +187,86 @@ def _backend_group(group: Any) -> Any:
 
 
 def tensor_element_counts(call: Call, rank: int) -> tuple[list[int], list[int]]:
-    """Elements of the input and output tensors that torch.distributed asks of this rank for the call."""
+    """Return the elements of the input and output tensors that torch.distributed expects from this rank."""
     size = len(call.group)
-    ins, outs = list(call.inputs), list(call.outputs)
+    inputs, outputs = list(call.inputs), list(call.outputs)
     match call.collective:
         case "barrier":
             return [], []
         case "all_reduce" | "broadcast" | "reduce":
-            both = ins or outs
-            return both if call.coalesced or call.collective == "all_reduce" else [sum(both)], []
+            in_place = inputs or outputs
+            keeps_tensors = call.coalesced or call.collective == "all_reduce"
+            return in_place if keeps_tensors else [sum(in_place)], []
         case "gather":
-            return [sum(ins)], [sum(ins)] * size if rank == call.root else []
+            return [sum(inputs)], [sum(inputs)] * size if rank == call.root else []
         case "scatter":
-            return [sum(outs)] * size if rank == call.root else [], [sum(outs)]
+            return [sum(outputs)] * size if rank == call.root else [], [sum(outputs)]
         case "all_gather" if not call.coalesced:
-            return [sum(ins)], [sum(ins)] * size if len(outs) > 1 else [sum(ins) * size]
+            total = sum(inputs)
+            return [total], [total] * size if len(outputs) > 1 else [total * size]
         case "reduce_scatter" if not call.coalesced:
-            return [sum(outs)] * size if len(ins) > 1 else [sum(outs) * size], [sum(outs)]
-        case "all_to_all" if len(ins) == len(outs) == 1:
-            got, sent = call.out_split, call.in_split
-            # Without splits both are divided evenly.
-            return [sum(sent) or ins[0] // size * size], [
-                sum(got) or (outs[0] // size * size if got or sent else ins[0] // size * size)
-            ]
-    return ins, outs
+            total = sum(outputs)
+            return [total] * size if len(inputs) > 1 else [total * size], [total]
+        case "all_to_all" if len(inputs) == len(outputs) == 1:
+            # Without splits a tensor is divided evenly.
+            even_input, even_output = inputs[0] // size * size, outputs[0] // size * size
+            if not (call.out_split or call.in_split):
+                even_output = even_input
+            return [sum(call.in_split) or even_input], [sum(call.out_split) or even_output]
+    return inputs, outputs
 
 
-def expected_results(ready: PreparedCall, rank: int, world: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs (tensor, what it must hold) after the call, where each rank put in its `value` everywhere."""
-    call, group = ready.call, ready.call.group
-    of = {
-        member: verification_value(member, one.dtype, world)
-        for one in ready.tensors[:1]
+def expected_results(
+    prepared: PreparedCall, rank: int, world_size: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return pairs (tensor, expected contents) after a call to which each rank contributed `verification_value`."""
+    call, group = prepared.call, prepared.call.group
+    inputs, outputs = prepared.inputs, prepared.outputs
+    values = {
+        member: verification_value(member, tensor.dtype, world_size)
+        for tensor in prepared.tensors[:1]
         for member in (*group, rank)
     }
-    reduced = _reduce_values([of[member] for member in group], ready.reduce_op) if of else 0
+    reduced = _reduce_values([values[member] for member in group], prepared.reduce_op) if values else 0
     pairs: list[tuple[torch.Tensor, Sequence[float]]] = []
     match call.collective:
         case "all_reduce":
-            pairs = [(one, [reduced]) for one in ready.inputs]
+            pairs = [(tensor, [reduced]) for tensor in inputs]
         case "broadcast":
-            pairs = [(ready.inputs[0], [of[call.root or 0]])]
+            pairs = [(inputs[0], [values[call.root or 0]])]
         case "reduce" if rank == call.root:
-            pairs = [(ready.inputs[0], [reduced])]
-        case "all_gather" | "all_to_all" if (
-            len(ready.outputs) == len(group) and not call.coalesced and len(group) > 1
-        ):
-            pairs = [(one, [of[member]]) for one, member in zip(ready.outputs, group, strict=True)]
+            pairs = [(inputs[0], [reduced])]
+        case "all_gather" | "all_to_all" if len(outputs) == len(group) > 1 and not call.coalesced:
+            pairs = [(tensor, [values[member]]) for tensor, member in zip(outputs, group, strict=True)]
         case "all_gather":
-            pairs = [(one, [of[member] for member in group]) for one in ready.outputs]
+            pairs = [(tensor, [values[member] for member in group]) for tensor in outputs]
         case "all_to_all" if not call.out_split:
-            pairs = [(ready.outputs[0], [of[member] for member in group])]
+            pairs = [(outputs[0], [values[member] for member in group])]
         case "all_to_all":
-            parts = torch.split(ready.outputs[0], list(call.out_split))
-            pairs = [(one, [of[member]]) for one, member in zip(parts, group, strict=True)]
+            parts = torch.split(outputs[0], list(call.out_split))
+            pairs = [(part, [values[member]]) for part, member in zip(parts, group, strict=True)]
         case "reduce_scatter":
-            pairs = [(one, [reduced]) for one in ready.outputs]
+            pairs = [(tensor, [reduced]) for tensor in outputs]
         case "gather" if rank == call.root:
-            pairs = [(one, [of[member]]) for one, member in zip(ready.outputs, group, strict=True)]
+            pairs = [(tensor, [values[member]]) for tensor, member in zip(outputs, group, strict=True)]
         case "scatter":
-            pairs = [(ready.outputs[0], [of[call.root or 0]])]
+            pairs = [(outputs[0], [values[call.root or 0]])]
         case "recv":
-            pairs = [(ready.outputs[0], [of[call.peer or 0]])]
-    return [(one, _fill_like(one, values)) for one, values in pairs if one.numel()]
+            pairs = [(outputs[0], [values[call.peer or 0]])]
+    return [(tensor, _fill_like(tensor, contents)) for tensor, contents in pairs if tensor.numel()]
 
 
-def verification_value(rank: int, dtype: torch.dtype, world: int) -> int:
-    """What a rank puts into every element when results are verified: 1, 2 or 3, and 0 on so many ranks of a large world
-    that the type holds the sum of any of them."""
+def verification_value(rank: int, dtype: torch.dtype, world_size: int) -> int:
+    """Return the value of every element that a rank contributes when results are verified.
+
+    It is 1, 2 or 3. In a large world most ranks contribute 0, so that the type can hold the sum of all values.
+    """
     if dtype == torch.bool:
         return rank % 2
-    wide = dtype.is_floating_point or dtype.is_complex
-    most = int(2 / torch.finfo(dtype).eps) if wide else torch.iinfo(dtype).max
-    each = -(-3 * world // most)
-    return 0 if rank % each else rank // each % 3 + 1
+    is_float = dtype.is_floating_point or dtype.is_complex
+    max_value = int(2 / torch.finfo(dtype).eps) if is_float else torch.iinfo(dtype).max
+    stride = -(-3 * world_size // max_value)
+    return 0 if rank % stride else rank // stride % 3 + 1
 
 
 def _reduce_values(values: list[int], operation: str) -> float:
@@ -262,29 +278,32 @@ def _reduce_values(values: list[int], operation: str) -> float:
         case "avg":
             return sum(values) / len(values)
         case "product":
-            product = 1
-            for one in values:
-                product *= one
-            return product
-        case "band" | "bor" | "bxor":
-            result = values[0]
-            for one in values[1:]:
-                result = {"band": result & one, "bor": result | one, "bxor": result ^ one}[operation]
-            return result
+            return math.prod(values)
+        case "band":
+            return functools.reduce(operator.and_, values)
+        case "bor":
+            return functools.reduce(operator.or_, values)
+        case "bxor":
+            return functools.reduce(operator.xor, values)
     return sum(values)
 
 
-def _fill_like(like: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    made = torch.tensor(values, dtype=torch.float64).repeat_interleave(like.numel() // len(values))
-    return made.to(like.dtype).to(like.device)
+def _fill_like(tensor: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+    """Return a tensor like the given one in which each value fills an equal part."""
+    filled = torch.tensor(values, dtype=torch.float64).repeat_interleave(tensor.numel() // len(values))
+    return filled.to(tensor.dtype).to(tensor.device)
 
 
 def make_process_groups(
-    groups: Sequence[tuple[int, ...]], world: int, timeout: Any
+    groups: Sequence[tuple[int, ...]], world_size: int, timeout: Any
 ) -> Mapping[tuple[int, ...], Any]:
-    """A process group for each set of ranks, made in one order on every rank; the world is the default group."""
-    made: dict[tuple[int, ...], Any] = {}
+    """Create a process group for each set of ranks, in the same order on every rank.
+
+    Returns:
+        Ranks -> process group; None (the default group) for the whole world.
+    """
+    process_groups: dict[tuple[int, ...], Any] = {}
     for ranks in groups:
-        whole = ranks == tuple(range(world))
-        made[ranks] = None if whole else dist.new_group(list(ranks), timeout=timeout)
-    return made
+        is_world = ranks == tuple(range(world_size))
+        process_groups[ranks] = None if is_world else dist.new_group(list(ranks), timeout=timeout)
+    return process_groups

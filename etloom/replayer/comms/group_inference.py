@@ -1,9 +1,9 @@
-"""Which group a call is in, where the recording does not say, as gloo's execution traces do not.
+"""Infers the groups of calls that were recorded without one, as in execution traces of gloo.
 
-Ranks make their calls in an order that came to its end, and the groups that there were are known. So the calls are
-played through: the next call of a rank is one of a known group if it is next on all ranks of that group, and they agree
-on what it is. A group waits while a larger one may come to that call, as long as others can go on. What fits none stays
-without a group.
+All recorded calls completed in their order, and the groups that existed are known. So the calls are simulated: the next
+call of a rank belongs to a known group if it is next on all ranks of that group and they agree on its attributes. A
+group is deferred while a larger group may come to the same call, as long as others can proceed. A call that fits no
+group stays without one.
 """
 
 from __future__ import annotations
@@ -12,125 +12,131 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
 from etloom.replayer.plan import MESSAGES
-from etloom.replayer.recorded_calls import RecordedCall, global_rank
-
-Group = tuple[int, ...]
+from etloom.replayer.recorded_calls import Group, RecordedCall, global_rank
 
 
-def infer_groups(rows: Mapping[int, list[RecordedCall]], known: Collection[Group]) -> None:
-    """Give the calls without a group theirs, or the reason why they have none. rows: of every rank of the world, in
-    order. known: the groups that were made."""
-    told = {row.group for own in rows.values() for row in own if row.group}
-    groups = [group for group in {*known, *told} if rows.keys() >= set(group)]
-    left = _PendingCalls(rows, sorted(groups, key=lambda group: (-len(group), group)))
-    while group := left.next():
+def infer_groups(calls_by_rank: Mapping[int, list[RecordedCall]], groups: Collection[Group]) -> None:
+    """Set the group of each call that has none, or the reason why it cannot be inferred (`RecordedCall.missing`).
+
+    Args:
+        calls_by_rank: The calls of every rank of the world, in their order. They are modified.
+        groups: The groups that were created.
+    """
+    recorded = {call.group for calls in calls_by_rank.values() for call in calls if call.group}
+    candidates = [group for group in {*groups, *recorded} if calls_by_rank.keys() >= set(group)]
+    pending = _PendingCalls(calls_by_rank, sorted(candidates, key=lambda group: (-len(group), group)))
+    while group := pending.next_group():
         for rank in group:
-            row = left.take(rank)
-            if row.group is None:
-                row.group, row.root = group, global_rank(row.root, row.name, group)
-    for row in left.rows():
-        if row.group is None:
-            row.unknown = "its group was not recorded, and what other ranks call does not tell it"
+            call = pending.pop(rank)
+            if call.group is None:
+                call.group, call.root = group, global_rank(call.root, call.name, group)
+    for call in pending.remaining():
+        if call.group is None:
+            call.missing = "its group was not recorded and cannot be inferred from the calls of other ranks"
 
 
 class _PendingCalls:
-    """The collective calls of each rank that are not played yet. groups: largest first."""
+    """The collective calls of each rank that were not simulated yet; ``groups`` is sorted by size, largest first."""
 
-    def __init__(self, rows: Mapping[int, list[RecordedCall]], groups: list[Group]) -> None:
+    def __init__(self, calls_by_rank: Mapping[int, list[RecordedCall]], groups: list[Group]) -> None:
         self._groups = groups
         self._queues = {
-            rank: [row for row in own if row.collective not in MESSAGES] for rank, own in rows.items()
+            rank: [call for call in calls if call.collective not in MESSAGES]
+            for rank, calls in calls_by_rank.items()
         }
-        self._kinds = {rank: Counter(map(_call_signature, own)) for rank, own in self._queues.items()}
-        self._at = dict.fromkeys(rows, 0)
-        self._cannot: set[Group] = set()  # until one of their ranks is at another call
+        self._signature_counts = {
+            rank: Counter(map(_call_signature, calls)) for rank, calls in self._queues.items()
+        }
+        self._positions = dict.fromkeys(calls_by_rank, 0)
+        self._blocked: set[Group] = set()  # until one of their ranks comes to another call
 
-    def next(self) -> Group | None:
-        """A group whose next call can be played; None at the end, or where none can."""
-        first = None
+    def next_group(self) -> Group | None:
+        """Return a group whose next call can be simulated; None if there is none."""
+        fallback = None
         for group in self._groups:
-            if group in self._cannot:
+            if group in self._blocked:
                 continue
-            if not self._meets(group):
-                self._cannot.add(group)
+            if not self._can_call(group):
+                self._blocked.add(group)
             elif not self._may_be_larger(group):
                 return group
             else:
-                first = first or group
-        return first
+                fallback = fallback or group
+        return fallback
 
-    def take(self, rank: int) -> RecordedCall:
-        row = self._queues[rank][self._at[rank]]
-        self._at[rank] += 1
-        self._kinds[rank][_call_signature(row)] -= 1
-        self._cannot = {group for group in self._cannot if rank not in group}
-        return row
+    def pop(self, rank: int) -> RecordedCall:
+        call = self._queues[rank][self._positions[rank]]
+        self._positions[rank] += 1
+        self._signature_counts[rank][_call_signature(call)] -= 1
+        self._blocked = {group for group in self._blocked if rank not in group}
+        return call
 
-    def rows(self) -> Iterator[RecordedCall]:
-        for rank, own in self._queues.items():
-            yield from own[self._at[rank] :]
+    def remaining(self) -> Iterator[RecordedCall]:
+        for rank, calls in self._queues.items():
+            yield from calls[self._positions[rank] :]
 
     def _head(self, rank: int) -> RecordedCall | None:
-        return self._queues[rank][self._at[rank]] if self._at[rank] < len(self._queues[rank]) else None
+        position = self._positions[rank]
+        return self._queues[rank][position] if position < len(self._queues[rank]) else None
 
-    def _meets(self, group: Group) -> bool:
-        """Whether the next calls of all ranks of a group can be one call of that group."""
+    def _can_call(self, group: Group) -> bool:
+        """Return whether the next calls of all ranks of the group can be one call of that group."""
         heads = [self._head(rank) for rank in group]
-        kinds = {_call_signature(row) for row in heads if row is not None}
-        return len(kinds) == 1 and all(
-            row is not None and _may_be_group(row.group, group) and _sizes_fit_group(row, len(group))
-            for row in heads
+        signatures = {_call_signature(call) for call in heads if call is not None}
+        return len(signatures) == 1 and all(
+            call is not None and _may_be_group(call.group, group) and _sizes_fit_group(call, len(group))
+            for call in heads
         )
 
     def _may_be_larger(self, group: Group) -> bool:
-        """Whether all ranks of a larger group that these are in are at such a call, or come to one."""
-        row = self._head(group[0])
-        if row is None or row.group:
+        """Return whether all ranks of a larger group that contains this one still have such a call."""
+        call = self._head(group[0])
+        if call is None or call.group:
             return False
-        kind = _call_signature(row)
+        signature = _call_signature(call)
         return any(
             set(group) < set(other)
-            and _sizes_fit_group(row, len(other))
-            and all(self._kinds[rank][kind] for rank in other)
+            and _sizes_fit_group(call, len(other))
+            and all(self._signature_counts[rank][signature] for rank in other)
             for other in self._groups
         )
 
 
-def _may_be_group(told: Group | None, group: Group) -> bool:
-    """Whether a call may be of a group: of one set of ranks, ranks may name them in different orders."""
-    return told in (None, group) or (told is not None and sorted(told) == sorted(group))
+def _may_be_group(recorded: Group | None, group: Group) -> bool:
+    """Return whether a call may belong to the group: ranks may list the same set in different orders."""
+    return recorded in (None, group) or (recorded is not None and sorted(recorded) == sorted(group))
 
 
-def _call_signature(row: RecordedCall) -> tuple[object, ...]:
-    """What all ranks of a call agree on: also on its root, which is a place in the group where that is not known."""
-    return row.collective, row.dtype, _common_elements(row), None if row.group else row.root
+def _call_signature(call: RecordedCall) -> tuple[object, ...]:
+    """Return what all ranks of a call agree on; also the root, which is a group index if the group is unknown."""
+    return call.collective, call.dtype, _common_elements(call), None if call.group else call.root
 
 
-def _common_elements(row: RecordedCall) -> int | None:
-    """The elements that all ranks of a call have alike."""
-    if row.collective in ("barrier", "all_to_all"):
+def _common_elements(call: RecordedCall) -> int | None:
+    """Return the number of elements that is the same on all ranks of a call."""
+    if call.collective in ("barrier", "all_to_all"):
         return None
-    sizes = row.outputs if row.collective in ("reduce_scatter", "scatter") else row.inputs
-    return sum(sizes or row.outputs or row.inputs)
+    sizes = call.outputs if call.collective in ("reduce_scatter", "scatter") else call.inputs
+    return sum(sizes or call.outputs or call.inputs)
 
 
-def _sizes_fit_group(row: RecordedCall, size: int) -> bool:
-    """Whether the sizes of a call are those of a group of so many ranks."""
-    ins, outs = row.inputs, row.outputs
-    for split in (row.in_split, row.out_split):
+def _sizes_fit_group(call: RecordedCall, size: int) -> bool:
+    """Return whether the sizes of a call are possible in a group of ``size`` ranks."""
+    inputs, outputs = call.inputs, call.outputs
+    for split in (call.in_split, call.out_split):
         if split and len(split) != size:
             return False
-    if row.coalesced or not (ins and outs):
+    if call.coalesced or not (inputs and outputs):
         return True
-    match row.collective:
+    match call.collective:
         case "all_gather":
-            return sum(outs) == size * sum(ins)
+            return sum(outputs) == size * sum(inputs)
         case "reduce_scatter":
-            return sum(ins) == size * sum(outs)
+            return sum(inputs) == size * sum(outputs)
         case "gather":
-            return len(outs) == size or sum(outs) in (0, sum(ins))
+            return len(outputs) == size or sum(outputs) in (0, sum(inputs))
         case "scatter":
-            return len(ins) == size or sum(ins) in (0, sum(outs))
-        case "all_to_all" if len(ins) > 1 or len(outs) > 1:
-            return len(ins) == len(outs) == size
+            return len(inputs) == size or sum(inputs) in (0, sum(outputs))
+        case "all_to_all" if len(inputs) > 1 or len(outputs) > 1:
+            return len(inputs) == len(outputs) == size
     return True

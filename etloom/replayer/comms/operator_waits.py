@@ -1,7 +1,8 @@
-"""Where among the operators of a rank its calls are waited for: before the first that began after a call had ended.
+"""Places the waits for calls among the operators of a rank: before the first that started after the call had ended.
 
-A wait that was recorded stays where it was. Another is moved only between the last call that was made while the first
-was in flight and the one after that: calls wait for each other as they do without operators, so that none can deadlock.
+A recorded wait stays where it was. Any other wait is moved only within the range between the last call that was made
+while the first was in flight and the call after that one: calls wait for each other as they do without operators, so
+no deadlock can arise.
 """
 
 from __future__ import annotations
@@ -21,77 +22,101 @@ from etloom.timeline.activity import has_device_events, select_launched_events
 
 @dataclass(frozen=True)
 class NodeStarts:
-    """When the work of each node began, in ns: on the host, where a device did it there. nodes: ascending."""
+    """When the work of each node started.
+
+    Attributes:
+        nodes: Node ids, ascending.
+        starts: Start times in ns: of the GPU work if the operator launched any, else of the operator on the host.
+    """
 
     nodes: np.ndarray
-    at: np.ndarray
+    starts: np.ndarray
 
-    def first(self, since: int, after: int, before: int | None) -> int | None:
-        """The first node of those between two that began since then."""
+    def find_first(self, time: int, after: int, before: int | None) -> int | None:
+        """Return the first node between the nodes ``after`` and ``before`` that started at ``time`` or later."""
         low = int(np.searchsorted(self.nodes, after, "right"))
         high = len(self.nodes) if before is None else int(np.searchsorted(self.nodes, before))
-        late = np.flatnonzero(self.at[low:high] >= since)
-        return int(self.nodes[low + late[0]]) if len(late) else None
+        later = np.flatnonzero(self.starts[low:high] >= time)
+        return int(self.nodes[low + later[0]]) if len(later) else None
 
 
 def node_starts(trace: Trace) -> NodeStarts:
-    """Of a linked trace. The host runs ahead of a device, so of what a device does its own time counts, for the
-    operator as a whole that launched it."""
-    of_node = trace.links.select("event", node=pl.col("node").cast(pl.Int64)).unique("node", keep="first")
+    """Return the start times of the nodes of a linked trace.
+
+    The host runs ahead of the GPU, so GPU work counts with its own time, for the outermost operator that launched it.
+    """
+    node_of_event = trace.links.select("event", node=pl.col("node").cast(pl.Int64)).unique(
+        "node", keep="first"
+    )
     if has_device_events(trace):
-        work = select_launched_events(trace, "ts", "operator").drop_nulls("operator")
-        whole = pl.DataFrame(
+        launched = select_launched_events(trace, "ts", "operator").drop_nulls("operator")
+        outermost = pl.DataFrame(
             list(_outermost_operators(trace).items()),
             schema={"node": pl.Int64, "top": pl.Int64},
             orient="row",
         )
-        found = (
-            work.with_columns(pl.col("operator").cast(pl.Int64))
-            .join(of_node.with_columns(operator=pl.col("event").cast(pl.Int64)), on="operator")
-            .join(whole, on="node")
+        starts = (
+            launched.with_columns(pl.col("operator").cast(pl.Int64))
+            .join(node_of_event.with_columns(operator=pl.col("event").cast(pl.Int64)), on="operator")
+            .join(outermost, on="node")
             .group_by(node="top")
             .agg(start=pl.col("ts").min())
         )
     else:
-        found = of_node.join(trace.events.select(start="ts", event="id"), on="event")
-    found = found.drop_nulls("start").sort("node")
-    return NodeStarts(found["node"].to_numpy(), found["start"].to_numpy())
+        starts = node_of_event.join(trace.events.select(start="ts", event="id"), on="event")
+    starts = starts.drop_nulls("start").sort("node")
+    return NodeStarts(starts["node"].to_numpy(), starts["start"].to_numpy())
 
 
 def _outermost_operators(trace: Trace) -> Mapping[int, int]:
-    """Node -> the outermost operator around it, of which all between are operators."""
-    found: dict[int, int] = {}
-    operator = trace.nodes.select("id", "parent", is_one=pl.col("op_schema").is_not_null()).sort("id")
+    """Return node -> the outermost operator around it, following parents as long as they are operators."""
     tops: dict[int, int] = {}
-    for node, parent, is_one in operator.iter_rows():
-        found[node] = tops.get(parent, node) if is_one else node
-        if is_one:
-            tops[node] = found[node]
-    return found
+    operator_tops: dict[int, int] = {}
+    nodes = trace.nodes.select("id", "parent", is_operator=pl.col("op_schema").is_not_null()).sort("id")
+    for node, parent, is_operator in nodes.iter_rows():
+        tops[node] = operator_tops.get(parent, node) if is_operator else node
+        if is_operator:
+            operator_tops[node] = tops[node]
+    return tops
 
 
-def place_waits(calls: Sequence[Call], rows: Sequence[RecordedCall], times: NodeStarts) -> list[Call]:
-    """The calls, mapped from these rows, with the node before which each is waited for: where a wait was recorded
-    there, else by times; one that was not asynchronous and has none at once; of others nothing is known."""
+def place_waits(
+    calls: Sequence[Call], recorded_calls: Sequence[RecordedCall], starts: NodeStarts
+) -> list[Call]:
+    """Set for each call the node before which it is waited for (`Call.wait_before_node`).
+
+    That is where its wait was recorded, else the first operator that started after the call had ended. A call that was
+    not asynchronous and has no times is waited for at once; otherwise nothing is known and the field stays None.
+
+    Args:
+        calls: The calls of a rank.
+        recorded_calls: The recorded calls they were mapped from.
+        starts: Start times of the rank's operators.
+    """
     nodes = [call.node for call in calls if call.node is not None]
     if len(nodes) < len(calls):
         return list(calls)
-    waits = {one: call.index for call in calls for one in call.after}
-    until: dict[int, int | None] = {}
-    for node, call, row in zip(nodes, calls, rows, strict=True):
-        end = waits.get(call.index, len(nodes))
+    waiting_call = {earlier: call.index for call in calls for earlier in call.waits_for}
+    wait_node: dict[int, int | None] = {}
+    for node, call, recorded in zip(nodes, calls, recorded_calls, strict=True):
+        end = waiting_call.get(call.index, len(nodes))
         before = nodes[end] if end < len(nodes) else None
-        if row.waited_at is not None and row.waited_at > node:
-            # Calls of one stream follow each other there, also where the host waited for none of them.
-            until[call.index] = row.waited_at
-            waits[call.index] = bisect_left(nodes, row.waited_at)
-        elif row.end is not None:
-            until[call.index] = times.first(row.end, nodes[end - 1], before)
-        elif row.is_async is False and row.seq is None and end == call.index + 1:
-            until[call.index] = node + 1
-    after: dict[int, list[int]] = {}
-    for one, at in sorted(waits.items()):
-        after.setdefault(at, []).append(one)
+        if recorded.waited_at is not None and recorded.waited_at > node:
+            # Calls of one stream follow each other there, even if the host waited for none of them.
+            wait_node[call.index] = recorded.waited_at
+            waiting_call[call.index] = bisect_left(nodes, recorded.waited_at)
+        elif recorded.end is not None:
+            wait_node[call.index] = starts.find_first(recorded.end, nodes[end - 1], before)
+        elif recorded.is_async is False and recorded.seq is None and end == call.index + 1:
+            wait_node[call.index] = node + 1
+    waits_for: dict[int, list[int]] = {}
+    for earlier, later in sorted(waiting_call.items()):
+        waits_for.setdefault(later, []).append(earlier)
     return [
-        replace(call, until=until.get(call.index), after=tuple(after.get(call.index, ()))) for call in calls
+        replace(
+            call,
+            wait_before_node=wait_node.get(call.index),
+            waits_for=tuple(waits_for.get(call.index, ())),
+        )
+        for call in calls
     ]

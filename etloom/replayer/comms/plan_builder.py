@@ -1,8 +1,8 @@
-"""From a recorded job to the plan of its communication."""
+"""Builds the plan of a job's communication from what each rank recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from etloom.core.errors import EtloomError
 from etloom.core.text import format_ranks
@@ -11,82 +11,121 @@ from etloom.replayer.comms.call_mapping import map_calls, scale_call, select_cal
 from etloom.replayer.comms.call_matching import match_calls
 from etloom.replayer.comms.group_inference import infer_groups
 from etloom.replayer.comms.operator_waits import node_starts
-from etloom.replayer.plan import Plan, Skipped
-from etloom.replayer.recorded_calls import extract_calls, matched_instances, recorded_groups, world_ranks
+from etloom.replayer.plan import Call, Plan, Skipped
+from etloom.replayer.recorded_calls import (
+    Instance,
+    RecordedCall,
+    extract_calls,
+    matched_instances,
+    recorded_groups,
+    world_ranks,
+)
+
+_Extracted = tuple[list[RecordedCall], list[tuple[str, str]]]
 
 
 def build_plan(
     job: Job,
     *,
-    world: int | None = None,
+    world_size: int | None = None,
     ranks: Collection[int] | None = None,
     only: Collection[str] = (),
     first: int | None = None,
     scale: float = 1.0,
     operators: bool = False,
 ) -> Plan:
-    """The plan of a job's communication.
+    """Build the plan of a job's communication.
 
-    world: how many ranks the replay has; fewer than recorded: the first ones of ``ranks`` (default: of all) are
-    played, groups keep the members that are, and sizes follow the groups. only: these collectives. first: this many
-    calls of each rank, less those that another rank then lacks. scale: times the sizes, at least one element.
-    operators: they are played too, and calls tell before which of them they are waited for.
+    Args:
+        job: The linked job.
+        world_size: Number of ranks of the replay (default: all of ``ranks``). If smaller, the first ranks are replayed,
+            groups keep the members that are replayed, and sizes shrink with the groups.
+        ranks: Recorded ranks to replay (default: all).
+        only: Collectives to keep (default: all).
+        first: Number of calls to keep per rank, before calls without a counterpart are dropped.
+        scale: Factor for the sizes, which stay at least one element.
+        operators: Operators are replayed too: calls also name the operator before which they are waited for.
 
-    Raises EtloomError where nothing was communicated, ranks contradict each other, or the world is larger than what was
-    recorded.
+    Raises:
+        EtloomError: The job has no communication, ranks contradict each other, or ``world_size`` is larger than the
+            number of recorded ranks.
     """
-    played = sorted(ranks) if ranks else list(job)
-    if missing := [rank for rank in played if rank not in job]:
+    replayed = _select_ranks(job, ranks, world_size)
+    new_ranks = {rank: index for index, rank in enumerate(replayed)}
+    extracted, inferred_groups = _extract_all(job, replayed)
+    calls_by_rank: list[tuple[Call, ...]] = []
+    skipped: list[Skipped] = []
+    for rank in replayed:
+        recorded_calls, not_extracted = extracted[rank]
+        starts = node_starts(job[rank]) if operators else None
+        calls, not_mapped = map_calls(recorded_calls, rank, new_ranks, world_ranks(job, job[rank]), starts)
+        skipped += [Skipped(new_ranks[rank], *reason) for reason in (*not_extracted, *not_mapped)]
+        positions = [index for index, call in enumerate(calls) if not only or call.collective in only]
+        scaled = [scale_call(call, scale) for call in calls]
+        calls_by_rank.append(select_calls(scaled, set(positions[:first])))
+    kept_positions, unmatched = match_calls(calls_by_rank)
+    skipped += unmatched
+    matched = [
+        select_calls(calls, positions) for calls, positions in zip(calls_by_rank, kept_positions, strict=True)
+    ]
+    if not any(matched):
+        raise _no_communication_error(job, skipped)
+    recorded_world_size = max(len(world_ranks(job, job[rank])) for rank in replayed)
+    return Plan(
+        tuple(matched), _count_skipped(skipped), tuple(replayed), inferred_groups, recorded_world_size
+    )
+
+
+def _select_ranks(job: Job, ranks: Collection[int] | None, world_size: int | None) -> list[int]:
+    """Return the recorded ranks to replay, ascending."""
+    candidates = sorted(ranks) if ranks else list(job)
+    if missing := [rank for rank in candidates if rank not in job]:
         raise EtloomError(f"rank {missing[0]} was not recorded", remedy=f"recorded: {format_ranks(job)}")
-    size = world or len(played)
-    if size > len(played):
+    size = world_size or len(candidates)
+    if size > len(candidates):
         raise EtloomError(
-            f"{size} processes, but {len(played)} recorded ranks to play",
-            remedy=f"start {len(played)} processes, or play one trace on all of them (--use-one-trace)",
+            f"{size} processes, but only {len(candidates)} recorded ranks to replay",
+            remedy=f"start {len(candidates)} processes, or replay one trace on all of them (--use-one-trace)",
         )
-    played = played[:size]
-    place = {rank: at for at, rank in enumerate(played)}
-    met = matched_instances(job)
-    known = recorded_groups(job)
-    if len(known) > 1:
-        # Who met by time alone may be of two groups that were busy at once.
-        met = {
-            rank: {event: ((), start, end) for event, (_, start, end) in own.items()}
-            for rank, own in met.items()
+    return candidates[:size]
+
+
+def _extract_all(job: Job, replayed: Sequence[int]) -> tuple[Mapping[int, _Extracted], int]:
+    """Extract the calls of every rank; return them and the number of replayed calls whose group was inferred."""
+    instances = matched_instances(job)
+    groups = recorded_groups(job)
+    if len(groups) > 1:
+        # A match by time alone may mix two groups that communicated at the same time.
+        instances = {
+            rank: {event: Instance((), instance.start, instance.end) for event, instance in by_event.items()}
+            for rank, by_event in instances.items()
         }
-    recorded = {rank: extract_calls(trace, list(job), met.get(rank, {})) for rank, trace in job.items()}
-    guessed = 0
-    if len(known) > 1:
-        guessed = sum(row.group is None and row.peer is None for rank in played for row in recorded[rank][0])
-        infer_groups({rank: rows for rank, (rows, _) in recorded.items()}, known)
-    calls, skipped = [], []
-    for rank in played:
-        rows, left = recorded[rank]
-        skipped += [Skipped(place[rank], *one) for one in left]
-        own, lost = map_calls(
-            rows, rank, place, world_ranks(job, job[rank]), node_starts(job[rank]) if operators else None
-        )
-        skipped += [Skipped(place[rank], *one) for one in lost]
-        wanted = [at for at, call in enumerate(own) if not only or call.collective in only]
-        calls.append(select_calls([scale_call(call, scale) for call in own], set(wanted[:first])))
-    kept, unmet = match_calls(calls)
-    skipped += unmet
-    calls = [select_calls(own, places) for own, places in zip(calls, kept, strict=True)]
-    if not any(calls):
-        reasons = "; ".join(sorted({f"{one.name}: {one.reason}" for one in skipped})[:3])
-        raise EtloomError(
-            "the run holds no communication that can be replayed" + (f" ({reasons})" if reasons else ""),
-            remedy="record an execution trace (etloom collect) of a job with several ranks"
-            if len(job) > 1 or not skipped
-            else "play the one trace on all processes (--use-one-trace)",
-        )
-    of = max(len(world_ranks(job, job[rank])) for rank in played)
-    return Plan(tuple(calls), _count_skipped(skipped), tuple(played), guessed, of)
+    extracted = {
+        rank: extract_calls(trace, list(job), instances.get(rank, {})) for rank, trace in job.items()
+    }
+    if len(groups) <= 1:
+        return extracted, 0
+    unknown = sum(
+        call.group is None and call.peer is None for rank in replayed for call in extracted[rank][0]
+    )
+    infer_groups({rank: calls for rank, (calls, _) in extracted.items()}, groups)
+    return extracted, unknown
 
 
-def _count_skipped(skipped: list[Skipped]) -> tuple[Skipped, ...]:
-    sums: dict[tuple[int, str, str], int] = {}
-    for one in skipped:
-        key = (one.rank, one.name, one.reason)
-        sums[key] = sums.get(key, 0) + 1
-    return tuple(Skipped(*key, count) for key, count in sums.items())
+def _no_communication_error(job: Job, skipped: Sequence[Skipped]) -> EtloomError:
+    reasons = "; ".join(sorted({f"{entry.name}: {entry.reason}" for entry in skipped})[:3])
+    return EtloomError(
+        "the run has no communication that can be replayed" + (f" ({reasons})" if reasons else ""),
+        remedy="record an execution trace (etloom collect) of a job with several ranks"
+        if len(job) > 1 or not skipped
+        else "replay the one trace on all processes (--use-one-trace)",
+    )
+
+
+def _count_skipped(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
+    """Merge equal entries, adding up their counts."""
+    counts: dict[tuple[int, str, str], int] = {}
+    for entry in skipped:
+        key = (entry.rank, entry.name, entry.reason)
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(Skipped(*key, count) for key, count in counts.items())

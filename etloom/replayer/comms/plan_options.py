@@ -1,10 +1,10 @@
-"""Which part of a recorded job is played, on how many processes: a job and what was asked for in, a plan out."""
+"""Plans a replay by the user's choices: which ranks, calls and sizes are replayed, on how many processes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -17,107 +17,139 @@ from etloom.replayer.plan import COLLECTIVES, MESSAGES, Call, Plan
 
 TRACE_TYPES = ("et", "kineto", "basic")
 _MAX_RANKS = 1 << 20
-"""More ranks than that are a slip of the hand."""
+"""A list with more ranks is taken for a typing error."""
+_MAX_PLANNED_RANKS = 1024
+"""One process alone plans for at most so many copies of one trace."""
 
 
-def plan_replay(
-    job: Job,
-    world: int,
-    *,
-    trace_type: str | None = None,
-    one_for_all: bool = False,
-    ranks: Sequence[int] | None = None,
-    shrink: bool = False,
-    only: Collection[str] = (),
-    first: int | None = None,
-    scale: float = 1.0,
-    balance: bool = False,
-    operators: bool = False,
-) -> Plan:
-    """The plan for ``world`` processes; one process alone plans for all recorded ranks.
+@dataclass(frozen=True)
+class PlanOptions:
+    """The part of a job that is replayed.
 
-    trace_type: insist on one of `TYPES`. one_for_all: play the lowest recorded rank on all processes. ranks: these.
-    shrink: play the first ranks where there are fewer processes. only, first, scale, operators: as for
-    `planning.plan`. balance: give every rank of an all-to-all the same share. Raises EtloomError where that cannot be.
+    Attributes:
+        trace_type: Require this type of trace (TRACE_TYPES).
+        one_for_all: Replay the lowest recorded rank on all processes.
+        ranks: Recorded ranks to replay (default: all).
+        shrink: With fewer processes than ranks, replay the first ranks.
+        only: Collectives to keep (default: all).
+        first: Number of calls to keep per rank.
+        scale: Factor for the sizes.
+        balance: Give every rank of an all-to-all the same share.
+        operators: Operators are replayed too.
     """
-    if unknown := sorted(set(only) - COLLECTIVES - MESSAGES):
+
+    trace_type: str | None = None
+    one_for_all: bool = False
+    ranks: Sequence[int] | None = None
+    shrink: bool = False
+    only: Collection[str] = ()
+    first: int | None = None
+    scale: float = 1.0
+    balance: bool = False
+    operators: bool = False
+
+
+def plan_replay(job: Job, world_size: int, options: PlanOptions = PlanOptions()) -> Plan:
+    """Plan a replay on ``world_size`` processes; a single process plans for all recorded ranks.
+
+    Raises:
+        EtloomError: The options do not fit the job or the number of processes.
+    """
+    if unknown := sorted(set(options.only) - COLLECTIVES - MESSAGES):
         raise UnknownName("collective", unknown[0], sorted(COLLECTIVES | MESSAGES), option="only")
-    if trace_type is not None:
-        _require_trace_type(job, trace_type)
-    other = False
-    if one_for_all:
-        job, other = _replicate_lowest_rank(job, world)
-    played = len(ranks) if ranks else len(job)
-    if world < played and not shrink and world > 1:
+    if options.trace_type is not None:
+        _require_trace_type(job, options.trace_type)
+    resized = False
+    if options.one_for_all:
+        job, resized = _replicate_lowest_rank(job, world_size)
+    rank_count = len(options.ranks) if options.ranks else len(job)
+    if world_size < rank_count and not options.shrink and world_size > 1:
         raise EtloomError(
-            f"{world} processes for {played} recorded ranks",
-            remedy=f"start {played}, or add --shrink to play the first {world} of them",
+            f"{world_size} processes for {rank_count} recorded ranks",
+            remedy=f"start {rank_count}, or add --shrink to replay the first {world_size} of them",
         )
-    alone = world == 1 and played > 1
-    made = build_plan(
+    plan = build_plan(
         job,
-        world=None if alone else world,
-        ranks=ranks,
-        only=only,
-        first=first,
-        scale=scale,
-        operators=operators,
+        world_size=None if world_size == 1 and rank_count > 1 else world_size,
+        ranks=options.ranks,
+        only=options.only,
+        first=options.first,
+        scale=options.scale,
+        operators=options.operators,
     )
-    made = _balance_all_to_alls(made) if balance else made
-    return _drop_recorded_times(made) if other else made
+    if options.balance:
+        plan = _balance_all_to_alls(plan)
+    return _drop_recorded_times(plan) if resized else plan
 
 
-def plan_early(make: Callable[[int], Plan], world: int, path: Path) -> Callable[[int], Plan]:
-    """``make`` for `session.replay`, whose torch takes seconds to load: what is wrong with the input is raised before,
-    as far as one process alone may end. Of several the first makes the plan when it can tell the others."""
-    formats.detect_format(path)
-    if world > 1:
-        return make
-    made = check_world_size(make(world), world)
-    return lambda world: made
+def plan_early(make_plan: Callable[[int], Plan], world_size: int, path: Path | None) -> Callable[[int], Plan]:
+    """Plan before torch is imported, which takes seconds, so that a wrong input is reported at once.
+
+    A single process plans here. Of several processes none may end alone, so the first one plans once it can report an
+    error to the others; here only the format of ``path`` is checked.
+
+    Returns:
+        A function for `run_session` that takes the number of processes.
+    """
+    if path is not None:
+        formats.detect_format(path)
+    if world_size > 1:
+        return make_plan
+    plan = check_world_size(make_plan(world_size), world_size)
+    return lambda _: plan
 
 
-def check_world_size(made: Plan, world: int) -> Plan:
-    """The plan, for as many ranks as there are processes. Raises EtloomError where it is for others."""
-    if made.world != world:
+def check_world_size(plan: Plan, world_size: int) -> Plan:
+    """Return the plan; raise EtloomError if it is for another number of processes."""
+    ranks = plan.world_size
+    if ranks != world_size:
         raise EtloomError(
-            f"{made.world} ranks to play, but {world} process",
-            remedy=f"start {made.world} (torchrun --nproc-per-node {made.world} -m etloom ..., mpirun -np "
-            f"{made.world} etloom ..., srun -n {made.world} etloom ...), or only look at the plan (--dry-run)",
+            f"{ranks} ranks to replay, but {world_size} process",
+            remedy=f"start {ranks} (torchrun --nproc-per-node {ranks} -m etloom ..., mpirun -np {ranks} etloom ..., "
+            f"srun -n {ranks} etloom ...), or print the plan only (--dry-run)",
         )
-    return made
+    return plan
 
 
 def parse_ranks(text: str) -> list[int]:
-    """0,8-15 as a list without repetitions. Raises EtloomError for what is none."""
-    found: set[int] = set()
+    """Parse a list of ranks such as 0,8-15; return them ascending, without duplicates.
+
+    Raises:
+        EtloomError: The text is not a list of ranks.
+    """
+    ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < first + _MAX_RANKS:
-            raise EtloomError(f"{text!r} is no list of ranks", remedy="such as 0,8-15", option="ranks")
-        found.update(range(first, last + 1))
-    return sorted(found)
+            raise EtloomError(
+                f"{text!r} is not a list of ranks", remedy="expected e.g. 0,8-15", option="ranks"
+            )
+        ranks.update(range(first, last + 1))
+    return sorted(ranks)
 
 
-def _require_trace_type(job: Job, kind: str) -> None:
-    if kind not in TRACE_TYPES:
-        raise UnknownName("type of traces", kind, TRACE_TYPES, option="trace_type")
-    if kind == "basic":
-        there = any("param-basic" in trace.meta.get("formats", ()) for trace in job.values())
+def _require_trace_type(job: Job, trace_type: str) -> None:
+    if trace_type not in TRACE_TYPES:
+        raise UnknownName("trace type", trace_type, TRACE_TYPES, option="trace_type")
+    if trace_type == "basic":
+        exists = any("param-basic" in trace.meta.get("formats", ()) for trace in job.values())
     else:
-        there = any(trace.table("nodes" if kind == "et" else "events").height for trace in job.values())
-    if not there:
+        table = "nodes" if trace_type == "et" else "events"
+        exists = any(trace.table(table).height for trace in job.values())
+    if not exists:
         raise EtloomError(
-            f"holds no trace of type {kind}", where=job.meta.get("path"), remedy="leave --trace-type out"
+            f"no trace of type {trace_type!r}", where=job.meta.get("path"), remedy="omit --trace-type"
         )
 
 
-def _replicate_lowest_rank(job: Job, world: int) -> tuple[Job, bool]:
-    """The lowest rank's trace on all ranks of the world, which is then the group of all that were recorded; and whether
-    these were more or fewer.
+def _replicate_lowest_rank(job: Job, world_size: int) -> tuple[Job, bool]:
+    """Put the trace of the lowest rank on all ranks of the world, which replaces the group of all recorded ranks.
 
-    Shares of an uneven all-to-all are of one rank and would contradict each other: they become equal.
+    Splits of an uneven all-to-all belong to one rank and would contradict each other: they become equal.
+
+    Returns:
+        The job, and whether its world has another size than the recorded one.
     """
     first = job[min(job)]
     first = first.replace(
@@ -125,57 +157,53 @@ def _replicate_lowest_rank(job: Job, world: int) -> tuple[Job, bool]:
     )
     recorded = first.meta.get("world_size")
     sizes = pl.concat([first.groups["size"], first.comms["group_size"]]).drop_nulls()
-    most = max([recorded if isinstance(recorded, int) else 1, *sizes.unique()])
-    if world == 1 and 1 < most <= 1024:
-        world = most  # one process alone plans for all
-    if most < world:
-        fewer = pl.col("ranks").cast(pl.String).str.count_matches(",") + 1 < most
-        ranks = pl.when(fewer).then("ranks")
+    recorded_size = max([recorded if isinstance(recorded, int) else 1, *sizes.unique()])
+    if world_size == 1 and 1 < recorded_size <= _MAX_PLANNED_RANKS:
+        world_size = recorded_size
+    if recorded_size < world_size:
+        is_subgroup = pl.col("ranks").cast(pl.String).str.count_matches(",") + 1 < recorded_size
+        ranks = pl.when(is_subgroup).then("ranks")
         first = first.replace(groups=first.groups.with_columns(ranks), comms=first.comms.with_columns(ranks))
-    played = {rank: first.replace(meta={"rank": rank, "world_size": world}) for rank in range(world)}
-    return Job(played, job.meta), world != most
+    copies = {
+        rank: first.replace(meta={"rank": rank, "world_size": world_size}) for rank in range(world_size)
+    }
+    return Job(copies, job.meta), world_size != recorded_size
 
 
-def _drop_recorded_times(made: Plan) -> Plan:
-    """Without recorded times to compare with."""
-    calls = (tuple(replace(call, recorded_ns=None) for call in own) for own in made.calls)
-    return replace(made, calls=tuple(calls))
+def _drop_recorded_times(plan: Plan) -> Plan:
+    calls = (tuple(replace(call, recorded_ns=None) for call in calls) for calls in plan.calls)
+    return replace(plan, calls=tuple(calls))
 
 
-def _balance_all_to_alls(made: Plan) -> Plan:
-    """All-to-alls with the mean of what their ranks put in, in equal shares."""
+def _balance_all_to_alls(plan: Plan) -> Plan:
+    """Give each all-to-all the mean size over its ranks, in equal shares."""
     totals: dict[tuple[tuple[int, ...], int], int] = {}
-    for own in made.calls:
-        for turn, call in _all_to_alls(own):
-            totals[call.group, turn] = totals.get((call.group, turn), 0) + sum(call.inputs)
-    calls = []
-    for own in made.calls:
-        now = {
-            call.index: max(1, round(totals[call.group, turn] / len(call.group) ** 2)) * len(call.group)
-            for turn, call in _all_to_alls(own)
+    for calls in plan.calls:
+        for occurrence, call in _all_to_alls(calls):
+            key = (call.group, occurrence)
+            totals[key] = totals.get(key, 0) + sum(call.inputs)
+    balanced = []
+    for calls in plan.calls:
+        sizes = {
+            call.index: max(1, round(totals[call.group, occurrence] / len(call.group) ** 2)) * len(call.group)
+            for occurrence, call in _all_to_alls(calls)
         }
-        calls.append(
+        balanced.append(
             tuple(
-                replace(
-                    call,
-                    inputs=(now[call.index],),
-                    outputs=(now[call.index],),
-                    in_split=(),
-                    out_split=(),
-                    recorded_ns=None,
-                )
-                if call.index in now
-                else call
-                for call in own
+                _with_equal_shares(call, sizes[call.index]) if call.index in sizes else call for call in calls
             )
         )
-    return replace(made, calls=tuple(calls))
+    return replace(plan, calls=tuple(balanced))
 
 
-def _all_to_alls(own: Sequence[Call]) -> Iterator[tuple[int, Call]]:
-    """(which one of its group it is, the call)."""
-    turns: dict[tuple[int, ...], int] = {}
-    for call in own:
+def _with_equal_shares(call: Call, size: int) -> Call:
+    return replace(call, inputs=(size,), outputs=(size,), in_split=(), out_split=(), recorded_ns=None)
+
+
+def _all_to_alls(calls: Sequence[Call]) -> Iterator[tuple[int, Call]]:
+    """Yield (occurrence within its group, all-to-all call)."""
+    occurrences: dict[tuple[int, ...], int] = {}
+    for call in calls:
         if call.collective == "all_to_all":
-            turns[call.group] = turns.get(call.group, -1) + 1
-            yield turns[call.group], call
+            occurrences[call.group] = occurrences.get(call.group, -1) + 1
+            yield occurrences[call.group], call

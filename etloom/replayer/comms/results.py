@@ -1,10 +1,10 @@
-"""What a replay measured: a table of calls, sums of them, and the replay as a Job like any recording."""
+"""Results of a communication replay: a table of calls, their summary, and the replay as a Job like any recording."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -15,17 +15,20 @@ from etloom.core.categories import itemsize
 from etloom.core.trace import Job, Trace
 from etloom.replayer.plan import Call, Plan
 
+if TYPE_CHECKING:
+    from etloom.replayer.comms.runner import CallTimes
+
 CALL_COLUMNS = {
     "rank": pl.Int64,
     "repeat": pl.Int64,
     "call": pl.Int64,
     "collective": pl.String,
     "group": pl.String,
-    "communication": pl.Int64,  # what is one communication of several ranks, in every repeat
-    "meeting": pl.Int64,  # and in one repeat
+    "communication": pl.Int64,  # the same number for the calls that match each other across ranks, in every repeat
+    "instance": pl.Int64,  # the same, counted per repeat
     "bytes": pl.Int64,
-    "bus_bytes": pl.Float64,  # what of them a bus bandwidth counts
-    "made_ns": pl.Int64,  # since all set out, on the clock of rank 0
+    "bus_bytes": pl.Float64,  # the part of the bytes that a bus bandwidth counts
+    "made_ns": pl.Int64,  # since all ranks started, on the clock of rank 0
     "returned_ns": pl.Int64,
     "done_ns": pl.Int64,
     "latency_ns": pl.Int64,  # from the call to its completion
@@ -51,86 +54,90 @@ SUMMARY_COLUMNS = {
     "replayed_over_recorded": pl.Float64,
 }
 TOTAL_HEADERS = {"count": "count_over_all", "total_ms": "total_over_all_ms"}
-"""Sums that grow with ranks and repeats -> what their headers say of that."""
+"""Headers for the columns that are summed over ranks and repeats."""
 PASS_COLUMNS = {"rank": pl.Int64, "repeat": pl.Int64, "span_ns": pl.Int64, "exposed_ns": pl.Int64}
 
 
-def pass_table(times: Mapping[int, Any]) -> pl.DataFrame:
-    """A row a rank and repeat (PASSES). span: of the whole repeat. exposed: of it, what the host waited for
-    communication. times: rank -> `comms.Times`."""
+def pass_table(times: Mapping[int, CallTimes]) -> pl.DataFrame:
+    """Return one row per rank and repeat.
+
+    Returns:
+        PASS_COLUMNS: ``span_ns`` is the duration of the repeat, ``exposed_ns`` the part of it in which the host waited
+        for communication.
+    """
     rows = [
         (rank, repeat, span, blocked)
-        for rank, measured in sorted(times.items())
+        for rank, rank_times in sorted(times.items())
         for repeat, (span, blocked) in enumerate(
-            zip(measured.span.tolist(), measured.blocked.tolist(), strict=True)
+            zip(rank_times.span.tolist(), rank_times.blocked.tolist(), strict=True)
         )
     ]
     return pl.DataFrame(rows, schema=PASS_COLUMNS, orient="row")
 
 
-def call_table(plan: Plan, times: Mapping[int, Any]) -> pl.DataFrame:
-    """A row a call, rank and repeat (CALLS). times: rank -> `comms.Times`."""
-    frames = []
-    for rank, measured in sorted(times.items()):
-        own = plan.calls[rank]
-        repeats, count = measured.made.shape
-        met = _instance_keys(own, rank)
-        static: dict[str, Sequence[Any]] = {
-            "call": [call.index for call in own],
-            "collective": ["message" if call.peer is not None else call.collective for call in own],
-            "group": [
-                json.dumps(sorted((rank, call.peer)) if call.peer is not None else call.group) for call in own
-            ],
-            "met": met,
-            "bytes": [_message_bytes(call) for call in own],
-            "bus_bytes": [_bus_bytes(call, rank) for call in own],
-            "recorded_ns": [call.recorded_ns for call in own],
-        }
-        frames.append(
-            pl.DataFrame({name: list(values) * repeats for name, values in static.items()}).with_columns(
-                pl.Series("repeat", np.repeat(np.arange(repeats), count)),
-                pl.lit(rank, pl.Int64).alias("rank"),
-                *(
-                    pl.Series(f"{name}_ns", getattr(measured, name).ravel() - measured.zero)
-                    for name in ("made", "returned", "done")
-                ),
-            )
-        )
+def call_table(plan: Plan, times: Mapping[int, CallTimes]) -> pl.DataFrame:
+    """Return one row per call, rank and repeat (CALL_COLUMNS)."""
+    frames = [_rank_calls(plan.calls[rank], rank, rank_times) for rank, rank_times in sorted(times.items())]
     table = pl.concat(frames, how="vertical_relaxed")
-    key = ("collective", "group", "met")
+    key = ("collective", "group", "key")
     return table.with_columns(
         latency_ns=pl.col("done_ns") - pl.col("made_ns"),
         communication=pl.struct(key).rank("dense").cast(pl.Int64) - 1,
-        meeting=pl.struct("repeat", *key).rank("dense").cast(pl.Int64) - 1,
+        instance=pl.struct("repeat", *key).rank("dense").cast(pl.Int64) - 1,
     ).select(pl.col(name).cast(dtype) for name, dtype in CALL_COLUMNS.items())
 
 
+def _rank_calls(calls: Sequence[Call], rank: int, times: CallTimes) -> pl.DataFrame:
+    repeats, count = times.made.shape
+    columns: dict[str, Sequence[Any]] = {
+        "call": [call.index for call in calls],
+        "collective": ["message" if call.peer is not None else call.collective for call in calls],
+        "group": [
+            json.dumps(sorted((rank, call.peer)) if call.peer is not None else call.group) for call in calls
+        ],
+        "key": _instance_keys(calls, rank),
+        "bytes": [_message_bytes(call) for call in calls],
+        "bus_bytes": [_bus_bytes(call, rank) for call in calls],
+        "recorded_ns": [call.recorded_ns for call in calls],
+    }
+    return pl.DataFrame({name: list(values) * repeats for name, values in columns.items()}).with_columns(
+        pl.Series("repeat", np.repeat(np.arange(repeats), count)),
+        pl.lit(rank, pl.Int64).alias("rank"),
+        *(
+            pl.Series(f"{name}_ns", getattr(times, name).ravel() - times.zero)
+            for name in ("made", "returned", "done")
+        ),
+    )
+
+
 def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
-    """Sums over all ranks and repeats (SUMS), a row for each of what ``per`` names.
+    """Summarize calls over all ranks and repeats.
 
-    group: a row a collective, group and size, largest total first; all: groups of one size together, their group null;
-    call: a row a communication, in the order in which they were made, with its number on the lowest rank in front.
+    Count and total are over all ranks and repeats: a call of 4 ranks counts 20 times in 5 repeats. Latency is until
+    completion on each rank. Skew is between the first and the last rank to make a call. Bytes are those of the analysis
+    `collectives`: the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank contributes;
+    the maximum over the ranks of a call. Bandwidths are bytes over the median time from the last rank's call to the last
+    completion, with the factors of nccl-tests; for an uneven all-to-all the maximum that a rank sends to or receives
+    from others. GB is 1e9 B.
 
-    count and total are over all ranks and repeats, so a call of 4 ranks counts 20 times in 5 repeats. Latency is of
-    completion on every rank. skew: between the first and the last rank to make a call. bytes: as in the analysis
-    `collectives`, the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank puts in, of
-    the ranks of a call the most. Bandwidths: bytes over the median time from the last call to the last completion;
-    factors of nccl-tests, of an uneven all-to-all the most that a rank sends to others or gets from them; GB = 1e9 B.
+    Args:
+        table: Calls (CALL_COLUMNS).
+        per: "group": one row per collective, group and size, largest total first. "all": groups of the same size
+            together, with a null group. "call": one row per communication in the order in which they were made, with
+            its number on the lowest rank in front.
+
+    Returns:
+        SUMMARY_COLUMNS, preceded by ``call`` if per is "call".
     """
     size = pl.col("group").str.json_decode(pl.List(pl.Int64)).list.len().cast(pl.Int64)
-    shown = pl.lit(None, pl.String) if per == "all" else pl.col("group")
+    group = pl.lit(None, pl.String) if per == "all" else pl.col("group")
     table = table.with_columns(
-        pl.col("bytes", "bus_bytes").max().over("meeting"), group_size=size
-    ).with_columns(group=shown)
+        pl.col("bytes", "bus_bytes").max().over("instance"), group_size=size
+    ).with_columns(group=group)
     key = ["collective", "group", "group_size", "bytes", *(["communication"] if per == "call" else [])]
-    met = table.group_by("meeting", maintain_order=True).agg(
-        pl.col(*key, "bus_bytes").first(),
-        skew=pl.col("made_ns").max() - pl.col("made_ns").min(),
-        transfer=pl.col("done_ns").max() - pl.col("made_ns").max(),
-    )
-    moved = met.group_by(key).agg(pl.col("skew", "transfer", "bus_bytes").median())
+    transfers = _median_transfers(table, key)
     latency = pl.col("latency_ns") / 1e3
-    timed = pl.col("transfer") > 0
+    is_timed = pl.col("transfer") > 0
     rows = (
         table.group_by(key)
         .agg(
@@ -143,11 +150,13 @@ def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
             (latency.sum() / 1e3).alias("total_ms"),
             (pl.col("recorded_ns") / 1e3).median().alias("recorded_p50_us"),
         )
-        .join(moved, on=key, nulls_equal=True)
+        .join(transfers, on=key, nulls_equal=True)
         .with_columns(
             skew_p50_us=pl.col("skew") / 1e3,
-            algo_gb_per_s=pl.when(timed, pl.col("bytes") > 0).then(pl.col("bytes") / pl.col("transfer")),
-            bus_gb_per_s=pl.when(timed, pl.col("bytes") > 0).then(pl.col("bus_bytes") / pl.col("transfer")),
+            algo_gb_per_s=pl.when(is_timed, pl.col("bytes") > 0).then(pl.col("bytes") / pl.col("transfer")),
+            bus_gb_per_s=pl.when(is_timed, pl.col("bytes") > 0).then(
+                pl.col("bus_bytes") / pl.col("transfer")
+            ),
             share_pct=100 * pl.col("total_ms") / pl.col("total_ms").sum(),
             replayed_over_recorded=pl.col("p50_us") / pl.col("recorded_p50_us"),
         )
@@ -160,115 +169,132 @@ def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SUMMARY_COLUMNS.items())
 
 
+def _median_transfers(table: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    """Return the median skew and transfer time (ns) of the instances per key."""
+    instances = table.group_by("instance", maintain_order=True).agg(
+        pl.col(*key, "bus_bytes").first(),
+        skew=pl.col("made_ns").max() - pl.col("made_ns").min(),
+        transfer=pl.col("done_ns").max() - pl.col("made_ns").max(),
+    )
+    return instances.group_by(key).agg(pl.col("skew", "transfer", "bus_bytes").median())
+
+
 def build_job(plan: Plan, table: pl.DataFrame, backend: str, *, repeat: int = -1) -> Job:
-    """One repeat (default: the last) as a linked Job: calls as operators, their way to completion as ranges."""
-    last = table["repeat"].max() if repeat < 0 else repeat
-    chosen = table.filter(pl.col("repeat") == last)
+    """Return one repeat (default: the last) as a linked Job.
+
+    Each call becomes an operator, and the time until its completion an annotation.
+    """
+    selected = table["repeat"].max() if repeat < 0 else repeat
+    rows = table.filter(pl.col("repeat") == selected)
     return Job(
         {
             rank: linker.link(
-                _build_trace(own, chosen.filter(pl.col("rank") == rank), rank, plan.world, backend)
+                _build_trace(calls, rows.filter(pl.col("rank") == rank), rank, plan.world_size, backend)
             )
-            for rank, own in enumerate(plan.calls)
+            for rank, calls in enumerate(plan.calls)
         }
     )
 
 
 def _message_bytes(call: Call) -> int | None:
-    """The bytes of a call as the analyses of a recording count them, as this rank sees them."""
-    item = itemsize(call.dtype) or 0
-    ins, outs = sum(call.inputs) * item, sum(call.outputs) * item
-    return compute_message_size(
-        "message" if call.peer is not None else call.collective, ins or outs, outs or ins
-    )
+    """Return the bytes of a call as analyses of a recording count them on this rank."""
+    size = itemsize(call.dtype) or 0
+    sent, received = sum(call.inputs) * size, sum(call.outputs) * size
+    collective = "message" if call.peer is not None else call.collective
+    return compute_message_size(collective, sent or received, received or sent)
 
 
 def _bus_bytes(call: Call, rank: int) -> float | None:
-    """The bytes of a call that its bus bandwidth counts, as this rank sees them."""
-    if call.collective == "all_to_all":
-        ranks, own = len(call.group), call.group.index(rank)
-        # Of each rank, as splits of one tensor or as a tensor each; of even shares neither says anything.
-        each = [
-            split or (sizes if len(sizes) == ranks > 1 else ())
-            for split, sizes in ((call.in_split, call.inputs), (call.out_split, call.outputs))
-        ]
-        if told := each[0] or each[1]:
-            # What a rank sends to itself is what it gets from itself.
-            sent, got = (
-                sum(one or sizes) for one, sizes in zip(each, (call.inputs, call.outputs), strict=True)
-            )
-            return float((itemsize(call.dtype) or 0) * (max(sent, got) - told[own]))
+    """Return the bytes of a call that its bus bandwidth counts on this rank."""
+    if call.collective == "all_to_all" and (elements := _uneven_elements(call, rank)) is not None:
+        return float((itemsize(call.dtype) or 0) * elements)
     size = _message_bytes(call)
-    share = 1.0 if call.peer is not None else get_bus_factor(call.collective, len(call.group))
-    return None if size is None or share is None else size * share
+    factor = 1.0 if call.peer is not None else get_bus_factor(call.collective, len(call.group))
+    return None if size is None or factor is None else size * factor
 
 
-def _occurrence_numbers(own: Sequence[Call], rank: int) -> list[int]:
-    """Which one a call is of its sort in its group, or of the messages from one rank to another."""
-    seen: dict[Any, int] = {}
-    found = []
-    for call in own:
+def _uneven_elements(call: Call, rank: int) -> int | None:
+    """Return the elements that a rank of an uneven all-to-all exchanges with others; None if the shares are even."""
+    ranks, index = len(call.group), call.group.index(rank)
+    # The share of each rank: splits of one tensor, or one tensor each.
+    sent_shares, received_shares = (
+        split or (sizes if len(sizes) == ranks > 1 else ())
+        for split, sizes in ((call.in_split, call.inputs), (call.out_split, call.outputs))
+    )
+    shares = sent_shares or received_shares
+    if not shares:
+        return None
+    # A rank sends to itself what it receives from itself.
+    return max(sum(sent_shares or call.inputs), sum(received_shares or call.outputs)) - shares[index]
+
+
+def _occurrence_numbers(calls: Sequence[Call], rank: int) -> list[int]:
+    """Return for each call how many like it precede it: in its group, or from one rank to another."""
+    counts: dict[Any, int] = {}
+    numbers = []
+    for call in calls:
         key = _message_ends(call, rank) if call.peer is not None else (call.collective, call.group)
-        seen[key] = seen.get(key, -1) + 1
-        found.append(seen[key])
-    return found
+        counts[key] = counts.get(key, -1) + 1
+        numbers.append(counts[key])
+    return numbers
 
 
 def _message_ends(call: Call, rank: int) -> tuple[int | None, int | None]:
-    """Source and destination of a message."""
+    """Return source and destination of a message."""
     return (rank, call.peer) if call.collective == "send" else (call.peer, rank)
 
 
-def _instance_keys(own: Sequence[Call], rank: int) -> list[str]:
-    """What a call has in common with its counterparts on other ranks."""
+def _instance_keys(calls: Sequence[Call], rank: int) -> list[str]:
+    """Return for each call a key that it shares with its counterparts on other ranks."""
     return [
-        f"{_message_ends(call, rank)} {turn}" if call.peer is not None else str(turn)
-        for call, turn in zip(own, _occurrence_numbers(own, rank), strict=True)
+        f"{_message_ends(call, rank)} {number}" if call.peer is not None else str(number)
+        for call, number in zip(calls, _occurrence_numbers(calls, rank), strict=True)
     ]
 
 
-def _build_trace(own: Sequence[Call], table: pl.DataFrame, rank: int, world: int, backend: str) -> Trace:
-    named = [f"c10d::{call.collective}" for call in own]
-    ids = 2 * np.arange(len(own))
-    calls = pl.DataFrame(
+def _build_trace(
+    calls: Sequence[Call], table: pl.DataFrame, rank: int, world_size: int, backend: str
+) -> Trace:
+    ids = 2 * np.arange(len(calls))
+    operators = pl.DataFrame(
         {
             "id": ids,
-            "cat": ["cpu_op"] * len(own),
-            "name": named,
+            "cat": ["cpu_op"] * len(calls),
+            "name": [f"c10d::{call.collective}" for call in calls],
             "ts": table["made_ns"],
             "dur": table["returned_ns"] - table["made_ns"],
         }
     )
-    ranges = pl.DataFrame(
+    annotations = pl.DataFrame(
         {
             "id": ids + 1,
-            "cat": ["user_annotation"] * len(own),
-            "name": [f"{backend}:{call.collective}" for call in own],
+            "cat": ["user_annotation"] * len(calls),
+            "name": [f"{backend}:{call.collective}" for call in calls],
             "ts": table["made_ns"],
             "dur": table["latency_ns"],
         }
     )
-    events = pl.concat((calls, ranges)).with_columns(ph=pl.lit("X"), pid=pl.lit(rank), tid=pl.lit(1))
-    order = events.sort("ts", "dur", descending=(False, True)).with_row_index("new")
-    now = dict(zip(order["id"].to_list(), order["new"].to_list(), strict=True))
+    events = pl.concat((operators, annotations)).with_columns(ph=pl.lit("X"), pid=pl.lit(rank), tid=pl.lit(1))
+    ordered = events.sort("ts", "dur", descending=(False, True)).with_row_index("new")
+    new_id = dict(zip(ordered["id"].to_list(), ordered["new"].to_list(), strict=True))
     comms = pl.DataFrame(
         {
-            "id": list(range(len(own))),
-            "event": [now[at] for at in ids.tolist()],
-            "collective": [call.collective for call in own],
-            # Its ranks tell a group from others.
-            "pg_name": ["world" if len(call.group) == world else "group" for call in own],
-            "ranks": [json.dumps(call.group) for call in own],
-            "group_size": [len(call.group) for call in own],
-            "seq": _occurrence_numbers(own, rank),
-            "dtype": [call.dtype for call in own],
-            "in_nelems": [sum(call.inputs) for call in own],
-            "out_nelems": [sum(call.outputs) for call in own],
-            "root": [call.root for call in own],
-            "peer": [call.peer for call in own],
+            "id": list(range(len(calls))),
+            "event": [new_id[event] for event in ids.tolist()],
+            "collective": [call.collective for call in calls],
+            # Groups of the same name are distinguished by their ranks.
+            "pg_name": ["world" if len(call.group) == world_size else "group" for call in calls],
+            "ranks": [json.dumps(call.group) for call in calls],
+            "group_size": [len(call.group) for call in calls],
+            "seq": _occurrence_numbers(calls, rank),
+            "dtype": [call.dtype for call in calls],
+            "in_nelems": [sum(call.inputs) for call in calls],
+            "out_nelems": [sum(call.outputs) for call in calls],
+            "root": [call.root for call in calls],
+            "peer": [call.peer for call in calls],
         },
         schema_overrides={"root": pl.Int64, "peer": pl.Int64},
     )
-    events = order.drop("id").rename({"new": "id"}).with_columns(position=pl.col("id"))
-    meta = {"rank": rank, "world_size": world, "clock": "relative", "formats": ["replay"], "files": []}
+    events = ordered.drop("id").rename({"new": "id"}).with_columns(position=pl.col("id"))
+    meta = {"rank": rank, "world_size": world_size, "clock": "relative", "formats": ["replay"], "files": []}
     return Trace({"events": events, "comms": comms}, meta)

@@ -1,11 +1,11 @@
-"""A replay from start to end, on every process: plan on rank 0, run together, gather on rank 0."""
+"""Runs a replay on every process from start to end: rank 0 plans, all ranks run, rank 0 gathers the times."""
 
 from __future__ import annotations
 
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,184 +14,204 @@ import numpy as np
 import polars as pl
 
 from etloom.core.errors import EtloomError
+from etloom.core.trace import Job
+from etloom.replayer.comms.callbacks import Callbacks, Prepare
+from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
 from etloom.replayer.comms.plan_options import check_world_size
-from etloom.replayer.comms.rendezvous import rendezvous_address
-from etloom.replayer.comms.results import call_table, pass_table, summarize_calls
-from etloom.replayer.comms.watchdog import (
-    HEARTBEAT_S,
-    PLANNING,
-    SUSPECT_LIMIT_S,
-    Process,
-    Watchdog,
-    clock_domain,
-    connect_store,
-)
+from etloom.replayer.comms.rendezvous import connect_store, rendezvous_address
+from etloom.replayer.comms.results import build_job, call_table, pass_table, summarize_calls
+from etloom.replayer.comms.runner import CallTimes, Runner, process_group
+from etloom.replayer.comms.watchdog import HEARTBEAT_S, PLANNING, SUSPECT_LIMIT_S, Watchdog, clock_domain
+from etloom.replayer.launch_environment import Process
 from etloom.replayer.plan import Call, Plan, RankPlan
 
 _NO_TIMEOUT = timedelta(days=7)
 _CALLS_PER_KEY = 10_000
-"""Calls in one value of the store: a fraction of a second, in which no other thread runs, the heart beat neither."""
+"""Calls in one value of the store. Encoding it takes a fraction of a second, in which no other thread runs, not even the
+one that sends heartbeats."""
 
 
 @dataclass(frozen=True, eq=False)
 class CommsReplay:
-    """calls: `results.CALLS`; sums: `results.SUMS`; passes: `results.PASSES`."""
+    """The result of a communication replay.
+
+    Attributes:
+        plan: The plan that was run.
+        options: The options it was run with.
+        calls: One row per call, rank and repeat (`results.CALL_COLUMNS`).
+        passes: One row per rank and repeat (`results.PASS_COLUMNS`).
+    """
 
     plan: Plan
+    options: CommsOptions
     calls: pl.DataFrame
-    sums: pl.DataFrame
     passes: pl.DataFrame
 
+    @property
+    def summary(self) -> pl.DataFrame:
+        """One row per collective, group and size (`results.SUMMARY_COLUMNS`)."""
+        return self.summarize()
 
-@dataclass(frozen=True)
-class RankWork:
-    """What a rank does beside communication. between: called with a node to do what it computed before that, and with
-    None at the end, as for `comms.Runner`. where: what it is doing just now, None where nothing."""
+    def summarize(self, per: str = "group") -> pl.DataFrame:
+        """Summarize the calls per "group", "all" or "call" (`results.summarize_calls`)."""
+        return summarize_calls(self.calls, per)
 
-    between: Callable[[int | None], None] | None = None
-    where: Callable[[], str | None] = lambda: None
-
-
-Prepare = Callable[[Callable[[str], None]], RankWork]
+    @property
+    def job(self) -> Job:
+        """The last repeat as a linked Job."""
+        return build_job(self.plan, self.calls, self.options.backend)
 
 
 def run_session(
-    make: Callable[[int], Plan],
-    options: Any,
-    *,
-    place: Process | None = None,
-    address: str | None = None,
-    port: int | None = None,
-    prepare: Prepare = lambda tell: RankWork(),
-    end: Callable[[str], None],
+    make_plan: Callable[[int], Plan],
+    options: CommsOptions,
+    process: Process,
+    rendezvous: Rendezvous,
+    callbacks: Callbacks,
 ) -> CommsReplay | None:
-    """Replay on all processes; the result on rank 0, None on the others.
+    """Replay on all processes.
 
-    make: world size -> plan, called on rank 0 alone. prepare: called on every rank when the plan stands, with what to
-    tell the others it is doing; gives what the rank does between calls. end: ends this process with a reason, when
-    another one is gone.
-    Raises EtloomError on every rank where the plan or the run fails; a KeyboardInterrupt says where.
+    Args:
+        make_plan: World size -> plan; called on rank 0 only.
+
+    Returns:
+        The result on rank 0, None on the other ranks.
+
+    Raises:
+        EtloomError: On every rank, if the plan or the run fails.
+        KeyboardInterrupt: With the call at which the replay was interrupted.
     """
-    # torch announces new names of what it calls itself, and that MPI counts ranks itself: nothing of the run.
+    # torch warns about renamed functions that it calls itself, and that MPI assigns ranks; neither concerns the replay.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed")
-    place = place or Process.here()
-    store = connect_store(place, *rendezvous_address(address, port), options.timeout_s)
-    with Watchdog(store, place, end) as watch:
+    store = connect_store(
+        process, *rendezvous_address(rendezvous.address, rendezvous.port), options.timeout_s
+    )
+    with Watchdog(store, process, callbacks.end_process) as watchdog:
         try:
-            plan, gathered = _run_rank(store, place, make, options, prepare, watch)
+            watchdog.set_activity(PLANNING)
+            plan, rank_plan = _share_plan(store, process, make_plan)
+            times = _run_rank(store, process, rank_plan, options, callbacks.prepare, watchdog)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted at {watch.at()}") from None
+            raise KeyboardInterrupt(f"interrupted at {watchdog.describe()}") from None
         except RuntimeError as error:
             raise EtloomError(
-                f"stopped at {watch.at()}: {_failure_reason(error, watch)}", where=f"rank {place.rank}"
+                f"stopped at {watchdog.describe()}: {_failure_reason(error, watchdog)}",
+                where=f"rank {process.rank}",
             ) from error
-    if plan is None or gathered is None:
+    if plan is None or times is None:
         return None
-    table = call_table(plan, gathered)
-    return CommsReplay(plan, table, summarize_calls(table), pass_table(gathered))
+    return CommsReplay(plan, options, call_table(plan, times), pass_table(times))
 
 
-def _failure_reason(error: RuntimeError, watch: Watchdog) -> str:
-    """torch's words for a peer that is gone are many; the watch knows which one. Of a hang it says who is where."""
+def _failure_reason(error: RuntimeError, watchdog: Watchdog) -> str:
+    """Return the reason in one line: the lost process, or torch's first sentence and where the other ranks are.
+
+    torch's messages about a lost peer take many forms; the watchdog knows which process it is.
+    """
     first = " ".join(re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0].split())[:200]
-    broken = re.search(r"(?i)connection|socket|closed|reset by", first) is not None
-    lost = watch.lost(SUSPECT_LIMIT_S + 2 * HEARTBEAT_S if broken else 0)
-    return f"{lost} ({first})" if lost else f"{first}; {watch.standing()}"
+    is_connection_lost = re.search(r"(?i)connection|socket|closed|reset by", first) is not None
+    lost = watchdog.find_lost(SUSPECT_LIMIT_S + 2 * HEARTBEAT_S if is_connection_lost else 0)
+    return f"{lost} ({first})" if lost else f"{first}; {watchdog.describe_others()}"
 
 
 def _run_rank(
     store: Any,
-    place: Process,
-    make: Callable[[int], Plan],
-    options: Any,
+    process: Process,
+    plan: RankPlan,
+    options: CommsOptions,
     prepare: Prepare,
-    watch: Watchdog,
-) -> tuple[Plan | None, dict[int, Any] | None]:
-    from etloom.replayer.comms.runner import Runner, process_group
-
-    watch.tell(PLANNING)
-    plan, part = _share_plan(store, place, make)
-    watch.tell("preparing")
-    work = prepare(watch.tell)
-    _wait_until_all_ready(store, place)
-    with process_group(place, store, options):
-        runner = Runner(part, place, options, work.between)
-        watch.at = lambda: work.where() or runner.where()
+    watchdog: Watchdog,
+) -> dict[int, CallTimes] | None:
+    """Run the calls of this rank; return the times of all ranks on rank 0, None on the others."""
+    watchdog.set_activity("preparing")
+    work = prepare(watchdog.set_activity)
+    _wait_until_all_ready(store, process)
+    with process_group(process, store, options):
+        runner = Runner(plan, process, options, work.run_operators)
+        watchdog.describe = lambda: work.describe() or runner.describe_position()
         times = runner.run()
-        watch.tell("gathering")
-        return plan, _gather_times(store, times, place)
+        watchdog.set_activity("gathering")
+        return _gather_times(store, times, process)
 
 
-def _wait_until_all_ready(store: Any, place: Process) -> None:
-    """Return when all processes are here. How long one prepares nobody knows; the watch sees whether it lives."""
-    store.set(f"ready/{place.rank}", "1")
-    store.wait([f"ready/{rank}" for rank in range(place.world)], _NO_TIMEOUT)
+def _wait_until_all_ready(store: Any, process: Process) -> None:
+    """Wait for all processes, without a limit: preparing may take long, and the watchdog detects lost processes."""
+    store.set(f"ready/{process.rank}", "1")
+    store.wait([f"ready/{rank}" for rank in range(process.world_size)], _NO_TIMEOUT)
 
 
-def _share_plan(store: Any, place: Process, make: Callable[[int], Plan]) -> tuple[Plan | None, RankPlan]:
-    """(the plan, on rank 0 that made it, each rank's part of it), as plain JSON through the store; its error on all."""
-    if place.rank == 0:
+def _share_plan(
+    store: Any, process: Process, make_plan: Callable[[int], Plan]
+) -> tuple[Plan | None, RankPlan]:
+    """Send each rank its part of the plan as JSON through the store.
+
+    Returns:
+        The whole plan (on rank 0, which makes it; None on the others) and this rank's part.
+
+    Raises:
+        EtloomError: On every rank, if planning fails.
+    """
+    size = process.world_size
+    if process.rank == 0:
         try:
-            plan = check_world_size(make(place.world), place.world)
+            plan = check_world_size(make_plan(size), size)
         except EtloomError as error:
             store.set("plan", json.dumps({"error": str(error)}))
             raise
         groups = tuple(plan.groups)
-        for rank in range(1, place.world):
+        for rank in range(1, size):
             _send_calls(store, rank, plan.calls[rank])
         store.set("plan", json.dumps({"groups": groups}))
-        return plan, RankPlan(plan.calls[0], groups, place.world)
+        return plan, RankPlan(plan.calls[0], groups, size)
     store.wait(["plan"], _NO_TIMEOUT)
-    said = json.loads(store.get("plan"))
-    if "error" in said:
-        raise EtloomError(said["error"])
-    groups = tuple(map(tuple, said["groups"]))
-    return None, RankPlan(tuple(_receive_calls(store, place.rank)), groups, place.world)
+    message = json.loads(store.get("plan"))
+    if "error" in message:
+        raise EtloomError(message["error"])
+    groups = tuple(map(tuple, message["groups"]))
+    return None, RankPlan(tuple(_receive_calls(store, process.rank)), groups, size)
 
 
-def _send_calls(store: Any, rank: int, own: Sequence[Call]) -> None:
-    starts = range(0, len(own), _CALLS_PER_KEY)
+def _send_calls(store: Any, rank: int, calls: Sequence[Call]) -> None:
+    starts = range(0, len(calls), _CALLS_PER_KEY)
     for chunk, start in enumerate(starts):
-        store.set(
-            f"plan/{rank}/{chunk}", json.dumps([vars(call) for call in own[start : start + _CALLS_PER_KEY]])
-        )
+        rows = [vars(call) for call in calls[start : start + _CALLS_PER_KEY]]
+        store.set(f"plan/{rank}/{chunk}", json.dumps(rows))
     store.set(f"plan/{rank}", str(len(starts)))
 
 
 def _receive_calls(store: Any, rank: int) -> Iterator[Call]:
     for chunk in range(int(store.get(f"plan/{rank}"))):
-        for one in json.loads(store.get(f"plan/{rank}/{chunk}")):
-            yield Call(**_lists_to_tuples(one))
+        for row in json.loads(store.get(f"plan/{rank}/{chunk}")):
+            yield Call(**_lists_to_tuples(row))
 
 
-def _lists_to_tuples(one: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
+def _lists_to_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
-def _gather_times(store: Any, times: Any, place: Process) -> dict[int, Any] | None:
-    """The times of all ranks on rank 0, through the store, which every backend leaves alone.
+def _gather_times(store: Any, times: CallTimes, process: Process) -> dict[int, CallTimes] | None:
+    """Gather the times of all ranks on rank 0, through the store, which no backend uses.
 
-    Processes of one machine have one clock, and so one zero; those of others set out together as well as they can.
+    Processes of one host have the same clock, and therefore the same zero. Those of other hosts have their own: they
+    started together as closely as a barrier allows.
     """
-    from etloom.replayer.comms.runner import CallTimes
-
     shape = times.made.shape
-    if place.rank:
-        store.set(f"times/{place.rank}", np.stack((times.made, times.returned, times.done)).tobytes())
-        store.set(f"passes/{place.rank}", np.stack((times.span, times.blocked)).tobytes())
-        store.set(f"zero/{place.rank}", f"{times.zero} {shape[0]} {shape[1]} {clock_domain()}")
+    if process.rank:
+        store.set(f"times/{process.rank}", np.stack((times.made, times.returned, times.done)).tobytes())
+        store.set(f"passes/{process.rank}", np.stack((times.span, times.blocked)).tobytes())
+        store.set(f"zero/{process.rank}", f"{times.zero} {shape[0]} {shape[1]} {clock_domain()}")
         store.wait(["taken"], _NO_TIMEOUT)
         return None
-    found = {0: times}
+    gathered = {0: times}
     zeros = {clock_domain(): times.zero}
-    for rank in range(1, place.world):
+    for rank in range(1, process.world_size):
         store.wait([f"zero/{rank}"], _NO_TIMEOUT)
-        *numbers, its = store.get(f"zero/{rank}").decode().split()
+        *numbers, domain = store.get(f"zero/{rank}").decode().split()
         zero, repeats, count = map(int, numbers)
-        zero = zeros.setdefault(its, zero)
+        zero = zeros.setdefault(domain, zero)
         made, returned, done = np.frombuffer(store.get(f"times/{rank}"), np.int64).reshape(3, repeats, count)
         span, blocked = np.frombuffer(store.get(f"passes/{rank}"), np.int64).reshape(2, repeats)
-        found[rank] = CallTimes(made, returned, done, zero, span, blocked)
+        gathered[rank] = CallTimes(made, returned, done, zero, span, blocked)
     store.set("taken", "1")
-    return found
+    return gathered

@@ -1,1 +1,1 @@
-"""Replay of the recorded operators."""
+"""Computation replay: runs the recorded operators of one rank in one process."""

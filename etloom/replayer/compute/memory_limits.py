@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,17 +12,7 @@ from pathlib import Path
 from etloom.core.memory import available_memory
 from etloom.replayer.compute.program import Program
 from etloom.replayer.compute.program_steps import tensor_views
-
-_LOCAL_SIZE_VARIABLES = (
-    "LOCAL_WORLD_SIZE",  # torchrun
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",  # MPICH, Intel MPI
-    "PMIX_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "SLURM_STEP_TASKS_PER_NODE",
-)
-"""Variables of how many processes are on the host, by launcher."""
-
+from etloom.replayer.launch_environment import ranks_on_host
 
 _FREE_SHARE = 0.8
 _PROCESS_RESERVE_BYTES = 1 << 28
@@ -72,16 +60,6 @@ def estimate_memory(program: Program, limit: float = math.inf) -> MemoryEstimate
             if storage not in never_made:
                 total -= held.pop(storage, 0)
     return MemoryEstimate(most, where, beyond)
-
-
-def ranks_on_host(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes the launcher started on this host, this one among them; 1 where it does not say."""
-    for name in _LOCAL_SIZE_VARIABLES:
-        # Slurm says 4(x2),3 for two hosts with four each and one with three: the most.
-        told = [int(one) for one in re.findall(r"(?:^|,)(\d{1,6})", environment.get(name, ""))]
-        if told:
-            return max(1, *told)
-    return 1
 
 
 def memory_limit(device: str, asked: int | None) -> int | None:
