@@ -140,14 +140,14 @@ def plan_caveats(plan: Plan) -> list[str]:
         )
     if plan.inferred_groups:
         caveats.append(
-            f"the groups of {plan.inferred_groups:,} calls were not recorded; they are inferred from the calls of other "
-            "ranks, and may be other groups of the same size (etloom collect --observer native records them)"
+            f"the groups of {plan.inferred_groups:,} calls were not recorded; they are inferred from the calls of "
+            "other ranks, and may be other groups of the same size (etloom collect --observer native records them)"
         )
     return caveats
 
 
 def plan_table(plan: Plan) -> pl.DataFrame:
-    """Return the plan as a table (PLAN_COLUMNS): one row per call, then one per kind of skipped call with its reason."""
+    """Return the plan as a table (PLAN_COLUMNS): one row per call, then one per skipped kind of call."""
     rows = [
         {
             "rank": rank,

@@ -142,13 +142,13 @@ def _map_sizes(
         in_split=_split_elements(recorded.in_split, recorded, size),
         out_split=_split_elements(recorded.out_split, recorded, size),
     )
-    kept = sorted(
+    members = sorted(
         (index for index, member in enumerate(group) if member in new_ranks),
         key=lambda index: new_ranks[group[index]],
     )
-    inputs, outputs = _shrink_sizes(recorded, size, kept)
+    inputs, outputs = _shrink_sizes(recorded, size, members)
     in_split, out_split = (
-        tuple(split[index] for index in kept) if len(split) == size else ()
+        tuple(split[index] for index in members) if len(split) == size else ()
         for split in (recorded.in_split, recorded.out_split)
     )
     if max(sum(in_split), sum(out_split)) > MAX_ELEMENTS:
@@ -170,18 +170,18 @@ def _split_elements(split: tuple[int, ...], recorded: RecordedCall, size: int) -
 
 
 def _shrink_sizes(
-    recorded: RecordedCall, size: int, kept: list[int]
+    recorded: RecordedCall, size: int, members: list[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return input and output sizes in a group of which the members ``kept`` remain; divided tensors shrink."""
+    """Return input and output sizes in a group of which ``members`` remain (indices); divided tensors shrink."""
     inputs, outputs = recorded.inputs, recorded.outputs
 
     def shrink(sizes: tuple[int, ...], split: tuple[int, ...]) -> tuple[int, ...]:
         total = sum(split)
         if len(split) == size and len(sizes) == 1 and total:
-            return (sizes[0] * sum(split[index] for index in kept) // total,)
+            return (sizes[0] * sum(split[index] for index in members) // total,)
         if len(sizes) == size and size > 1 and not recorded.coalesced:
-            return tuple(sizes[index] for index in kept)
-        return tuple(elements * len(kept) // size for elements in sizes)
+            return tuple(sizes[index] for index in members)
+        return tuple(elements * len(members) // size for elements in sizes)
 
     if recorded.collective in ("all_gather", "gather"):
         outputs = shrink(outputs, ())

@@ -22,7 +22,7 @@ from etloom.timeline.activity import has_device_events, select_launched_events
 
 @dataclass(frozen=True)
 class NodeStarts:
-    """When the work of each node started.
+    """Start times of the work of each node.
 
     Attributes:
         nodes: Node ids, ascending.

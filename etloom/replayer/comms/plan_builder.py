@@ -63,10 +63,10 @@ def build_plan(
         positions = [index for index, call in enumerate(calls) if not only or call.collective in only]
         scaled = [scale_call(call, scale) for call in calls]
         calls_by_rank.append(select_calls(scaled, set(positions[:first])))
-    kept_positions, unmatched = match_calls(calls_by_rank)
+    matched_positions, unmatched = match_calls(calls_by_rank)
     skipped += unmatched
     matched = [
-        select_calls(calls, positions) for calls, positions in zip(calls_by_rank, kept_positions, strict=True)
+        select_calls(calls, positions) for calls, positions in zip(calls_by_rank, matched_positions, strict=True)
     ]
     if not any(matched):
         raise _no_communication_error(job, skipped)

@@ -27,8 +27,8 @@ from etloom.replayer.plan import Call, Plan, RankPlan
 
 _NO_TIMEOUT = timedelta(days=7)
 _CALLS_PER_KEY = 10_000
-"""Calls in one value of the store. Encoding it takes a fraction of a second, in which no other thread runs, not even the
-one that sends heartbeats."""
+"""Calls in one value of the store. Encoding it takes a fraction of a second, in which no other thread runs, not even
+the one that sends heartbeats."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -143,8 +143,8 @@ class Watchdog:
         for rank, beat in self._read_beats(self._watched if ranks is None else ranks):
             last_beat, since = self._last_beats[rank]
             self._last_beats[rank] = (beat, since if beat == last_beat else now)
-            # Reading large traces may hold the interpreter lock, and with it the heartbeat, for long. The loss of rank 0
-            # also shows as the loss of the store.
+            # Reading large traces may hold the interpreter lock, and with it the heartbeat, for long. The loss of
+            # rank 0 also shows as the loss of the store.
             if rank == 0 and _activity_of(beat) in (STARTING, PLANNING):
                 continue
             if beat != "done" and now - self._last_beats[rank][1] > limit_s:

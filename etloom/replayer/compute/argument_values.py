@@ -1,4 +1,4 @@
-"""Recorded values of arguments as what torch takes."""
+"""Converts recorded argument values to those that torch expects."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ DTYPES = {
     "unsigned long": torch.uint64, "c10::Float8_e4m3fn": torch.float8_e4m3fn, "c10::Float8_e5m2": torch.float8_e5m2,
     "c10::Float8_e4m3fnuz": torch.float8_e4m3fnuz, "c10::Float8_e5m2fnuz": torch.float8_e5m2fnuz,
 }  # fmt: skip
-"""By the name of the C++ type, which is what execution traces hold."""
+"""By the name of the C++ type, which execution traces record."""
 
 
 def convert_value(recorded: Any, argument: Argument, device: torch.device) -> Any:
-    """The value of an argument that is no tensor. Raises ValueError with the reason where there is none."""
+    """Return the value of an argument that is not a tensor.
+
+    Raises:
+        ValueError: With the reason why there is no value.
+    """
     kind = argument.kind.removeprefix("Optional[").removesuffix("]")
     if recorded is None or recorded in ("<None>", "None", ""):
         return None
     if isinstance(recorded, list):
-        return [_convert_number(one) for one in recorded]
+        return [_convert_number(item) for item in recorded]
     if kind == "Device":
         return device
     if kind == "ScalarType":
-        name = (
-            _SCALAR_TYPES[recorded]
-            if isinstance(recorded, int) and 0 <= recorded < len(_SCALAR_TYPES)
-            else None
-        )
+        is_number = isinstance(recorded, int) and 0 <= recorded < len(_SCALAR_TYPES)
+        name = _SCALAR_TYPES[recorded] if is_number else None
         if name is None:
-            raise ValueError(f"dtype {recorded!r} is not known")
+            raise ValueError(f"unknown dtype {recorded!r}")
         return getattr(torch, name)
     if kind == "Layout":
         return torch.strided
@@ -68,10 +69,10 @@ def convert_value(recorded: Any, argument: Argument, device: torch.device) -> An
 
 
 def _convert_number(recorded: Any) -> Any:
-    """Numbers stay what they are; those that JSON has none for were recorded as words."""
+    """Return a number; infinities and NaN, which JSON lacks, were recorded as words."""
     if isinstance(recorded, str):
         word = recorded.lower().lstrip("+")
         if word.removeprefix("-") in ("inf", "infinity", "nan"):
             return math.nan if word.endswith("nan") else float(word)
-        raise ValueError(f"{recorded[:40]!r} is no number")
+        raise ValueError(f"{recorded[:40]!r} is not a number")
     return recorded

@@ -1,4 +1,4 @@
-"""The recorded computation on a device: a rehearsal finds out what can run, then it is repeated without a question."""
+"""Runs a program on a device: a trial run finds out which operators can run; these are repeated without lookups."""
 
 from __future__ import annotations
 
@@ -25,25 +25,37 @@ from etloom.replayer.compute.saved_tensors import SavedTensors
 _RETURNS_NUMBER = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
 _MAX_FILLED_BYTES = 1 << 16
 _PLAIN_NUMBERS = {"double": 0.5, "long int": 1, "long": 1}
-"""A number that Python gave an operator is recorded as a tensor on the host; as such it would raise result types."""
+"""Values for numbers that Python passed to an operator. They are recorded as tensors on the host, and would change the
+result type if they were passed as such."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one step. result: replayed, skipped, or substituted: another operator did it, or its readers get tensors made
-    as recorded. began_ns, took_ns: of the operator alone, by time.perf_counter_ns; 0 where it was skipped."""
+    """The outcome of one step in the trial run.
+
+    Attributes:
+        result: "replayed"; "skipped"; or "substituted": another operator ran, or its readers get tensors that were
+            initialized as recorded.
+        started_ns, duration_ns: Of the operator alone, by time.perf_counter_ns; 0 if it was skipped.
+    """
 
     result: str
     reason: str | None = None
-    began_ns: int = field(default=0, compare=False)
-    took_ns: int = field(default=0, compare=False)
+    started_ns: int = field(default=0, compare=False)
+    duration_ns: int = field(default=0, compare=False)
 
 
 class Executor:
-    """The program on a device. `rehearse` it once; then `run` repeats what could be run, with the same tensors.
+    """The program on a device. `trial_run` it once; then `run` repeats what could run, with the same tensors.
 
-    outcomes: of each step. stopped: why the rehearsal ended before its end. peak_bytes: the most that storages held
-    between steps. resources: the folder with what was recorded beside the trace. saved: what came from there.
+    Attributes:
+        outcomes: Outcome of each step in the trial run.
+        stopped: Why the trial run ended early.
+        peak_bytes: Maximum that storages held between steps.
+        saved: Tensors that were saved next to the trace.
+
+    Args:
+        resources: Folder with the tensors saved next to the trace.
     """
 
     def __init__(self, program: Program, device: torch.device, resources: Path | None = None) -> None:
@@ -52,42 +64,47 @@ class Executor:
         self.outcomes: list[Outcome] = []
         self.stopped: str | None = None
         self.peak_bytes = 0
-        bounds = tensor_initialization.infer_bounds(program)
-        self._bounds = bounds
-        self.saved = SavedTensors(program, bounds, resources)
-        self._numbers = _RETURNS_NUMBER if device.type == "meta" else frozenset[str]()
+        self._bounds = tensor_initialization.infer_bounds(program)
+        self.saved = SavedTensors(program, self._bounds, resources)
+        self._not_on_device = _RETURNS_NUMBER if device.type == "meta" else frozenset[str]()
         self._slots: list[torch.Tensor | None] = []
         self._slot_of: dict[TensorView, int] = {}
-        self._on: dict[int, list[int]] = {}  # storage -> the slots with tensors on it; the first is whole
-        self._kept: set[int] = set()  # storages that stay: no step makes them, or none could
-        self._held: dict[int, int] = {}
-        self._ready: list[PreparedOperator] = []
+        self._storage_slots: dict[
+            int, list[int]
+        ] = {}  # slots with tensors on a storage; the first covers all of it
+        self._kept_storages: set[int] = set()  # no step creates them, or none could
+        self._allocated: dict[int, int] = {}
+        self._prepared: list[PreparedOperator] = []
         self._next = 0
-        self._busy = False
-        self._first: list[
+        self._is_running = False
+        self._initial_integers: list[
             tuple[torch.Tensor, torch.Tensor]
-        ] = []  # integers that steps write, and what they held
+        ] = []  # (tensor that steps write, contents)
 
     @torch.no_grad()
     def trial_run(
         self,
-        tell: Callable[[ProgramStep], None] = lambda step: None,
-        leave_out: Mapping[int, str] = MappingProxyType({}),
+        on_step: Callable[[ProgramStep], None] = lambda step: None,
+        skip: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Run every step once. What an operator raises is the outcome of its step; the others still run.
+        """Run every step once. If an operator raises, that is the outcome of its step; the others still run.
 
-        tell: called with each step before it is tried; where it raises Stopped, or the user interrupts, the steps from
-        there on are skipped. leave_out: node -> why it is not to be tried. Raises EtloomError where the device itself
-        fails.
+        Args:
+            on_step: Called with each step before it is tried. If it raises Stopped, or the user interrupts, the
+                remaining steps are skipped.
+            skip: Node -> reason why it is not tried.
+
+        Raises:
+            EtloomError: The device itself fails.
         """
         try:
             for step in self.program.steps:
-                tell(step)
-                ready = PreparedOperator(step.node, step.name, step.operator.call)
-                why = leave_out.get(step.node)
-                outcome = self._attempt(step, ready) if why is None else Outcome("skipped", why)
+                on_step(step)
+                prepared = PreparedOperator(step.node, step.name, step.operator.call)
+                reason = skip.get(step.node)
+                outcome = self._try_step(step, prepared) if reason is None else Outcome("skipped", reason)
                 self.outcomes.append(outcome)
-                self._keep(step, ready, outcome)
+                self._keep(step, prepared, outcome)
                 for storage in step.frees:
                     self._free(storage)
         except KeyboardInterrupt:
@@ -95,165 +112,173 @@ class Executor:
         except Stopped as error:
             self.stopped = str(error)
         if self.stopped:
-            left = len(self.program.steps) - len(self.outcomes)
-            self.outcomes += [Outcome("skipped", f"{NOT_TRIED}: {self.stopped}")] * left
-            for storage in list(self._on):
+            remaining = len(self.program.steps) - len(self.outcomes)
+            self.outcomes += [Outcome("skipped", f"{NOT_TRIED}: {self.stopped}")] * remaining
+            for storage in list(self._storage_slots):
                 self._free(storage)
 
-    def _keep(self, step: ProgramStep, ready: PreparedOperator, outcome: Outcome) -> None:
-        """Repeat what could be run."""
-        if outcome.result != "skipped" and step.name not in self._numbers:
-            self._ready.append(ready)
+    def _keep(self, step: ProgramStep, prepared: PreparedOperator, outcome: Outcome) -> None:
+        """Keep an operator that can run for the passes after the trial run."""
+        if outcome.result != "skipped" and step.name not in self._not_on_device:
+            self._prepared.append(prepared)
             return
-        # A view that only this step would make again is no view for later ones.
-        for slot, view, _ in ready.views:
+        # Later steps cannot use a view that only this step would create.
+        for slot, view, _ in prepared.views:
             self._slots[slot] = None
-            self._on[view.storage].remove(slot)
+            self._storage_slots[view.storage].remove(slot)
 
     def _free(self, storage: int) -> None:
-        if storage in self._kept:
+        if storage in self._kept_storages:
             return
-        self._held.pop(storage, None)
-        freed = self._on.pop(storage, [])
-        if self._ready:
-            self._ready[-1].frees += freed
-        for slot in freed:
+        self._allocated.pop(storage, None)
+        slots = self._storage_slots.pop(storage, [])
+        if self._prepared:
+            self._prepared[-1].frees += slots
+        for slot in slots:
             self._slots[slot] = None
 
     def run(self) -> None:
-        """All that can run, once more, to its end."""
+        """Run all operators that can run once more, and wait for the device."""
         self.advance(None)
         self._synchronize()
 
-    def where(self) -> str | None:
-        """The operator that is running, in words; None where none is."""
-        if not self._busy or not 0 < self._next <= len(self._ready):
+    def describe_position(self) -> str | None:
+        """Return a description of the operator that is running; None if there is none."""
+        if not self._is_running or not 0 < self._next <= len(self._prepared):
             return None
-        ready = self._ready[self._next - 1]
-        return f"{ready.name} (node {ready.node})"
+        prepared = self._prepared[self._next - 1]
+        return f"{prepared.name} (node {prepared.node})"
 
     @torch.no_grad()
     def advance(self, node: int | None) -> None:
-        """What comes before a node and was not run in this pass yet; with None what is left, which ends the pass.
+        """Run the operators before a node that have not run in this pass; None runs the rest and ends the pass.
 
-        Raises EtloomError where an operator fails that ran in the rehearsal.
+        Raises:
+            EtloomError: An operator fails that ran in the trial run.
         """
         slots = self._slots
-        self._busy = True
+        self._is_running = True
         if self._next == 0:
-            for tensor, first in self._first:
-                tensor.copy_(first)
-        while self._next < len(self._ready) and (node is None or self._ready[self._next].node < node):
-            ready = self._ready[self._next]
+            for tensor, contents in self._initial_integers:
+                tensor.copy_(contents)
+        while self._next < len(self._prepared) and (node is None or self._prepared[self._next].node < node):
+            prepared = self._prepared[self._next]
             self._next += 1
             try:
-                given = ready(slots)
+                result = prepared(slots)
             except (RuntimeError, IndexError, TypeError, ValueError) as error:
                 raise EtloomError(
-                    f"{ready.name} ran once and then failed: {_first_line(error)}", where=f"node {ready.node}"
+                    f"{prepared.name} failed after it had run before: {_first_line(error)}",
+                    where=f"node {prepared.node}",
                 ) from error
-            if ready.takes:
-                leaves = (given,) if isinstance(given, torch.Tensor) else tree_leaves(given)
-                for at, slot in ready.takes:
-                    slots[slot] = leaves[at]
-            for slot in ready.frees:
+            if prepared.takes:
+                leaves = (result,) if isinstance(result, torch.Tensor) else tree_leaves(result)
+                for index, slot in prepared.takes:
+                    slots[slot] = leaves[index]
+            for slot in prepared.frees:
                 slots[slot] = None
-        self._busy = False
+        self._is_running = False
         if node is None:
             self._next = 0
 
-    def _attempt(self, step: ProgramStep, ready: PreparedOperator) -> Outcome:
-        if step.name in self._numbers:
-            return Outcome("substituted", "gives a number, and meta tensors hold none")
-        reason = step.operator.instead
+    def _try_step(self, step: ProgramStep, prepared: PreparedOperator) -> Outcome:
+        if step.name in self._not_on_device:
+            return Outcome("substituted", "returns a number, and meta tensors have no values")
+        reason = None
         try:
-            self._lay_out(step, ready)
-            self._fill(step, ready)
-            began = time.perf_counter_ns()
+            self._bind_arguments(step, prepared)
+            self._fill_results(step, prepared)
+            started = time.perf_counter_ns()
             try:
-                given = ready(self._slots)
-            except NotImplementedError:  # how torch says that a device has no kernel of an operator
-                if (stand_in := operators.portable_substitute(step.name)) is None:
+                result = prepared(self._slots)
+            except NotImplementedError:  # raised by torch if a device has no kernel for an operator
+                if (substitute := operators.portable_substitute(step.name)) is None:
                     raise
-                name, ready.call = stand_in
-                given = ready(self._slots)
+                name, prepared.call = substitute
+                result = prepared(self._slots)
                 reason = f"by {name}"
             self._synchronize()
-            took = time.perf_counter_ns() - began
-        except Exception as error:  # whatever an operator raises is its step's reason
+            duration = time.perf_counter_ns() - started
+        except Exception as error:  # whatever an operator raises is the reason of its step
             self._check_device(step)
             return Outcome("skipped", _first_line(error))
-        outcome = replace(self._take(step, ready, given), began_ns=began, took_ns=took)
+        outcome = replace(
+            self._store_results(step, prepared, result), started_ns=started, duration_ns=duration
+        )
         if reason and outcome.result == "replayed":
             return replace(outcome, result="substituted", reason=reason)
         return outcome
 
-    def _fill(self, step: ProgramStep, ready: PreparedOperator) -> None:
-        """Where nobody fills what a step gives, put in at each pass what is made up for it: integers of chance would
-        be indices of chance. Floating point that is large stays as it comes, which costs nothing."""
-        made = {view.storage: view for view in step.results if view.storage in self.program.unfilled_storages}
+    def _fill_results(self, step: ProgramStep, prepared: PreparedOperator) -> None:
+        """Let a step whose result nothing fills write initial values into it in each pass.
+
+        Otherwise arbitrary integers would be used as indices. Large floating point tensors stay as they are, at no
+        cost.
+        """
+        unfilled = {view.storage: view for view in step.results if view.storage in self.program.unfilled}
         for view in step.inputs.values():
-            made.pop(view.storage, None)
-        if len(made) != 1 or self.device.type == "meta":
+            unfilled.pop(view.storage, None)
+        if len(unfilled) != 1 or self.device.type == "meta":
             return
-        (view,) = made.values()
+        (view,) = unfilled.values()
         if view.bytes <= _MAX_FILLED_BYTES or not DTYPES[view.dtype].is_floating_point:
-            empty, first = ready.call, make_view(self._make(view), view)
-            ready.call = lambda *given, **named: empty(*given, **named).copy_(first)
+            allocate, contents = prepared.call, make_view(self._allocate(view), view)
+            prepared.call = lambda *args, **kwargs: allocate(*args, **kwargs).copy_(contents)
 
-    def _lay_out(self, step: ProgramStep, ready: PreparedOperator) -> None:
-        """Put the recorded values where this torch wants them, and name the slots of tensors."""
-        recorded = dict(zip((one.name for one in step.operator.arguments), step.values, strict=False))
+    def _bind_arguments(self, step: ProgramStep, prepared: PreparedOperator) -> None:
+        """Put the recorded values where this torch expects them, and assign slots to tensors."""
+        arguments = step.operator.arguments
+        recorded = dict(zip((argument.name for argument in arguments), step.values, strict=False))
         for argument in step.operator.order:
-            given = recorded.get(argument.name, argument.default)
-            laid: Any
-            place: ArgumentKey = argument.name if argument.keyword else len(ready.positional)
-            if isinstance(given, TensorView):
-                laid = self._number(given)
-                if laid is None:
-                    ready.slots.append((place, self._slot(given, ready)))
-            elif isinstance(given, list) and "Tensor" in argument.kind:
+            value = recorded.get(argument.name, argument.default)
+            bound: Any
+            key: ArgumentKey = argument.name if argument.keyword else len(prepared.positional)
+            if isinstance(value, TensorView):
+                bound = self._plain_number(value)
+                if bound is None:
+                    prepared.slots.append((key, self._slot(value, prepared)))
+            elif isinstance(value, list) and "Tensor" in argument.kind:
                 items = [
-                    (at, self._slot(one, ready))
-                    for at, one in enumerate(given)
-                    if isinstance(one, TensorView)
+                    (index, self._slot(item, prepared))
+                    for index, item in enumerate(value)
+                    if isinstance(item, TensorView)
                 ]
-                ready.lists.append((place, items))
-                laid = [None] * len(given)
+                prepared.lists.append((key, items))
+                bound = [None] * len(value)
             elif argument.name in recorded:
-                laid = convert_value(given, argument, self.device)
+                bound = convert_value(value, argument, self.device)
             else:
-                laid = given
+                bound = value
             if argument.keyword:
-                ready.named[argument.name] = laid
+                prepared.named[argument.name] = bound
             else:
-                ready.positional.append(laid)
+                prepared.positional.append(bound)
 
-    def _number(self, view: TensorView) -> float | int | None:
-        plain = not view.shape and view.on_host and view.storage in self.program.constant
-        return _PLAIN_NUMBERS.get(view.dtype) if plain else None
+    def _plain_number(self, view: TensorView) -> float | int | None:
+        is_number = not view.shape and view.on_host and view.storage in self.program.constant
+        return _PLAIN_NUMBERS.get(view.dtype) if is_number else None
 
-    def _slot(self, view: TensorView, ready: PreparedOperator) -> int:
-        """The slot with that tensor, filled."""
+    def _slot(self, view: TensorView, prepared: PreparedOperator) -> int:
+        """Return the slot of a tensor, which is filled if it was empty."""
         slot = self._slot_of.get(view)
         if slot is not None and self._slots[slot] is not None:
             return slot
         slot = self._new_slot(view)
-        base = self._on.get(view.storage)
-        if base is not None and _holds_view(self._slots[base[0]], view):
-            self._slots[slot] = make_view(self._slots[base[0]], view)
-            if view.storage not in self._kept:
-                ready.views.append((slot, view, base[0]))
-            self._on[view.storage].append(slot)
+        base_slots = self._storage_slots.get(view.storage)
+        if base_slots is not None and _holds_view(self._slots[base_slots[0]], view):
+            self._slots[slot] = make_view(self._slots[base_slots[0]], view)
+            if view.storage not in self._kept_storages:
+                prepared.views.append((slot, view, base_slots[0]))
+            self._storage_slots[view.storage].append(slot)
             return slot
-        self._kept.add(view.storage)
-        whole = self._make(view)
-        number = whole.is_floating_point() or whole.is_complex() or whole.is_meta
-        if not number and view.storage not in self.program.constant:
-            self._first.append((whole, whole.clone()))
-        self._held[view.storage] = whole.untyped_storage().nbytes()
-        self._slots[slot] = make_view(whole, view)
-        self._on.setdefault(view.storage, []).insert(0, slot)
+        self._kept_storages.add(view.storage)
+        tensor = self._allocate(view)
+        is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta)
+        if is_integer and view.storage not in self.program.constant:
+            self._initial_integers.append((tensor, tensor.clone()))
+        self._allocated[view.storage] = tensor.untyped_storage().nbytes()
+        self._slots[slot] = make_view(tensor, view)
+        self._storage_slots.setdefault(view.storage, []).insert(0, slot)
         return slot
 
     def _new_slot(self, view: TensorView) -> int:
@@ -262,54 +287,58 @@ class Executor:
             self._slots.append(None)
         return slot
 
-    def _make(self, view: TensorView) -> torch.Tensor:
+    def _allocate(self, view: TensorView) -> torch.Tensor:
+        """Return a flat tensor with initial values for the storage of a view."""
         count = math.ceil(self.program.bytes[view.storage] / DTYPES[view.dtype].itemsize)
         device = torch.device("cpu") if view.on_host and self.device.type == "cuda" else self.device
-        made = tensor_initialization.make_initial_tensor(view, count, device, self._bounds)
-        self.saved.fill(made, view.storage)
-        return made
+        tensor = tensor_initialization.make_initial_tensor(view, count, device, self._bounds)
+        self.saved.fill(tensor, view.storage)
+        return tensor
 
-    def _take(self, step: ProgramStep, ready: PreparedOperator, given: Any) -> Outcome:
-        """Give the results their slots, if they are as recorded; else their readers get tensors made so."""
-        leaves = tree_leaves(given)
-        found = [(at, one) for at, one in enumerate(leaves) if isinstance(one, torch.Tensor)]
-        if len(found) != len(step.results):
-            return Outcome("substituted", f"gave {len(found)} tensors, recorded {len(step.results)}")
-        for (_, tensor), view in zip(found, step.results, strict=True):
-            if (
-                tensor.layout is not torch.strided
-            ):  # it has no storage, and recordings do not tell what it holds
-                layout = str(tensor.layout).removeprefix("torch.").lstrip("_")
-                return Outcome("substituted", f"gave a {layout} tensor, and its readers get a plain one")
-            if tuple(tensor.shape) != view.shape:
-                return Outcome("substituted", f"gave shape {list(tensor.shape)}, recorded {list(view.shape)}")
-            if tensor.dtype != DTYPES[view.dtype]:
-                return Outcome("substituted", f"gave {tensor.dtype}, recorded {DTYPES[view.dtype]}")
-        for (at, tensor), view in zip(found, step.results, strict=True):
+    def _store_results(self, step: ProgramStep, prepared: PreparedOperator, result: Any) -> Outcome:
+        """Put the results into their slots if they are as recorded; else their readers get initialized tensors."""
+        tensors = [
+            (index, leaf) for index, leaf in enumerate(tree_leaves(result)) if isinstance(leaf, torch.Tensor)
+        ]
+        if len(tensors) != len(step.results):
+            return Outcome("substituted", f"returned {len(tensors)} tensors, recorded {len(step.results)}")
+        for (_, tensor), view in zip(tensors, step.results, strict=True):
+            if difference := _describe_difference(tensor, view):
+                return Outcome("substituted", difference)
+        for (index, tensor), view in zip(tensors, step.results, strict=True):
             slot = self._new_slot(view)
             self._slots[slot] = tensor
-            ready.takes.append((at, slot))
-            slots = self._on.setdefault(view.storage, [])
+            prepared.takes.append((index, slot))
+            slots = self._storage_slots.setdefault(view.storage, [])
             if slot not in slots:
                 slots.append(slot)
-            if view.storage not in self._kept:
-                self._held[view.storage] = tensor.untyped_storage().nbytes()
-        self._measure()
+            if view.storage not in self._kept_storages:
+                self._allocated[view.storage] = tensor.untyped_storage().nbytes()
+        self.peak_bytes = max(self.peak_bytes, sum(self._allocated.values()))
         return Outcome("replayed")
-
-    def _measure(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, sum(self._held.values()))
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def _check_device(self, step: ProgramStep) -> None:
-        """A GPU that one operator has broken raises at all that follow."""
+        """Check that the GPU still works: after some failures every later call raises."""
         try:
             self._synchronize()
         except RuntimeError as error:
             raise EtloomError(f"{step.name} left the GPU unusable: {_first_line(error)}") from error
+
+
+def _describe_difference(tensor: torch.Tensor, view: TensorView) -> str | None:
+    """Return how a result differs from the recorded one; None if it does not."""
+    if tensor.layout is not torch.strided:  # it has no storage, and its contents are not recorded
+        layout = str(tensor.layout).removeprefix("torch.").lstrip("_")
+        return f"returned a {layout} tensor; its readers get a dense one"
+    if tuple(tensor.shape) != view.shape:
+        return f"returned shape {list(tensor.shape)}, recorded {list(view.shape)}"
+    if tensor.dtype != DTYPES[view.dtype]:
+        return f"returned {tensor.dtype}, recorded {DTYPES[view.dtype]}"
+    return None
 
 
 def _holds_view(base: torch.Tensor | None, view: TensorView) -> bool:

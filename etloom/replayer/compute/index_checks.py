@@ -1,8 +1,8 @@
-"""A look at indices and sizes before the kernels that take none themselves, and would read or write anywhere.
+"""Bounds checks for ATen kernels that do not validate their indices and could access memory out of bounds.
 
-Which kernels do with indices on a CPU was found by giving out-of-range integers to the operators of aten, torch 2.13:
-of those that are run for a trace of unknown origin those below ended the process, all others raise. Sizes: `fitting`.
-Nobody knows beforehand what the integers that a replay computes will be. A GPU is left to its kernels' assertions.
+These kernels were found by calling the operators of aten, torch 2.13, on a CPU with integers out of range: the
+operators below ended the process, all others that run for traces of unknown origin raise. `size_checks` does the same for
+sizes. The integers that a replay computes are not known in advance. On a GPU the assertions of its kernels are relied on.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ import torch
 from etloom.replayer.compute.size_checks import SIZE_CHECKS
 
 IndexArguments = Iterable[tuple[str, torch.Tensor, int]]
+"""(argument, tensor of indices, exclusive upper bound)"""
 
 
-def _loss_targets(had: Mapping[str, Any]) -> IndexArguments:
-    target, x = had["target"], had["self"]
-    yield "target", target.where(target != had["ignore_index"], 0), x.shape[1 if x.dim() > 1 else 0]
+def _loss_targets(args: Mapping[str, Any]) -> IndexArguments:
+    target, x = args["target"], args["self"]
+    yield "target", target.where(target != args["ignore_index"], 0), x.shape[1 if x.dim() > 1 else 0]
 
 
-def _ctc_targets(had: Mapping[str, Any]) -> IndexArguments:
-    yield "targets", had["targets"], had["log_probs"].shape[-1]
+def _ctc_targets(args: Mapping[str, Any]) -> IndexArguments:
+    yield "targets", args["targets"], args["log_probs"].shape[-1]
 
 
-def _bag_indices(had: Mapping[str, Any]) -> IndexArguments:
-    yield "indices", had["indices"], had["num_weights"]
-    yield "offset2bag", had["offset2bag"], had["grad"].shape[0]
+def _bag_indices(args: Mapping[str, Any]) -> IndexArguments:
+    yield "indices", args["indices"], args["num_weights"]
+    yield "offset2bag", args["offset2bag"], args["grad"].shape[0]
 
 
-def _bag_offsets(had: Mapping[str, Any]) -> IndexArguments:
-    yield "offsets", had["offsets"], had["indices"].numel() + 1
+def _bag_offsets(args: Mapping[str, Any]) -> IndexArguments:
+    yield "offsets", args["offsets"], args["indices"].numel() + 1
 
 
-def _embedding_indices(had: Mapping[str, Any]) -> IndexArguments:
-    if had["scale_grad_by_freq"]:  # else the kernel looks
-        yield "indices", had["indices"], had["num_weights"]
+def _embedding_indices(args: Mapping[str, Any]) -> IndexArguments:
+    if args["scale_grad_by_freq"]:  # otherwise the kernel checks
+        yield "indices", args["indices"], args["num_weights"]
 
 
 def _pooling_indices(dimensions: int) -> Callable[[Mapping[str, Any]], IndexArguments]:
-    def places(had: Mapping[str, Any]) -> IndexArguments:
-        yield "indices", had["indices"], math.prod(had["self"].shape[-dimensions:])
+    def pooled_indices(args: Mapping[str, Any]) -> IndexArguments:
+        yield "indices", args["indices"], math.prod(args["self"].shape[-dimensions:])
 
-    return places
+    return pooled_indices
 
 
 INDEX_ARGUMENTS: dict[str, Callable[[Mapping[str, Any]], IndexArguments]] = {
@@ -67,23 +68,35 @@ INDEX_ARGUMENTS: dict[str, Callable[[Mapping[str, Any]], IndexArguments]] = {
 
 
 def with_argument_checks(name: str, call: Callable[..., Any], arguments: Sequence[str]) -> Callable[..., Any]:
-    """The call of an operator, which raises IndexError where an index is out of range or sizes do not fit.
-    arguments: their names, in the order in which it declares them."""
-    places, looks = INDEX_ARGUMENTS.get(name), SIZE_CHECKS.get(name, ())
-    if places is None and not looks:
+    """Return a function that calls an operator after checking its arguments.
+
+    It raises IndexError if an index is out of range or sizes do not match.
+
+    Args:
+        name: The operator.
+        call: Runs it.
+        arguments: Names of its arguments, in the order in which it declares them.
+    """
+    index_arguments, size_checks = INDEX_ARGUMENTS.get(name), SIZE_CHECKS.get(name, ())
+    if index_arguments is None and not size_checks:
         return call
 
-    def looked(*given: Any, **named: Any) -> Any:
-        had = {**dict(zip(arguments, given, strict=False)), **named}
-        for look in looks:
-            look(had)
-        for what, tensor, below in places(had) if places else ():
-            if tensor.device.type == "cpu" and tensor.numel():
-                low, high = (int(one) for one in torch.aminmax(tensor))
-                if low < 0 or high >= below:
-                    raise IndexError(
-                        f"{what} holds {low if low < 0 else high}, which is not within 0..{below - 1}"
-                    )
-        return call(*given, **named)
+    def checked_call(*positional: Any, **named: Any) -> Any:
+        args = {**dict(zip(arguments, positional, strict=False)), **named}
+        for check in size_checks:
+            check(args)
+        for argument, tensor, limit in index_arguments(args) if index_arguments else ():
+            _check_indices(argument, tensor, limit)
+        return call(*positional, **named)
 
-    return looked
+    return checked_call
+
+
+def _check_indices(argument: str, tensor: torch.Tensor, limit: int) -> None:
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return
+    low, high = (int(bound) for bound in torch.aminmax(tensor))
+    if low < 0 or high >= limit:
+        raise IndexError(
+            f"{argument} has index {low if low < 0 else high}, which is not within 0..{limit - 1}"
+        )

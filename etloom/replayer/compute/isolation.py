@@ -1,6 +1,7 @@
-"""Work in a process of its own that may die of what it runs: it is started again without that.
+"""Runs work in a child process; if an operator crashes it, restarts without that operator.
 
-Kernels of torch do not look at all of their arguments; what a trace makes up, or a stranger wrote, can end the process.
+torch's kernels do not validate all of their arguments: values that are made up, or that someone wrote into a trace, can
+end the process.
 """
 
 from __future__ import annotations
@@ -21,105 +22,121 @@ from etloom.core.errors import EtloomError
 
 MAX_CRASHES = 50
 OPERATOR_TIMEOUT_S = 60.0
-"""An operator that takes longer is left out."""
+"""An operator that takes longer is skipped."""
 _POLL_INTERVAL_S = 0.25
 _NODE_FIELD_WIDTH = 20
-_CHANNEL_VARIABLE = "ETLOOM_REPLAY_APART"
-_PARENT_PID_VARIABLE = "ETLOOM_REPLAY_APART_OF"
-_PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of Linux
-_REMEDY = "less memory (--max-memory), or --device meta"
-# Not the user's folder: python -m would import what lies in it, and -P is not in Python 3.10.
-_BOOTSTRAP = "import sys; sys.path[:] = filter(None, sys.path); from etloom.replayer.compute import isolation; isolation.run_child()"
+_CHANNEL_VARIABLE = "ETLOOM_REPLAY_CHANNEL"
+_PARENT_PID_VARIABLE = "ETLOOM_REPLAY_PARENT"
+_PR_SET_PDEATHSIG = 1
+_REMEDY = "reduce the memory (--max-memory), or use --device meta"
+# python -m would import modules from the user's current folder, and Python 3.10 has no -P.
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from etloom.replayer.compute import isolation; isolation.run_child()"
+)
 
 
 def run_isolated(command: Sequence[str], quiet: bool = False) -> tuple[int, dict[int, str]]:
-    """Run ``python -m`` and the command until it ends by itself; its exit status, and the nodes that it had to leave
-    out with the reason.
+    """Run ``python -m`` and the command until it ends by itself.
 
-    Each time a signal ends it, the node that it `told` last is left out from then on; so is one that takes longer than
-    LIMIT_S. It ends with this process; where the user interrupts, it may show what it has, until the user interrupts
-    again. quiet: what it writes is thrown away. Raises EtloomError where it told none, or that often that it is no use,
-    and where it was killed from outside, as the system does for want of memory.
+    Each time a signal ends it, the node that it reported last (`connect_to_parent`) is skipped from then on; so is one
+    that takes longer than OPERATOR_TIMEOUT_S. The child ends with this process. If the user interrupts, it may still
+    print its results, until the user interrupts again.
+
+    Args:
+        command: A module and its arguments.
+        quiet: Discard its output.
+
+    Returns:
+        Its exit status, and node -> reason for the nodes that it had to skip.
+
+    Raises:
+        EtloomError: It reported no node, crashed too often, or was killed from outside, as by the system when memory is
+            exhausted.
     """
-    left_out: dict[int, str] = {}
+    skipped: dict[int, str] = {}
     with _sigterm_as_exception(), tempfile.TemporaryDirectory(prefix="etloom-") as folder:
         while True:
-            at = Path(folder, "at")
-            at.unlink(missing_ok=True)
-            Path(folder, "left_out").write_text(json.dumps(left_out))
-            started = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, *command],
-                env={
-                    **os.environ,
-                    _CHANNEL_VARIABLE: folder,
-                    _PARENT_PID_VARIABLE: str(os.getpid()),
-                    "PYTHONUNBUFFERED": "1",
-                },
-                stdout=subprocess.DEVNULL if quiet else None,
-                stderr=subprocess.DEVNULL if quiet else None,
-            )
-            try:
-                status = _wait_for_exit(started, at)
-            except KeyboardInterrupt:
-                if quiet:
-                    raise
-                if os.name == "posix":  # nobody but a terminal interrupts both
-                    started.send_signal(signal.SIGINT)
-                status = started.wait()
-            finally:
-                started.kill()
-                started.wait()
+            channel = Path(folder, "node")
+            channel.unlink(missing_ok=True)
+            Path(folder, "skipped").write_text(json.dumps(skipped))
+            status = _run_once(command, folder, channel, quiet)
             if status is not None and status >= 0:
-                return status, left_out
+                return status, skipped
             if status == -signal.SIGKILL:
-                raise EtloomError("the replay was killed, most likely for want of memory", remedy=_REMEDY)
-            name = (
-                f"an operator of more than {OPERATOR_TIMEOUT_S:g} s"
-                if status is None
-                else signal.Signals(-status).name
-            )
-            node = next(iter(_read_progress(at)), "")
-            if not node or int(node) in left_out or len(left_out) == MAX_CRASHES:
-                raise EtloomError(f"the replay was ended by {name}", remedy=_REMEDY)
-            left_out[int(node)] = (
+                raise EtloomError(
+                    "the replay was killed, probably because memory was exhausted", remedy=_REMEDY
+                )
+            node = next(iter(_read_progress(channel)), "")
+            if not node or int(node) in skipped or len(skipped) == MAX_CRASHES:
+                raise EtloomError(f"the replay was ended by {_describe_end(status)}", remedy=_REMEDY)
+            skipped[int(node)] = (
                 f"it did not end within {OPERATOR_TIMEOUT_S:g} s"
                 if status is None
-                else f"it ended the process: {name}"
+                else f"it crashed the process: {signal.Signals(-status).name}"
             )
 
 
-def _wait_for_exit(started: subprocess.Popen[bytes], at: Path) -> int | None:
-    """The exit status of the process; None where it stays longer than LIMIT_S with one operator."""
-    before: int | None = None
+def _run_once(command: Sequence[str], folder: str, channel: Path, quiet: bool) -> int | None:
+    """Return the exit status of one child; None if an operator took too long."""
+    environment = {_CHANNEL_VARIABLE: folder, _PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    child = subprocess.Popen(
+        [sys.executable, "-c", _BOOTSTRAP, *command],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL if quiet else None,
+        stderr=subprocess.DEVNULL if quiet else None,
+    )
+    try:
+        return _wait_for_exit(child, channel)
+    except KeyboardInterrupt:
+        if quiet:
+            raise
+        if os.name == "posix":  # only a terminal interrupts both processes
+            child.send_signal(signal.SIGINT)
+        return child.wait()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _describe_end(status: int | None) -> str:
+    if status is None:
+        return f"an operator that took more than {OPERATOR_TIMEOUT_S:g} s"
+    return signal.Signals(-status).name
+
+
+def _wait_for_exit(child: subprocess.Popen[bytes], channel: Path) -> int | None:
+    """Return the exit status of the child; None if one operator takes longer than OPERATOR_TIMEOUT_S."""
+    last_change: int | None = None
     waited = 0.0
     while True:
         try:
-            return started.wait(_POLL_INTERVAL_S)
+            return child.wait(_POLL_INTERVAL_S)
         except subprocess.TimeoutExpired:
-            # Not by the clock, which goes on while both processes are stopped.
+            # Not measured by the clock, which goes on while both processes are stopped.
             waited += _POLL_INTERVAL_S
-        # Once all were tried they are repeated, and nobody tells how far that is.
-        now = at.stat().st_mtime_ns if len(_read_progress(at)) == 1 else None
-        if now is None or now != before:
-            before, waited = now, 0.0
+        # After all nodes were tried they are repeated, and no progress is reported.
+        change = channel.stat().st_mtime_ns if len(_read_progress(channel)) == 1 else None
+        if change is None or change != last_change:
+            last_change, waited = change, 0.0
         elif waited > OPERATOR_TIMEOUT_S:
             return None
 
 
-def _read_progress(at: Path) -> list[str]:
-    """The last node, and a word more when all were tried."""
-    return at.read_text().split() if at.exists() else []
+def _read_progress(channel: Path) -> list[str]:
+    """Return the last reported node, followed by another word if all were tried."""
+    return channel.read_text().split() if channel.exists() else []
 
 
 @contextlib.contextmanager
 def _sigterm_as_exception() -> Iterator[None]:
-    """SIGTERM, too, is an exception here, unless somebody else handles it."""
+    """Raise SystemExit on SIGTERM, unless the signal is handled already."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, end)
@@ -130,21 +147,21 @@ def _sigterm_as_exception() -> Iterator[None]:
 
 
 def run_child() -> None:
-    """What the process does first: it binds its life to its parent's, where the system can, and becomes the command.
+    """Run the command in the child process, which ends with its parent if the system supports that.
 
-    It is interrupted once: a terminal interrupts it and its parent, which then does so as well.
+    It is interrupted once: a terminal interrupts both it and its parent, which then interrupts it again.
     """
 
-    def once(number: int, frame: object) -> None:
+    def interrupt_once(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, once)
+    signal.signal(signal.SIGINT, interrupt_once)
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != int(os.environ[_PARENT_PID_VARIABLE]):  # it was gone before
+        if os.getppid() != int(os.environ[_PARENT_PID_VARIABLE]):  # the parent has ended before the call
             raise SystemExit(1)
     del sys.argv[0]
     try:
@@ -154,18 +171,24 @@ def run_child() -> None:
 
 
 def connect_to_parent() -> tuple[Callable[[int | None], None], Mapping[int, str]]:
-    """In the process: what to call with a node before it is tried and with None when all were, and the nodes to leave
-    out with the reason."""
+    """Connect the child process to its parent.
+
+    Returns:
+        A function to call with each node before it is tried, and with None after all were; and node -> reason for the
+        nodes to skip.
+    """
     folder = os.environ.get(_CHANNEL_VARIABLE)
     if folder is None:
         return lambda node: None, {}
-    told = os.open(Path(folder, "at"), os.O_CREAT | os.O_WRONLY, 0o600)
-    left_out = json.loads(Path(folder, "left_out").read_text())
-    return lambda node: _write_progress(told, node), {int(node): why for node, why in left_out.items()}
+    channel = os.open(Path(folder, "node"), os.O_CREAT | os.O_WRONLY, 0o600)
+    skipped = json.loads(Path(folder, "skipped").read_text())
+    return lambda node: _write_progress(channel, node), {
+        int(node): reason for node, reason in skipped.items()
+    }
 
 
-def _write_progress(told: int, node: int | None) -> None:
+def _write_progress(channel: int, node: int | None) -> None:
     if node is None:
-        os.pwrite(told, b"tried", _NODE_FIELD_WIDTH)
+        os.pwrite(channel, b"tried", _NODE_FIELD_WIDTH)
     else:
-        os.pwrite(told, f"{node:<{_NODE_FIELD_WIDTH}}".encode(), 0)
+        os.pwrite(channel, f"{node:<{_NODE_FIELD_WIDTH}}".encode(), 0)

@@ -1,4 +1,7 @@
-"""The nodes of a recording that a replay of computation takes, known before torch is imported, which takes seconds."""
+"""Selects the nodes of a recording that a computation replay runs.
+
+It does not import torch, which takes seconds, so that a missing execution trace or step is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,33 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, find_step_nodes
 
+_MAX_ID = 1 << 62
+
 
 def select_nodes(trace: Trace, step: int | None = None) -> pl.DataFrame:
-    """The nodes of the execution trace, or of its step N. Raises EtloomError where there is none."""
+    """Return the nodes of the execution trace, or of its step N.
+
+    Raises:
+        EtloomError: There is no execution trace, or no such step.
+    """
     if not trace.nodes.height:
         raise EtloomError(
-            "holds no execution trace, which computation replay needs",
+            "has no execution trace, which computation replay needs",
             where=describe_rank(trace) or "the trace",
-            remedy="record one: etloom collect, or ExecutionTraceObserver",
+            remedy="record one with etloom collect or ExecutionTraceObserver",
         )
     first, last = _step_node_range(trace.nodes, step)
     return trace.nodes.filter(pl.col("id").is_between(first, last, closed="left"))
 
 
 def _step_node_range(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:
-    """The ids of the nodes of a step: operators of all threads, since ids are given in order of time."""
+    """Return the range of node ids of a step. Ids are assigned in order of time, so it includes all threads."""
     if step is None:
-        return 0, 1 << 62
-    found = find_step_nodes(nodes)
-    start = found.filter(pl.col("step") == step)["id"]
+        return 0, _MAX_ID
+    annotations = find_step_nodes(nodes)
+    start = annotations.filter(pl.col("step") == step)["id"]
     if not start.len():
-        known = ", ".join(map(str, found["step"].to_list())) or "none"
-        raise EtloomError(f"the execution trace has no step {step}", remedy=f"it has {known}")
-    after = found.filter(pl.col("id") > start[0])["id"]
-    return start[0], after[0] if after.len() else 1 << 62
+        steps = ", ".join(map(str, annotations["step"].to_list())) or "none"
+        raise EtloomError(f"the execution trace has no step {step}", remedy=f"its steps are: {steps}")
+    later = annotations.filter(pl.col("id") > start[0])["id"]
+    return start[0], later[0] if later.len() else _MAX_ID

@@ -1,4 +1,4 @@
-"""Which nodes of an execution trace are run: the top-most that this torch may run; it calls their children itself."""
+"""Selects the nodes of an execution trace to run: the topmost operators that may run, which call their children."""
 
 from __future__ import annotations
 
@@ -12,90 +12,110 @@ from etloom.replayer.recorded_calls import RAISED_REASON, raised_exception
 
 Node = dict[str, Any]
 COMMUNICATION_REASON = "communication: etloom replay comms"
-COMPILED_REASON = "its kernels were not recorded (C++ never is; Triton is with record_shapes); TORCH_COMPILE_DISABLE=1 helps"
+COMPILED_REASON = "its kernels were not recorded (C++ never is; Triton is with record_shapes); use TORCH_COMPILE_DISABLE=1"
 _COMPILED_PREFIX = "## Call CompiledFxGraph"
 _COMMUNICATION_PREFIXES = (
-    "record_param_comms",
-    "c10d::",
-    "c10d_functional::",
-    "_c10d_functional::",
-    "nccl:",
-    "gloo:",
-)
+    "record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:",
+)  # fmt: skip
+_COLUMNS = ("id", "et_id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
 
 
 @dataclass
 class OperatorSelection:
-    """run: the nodes to run. left_out: those of which neither they nor a part of them can be, with the reason.
-    compiled: code that the recording has no operators for, with the ids of the nodes in it that it has. inside: node ->
-    the one of these that it is a part of."""
+    """The nodes to run, and those that cannot run.
+
+    Attributes:
+        run: The nodes to run, with their operators.
+        omitted: Nodes that cannot run, neither themselves nor parts of them, with the reason.
+        compiled: Compiled code without recorded operators, with the ids of its recorded nodes.
+        top_of: Node -> the node of the above that it is part of.
+    """
 
     run: list[tuple[Node, Operator]] = field(default_factory=list)
-    left_out: list[tuple[Node, str]] = field(default_factory=list)
+    omitted: list[tuple[Node, str]] = field(default_factory=list)
     compiled: list[tuple[Node, list[int]]] = field(default_factory=list)
-    inside: dict[int, int] = field(default_factory=dict)
+    top_of: dict[int, int] = field(default_factory=dict)
 
 
 def select_operators(nodes: pl.DataFrame, namespaces: frozenset[str]) -> OperatorSelection:
-    """Which nodes to run, of whole trees of them."""
-    chosen = OperatorSelection()
-    refused: dict[int, tuple[Node, str]] = {}
-    inside: dict[int, int] = chosen.inside  # of what is run, or left out whole
-    whole: set[int] = set()
-    around: dict[int, int] = {}  # node -> the innermost refused one that it is in
-    graphs: dict[int, _CompiledGraph] = {}  # node -> the compiled graph that it is in
-    kernel = ("kernel_backend",)
-    columns = ("id", "et_id", "name", "parent", "op_schema", *kernel, "inputs", "attrs")
-    # An id that comes twice is the first's: what is around what must end somewhere.
-    for node in nodes.select(columns).unique("id", keep="first").sort("id").iter_rows(named=True):
-        at, parent = node["id"], node["parent"]
-        if parent in whole or parent in inside:
-            inside[at] = parent if parent in whole else inside[parent]
-            continue
-        outer = parent if parent in refused else around.get(parent)
-        if outer is not None:
-            around[at] = outer
-        if (graph := _enclosing_graph(node, graphs.get(parent))) is not None:
-            graphs[at] = graph
-        found = _resolve_node(node, namespaces)
-        if isinstance(found, Operator):
-            chosen.run.append((node, found))
-            while outer is not None:  # a part of it is run instead
-                refused.pop(outer, None)
-                outer = around.get(outer)
-        elif found is not None:
-            refused[at] = (node, found)
-        if (
-            isinstance(found, Operator)
-            or found in (COMMUNICATION_REASON, RAISED_REASON)
-            or node["kernel_backend"]
-        ):
-            whole.add(at)
-        if graph is not None and found is not None:
-            graph.parts.append(at)
-            graph.has_kernels |= bool(node["kernel_backend"])
-    chosen.left_out = list(refused.values())
-    made = {id(graph): graph for graph in graphs.values()}.values()
-    chosen.compiled = [(graph.node, graph.parts) for graph in made if not graph.has_kernels]
-    return chosen
+    """Select the nodes to run.
+
+    Args:
+        nodes: The table nodes, with complete subtrees.
+        namespaces: Namespaces of the operators that may run.
+    """
+    selector = _Selector(namespaces)
+    # Of a duplicate id the first counts: otherwise the chain of parents might not end.
+    for node in nodes.select(_COLUMNS).unique("id", keep="first").sort("id").iter_rows(named=True):
+        selector.add(node)
+    return selector.finish()
 
 
 @dataclass
 class _CompiledGraph:
-    """A call of what torch.compile made. parts: operators and kernels in it that were recorded."""
+    """A call of code that torch.compile generated; ``parts`` are its recorded operators and kernels."""
 
     node: Node
     parts: list[int] = field(default_factory=list)
     has_kernels: bool = False
 
 
+class _Selector:
+    """Visits nodes in the order of their ids, parents before children."""
+
+    def __init__(self, namespaces: frozenset[str]) -> None:
+        self._namespaces = namespaces
+        self._selection = OperatorSelection()
+        self._refused: dict[int, tuple[Node, str]] = {}
+        self._tops: set[int] = set()  # nodes that are run or omitted with all their children
+        self._refused_around: dict[int, int] = {}  # node -> innermost refused node around it
+        self._graphs: dict[int, _CompiledGraph] = {}  # node -> compiled graph that it is part of
+
+    def add(self, node: Node) -> None:
+        index, parent = node["id"], node["parent"]
+        top_of = self._selection.top_of
+        if parent in self._tops or parent in top_of:
+            top_of[index] = parent if parent in self._tops else top_of[parent]
+            return
+        outer = parent if parent in self._refused else self._refused_around.get(parent)
+        if outer is not None:
+            self._refused_around[index] = outer
+        graph = _enclosing_graph(node, self._graphs.get(parent))
+        if graph is not None:
+            self._graphs[index] = graph
+        resolved = _resolve_node(node, self._namespaces)
+        if isinstance(resolved, Operator):
+            self._selection.run.append((node, resolved))
+            self._accept_around(outer)
+        elif resolved is not None:
+            self._refused[index] = (node, resolved)
+        is_top = isinstance(resolved, Operator) or resolved in (COMMUNICATION_REASON, RAISED_REASON)
+        if is_top or node["kernel_backend"]:
+            self._tops.add(index)
+        if graph is not None and resolved is not None:
+            graph.parts.append(index)
+            graph.has_kernels |= bool(node["kernel_backend"])
+
+    def _accept_around(self, outer: int | None) -> None:
+        """Accept the refused nodes around one that is run: a part of them is run instead."""
+        while outer is not None:
+            self._refused.pop(outer, None)
+            outer = self._refused_around.get(outer)
+
+    def finish(self) -> OperatorSelection:
+        self._selection.omitted = list(self._refused.values())
+        graphs = {id(graph): graph for graph in self._graphs.values()}.values()
+        self._selection.compiled = [(graph.node, graph.parts) for graph in graphs if not graph.has_kernels]
+        return self._selection
+
+
 def _enclosing_graph(node: Node, outer: _CompiledGraph | None) -> _CompiledGraph | None:
-    """The innermost call of compiled code that a node is, or is in."""
+    """Return the innermost call of compiled code that a node is, or is part of."""
     return _CompiledGraph(node) if (node["name"] or "").startswith(_COMPILED_PREFIX) else outer
 
 
 def _resolve_node(node: Node, namespaces: frozenset[str]) -> Operator | str | None:
-    """What a node is, or why it is not run; None of one that is no operator."""
+    """Return the operator of a node, the reason why it is not run, or None if it is not an operator."""
     if (node["name"] or "").startswith(_COMMUNICATION_PREFIXES):
         return COMMUNICATION_REASON
     if (node["op_schema"] or node["kernel_backend"]) and raised_exception(node["attrs"]):

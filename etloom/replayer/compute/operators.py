@@ -1,4 +1,4 @@
-"""Which operator of torch's registry a recorded schema names, and whether a stranger's trace may run it."""
+"""Finds the operator of torch's registry that a recorded schema names, and decides whether a trace may run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REFUSED_OPERATORS = re.compile(
     r"|quantized_\w*|choose_qparams_optimized|mkldnn_rnn_\w*|fractional_max_pool[23]d_backward|bincount|fbgemm_\w*"
     r"|fused_moving_avg\w*|linalg_ldl_solve|slow_conv\w*|thnn_conv2d"
 )
-"""Operators that open files, take another's memory, or trust their arguments without a look at sizes or indices."""
+"""Operators that open files, access the memory of others, or do not validate sizes or indices of their arguments."""
 
 _ALLOWED_PRIVATE_OPERATORS = re.compile(
     r"to_copy|unsafe_view|(?:log_)?softmax(?:_backward_data)?|local_scalar_dense|scaled_dot_product_\w+|conj\w*|neg_view"
@@ -29,7 +29,7 @@ _ALLOWED_PRIVATE_OPERATORS = re.compile(
     r"|native_multi_head_attention|transformer_encoder_layer_fwd|shape_as_tensor|euclidean_dist|assert_async"
     r"|functional_sym_constrain\w*|log_api_usage\w*|sparse_\w*softmax|safe_softmax|mps_\w+|is_all_true|is_any_true"
 )
-"""Of private operators, whose callers have looked at their arguments, those that training and serving begin with."""
+"""Private operators that training and inference call. Others may rely on checks in their callers, and are not run."""
 
 
 _SUBSTITUTES: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -53,15 +53,23 @@ _SUBSTITUTES: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def portable_substitute(name: str) -> tuple[str, Callable[..., Any]] | None:
-    """An operator of every device that computes what one of a vendor does, by its name, and a call with the same
-    arguments."""
+    """Return an operator of all devices that computes what a vendor's operator does.
+
+    Returns:
+        Its name, and a function with the arguments of the vendor's operator.
+    """
     return _SUBSTITUTES.get(name)
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument as this torch declares it. kind: its type, such as Optional[Tensor], List[int], ScalarType.
-    writes: the operator changes it."""
+    """An argument as the installed torch declares it.
+
+    Attributes:
+        kind: Its type, such as Optional[Tensor], List[int], ScalarType.
+        keyword: It is keyword-only.
+        writes: The operator modifies it.
+    """
 
     name: str
     kind: str
@@ -72,21 +80,25 @@ class Argument:
 
 @dataclass(frozen=True)
 class Operator:
-    """call: the operator. arguments: of the recorded schema, in its order, as this torch declares them.
-    order: all that this torch declares, in its order. instead: why it is not the operator itself that is called."""
+    """An operator of the installed torch.
+
+    Attributes:
+        call: Runs it.
+        arguments: The arguments of the recorded schema, in its order, as this torch declares them.
+        order: All arguments that this torch declares, in its order.
+    """
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[Argument, ...]
     order: tuple[Argument, ...]
-    instead: str | None = None
 
 
 @lru_cache(maxsize=4096)
 def resolve_operator(schema: str, namespaces: frozenset[str] = frozenset({"aten"})) -> Operator | str:
-    """The operator that the schema names in this torch, or why it may not or cannot run.
+    """Return the operator that the schema names in this torch, or the reason why it cannot or must not run.
 
-    Only torch's own parser of schemas and its registry are asked: no text of the trace is run.
+    Only torch's schema parser and registry are used: no text of the trace is executed.
     """
     qualified = schema.partition("(")[0].strip()
     namespace, _, rest = qualified.partition("::")
@@ -94,13 +106,14 @@ def resolve_operator(schema: str, namespaces: frozenset[str] = frozenset({"aten"
     if namespace not in namespaces:
         return f"namespace {namespace[:40] or '?'} is not allowed; --allow-namespace adds one"
     plain = name.lstrip("_")
+    is_private = namespace == "aten" and name.startswith("_")
     if _REFUSED_OPERATORS.fullmatch(plain) or (
-        namespace == "aten" and name.startswith("_") and not _ALLOWED_PRIVATE_OPERATORS.fullmatch(plain)
+        is_private and not _ALLOWED_PRIVATE_OPERATORS.fullmatch(plain)
     ):
-        return "not run for a trace of unknown origin"
+        return "not run for traces of unknown origin"
     try:
-        recorded = [one.name for one in torch._C.parse_schema(schema).arguments]
-        # What only TorchScript knows, as aten::save, is not among the dispatcher's operators.
+        recorded = [argument.name for argument in torch._C.parse_schema(schema).arguments]
+        # Operators that only TorchScript has, such as aten::save, are not in the dispatcher.
         if not torch._C._dispatch_has_kernel(f"{namespace}::{name}{overload and '.'}{overload}"):
             return "not in this torch"
         call = torch._C._get_operation_overload(f"{namespace}::{name}", overload)
@@ -109,21 +122,21 @@ def resolve_operator(schema: str, namespaces: frozenset[str] = frozenset({"aten"
         call = None
     if call is None:
         return "not in this torch"
-    order = tuple(_declared_argument(one) for one in declared.arguments)
-    known = {one.name: one for one in order}
-    if strange := [one for one in recorded if one not in known]:
-        return f"this torch's operator has no argument {strange[0][:40]}"
+    order = tuple(map(_declared_argument, declared.arguments))
+    by_name = {argument.name: argument for argument in order}
+    if unknown := [argument for argument in recorded if argument not in by_name]:
+        return f"this torch's operator has no argument {unknown[0][:40]}"
     run = _reshape_alias if name == "_reshape_alias" else call[0]
-    run = with_argument_checks(f"{namespace}::{name}", run, [one.name for one in order])
-    return Operator(f"{namespace}::{name}", run, tuple(known[one] for one in recorded), order)
+    run = with_argument_checks(f"{namespace}::{name}", run, list(by_name))
+    return Operator(f"{namespace}::{name}", run, tuple(by_name[argument] for argument in recorded), order)
 
 
 def _reshape_alias(tensor: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
-    """aten::_reshape_alias, with a look at whether the storage holds it."""
+    """Run aten::_reshape_alias, checking that the storage is large enough."""
     return torch.as_strided(tensor, size, stride, tensor.storage_offset())
 
 
-def _declared_argument(one: Any) -> Argument:
-    default = one.default_value if one.has_default_value() else None
-    writes = one.alias_info is not None and one.alias_info.is_write
-    return Argument(one.name, str(one.real_type), one.kwarg_only, default, writes)
+def _declared_argument(declared: Any) -> Argument:
+    default = declared.default_value if declared.has_default_value() else None
+    writes = declared.alias_info is not None and declared.alias_info.is_write
+    return Argument(declared.name, str(declared.real_type), declared.kwarg_only, default, writes)

@@ -1,4 +1,4 @@
-"""A step with its arguments laid out, so that repeating it asks no questions."""
+"""A prepared operator call: bound arguments, executable repeatedly without lookups."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import torch
 from etloom.replayer.compute.argument_values import DTYPES
 from etloom.replayer.compute.program_steps import TensorView
 
-ArgumentKey = int | str  # of an argument: its position, or its name
+ArgumentKey = int | str
+"""Position of an argument, or its name."""
 
 
 @dataclass
 class PreparedOperator:
-    """A step but for its tensors, which come from and go to numbered slots.
+    """An operator call whose tensors are read from and written to numbered slots.
 
-    slots: (place, slot). lists: (place, of the list's items (index, slot)). views: (slot, what, slot of another tensor
-    on that storage), to be made first. takes: (leaf of the result, slot). frees: slots.
+    Attributes:
+        slots: (argument, slot) of tensors.
+        lists: (argument, [(index, slot)]) of lists of tensors.
+        views: (slot, view, slot of another tensor on the same storage): views to create before the call.
+        takes: (index of a result, slot) of tensors to keep.
+        frees: Slots to clear after the call.
     """
 
     node: int
@@ -36,19 +41,20 @@ class PreparedOperator:
     def __call__(self, slots: list[Any]) -> Any:
         for slot, view, base in self.views:
             slots[slot] = make_view(slots[base], view)
-        # Copies, since arguments that were kept here would keep their memory.
+        # Copies: arguments that were stored here would keep their memory allocated.
         positional = self.positional.copy()
         named = self.named.copy() if self.named else self.named
-        for place, slot in self.slots:
-            (named if isinstance(place, str) else positional)[place] = slots[slot]  # type: ignore[index,call-overload]
-        for place, items in self.lists:
-            holder: Any = named if isinstance(place, str) else positional
-            holder[place] = into = holder[place].copy()
-            for at, slot in items:
-                into[at] = slots[slot]
+        for key, slot in self.slots:
+            (named if isinstance(key, str) else positional)[key] = slots[slot]  # type: ignore[index,call-overload]
+        for key, items in self.lists:
+            arguments: Any = named if isinstance(key, str) else positional
+            arguments[key] = tensors = arguments[key].copy()
+            for index, slot in items:
+                tensors[index] = slots[slot]
         return self.call(*positional, **named)
 
 
 def make_view(base: Any, view: TensorView) -> torch.Tensor:
-    made = torch.empty(0, dtype=DTYPES[view.dtype], device=base.device)
-    return made.set_(base.untyped_storage(), view.offset, view.shape, view.stride)  # type: ignore[call-overload,no-any-return]
+    """Return a tensor on the storage of ``base``, with the shape and layout of a recorded one."""
+    tensor = torch.empty(0, dtype=DTYPES[view.dtype], device=base.device)
+    return tensor.set_(base.untyped_storage(), view.offset, view.shape, view.stride)  # type: ignore[call-overload,no-any-return]

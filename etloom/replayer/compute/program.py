@@ -1,9 +1,10 @@
-"""From a recorded trace to the operators that will run: which, in what order, and whose results they take."""
+"""Builds the program of a computation replay from a trace: its operators, their order, and the flow of tensors."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from etloom.replayer.compute.operator_selection import (
     COMMUNICATION_REASON,
     COMPILED_REASON,
     Node,
+    OperatorSelection,
     select_operators,
 )
 from etloom.replayer.compute.operators import Operator
@@ -44,99 +46,129 @@ class OmittedOperator:
 
 @dataclass(frozen=True)
 class Program:
-    """bytes: of each storage. external: storages that no step gives. constant: of these, what no step gives back.
-    unfilled: storages that a step gives, but does not fill, as no later one does before they are read."""
+    """The operator calls of a replay, and the storages that they use.
+
+    Attributes:
+        bytes: Storage -> size.
+        external: Storages that no step creates.
+        constant: External storages that no step writes.
+        unfilled: Storages that a step creates but nothing fills before they are read.
+    """
 
     steps: list[ProgramStep]
-    left_out: list[OmittedOperator]
+    omitted: list[OmittedOperator]
     bytes: dict[int, int] = field(default_factory=dict)
     external: frozenset[int] = frozenset()
     constant: frozenset[int] = frozenset()
-    unfilled_storages: frozenset[int] = frozenset()
+    unfilled: frozenset[int] = frozenset()
 
 
 def build_program(
-    trace: Trace,
-    namespaces: frozenset[str] = frozenset({"aten"}),
-    step: int | None = None,
+    trace: Trace, namespaces: frozenset[str] = frozenset({"aten"}), step: int | None = None
 ) -> Program:
-    """The program of a linked trace, or of its step N. Raises EtloomError where nothing was recorded to replay."""
-    asked = select_nodes(trace, step).with_columns(pl.col(pl.Categorical).cast(pl.String))
+    """Build the program of a linked trace, or of its step N.
+
+    Raises:
+        EtloomError: Nothing that can be replayed was recorded.
+    """
+    nodes = select_nodes(trace, step).with_columns(pl.col(pl.Categorical).cast(pl.String))
     timed = trace.links.join(trace.events.select(event="id", dur="dur"), on="event")
-    spent: dict[int, int] = dict(timed.select("node", "dur").iter_rows())
-    chosen = select_operators(asked, namespaces)
-    left_out = [
-        OmittedOperator(node["name"], reason, spent.get(node["id"])) for node, reason in chosen.left_out
-    ]
-    for node, parts in chosen.compiled:
-        whole = spent.get(node["id"])
-        alone = None if whole is None else max(0, whole - sum(spent.get(part, 0) for part in parts))
-        left_out.append(OmittedOperator(node["name"], COMPILED_REASON, alone))
-    if not chosen.run:
-        why = Counter(f": {one.reason}" for one in left_out).most_common(1)
+    durations: dict[int, int] = dict(timed.select("node", "dur").iter_rows())
+    selection = select_operators(nodes, namespaces)
+    omitted = _omitted_operators(selection, durations)
+    if not selection.run:
+        reasons = Counter(f": {operator.reason}" for operator in omitted).most_common(1)
         raise EtloomError(
-            f"no recorded operator can be replayed{why[0][0] if why else ''}",
-            remedy="etloom info shows what there is",
+            f"no recorded operator can be replayed{reasons[0][0] if reasons else ''}",
+            remedy="etloom info shows what was recorded",
         )
-    refused = ((node, None) for node, _ in chosen.left_out)
-    found = sorted([*chosen.run, *refused], key=lambda one: one[0]["id"])
-    wanted = pl.DataFrame({"node": [node["id"] for node, _ in found]}, schema={"node": pl.UInt32})
-    tensors: dict[int, list[dict[str, Any]]] = {}
-    rows = trace.tensors.join(wanted, on="node", how="semi").with_columns(
-        pl.col(pl.Categorical).cast(pl.String)
-    )
-    for row in rows.iter_rows(named=True):
-        tensors.setdefault(row["node"], []).append(row)
-    pieces = pl.DataFrame(
-        {"node": list(chosen.inside), "top": list(chosen.inside.values())},
-        schema={"node": pl.UInt32, "top": pl.Int64},
-    )
-    inner = trace.tensors.filter(pl.col("io") == OUTPUT).join(pieces, on="node")
-    within: dict[int, list[int]] = dict(inner.group_by("top").agg("storage_id").iter_rows())
+    refused = ((node, None) for node, _ in selection.omitted)
+    ordered = sorted([*selection.run, *refused], key=lambda pair: pair[0]["id"])
+    tensors = _tensors_by_node(trace, [node["id"] for node, _ in ordered])
+    inner_results = _inner_results(trace, selection.top_of)
     steps: list[ProgramStep] = []
     storages = StorageVersions()
-    for node, operator in found:
-        own = tensors.get(node["id"], [])
-        hidden = set(within.get(node["id"], ()))
+    for node, operator in ordered:
+        rows = tensors.get(node["id"], [])
+        hidden = set(inner_results.get(node["id"], ()))
         if operator is None:
-            storages.forget(hidden - {row["storage_id"] for row in own if row["io"] == INPUT})
-            storages.replaced(own)
+            storages.forget(hidden - {row["storage_id"] for row in rows if row["io"] == INPUT})
+            storages.forget_results(rows)
             continue
         try:
-            one = _make_step(node, operator, own, hidden, storages)
+            program_step = _make_step(node, operator, rows, hidden, storages)
         except ValueError as error:
-            left_out.append(OmittedOperator(node["name"], str(error), spent.get(node["id"])))
-            storages.replaced(own)
+            omitted.append(OmittedOperator(node["name"], str(error), durations.get(node["id"])))
+            storages.forget_results(rows)
             continue
-        one.recorded_ns = spent.get(node["id"])
-        steps.append(one)
-    made, given = mark_freed_storages(steps)
-    external = frozenset(storages.bytes.keys() - made)
-    return Program(steps, left_out, storages.bytes, external, external - given, find_unfilled_storages(steps))
+        program_step.recorded_ns = durations.get(node["id"])
+        steps.append(program_step)
+    created, filled = mark_freed_storages(steps)
+    external = frozenset(storages.bytes.keys() - created)
+    return Program(steps, omitted, storages.bytes, external, external - filled, find_unfilled_storages(steps))
+
+
+def _omitted_operators(selection: OperatorSelection, durations: Mapping[int, int]) -> list[OmittedOperator]:
+    omitted = [
+        OmittedOperator(node["name"], reason, durations.get(node["id"])) for node, reason in selection.omitted
+    ]
+    for node, parts in selection.compiled:
+        duration = durations.get(node["id"])
+        if duration is not None:
+            duration = max(0, duration - sum(durations.get(part, 0) for part in parts))
+        omitted.append(OmittedOperator(node["name"], COMPILED_REASON, duration))
+    return omitted
+
+
+def _tensors_by_node(trace: Trace, nodes: list[int]) -> dict[int, list[dict[str, Any]]]:
+    selected = pl.DataFrame({"node": nodes}, schema={"node": pl.UInt32})
+    rows = trace.tensors.join(selected, on="node", how="semi").with_columns(
+        pl.col(pl.Categorical).cast(pl.String)
+    )
+    tensors: dict[int, list[dict[str, Any]]] = {}
+    for row in rows.iter_rows(named=True):
+        tensors.setdefault(row["node"], []).append(row)
+    return tensors
+
+
+def _inner_results(trace: Trace, top_of: Mapping[int, int]) -> dict[int, list[int]]:
+    """Return top node -> storage ids of the results of nodes inside of it."""
+    inner = pl.DataFrame(
+        {"node": list(top_of), "top": list(top_of.values())}, schema={"node": pl.UInt32, "top": pl.Int64}
+    )
+    results = trace.tensors.filter(pl.col("io") == OUTPUT).join(inner, on="node")
+    return dict(results.group_by("top").agg("storage_id").iter_rows())
 
 
 def _make_step(
-    node: Node, operator: Operator, rows: list[dict[str, Any]], within: set[int], storages: StorageVersions
+    node: Node, operator: Operator, rows: list[dict[str, Any]], hidden: set[int], storages: StorageVersions
 ) -> ProgramStep:
-    """within: ids of storages that parts of the operator gave. Raises ValueError with the reason where what was
-    recorded is not enough."""
+    """Make the program step of a node.
+
+    Args:
+        rows: The node's rows of the table tensors.
+        hidden: Ids of storages that inner operators returned.
+
+    Raises:
+        ValueError: With the reason why the recorded data are not sufficient.
+    """
     values = json.loads(node["inputs"] or "[]")
     if not isinstance(values, list):
         raise ValueError("its inputs were not recorded as a list")
     if len(values) > len(operator.arguments):
         raise ValueError("more inputs were recorded than the operator has")
-    taken = [row for row in rows if row["io"] == INPUT]
+    input_rows = [row for row in rows if row["io"] == INPUT]
     inputs: dict[int, TensorView] = {}
-    for place, row in enumerate(taken):
+    for place, row in enumerate(input_rows):
         if _is_null(row):
             continue
         inputs[place] = view = storages.view(row, new=False)
-        at, item = row["index"], row["item"]
-        values[at] = view if item is None else _replace_item(values[at], item, view)
-    own = {row["storage_id"] for row in taken if not _is_null(row)}
-    storages.forget(within - own)
-    given = [row for row in rows if row["io"] == OUTPUT and not _is_null(row)]
-    results = [storages.view(row, row["storage_id"] not in own) for row in given]
+        index, item = row["index"], row["item"]
+        values[index] = view if item is None else _replace_item(values[index], item, view)
+    input_ids = {row["storage_id"] for row in input_rows if not _is_null(row)}
+    storages.forget(hidden - input_ids)
+    output_rows = [row for row in rows if row["io"] == OUTPUT and not _is_null(row)]
+    results = [storages.view(row, row["storage_id"] not in input_ids) for row in output_rows]
     ranges = _recorded_ranges(node["attrs"], inputs)
     return ProgramStep(
         node["id"], node["name"], operator, values, results, inputs, node["et_id"], ranges=ranges
@@ -144,26 +176,28 @@ def _make_step(
 
 
 def _is_null(row: dict[str, Any]) -> bool:
-    """Whether a tensor was recorded that is none: such have a place, but no storage."""
+    """Return whether a row is an undefined tensor, which has an index but no storage."""
     return (row["dtype"] or "").startswith("nullptr")
 
 
 def _recorded_ranges(attrs: str | None, inputs: dict[int, TensorView]) -> list[tuple[TensorView, int, int]]:
-    """The recorded least and most of integer inputs, by their place among the tensors."""
+    """Return the recorded minimum and maximum of integer inputs."""
     try:
-        told = json.loads(json.loads(attrs or "{}").get("tensor_range") or "{}")
-        pairs = [(int(at), *map(int, pair)) for at, pair in told.items() if len(pair) == 2]
+        ranges = json.loads(json.loads(attrs or "{}").get("tensor_range") or "{}")
+        pairs = [(int(index), *map(int, pair)) for index, pair in ranges.items() if len(pair) == 2]
     except (ValueError, TypeError, AttributeError):
         return []
-    return [(inputs[at], low, high) for at, low, high in pairs if at in inputs and low <= high]
+    return [(inputs[index], low, high) for index, low, high in pairs if index in inputs and low <= high]
 
 
 def _replace_item(values: Any, item: int, view: TensorView) -> list[Any]:
-    """The list with its item-th tensor in place, as None among tensors is no item. Lists in lists are beyond what
-    operators of aten take."""
-    places = (
-        [at for at, one in enumerate(values) if one is None or isinstance(one, TensorView)] if values else []
-    )
+    """Return the list with its item-th tensor replaced.
+
+    An undefined tensor is not counted as an item. Operators of aten have no nested lists of tensors.
+    """
+    places = [
+        index for index, value in enumerate(values) if value is None or isinstance(value, TensorView)
+    ] if values else []  # fmt: skip
     if not 0 <= item < len(places):
-        raise ValueError("a list of tensors was not recorded as one")
-    return [view if at == places[item] else one for at, one in enumerate(values)]
+        raise ValueError("a list of tensors was not recorded as a list")
+    return [view if index == places[item] else value for index, value in enumerate(values)]

@@ -1,4 +1,4 @@
-"""The nouns of a computation replay: a recorded tensor, and an operator to run with what it takes, gives and frees."""
+"""The parts of a computation replay's program: recorded tensors, and the operator calls that use them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ _METADATA_ONLY = frozenset(
         "set",
     )
 )
-"""Operators that write an argument by name, but only what it is called or how it is laid out."""
+"""Operators that write an argument according to their schema, but change only its metadata or layout."""
 
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor as it was recorded. storage: a version of a storage. offset, stride: in elements."""
+    """A recorded tensor.
+
+    Attributes:
+        storage: Number of the storage version (`StorageVersions`).
+        offset, stride: In elements.
+        tensor: Recorded id, if strides were not recorded: two views may then differ in their strides alone.
+    """
 
     storage: int
     dtype: str
@@ -36,26 +42,30 @@ class TensorView:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     on_host: bool
-    tensor: int | None = (
-        None  # its recorded id, where strides were not recorded: a view may differ in them alone
-    )
+    tensor: int | None = None
 
     @property
     def bytes(self) -> int:
-        """What its storage must hold at least."""
+        """Minimum size of its storage."""
         if 0 in self.shape:
             return 0
-        reach = sum((size - 1) * by for size, by in zip(self.shape, self.stride, strict=True))
-        return (self.offset + reach + 1) * int(DTYPES[self.dtype].itemsize)
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return (self.offset + last + 1) * int(DTYPES[self.dtype].itemsize)
 
 
 @dataclass
 class ProgramStep:
-    """One operator to run.
+    """One operator call of the program.
 
-    et_id: of its node in the file. values: of its arguments, in recorded order, Views in place of tensors. inputs: its
-    tensors by their place among those that were recorded. frees: storages that nobody reads afterwards. ranges: (view,
-    least, most) of integers. recorded_ns: how long it took, null where no times were recorded.
+    Attributes:
+        node: Node of the recording.
+        values: Values of the arguments in recorded order, with TensorViews for tensors.
+        results: The tensors it returns.
+        inputs: Its input tensors by their index among the recorded input tensors.
+        et_id: Id of the node in the file.
+        frees: Storages that no later step uses.
+        ranges: (view, minimum, maximum) of recorded integers.
+        recorded_ns: Recorded duration; None if no times were recorded.
     """
 
     node: int
@@ -70,17 +80,19 @@ class ProgramStep:
     recorded_ns: int | None = None
 
     def written(self) -> set[int]:
-        """Storages whose elements it changes."""
+        """Return the storages whose elements it changes."""
         if self.operator.name in _METADATA_ONLY:
             return set()
-        given = zip(self.operator.arguments, self.values, strict=False)
-        return {view.storage for view in tensor_views([value for one, value in given if one.writes])}
+        arguments = zip(self.operator.arguments, self.values, strict=False)
+        return {
+            view.storage for view in tensor_views([value for argument, value in arguments if argument.writes])
+        }
 
 
 def tensor_views(values: list[Any]) -> Iterator[TensorView]:
-    """The tensors among the values of arguments."""
+    """Yield the tensors among the values of arguments."""
     for value in values:
         if isinstance(value, TensorView):
             yield value
         elif isinstance(value, list):
-            yield from (one for one in value if isinstance(one, TensorView))
+            yield from (item for item in value if isinstance(item, TensorView))

@@ -1,4 +1,4 @@
-"""How far a rehearsal is, how long the rest of it will take, and what ends it before its end."""
+"""Progress of a trial run: estimates the remaining time, and stops it at a deadline."""
 
 from __future__ import annotations
 
@@ -10,69 +10,75 @@ from etloom.replayer.compute.program_steps import ProgramStep, tensor_views
 
 INTERRUPTED = "interrupted"
 NOT_TRIED = "not tried"
-OUT_OF_TIME = "the time was up"
+OUT_OF_TIME = "the time limit was reached"
 _CALL_OVERHEAD_BYTES = 1 << 20
-"""What a call costs that moves nothing, in bytes: a small one tells little of a large one."""
+"""Cost of a call that moves no data, in bytes: small calls say little about large ones."""
 
 
 class Stopped(Exception):
-    """Of a rehearsal, before the next step; its text is the reason."""
+    """Stops a trial run before the next step; the text is the reason."""
 
 
 class TrialProgress:
-    """The steps of a rehearsal, which are told one after the other as they begin.
+    """The steps of a trial run, reported one after the other as they begin.
 
-    tried: how many have begun. until: by time.monotonic(), when no more may. A step is expected to take what others of
-    its name and shapes took, else what its name took a byte, else what all did.
+    A step is expected to take as long as others of its name and shapes did; else its time is estimated per byte from
+    steps of its name, else from all steps.
+
+    Attributes:
+        tried: Number of steps that have begun.
+        total: Number of all steps.
+
+    Args:
+        deadline: time.monotonic() after which no step may begin.
     """
 
-    def __init__(self, steps: Sequence[ProgramStep], until: float | None = None) -> None:
+    def __init__(self, steps: Sequence[ProgramStep], deadline: float | None = None) -> None:
         self.tried = 0
         self.total = len(steps)
         self._steps = steps
-        self._until = until
+        self._deadline = deadline
         self._bytes = [
-            _CALL_OVERHEAD_BYTES + sum(view.bytes for view in (*tensor_views(one.values), *one.results))
-            for one in steps
+            _CALL_OVERHEAD_BYTES + sum(view.bytes for view in (*tensor_views(step.values), *step.results))
+            for step in steps
         ]
-        self._spent: Counter[Hashable] = Counter()
-        self._done: Counter[Hashable] = Counter()  # steps of a name and shapes; bytes of a name, and of all
+        self._seconds: Counter[Hashable] = Counter()
+        self._amounts: Counter[Hashable] = Counter()  # steps per name and shapes; bytes per name, and of all
         self._began = time.monotonic()
 
-    def next(self) -> None:
-        """The next step begins. Raises Stopped where it may not."""
+    def begin_next(self) -> None:
+        """Report that the next step begins.
+
+        Raises:
+            Stopped: The deadline has passed.
+        """
         now = time.monotonic()
         if self.tried:
             self._learn(self.tried - 1, now - self._began)
-        if self._until is not None and now > self._until:
+        if self._deadline is not None and now > self._deadline:
             raise Stopped(OUT_OF_TIME)
         self._began = now
         self.tried += 1
 
-    def left_s(self) -> float:
-        """What the steps that have not begun will take, by those that have ended."""
-        return sum(map(self._expected, range(self.tried, self.total)))
+    def remaining_s(self) -> float:
+        """Return the expected duration of the steps that have not begun."""
+        return sum(map(self._expected_s, range(self.tried, self.total)))
 
-    def _learn(self, at: int, seconds: float) -> None:
-        step = self._steps[at]
-        for key, amount in (
-            (_name_and_shapes(step), 1),
-            (step.name, self._bytes[at]),
-            (None, self._bytes[at]),
-        ):
-            self._spent[key] += seconds  # type: ignore[assignment]
-            self._done[key] += amount
+    def _learn(self, index: int, seconds: float) -> None:
+        for key, amount in self._keys(index):
+            self._seconds[key] += seconds  # type: ignore[assignment]
+            self._amounts[key] += amount
 
-    def _expected(self, at: int) -> float:
-        step = self._steps[at]
-        for key, amount in (
-            (_name_and_shapes(step), 1),
-            (step.name, self._bytes[at]),
-            (None, self._bytes[at]),
-        ):
-            if key in self._done:
-                return self._spent[key] / self._done[key] * amount
+    def _expected_s(self, index: int) -> float:
+        for key, amount in self._keys(index):
+            if key in self._amounts:
+                return self._seconds[key] / self._amounts[key] * amount
         return 0.0
+
+    def _keys(self, index: int) -> tuple[tuple[Hashable, int], ...]:
+        """Return (key, amount) by which the time of a step is estimated, most specific first."""
+        step, size = self._steps[index], self._bytes[index]
+        return (_name_and_shapes(step), 1), (step.name, size), (None, size)
 
 
 def _name_and_shapes(step: ProgramStep) -> Hashable:

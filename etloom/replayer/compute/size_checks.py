@@ -1,9 +1,9 @@
-"""Whether the sizes of an operator's arguments fit each other, for kernels that take that for granted.
+"""Size checks for ATen kernels that rely on the sizes of their arguments matching each other.
 
-Which do on a CPU was found by giving the operators of aten, torch 2.13, each argument smaller, larger, of other strides
-or another number than the rest asks for, with memory behind every tensor that nobody may touch. Of those that are run
-for a trace of unknown origin those of `FITTING` read or wrote there. Most are backward ones, whose callers in torch
-give them what a forward one gave.
+These kernels were found by calling the operators of aten, torch 2.13, on a CPU with each argument smaller, larger, with
+other strides or another number than the rest requires, with protected memory behind every tensor. Among the operators
+that run for traces of unknown origin, those of `SIZE_CHECKS` accessed that memory. Most are backward operators, whose
+callers in torch pass name a forward operator returned.
 """
 
 from __future__ import annotations
@@ -18,178 +18,188 @@ Arguments = Mapping[str, Any]
 
 
 def require_matching_sizes(pattern: str) -> Callable[[Arguments], None]:
-    """Tensors and their sizes: ``grad ... i j, self ... h w, grid n i j 2``. What has one letter must be of one size,
-    what has one name of dots of the same sizes, and a number is a size itself. Tensors that are not given fit."""
+    """Return a check that tensors have the sizes of a pattern.
+
+    In ``grad ... i j, self ... h w, grid n i j 2`` dimensions with the same letter must have the same size, dots with
+    the same name the same sizes, and a number is the size itself. Tensors that are not passed are not checked.
+    """
     tensors = []
-    for one in pattern.split(", "):
-        name, *letters = one.split()
-        dots = next((at for at, letter in enumerate(letters) if letter.startswith("...")), None)
+    for part in pattern.split(", "):
+        name, *letters = part.split()
+        dots = next((index for index, letter in enumerate(letters) if letter.startswith("...")), None)
         tensors.append((name, letters, dots))
 
-    def look(had: Arguments) -> None:
-        known: dict[str, Any] = {"1": 1, "2": 2, "3": 3}
+    def check(args: Arguments) -> None:
+        sizes: dict[str, Any] = {"1": 1, "2": 2, "3": 3}
         for name, letters, dots in tensors:
-            if (tensor := had.get(name)) is None:
+            if (tensor := args.get(name)) is None:
                 continue
             shape = list(tensor.shape)
-            more = len(shape) - len(letters) + (dots is not None)
-            if more < 0 or (more and dots is None):
-                raise IndexError(f"{name} has {len(shape)} dimensions, which do not fit the operator")
+            extra = len(shape) - len(letters) + (dots is not None)
+            if extra < 0 or (extra and dots is None):
+                raise IndexError(f"{name} has {len(shape)} dimensions, which the operator does not support")
             if dots is not None:
-                shape[dots : dots + more] = [tuple(shape[dots : dots + more])]  # type: ignore[list-item]
+                shape[dots : dots + extra] = [tuple(shape[dots : dots + extra])]  # type: ignore[list-item]
             for letter, size in zip(letters, shape, strict=True):
-                if known.setdefault(letter, size) != size:
-                    raise IndexError(f"{name} of sizes {list(tensor.shape)} does not fit the others")
+                if sizes.setdefault(letter, size) != size:
+                    raise IndexError(
+                        f"{name} of sizes {list(tensor.shape)} does not match the other arguments"
+                    )
 
-    return look
-
-
-def _require(fits: bool, what: str) -> None:
-    if not fits:
-        raise IndexError(f"{what} does not fit the others")
+    return check
 
 
-def _check_batch_norm(had: Arguments) -> None:
-    """Of a batch normalization, which takes the statistics of training, or else the running ones."""
-    channels = had["input"].shape[1]
-    training = had.get("train", had.get("training", True))
-    for what in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"):
-        tensor = had.get(what)
-        if tensor is not None and tensor.numel() < channels and (training or not what.startswith("save")):
-            raise IndexError(f"{what} holds {tensor.numel()} elements for {channels} channels")
-    if not training or "train" in had:
-        for what in ("save_mean", "save_invstd") if training else ("running_mean", "running_var"):
-            _require(had.get(what) is not None, f"no {what}")
+def _require(matches: bool, argument: str) -> None:
+    if not matches:
+        raise IndexError(f"{argument} does not match the other arguments")
 
 
-def _check_cdist(had: Arguments) -> None:
-    both = [had[what].shape[:-2] for what in ("x1", "x2")]
-    _require(torch.broadcast_shapes(*both) == had["grad"].shape[:-2], "grad")  # type: ignore[no-untyped-call]
+def _check_batch_norm(args: Arguments) -> None:
+    """Check a batch normalization, which uses the statistics of the batch in training, else the running ones."""
+    channels = args["input"].shape[1]
+    training = args.get("train", args.get("training", True))
+    for name in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"):
+        tensor = args.get(name)
+        if tensor is not None and tensor.numel() < channels and (training or not name.startswith("save")):
+            raise IndexError(f"{name} holds {tensor.numel()} elements for {channels} channels")
+    if not training or "train" in args:
+        for name in ("save_mean", "save_invstd") if training else ("running_mean", "running_var"):
+            _require(args.get(name) is not None, f"no {name}")
 
 
-def _check_layer_norm(had: Arguments) -> None:
-    rows = math.prod(had["input"].shape[: had["input"].dim() - len(had["normalized_shape"])])
-    for what in ("mean", "rstd"):
-        _require(had[what].numel() == rows, what)
+def _check_cdist(args: Arguments) -> None:
+    both = [args[name].shape[:-2] for name in ("x1", "x2")]
+    _require(torch.broadcast_shapes(*both) == args["grad"].shape[:-2], "grad")  # type: ignore[no-untyped-call]
 
 
-def _check_group_norm(had: Arguments) -> None:
-    _require(had["output_mask"][0] or had["input"].is_contiguous(), "output_mask")
+def _check_layer_norm(args: Arguments) -> None:
+    rows = math.prod(args["input"].shape[: args["input"].dim() - len(args["normalized_shape"])])
+    for name in ("mean", "rstd"):
+        _require(args[name].numel() == rows, name)
 
 
-def _check_contiguous_indices(had: Arguments) -> None:
-    """Else the kernel reads a copy that is gone."""
-    _require(had["indices"].is_contiguous(), "indices")
+def _check_group_norm(args: Arguments) -> None:
+    _require(args["output_mask"][0] or args["input"].is_contiguous(), "output_mask")
 
 
-def _check_unfold(had: Arguments) -> None:
-    sizes, dim = list(had["input_sizes"]), had["dim"]
-    _require(-len(sizes) <= dim < len(sizes) and had["step"] > 0, "dim or step")
-    sizes[dim] = (sizes[dim] - had["size"]) // had["step"] + 1
-    _require(list(had["grad_in"].shape) == [*sizes, had["size"]], "grad_in")
+def _check_contiguous_indices(args: Arguments) -> None:
+    """Check that indices are contiguous: otherwise the kernel reads a copy that was freed."""
+    _require(args["indices"].is_contiguous(), "indices")
 
 
-def _check_lu_pivots(had: Arguments) -> None:
-    *before, rows, columns = had["LU_data"].shape
-    _require(list(had["LU_pivots"].shape) == [*before, min(rows, columns)], "LU_pivots")
+def _check_unfold(args: Arguments) -> None:
+    sizes, dim = list(args["input_sizes"]), args["dim"]
+    _require(-len(sizes) <= dim < len(sizes) and args["step"] > 0, "dim or step")
+    sizes[dim] = (sizes[dim] - args["size"]) // args["step"] + 1
+    _require(list(args["grad_in"].shape) == [*sizes, args["size"]], "grad_in")
 
 
-def _check_loss_gradient(had: Arguments) -> None:
-    each = had.get("reduction", 1) == 0
-    _require(had["grad_output"].numel() >= (had["target"].shape[:1].numel() if each else 1), "grad_output")
+def _check_lu_pivots(args: Arguments) -> None:
+    *before, rows, columns = args["LU_data"].shape
+    _require(list(args["LU_pivots"].shape) == [*before, min(rows, columns)], "LU_pivots")
 
 
-def _check_fft(had: Arguments) -> None:
-    x, dims = had["self"], had["dim"]
-    _require(all(0 <= one < x.dim() for one in dims), "dim")
-    last = had.get("last_dim_size")
+def _check_loss_gradient(args: Arguments) -> None:
+    each = args.get("reduction", 1) == 0
+    _require(args["grad_output"].numel() >= (args["target"].shape[:1].numel() if each else 1), "grad_output")
+
+
+def _check_fft(args: Arguments) -> None:
+    x, dims = args["self"], args["dim"]
+    _require(all(0 <= dim < x.dim() for dim in dims), "dim")
+    last = args.get("last_dim_size")
     _require(last is None or not dims or x.shape[dims[-1]] == last // 2 + 1, "last_dim_size")
 
 
-def _check_upsample_scales(had: Arguments) -> None:
-    """Windows of anti-aliasing lie where the scale says, if one is given beside the sizes."""
-    if "output_size" not in had or "scale_factors" in had:
+def _check_upsample_scales(args: Arguments) -> None:
+    """Check the scales, which determine the windows of anti-aliasing if they are passed along with sizes."""
+    if "output_size" not in args or "scale_factors" in args:
         return
-    before = had["input_size"][2:] if "input_size" in had else had["self"].shape[2:]
-    for what, size, out in zip(("scales_h", "scales_w"), before, had["output_size"], strict=True):
-        scale = had.get(what)
-        _require(scale is None or (scale > 0 and abs(size * scale - out) <= 1), what)
+    before = args["input_size"][2:] if "input_size" in args else args["self"].shape[2:]
+    for name, size, out in zip(("scales_h", "scales_w"), before, args["output_size"], strict=True):
+        scale = args.get(name)
+        _require(scale is None or (scale > 0 and abs(size * scale - out) <= 1), name)
 
 
 def _make_padding_check(dimensions: int) -> Callable[[Arguments], None]:
-    return lambda had: _require(len(had["padding"]) == 2 * dimensions, "padding")
+    return lambda args: _require(len(args["padding"]) == 2 * dimensions, "padding")
 
 
-def _check_embedding_bag(had: Arguments) -> None:
-    _require(had["offsets"].numel() > had.get("include_last_offset", False), "offsets")
+def _check_embedding_bag(args: Arguments) -> None:
+    _require(args["offsets"].numel() > args.get("include_last_offset", False), "offsets")
 
 
-def _check_embedding_bag_backward(had: Arguments) -> None:
-    bags, rows = had["grad"].shape[0], had["indices"].numel()
-    _require(had["bag_size"].numel() == bags, "bag_size")
-    _require("offsets" not in had or had["offsets"].numel() in (bags, bags + 1), "offsets")
-    _require(had["offset2bag"].numel() in (rows, 0 if "offsets" in had else rows), "offset2bag")
-    weights = had.get("per_sample_weights")
+def _check_embedding_bag_backward(args: Arguments) -> None:
+    bags, rows = args["grad"].shape[0], args["indices"].numel()
+    _require(args["bag_size"].numel() == bags, "bag_size")
+    _require("offsets" not in args or args["offsets"].numel() in (bags, bags + 1), "offsets")
+    _require(args["offset2bag"].numel() in (rows, 0 if "offsets" in args else rows), "offset2bag")
+    weights = args.get("per_sample_weights")
     _require(weights is None or weights.numel() == rows, "per_sample_weights")
-    if had["mode"] == 2:
-        _require(had["maximum_indices"].shape == had["grad"].shape, "maximum_indices")
+    if args["mode"] == 2:
+        _require(args["maximum_indices"].shape == args["grad"].shape, "maximum_indices")
 
 
-def _check_lstm(had: Arguments) -> None:
-    """Of an LSTM: a state for each layer and direction, and the weights of each."""
-    ways, bias = 1 + had["bidirectional"], 4 if had["has_biases"] else 2
-    _require(len(had["hx"]) == 2 and all(one.dim() == 3 for one in had["hx"]) and had["num_layers"] > 0, "hx")
-    if "batch_sizes" in had:
-        _check_packed_sequence(had)
-        batch, inputs = had["hx"][0].shape[1], had["data"].shape[-1]
+def _check_lstm(args: Arguments) -> None:
+    """Check an LSTM, which has a state and weights for each layer and direction."""
+    ways, bias = 1 + args["bidirectional"], 4 if args["has_biases"] else 2
+    _require(
+        len(args["hx"]) == 2 and all(tensor.dim() == 3 for tensor in args["hx"]) and args["num_layers"] > 0,
+        "hx",
+    )
+    if "batch_sizes" in args:
+        _check_packed_sequence(args)
+        batch, inputs = args["hx"][0].shape[1], args["data"].shape[-1]
     else:
-        _require(had["input"].dim() == 3, "input")
-        batch, inputs = had["input"].shape[0 if had["batch_first"] else 1], had["input"].shape[2]
-    parts = had["num_layers"] * ways
-    given, hidden = (one.shape[2] for one in had["hx"])  # other than hidden where they are projected
-    for state, size in zip(had["hx"], (given, hidden), strict=True):
+        _require(args["input"].dim() == 3, "input")
+        batch, inputs = args["input"].shape[0 if args["batch_first"] else 1], args["input"].shape[2]
+    parts = args["num_layers"] * ways
+    output, hidden = (tensor.shape[2] for tensor in args["hx"])  # they differ if outputs are projected
+    for state, size in zip(args["hx"], (output, hidden), strict=True):
         _require(list(state.shape) == [parts, batch, size], "hx")
-    each = bias + (given != hidden)
-    _require(len(had["params"]) == parts * each, "params")
+    is_projected = output != hidden
+    each = bias + is_projected
+    _require(len(args["params"]) == parts * each, "params")
     for part in range(parts):
-        taken = inputs if part < ways else given * ways
-        wanted = [[4 * hidden, taken], [4 * hidden, given], [4 * hidden], [4 * hidden]][:bias]
-        wanted += [[given, hidden]] * (given != hidden)
-        found = [list(one.shape) for one in had["params"][part * each : (part + 1) * each]]
-        _require(found == wanted, "params")
+        input_size = inputs if part < ways else output * ways
+        expected = [[4 * hidden, input_size], [4 * hidden, output], [4 * hidden], [4 * hidden]][:bias]
+        if is_projected:
+            expected.append([output, hidden])
+        shapes = [list(tensor.shape) for tensor in args["params"][part * each : (part + 1) * each]]
+        _require(shapes == expected, "params")
 
 
-def _check_packed_sequence(had: Arguments) -> None:
-    _require("batch_sizes" not in had or had["batch_sizes"].numel() > 0, "batch_sizes")
+def _check_packed_sequence(args: Arguments) -> None:
+    _require("batch_sizes" not in args or args["batch_sizes"].numel() > 0, "batch_sizes")
 
 
-def _check_weight_norm(had: Arguments) -> None:
-    """Of weights, along their first or last dimension."""
-    whole, dim = had.get("v", had.get("saved_v")), had["dim"]
-    _require(whole.dim() > 0 and dim in (0, whole.dim() - 1), "dim")
-    for what in (one for one in ("g", "saved_g", "saved_norms") if one in had):
-        sizes = [size if at == dim else 1 for at, size in enumerate(whole.shape)]
-        _require(list(had[what].shape) == sizes, what)
-    _require("grad_w" not in had or had["grad_w"].shape == whole.shape, "grad_w")
+def _check_weight_norm(args: Arguments) -> None:
+    """Check a weight normalization, along the first or last dimension."""
+    weight, dim = args.get("v", args.get("saved_v")), args["dim"]
+    _require(weight.dim() > 0 and dim in (0, weight.dim() - 1), "dim")
+    for name in ("g", "saved_g", "saved_norms"):
+        sizes = [size if index == dim else 1 for index, size in enumerate(weight.shape)]
+        _require(name not in args or list(args[name].shape) == sizes, name)
+    _require("grad_w" not in args or args["grad_w"].shape == weight.shape, "grad_w")
 
 
-def _check_attention_bias(had: Arguments) -> None:
-    _require(had["qkv_bias"].dtype == had["qkv_weight"].dtype, "qkv_bias")
+def _check_attention_bias(args: Arguments) -> None:
+    _require(args["qkv_bias"].dtype == args["qkv_weight"].dtype, "qkv_bias")
 
 
-def _check_optimizer_lists(had: Arguments) -> None:
-    """Of an optimizer, whose kernel goes through the memory of all tensors of a parameter at once."""
+def _check_optimizer_lists(args: Arguments) -> None:
+    """Check a fused optimizer, whose kernel iterates over the memory of all tensors of a parameter at once."""
     names = ("grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")
-    for what in (one for one in names if had.get(one)):
-        _require(len(had[what]) == len(had["self"]), what)
-        for parameter, other in zip(had["self"], had[what], strict=True):
-            _require(_shape_and_stride(parameter) == _shape_and_stride(other), what)
-    for what in ("self", "state_steps"):
-        _require(len(had[what]) == len(had["self"]), what)
-        for tensor in had[what]:
+    for name in filter(args.get, names):
+        _require(len(args[name]) == len(args["self"]), name)
+        for parameter, state in zip(args["self"], args[name], strict=True):
+            _require(_shape_and_stride(parameter) == _shape_and_stride(state), name)
+    for name in ("self", "state_steps"):
+        _require(len(args[name]) == len(args["self"]), name)
+        for tensor in args[name]:
             reach = sum((size - 1) * by for size, by in zip(tensor.shape, tensor.stride(), strict=True))
-            _require(tensor.numel() == (0 if 0 in tensor.shape else reach + 1), what)
-            _require(what == "self" or tensor.numel() == 1, what)
+            _require(tensor.numel() == (0 if 0 in tensor.shape else reach + 1), name)
+            _require(name == "self" or tensor.numel() == 1, name)
 
 
 def _shape_and_stride(tensor: Any) -> tuple[Any, ...]:
@@ -207,10 +217,10 @@ def _size_checks() -> Iterator[tuple[str, tuple[Callable[[Arguments], None], ...
                 "avg_pool{}d",
                 "max_pool{}d_with_indices",
             ):
-                whole = (
+                extra = (
                     (_check_contiguous_indices,) if (name, dimensions) == ("adaptive_max_pool{}d", 3) else ()
                 )
-                yield f"{name.format(dimensions)}_backward", (pooled, *whole)
+                yield f"{name.format(dimensions)}_backward", (pooled, *extra)
             sampled = require_matching_sizes(
                 f"grad_output n c {letters}, input n c {inner}, grid n {letters} {dimensions}"
             )
@@ -267,6 +277,6 @@ def _size_checks() -> Iterator[tuple[str, tuple[Callable[[Arguments], None], ...
 
 
 SIZE_CHECKS: Mapping[str, tuple[Callable[[Arguments], None], ...]] = {
-    f"aten::{name}": looks for name, looks in _size_checks()
+    f"aten::{name}": checks for name, checks in _size_checks()
 }
-"""Operator -> what raises IndexError where its arguments do not fit."""
+"""Operator -> checks that raise IndexError if its arguments do not match."""

@@ -1,7 +1,7 @@
-"""The storages of a recording: versions of their ids, who fills them, and which step is the last to need one.
+"""Storages of a recording: versions of their ids, the steps that fill them, and the last step that uses each.
 
-Ids of storages are addresses, which are used again: a storage that an operator gives and did not take is a new version
-of its id. What a version's last reader leaves behind is freed.
+Ids of storages are addresses, which are reused: a storage that an operator returns without having read it is a new
+version of its id. It is freed after its last reader.
 """
 
 from __future__ import annotations
@@ -14,98 +14,112 @@ from typing import Any
 from etloom.replayer.compute.argument_values import DTYPES
 from etloom.replayer.compute.program_steps import ProgramStep, TensorView, tensor_views
 
-INPUT, OUTPUT = 0, 1  # of the column io of tensors
+INPUT, OUTPUT = 0, 1  # values of the column io of the table tensors
 _MAX_BYTES = 1 << 50
 _EMPTY_OPERATOR = re.compile(r"aten::(new_)?empty(_like|_strided|_permuted)?")
 
 
 class StorageVersions:
-    """Numbers for the storages of a recording, of which ids are used again."""
+    """Numbers the versions of recorded storage ids.
+
+    Attributes:
+        bytes: Storage version -> required size.
+    """
 
     def __init__(self) -> None:
         self.bytes: dict[int, int] = {}
-        self._now: dict[int, int] = {}
+        self._current: dict[int, int] = {}
 
     def view(self, row: dict[str, Any], new: bool) -> TensorView:
-        """The tensor of a row. new: no earlier tensor of its id shares its storage."""
+        """Return the tensor of a row of the table tensors.
+
+        Args:
+            new: It does not share its storage with an earlier tensor of the same storage id.
+
+        Raises:
+            ValueError: With the reason why it cannot be replayed.
+        """
         if row["dtype"] not in DTYPES:
-            raise ValueError(f"dtype {row['dtype']} is not known")
+            raise ValueError(f"unknown dtype {row['dtype']}")
         shape, stride = _parse_sizes(row["shape"]), _parse_sizes(row["stride"])
-        told = len(stride) == len(shape)
-        if not told:  # not recorded before schema 1.1.1
-            stride = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+        has_strides = len(stride) == len(shape)
+        if not has_strides:  # not recorded before schema 1.1.1
+            stride = tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
         if min((0, row["offset"] or 0, *shape, *stride)) < 0:
             raise ValueError("a negative size was recorded")
-        name = row["storage_id"]
-        if new or name not in self._now:
-            self._now[name] = len(self.bytes)
+        storage_id = row["storage_id"]
+        if new or storage_id not in self._current:
+            self._current[storage_id] = len(self.bytes)
             self.bytes[len(self.bytes)] = 0
-        storage = self._now[name]
-        on_host = row["device"] == "cpu"
+        storage = self._current[storage_id]
         view = TensorView(
             storage,
             row["dtype"],
             row["offset"] or 0,
             shape,
             stride,
-            on_host,
-            None if told else row["tensor_id"],
+            row["device"] == "cpu",
+            None if has_strides else row["tensor_id"],
         )
         if view.bytes > _MAX_BYTES:
-            raise ValueError("a size beyond all memory was recorded")
+            raise ValueError("a size beyond any memory was recorded")
         self.bytes[storage] = max(self.bytes[storage], view.bytes)
         return view
 
-    def forget(self, names: set[int]) -> None:
-        """Ids that were given to other storages, of which no step tells: who reads them must not get older ones."""
-        for name in names:
-            self._now.pop(name, None)
+    def forget(self, storage_ids: set[int]) -> None:
+        """Forget ids that were reused for storages of no step: their readers must not get older versions."""
+        for storage_id in storage_ids:
+            self._current.pop(storage_id, None)
 
-    def replaced(self, rows: list[dict[str, Any]]) -> None:
-        """Tensors that something gave which is not run: who reads them must not get what had their ids before."""
-        taken = {row["storage_id"] for row in rows if row["io"] == INPUT}
-        for row in rows:
-            if row["io"] == OUTPUT and row["storage_id"] not in taken:
-                self._now.pop(row["storage_id"], None)
+    def forget_results(self, rows: list[dict[str, Any]]) -> None:
+        """Forget the ids of results of an operator that is not run: their readers must not get older versions."""
+        read = {row["storage_id"] for row in rows if row["io"] == INPUT}
+        self.forget({row["storage_id"] for row in rows if row["io"] == OUTPUT} - read)
 
 
 def _parse_sizes(text: str | None) -> tuple[int, ...]:
     sizes = json.loads(text or "[]")
-    if not isinstance(sizes, list) or any(type(one) is not int for one in sizes):
-        raise ValueError("sizes were recorded that are none")
+    if not isinstance(sizes, list) or any(type(size) is not int for size in sizes):
+        raise ValueError("its recorded sizes are not a list of integers")
     return tuple(sizes)
 
 
 def mark_freed_storages(steps: list[ProgramStep]) -> tuple[set[int], set[int]]:
-    """Say at each step which storages end there; the storages that steps make, and those that they give."""
-    last: dict[int, int] = {}
-    made: set[int] = set()
-    given: set[int] = set()
-    for at, step in enumerate(steps):
-        taken = {view.storage for view in tensor_views(step.values)}
+    """Set for each step the storages that it is the last to use (`ProgramStep.frees`).
+
+    Returns:
+        The storages that steps create, and those that steps write or return.
+    """
+    last_use: dict[int, int] = {}
+    created: set[int] = set()
+    filled: set[int] = set()
+    for index, step in enumerate(steps):
+        read = {view.storage for view in tensor_views(step.values)}
         results = {view.storage for view in step.results}
-        made |= results - taken - last.keys()
-        given |= results | step.written()
-        last |= dict.fromkeys(taken | results, at)
-    ends: dict[int, list[int]] = {}
-    for storage in made:
-        ends.setdefault(last[storage], []).append(storage)
-    for at, storages in ends.items():
-        steps[at].frees = tuple(storages)
-    return made, given
+        created |= results - read - last_use.keys()
+        filled |= results | step.written()
+        last_use |= dict.fromkeys(read | results, index)
+    freed: dict[int, list[int]] = {}
+    for storage in created:
+        freed.setdefault(last_use[storage], []).append(storage)
+    for index, storages in freed.items():
+        steps[index].frees = tuple(storages)
+    return created, filled
 
 
 def find_unfilled_storages(steps: list[ProgramStep]) -> frozenset[int]:
-    """Storages that are read as ``aten::empty`` left them: something filled them that was not recorded, as Python does
-    in ``torch.tensor([1, 2])``, or that is not run."""
+    """Return storages that are read as ``aten::empty`` left them.
+
+    They were filled by something that was not recorded, such as Python in ``torch.tensor([1, 2])``, or is not run.
+    """
     empty: set[int] = set()
-    found: set[int] = set()
+    unfilled: set[int] = set()
     for step in steps:
-        given = {view.storage for view in step.results}
-        taken = {view.storage for view in tensor_views(step.values)}
+        results = {view.storage for view in step.results}
+        read = {view.storage for view in tensor_views(step.values)}
         written = step.written()
-        found |= (taken - written - given) & empty
-        empty -= written | found
+        unfilled |= (read - written - results) & empty
+        empty -= written | unfilled
         if _EMPTY_OPERATOR.fullmatch(step.operator.name):
-            empty |= given - taken
-    return frozenset(found)
+            empty |= results - read
+    return frozenset(unfilled)

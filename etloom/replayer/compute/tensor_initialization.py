@@ -1,12 +1,11 @@
-"""What tensors of no recorded origin hold.
+"""Initial contents of tensors that no recorded operator computes.
 
-Floating point is random, scaled so that products stay near one. Integers are zero, a valid index everywhere, unless an
-operator that reads them says how far they may reach; offsets of bags are evenly spread; masks are true.
+Floating point values are random, scaled so that products stay near one. Integers are zero, a valid index everywhere,
+unless an operator that reads them limits their range; offsets of embedding bags are evenly spaced; masks are true.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import torch
 
 from etloom.replayer.compute.argument_values import DTYPES
 from etloom.replayer.compute.program import Program
-from etloom.replayer.compute.program_steps import TensorView, tensor_views
+from etloom.replayer.compute.program_steps import ProgramStep, TensorView, tensor_views
 
 _VALUE_PRESERVING = frozenset({
     "aten::to", "aten::_to_copy", "aten::view", "aten::reshape", "aten::contiguous", "aten::clone", "aten::slice",
@@ -25,13 +24,13 @@ _VALUE_PRESERVING = frozenset({
     "aten::expand", "aten::detach", "aten::alias", "aten::copy_", "aten::cat", "aten::stack", "aten::_unsafe_view",
     "aten::_reshape_alias", "aten::repeat", "aten::flip",
 })  # fmt: skip
-"""Operators whose results hold what their inputs hold."""
+"""Operators whose results have the values of their inputs."""
 
 _IndexLimit = tuple[str, Callable[[dict[str, Any]], int]]
-_ROWS: _IndexLimit = ("indices", lambda had: had["weight"].shape[0])
-_NUMBER: _IndexLimit = ("indices", lambda had: had["num_weights"])
-_ALONG: _IndexLimit = ("index", lambda had: had["self"].shape[had["dim"]])
-_CLASSES: _IndexLimit = ("target", lambda had: had["self"].shape[1])
+_ROWS: _IndexLimit = ("indices", lambda args: args["weight"].shape[0])
+_NUMBER: _IndexLimit = ("indices", lambda args: args["num_weights"])
+_ALONG: _IndexLimit = ("index", lambda args: args["self"].shape[args["dim"]])
+_CLASSES: _IndexLimit = ("target", lambda args: args["self"].shape[1])
 _INDEX_LIMITS: dict[str, _IndexLimit] = {
     "aten::embedding": _ROWS,
     "aten::embedding_bag": _ROWS,
@@ -42,7 +41,7 @@ _INDEX_LIMITS: dict[str, _IndexLimit] = {
     "aten::_embedding_bag_backward": _NUMBER,
     "aten::_embedding_bag_dense_backward": _NUMBER,
     "aten::index_select": _ALONG,
-    "aten::index_select_backward": ("index", lambda had: had["self_sizes"][had["dim"]]),
+    "aten::index_select_backward": ("index", lambda args: args["self_sizes"][args["dim"]]),
     "aten::gather": _ALONG,
     "aten::gather_backward": _ALONG,
     "aten::nll_loss": _CLASSES,
@@ -54,12 +53,12 @@ _INDEX_LIMITS: dict[str, _IndexLimit] = {
     "aten::nll_loss2d_backward": _CLASSES,
     "aten::cross_entropy_loss": _CLASSES,
 }
-"""Operator -> the argument that holds places, and below what they must lie."""
+"""Operator -> the argument with indices, and their exclusive upper bound."""
 
 _READS_NUMBERS = frozenset({
     "aten::_local_scalar_dense", "aten::_assert_async", "aten::_is_all_true", "aten::_is_any_true",
 })  # fmt: skip
-"""Private operators to which integers are no places."""
+"""Private operators that do not use integers as indices."""
 
 _MAX_INDEX = 1 << 31
 _RANDOM_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -68,103 +67,144 @@ _INTEGERS = _RANDOM_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
 
 @dataclass(frozen=True)
 class IntegerBounds:
-    """What storages of integers may hold, by what their readers say.
+    """Ranges of integers by storage, inferred from the operators that read them.
 
-    reach: below what; least: not below what (0 where it is not told). bags: those that hold where bags begin, and below
-    what. trusting: those of which a reader may trust that they are right. mixed: those that are read as integers of
-    several sizes, to which no bound applies. Both hold zeros.
+    Attributes:
+        limits: Exclusive upper bound.
+        minimums: Minimum; 0 if it is not known.
+        bag_offsets: Storages with offsets of embedding bags, and their exclusive upper bound.
+        trusted: Storages with a reader that may use the values without checking them. They are initialized to zeros.
+        mixed: Storages that are read as integers of several sizes, to which no bound applies. They hold zeros, too.
     """
 
-    reach: dict[int, int] = field(default_factory=dict)
-    least: dict[int, int] = field(default_factory=dict)
-    bags: dict[int, int] = field(default_factory=dict)
-    trusting: set[int] = field(default_factory=set)
+    limits: dict[int, int] = field(default_factory=dict)
+    minimums: dict[int, int] = field(default_factory=dict)
+    bag_offsets: dict[int, int] = field(default_factory=dict)
+    trusted: set[int] = field(default_factory=set)
     mixed: set[int] = field(default_factory=set)
 
 
 def infer_bounds(program: Program) -> IntegerBounds:
-    """Readers of copies and views count too: the program is walked from its end. A recorded range narrows what readers
-    say. Where they say nothing it is taken only if all are known to look at their indices."""
-    found = IntegerBounds()
-    reach, bags, trusting = found.reach, found.bags, found.trusting
-    recorded: dict[int, tuple[int, int]] = {}
-    sizes: dict[int, int] = {}
+    """Infer the ranges of integers from their readers.
+
+    Readers of copies and views count too, so the program is walked from its end. A recorded range narrows the range
+    that readers require. Without such a requirement it is used only if all readers are known to check their indices.
+    """
+    inference = _BoundsInference()
     for step in reversed(program.steps):
-        had = {one.name: value for one, value in zip(step.operator.arguments, step.values, strict=False)}
-        name = step.operator.name
-        bounded_here: set[str] = set()
-        if name in _INDEX_LIMITS:
-            argument, bound = _INDEX_LIMITS[name]
-            if isinstance(places := had.get(argument), TensorView):
-                with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):
-                    below = max(1, operator.index(bound(had)))
-                    reach[places.storage] = min(below, reach.get(places.storage, _MAX_INDEX))
-                    bounded_here.add(argument)
-        if "embedding_bag" in name and isinstance(starts := had.get("offsets"), TensorView):
-            bounded_here.add("offsets")
-            indices = had.get("indices")
-            count = math.prod(indices.shape) if isinstance(indices, TensorView) else 0
-            bags[starts.storage] = min(count + 1, bags.get(starts.storage, _MAX_INDEX))
+        inference.visit(step)
+    return inference.finish()
+
+
+class _BoundsInference:
+    """Visits the steps of a program from the last to the first."""
+
+    def __init__(self) -> None:
+        self._bounds = IntegerBounds()
+        self._recorded: dict[int, tuple[int, int]] = {}  # storage -> recorded minimum and maximum
+        self._item_sizes: dict[int, int] = {}
+
+    def visit(self, step: ProgramStep) -> None:
+        names = (argument.name for argument in step.operator.arguments)
+        args = dict(zip(names, step.values, strict=False))
+        bounded = self._limit_indices(step.operator.name, args) | self._limit_offsets(
+            step.operator.name, args
+        )
         for view, low, high in step.ranges:
-            before = recorded.get(view.storage, (low, high))
-            recorded[view.storage] = min(low, before[0]), max(high, before[1])
+            minimum, maximum = self._recorded.get(view.storage, (low, high))
+            self._recorded[view.storage] = min(low, minimum), max(high, maximum)
         for view in (*tensor_views(step.values), *step.results):
-            if (size := _integer_size(view)) and sizes.setdefault(view.storage, size) != size:
-                found.mixed.add(view.storage)
-        if _trusts_indices(name):
-            others = [value for argument, value in had.items() if argument not in bounded_here]
-            trusting.update(view.storage for view in tensor_views(others) if _integer_size(view))
-        if name in _VALUE_PRESERVING and step.results:
-            for view in tensor_views(step.values):
-                for result in step.results:
-                    for known in (reach, bags):
-                        if result.storage in known:
-                            known[view.storage] = min(
-                                known[result.storage], known.get(view.storage, _MAX_INDEX)
-                            )
-                    if result.storage in trusting:
-                        trusting.add(view.storage)
-    for storage, (low, high) in recorded.items():
-        if storage in reach:
-            reach[storage] = max(1, min(high + 1, reach[storage]))
-            found.least[storage] = max(0, min(low, reach[storage] - 1))
-        elif storage not in trusting and low >= -_MAX_INDEX and high < _MAX_INDEX:
-            reach[storage], found.least[storage] = high + 1, low
-    return found
+            size = _integer_size(view)
+            if size and self._item_sizes.setdefault(view.storage, size) != size:
+                self._bounds.mixed.add(view.storage)
+        if _trusts_indices(step.operator.name):
+            values = [value for argument, value in args.items() if argument not in bounded]
+            self._bounds.trusted.update(view.storage for view in tensor_views(values) if _integer_size(view))
+        if step.operator.name in _VALUE_PRESERVING:
+            self._propagate(step)
+
+    def _limit_indices(self, name: str, args: dict[str, Any]) -> set[str]:
+        """Limit the indices that an operator reads; return the arguments that are limited."""
+        argument, get_limit = _INDEX_LIMITS.get(name, ("", None))
+        indices = args.get(argument)
+        if get_limit is None or not isinstance(indices, TensorView):
+            return set()
+        try:
+            limit = max(1, operator.index(get_limit(args)))
+        except (AttributeError, IndexError, KeyError, TypeError):
+            return set()
+        _lower(self._bounds.limits, indices.storage, limit)
+        return {argument}
+
+    def _limit_offsets(self, name: str, args: dict[str, Any]) -> set[str]:
+        """Limit the offsets that an embedding bag reads; return the arguments that are limited."""
+        offsets = args.get("offsets")
+        if "embedding_bag" not in name or not isinstance(offsets, TensorView):
+            return set()
+        indices = args.get("indices")
+        count = math.prod(indices.shape) if isinstance(indices, TensorView) else 0
+        _lower(self._bounds.bag_offsets, offsets.storage, count + 1)
+        return {"offsets"}
+
+    def _propagate(self, step: ProgramStep) -> None:
+        """Apply the bounds of results to the inputs that they are copied from."""
+        bounds = self._bounds
+        for view in tensor_views(step.values):
+            for result in step.results:
+                for limits in (bounds.limits, bounds.bag_offsets):
+                    if result.storage in limits:
+                        _lower(limits, view.storage, limits[result.storage])
+                if result.storage in bounds.trusted:
+                    bounds.trusted.add(view.storage)
+
+    def finish(self) -> IntegerBounds:
+        """Narrow the bounds to the recorded ranges."""
+        limits, minimums = self._bounds.limits, self._bounds.minimums
+        for storage, (low, high) in self._recorded.items():
+            if storage in limits:
+                limits[storage] = max(1, min(high + 1, limits[storage]))
+                minimums[storage] = max(0, min(low, limits[storage] - 1))
+            elif storage not in self._bounds.trusted and low >= -_MAX_INDEX and high < _MAX_INDEX:
+                limits[storage], minimums[storage] = high + 1, low
+        return self._bounds
+
+
+def _lower(limits: dict[int, int], storage: int, limit: int) -> None:
+    limits[storage] = min(limit, limits.get(storage, _MAX_INDEX))
 
 
 def _trusts_indices(name: str) -> bool:
-    """Whether the operator may take integers as places without a look."""
-    looks = name in _VALUE_PRESERVING or name in _READS_NUMBERS
-    return not looks and (
+    """Return whether an operator may use integers as indices without checking them."""
+    checks = name in _VALUE_PRESERVING or name in _READS_NUMBERS
+    return not checks and (
         name.removeprefix("aten::").startswith("_") or "backward" in name or not name.startswith("aten::")
     )
 
 
 def _integer_size(view: TensorView) -> int:
-    """Bytes of an element that may be a place; 0 of others."""
+    """Return the size in bytes of an element that may be an index; 0 for other types."""
     dtype = DTYPES[view.dtype]
     return dtype.itemsize if dtype in _INTEGERS else 0
 
 
 def make_initial_tensor(
-    view: TensorView, count: int, device: torch.device, known: IntegerBounds
+    view: TensorView, count: int, device: torch.device, bounds: IntegerBounds
 ) -> torch.Tensor:
-    """A flat tensor of ``count`` elements for the storage of a view."""
-    dtype = DTYPES[view.dtype]
-    if view.storage in known.trusting or view.storage in known.mixed:
+    """Return a flat tensor of ``count`` elements for the storage of a view."""
+    dtype, storage = DTYPES[view.dtype], view.storage
+    if storage in bounds.trusted or storage in bounds.mixed:
         return torch.zeros(count, dtype=dtype, device=device)
     if dtype == torch.bool:
         return torch.ones(count, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
         width = math.prod(view.shape[1:]) if len(view.shape) > 1 else 1
-        small = torch.rand(count, dtype=dtype if dtype.itemsize > 1 else torch.float32, device=device)
-        return (small * (2 / width if width > 1 else 1)).to(dtype)
-    if view.storage in known.bags:
+        uniform = torch.rand(count, dtype=dtype if dtype.itemsize > 1 else torch.float32, device=device)
+        return (uniform * (2 / width if width > 1 else 1)).to(dtype)
+    if storage in bounds.bag_offsets:
         return torch.arange(count, device=device).to(dtype)
-    kinds = torch.iinfo(dtype)
-    low = max(known.least.get(view.storage, 0), kinds.min)
-    high = min(known.reach.get(view.storage, 0), kinds.max)
+    info = torch.iinfo(dtype)
+    low = max(bounds.minimums.get(storage, 0), info.min)
+    high = min(bounds.limits.get(storage, 0), info.max)
     if (low or high > 1) and low < high and dtype in _RANDOM_DTYPES:
         return torch.randint(low, high, (count,), dtype=dtype, device=device)
     return torch.zeros(count, dtype=dtype, device=device)

@@ -1,0 +1,61 @@
+"""Options of a communication replay: how the planned calls are run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from etloom.replayer.comms.backends import GPU_BACKENDS
+
+
+@dataclass(frozen=True)
+class CommsOptions:
+    """Options for running the calls of a plan.
+
+    Attributes:
+        backend: Backend of torch.distributed, or auto.
+        device: cpu, cuda, or auto.
+        timing: "fast" makes calls one after the other, "recorded" keeps the recorded gaps between calls.
+        gap: What a rank does in a gap: "spin", or "load" (matrix products).
+        blocking: Wait for each collective before the next call.
+        repeats: Number of timed passes over all calls.
+        warmup: Number of passes before these.
+        verify: Check every result once, before the other passes.
+        timeout_s: Seconds after which a call counts as hung.
+        batch: Start messages that are in flight together as one batch. By default on a GPU, where two ranks that each
+            send first would wait for each other.
+    """
+
+    backend: str = "gloo"
+    device: str = "cpu"
+    timing: str = "fast"
+    gap: str = "spin"
+    blocking: bool = False
+    repeats: int = 5
+    warmup: int = 1
+    verify: bool = False
+    timeout_s: float = 60.0
+    batch: bool | None = None
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The address where the processes meet: host of rank 0 and a free port there; by default as the launcher sets them."""
+
+    address: str | None = None
+    port: int | None = None
+
+
+def resolve_options(options: CommsOptions) -> CommsOptions:
+    """Replace an "auto" backend or device: one follows from the other, both from whether there is a GPU."""
+    backend, device = options.backend, options.device
+    if device == "auto":
+        if backend == "auto":
+            import torch
+
+            is_gpu = torch.cuda.is_available()
+        else:
+            is_gpu = backend in GPU_BACKENDS
+        device = "cuda" if is_gpu else "cpu"
+    if backend == "auto":
+        backend = "nccl" if device == "cuda" else "gloo"
+    return replace(options, backend=backend, device=device)
