@@ -44,3 +44,8 @@ def _split_ranges(numbers: list[int], most: int) -> list[str]:
     for first, last in runs:
         parts += [f"{first}-{last}"] if last - first > 1 else map(str, dict.fromkeys((first, last)))
     return parts
+
+
+def count_noun(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun, such as "1 rank" or "1,024 ranks"."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -1,162 +1,234 @@
-"""etloom replay comms: run the recorded communication again."""
+"""etloom replay comms: re-run the recorded communication."""
 
 from __future__ import annotations
 
 import enum
 import json
-import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from etloom.cli.error_handling import handle_errors, print_message
+from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, command
+from etloom.cli.error_handling import print_message
 from etloom.cli.output import Format, to_json, write_table
 from etloom.cli.output_checks import check_export, check_writable
-from etloom.cli.replay.options import Backend, MasterAddr, MasterPort, Timeout
+from etloom.cli.replay.options import FORMAT, PROCESS_OPTIONS, ProcessOptions, repeat_options
 from etloom.cli.replay.printing import (
     contention_warning,
+    end_on_failure,
     end_process,
-    ending_together,
     load_average,
     print_passes,
     print_summary,
 )
-from etloom.cli.replay.typer_options import RankPatternOption, check_finite
-from etloom.cli.run_arguments import report_loss
+from etloom.cli.run_arguments import RANK_PATTERN, report_loss
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from etloom.replayer.comms.runner import CommsOptions
+    from etloom.core.trace import Job
+    from etloom.replayer.comms.comms_options import CommsOptions
+    from etloom.replayer.comms.plan_options import PlanOptions
     from etloom.replayer.comms.session import CommsReplay
-    from etloom.replayer.plan import Plan
-
-
-_LONG_REPLAY_S = 60.0
-"""A replay that is known to take longer says so beforehand."""
 
 
 class TraceType(str, enum.Enum):
+    """Types of traces that have communication."""
+
     et = "et"
     kineto = "kineto"
     basic = "basic"
 
 
-class Device(str, enum.Enum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 class Timing(str, enum.Enum):
+    """When calls are made."""
+
     fast = "fast"
     recorded = "recorded"
 
 
 class Gap(str, enum.Enum):
+    """How gaps between calls are filled."""
+
     spin = "spin"
     load = "load"
 
 
 class Per(str, enum.Enum):
+    """Rows of the summary."""
+
     group = "group"
     all = "all"
     call = "call"
 
 
-@handle_errors()
-def comms(
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            readable=False, help="A folder of traces, or one file.", metavar="PATH", show_default=False
-        ),
-    ] = None,
-    trace_path: Annotated[
-        Path | None, typer.Option("--trace-path", help="The same as PATH.", show_default=False)
-    ] = None,
-    trace_type: Annotated[
-        TraceType | None,
-        typer.Option(
-            "--trace-type",
-            help="Fail where there is no such trace; basic is PARAM's.",
-            show_default=False,
-        ),
-    ] = None,
-    rank_pattern: RankPatternOption = None,
-    use_one_trace: Annotated[
-        bool, typer.Option("--use-one-trace", help="Play the lowest recorded rank on all processes.")
-    ] = False,
-    backend: Backend = "gloo",
-    device: Annotated[
-        Device | None, typer.Option(help="By default what the backend is for.", show_default=False)
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
-    ranks: Annotated[
-        str | None, typer.Option(help="The recorded ranks to play, such as 0,8-15.", show_default=False)
-    ] = None,
-    shrink: Annotated[
-        bool,
-        typer.Option(
-            "--shrink",
-            help="Play the first recorded ranks on fewer processes: groups keep the members that are played, what is "
-            "shared among them shrinks with them, and calls without another member are left out.",
-        ),
-    ] = False,
-    only: Annotated[
-        str | None,
-        typer.Option(help="Only these collectives, such as all_reduce,send,recv.", show_default=False),
-    ] = None,
-    first: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N calls of each rank.", show_default=False)
-    ] = None,
-    scale: Annotated[float, typer.Option(min=0.0, callback=check_finite, help="Multiply the sizes.")] = 1.0,
-    timing: Annotated[
-        Timing, typer.Option(help="recorded: keep the recorded gaps between calls.")
-    ] = Timing.fast,
-    gap: Annotated[Gap, typer.Option(help="What fills a gap; load: matrix products.")] = Gap.spin,
-    blocking: Annotated[bool, typer.Option("--blocking", help="Wait for each call before the next.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all calls are run and timed.")] = 5,
-    warmup: Annotated[int, typer.Option(min=0, help="How often they are run before that.")] = 1,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check every result once, before the timed runs.")
-    ] = False,
-    timeout: Timeout = 60.0,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write the replay as a trace, by its end (.parquet, .json.gz).",
-            show_default=False,
-        ),
-    ] = None,
-    per: Annotated[
-        Per,
-        typer.Option(
-            help="group: a row a collective, group and size; all: groups of a size together; call: a row a call."
-        ),
-    ] = Per.group,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write table, repeats and what was skipped as JSON.", show_default=False),
-    ] = None,
-    format: Annotated[
-        Format | None,
-        typer.Option("--format", help="Of what is printed; by default a table.", show_default=False),
-    ] = None,
-) -> None:
-    """Run the recorded communication again on as many processes, and measure it.
+@dataclass(frozen=True)
+class SourceOptions:
+    """The run, and the part of it that is replayed."""
 
-    Every process runs this command; torchrun, mpirun or srun says which rank it is. Rank 0 makes the plan, prints the
-    result and writes the files. Sizes, types, groups, roots, peers, reduce operations and what is in flight together
-    are those of the recording; what cannot be replayed is listed with its reason. Latencies are from a call to its
-    completion, on each rank; count and total are over all repeats and ranks. Bytes are those of etloom analyze
-    collectives: the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank puts in, the
-    most of any rank. --dry-run says what each rank puts in.
+    path: Path | None
+    trace_path: Path | None
+    trace_type: TraceType | None
+    rank_pattern: str | None
+    use_one_trace: bool
+    ranks: str | None
+    shrink: bool
+    only: str | None
+    first: int | None
+    scale: float
+
+    def run_path(self) -> Path:
+        """Return the path of the run, which is an argument or an option."""
+        path = self.path or self.trace_path
+        if path is None or (self.path and self.trace_path):
+            raise click.BadParameter("specify the run once: etloom replay comms PATH")
+        return path
+
+    def plan_options(self) -> PlanOptions:
+        from etloom.replayer.comms.plan_options import PlanOptions, parse_ranks
+
+        return PlanOptions(
+            trace_type=self.trace_type and self.trace_type.value,
+            one_for_all=self.use_one_trace,
+            ranks=None if self.ranks is None else parse_ranks(self.ranks),
+            shrink=self.shrink,
+            only=[name.strip() for name in self.only.split(",")] if self.only else (),
+            first=self.first,
+            scale=self.scale,
+        )
+
+
+_SOURCE_OPTIONS = OptionGroup(
+    "source",
+    SourceOptions,
+    [
+        Argument(
+            ["path"], type=PATH_TYPE, required=False, metavar="PATH", help="A folder of traces, or one file."
+        ),
+        click.Option(["--trace-path"], type=PATH_TYPE, help="The same as PATH."),
+        click.Option(
+            ["--trace-type"],
+            type=click.Choice(TraceType),
+            help="Fail unless there is a trace of this type; basic is PARAM's.",
+        ),
+        RANK_PATTERN,
+        click.Option(
+            ["--use-one-trace"], is_flag=True, help="Replay the lowest recorded rank on all processes."
+        ),
+        click.Option(["--ranks"], help="The recorded ranks to replay, such as 0,8-15."),
+        click.Option(
+            ["--shrink"],
+            is_flag=True,
+            help="Replay the first recorded ranks on fewer processes: groups keep the members that are replayed, "
+            "sizes that are divided among them shrink, and calls without another member are skipped.",
+        ),
+        click.Option(["--only"], help="Only these collectives, such as all_reduce,send,recv."),
+        click.Option(["--first"], type=click.IntRange(min=1), help="Only the first N calls of each rank."),
+        click.Option(["--scale"], type=FiniteFloat(min=0.0), default=1.0, help="Factor for the sizes."),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """How the calls are run."""
+
+    timing: Timing
+    gap: Gap
+    blocking: bool
+    repeats: int
+    warmup: int
+    verify: bool
+
+
+_TIMING_OPTIONS = OptionGroup(
+    "run",
+    TimingOptions,
+    [
+        click.Option(
+            ["--timing"],
+            type=click.Choice(Timing),
+            default=Timing.fast,
+            help="recorded: keep the recorded gaps between calls.",
+        ),
+        click.Option(
+            ["--gap"],
+            type=click.Choice(Gap),
+            default=Gap.spin,
+            help="How gaps are filled; load: matrix products.",
+        ),
+        click.Option(["--blocking"], is_flag=True, help="Wait for each call before the next."),
+        *repeat_options(5),
+        click.Option(["--verify"], is_flag=True, help="Check every result once, before the timed passes."),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the results go."""
+
+    out: Path | None
+    per: Per
+    json_file: Path | None
+    format: Format | None
+
+    def check(self) -> None:
+        """Check that the files can be written, before the work starts."""
+        if self.out:
+            check_export(self.out)
+        if self.json_file:
+            check_writable(self.json_file, "--json")
+
+
+_OUTPUT_OPTIONS = OptionGroup(
+    "output",
+    OutputOptions,
+    [
+        click.Option(
+            ["--out", "-o"], type=PATH_TYPE, help="Write the replay as a trace: .parquet or .json.gz."
+        ),
+        click.Option(
+            ["--per"],
+            type=click.Choice(Per),
+            default=Per.group,
+            help="group: one row per collective, group and size; all: groups of the same size together; call: one row "
+            "per call.",
+        ),
+        click.Option(
+            ["json_file", "--json"],
+            type=PATH_TYPE,
+            help="Write the table, the repeats and the skipped calls as JSON.",
+        ),
+        FORMAT,
+    ],
+)
+
+
+@command(
+    _SOURCE_OPTIONS,
+    PROCESS_OPTIONS,
+    click.Option(["--dry-run"], is_flag=True, help="Print the plan without running it."),
+    _TIMING_OPTIONS,
+    _OUTPUT_OPTIONS,
+)
+def comms(
+    source: SourceOptions,
+    processes: ProcessOptions,
+    dry_run: bool,
+    run: TimingOptions,
+    output: OutputOptions,
+) -> None:
+    """Re-run the recorded communication on as many processes, and measure it.
+
+    Every process runs this command; torchrun, mpirun or srun sets its rank. Rank 0 makes the plan, prints the result
+    and writes the files. Sizes, types, groups, roots, peers, reduce operations and the calls in flight at the same time
+    are those of the recording; calls that cannot be replayed are listed with the reason. Latencies are from a call to its
+    completion on each rank; count and total are over all repeats and ranks. Bytes are those of etloom analyze
+    collectives: the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank contributes;
+    the maximum over the ranks. --dry-run prints what each rank contributes.
 
     Examples:
 
@@ -167,95 +239,103 @@ def comms(
       srun -n 16 etloom replay comms run/ --backend nccl --timing recorded --out replay.parquet
       torchrun --nproc-per-node 4 -m etloom replay comms run/ --shrink --verify
     """
-    given = path or trace_path
-    if given is None or (path and trace_path):
-        raise typer.BadParameter("say once what to replay: etloom replay comms PATH")
+    path = source.run_path()
     from etloom.replayer.comms.backends import check_backend
 
-    check_backend(backend)
-    if out:
-        check_export(out)
-    if json_file:
-        check_writable(json_file, "--json")
+    check_backend(processes.backend)
+    output.check()
     import etloom
-    from etloom.replayer.comms.plan_options import parse_ranks, plan_early, plan_replay
-    from etloom.replayer.comms.watchdog import Process
+    from etloom.replayer.launch_environment import Process
 
-    place = Process.here()
-    asked: dict[str, Any] = {
-        "trace_type": trace_type and trace_type.value,
-        "one_for_all": use_one_trace,
-        "ranks": None if ranks is None else parse_ranks(ranks),
-        "shrink": shrink,
-        "only": [one.strip() for one in only.split(",")] if only else (),
-        "first": first,
-        "scale": scale,
-    }
+    process = Process.here()
 
-    def make(world: int) -> Plan:
-        job = etloom.open(given, rank_pattern=rank_pattern)
-        report_loss(job, given)
-        made = plan_replay(job, world, **asked)
-        passes = repeats + warmup
-        paced_s = passes * max((sum(call.gap_ns or 0 for call in own) for own in made.calls), default=0) / 1e9
-        if timing is Timing.recorded and paced_s > _LONG_REPLAY_S:
-            print_message(
-                f"calls begin as far apart as recorded, which takes {paced_s:,.0f} s for {passes} passes"
-            )
-        return made
+    def open_run() -> Job:
+        job = etloom.open(path, rank_pattern=source.rank_pattern)
+        report_loss(job, path)
+        return job
 
+    plan_options = source.plan_options()
     if dry_run:
-        if place.rank == 0:
-            from etloom.replayer.plan import plan_caveats, plan_table
-
-            made = make(place.world)
-            if json_file:
-                json_file.write_text(to_json(plan_table(made)))
-            write_table(plan_table(made), format, None)
-            for line in plan_caveats(made):
-                print_message(line)
+        if process.rank == 0:
+            _print_plan(open_run(), process.world_size, plan_options, output)
         return
-    known = plan_early(make, place.world, given)
-    # torch tells a lost connection in pages of its own; one line of ours says it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from etloom.replayer.comms.results import build_job, summarize_calls
-    from etloom.replayer.comms.runner import CommsOptions, resolve_backend_and_device
-    from etloom.replayer.comms.session import run_session
+    from etloom.replayer.comms.callbacks import Callbacks
+    from etloom.replayer.comms.comms_options import Rendezvous
+    from etloom.replayer.comms.replay import replay_comms
+
+    load = load_average()
+    with end_on_failure(process):
+        replay = replay_comms(
+            open_run,
+            plan_options,
+            _comms_options(processes, run),
+            Callbacks(end_process, print_message),
+            path=path,
+            process=process,
+            rendezvous=Rendezvous(processes.master_addr, processes.master_port),
+        )
+    if replay is not None:
+        _print_replay(replay, output, load)
+
+
+def _comms_options(processes: ProcessOptions, run: TimingOptions) -> CommsOptions:
+    from etloom.replayer.comms.comms_options import CommsOptions
+
+    return CommsOptions(
+        processes.backend,
+        "auto" if processes.device is None else processes.device.value,
+        run.timing.value,
+        run.gap.value,
+        run.blocking,
+        run.repeats,
+        run.warmup,
+        run.verify,
+        processes.timeout,
+    )
+
+
+def _print_plan(job: Job, world_size: int, options: PlanOptions, output: OutputOptions) -> None:
+    from etloom.replayer.comms.plan_options import plan_replay
+    from etloom.replayer.plan import plan_caveats, plan_table
+
+    plan = plan_replay(job, world_size, options)
+    table = plan_table(plan)
+    if output.json_file:
+        output.json_file.write_text(to_json(table))
+    write_table(table, output.format, None)
+    for line in plan_caveats(plan):
+        print_message(line)
+
+
+def _print_replay(replay: CommsReplay, output: OutputOptions, load: float | None) -> None:
     from etloom.replayer.plan import plan_notes
 
-    on = resolve_backend_and_device(backend, device and device.value)
-    options = CommsOptions(*on, timing.value, gap.value, blocking, repeats, warmup, verify, timeout)
-    busy = load_average()
-    with ending_together(place):
-        done = run_session(
-            known, options, place=place, address=master_addr, port=master_port, end=end_process
-        )
-    if done is None:
-        return
-    for line in plan_notes(done.plan):
+    for line in plan_notes(replay.plan):
         print_message(line)
-    merged = summarize_calls(done.calls, per.value)
-    print_summary(merged, format)
-    print_passes(done.passes)
-    if why := contention_warning(busy, on[1], 1):
-        print_message(why)
-    if verify:
+    summary = replay.summarize(output.per.value)
+    print_summary(summary, output.format)
+    print_passes(replay.passes)
+    if warning := contention_warning(load, replay.options.device, 1):
+        print_message(warning)
+    if replay.options.verify:
         print_message(
-            "verified: before the repeats every call was made once, and its result on each rank was as computed"
+            "verified: before the repeats every call was made once and returned the expected result"
         )
-    if json_file:
-        json_file.write_text(json.dumps(_json_report(done, merged, options), indent=1))
-    if out:
-        etloom.export(build_job(done.plan, done.calls, backend), out)
-        print_message(f"wrote {out}")
+    if output.json_file:
+        output.json_file.write_text(json.dumps(_json_report(replay, summary), indent=1))
+    if output.out:
+        import etloom
+
+        etloom.export(replay.job, output.out)
+        print_message(f"wrote {output.out}")
 
 
-def _json_report(done: CommsReplay, merged: pl.DataFrame, options: CommsOptions) -> dict[str, Any]:
-    """The table, how long each repeat took and waited on each rank, and what was not replayed."""
+def _json_report(replay: CommsReplay, summary: pl.DataFrame) -> dict[str, Any]:
+    """Return the summary, the duration and waiting time of each repeat and rank, and the skipped calls."""
     return {
-        "options": asdict(options),
-        "recorded_ranks": done.plan.recorded,
-        "table": merged.to_dicts(),
-        "repeats": done.passes.to_dicts(),
-        "skipped": [asdict(one) for one in done.plan.skipped],
+        "options": asdict(replay.options),
+        "recorded_ranks": replay.plan.recorded_ranks,
+        "table": summary.to_dicts(),
+        "repeats": replay.passes.to_dicts(),
+        "skipped": [asdict(entry) for entry in replay.plan.skipped],
     }

@@ -1,87 +1,101 @@
-"""etloom replay compute: run the recorded operators again."""
+"""etloom replay compute: re-run the recorded operators of a rank."""
 
 from __future__ import annotations
 
 import enum
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from etloom.cli.error_handling import handle_errors
+from etloom.cli.command import PATH_TYPE, FiniteFloat, OptionGroup, command
 from etloom.cli.output import Format
 from etloom.cli.output_checks import check_export
-from etloom.cli.replay.options import AllowNamespace
-from etloom.cli.replay.typer_options import PathArgument, check_finite
+from etloom.cli.replay.options import ALLOW_NAMESPACE, FORMAT, repeat_options
+from etloom.cli.run_arguments import PATH
 from etloom.core.errors import EtloomError
 
 
 class Device(str, enum.Enum):
+    """Devices of computation."""
+
     cpu = "cpu"
     cuda = "cuda"
     meta = "meta"
 
 
-@handle_errors()
-def compute(
-    path: PathArgument,
-    device: Annotated[Device, typer.Option(help="meta: shapes and types only.")] = Device.cpu,
-    rank: Annotated[int | None, typer.Option(help="By default the lowest.", show_default=False)] = None,
-    step: Annotated[
-        int | None, typer.Option(help="Only ProfilerStep#N; by default all.", show_default=False)
-    ] = None,
-    allow_namespace: AllowNamespace = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
-    warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
-    max_memory: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            callback=check_finite,
-            help="GB that it may take; by default 80 % of what is free, on a CPU shared by the ranks of a host. "
-            "Operators that do not fit are left out.",
-        ),
-    ] = None,
-    max_time: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            callback=check_finite,
-            help="Seconds after which no operator is tried and no repeat begun any more.",
-            show_default=False,
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Threads of an operator on a CPU; by default torch's. Recordings do not tell theirs.",
-            show_default=False,
-        ),
-    ] = None,
-    min_coverage: Annotated[
-        float,
-        typer.Option(
-            min=0, max=100, callback=check_finite, help="Fail where less than this % of operators is covered."
-        ),
-    ] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write the replay as a trace, by its end.", show_default=False),
-    ] = None,
-    format: Annotated[
-        Format | None,
-        typer.Option("--format", help="Of what is printed; by default a table.", show_default=False),
-    ] = None,
-) -> None:
-    """Run the recorded operators again, in order, and say by operator what could not be.
+@dataclass(frozen=True)
+class ReplayOptions:
+    """The part of the run that is replayed, and how."""
 
-    Each operator gets what the operators before it gave; what comes from elsewhere is made up. Only operators of
-    torch's own registry are run, of aten and of the namespaces that are allowed; nothing of the trace is executed as
-    code. With --out, etloom diff compares the replay with the recording. Where it is interrupted
-    (Ctrl-C, --max-time), what ran until then is told and written, and the trace's stats say that it is not whole.
+    device: Device
+    rank: int | None
+    step: int | None
+    allow_namespace: tuple[str, ...]
+    repeats: int
+    warmup: int
+    max_memory: float | None
+    max_time: float | None
+    threads: int | None
+
+
+_REPLAY_OPTIONS = OptionGroup(
+    "options",
+    ReplayOptions,
+    [
+        click.Option(
+            ["--device"],
+            type=click.Choice(Device),
+            default=Device.cpu,
+            help="meta: shapes and types only.",
+        ),
+        click.Option(["--rank"], type=int, help="Default: the lowest rank."),
+        click.Option(["--step"], type=int, help="Only ProfilerStep#N; default: all steps."),
+        ALLOW_NAMESPACE,
+        *repeat_options(3),
+        click.Option(
+            ["--max-memory"],
+            type=FiniteFloat(min=0),
+            help="Memory limit in GB; default: 80 % of the free memory, which the ranks of a host share on a CPU. "
+            "Operators that do not fit are skipped.",
+        ),
+        click.Option(
+            ["--max-time"],
+            type=FiniteFloat(min=0),
+            help="Seconds after which no operator is tried and no repeat is started.",
+        ),
+        click.Option(
+            ["--threads"],
+            type=click.IntRange(min=1),
+            help="Threads of an operator on a CPU; default: torch's. Recordings do not contain theirs.",
+        ),
+    ],
+)
+
+
+@command(
+    PATH,
+    _REPLAY_OPTIONS,
+    click.Option(
+        ["--min-coverage"],
+        type=FiniteFloat(min=0, max=100),
+        default=0,
+        help="Fail if less than this percentage of the operators is covered.",
+    ),
+    click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the replay as a trace: .parquet or .json.gz."),
+    FORMAT,
+)
+def compute(
+    path: Path, options: ReplayOptions, min_coverage: float, out: Path | None, format: Format | None
+) -> None:
+    """Re-run the recorded operators in order, and list those that cannot run.
+
+    Each operator gets the results of the operators before it; other tensors are made up. Only operators of torch's
+    registry run, from aten and the allowed namespaces; nothing of the trace is executed as code. With --out, etloom
+    diff compares the replay with the recording. If the replay is interrupted (Ctrl-C, --max-time), the results until
+    then are printed and written, and the trace's stats say that it is incomplete.
 
     Examples:
 
@@ -92,27 +106,28 @@ def compute(
     """
     if out:
         check_export(out)
-        if device is Device.meta:
+        if options.device is Device.meta:
             raise EtloomError(
-                "on meta nothing takes time, so there is no trace to write", remedy="--device cpu"
+                "--out requires a device that takes time: a replay on meta has no trace",
+                remedy="use --device cpu",
             )
-    asked = {
+    request = {
         "path": str(path),
-        "device": device.value,
-        "rank": rank,
-        "step": step,
-        "namespaces": sorted({"aten", *(allow_namespace or ())}),
-        "repeats": repeats,
-        "warmup": warmup,
-        "max_bytes": None if max_memory is None else int(max_memory * 1e9),
-        "until": None if max_time is None else time.monotonic() + max_time,
-        "threads": threads,
+        "device": options.device.value,
+        "rank": options.rank,
+        "step": options.step,
+        "namespaces": sorted({"aten", *options.allow_namespace}),
+        "repeats": options.repeats,
+        "warmup": options.warmup,
+        "max_bytes": None if options.max_memory is None else int(options.max_memory * 1e9),
+        "deadline": None if options.max_time is None else time.monotonic() + options.max_time,
+        "threads": options.threads,
         "min_coverage": min_coverage,
         "out": None if out is None else str(out),
         "format": None if format is None else format.value,
     }
-    from etloom.replayer.compute import isolation
+    from etloom.replayer.compute.isolation import run_isolated
 
-    status, _ = isolation.run_isolated(["etloom.cli.replay.compute_worker", json.dumps(asked)])
+    status, _ = run_isolated(["etloom.cli.replay.compute_worker", json.dumps(request)])
     if status:
         raise SystemExit(status)

@@ -1,99 +1,123 @@
-"""The process in which ``etloom replay compute`` works: ``python -m etloom.cli.replay.compute_worker JSON``."""
+"""The child process of ``etloom replay compute``: ``python -m etloom.cli.replay.compute_worker JSON``."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etloom.cli.error_handling import EXIT_INTERRUPTED, handle_errors, print_message
 from etloom.cli.output import Format, write_table
 from etloom.cli.replay.printing import contention_warning, load_average
 from etloom.cli.run_arguments import report_loss
+from etloom.core.errors import EtloomError
+from etloom.core.text import count_noun
+
+if TYPE_CHECKING:
+    from etloom.core.trace import Job, Trace
+    from etloom.replayer.compute.operator_replay import ComputeReplay
 
 
 @handle_errors()
-def work(asked: dict[str, Any]) -> None:
-    """The command, in the process that may die of it."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # its profiler says that it begins and ends
+def work(request: Mapping[str, Any]) -> None:
+    """Run the command, in the process that a failing operator may end."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # its profiler prints when it starts and stops
     import etloom
-    from etloom.core.errors import EtloomError
+
+    load = load_average()
+    job = etloom.open(request["path"])
+    trace = _select_trace(job, request)
+    # A wrong input is reported before torch is imported.
+    from etloom.replayer.compute.compute_options import ComputeHooks, ComputeOptions
+    from etloom.replayer.compute.isolation import connect_to_parent
+    from etloom.replayer.compute.operator_replay import replay_operators
+    from etloom.replayer.compute.progress import INTERRUPTED as STOPPED_BY_USER
+    from etloom.replayer.compute.saved_tensors import resources_folder
+
+    report, skip = connect_to_parent()
+    if not skip:  # otherwise an earlier process has printed it
+        report_loss(job, request["path"])
+    out = None if request["out"] is None else Path(request["out"])
+    replay = replay_operators(
+        trace,
+        ComputeOptions(
+            request["device"],
+            namespaces=frozenset(request["namespaces"]),
+            step=request["step"],
+            repeats=request["repeats"],
+            warmup=request["warmup"],
+            threads=request["threads"],
+            max_bytes=request["max_bytes"],
+            deadline=request["deadline"],
+            trace=out is not None,
+        ),
+        ComputeHooks(
+            on_step=lambda step: report(step.node), on_all_tried=lambda: report(None), notify=print_message
+        ),
+        skip=skip,
+        resources=resources_folder(Path(request["path"]), trace),
+    )
+    write_table(replay.coverage, None if request["format"] is None else Format(request["format"]), None)
+    _print_replay(replay, request["device"], load)
+    if out and replay.trace is not None:
+        etloom.export(replay.trace, out)
+        print_message(f"wrote {out}")
+    covered = replay.covered() or 0.0
+    if covered * 100 < (minimum := request["min_coverage"]):
+        raise EtloomError(f"{covered:.2%} of operators are covered; --min-coverage requires {minimum:g} %")
+    if replay.failed or replay.stopped == STOPPED_BY_USER:
+        raise SystemExit(1 if replay.failed else EXIT_INTERRUPTED)
+
+
+def _select_trace(job: Job, request: Mapping[str, Any]) -> Trace:
     from etloom.core.text import unknown_rank_error
     from etloom.replayer.compute.node_selection import select_nodes
 
-    busy = load_average()
-    job = etloom.open(asked["path"])
-    chosen = min(job) if asked["rank"] is None else asked["rank"]
-    if chosen not in job:
-        raise unknown_rank_error(chosen, job)
-    select_nodes(job[chosen], asked["step"])
-    # What is wrong with the input is told before torch is imported.
-    from etloom.replayer.compute import isolation, progress
-    from etloom.replayer.compute.operator_replay import replay_operators
-    from etloom.replayer.compute.saved_tensors import resources_folder
+    rank = min(job) if request["rank"] is None else request["rank"]
+    if rank not in job:
+        raise unknown_rank_error(rank, job)
+    select_nodes(job[rank], request["step"])
+    return job[rank]
 
-    told, leave_out = isolation.connect_to_parent()
-    if not leave_out:  # else an earlier process has said it
-        report_loss(job, asked["path"])
-    out = None if asked["out"] is None else Path(asked["out"])
-    done = replay_operators(
-        job[chosen],
-        asked["device"],
-        namespaces=frozenset(asked["namespaces"]),
-        step=asked["step"],
-        repeats=asked["repeats"],
-        warmup=asked["warmup"],
-        max_bytes=asked["max_bytes"],
-        until=asked["until"],
-        progress=lambda step: told(step.node),
-        note=print_message,
-        tried=lambda: told(None),
-        leave_out=leave_out,
-        resources=resources_folder(Path(asked["path"]), job[chosen]),
-        threads=asked["threads"],
-        traced=out is not None,
-    )
-    write_table(done.coverage, None if asked["format"] is None else Format(asked["format"]), None)
-    covered = done.covered() or 0.0
-    of_time = done.covered("recorded_ns")
-    time = "" if of_time is None else f", {of_time:.2%} of their recorded time"
+
+def _print_replay(replay: ComputeReplay, device: str, load: float | None) -> None:
+    covered = replay.covered() or 0.0
+    covered_time = replay.covered("recorded_ns")
+    time = "" if covered_time is None else f", {covered_time:.2%} of their recorded time"
     print_message(
-        f"covered: {covered:.2%} of operators{time}; at most {done.peak_bytes / 1e6:,.1f} MB between operators"
+        f"covered: {covered:.2%} of operators{time}; peak memory between operators {replay.peak_bytes / 1e6:,.1f} MB"
     )
-    if done.saved:
-        print_message(f"{done.saved:,} tensors hold the values that were saved beside the trace")
-    for reason, count in done.not_used.items():
-        print_message(f"values of {count:,} tensors were saved and are not used: {reason}")
-    if done.repeats_ns:
-        best = min(done.repeats_ns)
-        own, theirs = _thread_notes(asked["device"])
-        against = f", recorded {done.recorded_ns / 1e6:,.3f} ms{theirs}" if done.recorded_ns else ""
-        print_message(f"took {best / 1e6:,.3f} ms at best of {len(done.repeats_ns)}{own}{against}")
-        if why := contention_warning(busy, asked["device"], 1, "times"):
-            print_message(why)
-    if done.stopped:
-        print_message(f"not whole: {done.stopped}")
-    if out and done.trace is not None:
-        etloom.export(done.trace, out)
-        print_message(f"wrote {out}")
-    if covered * 100 < (least := asked["min_coverage"]):
-        raise EtloomError(f"{covered:.2%} of operators are covered, {least:g} % were asked for")
-    if done.failed or done.stopped == progress.INTERRUPTED:
-        raise SystemExit(1 if done.failed else EXIT_INTERRUPTED)
+    if replay.saved_tensors:
+        print_message(f"{replay.saved_tensors:,} tensors have values that were saved next to the trace")
+    for reason, count in replay.unused_tensors.items():
+        print_message(f"saved values of {count:,} tensors are not used: {reason}")
+    if replay.repeats_ns:
+        best = min(replay.repeats_ns)
+        replay_threads, recorded_threads = _thread_notes(device)
+        recorded = ""
+        if replay.recorded_ns:
+            recorded = f", recorded {replay.recorded_ns / 1e6:,.3f} ms{recorded_threads}"
+        repeats = count_noun(len(replay.repeats_ns), "repeat")
+        print_message(f"best of {repeats}: {best / 1e6:,.3f} ms{replay_threads}{recorded}")
+        if warning := contention_warning(load, device, 1, "times"):
+            print_message(warning)
+    if replay.stopped:
+        print_message(f"incomplete: {replay.stopped}")
 
 
 def _thread_notes(device: str) -> tuple[str, str]:
-    """With how many threads of an operator the replay ran on a CPU, and the recording."""
+    """Return notes about the threads of an operator on a CPU, in the replay and in the recording."""
     if device != "cpu":
         return "", ""
-    from etloom.replayer.comms.runner import torch_thread_count
+    import torch
 
-    count = torch_thread_count()
+    threads = count_noun(torch.get_num_threads(), "thread")
     return (
-        f" with {count} thread{'s' * (count != 1)} an operator",
-        " (with how many is not recorded; torchrun sets 1: --threads)",
+        f" with {threads} per operator",
+        " (its number of threads is not recorded; torchrun sets 1: --threads)",
     )
 
 

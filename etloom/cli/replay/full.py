@@ -1,67 +1,59 @@
-"""etloom replay full: the recorded computation and communication together."""
+"""etloom replay full: re-run the recorded computation and communication together."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
-from etloom.cli.error_handling import handle_errors, print_message
-from etloom.cli.output import Format
-from etloom.cli.replay.comms import Device
-from etloom.cli.replay.options import AllowNamespace, Backend, MasterAddr, MasterPort, Timeout
+from etloom.cli.command import PATH_TYPE, OptionGroup, command
+from etloom.cli.error_handling import print_message
+from etloom.cli.replay.options import (
+    ALLOW_NAMESPACE,
+    FORMAT,
+    PROCESS_OPTIONS,
+    OutputOptions,
+    ProcessOptions,
+    repeat_options,
+)
 from etloom.cli.replay.printing import (
     contention_warning,
+    end_on_failure,
     end_process,
-    ending_together,
     load_average,
     print_passes,
     print_summary,
 )
-from etloom.cli.replay.typer_options import PathArgument
-from etloom.cli.run_arguments import report_loss
+from etloom.cli.run_arguments import PATH, report_loss
+from etloom.core.trace import Job
 
-if TYPE_CHECKING:
-    from etloom.replayer.compute.executor import Executor
-    from etloom.replayer.plan import Plan
+_OUTPUT_OPTIONS = OptionGroup(
+    "output",
+    OutputOptions,
+    [
+        click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the communication as a trace."),
+        FORMAT,
+    ],
+)
 
 
-@handle_errors()
+@command(PATH, PROCESS_OPTIONS, ALLOW_NAMESPACE, *repeat_options(3), _OUTPUT_OPTIONS)
 def full(
-    path: PathArgument,
-    backend: Backend = "gloo",
-    device: Annotated[
-        Device | None, typer.Option(help="By default what the backend is for.", show_default=False)
-    ] = None,
-    allow_namespace: AllowNamespace = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all of it is run and timed.")] = 3,
-    warmup: Annotated[int, typer.Option(min=0, help="How often it is run before that.")] = 1,
-    timeout: Timeout = 60.0,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Write the communication as a trace, by its end.", show_default=False
-        ),
-    ] = None,
-    format: Annotated[
-        Format | None,
-        typer.Option("--format", help="Of what is printed; by default a table.", show_default=False),
-    ] = None,
+    path: Path,
+    processes: ProcessOptions,
+    allow_namespace: tuple[str, ...],
+    repeats: int,
+    warmup: int,
+    output: OutputOptions,
 ) -> None:
-    """Run the recorded operators and the recorded communication again, in the order in which each rank began them.
+    """Re-run the recorded operators and the recorded communication, in the order in which each rank began them.
 
-    Every process runs this command; torchrun, mpirun or srun says which rank it is. Communication moves buffers of its
-    own, of the recorded sizes. Each rank first tries its operators in a process apart: one that ends that process is
-    left out and told. Printed are the sums of the communication, how long a repeat took on each rank, and how much of
-    that it waited for others (exposed). A latency holds the wait for ranks whose operators take longer here than they
-    did, and on a CPU, where they share it, the work of these operators: compare such with another full replay alone.
+    Every process runs this command; torchrun, mpirun or srun sets its rank. Communication uses buffers of its own, of
+    the recorded sizes. Each rank first tries its operators in a child process: operators that crash it are skipped and
+    reported. The output is a summary of the communication, the duration of a repeat on each rank, and how much of it
+    the rank waited for others (exposed). Latencies include waiting for ranks whose operators take longer here than in
+    the recording, and on a CPU, which they share with operators, the work of these: compare them with other full replays
+    only.
 
     Examples:
 
@@ -69,105 +61,58 @@ def full(
       torchrun --nproc-per-node 2 -m etloom replay full run/
       srun -n 16 etloom replay full run/ --backend nccl
     """
-    # torch tells a lost connection in pages of its own; one line of ours says it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import etloom
-    from etloom.core.errors import EtloomError
-    from etloom.replayer.comms.backends import check_backend
-    from etloom.replayer.comms.plan_options import plan_early, plan_replay
-    from etloom.replayer.comms.watchdog import Process
-    from etloom.replayer.compute import isolation
-    from etloom.replayer.compute.node_selection import select_nodes
+    from etloom.replayer.comms.callbacks import Callbacks
+    from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
+    from etloom.replayer.full import replay_full
+    from etloom.replayer.launch_environment import Process
     from etloom.replayer.plan import plan_notes
 
-    place = Process.here()
-    check_backend(backend)
-    on = device.value if device else ("cuda" if backend in ("nccl", "ucc") else "cpu")
-    namespaces = frozenset({"aten", *(allow_namespace or ())})
-    opened = cache(lambda: etloom.open(path))
-    machines: list[Executor] = []
+    process = Process.here()
 
-    def make(world: int) -> Plan:
-        if len(opened()) != world:
-            raise EtloomError(
-                f"{world} processes for {len(opened())} recorded ranks", remedy=f"start {len(opened())}"
-            )
-        report_loss(opened(), path)
-        for trace in opened().values():
-            select_nodes(trace)
-        return plan_replay(opened(), world, operators=True)
+    def open_run() -> Job:
+        job = etloom.open(path)
+        if process.rank == 0:
+            report_loss(job, path)
+        return job
 
-    known = plan_early(make, place.world, path)
-    from etloom.replayer.comms.runner import CommsOptions, torch_thread_count
-    from etloom.replayer.comms.session import RankWork, run_session
-    from etloom.replayer.compute.operator_replay import prepare_executor
-    from etloom.replayer.compute.saved_tensors import resources_folder
-
-    def prepare(tell: Callable[[str], None]) -> RankWork:
-        rank = sorted(opened())[place.rank]
-        trace = opened()[rank]
-        asked = {
-            "path": str(path),
-            "rank": rank,
-            "device": on,
-            "namespaces": [*namespaces],
-            "gpu": place.local,
-        }
-        tell("trying its operators")
-        # A kernel that ends the process must not end a rank, for which the others wait.
-        _, lost = isolation.run_isolated(
-            ["etloom.cli.replay.trial_run_worker", json.dumps(asked)], quiet=True
-        )
-        machine = prepare_executor(
-            trace,
-            on,
-            namespaces=namespaces,
-            progress=lambda step: tell(f"trying {step.name} (node {step.node})"),
-            note=print_message if place.rank == 0 else lambda line: None,
-            leave_out=lost,
-            resources=resources_folder(path, trace),
-            gpu=place.local,
-        )
-        machines.append(machine)
-        _print_left_out(machine, place.rank, set(lost.values()))
-        return RankWork(machine.advance, machine.where)
-
-    options = CommsOptions(backend, on, repeats=repeats, warmup=warmup, timeout_s=timeout)
-    busy = load_average()
-    with ending_together(place):
-        done = run_session(
-            known,
-            options,
-            place=place,
-            address=master_addr,
-            port=master_port,
-            prepare=prepare,
-            end=end_process,
-        )
-    if done is None:
-        return
-    for line in plan_notes(done.plan):
-        print_message(line)
-    print_summary(done.sums, format)
-    outcomes = machines[0].outcomes
-    ran = sum(one.result != "skipped" for one in outcomes)
-    print_message(
-        f"operators of rank {done.plan.recorded[0]} that run: {ran:,} of {len(outcomes):,} (etloom replay compute)"
+    options = CommsOptions(
+        processes.backend,
+        "auto" if processes.device is None else processes.device.value,
+        repeats=repeats,
+        warmup=warmup,
+        timeout_s=processes.timeout,
     )
-    print_passes(done.passes)
-    if why := contention_warning(busy, on, torch_thread_count()):
-        print_message(why)
-    if out:
-        from etloom.replayer.comms.results import build_job as measured
+    load = load_average()
+    with end_on_failure(process):
+        replay = replay_full(
+            open_run,
+            options,
+            Callbacks(end_process, print_message),
+            path=path,
+            namespaces=frozenset({"aten", *allow_namespace}),
+            process=process,
+            rendezvous=Rendezvous(processes.master_addr, processes.master_port),
+        )
+    if replay is None:
+        return
+    for line in plan_notes(replay.comms.plan):
+        print_message(line)
+    print_summary(replay.comms.summary, output.format)
+    running = sum(outcome != "skipped" for outcome in replay.outcomes)
+    print_message(
+        f"{running:,} of {len(replay.outcomes):,} operators of rank {replay.comms.plan.recorded_ranks[0]} run; etloom "
+        "replay compute lists them"
+    )
+    print_passes(replay.comms.passes)
+    if warning := contention_warning(load, replay.comms.options.device, _thread_count()):
+        print_message(warning)
+    if output.out:
+        etloom.export(replay.comms.job, output.out)
+        print_message(f"wrote {output.out}")
 
-        etloom.export(measured(done.plan, done.calls, backend), out)
-        print_message(f"wrote {out}")
 
+def _thread_count() -> int:
+    import torch
 
-def _print_left_out(machine: Executor, rank: int, deadly: set[str]) -> None:
-    """What this rank does not run; of others than the first rank only what ended a process."""
-    from etloom.replayer.compute.operator_replay import coverage_table
-
-    for row in coverage_table(machine).iter_rows(named=True):
-        if row["result"] == "skipped" and (rank == 0 or row["reason"] in deadly):
-            print_message(f"not run, {row['count']} times on rank {rank}: {row['name']}: {row['reason']}")
+    return torch.get_num_threads()

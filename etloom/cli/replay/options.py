@@ -1,27 +1,89 @@
-"""Options that several of the replays take."""
+"""Options that several replay commands share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import enum
+from dataclasses import dataclass
+from pathlib import Path
 
-import typer
+import click
 
-from etloom.cli.replay.typer_options import check_finite
+from etloom.cli.command import FiniteFloat, OptionGroup
+from etloom.cli.output import Format
 
-Backend = Annotated[str, typer.Option(help="nccl, gloo, mpi, ucc, or another that torch has registered.")]
-AllowNamespace = Annotated[
-    list[str] | None,
-    typer.Option(help="Run the operators of this namespace too, such as torchvision.", show_default=False),
-]
-Timeout = Annotated[
-    float, typer.Option(min=1, callback=check_finite, help="Seconds after which a call counts as hung.")
-]
-MasterAddr = Annotated[
-    str | None, typer.Option(help="Host of rank 0; by default as the launcher tells.", show_default=False)
-]
-MasterPort = Annotated[
-    int | None,
-    typer.Option(
-        min=0, max=65_535, help="A free port there; by default as the launcher tells.", show_default=False
-    ),
-]
+
+class Device(str, enum.Enum):
+    """Devices of communication."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """How the processes of a replay communicate, and where they meet."""
+
+    backend: str
+    device: Device | None
+    timeout: float
+    master_addr: str | None
+    master_port: int | None
+
+
+PROCESS_OPTIONS = OptionGroup(
+    "processes",
+    ProcessOptions,
+    [
+        click.Option(
+            ["--backend"],
+            default="gloo",
+            help="nccl, gloo, mpi, ucc, or another backend registered with torch.",
+        ),
+        click.Option(["--device"], type=click.Choice(Device), help="Default: the device of the backend."),
+        click.Option(
+            ["--timeout"],
+            type=FiniteFloat(min=1),
+            default=60.0,
+            help="Seconds after which a call counts as hung.",
+        ),
+        click.Option(["--master-addr"], help="Host of rank 0; default: set by the launcher."),
+        click.Option(
+            ["--master-port"],
+            type=click.IntRange(0, 65_535),
+            help="A free port on that host; default: derived from the launcher's settings.",
+        ),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the results of a replay go."""
+
+    out: Path | None
+    format: Format | None
+
+
+def repeat_options(repeats: int) -> list[click.Parameter]:
+    """Return the options for the number of passes."""
+    return [
+        click.Option(
+            ["--repeats"], type=click.IntRange(min=1), default=repeats, help="Number of timed passes."
+        ),
+        click.Option(
+            ["--warmup"],
+            type=click.IntRange(min=0),
+            default=1,
+            help="Number of passes before the timed ones.",
+        ),
+    ]
+
+
+FORMAT = click.Option(
+    ["--format"], type=click.Choice(Format), help="Format of the printed table; default: table."
+)
+ALLOW_NAMESPACE = click.Option(
+    ["--allow-namespace"],
+    multiple=True,
+    help="Also run the operators of this namespace, such as torchvision; may be repeated.",
+)

@@ -1,4 +1,4 @@
-"""How a replay on several processes ends and what is said of its figures."""
+"""Messages and tables of the replay commands, and the end of a process when another one has failed."""
 
 from __future__ import annotations
 
@@ -7,86 +7,94 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from etloom.cli.error_handling import EXIT_INTERRUPTED, print_message
 from etloom.cli.output import Format, write_table
 from etloom.core.errors import EtloomError
+from etloom.core.text import count_noun
+from etloom.replayer.launch_environment import Process, ranks_on_host
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from etloom.replayer.comms.watchdog import Process
 
+def end_process(reason: str) -> NoReturn:
+    """Print why another process has ended and end this one, since torch would wait for the other.
 
-def end_process(reason: Any) -> NoReturn:
-    """Another process is gone: say so and end, since torch would wait for it. An interrupt is told by one alone."""
-    from etloom.replayer.comms.watchdog import Process
-
-    interrupted = ": interrupted at " in str(reason)
-    if not interrupted or Process.here().rank == 0:
-        print_message(str(reason))
+    An interrupt is reported by rank 0 only.
+    """
+    is_interrupt = ": interrupted at " in reason
+    if not is_interrupt or Process.here().rank == 0:
+        print_message(reason)
     sys.stderr.flush()
-    os._exit(EXIT_INTERRUPTED if interrupted else 1)
+    os._exit(EXIT_INTERRUPTED if is_interrupt else 1)
 
 
 @contextmanager
-def ending_together(place: Process) -> Iterator[None]:
-    """What fails on one of several processes ends this one at once: Python may take seconds to take torch down. Of an
-    interrupt, which all get, the first says where it stood."""
+def end_on_failure(process: Process) -> Iterator[None]:
+    """End this process at once if it fails and is one of several: Python may take seconds to unload torch.
+
+    An interrupt, which all processes get, is reported by rank 0 with the call that it interrupted.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        if place.rank == 0:
-            print_message(
-                f"{str(interrupt) or 'interrupted'}; there are no figures of a replay that does not come to its end"
-            )
+        if process.rank == 0:
+            print_message(f"{str(interrupt) or 'interrupted'}; an incomplete replay has no results")
         sys.stderr.flush()
         os._exit(EXIT_INTERRUPTED)
     except EtloomError as error:
-        if place.world == 1 or error.option is not None or os.environ.get("ETLOOM_DEBUG"):
+        if process.world_size == 1 or error.option is not None or os.environ.get("ETLOOM_DEBUG"):
             raise
-        end_process(error)
+        end_process(str(error))
 
 
 def print_summary(table: pl.DataFrame, format: Format | None) -> None:
-    """Print what `results.sums` gives; people are told in the headers what is over all ranks and repeats."""
+    """Print a summary of calls; in a text table the headers say which columns are over all ranks and repeats."""
     from etloom.replayer.comms.results import TOTAL_HEADERS
 
     write_table(table.rename(TOTAL_HEADERS) if format in (None, Format.table) else table, format, None)
 
 
 def load_average() -> float | None:
-    """How many processes want to run on this host, a mean over the last minute; None where the system does not say."""
+    """Return how many processes wanted to run on this host, averaged over a minute; None if it is not known."""
     with contextlib.suppress(OSError, AttributeError):
         return os.getloadavg()[0]
     return None
 
 
-def contention_warning(busy: float | None, device: str, threads: int, what: str = "latencies") -> str | None:
-    """Why what was measured compares neither with the recording's nor with another replay's, if so: ranks share
-    CPUs, or others were at work. busy: `load` before the replay. threads: of a rank."""
-    from etloom.replayer.compute.memory_limits import ranks_on_host
+def contention_warning(
+    load: float | None, device: str, threads: int, measured: str = "latencies"
+) -> str | None:
+    """Return why measured times cannot be compared: ranks shared CPUs, or other processes were running.
 
-    cpus = os.cpu_count() or 1
+    Args:
+        load: `load_average` before the replay.
+        threads: Threads of a rank.
+        measured: Name of the measured times.
+    """
+    cpus, ranks = os.cpu_count() or 1, ranks_on_host()
     reasons = []
-    if device == "cpu" and ranks_on_host() * threads > cpus:
-        each = f" with {threads} threads each" if threads > 1 else ""
-        reasons.append(f"{ranks_on_host()} ranks{each} share {cpus} CPUs")
-    if busy is not None and busy > cpus:
-        reasons.append(f"before the replay the load was {busy:.1f} on {cpus} CPUs")
-    told = f"{what} hold waits for a CPU and compare neither with the recording's nor with another replay's"
-    return f"{told}: {', and '.join(reasons)}" if reasons else None
+    if device == "cpu" and ranks * threads > cpus:
+        threads_text = f" with {threads} threads each" if threads > 1 else ""
+        reasons.append(f"{ranks} ranks{threads_text} share {cpus} CPUs")
+    if load is not None and load > cpus:
+        reasons.append(f"the load before the replay was {load:.1f} on {cpus} CPUs")
+    if not reasons:
+        return None
+    consequence = "include waiting for a CPU and cannot be compared with the recording or with other replays"
+    return f"{measured} {consequence}: {', and '.join(reasons)}"
 
 
 def print_passes(passes: pl.DataFrame) -> None:
-    """How long a repeat took on the rank that took longest, and how much of it each rank waited; of how many."""
+    """Print the duration of a repeat on the slowest rank, and how long the ranks waited for communication."""
     by_rank = passes.group_by("rank", maintain_order=True).median()
-    longest = by_rank.sort("span_ns", descending=True).row(0, named=True)
-    waited = sorted(by_rank["exposed_ns"].to_list())
-    repeats = passes["repeat"].n_unique()
+    slowest = by_rank.sort("span_ns", descending=True).row(0, named=True)
+    waits = sorted(by_rank["exposed_ns"].to_list())
+    repeats = count_noun(passes["repeat"].n_unique(), "repeat")
     print_message(
-        f"of {repeats} repeat{'s' * (repeats != 1)} on {by_rank.height} ranks: one took "
-        f"{longest['span_ns'] / 1e6:,.3f} ms (median, rank {longest['rank']}), of which ranks waited "
-        f"{waited[0] / 1e6:,.3f} to {waited[-1] / 1e6:,.3f} ms for communication"
+        f"{repeats} on {by_rank.height} ranks: median {slowest['span_ns'] / 1e6:,.3f} ms on the slowest rank "
+        f"({slowest['rank']}), of which ranks waited {waits[0] / 1e6:,.3f} to {waits[-1] / 1e6:,.3f} ms for "
+        "communication"
     )
