@@ -32,9 +32,10 @@ def communicate(rank: int, port: int, calls: int) -> None:
     import torch.distributed as dist
 
     import etloom
+    from etloom.replayer.comms.comms_options import CommsOptions
     from etloom.replayer.comms.plan_options import plan_replay
-    from etloom.replayer.comms.runner import CommsOptions, Runner, process_group
-    from etloom.replayer.comms.watchdog import Process
+    from etloom.replayer.comms.runner import Runner, process_group
+    from etloom.replayer.launch_environment import Process
     from etloom.replayer.plan import RankPlan
 
     torch.set_num_threads(1)

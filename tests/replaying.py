@@ -150,6 +150,7 @@ def _forks() -> Any:
             *(
                 "etloom.replayer.comms.runner",
                 "etloom.replayer.comms.session",
+                "etloom.replayer.full",
                 "etloom.replayer.compute.operator_replay",
                 "etloom.replayer.compute.executor",
             ),
@@ -233,3 +234,25 @@ def reduce_(elements: int) -> dict[str, Any]:
     sizes = {"in_msg_nelems": elements, "out_msg_nelems": elements}
     everyone = {"global_rank_start": 0, "global_rank_stride": 1}
     return {"collective_name": "allreduce", "dtype": "Float", **sizes, **everyone}
+
+
+def replay_trace(trace: Any, device: str = "cpu", **options: Any) -> Any:
+    """Replay the operators of a trace; hooks, ``skip`` and ``resources`` are passed like options."""
+    from etloom.replayer.compute.operator_replay import replay_operators
+
+    return _replay(replay_operators, trace, device, options)
+
+
+def prepare_trace(trace: Any, device: str = "cpu", **options: Any) -> Any:
+    """Prepare an executor of a trace, with the arguments of `replay_trace`."""
+    from etloom.replayer.compute.operator_replay import prepare_executor
+
+    return _replay(prepare_executor, trace, device, options)
+
+
+def _replay(function: Any, trace: Any, device: str, options: dict[str, Any]) -> Any:
+    from etloom.replayer.compute.compute_options import ComputeHooks, ComputeOptions
+
+    hooks = {name: options.pop(name) for name in ("on_step", "on_all_tried", "notify") if name in options}
+    others = {name: options.pop(name) for name in ("skip", "resources") if name in options}
+    return function(trace, ComputeOptions(device, **options), ComputeHooks(**hooks), **others)

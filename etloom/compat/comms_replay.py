@@ -14,76 +14,99 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from etloom.compat import comms_flags
 from etloom.compat._command import run_command
 from etloom.core.errors import EtloomError
+from etloom.core.trace import Job
 from etloom.loading import LoadOptions
-from etloom.replayer.comms.plan_options import plan_early, plan_replay
-from etloom.replayer.comms.watchdog import Process
+from etloom.replayer.comms.callbacks import Callbacks
+from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
+from etloom.replayer.comms.plan_options import PlanOptions, plan_replay
+from etloom.replayer.comms.replay import replay_comms
+from etloom.replayer.comms.results import TOTAL_HEADERS
+from etloom.replayer.launch_environment import Process
 from etloom.replayer.plan import Plan, plan_notes, plan_table
 from etloom.reports import formatting
 
+if TYPE_CHECKING:
+    from etloom.replayer.comms.session import CommsReplay
+
 
 def replay(args: argparse.Namespace) -> None:
-    """Replay as PARAM's flags say. Raises EtloomError."""
+    """Replay as PARAM's flags say.
+
+    Raises:
+        EtloomError: The run cannot be replayed like this.
+    """
     process = Process.here()
     if process.rank == 0:
         for line in comms_flags.describe_ignored_flags(args):
             sys.stderr.write(f"etloom-comms-replay: {line}\n")
     run = _first_existing_path(args.trace_path)
-    output_ranks = range(process.world) if args.output_ranks is None else args.output_ranks
+    plan_options = PlanOptions(
+        trace_type=args.trace_type,
+        one_for_all=args.use_one_trace,
+        shrink=args.auto_shrink,
+        only=args.allow_ops,
+        first=args.max_msg_cnt or None,
+        balance=args.rebalance_policy == "equal",
+    )
 
-    def make(world: int) -> Plan:
-        job = LoadOptions().folder(run, _rank_pattern(run)) if run.is_dir() else LoadOptions().file(run)
-        return plan_replay(
-            job, world, trace_type=args.trace_type, one_for_all=args.use_one_trace, shrink=args.auto_shrink,
-            only=args.allow_ops, first=args.max_msg_cnt or None, balance=args.rebalance_policy == "equal",
-        )  # fmt: skip
+    def open_run() -> Job:
+        return LoadOptions().folder(run, _rank_pattern(run)) if run.is_dir() else LoadOptions().file(run)
 
     if args.dry_run:
         if process.rank == 0:
-            _print_table(plan_table(make(process.world)))
+            _print_table(plan_table(plan_replay(open_run(), process.world_size, plan_options)))
         return
-    if args.output_ranks is not None and not args.output_path:
-        raise EtloomError("--output-ranks requires --output-path", remedy="add --output-path FOLDER")
-    if missing := [rank for rank in output_ranks if rank >= process.world]:
-        raise EtloomError(f"--output-ranks: there is no rank {missing[0]} of {process.world}")
-    plan = plan_early(make, process.world, run)
-    # torch reports a lost connection in many lines of its own.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from etloom.replayer.comms.results import TOTAL_HEADERS
-    from etloom.replayer.comms.runner import CommsOptions, resolve_backend_and_device
-    from etloom.replayer.comms.session import CommsReplay, run_session
-
-    # torch calls AMD's GPUs by the name of NVIDIA's.
-    backend, device = resolve_backend_and_device(
-        args.backend, "cuda" if args.device == "rocm" else args.device
+    output_ranks = _output_ranks(args, process.world_size)
+    result = replay_comms(
+        open_run,
+        plan_options,
+        _comms_options(args),
+        Callbacks(_exit_process),
+        path=run,
+        process=process,
+        rendezvous=Rendezvous(args.master_ip, args.master_port),
     )
-    options = CommsOptions(
-        backend,
-        device,
+    if result is None:
+        return
+    for line in plan_notes(result.plan):
+        sys.stderr.write(f"etloom-comms-replay: {line}\n")
+    _print_table(result.summary.rename(TOTAL_HEADERS))
+    if args.colls_per_batch > 0:
+        _print_table(summarize_batches(result.calls, args.colls_per_batch))
+    if args.output_path:
+        _write_results(result, Path(args.output_path), output_ranks)
+
+
+def _output_ranks(args: argparse.Namespace, world_size: int) -> Iterable[int]:
+    if args.output_ranks is None:
+        return range(world_size)
+    if not args.output_path:
+        raise EtloomError("--output-ranks requires --output-path", remedy="add --output-path FOLDER")
+    if missing := [rank for rank in args.output_ranks if rank >= world_size]:
+        raise EtloomError(f"--output-ranks: there is no rank {missing[0]} of {world_size}")
+    ranks: Iterable[int] = args.output_ranks
+    return ranks
+
+
+def _comms_options(args: argparse.Namespace) -> CommsOptions:
+    # torch calls AMD's GPUs by the name of NVIDIA's.
+    device = "cuda" if args.device == "rocm" else args.device
+    return CommsOptions(
+        args.backend or "auto",
+        device or "auto",
         "recorded" if args.use_timestamp else "fast",
         blocking=bool(args.blocking),
         repeats=args.num_replays,
         warmup=args.warmup_iter,
         verify=bool(args.c) or args.data_accuracy_mode == "check",
     )
-    result: CommsReplay | None = run_session(
-        plan, options, place=process, address=args.master_ip, port=args.master_port, end=_exit_process
-    )
-    if result is None:
-        return
-    for line in plan_notes(result.plan):
-        sys.stderr.write(f"etloom-comms-replay: {line}\n")
-    _print_table(result.sums.rename(TOTAL_HEADERS))
-    if args.colls_per_batch > 0:
-        _print_table(summarize_batches(result.calls, args.colls_per_batch))
-    if args.output_path:
-        _write_results(result, Path(args.output_path), output_ranks, backend)
 
 
 def _first_existing_path(text: str) -> Path:
@@ -130,7 +153,7 @@ def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]
     from etloom.core.categories import itemsize
 
     rank_calls, groups = plan.calls[rank], plan.groups
-    ended = calls.with_columns(last=pl.col("done_ns").max().over("meeting")).filter(pl.col("rank") == rank)
+    ended = calls.with_columns(last=pl.col("done_ns").max().over("instance")).filter(pl.col("rank") == rank)
     return [
         {
             "comms": (call := rank_calls[row["call"]]).collective, "seqnum": row["call"], "req": call.seq,
@@ -144,15 +167,14 @@ def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]
     ]  # fmt: skip
 
 
-def _write_results(result: Any, folder: Path, ranks: Iterable[int], backend: str) -> None:
+def _write_results(result: CommsReplay, folder: Path, ranks: Iterable[int]) -> None:
     from etloom.formats.parquet import writer
-    from etloom.replayer.comms.results import build_job
 
     folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         file = folder / f"replayedCommsPerf.rank-{rank}.json"
         file.write_text(json.dumps(call_rows(result.plan, result.calls, rank), indent=1))
-    writer.write(build_job(result.plan, result.calls, backend), folder / "replay.parquet")
+    writer.write(result.job, folder / "replay.parquet")
     sys.stderr.write(f"wrote {folder}\n")
 
 

@@ -49,7 +49,7 @@ def test_basic_traces_say_what_is_called(tmp_path: Path) -> None:
     assert left.select("count", "example").rows() == [(1, "compute: gemm")]
     made = plan_replay(job, 2, trace_type="basic")
     assert [
-        (call.collective, call.inputs, call.outputs, call.root, call.peer, call.after)
+        (call.collective, call.inputs, call.outputs, call.root, call.peer, call.waits_for)
         for call in made.calls[0]
     ] == [
         ("all_reduce", (1024,), (1024,), None, None, ()),

@@ -103,7 +103,7 @@ def test_a_wait_that_does_not_name_its_group(tmp_path: Path, its_group: list[str
     )
     nodes = [reduced(2, seq=1), reduced(3, seq=2), wait, reduced(5, seq=3)]
     made = planned(record(tmp_path / "run", nodes))
-    assert [call.after for call in made.calls[0]] == [(), (), (1,)]
+    assert [call.waits_for for call in made.calls[0]] == [(), (), (1,)]
 
 
 @pytest.mark.parametrize("name", ["dlrm", "nccl_ddp", "et_schemas/1.1.0-chakra.0.0.4_resnet_2gpu.json.gz"])

@@ -108,10 +108,10 @@ def test_flags_of_the_plan(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds(planned("--max-msg-cnt", "2")) == ["all_to_all"] * 2
     assert kinds(planned("--allow-ops", "all_to_allv,wait")) == ["all_to_all"] * 5
     assert kinds(planned("--allow-list", "allreduce_coalesced")) == ["all_reduce"] * 3
-    assert planned("--auto-shrink", world=2).world == 2
-    assert planned("--trace-type", "kineto").world == 4
+    assert planned("--auto-shrink", world=2).world_size == 2
+    assert planned("--trace-type", "kineto").world_size == 4
     assert planned("--use-one-trace", world=3).calls[2][0].group == (0, 1, 2)
-    assert planned(path=f"{data}/none,{run}").world == 4
+    assert planned(path=f"{data}/none,{run}").world_size == 4
     uneven = planned("--allow-ops", "all_to_all").calls
     equal = planned("--allow-ops", "all_to_all", "--rebalance-policy", "equal").calls
     shares = sum(sum(own[1].inputs) for own in uneven) / 16

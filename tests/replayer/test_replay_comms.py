@@ -26,12 +26,12 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.replayer.comms.call_mapping import scale_call
 from etloom.replayer.comms.plan_builder import build_plan
-from etloom.replayer.comms.watchdog import Process
+from etloom.replayer.launch_environment import Process
 from etloom.replayer.plan import Call, Plan, plan_caveats, plan_table
 
 
 def steps(made: Plan, rank: int = 0) -> list[tuple[Any, ...]]:
-    return [(c.collective, c.group, sum(c.inputs), sum(c.outputs), c.after) for c in made.calls[rank]]
+    return [(c.collective, c.group, sum(c.inputs), sum(c.outputs), c.waits_for) for c in made.calls[rank]]
 
 
 def test_the_plan_of_every_recorded_call(data: Path) -> None:
@@ -58,26 +58,26 @@ def test_the_plan_of_every_recorded_call(data: Path) -> None:
 def test_what_was_in_flight_together_stays_so(data: Path) -> None:
     made = build_plan(etloom.open(data / "cpu/pp_4"))
     # The fifth call, a receive, was made while the fourth, a send, was under way.
-    assert [call.after for call in made.calls[0][:6]] == [(), (0,), (1,), (2,), (), (3, 4)]
+    assert [call.waits_for for call in made.calls[0][:6]] == [(), (0,), (1,), (2,), (), (3, 4)]
 
 
 def test_sizes_follow_a_smaller_world(data: Path) -> None:
     job = etloom.open(data / "dlrm")
-    four, two = build_plan(job), build_plan(job, world=2)
+    four, two = build_plan(job), build_plan(job, world_size=2)
     # Recorded on 8 ranks with 768 elements for each.
     assert steps(four)[0][:4] == ("all_to_all", (0, 1, 2, 3), 4 * 768, 4 * 768)
     assert steps(two)[0][:4] == ("all_to_all", (0, 1), 2 * 768, 2 * 768)
     assert steps(two)[4][:4] == ("all_reduce", (0, 1), 394_241, 394_241)
     # Half a call is not set against the whole one: that took 8 ranks.
     for made in (four, two):
-        assert {(call.fewer, call.recorded_ns) for own in made.calls for call in own} == {(True, None)}
+        assert {(call.shrunk, call.recorded_ns) for own in made.calls for call in own} == {(True, None)}
     assert plan_caveats(four) == [
         "4 of 8 ranks are there to play: groups, splits and sizes of 32 calls shrink to them, and their times are not "
         "compared with the recorded ones"
     ]
     whole = build_plan(etloom.open(data / "cpu/ddp_2"))
     assert plan_caveats(whole) == [] and steps(whole) and all(call.recorded_ns for call in whole.calls[0])
-    pipeline = build_plan(etloom.open(data / "cpu/pp_4"), world=2)
+    pipeline = build_plan(etloom.open(data / "cpu/pp_4"), world_size=2)
     assert {(call.collective, call.group, call.peer) for call in pipeline.calls[0]} == {
         ("send", (0, 1), 1),
         ("recv", (0, 1), 1),
@@ -152,7 +152,9 @@ def uneven(rank: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 2.5])
 def test_what_one_rank_sends_another_gets_in_elements_at_every_scale(scale: float) -> None:
-    made = build_plan(Job({rank: calls_of(uneven(rank), rank=rank, world=2) for rank in (0, 1)}), scale=scale)
+    made = build_plan(
+        Job({rank: calls_of(uneven(rank), rank=rank, world_size=2) for rank in (0, 1)}), scale=scale
+    )
     (first,), (second,) = made.calls
     assert first.in_split == tuple({1.0: (3, 12), 0.5: (2, 6), 2.5: (8, 30)}[scale])
     assert (first.in_split[1], second.in_split[0]) == (second.out_split[0], first.out_split[1])
@@ -215,7 +217,7 @@ def test_groups_are_sorted_with_what_their_ranks_share() -> None:
             rank: {"collective": "all_to_all", "ranks": ranks[rank], **row}  # type: ignore[dict-item]
             for rank, row in own.items()
         }
-        made = build_plan(Job({rank: calls_of(row, rank=rank, world=2) for rank, row in rows.items()}))
+        made = build_plan(Job({rank: calls_of(row, rank=rank, world_size=2) for rank, row in rows.items()}))
         ((first,), (other,)) = made.calls
         assert (first.group, first.in_split, first.out_split) == ((0, 1), (2, 0), (2, 4))
         assert (other.group, other.in_split, other.out_split) == ((0, 1), (4, 1), (0, 1))
@@ -233,10 +235,10 @@ def test_a_wait_is_for_the_call_of_its_group() -> None:
 
     rows = [call("all_reduce", "a"), call("all_reduce", "b"), call("wait", "a"), call("broadcast", "c")]
     made = build_plan(Job({rank: calls_of(*map(dict, rows), rank=rank) for rank in (0, 1)}))
-    assert made.calls[0][2].after == (0,)
+    assert made.calls[0][2].waits_for == (0,)
     rows[2]["pg_name"] = None  # as some versions of torch record it: the last of that number
     made = build_plan(Job({rank: calls_of(*map(dict, rows), rank=rank) for rank in (0, 1)}))
-    assert made.calls[0][2].after == (1,)
+    assert made.calls[0][2].waits_for == (1,)
 
 
 def test_nothing_to_replay_is_an_error(data: Path) -> None:
@@ -244,7 +246,7 @@ def test_nothing_to_replay_is_an_error(data: Path) -> None:
         build_plan(etloom.open(data / "simple_add"))
     job = etloom.open(data / "cpu/ddp_2")
     with pytest.raises(EtloomError, match="3 processes, but 2 recorded ranks"):
-        build_plan(job, world=3)
+        build_plan(job, world_size=3)
     with pytest.raises(EtloomError, match="rank 7 was not recorded"):
         build_plan(job, ranks=[0, 7])
 
@@ -296,7 +298,7 @@ def test_recorded_calls_run_again(
     found = ended(processes(ranks, data / name, *asked, launcher=launcher))
     assert [status for status, _, _ in found] == [0] * ranks, found
     assert [bool(text) for _, text, _ in found] == [True] + [False] * (ranks - 1)
-    made = build_plan(etloom.open(data / name), world=ranks)
+    made = build_plan(etloom.open(data / name), world_size=ranks)
     replayed = etloom.open(out)
     for rank, own in enumerate(made.calls):
         rows = replayed[rank].comms.sort("id")
@@ -379,7 +381,7 @@ def test_one_trace_for_all(data: Path) -> None:
     job, other = _replicate_lowest_rank(Job({0: etloom.open(data / "nccl_ddp")[0]}), 2)
     assert not other  # than were recorded
     made = build_plan(job)
-    assert made.world == 2
+    assert made.world_size == 2
     assert made.groups == [(0, 1)]
     assert {call.collective for call in made.calls[1]} == {"all_reduce", "broadcast"}
     dlrm = etloom.open(data / "dlrm")  # of 8 ranks

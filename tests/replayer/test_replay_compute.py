@@ -16,18 +16,14 @@ from etloom import cli
 from etloom.core.errors import EtloomError
 
 torch = pytest.importorskip("torch")
+from replaying import prepare_trace, replay_trace  # noqa: E402
 from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 
 from etloom.cli.replay.compute_worker import work  # noqa: E402
 from etloom.replayer.compute import isolation  # noqa: E402
 from etloom.replayer.compute.argument_values import convert_value  # noqa: E402
 from etloom.replayer.compute.executor import Executor  # noqa: E402
-from etloom.replayer.compute.operator_replay import (  # noqa: E402
-    ComputeReplay,
-    coverage_table,
-    prepare_executor,
-    replay_operators,
-)
+from etloom.replayer.compute.operator_replay import ComputeReplay, coverage_table  # noqa: E402
 from etloom.replayer.compute.operators import Operator, resolve_operator  # noqa: E402
 from etloom.replayer.compute.program import build_program  # noqa: E402
 from etloom.replayer.compute.program_steps import TensorView  # noqa: E402
@@ -101,7 +97,7 @@ def bags() -> Callable[[], None]:
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_recorded_steps_replay_whole(tmp_path: Path, step: Callable[[], Any], device: str) -> None:
     trace = record(tmp_path, step())
-    done = replay_operators(trace, device, repeats=1)
+    done = replay_trace(trace, device, repeats=1)
     rest = done.coverage.filter(pl.col("result") != "replayed")
     # On meta, torch gives no numbers and other shapes of what embedding bags keep for their backward.
     allowed = {"aten::item", "aten::embedding_bag"} if device == "meta" else set()
@@ -114,7 +110,7 @@ def test_recorded_steps_replay_whole(tmp_path: Path, step: Callable[[], Any], de
 
 def test_the_replay_is_a_trace_that_compares_with_the_recording(tmp_path: Path) -> None:
     trace = record(tmp_path, transformer())
-    done = replay_operators(trace, repeats=2)
+    done = replay_trace(trace, repeats=2)
     assert done.trace is not None and len(done.repeats_ns) == 2
     table = etloom.diff(trace, done.trace).table("operator")
     both = table.filter(pl.col("operator").cast(pl.String) == "aten::addmm")
@@ -145,8 +141,8 @@ def test_a_consumer_gets_what_its_producer_gave(tmp_path: Path) -> None:
     assert [one.result for one in machine.outcomes] == ["replayed"] * len(made.steps)
     assert seen["aten::sum"].tolist() == [12.0] * 4
     seen.clear()
-    run = machine._ready[-1].call
-    machine._ready[-1].call = lambda *args, **named: seen.setdefault("sum", run(*args, **named))
+    run = machine._prepared[-1].call
+    machine._prepared[-1].call = lambda *args, **named: seen.setdefault("sum", run(*args, **named))
     machine.run()
     assert seen["sum"].tolist() == [12.0] * 4
 
@@ -176,7 +172,7 @@ def test_gives_other_shapes_where_they_depend_on_values(tmp_path: Path) -> None:
     def step() -> None:
         x.nonzero().add(1)
 
-    coverage = replay_operators(record(tmp_path, step), repeats=1).coverage
+    coverage = replay_trace(record(tmp_path, step), repeats=1).coverage
     by_name = {
         name: (result, reason) for name, result, reason in coverage.select("name", "result", "reason").rows()
     }
@@ -305,7 +301,7 @@ def test_what_a_stranger_asks_for_is_bounded_and_told(
     tmp_path: Path, schema: str, inputs: list[Any], types: list[str], shapes: list[Any]
 ) -> None:
     trace = stranger(tmp_path, schema, schema.partition("(")[0], inputs, types, shapes)
-    done = replay_operators(trace, repeats=1, max_bytes=1 << 30)
+    done = replay_trace(trace, repeats=1, max_bytes=1 << 30)
     assert done.coverage["result"].to_list() == ["skipped"]
     assert done.coverage["reason"][0]
 
@@ -368,7 +364,7 @@ def test_the_command_says_what_it_cannot(
 )
 def test_shapes_of_recorded_gpu_traces(data: Path, name: str, least: float) -> None:
     job = etloom.open(data / name)
-    done: ComputeReplay = replay_operators(job[min(job)], "meta")
+    done: ComputeReplay = replay_trace(job[min(job)], "meta")
     assert (done.covered() or 0) >= least, done.coverage.filter(pl.col("result") == "skipped")
     wrong = done.coverage.filter(pl.col("reason").str.contains("gave (shape|torch)"))
     assert not wrong.height, wrong
@@ -376,7 +372,7 @@ def test_shapes_of_recorded_gpu_traces(data: Path, name: str, least: float) -> N
 
 def test_compiled_code_is_a_row_with_its_time(data: Path) -> None:
     """Of 832.5 us in two compiled graphs, 546.6 us are operators that were recorded and run."""
-    done = replay_operators(etloom.open(data / "cpu/compile")[0], repeats=1, warmup=0)
+    done = replay_trace(etloom.open(data / "cpu/compile")[0], repeats=1, warmup=0)
     left = done.coverage.filter(pl.col("result") == "skipped")
     (reason,) = left["reason"].unique()
     assert reason.startswith("its kernels were not recorded (C++ never is; ")
@@ -396,7 +392,7 @@ def test_compiled_code_is_a_row_with_its_time(data: Path) -> None:
 @pytest.mark.parametrize("name", ["dlrm", "simple_add", "cpu/coll_4", "cpu/pp_4", "cpu/mt_bwd"])
 def test_recorded_traces_run_on_a_cpu(data: Path, name: str) -> None:
     job = etloom.open(data / name)
-    skipped = coverage_table(prepare_executor(job[min(job)])).filter(pl.col("result") == "skipped")
+    skipped = coverage_table(prepare_trace(job[min(job)])).filter(pl.col("result") == "skipped")
     assert skipped["share_of_count_pct"].sum() <= 3, skipped
 
 
@@ -461,7 +457,7 @@ def test_what_raised_in_the_recording_is_left_out_with_its_parts(tmp_path: Path)
     ended = pl.when(pl.col("id") == first).then(pl.lit('{"raised": true}'))  # as our observer tells
     todo = build_program(made.replace(nodes=made.nodes.with_columns(attrs=ended)))
     assert [step.et_id for step in todo.steps] == [4]
-    assert [(one.name, one.reason) for one in todo.left_out] == [("aten::relu", "it raised in the recording")]
+    assert [(one.name, one.reason) for one in todo.omitted] == [("aten::relu", "it raised in the recording")]
 
 
 def test_what_is_not_run_leaves_no_older_tensor_under_its_id(tmp_path: Path) -> None:
@@ -501,9 +497,9 @@ def test_what_a_skipped_step_would_have_made_is_made_by_the_next(tmp_path: Path)
     for _ in range(2):
         machine.run()
     assert all(
-        tensor is None for slot, tensor in enumerate(machine._slots) if slot in machine._ready[-1].frees
+        tensor is None for slot, tensor in enumerate(machine._slots) if slot in machine._prepared[-1].frees
     )
-    assert sorted(slot for ready in machine._ready for slot in ready.frees)
+    assert sorted(slot for ready in machine._prepared for slot in ready.frees)
 
 
 def test_integers_that_steps_write_begin_each_pass_anew(tmp_path: Path) -> None:
@@ -650,7 +646,7 @@ def test_tensors_that_are_not_strided_are_told_and_their_readers_get_plain_ones(
 def test_compiled_kernels_are_skipped_with_a_reason(data: Path) -> None:
     trace = etloom.open(data / "et_schemas/pt2_triton.json.gz")[0]
     for device in ("cpu", "meta"):
-        coverage = replay_operators(trace, device, repeats=1, warmup=0).coverage
+        coverage = replay_trace(trace, device, repeats=1, warmup=0).coverage
         assert coverage.select("name", "result", "reason", "count").rows() == [
             ("aten::mm", "replayed", None, 2),
             (

@@ -133,13 +133,13 @@ def assert_memory_is_known_before(machine: Executor) -> None:
     made = machine.program
     assert (
         estimate_memory(made).bytes == machine.peak_bytes
-        and not estimate_memory(made, machine.peak_bytes).beyond
+        and not estimate_memory(made, machine.peak_bytes).oversized
     )
     for limit in (machine.peak_bytes - 1, machine.peak_bytes // 2):
         partly = estimate_memory(made, limit)
         less = Executor(made, torch.device("meta"))
-        less.trial_run(leave_out=partly.beyond)
-        assert partly.beyond and partly.bytes == less.peak_bytes <= limit
+        less.trial_run(skip=partly.oversized)
+        assert partly.oversized and partly.bytes == less.peak_bytes <= limit
 
 
 def pool_of(written: Program, inputs: Sequence[Any]) -> None:
@@ -185,7 +185,7 @@ def spied(machine: Executor) -> tuple[dict[int, Any], list[list[Any]]]:
         return take(step, ready, results)
 
     def running() -> None:
-        for ready in machine._ready:
+        for ready in machine._prepared:
             if not hasattr(ready.call, "spied"):
                 ready.call = following(ready.call)
         run()

@@ -16,7 +16,8 @@ import pytest
 from replaying import ended, free_port, processes, reduce_, wait_for_calls, write
 
 from etloom.core.errors import EtloomError
-from etloom.replayer.comms.watchdog import Process, Watchdog
+from etloom.replayer.comms.watchdog import Watchdog
+from etloom.replayer.launch_environment import Process
 
 pytestmark = pytest.mark.torch
 

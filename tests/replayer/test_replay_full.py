@@ -91,15 +91,15 @@ def test_an_operator_that_ends_the_process_is_an_outcome(
 
 
 def test_a_rank_says_which_operator_it_is_at(tmp_path: Path) -> None:
-    from etloom.replayer.compute.operator_replay import prepare_executor
+    from replaying import prepare_trace
 
     write(tmp_path, {0: [relu(2, one(12, 102), one(13, 103))]})
     (trace,) = etloom.open(tmp_path, use_cache=False).values()
     tried: list[str] = []
-    machine = prepare_executor(trace, progress=lambda step: tried.append(step.name))
+    machine = prepare_trace(trace, on_step=lambda step: tried.append(step.name))
     assert tried == ["aten::relu"] and machine.where() is None
     seen: list[str | None] = []
-    (ready,) = machine._ready
+    (ready,) = machine._prepared
     run, ready.call = ready.call, lambda *given: (seen.append(machine.where()), run(*given))[1]
     machine.run()
     node = trace.nodes.filter(trace.nodes["et_id"] == 2)["id"].item()

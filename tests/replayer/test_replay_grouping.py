@@ -44,13 +44,13 @@ def test_of_calls_that_nothing_waits_for_some_hundred_fly_and_messages_are_left_
     for at, one in enumerate(rows):
         one.group, one.seq, one.is_async = (0, 1), at, True
     calls, _ = map_calls(rows, 0, {0: 0, 1: 1}, (0, 1))
-    assert [call.after for call in calls] == [()] * 256 + [(at,) for at in range(600 - 256)]
+    assert [call.waits_for for call in calls] == [()] * 256 + [(at,) for at in range(600 - 256)]
     rows = [
         RecordedCall("send", "c10d::send", (8,), (), "float", (0, 1), peer=1, is_async=True, start=0, end=9)
         for _ in range(600)
     ]
     calls, _ = map_calls(rows, 0, {0: 0, 1: 1}, (0, 1))
-    assert {call.after for call in calls} == {()}
+    assert {call.waits_for for call in calls} == {()}
 
 
 @given(st.lists(CALLS, max_size=30))
@@ -128,7 +128,7 @@ def test_peers_of_messages_are_places_in_their_group() -> None:
         [("send", 1)],
         [("recv", 0)],
     ]
-    assert made.recorded == (1, 2)
+    assert made.recorded_ranks == (1, 2)
 
 
 def of_group(start: int, stride: int, size: int, name: str, **sizes: Any) -> dict[str, Any]:

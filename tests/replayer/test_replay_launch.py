@@ -12,7 +12,7 @@ import pytest
 from etloom.cli.replay.printing import contention_warning
 from etloom.core.errors import EtloomError
 from etloom.replayer.comms.rendezvous import FIRST_PORT, rendezvous_address
-from etloom.replayer.comms.watchdog import Process
+from etloom.replayer.launch_environment import Process
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_NUM_NODES": "4"}
 

@@ -144,11 +144,11 @@ def test_any_beginnings_of_one_program_end_together(
 
 def test_gaps_of_what_is_gone_are_kept() -> None:
     calls = [
-        replace(collective(), index=at, gap_ns=None if at == 0 else 10**at, after=(at - 1,))
+        replace(collective(), index=at, gap_ns=None if at == 0 else 10**at, waits_for=(at - 1,))
         for at in range(4)
     ]
     found = kept_of(calls, {1, 3})
-    assert [(call.index, call.gap_ns, call.after) for call in found] == [(0, None, ()), (1, 1_100, ())]
+    assert [(call.index, call.gap_ns, call.waits_for) for call in found] == [(0, None, ()), (1, 1_100, ())]
 
 
 def recorded(*rows: dict[str, object], **meta: object) -> Trace:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from replaying import replay_trace
 
 import etloom
 from etloom.core.trace import Trace
-from etloom.replayer.compute.operator_replay import replay_operators
 from etloom.replayer.compute.program_steps import ProgramStep
 from etloom.timeline.activity import find_steps
 
@@ -47,7 +47,7 @@ def products(trace: Trace) -> dict[int, int]:
 @pytest.mark.parametrize("timed", [True, False])
 def test_a_replay_marks_the_recorded_steps(tmp_path: Path, timed: bool) -> None:
     recording = record(tmp_path, timed=timed)
-    done = replay_operators(recording, repeats=1)
+    done = replay_trace(recording, repeats=1)
     assert done.trace is not None and products(done.trace) == STEPS
     sines = done.trace.events.filter(pl.col("name").cast(pl.String) == "aten::sin")["ts"]
     assert sines.len() == sum(STEPS.values()) + 2
@@ -67,14 +67,14 @@ def test_a_replay_marks_the_recorded_steps(tmp_path: Path, timed: bool) -> None:
 
 
 def test_a_replay_of_one_step_is_of_that_step(tmp_path: Path) -> None:
-    done = replay_operators(record(tmp_path), repeats=1, step=4)
+    done = replay_trace(record(tmp_path), repeats=1, step=4)
     assert done.trace is not None and products(done.trace) == {4: 3}
 
 
 def test_a_replay_of_no_steps_marks_none(tmp_path: Path) -> None:
     """Else all of it were one, and longer than any of the recording."""
     recording = record(tmp_path, marked=False)
-    done = replay_operators(recording, repeats=1)
+    done = replay_trace(recording, repeats=1)
     assert done.trace is not None and not find_steps(done.trace).height
     assert not etloom.diff(recording, done.trace).stepped
 
@@ -87,6 +87,6 @@ def test_an_interrupted_replay_marks_the_steps_that_are_whole(tmp_path: Path) ->
         if tried.count("aten::mm") == 5:
             raise KeyboardInterrupt
 
-    done = replay_operators(record(tmp_path), repeats=1, progress=interrupt)
+    done = replay_trace(record(tmp_path), repeats=1, on_step=interrupt)
     assert done.stopped == "interrupted" and done.trace is not None
     assert products(done.trace) == {3: 2}

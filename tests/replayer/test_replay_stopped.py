@@ -18,12 +18,13 @@ import etloom
 from etloom import cli
 
 torch = pytest.importorskip("torch")
+from replaying import replay_trace  # noqa: E402
 from test_replay_compute import alone as alone  # noqa: E402
 from test_replay_compute import node, of_nodes, one, relu  # noqa: E402
 
 from etloom.replayer.compute import progress  # noqa: E402
 from etloom.replayer.compute.memory_limits import WORKING_OVERHEAD, estimate_memory, memory_limit  # noqa: E402
-from etloom.replayer.compute.operator_replay import ComputeReplay, replay_operators  # noqa: E402
+from etloom.replayer.compute.operator_replay import ComputeReplay  # noqa: E402
 from etloom.replayer.compute.program import build_program  # noqa: E402
 from etloom.replayer.compute.progress import OUT_OF_TIME, Stopped, TrialProgress  # noqa: E402
 
@@ -64,13 +65,13 @@ def test_what_does_not_fit_is_left_out_and_told_before_anything_runs(tmp_path: P
     )  # of the first two what no step gives stays
     said: list[tuple[str, int]] = []
     tried: list[str] = []
-    done = replay_operators(
+    done = replay_trace(
         trace,
         repeats=1,
         warmup=0,
         max_bytes=6 << 20,
-        note=lambda line: said.append((line, len(tried))),
-        progress=lambda step: tried.append(step.name),
+        notify=lambda line: said.append((line, len(tried))),
+        on_step=lambda step: tried.append(step.name),
     )
     assert results(done) == {
         ("replayed", None): 3,
@@ -84,9 +85,7 @@ def test_what_does_not_fit_is_left_out_and_told_before_anything_runs(tmp_path: P
         )
     ]
     assert done.stopped is None and len(done.repeats_ns) == 1
-    enough = replay_operators(
-        trace, repeats=1, warmup=0, max_bytes=int(WORKING_OVERHEAD * ((9 << 20) + 8)) + 1
-    )
+    enough = replay_trace(trace, repeats=1, warmup=0, max_bytes=int(WORKING_OVERHEAD * ((9 << 20) + 8)) + 1)
     assert enough.covered() == 1
 
 
@@ -102,12 +101,12 @@ def test_passes_are_told_by_what_they_are_for_and_none_is_made_for_nobody(
 
     def told(**asked: Any) -> list[str]:
         said: list[str] = []
-        done = replay_operators(trace, repeats=2, note=said.append, **asked)
-        assert len(done.repeats_ns) == 2 and (done.trace is None) == (not asked.get("traced", True))
+        done = replay_trace(trace, repeats=2, notify=said.append, **asked)
+        assert len(done.repeats_ns) == 2 and (done.trace is None) == (not asked.get("trace", True))
         return [re.sub(r" (about|took) .*? s\b", "", line) for line in said if "rehearsing" not in line]
 
     repeats = ["repeat 1 of 2", "repeat 2 of 2"]
-    assert told(traced=False) == [
+    assert told(trace=False) == [
         "all were tried; 2 repeats to come, of each, after 1 to warm up",
         "pass 1 of 1 to warm up",
         *repeats,
@@ -125,14 +124,14 @@ def test_only_where_memory_is_tight_it_is_returned_when_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace, freed = of_nodes(tmp_path, *chain(2, MB)), []
-    for what in ("give_back", "keep"):
+    for what in ("return_freed_memory", "keep_freed_memory"):
         monkeypatch.setattr(
             f"etloom.replayer.compute.memory_limits.{what}", lambda what=what: freed.append(what)
         )
     takes = 3 << 20
     for limit in (1.5, 1.3):
-        assert replay_operators(trace, repeats=1, warmup=0, max_bytes=int(takes * limit)).covered() == 1
-    assert freed == ["keep", "give_back"]
+        assert replay_trace(trace, repeats=1, warmup=0, max_bytes=int(takes * limit)).covered() == 1
+    assert freed == ["keep_freed_memory", "return_freed_memory"]
 
 
 def test_what_may_be_taken_is_asked_for_or_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +148,7 @@ def test_an_interrupted_rehearsal_gives_what_ran(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     third = build_program(trace).steps[3].node
-    done = replay_operators(trace, progress=interrupted)
+    done = replay_trace(trace, on_step=interrupted)
     assert results(done) == {("replayed", None): 3, ("skipped", "not tried: interrupted"): 2}
     assert (done.stopped, done.failed, done.repeats_ns, done.covered()) == ("interrupted", False, [], 0.6)
     assert done.trace is not None and done.trace.events["name"].cast(str).to_list() == ["aten::relu"] * 3
@@ -160,20 +159,20 @@ def test_an_interrupted_rehearsal_gives_what_ran(tmp_path: Path) -> None:
     )
     told = stats(done.trace)
     assert told["replay.stopped"] == ("data_loss", 2, "interrupted; operators that were not tried")
-    assert told["replay.rehearsed"][:2] == ("info", 3)
-    assert replay_operators(trace, "meta", progress=interrupted).trace is None
+    assert told["replay.trial_run"][:2] == ("info", 3)
+    assert replay_trace(trace, "meta", on_step=interrupted).trace is None
 
 
 def test_time_that_is_up_stops_a_rehearsal_or_the_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = of_nodes(tmp_path, *chain(4))
-    none = replay_operators(trace, until=0)
+    none = replay_trace(trace, deadline=0)
     assert results(none) == {("skipped", f"not tried: {OUT_OF_TIME}"): 4} and none.stopped == OUT_OF_TIME
-    repeated = replay_operators(trace, repeats=1_000_000_000, until=time.monotonic() + 1)
+    repeated = replay_trace(trace, repeats=1_000_000_000, deadline=time.monotonic() + 1)
     assert results(repeated) == {("replayed", None): 4}
     assert repeated.stopped == OUT_OF_TIME and len(repeated.repeats_ns) > 10
-    assert stats(repeated.trace)["replay.rehearsed"][1] == 4
+    assert stats(repeated.trace)["replay.trial_run"][1] == 4
     assert stats(repeated.trace)["replay.stopped"][:2] == ("info", 1)
 
 
@@ -186,11 +185,11 @@ def test_an_operator_that_fails_later_ends_the_repeats(
 
     def failing(machine: Executor) -> None:
         if next(turns) == 2:
-            machine._ready[1].call = lambda *given: torch.empty(1 << 60)
+            machine._prepared[1].call = lambda *given: torch.empty(1 << 60)
         run(machine)
 
     monkeypatch.setattr(Executor, "run", failing)
-    done = replay_operators(of_nodes(tmp_path, *chain(3)), repeats=5, warmup=1)
+    done = replay_trace(of_nodes(tmp_path, *chain(3)), repeats=5, warmup=1)
     assert done.failed and done.stopped and "aten::relu ran once and then failed" in done.stopped
     assert (done.covered(), len(done.repeats_ns)) == (1, 1)
 
@@ -208,16 +207,16 @@ def test_the_rest_is_expected_to_take_what_its_like_took(
     nodes.append(node(9, cos, [one(50, 150, MB)], ["Tensor(float)"], [[MB]], outputs=[one(51, 151, MB)]))
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    steps = TrialProgress(build_program(of_nodes(tmp_path, *nodes)).steps, until=10)
-    assert steps.left_s() == 0
-    steps.next()
+    steps = TrialProgress(build_program(of_nodes(tmp_path, *nodes)).steps, deadline=10)
+    assert steps.remaining_s() == 0
+    steps.begin_next()
     now = 1.0
-    steps.next()
+    steps.begin_next()
     assert (steps.tried, steps.total) == (2, 5)
-    assert steps.left_s() == pytest.approx(5 / 3 + 1 + 1)
+    assert steps.remaining_s() == pytest.approx(5 / 3 + 1 + 1)
     now = 10.5
     with pytest.raises(Stopped, match=OUT_OF_TIME):
-        steps.next()
+        steps.begin_next()
 
 
 @pytest.mark.usefixtures("alone")

@@ -19,10 +19,10 @@ from test_replay_compute import alone as alone  # noqa: E402
 from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 
 from etloom.replayer.compute.executor import Executor  # noqa: E402
-from etloom.replayer.compute.memory_limits import ranks_on_host  # noqa: E402
 from etloom.replayer.compute.program import build_program  # noqa: E402
 from etloom.replayer.compute.saved_tensors import resources_folder  # noqa: E402
 from etloom.replayer.compute.tensor_initialization import infer_bounds  # noqa: E402
+from etloom.replayer.launch_environment import ranks_on_host  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SAVED = "aten::embedding,aten::embedding_bag,aten::gather,aten::nonzero,aten::index_select,aten::nll_loss"
@@ -275,7 +275,7 @@ def test_what_python_fills_is_filled_in_every_pass(tmp_path: Path) -> None:
     machine = Executor(made, torch.device("cpu"))
     machine.trial_run()
     assert {one.result for one in machine.outcomes} == {"replayed"}
-    index = next(ready for ready in machine._ready if ready.name == "aten::index_select")
+    index = next(ready for ready in machine._prepared if ready.name == "aten::index_select")
     run_, index.call = index.call, lambda *given: (taken.append(given[2].clone()), run_(*given))[1]
     del held
     for _ in range(10):

@@ -92,28 +92,28 @@ def test_a_mean_may_be_rounded_where_each_summand_is(monkeypatch: pytest.MonkeyP
     """As NCCL does, which alone has it."""
     monkeypatch.setattr("torch.distributed.get_backend", lambda group=None: "nccl")
     from etloom.replayer.comms.runner import Runner
-    from etloom.replayer.comms.watchdog import Process
+    from etloom.replayer.launch_environment import Process
 
     one = ready("all_reduce", [2], [], torch.bfloat16, reduce_op="avg", group=(0, 1, 2, 3, 4))
     runner = object.__new__(Runner)
-    runner.place, runner.calls, runner.at = Process(0, 5, 0), [one.call], 0
+    runner.process, runner.calls, runner.position = Process(0, 5, 0), [one.call], 0
     one.inputs[0].fill_(sum(torch.tensor(each / 5, dtype=torch.bfloat16).item() for each in (1, 2, 3, 1, 2)))
-    runner._check(one)
+    runner._check_result(one)
     one.inputs[0].fill_(1.5)
     with pytest.raises(EtloomError, match="gave 2 wrong elements of 2"):
-        runner._check(one)
+        runner._check_result(one)
 
 
 def test_a_wrong_result_ends_the_replay_with_its_call() -> None:
     from etloom.replayer.comms.runner import Runner
-    from etloom.replayer.comms.watchdog import Process
+    from etloom.replayer.launch_environment import Process
 
     one = ready("all_reduce", [4], [])
     runner = object.__new__(Runner)
-    runner.place, runner.calls, runner.at = Process(0, 3, 0), [one.call], 0
+    runner.process, runner.calls, runner.position = Process(0, 3, 0), [one.call], 0
     one.inputs[0].fill_(6)
-    runner._check(one)
+    runner._check_result(one)
     one.inputs[0][1:3] = 5
     said = r"call 0 \(all_reduce, 16 B, with ranks 0-2\) gave 2 wrong elements of 4"
     with pytest.raises(EtloomError, match=said):
-        runner._check(one)
+        runner._check_result(one)

@@ -225,8 +225,8 @@ def comms(
 
     Every process runs this command; torchrun, mpirun or srun sets its rank. Rank 0 makes the plan, prints the result
     and writes the files. Sizes, types, groups, roots, peers, reduce operations and the calls in flight at the same time
-    are those of the recording; calls that cannot be replayed are listed with the reason. Latencies are from a call to its
-    completion on each rank; count and total are over all repeats and ranks. Bytes are those of etloom analyze
+    are those of the recording; calls that cannot be replayed are listed with the reason. Latencies are from a call to
+    its completion on each rank; count and total are over all repeats and ranks. Bytes are those of etloom analyze
     collectives: the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank contributes;
     the maximum over the ranks. --dry-run prints what each rank contributes.
 

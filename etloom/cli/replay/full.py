@@ -52,8 +52,8 @@ def full(
     the recorded sizes. Each rank first tries its operators in a child process: operators that crash it are skipped and
     reported. The output is a summary of the communication, the duration of a repeat on each rank, and how much of it
     the rank waited for others (exposed). Latencies include waiting for ranks whose operators take longer here than in
-    the recording, and on a CPU, which they share with operators, the work of these: compare them with other full replays
-    only.
+    the recording, and on a CPU, which they share with operators, the work of these: compare them with other full
+    replays only.
 
     Examples:
 

@@ -39,7 +39,7 @@ class CommsOptions:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The address where the processes meet: host of rank 0 and a free port there; by default as the launcher sets them."""
+    """The address where the processes meet: host of rank 0 and a free port there; default: set by launcher."""
 
     address: str | None = None
     port: int | None = None

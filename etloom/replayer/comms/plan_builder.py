@@ -66,7 +66,8 @@ def build_plan(
     matched_positions, unmatched = match_calls(calls_by_rank)
     skipped += unmatched
     matched = [
-        select_calls(calls, positions) for calls, positions in zip(calls_by_rank, matched_positions, strict=True)
+        select_calls(calls, positions)
+        for calls, positions in zip(calls_by_rank, matched_positions, strict=True)
     ]
     if not any(matched):
         raise _no_communication_error(job, skipped)

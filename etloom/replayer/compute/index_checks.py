@@ -1,8 +1,9 @@
 """Bounds checks for ATen kernels that do not validate their indices and could access memory out of bounds.
 
 These kernels were found by calling the operators of aten, torch 2.13, on a CPU with integers out of range: the
-operators below ended the process, all others that run for traces of unknown origin raise. `size_checks` does the same for
-sizes. The integers that a replay computes are not known in advance. On a GPU the assertions of its kernels are relied on.
+operators below ended the process, all others that run for traces of unknown origin raise. `size_checks` does the same
+for sizes. The integers that a replay computes are not known in advance. On a GPU the assertions of its kernels are
+relied on.
 """
 
 from __future__ import annotations

@@ -31,9 +31,7 @@ def profile_pass(executor: Executor, recording: Trace) -> Trace:
         file = Path(folder) / "replay.json"
         with profile(use_device=device, use_kineto=True, record_shapes=True) as profiler:
             for (number, _), end in zip(parts, [*ends, None], strict=True):
-                with (
-                    contextlib.nullcontext() if number is None else record_function(format_step(number))
-                ):
+                with contextlib.nullcontext() if number is None else record_function(format_step(number)):
                     executor.advance(end) if end is not None else executor.run()
         profiler.export_chrome_trace(str(file))
         trace = formats.read(file)
