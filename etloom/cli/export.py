@@ -88,10 +88,10 @@ def _export(job: Job, rank: int | None, out: Path, name: str, options: dict[str,
             error.option = "option"
         raise
     if name == "chakra" and rank is None and len(job) > 1:
-        from etloom.formats.chakra.et_files import path_of_rank
+        from etloom.formats.chakra.et_files import rank_path
 
         print_message(
-            f"wrote {path_of_rank(out, job.ranks[0])} to {path_of_rank(out, job.ranks[-1]).name}, one file per rank"
+            f"wrote {rank_path(out, job.ranks[0])} to {rank_path(out, job.ranks[-1]).name}, one file per rank"
         )
     else:
         print_message(f"wrote {out}")

@@ -14,7 +14,7 @@ from typing import Any
 from etloom.compat._command import run_command
 from etloom.core.errors import EtloomError
 from etloom.formats.chakra import protobuf as pb
-from etloom.formats.chakra.et_files import path_of_rank, write_messages
+from etloom.formats.chakra.et_files import rank_path, write_messages
 
 _NUMBERS = {name: number for number, name in pb.COLLECTIVES.items()}
 _SCALARS: dict[str, Any] = {
@@ -43,7 +43,7 @@ def generate(
     metadata = pb.GlobalMetadata(version="0.0.4")
     for npu in range(npus):
         for name, nodes in _traces(npu, npus, runtime, tensor_size, comm_size).items():
-            write_messages(path_of_rank(folder / f"{name}.et", npu), metadata, nodes)
+            write_messages(rank_path(folder / f"{name}.et", npu), metadata, nodes)
 
 
 def _traces(npu: int, npus: int, runtime: int, tensor_size: int, comm_size: int) -> dict[str, list[Any]]:

@@ -28,7 +28,7 @@ from typing import Any
 
 from etloom.core.errors import ReadError
 from etloom.formats.chakra import protobuf as pb
-from etloom.formats.chakra.et_files import path_of_rank, write_messages
+from etloom.formats.chakra.et_files import rank_path, write_messages
 
 _KINDS = (
     "MICRO",
@@ -65,7 +65,7 @@ def convert_text(source: Path, target: Path, npus: int, passes: int) -> None:
     metadata.attr.add(name="input_file").string_val = source.read_text()
     nodes = _nodes(kind, last_bottom, layers, passes)
     for npu in range(npus):
-        write_messages(path_of_rank(target.with_name(f"{target.name}.et"), npu), metadata, nodes)
+        write_messages(rank_path(target.with_name(f"{target.name}.et"), npu), metadata, nodes)
 
 
 def _read_text(source: Path) -> tuple[str, int, list[Layer]]:

@@ -1,12 +1,12 @@
-"""ET+ JSON: the execution trace with the times of its operators and the device work that they launched.
+"""ET+ JSON: the execution trace with the times of its operators and the GPU work that they launched.
 
-The file of chakra_trace_link, which chakra_converter takes. Host nodes are those of the execution trace, under their
-own ids, with ``ts``, ``inclusive_dur`` and ``exclusive_dur`` (decimal microseconds on the profiler's clock) where
-they are linked, ``inter_thread_dep`` (the operator of another thread that it followed) and ``sync_dep`` (device
-nodes waited for). Device nodes follow with ids of their own and hang on their operator by ``ctrl_deps``.
+This is the format of chakra_trace_link, which chakra_converter reads. Host nodes are those of the execution trace, with
+their original ids and, where they are linked, ``ts``, ``inclusive_dur`` and ``exclusive_dur`` (decimal microseconds on
+the profiler's clock), ``inter_thread_dep`` (the operator of another thread that it depends on) and ``sync_dep`` (the
+device nodes it waited for). Device nodes follow with new ids; their ``ctrl_deps`` is their operator.
 
-Unlike the peer's, a device node holds its own facts (device, stream, correlation, bytes, launch geometry) and no
-copy of its operator's, but for the tensors of a collective, from which converters take its size.
+Unlike chakra_trace_link's, a device node has its own attributes (device, stream, correlation, bytes, launch geometry)
+instead of a copy of its operator's, except for the tensors of a collective, from which converters compute its size.
 """
 
 from __future__ import annotations
@@ -29,57 +29,56 @@ from etloom.linker.recorded_scope import find_enclosing_nodes, find_launching_no
 SUFFIX = (".etplus.json", ".etplus.json.gz")
 
 _HEADER = {"schema": "1.1.1-chakra.0.0.4", "pid": 0, "time": "", "start_ts": 0}
-_CHUNK = 1 << 12  # nodes; about 5 MB of text, which the next ones take the place of
+_CHUNK_NODES = 1 << 12  # about 5 MB of text
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
-    """Write the linked Trace of one rank, packed where the name ends in .gz.
+    """Write the linked Trace of one rank, compressed if the name ends in .gz.
 
-    Raises EtloomError for several ranks in one file, for a trace without an execution trace, for one that is
-    joined to several iterations and for one of which the ids leave none for device nodes.
+    Raises:
+        EtloomError: There are several ranks, there is no execution trace, it is linked with several iterations, or its
+            ids leave no room for device nodes.
     """
     if isinstance(trace, Job):
         if len(trace) != 1:
             raise EtloomError(
-                f"one file holds one rank, not {len(trace)}",
+                f"a file contains one rank, not {len(trace)}",
                 where=path,
-                remedy="add --rank, or link to a folder",
+                remedy="select one with --rank, or link to a folder",
             )
         trace = next(iter(trace.values()))
     if not trace.nodes.height:
-        raise EtloomError(
-            "there is no execution trace to add times to", where=path, remedy="link it with one"
-        )
+        raise EtloomError("the trace has no execution trace", where=path, remedy="link it with one")
     if not trace.links["node"].is_unique().all():
         raise EtloomError(
-            "the operators are joined to several iterations, and an ET+ holds one",
+            "the operators are linked with several iterations, but an ET+ contains one",
             where=path,
-            remedy="choose one with --iterations N, or save as Parquet",
+            remedy="select one with --iterations N, or save as Parquet",
         )
     trace = select_host_nodes(trace)
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {})}
-    # 1.0.1 is flat: its nodes are written in the layout that came next.
+    # Nodes of schema 1.0.1, which is flat, are written in the layout of the next version.
     header["schema"] = "1.0.2-chakra.0.0.4" if header["schema"] == "1.0.1" else header["schema"]
     write_document(Path(path), header, _format_nodes(trace))
 
 
 def _format_nodes(trace: Trace) -> Iterator[pl.Series]:
-    """The nodes as JSON texts, in pieces: those of the host, then those of the device."""
+    """Format the nodes as JSON texts, in chunks: host nodes, then device nodes."""
     nodes = NodeTexts(trace)
     device = _number_device_nodes(trace)
-    said = _format_times(trace).join(
+    members = _format_times(trace).join(
         _format_sync_dependencies(trace, device), on="node", how="full", coalesce=True
     )
     above = trace.nodes.select(pl.col("id").alias("parent"), pl.col("et_id").alias("above"))
     host = (
         trace.nodes.join(above, on="parent", how="left", maintain_order="left")
         .with_columns(pl.col("above").fill_null(pl.col("recorded_parent")))
-        .join(said, left_on="id", right_on="node", how="left", maintain_order="left")
+        .join(members, left_on="id", right_on="node", how="left", maintain_order="left")
     )
-    for start in range(0, host.height, _CHUNK):
-        yield nodes.format_nodes(host.slice(start, _CHUNK), "times", "waited")
-    for start in range(0, device.height, _CHUNK):
-        yield device_nodes.format_device_nodes(trace, nodes, device.slice(start, _CHUNK))
+    for start in range(0, host.height, _CHUNK_NODES):
+        yield nodes.format_nodes(host.slice(start, _CHUNK_NODES), "times", "waited")
+    for start in range(0, device.height, _CHUNK_NODES):
+        yield device_nodes.format_device_nodes(trace, nodes, device.slice(start, _CHUNK_NODES))
 
 
 def _number_device_nodes(trace: Trace) -> pl.DataFrame:
@@ -103,7 +102,7 @@ def _number_device_nodes(trace: Trace) -> pl.DataFrame:
 
 
 def _format_times(trace: Trace) -> pl.DataFrame:
-    """The members that say when each linked node ran and on what it followed: node, times."""
+    """Format the members with times and inter-thread dependency of each linked node: columns node, times."""
     base = int(trace.meta.get("base_ns") or 0)
     events = trace.events.select("id", pl.col("ts") - base, pl.col("dur").fill_null(0)).with_columns(
         arrays.compute_exclusive_time(trace.events, operators_only=True).fill_null(0).alias("exclusive")
@@ -122,12 +121,12 @@ def _format_times(trace: Trace) -> pl.DataFrame:
 
 
 def _find_thread_dependencies(trace: Trace) -> pl.DataFrame:
-    """node, and the node id of the operator on another thread that it followed."""
-    node_of = trace.links.select("event", "node")
+    """Return node, and followed: the id of the operator on another thread that the node depends on."""
+    nodes = trace.links.select("event", "node")
     return (
         trace.thread_dependencies.filter(pl.col("kind") == "thread")
-        .join(node_of, on="event")
-        .join(node_of.select(after="event", other="node"), on="after")
+        .join(nodes, on="event")
+        .join(nodes.select(after="event", other="node"), on="after")
         .join(trace.nodes.select(other="id", followed="et_id"), on="other")
         .select("node", "followed")
         .unique("node", keep="last", maintain_order=True)
@@ -135,7 +134,7 @@ def _find_thread_dependencies(trace: Trace) -> pl.DataFrame:
 
 
 def _format_sync_dependencies(trace: Trace, device: pl.DataFrame) -> pl.DataFrame:
-    """node, and the member that lists the device nodes that a call in it waited for."""
+    """Format the member with the device nodes that calls inside each node waited for: columns node, waited."""
     waits = trace.sync_dependencies.select("event", "on").join(
         device.select(event="id"), on="event", how="anti"
     )

@@ -1,7 +1,8 @@
-"""Collapsed call stacks, for flamegraph.pl, speedscope and inferno: a line a stack, and the time in its last call.
+"""Folded call stacks, for flamegraph.pl, speedscope and inferno: one line per stack, with the time in its last call.
 
-A line is the calls from the outermost in, joined by semicolons, and a number of ns; the first call is the thread (of
-several ranks: the rank, then the thread). Calls of one name at one place count together, and so do all steps.
+A line contains the calls from the outermost to the innermost, separated by semicolons, and the time in ns. The first
+call is the thread; for several ranks, the rank and then the thread. Calls with the same name and the same callers are
+added up, also across steps.
 
 Format: https://github.com/brendangregg/FlameGraph
 """
@@ -23,47 +24,54 @@ _TIME_COLUMNS = {"host": "self_ns", "device": "self_device_ns"}
 
 
 def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", joined: bool = False) -> None:
-    """Write the call stacks of a Trace or a Job. Raises EtloomError where there is no such time.
+    """Write the call stacks of a Trace or a Job.
 
-    time: host (in each call itself) or device (of the kernels, copies and sets, each below the calls that led to its
-    launch). joined: backward operators below their forward ones.
+    time: host (exclusive time of each call) or device (time of kernels, memcpys and memsets, each below the calls that
+    launched it).
+    joined: put backward operators below their forward operators.
+
+    Raises:
+        EtloomError: There is no such time, or the trace is not linked.
     """
     if time not in _TIME_COLUMNS:
         raise UnknownName("time", time, _TIME_COLUMNS, option="time")
     traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
     lines = [
         line
-        for rank, one in traces.items()
-        for line in _format_stacks(one, f"rank {rank};" if len(traces) > 1 else "", time, joined)
+        for rank, rank_trace in traces.items()
+        for line in _format_stacks(rank_trace, f"rank {rank};" if len(traces) > 1 else "", time, joined)
     ]
     if not lines:
         raise EtloomError(
-            f"the trace holds no {time} time to draw",
+            f"the trace has no {time} time to draw",
             where=path,
-            remedy="call stacks are of threads; write kernels alone as Chrome trace JSON",
+            remedy="call stacks need events of threads; export kernels alone as Chrome trace JSON",
         )
     with open_atomic(Path(path)) as file:
         file.writelines(lines)
 
 
-def _format_stacks(trace: Trace, rank: str, time: str, joined: bool) -> Iterator[bytes]:
+def _format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterator[bytes]:
+    """Format a line for each call that has time of its own, below ``prefix`` and the thread."""
     if not trace.meta.get("linked"):
-        raise EtloomError("the trace is not linked", remedy="etloom.link(trace), or etloom.open")
+        raise EtloomError(
+            "the trace is not linked", remedy="link it with etloom.link, or open it with etloom.open"
+        )
     tree = build_call_tree(trace, joined=joined, kernels=time == "device")
     names = {(pid, tid): name for pid, tid, name in trace.threads.select("pid", "tid", "name").iter_rows()}
-    above: list[str] = []
+    stack: list[str] = []  # text of the callers at each depth
     columns = ("pid", "tid", "depth", "name", _TIME_COLUMNS[time])
-    for pid, tid, depth, name, took in tree.select(columns).iter_rows():
+    for pid, tid, depth, name, duration in tree.select(columns).iter_rows():
         if not depth:
-            said = names.get((pid, tid)) or f"thread {tid}"
-            above = [rank + ("" if pid is None else f"{_format_frame(said)};")]
-        del above[depth + 1 :]
-        above.append(f"{above[-1]}{_format_frame(name)}")
-        if took:
-            yield f"{above[-1]} {took}\n".encode()
-        above[-1] += ";"
+            thread = names.get((pid, tid)) or f"thread {tid}"
+            stack = [prefix + ("" if pid is None else f"{_format_frame(thread)};")]
+        del stack[depth + 1 :]
+        stack.append(f"{stack[-1]}{_format_frame(name)}")
+        if duration:
+            yield f"{stack[-1]} {duration}\n".encode()
+        stack[-1] += ";"
 
 
 def _format_frame(name: str | None) -> str:
-    """A name as a frame: the semicolon parts frames, and a line is a stack."""
+    """Format a name without semicolons and line breaks, which separate frames and stacks."""
     return " ".join((name or "(no name)").replace(";", ":").split())

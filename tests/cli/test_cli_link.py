@@ -64,7 +64,7 @@ def test_one_rank_of_a_folder(data: Path, tmp_path: Path, call: Call) -> None:
     status, _, err = call(data / "cpu" / "ddp_2", "--rank", 9, "--out", out, "--no-cache")
     assert (status, err) == (1, "etloom: there is no rank 9; the run holds ranks 0, 1\n")
     status, _, err = call(data / "cpu" / "ddp_2", "--out", tmp_path / "all.etplus.json", "--no-cache")
-    assert status == 1 and "one file holds one rank, not 2" in err
+    assert status == 1 and "a file contains one rank, not 2" in err
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, c
         (["--host", host, "--device", nsys, "--rank", 1, "--out", out], "not of one program"),
         (["--host", host, "--device", tmp_path / "none", "--out", out], "no such file or folder"),
         (["--host", host, "--device", mine, "--out", mine], "would overwrite one of the two traces to link"),
-        (["--device", data / "linear" / "kineto_trace_0.json.gz", "--out", out], "no execution trace to add"),
+        (["--device", data / "linear" / "kineto_trace_0.json.gz", "--out", out], "the trace has no execution trace"),
     ):
         status, _, err = call(*arguments)
         assert status == 1 and err.count("\n") == 1 and words in err, err

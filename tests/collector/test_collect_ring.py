@@ -80,7 +80,7 @@ def test_what_a_ring_holds_and_lost(tmp_path: Path, call: Callable[..., tuple[in
     assert partly in ([], [f"etloom:overwritten step {numbers[0] - 1}"])
     (row,) = trace.stats.filter(pl.col("name") == "read.overwritten_operators").to_dicts()
     assert (
-        row["count"] == lost and f"holds {len(numbers)} whole steps ({numbers[0]} to 399)" in row["example"]
+        row["count"] == lost and f"holds {len(numbers)} complete steps ({numbers[0]} to 399)" in row["example"]
     )
     shown = " ".join(call("info", path, "--no-cache")[1].split())
     assert f"holds {len(numbers)} whole steps ({numbers[0]}-399) of the last" in shown

@@ -153,7 +153,7 @@ def test_the_gzip_is_the_plain_file(tmp_path: Path) -> None:
 def test_a_trace_without_times_is_refused(tmp_path: Path) -> None:
     trace = etloom.read(small.write_run(tmp_path / "run") / "torch_et_0.json")
     with pytest.raises(
-        EtloomError, match=r"a\.json: the trace holds no timed events to draw; export it as Parquet"
+        EtloomError, match=r"a\.json: the trace has no timed events to draw; export it as Parquet"
     ):
         chrome.write(trace, tmp_path / "a.json")
     assert not (tmp_path / "a.json").exists()

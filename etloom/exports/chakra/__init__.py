@@ -25,7 +25,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.exports.chakra.group_numbering import GroupNumbers, add_matched_groups, number_groups
 from etloom.exports.chakra.node_table import build_nodes
-from etloom.formats.chakra.et_files import path_of_rank, strip_suffix
+from etloom.formats.chakra.et_files import rank_path, strip_suffix
 from etloom.formats.chakra.protobuf import TYPE_NUMBERS
 from etloom.formats.chakra.writing import encode_file
 from etloom.formats.io.atomic_file import open_atomic
@@ -52,7 +52,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True)
         ranks[rank] = rank_trace if rank_trace.meta.get("linked") else link(rank_trace)
     groups = add_matched_groups(Job(ranks), number_groups(ranks.values()))
     for rank, rank_trace in ranks.items():
-        with open_atomic(path if len(ranks) == 1 else path_of_rank(path, rank)) as file:
+        with open_atomic(path if len(ranks) == 1 else rank_path(path, rank)) as file:
             file.write(encode_trace(rank_trace, groups, delays=delays))
     if groups.ranks:
         group_file = path.with_name(f"{strip_suffix(path)}.comm_groups.json")

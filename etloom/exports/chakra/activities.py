@@ -78,21 +78,21 @@ class Activities:
         return len(self.kind)
 
 
-def build_activities(graph: Graph, row: Int64Array, owner_of: Int64Array, *, delays: bool) -> Activities:
+def build_activities(graph: Graph, row: Int64Array, edge_owner: Int64Array, *, delays: bool) -> Activities:
     """Cut the graph of one rank into activities.
 
     Args:
         graph: Dependency graph of one rank.
         row: Row of the event of each point.
-        owner_of: For each edge, the row of the event that its time belongs to, or `NO_OWNER`.
+        edge_owner: For each edge, the row of the event that its time belongs to, or `NO_OWNER`.
         delays: Whether the time from a launch, or from the preceding work of the stream, to the start of GPU work
             becomes an activity (and likewise from the start of an operator to that of the range it issues). Otherwise
             the work starts immediately.
     """
     points = _analyze_points(graph)
-    host = _cut_threads(graph, points, owner_of)
+    host = _cut_threads(graph, points, edge_owner)
     device = _collect_device_work(graph, points, row, delays=delays)
-    table = _sort_activities(points, row, host, device)
+    table = _order_activities(points, row, host, device)
     index = _index_activities(len(graph), host, device, table)
     first, dependencies = _collect_dependencies(points, host, device, index, len(table))
     cause, issuer = _find_causes(graph, points, row, device, index, len(table))
@@ -172,7 +172,7 @@ class _HostActivities:
     keep: Mask
 
 
-def _cut_threads(graph: Graph, points: _Points, owner_of: Int64Array) -> _HostActivities:
+def _cut_threads(graph: Graph, points: _Points, edge_owner: Int64Array) -> _HostActivities:
     """Stage 2: cut the threads into runs of edges with one owner, without a link in between."""
     target, us = graph.target, points.us
     departs = np.zeros(len(graph), bool)
@@ -182,7 +182,7 @@ def _cut_threads(graph: Graph, points: _Points, owner_of: Int64Array) -> _HostAc
     piece_into[target[pieces]] = pieces
     previous = piece_into[graph.source[pieces]]
     waits = graph.kind == EdgeKind.WAIT
-    cut = (previous < 0) | (owner_of[pieces] != owner_of[previous]) | waits[pieces] | waits[previous]
+    cut = (previous < 0) | (edge_owner[pieces] != edge_owner[previous]) | waits[pieces] | waits[previous]
     cut |= (departs | points.linked)[graph.source[pieces]] | points.linked[target[pieces]]
     root = np.arange(len(graph.source))
     root[pieces[~cut]] = previous[~cut]
@@ -195,7 +195,7 @@ def _cut_threads(graph: Graph, points: _Points, owner_of: Int64Array) -> _HostAc
     starts = np.flatnonzero(points.linked & (piece_into < 0) & (points.work_end < 0))
     end = np.append(last[runs], starts)
     start = np.append(graph.source[runs].astype(np.int64), np.full(len(starts), -1))
-    owner = np.append(owner_of[runs], np.full(len(starts), NO_OWNER))
+    owner = np.append(edge_owner[runs], np.full(len(starts), NO_OWNER))
     waited = points.linked[end]
     latest_us = points.latest_us[end]
     start_us = np.maximum(np.where(start >= 0, us[start], latest_us), latest_us)
@@ -243,8 +243,8 @@ def _collect_device_work(graph: Graph, points: _Points, row: Int64Array, *, dela
     shared = np.zeros(len(graph), bool)  # starts on which other starts depend
     shared[points.source[graph.kind[points.edges] == EdgeKind.OVERLAP]] = True
     delayed = (delays & (delay_us > 0)) | shared[start]
-    held_us = np.where(delays, delay_us[delayed], 0)
-    return _DeviceWork(start, end, is_range, issued, work_end, delayed, held_us)
+    written_delay_us = np.where(delays, delay_us[delayed], 0)
+    return _DeviceWork(start, end, is_range, issued, work_end, delayed, written_delay_us)
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +266,7 @@ class _ActivityTable:
         return _ActivityTable(*(column[order] for column in vars(self).values()))
 
 
-def _sort_activities(
+def _order_activities(
     points: _Points, row: Int64Array, host: _HostActivities, device: _DeviceWork
 ) -> _ActivityTable:
     """Stage 4: all activities, each after those it depends on."""
@@ -344,8 +344,8 @@ def _collect_dependencies(
             index.completed[device.issued],
         ]
     )
-    known = (before >= 0) & (after >= 0)
-    pairs = np.unique(after[known] * (count + 1) + before[known])
+    exists = (before >= 0) & (after >= 0)
+    pairs = np.unique(after[exists] * (count + 1) + before[exists])
     after, before = np.divmod(pairs, count + 1)
     return np.searchsorted(after, np.arange(count + 1)), before
 

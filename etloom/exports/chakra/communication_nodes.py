@@ -104,7 +104,7 @@ def _describe_communication(
     }
     group = groups.number.get((comm.get("pg_name"), comm.get("ranks")))
     if group is None:
-        group = groups.of_event.get((rank, comm.get("event", -1)))
+        group = groups.event_numbers.get((rank, comm.get("event", -1)))
     columns["pg_name"] = None if group is None else str(group)
     size = 0 if collective == "barrier" else _size_in_bytes(comm, "in_nelems")
     if collective in _COMM_TYPE_NUMBERS and size is not None:

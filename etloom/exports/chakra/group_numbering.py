@@ -25,12 +25,12 @@ class GroupNumbers:
     Attributes:
         number: Key of a group -> its number.
         ranks: Number -> ranks, for all numbers but 0.
-        of_event: (rank, event id) -> number, for communications without a group.
+        event_numbers: (rank, event id) -> number, for communications without a group.
     """
 
     number: dict[GroupKey, int]
     ranks: dict[int, list[int]]
-    of_event: dict[tuple[int, int], int] = field(default_factory=dict)
+    event_numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
@@ -44,21 +44,21 @@ def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
     for trace in traces:
         _collect_groups(trace, ranks, world)
     number = dict.fromkeys(world, WORLD)
-    ranks_of_number: dict[int, list[int]] = {}
+    number_ranks: dict[int, list[int]] = {}
     unnumbered = []
     for key, members in ranks.items():
         if key in world or not members:
             continue
         name = int(key[0]) if key[0] is not None and key[0].isdecimal() else None
-        if name and name <= _MAX_NUMBER and ranks_of_number.get(name, members) == members:
-            number[key], ranks_of_number[name] = name, members
+        if name and name <= _MAX_NUMBER and number_ranks.get(name, members) == members:
+            number[key], number_ranks[name] = name, members
         else:
             unnumbered.append(key)
     for key in sorted(unnumbered, key=lambda key: (ranks[key], key[0] or "", key[1] or "")):
         equal = [other for other in number if other[0] == key[0] and ranks[other] == ranks[key]]
-        number[key] = number[equal[0]] if equal else max(WORLD, *ranks_of_number, 0) + 1
-        ranks_of_number[number[key]] = ranks[key]
-    return GroupNumbers(number, dict(sorted(ranks_of_number.items())))
+        number[key] = number[equal[0]] if equal else max(WORLD, *number_ranks, 0) + 1
+        number_ranks[number[key]] = ranks[key]
+    return GroupNumbers(number, dict(sorted(number_ranks.items())))
 
 
 def _collect_groups(trace: Trace, ranks: dict[GroupKey, list[int]], world: set[GroupKey]) -> None:
@@ -94,13 +94,13 @@ def add_matched_groups(job: Job, groups: GroupNumbers) -> GroupNumbers:
     )
     numbers = {tuple(ranks): number for number, ranks in groups.ranks.items()}
     numbers[tuple(sorted(job))] = WORLD
-    of_event: dict[tuple[int, int], int] = {}
+    event_numbers: dict[tuple[int, int], int] = {}
     for _, instance in parts.drop_nulls("meeting").group_by("meeting", maintain_order=True):
         ranks = tuple(sorted(instance["rank"].unique()))
         number = numbers.setdefault(ranks, max(numbers.values()) + 1)
-        of_event |= dict.fromkeys(instance.select("rank", "event").iter_rows(), number)
+        event_numbers |= dict.fromkeys(instance.select("rank", "event").iter_rows(), number)
     added = {number: list(ranks) for ranks, number in numbers.items() if number != WORLD}
-    return replace(groups, ranks=groups.ranks | added, of_event=of_event)
+    return replace(groups, ranks=groups.ranks | added, event_numbers=event_numbers)
 
 
 def _parse_ranks(text: str | None) -> list[int]:

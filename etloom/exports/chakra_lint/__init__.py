@@ -34,7 +34,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class LintResult:
-    """What `lint` found.
+    """The result of `lint`.
 
     Attributes:
         files: The file of each rank.

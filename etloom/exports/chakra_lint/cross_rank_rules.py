@@ -14,7 +14,7 @@ from etloom.formats.chakra.protobuf import COLLECTIVES, TYPE_NUMBERS
 _SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
 _UNEQUAL_SIZES_ALLOWED = ("all_to_all", "broadcast", "scatter", "gather")
 """Collectives whose ranks may contribute different sizes."""
-_MAX_LISTED_RANKS = 8
+_MAX_EXAMPLE_RANKS = 8
 
 GroupsByRank = Mapping[int, Mapping[str, list[int]]]
 """Rank -> number of a group -> its ranks."""
@@ -55,11 +55,11 @@ def _check_missing_ranks(findings: FindingCollector, files: Mapping[int, ChakraF
     ]
     world_size = max([*world_sizes, max(files) + 1])
     # Only the first few are listed: a damaged file may contain any world size.
-    missing = list(islice((rank for rank in range(world_size) if rank not in files), _MAX_LISTED_RANKS + 1))
+    missing = list(islice((rank for rank in range(world_size) if rank not in files), _MAX_EXAMPLE_RANKS + 1))
     if missing:
-        ellipsis = " ..." if len(missing) > _MAX_LISTED_RANKS else ""
-        listed = ", ".join(map(str, missing[:_MAX_LISTED_RANKS])) + ellipsis
-        findings.add(min(files), "missing-rank", None, f"rank {listed} of {world_size}")
+        ellipsis = " ..." if len(missing) > _MAX_EXAMPLE_RANKS else ""
+        ranks = ", ".join(map(str, missing[:_MAX_EXAMPLE_RANKS])) + ellipsis
+        findings.add(min(files), "missing-rank", None, f"rank {ranks} of {world_size}")
 
 
 def _check_groups(findings: FindingCollector, groups: GroupsByRank) -> None:
@@ -67,9 +67,9 @@ def _check_groups(findings: FindingCollector, groups: GroupsByRank) -> None:
     for rank, rank_groups in groups.items():
         for name, ranks in rank_groups.items():
             other, other_ranks = first.setdefault(name, (rank, ranks))
-            here, there = Counter(ranks), Counter(other_ranks)
-            if here != there:
-                differing = format_ranks((here - there) + (there - here))
+            counts, other_counts = Counter(ranks), Counter(other_ranks)
+            if counts != other_counts:
+                differing = format_ranks((counts - other_counts) + (other_counts - counts))
                 both = f"{format_ranks(ranks)} here and {format_ranks(other_ranks)} on rank {other}"
                 findings.add(
                     rank, "groups-differ", None, f"group {name} is {both}; they differ in {differing}"
@@ -83,8 +83,8 @@ def _check_collectives(findings: FindingCollector, group: str, by_rank: dict[int
         nodes, reference_nodes = by_rank[rank], by_rank[reference]
         turn = _first_difference(nodes, reference_nodes)
         if turn is not None:
-            here, there = _name_collective(nodes, turn), _name_collective(reference_nodes, turn)
-            text = f"group {group}, collective {turn + 1}: {here} here, {there} on rank {reference}"
+            name, other_name = _name_collective(nodes, turn), _name_collective(reference_nodes, turn)
+            text = f"group {group}, collective {turn + 1}: {name} here, {other_name} on rank {reference}"
             findings.add(rank, "collectives-differ", nodes[turn].id if turn < len(nodes) else None, text)
             continue
         for turn, (node, other) in enumerate(zip(nodes, reference_nodes, strict=True)):

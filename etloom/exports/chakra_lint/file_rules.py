@@ -28,7 +28,7 @@ _VALUE_FIELDS = {"is_cpu_op": ("bool_val",), "pg_name": ("string_val",)} | {
     for name in _INTEGER_ATTRIBUTES
 }
 """Attributes that simulators read as a certain type, and the fields of AttributeProto that hold this type."""
-_MAX_LISTED_NODES = 8
+_MAX_EXAMPLE_NODES = 8
 
 
 def check_file(
@@ -119,11 +119,11 @@ def _check_communication(
 
 def _check_message(findings: FindingCollector, rank: int, node: ChakraNode, *, rank_in_name: bool) -> None:
     source, destination, tag = (node.attributes.get(f"comm_{part}") for part in ("src", "dst", "tag"))
-    own_end = source if node.type == _SEND else destination
+    local_end = source if node.type == _SEND else destination
     if None in (source, destination, tag):
         findings.add(rank, "missing-ends", node.id, node.name)
-    elif rank_in_name and own_end != rank:
-        findings.add(rank, "foreign-end", node.id, f"{node.name}: of rank {own_end}")
+    elif rank_in_name and local_end != rank:
+        findings.add(rank, "foreign-end", node.id, f"{node.name}: of rank {local_end}")
 
 
 def _check_group(
@@ -158,18 +158,18 @@ def _check_dependencies(findings: FindingCollector, rank: int, nodes: list[Chakr
                 findings.add(rank, f"dangling-{kind}-dependency", node.id, f"{node.name}: on node {missing}")
     data = {node.id: set(node.message.data_deps) & ids.keys() for node in nodes}
     both = {node.id: node.dependencies & ids.keys() for node in nodes}
-    for code, dependencies_of in (("cycle", data), ("control-cycle", both)):
-        if cycle := _find_cycle(dependencies_of):
-            shown = cycle if len(cycle) <= _MAX_LISTED_NODES else [*cycle[:_MAX_LISTED_NODES], "..."]
-            findings.add(rank, code, cycle[0], " -> ".join(map(str, shown)))
+    for code, dependency_map in (("cycle", data), ("control-cycle", both)):
+        if cycle := _find_cycle(dependency_map):
+            example = cycle if len(cycle) <= _MAX_EXAMPLE_NODES else [*cycle[:_MAX_EXAMPLE_NODES], "..."]
+            findings.add(rank, code, cycle[0], " -> ".join(map(str, example)))
             break
 
 
-def _find_cycle(dependencies_of: dict[int, set[int]]) -> list[int]:
+def _find_cycle(dependency_map: dict[int, set[int]]) -> list[int]:
     """Return nodes each of which depends on the next, the last being the first again; empty without a cycle."""
-    missing = {node: len(dependencies) for node, dependencies in dependencies_of.items()}
+    missing = {node: len(dependencies) for node, dependencies in dependency_map.items()}
     dependents: dict[int, list[int]] = {}
-    for node, dependencies in dependencies_of.items():
+    for node, dependencies in dependency_map.items():
         for dependency in dependencies:
             dependents.setdefault(dependency, []).append(node)
     ready = [node for node, count in missing.items() if not count]
@@ -184,7 +184,7 @@ def _find_cycle(dependencies_of: dict[int, set[int]]) -> list[int]:
     # Each blocked node depends on another blocked one, so following them must return to a visited node.
     path = [min(blocked)]
     position = {path[0]: 0}
-    while (following := min(dependencies_of[path[-1]] & blocked)) not in position:
+    while (following := min(dependency_map[path[-1]] & blocked)) not in position:
         position[following] = len(path)
         path.append(following)
     return [*path[position[following] :], following]

@@ -196,12 +196,12 @@ class LintFinding:
 
     @property
     def meaning(self) -> str:
-        """What the code means, without full stop."""
+        """Meaning of the code, without full stop."""
         return LINT_CODES[self.code].meaning
 
     @property
     def remedy(self) -> str:
-        """How to fix it."""
+        """Instruction to fix it, without full stop."""
         return LINT_CODES[self.code].remedy
 
 

@@ -24,7 +24,7 @@ _INSTANT_TYPES = (TYPE_NUMBERS["METADATA_NODE"], TYPE_NUMBERS["INVALID_NODE"])
 
 
 class Resource(IntEnum):
-    """What a node occupies while it runs."""
+    """The resource that a node occupies while it runs."""
 
     CPU = 0
     COMPUTE = 1
@@ -56,7 +56,7 @@ class Schedule:
 
 
 def required_resource(node: ChakraNode) -> Resource:
-    """Return what a node occupies while it runs."""
+    """Return the resource that a node occupies while it runs."""
     if node.type == _RECV or node.type in _INSTANT_TYPES:
         return Resource.NONE
     if node.runs_on_host:

@@ -1,19 +1,20 @@
-"""Chrome trace JSON as Kineto writes it: for Perfetto (https://ui.perfetto.dev), chrome://tracing and HTA.
+"""Chrome trace JSON in Kineto's layout: for Perfetto (https://ui.perfetto.dev), chrome://tracing and HTA.
 
-Of one rank, processes, threads and times are as they were read, so the file reads back to the same events. Of
-several ranks, each process becomes one of its own, called by its rank; the file says so in ``mergedRanks``, and is to
-be looked at, not read back. Slices that overlap without nesting go
-to sub-lanes, since Perfetto drops them. An arrow leads from each launch call to its device work. What only an
-execution trace holds (nodes, tensors) has no time and is left out.
+For one rank, processes, threads and times are as recorded, so the file reads back to the same events. For several
+ranks, each process gets a number of its own and is named after its rank; the file lists them in ``mergedRanks``, and is
+meant for viewing, not for reading back. Slices that overlap without nesting are moved to sub-tracks, because Perfetto
+drops them. An arrow connects each launch call with its GPU work. Tables of an execution trace alone (nodes, tensors)
+have no times and are left out.
 
-Format: Trace Event Format, with the names of Kineto's output_json.cpp. ts and dur are decimal microseconds,
-exact to the nanosecond, relative to ``baseTimeNanoseconds`` where the clock is that of the epoch.
+Format: Trace Event Format, with the names of Kineto's output_json.cpp. ts and dur are decimal microseconds, exact to
+the nanosecond, relative to ``baseTimeNanoseconds`` where times are since the epoch.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -34,202 +35,249 @@ from etloom.formats.kineto.event_json import (
 )
 
 SUFFIX = (".json", ".json.gz")
-_CHUNK = 1 << 16
+_CHUNK_EVENTS = 1 << 16
+_OVERLAYS = ("critical-path",)
 
 
 def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None = None) -> None:
-    """Write a Trace or a Job to one file, packed where its name ends in .gz.
+    """Write a Trace or a Job to one file, compressed if its name ends in .gz.
 
-    overlay: critical-path draws what the run's duration hangs on, as arrows.
+    overlay: critical-path draws the critical path as arrows.
 
-    Raises EtloomError for a trace without timed events.
+    Raises:
+        EtloomError: The trace has no timed events.
     """
-    if overlay not in (None, "critical-path"):
-        raise UnknownName("overlay", overlay, ["critical-path"], option="overlay")
+    if overlay is not None and overlay not in _OVERLAYS:
+        raise UnknownName("overlay", overlay, list(_OVERLAYS), option="overlay")
     traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
-    if not any(one.events.height for one in traces.values()):
-        raise EtloomError(
-            "the trace holds no timed events to draw", where=path, remedy="export it as Parquet"
-        )
-    several = len(traces) > 1
+    if not any(rank_trace.events.height for rank_trace in traces.values()):
+        raise EtloomError("the trace has no timed events to draw", where=path, remedy="export it as Parquet")
     base = _base_time(traces.values())
-    pid, flow = 1, 1
     with open_atomic(Path(path)) as file:
         file.write(_format_header(traces, base))
         separator = b""
-        places = {}
-        for rank, one in traces.items():
-            lanes, where = _assign_tracks(one, rank if several else None, pid)
-            places[rank] = where if overlay else where.clear()
-            for lines in _format_events(one, lanes, where, rank if several else None, base, flow):
-                if lines.len():
-                    file.write(separator + join_lines(lines))
-                    separator = b",\n"
-            pid += len(tracks.list_processes(one))
-            flow += one.launches.height + one.flows["flow"].n_unique()
-        for rank, ends in (_build_overlay(traces, flow) if overlay else {}).items():
-            placed = ends.join(places[rank].drop("ts"), on="id", maintain_order="left")
-            lines = format_objects(
-                _bind_to_enclosing_slice(placed), base if traces[rank].meta.get("clock") == "epoch" else 0
-            )
+        for lines in _format_job(traces, base, overlay=overlay is not None):
             if lines.len():
                 file.write(separator + join_lines(lines))
+                separator = b",\n"
         file.write(b"\n]}\n")
 
 
-def _build_overlay(traces: dict[int, Trace], first: int) -> dict[int, pl.DataFrame]:
-    from etloom.exports.chrome.critical_path_overlay import (
-        build_critical_path_arrows,  # only an overlay needs the dependency graph
-    )
+def _format_job(traces: dict[int, Trace], base: int, *, overlay: bool) -> Iterator[pl.Series]:
+    """Format the events of all ranks as JSON texts, in chunks."""
+    is_merged = len(traces) > 1
+    first_pid, first_flow = 1, 1
+    positions = {}
+    for rank, trace in traces.items():
+        formatter = _RankFormatter.create(trace, rank if is_merged else None, base, first_pid, first_flow)
+        yield from formatter.format_all()
+        if overlay:
+            positions[rank] = formatter.positions
+        first_pid += len(tracks.list_processes(trace))
+        first_flow += trace.launches.height + trace.flows["flow"].n_unique()
+    if overlay:
+        # Imported here, because only an overlay needs the dependency graph.
+        from etloom.exports.chrome.critical_path_overlay import build_critical_path_arrows
 
-    return build_critical_path_arrows(traces, first)
+        for rank, ends in build_critical_path_arrows(traces, first_flow).items():
+            arrows = ends.join(positions[rank].drop("ts"), on="id", maintain_order="left")
+            yield format_objects(_bind_to_enclosing_slice(arrows), _relative_base(traces[rank], base))
 
 
 def _base_time(traces: Iterable[Trace]) -> int:
-    """The earliest time on the clock of the epoch; 0 where no rank has that clock."""
-    absolute = [one for one in traces if one.meta.get("clock") == "epoch"]
+    """Return the earliest time since the epoch; 0 where no rank has such times."""
     times = [
-        one.table(name)["ts"].min() for one in absolute for name in ("events", "memory", "counters", "flows")
+        trace.table(name)["ts"].min()
+        for trace in traces
+        if trace.meta.get("clock") == "epoch"
+        for name in ("events", "memory", "counters", "flows")
     ]
     return min((time for time in times if isinstance(time, int)), default=0)
 
 
+def _relative_base(trace: Trace, base: int) -> int:
+    return base if trace.meta.get("clock") == "epoch" else 0
+
+
 def _format_header(traces: dict[int, Trace], base: int) -> bytes:
-    """All before the first event; of one rank, with what its own file said."""
-    said: dict[str, Any] = {"schemaVersion": 1}
+    """Format everything before the first event; for one rank with the members of its original file."""
+    header: dict[str, Any] = {"schemaVersion": 1}
     if len(traces) > 1:
-        said |= {"mergedRanks": list(traces)}
-    for trace in traces.values() if len(traces) == 1 else ():
-        own = {"traceEvents", "baseTimeNanoseconds", "execution_trace"}
-        said |= {key: value for key, value in trace.meta.get("header", {}).items() if key not in own}
-        said |= {"deviceProperties": trace.meta.get("device_properties", [])}
-        said |= {"distributedInfo": trace.meta["distributed"]} if trace.meta.get("distributed") else {}
-    said |= {"displayTimeUnit": "ms"} | ({"baseTimeNanoseconds": base} if base else {})
-    return json.dumps(said).removesuffix("}").encode() + b',\n"traceEvents": [\n'
+        header |= {"mergedRanks": list(traces)}
+    else:
+        (meta,) = (trace.meta for trace in traces.values())
+        excluded = {"traceEvents", "baseTimeNanoseconds", "execution_trace"}
+        header |= {key: value for key, value in meta.get("header", {}).items() if key not in excluded}
+        header |= {"deviceProperties": meta.get("device_properties", [])}
+        header |= {"distributedInfo": meta["distributed"]} if meta.get("distributed") else {}
+    header |= {"displayTimeUnit": "ms"} | ({"baseTimeNanoseconds": base} if base else {})
+    return json.dumps(header).removesuffix("}").encode() + b',\n"traceEvents": [\n'
 
 
-def _format_events(
-    trace: Trace, lanes: pl.DataFrame, where: pl.DataFrame, rank: int | None, base: int, flow: int
-) -> Iterator[pl.Series]:
-    """The events of a rank as JSON texts, in pieces. lanes, where: as of `_places`."""
-    base = base if trace.meta.get("clock") == "epoch" else 0
-    events = trace.events
-    first = lanes.filter(pl.col("lane") == 0).drop("lane", "name")
-    yield _format_metadata(trace, lanes, rank)
-    for start in range(0, events.height, _CHUNK):
-        yield _format_slices(trace, events.slice(start, _CHUNK), where, base)
-    yield _format_memory(trace.memory, first, base)
-    yield _format_counters(trace.counters, first, base)
-    yield _format_flows(trace, first, base, None if rank is None else flow)
-    yield _format_launch_arrows(trace, where, base, flow + trace.flows["flow"].n_unique())
+@dataclass(frozen=True)
+class _RankFormatter:
+    """Formats the events of one rank as JSON texts.
 
-
-def _assign_tracks(trace: Trace, rank: int | None, pid: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The lanes of a rank, and id, ts, pid_text, tid_text of its events."""
-    placed = trace.events.select("id", "pid", "tid", "ts", "dur").with_columns(
-        tracks.assign_sub_tracks(trace.events)
-    )
-    lanes = tracks.build_track_table(trace, placed, rank, pid)
-    where = placed.select("id", "ts", *tracks.TRACK_KEY).join(
-        lanes, on=tracks.TRACK_KEY, how="left", nulls_equal=True
-    )
-    return lanes, where.select("id", "ts", "pid_text", "tid_text")
-
-
-def _format_metadata(trace: Trace, lanes: pl.DataFrame, rank: int | None) -> pl.Series:
-    """What processes and threads are called (ph M)."""
-    lines: list[dict[str, Any]] = []
-    whole = lanes.unique("pid", keep="first", maintain_order=True)
-    pids = {pid: json.loads(text) for pid, text in whole.select("pid", "pid_text").iter_rows()}
-
-    def say(name: str, pid: int, tid: Any, args: dict[str, Any]) -> None:
-        lines.append({"ph": "M", "name": name, "pid": pids[pid], "tid": tid, "ts": 0, "args": args})
-
-    told = {row["pid"]: row for row in trace.threads.filter(pl.col("tid").is_null()).iter_rows(named=True)}
-    for pid in pids:
-        row = told.get(pid, {})
-        name = row.get("name")
-        if rank is not None:
-            say("process_name", pid, 0, {"name": f"rank {rank}: {name or row.get('labels') or pid}"})
-            say("process_sort_index", pid, 0, {"sort_index": pids[pid]})
-        else:
-            for key, value in (("name", name), ("sort_index", row.get("sort_index"))):
-                if value is not None:
-                    say(f"process_{key}", pid, 0, {key: value})
-        if row.get("labels") is not None:
-            say("process_labels", pid, 0, {"labels": row["labels"]})
-    order = {
-        (pid, tid): index for pid, tid, index in trace.threads.select("pid", "tid", "sort_index").iter_rows()
-    }
-    for pid, tid, _, _, tid_text, name in lanes.iter_rows():
-        if name is not None:
-            say("thread_name", pid, json.loads(tid_text), {"name": name})
-        if order.get((pid, tid)) is not None:
-            say("thread_sort_index", pid, json.loads(tid_text), {"sort_index": order[pid, tid]})
-    return pl.Series([json.dumps(line) for line in lines], dtype=pl.String)
-
-
-def _format_slices(trace: Trace, events: pl.DataFrame, where: pl.DataFrame, base: int) -> pl.Series:
-    frame = events.join(where.drop("ts"), on="id", how="left", maintain_order="left")
-    inside, beside = split_extra_args(frame["args"])
-    args = [format_arguments(frame, ARGUMENT_NAMES["events"])]
-    for name in ("arguments", "kernels", "syncs", "frames", "comms"):
-        if (side := trace.table(name)).height:
-            mine = side.join(frame.select(event="id"), on="event", how="semi").unique("event", keep="first")
-            said = pl.DataFrame(
-                {"id": mine["event"], "said": format_arguments(mine, ARGUMENT_NAMES[name], name)}
-            )
-            args.append(frame.join(said, on="id", how="left", maintain_order="left")["said"].fill_null(""))
-    text = pl.select(pl.concat_str([*args, inside])).to_series()
-    return format_objects(frame.with_columns(text.alias("args"), beside.alias("extra")), base)
-
-
-def _format_memory(memory: pl.DataFrame, lanes: pl.DataFrame, base: int) -> pl.Series:
-    frame = memory.join(lanes, on=("pid", "tid"), how="left", nulls_equal=True, maintain_order="left")
-    said = {"ph": pl.lit("i"), "name": pl.lit("[memory]"), "cat": pl.lit("cpu_instant_event")}
-    inside, beside = split_extra_args(memory["args"])
-    args = pl.select(pl.concat_str(format_arguments(memory, MEMORY_ARGUMENT_NAMES), inside)).to_series()
-    return format_objects(frame.with_columns(**said, args=args, extra=beside), base)
-
-
-def _format_counters(counters: pl.DataFrame, lanes: pl.DataFrame, base: int) -> pl.Series:
-    processes = lanes.select("pid", "pid_text").unique()
-    series, value = (
-        quote_texts(counters["series"].cast(pl.String).fill_null("value")),
-        counters["value"].cast(pl.String),
-    )
-    args = pl.select(pl.concat_str(pl.lit(","), series, pl.lit(":"), value)).to_series()
-    frame = counters.with_columns(args=args).join(processes, on="pid", how="left", maintain_order="left")
-    return format_objects(frame.with_columns(ph=pl.lit("C"), tid_text=pl.lit("0")), base)
-
-
-def _format_flows(trace: Trace, lanes: pl.DataFrame, base: int, first: int | None) -> pl.Series:
-    """The arrows of the file, save those from launch calls, which `_arrows` draws anew.
-
-    first: number the arrows on from it, so that those of several ranks differ.
+    Attributes:
+        trace: The trace.
+        rank: Its rank in a file of several ranks, else None.
+        base: Time in ns that is subtracted from all times.
+        first_flow: Number of the first arrow.
+        track_table: Process, thread, sub-track and their texts in the file, from `tracks.build_track_table`.
+        positions: id, ts, pid_text and tid_text of each event.
     """
-    flows = trace.flows
-    if trace.launches.height:
-        flows = flows.filter(pl.col("cat").cast(pl.String).fill_null("") != "ac2g")
-    if first is not None:
-        flows = flows.with_columns(flow=pl.col("flow").rank("dense").cast(pl.Int64) - 1 + first)
-    frame = flows.join(lanes, on=("pid", "tid"), how="left", nulls_equal=True, maintain_order="left")
-    return format_objects(_bind_to_enclosing_slice(frame), base)
 
+    trace: Trace
+    rank: int | None
+    base: int
+    first_flow: int
+    track_table: pl.DataFrame
+    positions: pl.DataFrame
 
-def _format_launch_arrows(trace: Trace, where: pl.DataFrame, base: int, first: int) -> pl.Series:
-    """From each launch call to the device work it caused: both ends of one arrow."""
-    arrows = trace.launches.drop_nulls(["launch", "device_event"]).with_row_index("flow", offset=first)
-    ends = [
-        arrows.select("flow", id=column)
-        .join(where, on="id", maintain_order="left")
-        .with_columns(ph=pl.lit(ph))
-        for column, ph in (("launch", "s"), ("device_event", "f"))
-    ]
-    frame = pl.concat(ends).with_columns(cat=pl.lit("ac2g"), name=pl.lit("ac2g"))
-    return format_objects(_bind_to_enclosing_slice(frame), base)
+    @classmethod
+    def create(
+        cls, trace: Trace, rank: int | None, base: int, first_pid: int, first_flow: int
+    ) -> _RankFormatter:
+        """Assign the events to tracks. first_pid: number of the first process of a rank of several."""
+        events = trace.events.select("id", "pid", "tid", "ts", "dur")
+        events = events.with_columns(tracks.assign_sub_tracks(trace.events))
+        track_table = tracks.build_track_table(trace, events, rank, first_pid)
+        positions = events.select("id", "ts", *tracks.TRACK_KEY).join(
+            track_table, on=tracks.TRACK_KEY, how="left", nulls_equal=True
+        )
+        return cls(
+            trace,
+            rank,
+            _relative_base(trace, base),
+            first_flow,
+            track_table,
+            positions.select("id", "ts", "pid_text", "tid_text"),
+        )
+
+    def format_all(self) -> Iterator[pl.Series]:
+        """Format everything, in chunks."""
+        events = self.trace.events
+        yield self.format_metadata()
+        for start in range(0, events.height, _CHUNK_EVENTS):
+            yield self.format_slices(events.slice(start, _CHUNK_EVENTS))
+        yield self.format_memory()
+        yield self.format_counters()
+        yield self.format_flows()
+        yield self.format_launch_arrows()
+
+    @property
+    def main_tracks(self) -> pl.DataFrame:
+        """The tracks of threads and streams, without sub-tracks."""
+        return self.track_table.filter(pl.col("lane") == 0).drop("lane", "name")
+
+    def format_metadata(self) -> pl.Series:
+        """Format the names and order of processes and threads (ph M)."""
+        lines: list[dict[str, Any]] = []
+        pids = {
+            pid: json.loads(text)
+            for pid, text in self.track_table.unique("pid", keep="first", maintain_order=True)
+            .select("pid", "pid_text")
+            .iter_rows()
+        }
+
+        def add(name: str, pid: int, tid: Any, args: dict[str, Any]) -> None:
+            lines.append({"ph": "M", "name": name, "pid": pids[pid], "tid": tid, "ts": 0, "args": args})
+
+        process_rows = self.trace.threads.filter(pl.col("tid").is_null()).iter_rows(named=True)
+        processes = {row["pid"]: row for row in process_rows}
+        for pid in pids:
+            row = processes.get(pid, {})
+            name = row.get("name")
+            if self.rank is not None:
+                label = name or row.get("labels") or pid
+                add("process_name", pid, 0, {"name": f"rank {self.rank}: {label}"})
+                add("process_sort_index", pid, 0, {"sort_index": pids[pid]})
+            else:
+                for key, value in (("name", name), ("sort_index", row.get("sort_index"))):
+                    if value is not None:
+                        add(f"process_{key}", pid, 0, {key: value})
+            if row.get("labels") is not None:
+                add("process_labels", pid, 0, {"labels": row["labels"]})
+        thread_rows = self.trace.threads.select("pid", "tid", "sort_index").iter_rows()
+        order = {(pid, tid): index for pid, tid, index in thread_rows}
+        for pid, tid, _, _, tid_text, name in self.track_table.iter_rows():
+            if name is not None:
+                add("thread_name", pid, json.loads(tid_text), {"name": name})
+            if order.get((pid, tid)) is not None:
+                add("thread_sort_index", pid, json.loads(tid_text), {"sort_index": order[pid, tid]})
+        return pl.Series([json.dumps(line) for line in lines], dtype=pl.String)
+
+    def format_slices(self, events: pl.DataFrame) -> pl.Series:
+        """Format rows of the events table, with their rows of other tables as arguments."""
+        frame = events.join(self.positions.drop("ts"), on="id", how="left", maintain_order="left")
+        extra_args, members = split_extra_args(frame["args"])
+        args = [format_arguments(frame, ARGUMENT_NAMES["events"])]
+        for name in ("arguments", "kernels", "syncs", "frames", "comms"):
+            table = self.trace.table(name)
+            if not table.height:
+                continue
+            rows = table.join(frame.select(event="id"), on="event", how="semi").unique("event", keep="first")
+            texts = pl.DataFrame(
+                {"id": rows["event"], "text": format_arguments(rows, ARGUMENT_NAMES[name], name)}
+            )
+            joined = frame.select("id").join(texts, on="id", how="left", maintain_order="left")
+            args.append(joined["text"].fill_null(""))
+        text = pl.select(pl.concat_str([*args, extra_args])).to_series()
+        return format_objects(frame.with_columns(text.alias("args"), members.alias("extra")), self.base)
+
+    def format_memory(self) -> pl.Series:
+        """Format the memory table (ph i)."""
+        memory = self.trace.memory
+        frame = self._join_tracks(memory)
+        constants = {"ph": pl.lit("i"), "name": pl.lit("[memory]"), "cat": pl.lit("cpu_instant_event")}
+        extra_args, members = split_extra_args(memory["args"])
+        text = pl.concat_str(format_arguments(memory, MEMORY_ARGUMENT_NAMES), extra_args)
+        args = pl.select(text).to_series()
+        return format_objects(frame.with_columns(**constants, args=args, extra=members), self.base)
+
+    def format_counters(self) -> pl.Series:
+        """Format the counters table (ph C)."""
+        counters = self.trace.counters
+        processes = self.main_tracks.select("pid", "pid_text").unique()
+        series = quote_texts(counters["series"].cast(pl.String).fill_null("value"))
+        value = counters["value"].cast(pl.String)
+        args = pl.select(pl.concat_str(pl.lit(","), series, pl.lit(":"), value)).to_series()
+        frame = counters.with_columns(args=args).join(processes, on="pid", how="left", maintain_order="left")
+        return format_objects(frame.with_columns(ph=pl.lit("C"), tid_text=pl.lit("0")), self.base)
+
+    def format_flows(self) -> pl.Series:
+        """Format the recorded arrows, except those of launch calls, which `format_launch_arrows` replaces.
+
+        For a rank of several, the arrows are renumbered from ``first_flow``.
+        """
+        flows = self.trace.flows
+        if self.trace.launches.height:
+            flows = flows.filter(pl.col("cat").cast(pl.String).fill_null("") != "ac2g")
+        if self.rank is not None:
+            flows = flows.with_columns(flow=pl.col("flow").rank("dense").cast(pl.Int64) - 1 + self.first_flow)
+        return format_objects(_bind_to_enclosing_slice(self._join_tracks(flows)), self.base)
+
+    def format_launch_arrows(self) -> pl.Series:
+        """Format an arrow from each launch call to the GPU work it launched."""
+        first = self.first_flow + self.trace.flows["flow"].n_unique()
+        arrows = self.trace.launches.drop_nulls(["launch", "device_event"])
+        arrows = arrows.with_row_index("flow", offset=first)
+        ends = [
+            arrows.select("flow", id=column)
+            .join(self.positions, on="id", maintain_order="left")
+            .with_columns(ph=pl.lit(ph))
+            for column, ph in (("launch", "s"), ("device_event", "f"))
+        ]
+        frame = pl.concat(ends).with_columns(cat=pl.lit("ac2g"), name=pl.lit("ac2g"))
+        return format_objects(_bind_to_enclosing_slice(frame), self.base)
+
+    def _join_tracks(self, table: pl.DataFrame) -> pl.DataFrame:
+        return table.join(
+            self.main_tracks, on=("pid", "tid"), how="left", nulls_equal=True, maintain_order="left"
+        )
 
 
 def _bind_to_enclosing_slice(flows: pl.DataFrame) -> pl.DataFrame:
-    """An arrow ends at the slice around its end, not at the next one."""
-    return flows.with_columns(extra=pl.when(pl.col("ph").cast(pl.String) == "f").then(pl.lit(',"bp":"e"')))
+    """Let arrows end at the slice that encloses their end, instead of at the next one."""
+    is_end = pl.col("ph").cast(pl.String) == "f"
+    return flows.with_columns(extra=pl.when(is_end).then(pl.lit(',"bp":"e"')))

@@ -1,4 +1,4 @@
-"""The critical path as arrows from slice to slice."""
+"""Builds arrows that connect the slices on the critical path."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ ARROW_NAME = "critical path"
 
 
 def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[int, pl.DataFrame]:
-    """rank -> the ends of arrows on its slices: id (of the event), ph, cat, name, ts, flow, numbered from ``first``.
+    """Build an arrow from each event on the path to the next one.
 
-    An arrow leads from each event on the path to the next one: from the last moment at which the path is in the first
-    to the first at which it is in the second.
+    It starts at the last moment at which the path is in the first event, and ends at the first moment at which it is
+    in the second.
+
+    Args:
+        traces: Linked trace of each rank.
+        first: Number of the first arrow.
+
+    Returns:
+        Rank -> the ends of arrows on its slices: ph, cat, name, ts, flow (number of the arrow), id (of the event).
     """
     path = find_critical_path(build_graph(Job(dict(traces))).graph).drop_nulls("event")
     pieces = (
@@ -43,7 +50,7 @@ def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[
 
 
 def _clip_to_slices(pieces: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """The pieces with times that lie in their slice: an arrow is bound to what it begins and ends in."""
+    """Clip start and end to the slice of the event, because an arrow is bound to the slices at its ends."""
     slices = events.select("id", low="ts", high=pl.col("ts") + (pl.col("dur").fill_null(0) - 1).clip(0))
     joined = pieces.with_columns(pl.col("event").cast(pl.UInt32)).join(slices, left_on="event", right_on="id")
     return joined.with_columns(pl.col("start", "end").clip(pl.col("low"), pl.col("high"))).drop("low", "high")

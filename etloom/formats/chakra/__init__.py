@@ -26,7 +26,7 @@ from etloom.formats.io.compression import read_content
 from etloom.formats.tables.building import build_frame, build_trace
 from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
 
-_ATTRIBUTE_OF_COLUMN = {
+_COLUMN_ATTRIBUTES = {
     "root": "root", "dtype": "dtype", "in_nelems": "in_msg_nelems", "out_nelems": "out_msg_nelems",
     "group_size": "pg_size", "seq": "comm_seq",
 }  # fmt: skip
@@ -103,14 +103,14 @@ class _TraceBuilder:
     def add(self, node: Any) -> None:
         """Add the rows of a Node message."""
         attrs = pb.decode_attributes(node.attr)
-        known = {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
+        standard = {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
         comm = {key: attrs.pop(key) for key in _COMM_ATTRIBUTES if key in attrs}
         rest = {"node_type": pb.NODE_TYPES.get(node.type, node.type)}
         if node.start_time_micros:
             rest["start_time_micros"] = node.start_time_micros
         rest["duration_micros"] = node.duration_micros
         parent = _to_signed(node.ctrl_deps[0]) if node.ctrl_deps else None
-        row = self.nodes.add(_to_signed(node.id), node.name, parent, known, rest | attrs)
+        row = self.nodes.add(_to_signed(node.id), node.name, parent, standard, rest | attrs)
         for io, arguments in enumerate((node.inputs, node.outputs)):
             if arguments.values or arguments.shapes or arguments.types:
                 self._add_arguments(row, node, io, arguments)
@@ -119,7 +119,7 @@ class _TraceBuilder:
         if node.type in (_SEND, _RECV, _COLL) or "comm_type" in comm or "comm_size" in comm:
             self.nodes.add_comm(row, _describe_communication(node, comm, attrs))
         if node.start_time_micros or attrs.get("start_ns") is not None:
-            self._add_event(row, node, known, attrs)
+            self._add_event(row, node, standard, attrs)
 
     def _add_arguments(self, row: int, node: Any, io: int, arguments: Any) -> None:
         """Add inputs (io 0) or outputs (io 1), and process groups where the node describes them."""
@@ -155,14 +155,14 @@ class _TraceBuilder:
             if isinstance(group, dict)
         ]
 
-    def _add_event(self, row: int, node: Any, known: dict[str, Any], attrs: dict[str, Any]) -> None:
+    def _add_event(self, row: int, node: Any, standard: dict[str, Any], attrs: dict[str, Any]) -> None:
         start, duration = attrs.get("start_ns"), attrs.get("duration_ns")
         start = node.start_time_micros * 1000 if start is None else start
         duration = node.duration_micros * 1000 if duration is None else duration
         if not isinstance(start, int) or not -_MAX_INT64 - 1 <= start <= _MAX_INT64:
             self._invalid_times.append(f"node {node.id}: invalid start time {start}")
             return
-        self.nodes.add_event(row, {"ts": start, "dur": duration, **_describe_track(node, known, attrs)})
+        self.nodes.add_event(row, {"ts": start, "dur": duration, **_describe_track(node, standard, attrs)})
 
     def build_tables(self, stats: list[Stat]) -> dict[str, pl.DataFrame]:
         """Build all tables; add rows to stats for values that cannot be read."""
@@ -177,7 +177,7 @@ class _TraceBuilder:
         return tables
 
 
-def _describe_track(node: Any, known: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
+def _describe_track(node: Any, standard: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
     """Build the columns of an event that name it and its thread or stream."""
     on_device = attrs.get("is_cpu_op") is False
     stream = attrs.get("stream") if on_device else None
@@ -185,10 +185,10 @@ def _describe_track(node: Any, known: dict[str, Any], attrs: dict[str, Any]) -> 
         "ph": "X",
         "name": node.name,
         "cat": attrs.get("cat", "kernel" if on_device else "cpu_op"),
-        "tid": stream if on_device else known.get("tid"),
+        "tid": stream if on_device else standard.get("tid"),
         "stream": stream,
         "device": attrs.get("device", 0) if on_device else None,
-        "rf_id": known.get("rf_id") if not on_device else None,
+        "rf_id": standard.get("rf_id") if not on_device else None,
     }
 
 
@@ -202,7 +202,7 @@ def _describe_communication(node: Any, comm: dict[str, Any], attrs: dict[str, An
         "collective": p2p[0] if p2p else collective,
         "pg_name": str(comm["pg_name"]) if comm.get("pg_name") not in (None, "") else None,
         "peer": comm.get(p2p[1]) if p2p else None,
-        **{column: attrs.get(name) for column, name in _ATTRIBUTE_OF_COLUMN.items()},
+        **{column: attrs.get(name) for column, name in _COLUMN_ATTRIBUTES.items()},
         "is_p2p": p2p is not None,
         # The generator writes the size of a send or receive as tensor_size.
         "bytes": comm.get("comm_size", attrs.get("tensor_size") if p2p else None),

@@ -107,7 +107,7 @@ def strip_suffix(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".et")
 
 
-def path_of_rank(path: Path, rank: int) -> Path:
+def rank_path(path: Path, rank: int) -> Path:
     """Return NAME.RANK.et for NAME.et."""
     name = strip_suffix(path)
     return path.with_name(f"{name}.{rank}{path.name.removeprefix(name)}")

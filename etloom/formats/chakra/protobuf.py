@@ -160,9 +160,11 @@ def split_messages(data: bytes, truncation: str | None = None) -> tuple[list[mem
             if begin + length > len(data):
                 raise IndexError
         except (IndexError, ValueError):
-            left = f"{len(data) - offset:,} bytes after message {len(messages):,} are not a complete message"
+            remainder = (
+                f"{len(data) - offset:,} bytes after message {len(messages):,} are not a complete message"
+            )
             return messages, [
-                Stat("read.truncated", "data_loss", 1, f"{left}: {truncation or 'the end is missing'}")
+                Stat("read.truncated", "data_loss", 1, f"{remainder}: {truncation or 'the end is missing'}")
             ]
         messages.append(view[begin : begin + length])
         offset = begin + length

@@ -67,7 +67,7 @@ def encode_integers(
 ) -> list[pa.Array]:
     """Encode a varint field; absent where ``keep`` is false (default: where the value is 0, as in proto3)."""
     keep = values != 0 if keep is None else keep
-    return [_repeat_where(encode_key(number, VARINT), keep), _encode_varints_where(values, keep)]
+    return [_repeat_masked(encode_key(number, VARINT), keep), _encode_masked_varints(values, keep)]
 
 
 def encode_packed(number: int, first: NDArray[np.int64], values: NDArray[np.int64]) -> list[pa.Array]:
@@ -95,7 +95,7 @@ def encode_integer_attribute(number: int, name: str, value_field: int, values: p
         return []
     keep = values.is_not_null().to_numpy()
     numbers = values.fill_null(0).cast(pl.Int64).to_numpy()
-    value = _encode_varints_where(numbers, keep)
+    value = _encode_masked_varints(numbers, keep)
     widths = _measure_lengths(value)
     head = encode_field(1, name.encode()) + encode_key(value_field, VARINT)
     prefixes = [
@@ -124,26 +124,26 @@ def join_fields(parts: Sequence[pa.Array]) -> pa.BinaryArray:
 def delimit_messages(messages: pa.BinaryArray) -> bytes:
     """Concatenate all messages, each preceded by its length."""
     content, widths = encode_varints(_measure_lengths(messages))
-    whole = join_fields([build_binary_array(content, widths), messages])
-    offsets = np.frombuffer(whole.buffers()[1], np.int32)[whole.offset : whole.offset + len(whole) + 1]
-    return bytes(whole.buffers()[2][int(offsets[0]) : int(offsets[-1])]) if len(whole) else b""
+    joined = join_fields([build_binary_array(content, widths), messages])
+    offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
+    return bytes(joined.buffers()[2][int(offsets[0]) : int(offsets[-1])]) if len(joined) else b""
 
 
 def _encode_length_delimited(number: int, parts: list[pa.Array]) -> list[pa.Array]:
     content = parts[0]
     lengths = _measure_lengths(content)
     keep = lengths > 0
-    return [_repeat_where(encode_key(number, LENGTH), keep), _encode_varints_where(lengths, keep), content]
+    return [_repeat_masked(encode_key(number, LENGTH), keep), _encode_masked_varints(lengths, keep), content]
 
 
-def _encode_varints_where(values: NDArray[np.int64], keep: NDArray[np.bool_]) -> pa.BinaryArray:
-    content, kept_widths = encode_varints(values[keep])
+def _encode_masked_varints(values: NDArray[np.int64], keep: NDArray[np.bool_]) -> pa.BinaryArray:
+    content, masked_widths = encode_varints(values[keep])
     widths = np.zeros(len(values), np.int64)
-    widths[keep] = kept_widths
+    widths[keep] = masked_widths
     return build_binary_array(content, widths)
 
 
-def _repeat_where(content: bytes, keep: NDArray[np.bool_]) -> pa.BinaryArray:
+def _repeat_masked(content: bytes, keep: NDArray[np.bool_]) -> pa.BinaryArray:
     array = np.frombuffer(content, np.uint8)
     return build_binary_array(np.tile(array, int(keep.sum())), np.where(keep, len(content), 0))
 

@@ -123,7 +123,7 @@ def _summarize_recording(
 
 def _build_operators(records: Records, definitions: Definitions, stats: list[Stat]) -> pl.DataFrame:
     """Build one row per operator from its begin and end records, sorted by handle; ``row``: row of nodes."""
-    words, begin, end = records.words, records.rows_of_type(BEGIN), records.rows_of_type(END)
+    words, begin, end = records.words, records.select_rows(BEGIN), records.select_rows(END)
     first = records.at[begin]
     packed = words[first + 5]
     names = _decode_names(records, definitions, begin, (packed & 0xFFFFFFFF).astype(np.int64))
@@ -208,7 +208,7 @@ def _build_meta(
     path: Path, records: Records, rank: int | None, ring: dict[str, Any] | None
 ) -> dict[str, Any]:
     header = records.header
-    window_rows = records.rows_of_type(WINDOW)
+    window_rows = records.select_rows(WINDOW)
     window_times = records.words[records.at[window_rows] + 1].astype(np.int64)
     texts = {name: header[name].decode("utf-8", "replace") for name in ("host", "torch")}
     wall_time = pl.Series([int(header["wall_ns"])]).cast(pl.Datetime("ns"))

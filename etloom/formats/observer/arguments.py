@@ -232,14 +232,14 @@ def build_comms_table(
     """
     root_count = nodes.height - len(arguments.columns["inputs"])
     calls = {operator + root_count: call for operator, call in arguments.calls.items()}
-    group_of_node = {
+    node_groups = {
         node: str(call["pg_name"]) for node, call in calls.items() if call.get("pg_name") is not None
     }
-    comms = communication.build_comms(nodes, tensors, _note_attributes(notes), stats, group_of_node)
+    comms = communication.build_comms(nodes, tensors, _note_attributes(notes), stats, node_groups)
     rows = [
         {
             "node": node,
-            "call_pg_name": group_of_node.get(node),
+            "call_pg_name": node_groups.get(node),
             "call_pg_desc": None if (description := call.get("pg_desc")) is None else str(description),
             "call_group_size": call.get("group_size"),
             "call_seq": call.get("seq"),

@@ -16,13 +16,13 @@ def read_operator_notes(
     records: Records, definitions: Definitions, operators: pl.DataFrame
 ) -> dict[int, dict[str, Any]]:
     """Return row of nodes -> note about the operator: facts about communication, or about a compiled kernel."""
-    note_rows = records.rows_of_type(NOTE)
+    note_rows = records.select_rows(NOTE)
     if not len(note_rows):
         return {}
-    row_of_handle = dict(operators.select("handle", "row").iter_rows())
+    handle_rows = dict(operators.select("handle", "row").iter_rows())
     notes: dict[int, dict[str, Any]] = {}
     for record in note_rows.tolist():
-        row = row_of_handle.get(int(records.words[records.at[record] + 1]))
+        row = handle_rows.get(int(records.words[records.at[record] + 1]))
         note = _read_note(records, definitions, record)
         if row is not None and note is not None:
             notes[row] = note
@@ -32,7 +32,7 @@ def read_operator_notes(
 def read_file_notes(records: Records, definitions: Definitions) -> dict[str, Any]:
     """Return the notes that do not belong to an operator, merged into one object."""
     notes: dict[str, Any] = {}
-    for record in records.rows_of_type(NOTE).tolist():
+    for record in records.select_rows(NOTE).tolist():
         if records.words[records.at[record] + 1] == 0:
             notes.update(_read_note(records, definitions, record) or {})
     return notes

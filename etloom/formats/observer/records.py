@@ -79,7 +79,7 @@ class Records:
     rf_tid: Indices
     stats: list[Stat] = field(default_factory=list)
 
-    def rows_of_type(self, record_type: int) -> Indices:
+    def select_rows(self, record_type: int) -> Indices:
         """Return the rows of the records of one type."""
         return np.flatnonzero(self.type == record_type)
 
@@ -200,7 +200,7 @@ def read_definitions(records: Records) -> Definitions:
     incomplete: dict[tuple[int, int, int], bytes] = {}
     words = records.words
     damaged = 0
-    for row in records.rows_of_type(DEFINE).tolist():
+    for row in records.select_rows(DEFINE).tolist():
         first, size = int(records.at[row]), int(records.size[row])
         length, continues = int(words[first + 1] & 0xFFFFFFFF), int(words[first + 1] >> 32)
         if length > (size - 2) * 8:

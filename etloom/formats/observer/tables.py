@@ -29,7 +29,7 @@ def build_nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
         stats: Receives the number of operators whose parent is missing.
     """
     threads = operators["rf_tid"].unique().sort()
-    root_of_thread = dict(zip(threads.to_list(), range(1, len(threads) + 1), strict=True))
+    thread_roots = dict(zip(threads.to_list(), range(1, len(threads) + 1), strict=True))
     handles = operators["handle"].to_numpy()
     enclosing = operators["enclosing"].to_numpy()
     index = np.searchsorted(handles, enclosing)
@@ -38,7 +38,7 @@ def build_nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     has_parent &= enclosing < handles  # the parent began earlier, so even a damaged file has no cycles
     orphans = int(((enclosing != 0) & ~has_parent).sum())
     stats.append(Stat("read.missing_parent", "info", orphans, "the parent began before the recording"))
-    roots = operators["rf_tid"].replace_strict(root_of_thread).to_numpy()
+    roots = operators["rf_tid"].replace_strict(thread_roots).to_numpy()
     parent = np.where(has_parent, index + 1 + len(threads), roots)
     end = operators["end"].fill_null(NEVER).to_numpy()
     # Of operators that end at the same time the inner one, which began later, comes first.
@@ -65,10 +65,10 @@ def build_nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     return pl.concat(
         [root_nodes.with_columns(text), operator_nodes.with_columns(text)], how="diagonal_relaxed"
     ).with_columns(
-        _null_where("seq_id", -1),
-        _null_where("fw_tid", 0),
-        _null_where("fw_parent", 0),
-        _null_where("rf_id", 0),
+        _replace_missing("seq_id", -1),
+        _replace_missing("fw_tid", 0),
+        _replace_missing("fw_parent", 0),
+        _replace_missing("rf_id", 0),
     )
 
 
@@ -93,7 +93,7 @@ def _build_roots(threads: pl.Series, operator_count: int) -> pl.DataFrame:
     )
 
 
-def _null_where(column: str, missing: int) -> pl.Expr:
+def _replace_missing(column: str, missing: int) -> pl.Expr:
     """Return the column with null in place of the value that stands for a missing one."""
     return pl.when(pl.col(column) != missing).then(column).alias(column)
 
@@ -110,8 +110,8 @@ def build_events(operators: pl.DataFrame, records: Records) -> pl.DataFrame:
         pl.lit(int(records.header["pid"]), pl.Int64).alias("pid"),
         pl.col("os_tid").alias("tid"),
         pl.col("handle").cast(pl.Int64, strict=False).alias("rf_id"),
-        _null_where("seq_id", -1),
-        _null_where("fw_tid", 0).alias("fwd_tid"),
+        _replace_missing("seq_id", -1),
+        _replace_missing("fw_tid", 0).alias("fwd_tid"),
         position=pl.int_range(pl.len(), dtype=pl.Int64),
         ph=pl.lit("X").cast(pl.Categorical),
     )
