@@ -92,11 +92,8 @@ def open(
     linking = _changed_options(inter_thread_threshold_us, iterations)
     options = loading.LoadOptions(progress, jobs, use_cache, lazy, room, linking)
     if isinstance(path, Mapping):
-        return options.ranks({rank: as_paths(files) for rank, files in path.items()})
-    path = Path(path)
-    if path.is_dir() and formats.detect_format(path) is None:
-        return options.folder(path, rank_pattern)
-    return options.file(path)
+        return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)
+    return loading.load_path(Path(path), options, rank_pattern)
 
 
 @verb

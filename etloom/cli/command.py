@@ -88,7 +88,9 @@ class VerbCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         arguments = [
-            (param.make_metavar(ctx), param.help) for param in self.params if isinstance(param, Argument)
+            (param.make_metavar(ctx), param.help or "")
+            for param in self.params
+            if isinstance(param, Argument)
         ]
         if arguments:
             with formatter.section("Arguments"):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from etloom.cli.command import PATH_TYPE, Argument, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import Format, show_progress, write_table
+
+if TYPE_CHECKING:
+    from etloom.api.files import SalvagedFile, SalvagedRun
 
 
 @command(
@@ -41,36 +45,37 @@ def salvage(path: Path, out: Path | None) -> None:
       etloom salvage kineto_trace_0.json.gz --out whole/kineto_trace_0.json.gz
       etloom salvage run/
     """
-    if path.is_dir():
-        _salvage_run(path, out)
-    else:
-        _salvage_file(path, out)
-
-
-def _salvage_file(path: Path, out: Path | None) -> None:
-    import polars as pl
-
     import etloom
+    from etloom.api.files import SalvagedRun
 
+    if path.is_dir() and out is not None:
+        raise click.BadParameter("a run is completed in its own folder", param_hint="--out")
     with show_progress(f"salvaging {path}") as update:
         result = etloom.salvage(path, out, progress=update)
+    if isinstance(result, SalvagedRun):
+        _print_run(path, result)
+    else:
+        _print_file(path, result)
+
+
+def _print_file(path: Path, result: SalvagedFile) -> None:
+    import polars as pl
+
     if result.is_whole:
         print_message(f"{path}: nothing to repair in {result.kept:,} rows; nothing was written")
         return
-    rows = [("kept", result.kept, None), ("kept after repair", result.repaired, None)]
-    rows += [(what, count, first or None) for what, (count, first) in result.problems.items()]
+    rows: list[tuple[str, int, str | None]] = [
+        ("kept", result.kept, None),
+        ("kept after repair", result.repaired, None),
+        *((problem, count, first or None) for problem, (count, first) in result.problems.items()),
+    ]
     frame = pl.DataFrame(rows, schema=["what", "count", "example"], orient="row")
     write_table(frame, Format.table, None)
     print_message(f"wrote {result.path}")
 
 
-def _salvage_run(folder: Path, out: Path | None) -> None:
-    import etloom
-
-    if out is not None:
-        raise click.BadParameter("a run is completed in its own folder", param_hint="--out")
-    result = etloom.salvage(folder)
+def _print_run(folder: Path, result: SalvagedRun) -> None:
     for warning in result.warnings:
         print_message(warning)
-    following = f"; next: etloom info {folder}" if result.ranks else ""
-    print_message(f"{folder}: {result.summary}{following}")
+    next_step = f"; next: etloom info {folder}" if result.ranks else ""
+    print_message(f"{folder}: {result.summary}{next_step}")

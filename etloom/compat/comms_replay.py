@@ -22,7 +22,7 @@ from etloom.compat import comms_flags
 from etloom.compat._command import run_command
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
-from etloom.loading import LoadOptions
+from etloom.loading import LoadOptions, load_path
 from etloom.replayer.comms.callbacks import Callbacks
 from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
 from etloom.replayer.comms.plan_options import PlanOptions, plan_replay
@@ -57,7 +57,7 @@ def replay(args: argparse.Namespace) -> None:
     )
 
     def open_run() -> Job:
-        return LoadOptions().folder(run, _rank_pattern(run)) if run.is_dir() else LoadOptions().file(run)
+        return load_path(run, LoadOptions(), _rank_pattern(run) if run.is_dir() else None)
 
     if args.dry_run:
         if process.rank == 0:

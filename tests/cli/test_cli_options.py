@@ -128,7 +128,7 @@ def test_a_wrong_value_is_told_by_its_flag(verb: str, own: Path, call: Callable[
     ("arguments", "flag"),
     [
         (["analyze", "top-ops", "RUN", "--top", 0], "--top"),
-        (["analyze", "call-stacks", "RUN", "--least-pct", 200], "--least-pct"),
+        (["analyze", "call-stacks", "RUN", "--min-pct", 200], "--min-pct"),
         (["analyze", "queue-summary", "RUN", "--limit", 0], "--limit"),
         (["export", "RUN", "-o", "x.folded", "-O", "time=never"], "--option"),
         (["export", "RUN", "-o", "x.folded", "-O", "nothing=1"], "--option"),

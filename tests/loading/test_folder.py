@@ -112,7 +112,7 @@ def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_p
         kineto(tmp_path / f"more{number}.json")
     with pytest.raises(
         ReadError,
-        match=r"22 traces do .* and 10 more; others do, with their rank: rank2.json \(2\), rank3.json \(3\); ",
+        match=r"22 traces is unknown: .* and 10 more; others have a rank: rank2.json \(2\), rank3.json \(3\); ",
     ):
         discover_ranks(tmp_path)
     for name in ("rank2", "rank3", *(f"more{number}" for number in range(20))):
@@ -121,7 +121,7 @@ def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_p
     (tmp_path / "one.json").rename(tmp_path / "rank-0.json")
     found = discover_ranks(tmp_path)
     assert [len(paths) for paths in found.ranks.values()] == [1]
-    example = "rank_0.json is left out, rank-0.json was read"
+    example = "rank_0.json is ignored, rank-0.json was read"
     assert found.rank_stats == {0: [("job.two_files_for_a_rank", "data_loss", 1, example)]}
     assert found.stats == []
 
@@ -299,7 +299,9 @@ def test_one_unreadable_file_costs_itself_only(tmp_path: Path) -> None:
 def test_where_nothing_can_be_read_and_what_was_asked_for_by_name_fail(tmp_path: Path) -> None:
     for rank in (0, 1):
         broken(tmp_path / f"kineto_trace_{rank}.json")
-    with pytest.raises(ReadError, match=r"kineto_trace_0\.json: no trace found; nor can 1 more"):
+    with pytest.raises(
+        ReadError, match=r"kineto_trace_0\.json: no trace found; 1 more cannot be read either"
+    ):
         etloom.open(tmp_path, use_cache=False)
     kineto(tmp_path / "kineto_trace_1.json")
     for asked in (tmp_path / "kineto_trace_0.json", {n: tmp_path / f"kineto_trace_{n}.json" for n in (0, 1)}):
@@ -313,7 +315,7 @@ def test_where_nothing_can_be_read_and_what_was_asked_for_by_name_fail(tmp_path:
 
 def test_what_was_read_without_a_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(loading, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     run = tmp_path / "run"
     run.mkdir()
     for rank in (0, 1):
@@ -371,7 +373,7 @@ def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -
 
 def test_progress_is_told_in_bytes_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(loading, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     run = small.write_run(tmp_path / "run")
     plain = run / "kineto_trace_0.json"
     (run / "kineto_trace_0.json.gz").write_bytes(gzip.compress(plain.read_bytes()))
@@ -440,19 +442,19 @@ def test_memory_that_is_available_is_less_than_there_is() -> None:
 
 def test_a_run_is_linked_once_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(loading, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     run = tmp_path / "run"
     run.mkdir()
     for rank in (0, 1):
         kineto(run / f"kineto_trace_{rank}.json")
     asked: list[dict[str, Any]] = []
-    link = loading.linker.link
+    link = loading.executor.linker.link
 
     def counted(*traces: etloom.Trace, **options: Any) -> etloom.Trace:
         asked.append(options)
         return link(*traces, **options)
 
-    monkeypatch.setattr(loading.linker, "link", counted)
+    monkeypatch.setattr(loading.executor.linker, "link", counted)
     for _ in range(2):  # the second time from the cache, where each way of linking has an entry of its own
         etloom.open(run)
         etloom.open(run, iterations="all")

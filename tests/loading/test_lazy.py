@@ -85,7 +85,7 @@ def test_it_is_turned_into_parquet_once(run: Path, cached: Path, monkeypatch: py
 
 
 def test_what_another_verb_linked_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     file = run / "kineto_trace_0.json"
     linked = etloom.open(file)
     job = etloom.open(file, lazy=True)
