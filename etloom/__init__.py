@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from etloom.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from etloom.api import (
         analyze,
@@ -59,7 +61,6 @@ __all__ = [
     "select",
     "simulate",
 ]
-__version__ = "0.1.0"
 
 _HOME = {
     "EtloomError": "core.errors",

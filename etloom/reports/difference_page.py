@@ -12,9 +12,9 @@ from pathlib import Path
 
 import polars as pl
 
-import etloom
 from etloom.comparison import BY, Difference
 from etloom.core.trace import Job
+from etloom.core.version import __version__
 from etloom.reports.difference_sections import has_gpu_time, label_sides, render_explanation, render_steps
 from etloom.reports.formatting import count_noun, format_duration
 from etloom.reports.html_tables import render_table
@@ -63,7 +63,7 @@ def render_page(found: Difference) -> str:
         steps=render_steps(found),
         links="".join(f'<a href="#{by}-section">{_TABLE_TITLES[by][0]}</a>' for by in tables),
         tables="".join(_render_table_section(by, table) for by, table in tables.items()),
-        version=escape(etloom.__version__),
+        version=escape(__version__),
         script=script,
     )
 

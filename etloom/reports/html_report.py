@@ -18,9 +18,9 @@ from pathlib import Path
 
 import polars as pl
 
-import etloom
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
+from etloom.core.version import __version__
 from etloom.reports import untimed_summary
 from etloom.reports.colors import COLORS
 from etloom.reports.html_sections import render_critical_path, render_findings, render_rank_tables
@@ -85,7 +85,7 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
         verdict=_render_summary(found),
         links="".join(f'<a href="#{one}">{title}</a>' for one, title, _ in sections),
         sections="\n".join(inside for _, _, inside in sections),
-        version=escape(etloom.__version__),
+        version=escape(__version__),
         facts=json.dumps({"colours": COLORS}),
         ranks="\n".join(
             f'<script type="text/plain" data-rank="{one.rank}">{base64.b64encode(one.data).decode()}</script>'

@@ -20,9 +20,9 @@ import json
 from os import PathLike
 from pathlib import Path
 
-import etloom
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
+from etloom.core.version import __version__
 from etloom.exports.chakra.group_numbering import GroupNumbers, add_matched_groups, number_groups
 from etloom.exports.chakra.node_table import build_nodes
 from etloom.formats.chakra.et_files import rank_path, strip_suffix
@@ -90,7 +90,7 @@ def encode_trace(trace: Trace, groups: GroupNumbers, *, delays: bool = True) -> 
         )
     metadata = {
         "schema": trace.meta.get("schema_version"),
-        "producer": f"etloom {etloom.__version__}",
+        "producer": f"etloom {__version__}",
         "clock": trace.meta.get("clock"),
         "rank": trace.rank,
         "world_size": trace.meta.get("world_size"),

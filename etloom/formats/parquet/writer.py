@@ -20,10 +20,10 @@ from typing import Any
 
 import polars as pl
 
-import etloom
 from etloom.core.errors import EtloomError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
+from etloom.core.version import __version__
 
 SUFFIX = ".parquet"
 LAYOUT_VERSION = 1
@@ -71,7 +71,7 @@ def write_meta(folder: Path, kind: str, meta: Mapping[str, Any], ranks: Sequence
 
     Called when the tables are there: it says how many rows each has, so that one that is lost later is missed.
     """
-    content: dict[str, Any] = {"etloom": etloom.__version__, "layout": LAYOUT_VERSION, "kind": kind}
+    content: dict[str, Any] = {"etloom": __version__, "layout": LAYOUT_VERSION, "kind": kind}
     content["tables"] = {
         name: pl.scan_parquet(file, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
         for name in TABLES
