@@ -130,7 +130,7 @@ def test_ranks_are_processes(tmp_path: Path) -> None:
     assert sorted(names[event["pid"]][:6] for event in slices) == ["rank 0"] * 7 + ["rank 1"] * 7
     starts = [event["id"] for event in events if event["ph"] == "s"]
     assert len(set(starts)) == 4, "arrows of different ranks have different ids"
-    with pytest.raises(ReadError, match="holds several ranks drawn as one"):
+    with pytest.raises(ReadError, match="several ranks were merged in this file"):
         read_back(job)
 
 
@@ -180,14 +180,14 @@ def test_sub_lanes_hold_slices_that_nest_and_are_few(rows: list[tuple[int, int, 
     placed = events.with_columns(lanes)
     drawn = [
         {"ph": "X", "pid": tid, "tid": lane, "ts": ts, "dur": dur}
-        for ts, dur, tid, lane in placed.select("ts", "dur", "tid", "lane").iter_rows()
+        for ts, dur, tid, lane in placed.select("ts", "dur", "tid", "sub_track").iter_rows()
     ]
     assert_no_slice_is_dropped(drawn)
-    for at in placed.filter(pl.col("lane") > 0).iter_rows(named=True):
-        before = placed.filter(pl.col("tid") == at["tid"], pl.col("lane") == at["lane"] - 1)
+    for at in placed.filter(pl.col("sub_track") > 0).iter_rows(named=True):
+        before = placed.filter(pl.col("tid") == at["tid"], pl.col("sub_track") == at["sub_track"] - 1)
         end = pl.col("ts") + pl.col("dur")
         crossed = before.filter(pl.col("ts") <= at["ts"], end > at["ts"], end < at["ts"] + at["dur"])
-        assert crossed.height, "a sub-lane is taken only where the slice does not fit on the one before"
+        assert crossed.height, "a sub-track is used only if the slice does not fit on the one before"
 
 
 @settings(deadline=None, max_examples=60)

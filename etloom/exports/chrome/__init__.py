@@ -168,7 +168,7 @@ class _RankFormatter:
     @property
     def main_tracks(self) -> pl.DataFrame:
         """The tracks of threads and streams, without sub-tracks."""
-        return self.track_table.filter(pl.col("lane") == 0).drop("lane", "name")
+        return self.track_table.filter(pl.col("sub_track") == 0).drop("sub_track", "name")
 
     def format_metadata(self) -> pl.Series:
         """Format the names and order of processes and threads (ph M)."""

@@ -1,9 +1,9 @@
-"""Kineto and Chrome trace JSON: what torch.profiler writes, of any age and vendor.
+"""Kineto and Chrome trace JSON, as written by torch.profiler of any version and vendor.
 
-An object with ``traceEvents`` anywhere in it, or a bare array of events; plain, gzip or zstd. Every phase is read:
-complete events and instants (X, i, I, R), begin/end pairs (B, E), asynchronous ones (b, n, e, kept as they stand),
-counters (C), flows (s, t, f) and names (M). Times become ns: of the Unix epoch where ``baseTimeNanoseconds`` says
-what they are relative to, or where they are absolute already, as older files have them.
+An object with ``traceEvents`` anywhere in it, or a bare array of events; plain, gzip or zstd. All phases are read:
+complete events and instants (X, i, I, R), begin/end pairs (B, E), asynchronous events (b, n, e; kept unchanged),
+counters (C), flows (s, t, f) and names (M). Times become ns: of the Unix epoch if ``baseTimeNanoseconds`` gives the
+base, or if they are absolute already, as in older files; otherwise relative.
 
 Format: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp and the Trace Event Format.
 """
@@ -27,15 +27,15 @@ from etloom.formats.io.native_parser import FIRST_TEXT_ID, ParsedFile, Progress,
 from etloom.formats.tables import comms_table
 
 _EPOCH_NS = 10**18
-"""No relative time is that large (31 years), and every absolute one since 2001 is."""
+"""Larger than any relative time (31 years), and smaller than any absolute time since 2001."""
 
 _TRACK_KEYS = ("name", "labels", "sort_index")
 _MAX_KEPT_METADATA = 1000
-"""How many of the metadata events that no table holds a Trace keeps in its meta."""
+"""The number of metadata events without a table that are kept in the meta of the Trace."""
 
 
 def sniff(head: bytes) -> bool:
-    """Whether these are the first bytes of a Chrome trace."""
+    """Return whether a file that begins with these bytes is a Chrome trace."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] == b"[":
         return re.match(rb"\[\s*(?:\{|\]|$)", text) is not None and (
@@ -45,31 +45,37 @@ def sniff(head: bytes) -> bool:
         return False
     if b'"traceEvents"' in text:
         return True
-    # deviceProperties or pg_config can fill the head before traceEvents comes
+    # deviceProperties or pg_config can fill the head before traceEvents
     return b'"schemaVersion"' in text or b'"deviceProperties"' in text or b'"distributedInfo"' in text
 
 
 def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
-    """The Trace of one file; nothing in it is linked yet (no parent, depth, step or launch).
+    """Read one file. Nothing is linked yet: there is no parent, depth, step or launch.
 
     progress: called with the number of bytes of the file as they are read.
 
-    Raises ReadError for a file that cannot be read or holds no trace, LimitError for a gzip bomb.
+    Raises:
+        ReadError: If the file cannot be read or is not a trace.
+        LimitError: For a decompression bomb.
     """
     path = Path(source)
     return to_trace(parse_file(_native.kineto_parser(), path, progress), path)
 
 
 def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Trace:
-    """The Trace of parsed tables: named, numbered, on one clock.
+    """Build the Trace: name threads, number rows, convert times to one clock.
 
-    first_ts: the earliest time in the file, where the tables do not hold all of it.
+    Args:
+        parsed: The tables of the file.
+        path: The file.
+        first_ts: The earliest time in the file, if the tables do not have all of it.
 
-    Raises ReadError for a file into which several ranks were exported.
+    Raises:
+        ReadError: If several ranks were exported to the file.
     """
     if "mergedRanks" in parsed.header:
         raise ReadError(
-            "holds several ranks drawn as one for a viewer: what belongs to which cannot be told apart",
+            "several ranks were merged in this file for a viewer and cannot be separated",
             where=path,
             remedy="open the run that it was exported from, or export that as Parquet",
         )
@@ -78,7 +84,7 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
     threads, others = _build_threads(tables.pop("metadata"), tables.pop("lanes"))
     if others:
         severity = "info" if len(others) <= _MAX_KEPT_METADATA else "data_loss"
-        example = f"no table holds them; meta keeps the first {_MAX_KEPT_METADATA}: {others[0]['name']}"
+        example = f"without a table; meta has the first {_MAX_KEPT_METADATA}: {others[0]['name']}"
         stats.append(Stat("read.other_metadata", severity, len(others), example))
     first = tables["events"]["ts"].min() if first_ts is None else first_ts
     first = first if isinstance(first, int) else 0
@@ -98,7 +104,7 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
 
 
 def normalize_tables(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
-    """The parser's tables with ranges closed and communication in the field's words."""
+    """Join begin and end events, and normalize communication, in the parser's tables."""
     tables = close_ranges(tables, stats)
     return {**tables, "comms": comms_table.convert_event_comms(tables["comms"], stats)}
 
@@ -124,15 +130,13 @@ def _build_meta(header: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read_base_ns(header: dict[str, Any], first: int, stats: list[Stat]) -> int:
-    stated = header.get("baseTimeNanoseconds")
-    base = _to_int(stated) or 0
-    if stated is not None and _to_int(stated) is None:
-        example = f"baseTimeNanoseconds is no time: {str(stated)[:60]}"
+    recorded = header.get("baseTimeNanoseconds")
+    base = _to_int(recorded) or 0
+    if recorded is not None and _to_int(recorded) is None:
+        example = f"baseTimeNanoseconds is not a time: {str(recorded)[:60]}"
         stats.append(Stat("read.odd_base", "data_loss", 1, example))
     if base and first > _EPOCH_NS:
-        stats.append(
-            Stat("read.base_ignored", "info", 1, "times are absolute although the file states a base")
-        )
+        stats.append(Stat("read.base_ignored", "info", 1, "times are absolute although the file has a base"))
         return 0
     return base
 
@@ -145,8 +149,10 @@ def _to_int(value: Any) -> int | None:
     return number if abs(number) < 1 << 62 else None
 
 
-def _build_threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
-    """The names of lanes: metadata events folded to one row a process and a row a thread; and those that say more."""
+def _build_threads(
+    metadata: pl.DataFrame, text_ids: pl.DataFrame
+) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
+    """Merge metadata events into one row per process and per thread; also return the other metadata events."""
     rows: dict[tuple[int, int | None], dict[str, Any]] = {}
     others: list[dict[str, Any]] = []
     for kind, pid, tid, text in metadata.select(
@@ -155,19 +161,19 @@ def _build_threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> tuple[pl.Data
         if text is None:
             continue  # counted as odd_json
         args = json.loads(text)
-        of, _, key = (kind or "").partition("_")
+        owner, _, key = (kind or "").partition("_")
         value = args.get(key)
-        folded = _to_int(value) if key == "sort_index" else str(value).strip()
-        if of in ("process", "thread") and key in _TRACK_KEYS and pid is not None and key in args:
-            rows.setdefault((pid, tid if of == "thread" else None), {})[key] = folded
-            if len(args) == 1 and folded is not None:
+        merged = _to_int(value) if key == "sort_index" else str(value).strip()
+        if owner in ("process", "thread") and key in _TRACK_KEYS and pid is not None and key in args:
+            rows.setdefault((pid, tid if owner == "thread" else None), {})[key] = merged
+            if len(args) == 1 and merged is not None:
                 continue
         others.append({"name": kind, "pid": pid, "tid": tid, "args": args})
-    # A lane that the file names by a text in place of a number is called by that text.
-    for code, name in enumerate(lanes["name"].cast(pl.String)):
-        lane = FIRST_TEXT_ID - code
-        found = [key for key in rows if lane in key and key[1] in (lane, None)]
-        for process_and_thread in found or [(lane, None)]:
+    # A process or thread that the file identifies by text gets that text as its name.
+    for code, name in enumerate(text_ids["name"].cast(pl.String)):
+        id = FIRST_TEXT_ID - code
+        keys = [key for key in rows if id in key and key[1] in (id, None)]
+        for process_and_thread in keys or [(id, None)]:
             rows.setdefault(process_and_thread, {}).setdefault("name", name)
     threads = pl.DataFrame(
         [{"pid": pid, "tid": tid, **row} for (pid, tid), row in rows.items()],
@@ -183,31 +189,34 @@ def _build_threads(metadata: pl.DataFrame, lanes: pl.DataFrame) -> tuple[pl.Data
 
 
 def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
-    """Begin and end events (B, E) joined to complete ones: an E closes the last open B of its thread."""
+    """Join begin and end events (B, E) to complete events: an E closes the last open B of its thread."""
     halves = arrays.match_text(tables["events"]["ph"], lambda ph: ph.is_in(["B", "E"]))
     if not halves.any():
         return tables
     events = tables["events"].with_columns(pl.col("ph").cast(pl.String)).with_row_index("row")
     ranges = events.filter(halves)
-    begun: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    open_rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
     durations: dict[int, int] = {}
-    lone = 0
+    unmatched_ends = 0
     in_order = ranges.sort("ts", "position").select("row", "ph", "pid", "tid", "ts")
     for row, ph, pid, tid, ts in in_order.iter_rows():
-        stack = begun.setdefault((pid, tid), [])
+        stack = open_rows.setdefault((pid, tid), [])
         if ph == "B":
             stack.append((row, ts))
         elif stack:
             start_row, start = stack.pop()
             durations[start_row] = ts - start
         else:
-            lone += 1
-    open_ranges = sum(map(len, begun.values()))
-    joined = "begin and end events, joined to one event"
-    stats.append(Stat("read.closed_ranges", "info", len(durations), joined))
-    for name, count in (("read.end_without_begin", lone), ("read.begin_without_end", open_ranges)):
+            unmatched_ends += 1
+    unmatched_begins = sum(map(len, open_rows.values()))
+    description = "begin and end events, joined to one event"
+    stats.append(Stat("read.closed_ranges", "info", len(durations), description))
+    for name, count in (
+        ("read.end_without_begin", unmatched_ends),
+        ("read.begin_without_end", unmatched_begins),
+    ):
         if count:
-            stats.append(Stat(name, "data_loss", count, "a range of which the file holds one end only"))
+            stats.append(Stat(name, "data_loss", count, "a range with only one end in the file"))
     closed = pl.DataFrame(
         list(durations.items()), schema={"row": pl.UInt32, "length": pl.Int64}, orient="row"
     )
@@ -221,13 +230,13 @@ def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str
         .sort("ts", "dur", "position", descending=[False, True, False], nulls_last=True)
     )
     moved = events.select("row").with_row_index("event")
-    side = {
+    side_tables = {
         name: frame.rename({"event": "row"}).join(moved, on="row").drop("row").sort("event")
         for name, frame in tables.items()
         if "event" in frame.columns
     }
     return {
         **tables,
-        **side,
+        **side_tables,
         "events": events.drop("row", "length").with_columns(pl.col("ph").cast(pl.Categorical)),
     }

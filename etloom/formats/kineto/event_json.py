@@ -1,4 +1,4 @@
-"""Rows of a table as texts of JSON objects in Kineto's words, made a column at a time."""
+"""Formats rows of tables as JSON objects with Kineto's argument names, column by column."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import polars as pl
 
 from etloom.formats.io.json_text import format_microseconds, quote_texts
 
-# Column -> Kineto's name of the argument, by table.
+# Table -> column -> Kineto's name of the argument. native/parse/kineto_fields.hpp has the same names (tested).
 ARGUMENT_NAMES: dict[str, dict[str, str]] = {
     "events": {
         "device": "device", "stream": "stream", "correlation": "correlation", "external_id": "External id",
@@ -47,7 +47,7 @@ _TRIPLES = ("grid", "block")
 
 
 def format_arguments(frame: pl.DataFrame, names: dict[str, str], table: str = "") -> pl.Series:
-    """For each row its values as ``,"name":value`` one after the other, without those that are null."""
+    """Return for each row its non-null values as a sequence of ``,"name":value``."""
     parts = []
     for column, name in names.items():
         if column in _TRIPLES:
@@ -62,11 +62,13 @@ def format_arguments(frame: pl.DataFrame, names: dict[str, str], table: str = ""
 
 
 def format_objects(frame: pl.DataFrame, base: int = 0) -> pl.Series:
-    """The rows as JSON objects.
+    """Return the rows as JSON objects; absent columns and nulls are left out.
 
-    Columns: ph, name and cat as text; pid_text and tid_text as JSON; ts and dur in ns, written as microseconds
-    from ``base``; flow, the id of an arrow; args and extra (members beside args) as `arguments` gives them.
-    What is absent or null is left out.
+    Args:
+        frame: Columns ph, name and cat as text; pid_text and tid_text as JSON; ts and dur in ns, written as
+            microseconds; flow, the id of a flow event; args and extra (members next to args) as from
+            `format_arguments`.
+        base: Subtracted from ts.
     """
     texts = {name: quote_texts(frame[name]) for name in ("ph", "cat", "name") if name in frame.columns}
     frame = frame.with_columns(pl.col("ts") - base).with_columns(**texts)
@@ -85,37 +87,37 @@ def format_objects(frame: pl.DataFrame, base: int = 0) -> pl.Series:
 
 
 def split_extra_args(rest: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """events.args as what goes into args and what goes beside it, each as `arguments` gives it.
+    """Split events.args into members of args and members of the event itself, whose names begin with a dot.
 
-    The members of the event itself are those whose name begins with a dot.
+    Both are as from `format_arguments`.
     """
     texts = rest.cast(pl.String).fill_null("{}")
     inside = texts.str.slice(1, texts.str.len_chars() - 2)
     inside = pl.select(
         pl.when(inside != "").then(pl.concat_str(pl.lit(","), inside)).otherwise(pl.lit(""))
     ).to_series()
-    beside = pl.Series([""], dtype=pl.String).new_from_index(0, texts.len())
-    marked = texts.str.contains('".', literal=True)
-    if marked.any():
-        known = {text: _split_text(text) for text in texts.filter(marked).unique()}
+    outside = pl.Series([""], dtype=pl.String).new_from_index(0, texts.len())
+    has_outside = texts.str.contains('".', literal=True)
+    if has_outside.any():
+        parts = {text: _split_text(text) for text in texts.filter(has_outside).unique()}
         frame = pl.DataFrame({"text": texts, "inside": inside})
         frame = frame.with_columns(
             pl.col("text")
-            .replace_strict({t: a for t, (a, _) in known.items()}, default=pl.col("inside"))
+            .replace_strict({t: a for t, (a, _) in parts.items()}, default=pl.col("inside"))
             .alias("inside"),
-            pl.col("text").replace_strict({t: b for t, (_, b) in known.items()}, default="").alias("beside"),
+            pl.col("text").replace_strict({t: b for t, (_, b) in parts.items()}, default="").alias("outside"),
         )
-        inside, beside = frame["inside"], frame["beside"]
-    return inside, beside
+        inside, outside = frame["inside"], frame["outside"]
+    return inside, outside
 
 
 def _split_text(text: str) -> tuple[str, str]:
-    """As `split_rest`, of one text."""
-    args, beside = "", ""
+    """Split one text like `split_extra_args`."""
+    args, outside = "", ""
     for key, value in json.loads(text).items():
         member = f",{json.dumps(key.removeprefix('.'))}:{json.dumps(value)}"
         if key.startswith("."):
-            beside += member
+            outside += member
         else:
             args += member
-    return args, beside
+    return args, outside

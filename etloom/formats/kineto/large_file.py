@@ -1,9 +1,9 @@
-"""A Kineto file larger than memory, straight to Parquet: parsed in parts, merged by stretches of time.
+"""Conversion of Kineto files larger than memory to Parquet: parsed in parts, merged by slices of time.
 
-First every few million rows go to a part of their own, sorted. Then the time is cut into stretches that hold about as
-many events each; the events of a stretch are gathered from all parts, which Parquet's statistics make cheap, put in
-order and numbered. What hangs on events follows their new numbers. No more than one part, one stretch, or one side
-table is in memory at a time.
+First the rows are written to sorted parts of about a million rows each. Then the time is cut into slices with about
+equally many events; the events of a slice are collected from all parts, which Parquet's statistics make cheap, sorted
+and numbered. The side tables of events follow their new numbers. At most one part, one slice or one side table is in
+memory at a time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,23 @@ _TIMED_TABLES = ("memory", "counters", "flows")
 def convert_large_file(
     path: Path, folder: Path, *, part_rows: int = PART_ROWS, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write the tables of a Kineto file into ``folder`` as ``<table>.parquet``; returns the meta of the Trace.
+    """Write the tables of a Kineto file to ``folder`` as ``<table>.parquet``.
 
-    The tables are those that `etloom.formats.kineto.read` gives, stats included, but for begin and end events (B, E)
-    that lie in different parts: these stay apart and are counted. Raises ReadError and LimitError as that does.
+    The tables, stats included, are those of `etloom.formats.kineto.read`, except that begin and end events (B, E) in
+    different parts are not joined, and are counted.
+
+    Args:
+        path: The Kineto file.
+        folder: An existing folder.
+        part_rows: Rows per part.
+        progress: Called with the number of bytes of the file as they are read.
+
+    Returns:
+        The meta of the Trace.
+
+    Raises:
+        ReadError: If the file cannot be read or is not a trace.
+        LimitError: For a decompression bomb.
     """
     with tempfile.TemporaryDirectory(prefix=".parts-", dir=folder) as scratch:
         parts = Path(scratch)
@@ -44,7 +57,7 @@ def convert_large_file(
         first = times.min()
         trace = kineto.to_trace(whole, path, first if isinstance(first, int) else None)
         base = trace.meta["base_ns"]
-        place = _merge_events(parts, folder, base, times, part_rows)
+        new_ids = _merge_events(parts, folder, base, times, part_rows)
         del times
         for name in (*_EVENT_TABLES, *_TIMED_TABLES):
             pieces = (
@@ -53,7 +66,7 @@ def convert_large_file(
             )
             if name in _EVENT_TABLES:
                 moved = (
-                    piece.with_columns(pl.Series("event", place[piece["event"].to_numpy() + offset]))
+                    piece.with_columns(pl.Series("event", new_ids[piece["event"].to_numpy() + offset]))
                     for piece, offset in zip(pieces, offsets, strict=True)
                 )
                 table = pl.concat(moved).sort("event", maintain_order=True)
@@ -71,12 +84,12 @@ def convert_large_file(
 def _write_parts(
     path: Path, parts: Path, part_rows: int, progress: Progress | None
 ) -> tuple[ParsedFile, list[int]]:
-    """Parse the file into sorted parts. Returns what is said once, and at which event each part begins."""
+    """Parse the file into sorted parts; return the tables that are not in parts, and the first event of each part."""
     parser = _native.kineto_parser()
     stats: list[Stat] = []
     metadata: list[pl.DataFrame] = []
     offsets: list[int] = []
-    events = taken = 0
+    events = rows_in_parts = 0
 
     def write_part(tables: dict[str, pl.DataFrame]) -> None:
         nonlocal events
@@ -91,41 +104,41 @@ def _write_parts(
 
     for piece in read_ahead(path, stats, progress):
         parser.feed(piece)
-        if parser.rows - taken >= part_rows:
-            taken = parser.rows
+        if parser.rows - rows_in_parts >= part_rows:
+            rows_in_parts = parser.rows
             parser.cut()
             write_part(take_frames(parser))
     parser.finish()
     whole = collect_result(parser, path, stats)
     write_part(dict(whole.tables))
-    said_once = {name: frame.clear() for name, frame in whole.tables.items()}
-    said_once |= {"metadata": pl.concat(metadata), "lanes": whole.tables["lanes"]}
-    return ParsedFile(said_once, whole.header, whole.stats, whole.rows), offsets
+    shared = {name: frame.clear() for name, frame in whole.tables.items()}
+    shared |= {"metadata": pl.concat(metadata), "lanes": whole.tables["lanes"]}
+    return ParsedFile(shared, whole.header, whole.stats, whole.rows), offsets
 
 
 def _merge_events(parts: Path, folder: Path, base: int, times: pl.Series, part_rows: int) -> np.ndarray:
-    """Write the events of all parts in order of time. Returns the new id of each row of the parts."""
-    place = np.zeros(len(times), np.uint32)
-    done = 0
+    """Write the events of all parts in time order; return the new id of each row of the parts."""
+    new_ids = np.zeros(len(times), np.uint32)
+    count = 0
     writer: pq.ParquetWriter | None = None
-    for stretch in _read_time_slices(parts, times, part_rows):
-        place[stretch["row"].to_numpy()] = np.arange(done, done + stretch.height, dtype=np.uint32)
-        table = stretch.drop("row").with_columns(pl.col("ts") + base).with_row_index("id", offset=done)
+    for events in _read_time_slices(parts, times, part_rows):
+        new_ids[events["row"].to_numpy()] = np.arange(count, count + events.height, dtype=np.uint32)
+        table = events.drop("row").with_columns(pl.col("ts") + base).with_row_index("id", offset=count)
         arrow = TABLES["events"].conform(table).to_arrow()
         writer = writer or pq.ParquetWriter(
             folder / "events.parquet", arrow.schema, compression="zstd", compression_level=1
         )
         writer.write_table(arrow)
-        done += stretch.height
+        count += events.height
     if writer is None:
         _write(TABLES["events"].empty(), folder / "events.parquet")
     else:
         writer.close()
-    return place
+    return new_ids
 
 
 def _read_time_slices(parts: Path, times: pl.Series, rows: int) -> Iterator[pl.DataFrame]:
-    """The events stretch by stretch of time, each sorted as events are."""
+    """Yield the events of one slice of time after another, each sorted like the events table."""
     if not len(times):
         return
     at = np.linspace(0, len(times) - 1, max(2, len(times) // rows + 2)).astype(np.int64)
