@@ -32,7 +32,7 @@ def job(tmp_path: Path) -> Job:
 def test_the_ranks_that_can_answer_do(job: Job) -> None:
     alone = etloom.analyze(job[0], "launches")
     with pytest.warns(
-        EtloomWarning, match="launches: no answer for ranks 1, 2: the trace holds no device work"
+        EtloomWarning, match="launches: no answer for ranks 1, 2: the trace contains no GPU activity"
     ) as caught:
         table = etloom.analyze(job, "launches")
     assert len(caught) == 1 and caught[0].filename == __file__

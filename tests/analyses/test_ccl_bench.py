@@ -137,7 +137,7 @@ def test_what_the_card_is_asked_for(folder: Path) -> None:
     assert "model_arch.num_layers" in why(CARD.replace("num_layers: 2, ", ""))
     assert "is 'many'; expected a positive number" in why(CARD.replace("num_heads: 4", "num_heads: many"))
     assert "inference" in why(CARD.replace("phase: training", "phase: inference"))
-    assert "does not say workload.model.phase" in why("version: 1\nworkload: {model: 3}\n")
+    assert "lacks workload.model.phase" in why("version: 1\nworkload: {model: 3}\n")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import etloom
 from etloom.analyses import collectives as analysis
 from etloom.collectives import (
     add_waits,
-    clocks,
     compute_message_size,
+    estimate_clocks,
     get_bus_factor,
     match_collectives,
     match_participations,
@@ -85,7 +85,7 @@ def test_numbered_parts_meet_and_clocks_are_found(seed: int, offsets: list[int],
     met = match_participations(parts)
     assert pairs(met, "meeting") == pairs(met, "bytes")
     assert set(met["how"]) == {"seq"}
-    for row in clocks(met).iter_rows(named=True):
+    for row in estimate_clocks(met).iter_rows(named=True):
         if row["rank"] == 0:
             assert row["verdict"] == "reference"
         elif row["verdict"] != "unknown":
@@ -113,7 +113,7 @@ def test_parts_without_numbers_meet_in_their_order(seed: int, ranks: int, count:
 def test_a_drift_is_told_and_taken_out(seed: int, drift: float) -> None:
     parts = made(seed, [0, 5_000_000], [0.0, drift], numbered=True, count=60)
     met = match_participations(parts)
-    table = clocks(met)
+    table = estimate_clocks(met)
     row = table.row(1, named=True)
     assert row["verdict"] == "corrected"
     assert row["drift_ppm"] == pytest.approx(drift, abs=0.5)
@@ -128,7 +128,7 @@ def test_ranks_that_share_nothing_are_not_compared() -> None:
     )
     met = match_participations(parts)
     assert met["meeting"].null_count() == met.height
-    assert clocks(met)["verdict"].to_list() == ["reference", "unknown"]
+    assert estimate_clocks(met)["verdict"].to_list() == ["reference", "unknown"]
 
 
 def uneven(where: str = "host", offset: int = 0) -> pl.DataFrame:
@@ -150,14 +150,14 @@ def uneven(where: str = "host", offset: int = 0) -> pl.DataFrame:
     ],
 )
 def test_one_host_has_one_clock(hosts: dict[int, str | None], verdict: str, same: bool | None) -> None:
-    row = clocks(uneven(), hosts).row(1, named=True)
+    row = estimate_clocks(uneven(), hosts).row(1, named=True)
     assert (row["verdict"], row["same_host"]) == (verdict, same)
     assert row["lower_bound_ns"] <= 0 <= row["upper_bound_ns"] and row["spread_ns"] > 100_000
     assert row["residual_ns"] == 10_000 if same else 10_000 < row["residual_ns"] < 3_000_000
 
 
 def test_devices_of_one_host_are_less_sure_of_its_clock() -> None:
-    row = clocks(uneven("device"), {0: "a", 1: "a"}).row(1, named=True)
+    row = estimate_clocks(uneven("device"), {0: "a", 1: "a"}).row(1, named=True)
     assert (row["verdict"], row["same_host"], row["residual_ns"]) == ("unsure", True, 100_000)
 
 
@@ -167,13 +167,13 @@ def test_a_rank_of_the_host_that_always_leaves_late_keeps_its_clock() -> None:
         made(5, [0, 0], [0.0, 0.0], numbered=True, count=30).with_columns(where=pl.lit("host"))
     )
     met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(90_000).otherwise(0))
-    one, two = (clocks(met, {0: "a", 1: host}).row(1, named=True) for host in "ab")
+    one, two = (estimate_clocks(met, {0: "a", 1: host}).row(1, named=True) for host in "ab")
     assert (one["verdict"], two["verdict"]) == ("unsure", "corrected")
     assert 90_000 < one["residual_ns"] < 100_000 and abs(two["offset_ns"] - 90_000) < 2_000
 
 
 def test_a_clock_that_cannot_be_right_is_moved_though_the_host_has_the_name_of_another() -> None:
-    row = clocks(uneven(offset=60_000_000), {0: "a", 1: "a"}).row(1, named=True)
+    row = estimate_clocks(uneven(offset=60_000_000), {0: "a", 1: "a"}).row(1, named=True)
     assert row["verdict"] == "corrected"
     assert abs(row["offset_ns"] - 60_000_000) <= row["residual_ns"] < 3_000_000
 
@@ -182,7 +182,7 @@ def test_one_communication_tells_bounds_only() -> None:
     """Both leave when they like: that one left 1 ms later says nothing of its clock."""
     met = match_participations(made(6, [0, 0], [0.0, 0.0], numbered=True, count=1))
     met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(1_000_000).otherwise(0))
-    row = clocks(met).row(1, named=True)
+    row = estimate_clocks(met).row(1, named=True)
     assert row["verdict"] == "unsure"
     assert row["residual_ns"] == max(-row["lower_bound_ns"], row["upper_bound_ns"])
 
@@ -193,7 +193,7 @@ def test_ranks_that_share_no_group_have_a_reference_each() -> None:
     second = second.with_columns(
         pl.col("rank") + 2, pl.lit("other").alias("pg_name"), pl.col("start", "end") + 3_600_000_000_000
     )
-    table = clocks(match_participations(pl.concat((first, second))))
+    table = estimate_clocks(match_participations(pl.concat((first, second))))
     assert table["reference"].to_list() == [0, 0, 2, 2]
     assert table["verdict"].to_list() == ["reference", "corrected"] * 2
     assert (table["offset_ns"] - pl.Series([0, 50_000_000] * 2)).abs().max() <= 4_000  # type: ignore[operator]
@@ -336,7 +336,7 @@ def test_no_offset_accords_with_another_run() -> None:
     ours = made(3, [0, 0], [0.0, 0.0], numbered=True, count=8)
     moved = pl.when(pl.col("rank") == 1).then(pl.col("seq").hash(1) % 10**9).otherwise(0).cast(pl.Int64)
     met = match_participations(ours.with_columns(pl.col("start", "end") + moved))
-    assert clocks(met)["verdict"].to_list() == ["reference", "impossible"]
+    assert estimate_clocks(met)["verdict"].to_list() == ["reference", "impossible"]
 
 
 def test_two_kernels_of_one_number_meet_in_turn() -> None:
@@ -470,7 +470,7 @@ def test_ranges_of_one_operator_are_one_communication(data: Path) -> None:
 def test_ranks_of_other_groups_are_refused(data: Path) -> None:
     job = etloom.open(data / "hta_multirank")
     assert etloom.analyze(job, "collectives")["recorded"].to_list() == [1] * 20
-    with pytest.raises(AnalysisError, match="no communication of one rank could be matched"):
+    with pytest.raises(AnalysisError, match="no communication could be matched"):
         etloom.analyze(job, "clocks")
 
 
@@ -478,5 +478,5 @@ def test_one_rank_does_not_say_who_waited(data: Path) -> None:
     job = etloom.open(data / "tracelens/b200_eager.json.gz")
     rows = etloom.analyze(job, "collectives")
     assert rows["wait_ns"].null_count() == rows["transfer_ns"].null_count() == rows.height
-    with pytest.raises(AnalysisError, match="one rank alone"):
+    with pytest.raises(AnalysisError, match="at least two ranks"):
         etloom.analyze(job, "clocks")

@@ -187,7 +187,7 @@ def test_an_analysis_says_where_the_filters_are_to_blame(
     status, said = err("kernel-breakdown", "--name", "zzz")
     assert status == 1 and said.startswith("etloom: no event of ranks 0, 1 has a name that fits 'zzz'")
     status, said = err("kernel-sequences", "--rank", "1", "--min-length", "9")
-    assert status == 0 and said.endswith("--min-length (within --rank 1)\n")
+    assert status == 0 and said.endswith("--min-length kernels (within --rank 1)\n")
 
 
 @pytest.mark.parametrize(
