@@ -33,16 +33,16 @@ def test_all_flags_of_both_tools_are_taken_and_no_other() -> None:
     assert set(FLAGS) == {*PRESENT.split(), *BEFORE.split()}
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, *given: str, world: int = 1) -> tuple[Any, Plan, dict[str, Any]]:
+def asked(monkeypatch: pytest.MonkeyPatch, *given: str, world: int = 1) -> tuple[Any, Plan, Any]:
     """What the flags become: the options of the replay, its plan, and where processes meet."""
     from etloom.replayer.comms import session
 
     found: list[Any] = []
 
-    def replay(make: Any, options: Any, **rest: Any) -> None:
-        found.extend((options, make(world), rest))
+    def run_session(make: Any, options: Any, process: Any, rendezvous: Any, callbacks: Any) -> None:
+        found.extend((options, make(world), rendezvous))
 
-    monkeypatch.setattr(session, "run_session", replay)
+    monkeypatch.setattr(session, "run_session", run_session)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(world))
     assert comms_replay.main(given) == 0
@@ -83,14 +83,14 @@ def test_flags_of_the_run(
     }  # fmt: skip
     options, _, rest = asked(monkeypatch, "--trace-path", str(data / "dlrm"), *flags.split(), world=4)
     assert {name: getattr(options, name) for name in defaults} == {**defaults, **becomes}
-    assert (rest["address"], rest["port"]) == (None, None)
+    assert (rest.address, rest.port) == (None, None)
 
 
 @pytest.mark.torch
 def test_where_processes_meet(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("--trace-path", str(data / "dlrm"), "--master-ip", "10.0.0.1", "--master-port", "29500")
     _, _, rest = asked(monkeypatch, *given, world=4)
-    assert (rest["address"], rest["port"]) == ("10.0.0.1", 29_500)
+    assert (rest.address, rest.port) == ("10.0.0.1", 29_500)
 
 
 def kinds(plan: Plan) -> list[str]:
