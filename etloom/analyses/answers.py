@@ -60,10 +60,10 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
 
     if analysis.SCOPE == "job":
         job = run if isinstance(run, Job) else Job({run.rank or 0: run})
-        return Answer(analyze(job.map(_ensure_linked)))
+        return Answer(analyze(job.map(linker.linked)))
     if isinstance(run, Job):
-        return answer_by_rank(run, lambda trace: analyze(_ensure_linked(trace)))
-    return Answer(analyze(_ensure_linked(run)))
+        return answer_by_rank(run, lambda trace: analyze(linker.linked(trace)))
+    return Answer(analyze(linker.linked(run)))
 
 
 def answer_by_rank(job: Job, analyze: Callable[[Trace], pl.DataFrame]) -> Answer:
@@ -85,7 +85,3 @@ def answer_by_rank(job: Job, analyze: Callable[[Trace], pl.DataFrame]) -> Answer
     if refused and not tables:
         raise next(iter(refused.values()))
     return Answer(pl.concat(tables) if tables else pl.DataFrame(), refused)
-
-
-def _ensure_linked(trace: Trace) -> Trace:
-    return trace if trace.meta.get("linked") else linker.link(trace)

@@ -77,7 +77,7 @@ def graph(run: Run) -> DependencyGraph:
     from etloom.graphs import build_graph
 
     opened = as_run(run)
-    return build_graph(opened.map(_ensure_linked) if isinstance(opened, Job) else _ensure_linked(opened))
+    return build_graph(opened.map(linker.linked) if isinstance(opened, Job) else linker.linked(opened))
 
 
 @verb
@@ -104,7 +104,7 @@ def simulate(run: Run, *changes: str | AnyChange) -> Simulated:
 
     job = as_job(run)
     parsed = [simulator.parse_change(change) if isinstance(change, str) else change for change in changes]
-    return simulator.simulate(job.map(_ensure_linked), parsed)
+    return simulator.simulate(job.map(linker.linked), parsed)
 
 
 @verb
@@ -124,7 +124,7 @@ def diff(before: Run, after: Run) -> Difference:
     """
     from etloom.comparison import Difference
 
-    return Difference(*(as_job(run).map(_ensure_linked) for run in (before, after)))
+    return Difference(*(as_job(run).map(linker.linked) for run in (before, after)))
 
 
 @verb
@@ -156,7 +156,7 @@ def check(
     """
     from etloom.comparison.gate import explain_row, judge_regression
 
-    sides = [[as_job(run).map(_ensure_linked) for run in _as_runs(side)] for side in (runs, baselines)]
+    sides = [[as_job(run).map(linker.linked) for run in _as_runs(side)] for side in (runs, baselines)]
     table = judge_regression(sides[0], sides[1], max_regression_pct, metrics)
     return CheckResult(table, tuple(tuple(explain_row(table, row)) for row in range(table.height)))
 
@@ -183,7 +183,7 @@ def report(run: Run | Difference, path: StrPath) -> Path:
     from etloom.reports import difference_page, html_report
 
     target = Path(path)
-    job = None if isinstance(run, Difference) else as_job(run).map(_ensure_linked)
+    job = None if isinstance(run, Difference) else as_job(run).map(linker.linked)
     with writing(target):
         if isinstance(run, Difference):
             difference_page.write_page(run, target)
@@ -194,7 +194,3 @@ def report(run: Run | Difference, path: StrPath) -> Path:
 
 def _as_runs(runs: Run | Sequence[Run]) -> Sequence[Run]:
     return [runs] if isinstance(runs, (Trace, Job, str, os.PathLike)) else runs
-
-
-def _ensure_linked(trace: Trace) -> Trace:
-    return trace if trace.meta.get("linked") else linker.link(trace)

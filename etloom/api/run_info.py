@@ -148,7 +148,7 @@ def _list_devices(trace: Trace) -> list[str]:
     import polars as pl
 
     from etloom.core import categories
-    from etloom.loading.consistency import GPU_CUT_OFF, list_device_names
+    from etloom.linker.source_checks import GPU_CUT_OFF, list_device_names
 
     if not trace.rows("events"):
         where = {str(name) for name in trace.tensors["device"].unique() if name}

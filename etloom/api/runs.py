@@ -124,7 +124,10 @@ def link(
 
     parts = [part if isinstance(part, Trace) else _read_trace(part) for part in traces]
     trace = linker.link(*parts, inter_thread_threshold_us=inter_thread_threshold_us, iterations=iterations)
-    return consistency.flag_missing_gpu_events(trace).with_stats(consistency.check_files(parts))
+    rank_conflicts = consistency.check_file_ranks(parts)
+    if rank_conflicts:  # files of two ranks are of two processes, which needs no row of its own
+        trace = trace.replace(stats=trace.stats.filter(pl.col("name") != "link.processes_differ"))
+    return trace.with_stats(rank_conflicts)
 
 
 @verb
@@ -158,7 +161,7 @@ def select(
     """
     opened = as_run(run)
     part = selection.select_part(
-        as_job(opened).map(_ensure_linked),
+        as_job(opened).map(linker.linked),
         ranks=as_collection(rank),
         step=step,
         time=selection.parse_time_range(time) if isinstance(time, str) else time,
@@ -214,10 +217,6 @@ def _read_trace(path: StrPath) -> Trace:
     from etloom.linker.merging import select_rank
 
     return select_rank(formats.read(path), None, path)
-
-
-def _ensure_linked(trace: Trace) -> Trace:
-    return trace if trace.meta.get("linked") else linker.link(trace)
 
 
 def _changed_options(inter_thread_threshold_us: float, iterations: str) -> dict[str, Any]:

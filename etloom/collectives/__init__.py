@@ -18,8 +18,8 @@ from etloom.collectives.clocks import COMPARABLE, correct_clocks, estimate_clock
 from etloom.collectives.matching import match_participations
 from etloom.collectives.participations import compute_message_size, get_bus_factor, list_participations
 from etloom.collectives.waiting import add_waits
-from etloom.core.errors import LinkError
 from etloom.core.trace import Job
+from etloom.linker import check_linked
 
 __all__ = [
     "MatchedCollectives",
@@ -65,8 +65,7 @@ def match_collectives(job: Job) -> MatchedCollectives:
 
 def _compute_matches(job: Job) -> MatchedCollectives:
     for rank, trace in job.items():
-        if not trace.meta.get("linked"):
-            raise LinkError("the trace is not linked", where=f"rank {rank}", remedy="etloom.link(job)")
+        check_linked(trace, rank)
     found = pl.concat([trace.compute_once(list_participations, rank) for rank, trace in job.items()])
     # Of a trace that counts from its own zero the host's clock tells nothing.
     hosts = {

@@ -20,7 +20,7 @@ from etloom.formats.chakra import json_layout
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra.et_files import load_file
 from etloom.formats.io.atomic_file import open_atomic
-from etloom.linker import link
+from etloom.linker import linked
 
 SUFFIX = (".chakra.json", ".chakra.json.gz")
 
@@ -38,8 +38,8 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
             )
         trace = next(iter(trace.values()))
     chakra.check_exportable(trace, path)
-    linked = trace if trace.meta.get("linked") else link(trace)
-    messages, _ = pb.split_messages(chakra.encode_trace(linked, number_groups([linked])))
+    linked_trace = linked(trace)
+    messages, _ = pb.split_messages(chakra.encode_trace(linked_trace, number_groups([linked_trace])))
     _write_lines(Path(path), pb.parse_metadata(messages[0]), map(pb.parse_node, messages[1:]))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from etloom.core.errors import EtloomError, UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.atomic_file import open_atomic
+from etloom.linker import check_linked
 from etloom.timeline.call_tree import build_call_tree
 
 SUFFIX = (".folded", ".folded.gz")
@@ -53,10 +54,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", 
 
 def _format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterator[bytes]:
     """Format a line for each call that has time of its own, below ``prefix`` and the thread."""
-    if not trace.meta.get("linked"):
-        raise EtloomError(
-            "the trace is not linked", remedy="link it with etloom.link, or open it with etloom.open"
-        )
+    check_linked(trace)
     tree = build_call_tree(trace, joined=joined, kernels=time == "device")
     names = {(pid, tid): name for pid, tid, name in trace.threads.select("pid", "tid", "name").iter_rows()}
     stack: list[str] = []  # text of the callers at each depth

@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-from etloom.core.errors import LinkError
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms, collective_edges, critical_paths, gpu_activities
 from etloom.graphs.collective_edges import AsyncRanges
@@ -22,6 +21,7 @@ from etloom.graphs.host_threads import HostThreads, add_host_threads, mask_idle_
 from etloom.graphs.inter_thread import add_inter_thread_edges, find_rests
 from etloom.graphs.minimum_latencies import MinimumLatencies
 from etloom.graphs.synchronization import SynchronizationEdges
+from etloom.linker import check_linked
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +93,7 @@ def build_graph(
     counts: dict[int, dict[str, int]] = {}
     drafted: dict[int, _RankParts] = {}
     for rank, trace in traces.items():
-        if not trace.meta.get("linked"):
-            raise LinkError("the trace is not linked", where=f"rank {rank}", remedy="etloom.link(trace)")
+        check_linked(trace, rank)
         provided = (
             min_latencies if isinstance(min_latencies, MinimumLatencies) else (min_latencies or {}).get(rank)
         )

@@ -1,20 +1,23 @@
-"""Join what one rank recorded: operators to events, device work to launches, threads to each other.
+"""Link the traces of one rank: operators to events, GPU activity to launches, threads to each other.
 
-A chain of functions that take a Trace and return one, each adding what it found and counting what it did not:
+Each step takes a Trace and returns one with its results, and counts in stats what it could not link:
 
-    merge     the tables of an execution trace and of a profiler trace in one Trace
-    lanes     enclosing event, depth, step of host events
-    launches  device work to launch call and operator
-    pairs     nodes to events: by ids, else by aligning their order
-    scope     device work of other iterations than the execution trace
-    comms     a communication's record, node, event and kernels
-    threads   backward to forward operators, work after a pause to what another thread finished
-    syncs     calls and streams to the device work they waited for
-    quality   how far all that reached
+    merging              the tables of an execution trace and of a profiler trace in one Trace
+    placement            enclosing event, depth and step of host events
+    launches             GPU activity to launch call and operator
+    pairing              nodes to events: by ids, else by aligning their order
+    recorded_scope       GPU activity of other iterations than the execution trace
+    communication        record, node, event and kernels of a communication
+    thread_dependencies  backward to forward operators, work after a pause to what another thread finished
+    sync_dependencies    calls and streams to the GPU activity they waited for
+    quality              the share of events that the other steps linked
+
+`linked` is the one place that decides whether a trace still has to be linked.
 """
 
 from __future__ import annotations
 
+from etloom.core.errors import LinkError
 from etloom.core.trace import Trace
 from etloom.linker.communication import join_comms
 from etloom.linker.launches import join_launches
@@ -22,27 +25,66 @@ from etloom.linker.merging import merge_traces
 from etloom.linker.pairing import pair_operators
 from etloom.linker.placement import place_events
 from etloom.linker.quality import count_links
-from etloom.linker.recorded_scope import count_work_out_of_scope
+from etloom.linker.recorded_scope import count_unscoped_work
+from etloom.linker.source_checks import check_processes, flag_missing_gpu_events
 from etloom.linker.sync_dependencies import add_sync_dependencies
 from etloom.linker.thread_dependencies import add_thread_dependencies
 
-__all__ = ["link"]
+__all__ = ["check_linked", "is_linked", "link", "linked"]
 
 
 def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: str = "best") -> Trace:
-    """The Trace of one rank in which everything that belongs together is joined.
+    """Link the traces of one rank.
 
-    traces: an execution trace and a profiler trace (Kineto, Nsight) of one rank, in either order; either
-    alone; or one Trace that is already both. ``events`` get parent, depth and step; ``launches``, ``links``
-    are new; ``comms`` rows get their node and event, and kernels of a communication a row; ``stats`` rows
-    named ``link.*`` count what did not fit; ``meta["linked"]`` is True and ``meta["link"]`` holds the figures
-    of `quality`.
+    Args:
+        traces: An execution trace and a profiler trace (Kineto, Nsight) of one rank, in either order; one of them
+            alone; or one Trace that holds both.
+        inter_thread_threshold_us: Pause of a thread, in microseconds, after which its next operator is assumed to
+            depend on another thread.
+        iterations: The iteration of the profile to which the execution trace is linked if ids are missing: "best",
+            "all", or a number from "0".
 
-    Raises LinkError where the traces are not of one program.
+    Returns:
+        A Trace whose ``events`` have parent, depth and step, with the tables ``launches``, ``links``,
+        ``thread_dependencies`` and ``sync_dependencies``; rows of ``comms`` have their node and event, and kernels of
+        a communication have a row. Rows of ``stats`` named ``link.*`` count what could not be linked or contradicts,
+        ``meta["linked"]`` is True and ``meta["link"]`` holds the figures of `quality.count_links`.
+
+    Raises:
+        LinkError: The traces are not of one program.
     """
     trace = merge_traces(traces)
-    trace = count_work_out_of_scope(pair_operators(join_launches(place_events(trace)), iterations=iterations))
-    trace = add_sync_dependencies(
-        add_thread_dependencies(join_comms(trace), threshold_us=inter_thread_threshold_us)
-    )
-    return trace.replace(meta={"linked": True, "link": count_links(trace)})
+    trace = place_events(trace)
+    trace = join_launches(trace)
+    trace = pair_operators(trace, iterations=iterations)
+    trace = count_unscoped_work(trace)
+    trace = join_comms(trace)
+    trace = add_thread_dependencies(trace, threshold_us=inter_thread_threshold_us)
+    trace = add_sync_dependencies(trace)
+    trace = trace.replace(meta={"linked": True, "link": count_links(trace)})
+    return flag_missing_gpu_events(trace).with_stats(check_processes(traces))
+
+
+def is_linked(trace: Trace) -> bool:
+    """Return whether a trace has been linked."""
+    return bool(trace.meta.get("linked"))
+
+
+def linked(trace: Trace) -> Trace:
+    """Return the trace itself if it has been linked, else link it with the default options.
+
+    Raises:
+        LinkError: The tables of the trace are not of one program.
+    """
+    return trace if is_linked(trace) else link(trace)
+
+
+def check_linked(trace: Trace, rank: int | None = None) -> None:
+    """Raise LinkError if a trace (of this rank of a job) has not been linked, for code that does not link it itself."""
+    if not is_linked(trace):
+        rank = trace.rank if rank is None else rank
+        raise LinkError(
+            "the trace is not linked",
+            where=None if rank is None else f"rank {rank}",
+            remedy="open it with etloom.open, or call etloom.link(trace)",
+        )

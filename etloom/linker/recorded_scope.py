@@ -11,7 +11,7 @@ from etloom.core.trace import Trace
 from etloom.linker.placement import format_example
 
 
-def count_work_out_of_scope(trace: Trace) -> Trace:
+def count_unscoped_work(trace: Trace) -> Trace:
     """The Trace with a row of stats for the device work that is of other iterations than the execution trace."""
     if not trace.links.height:
         return trace

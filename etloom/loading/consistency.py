@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 import polars as pl
 
 from etloom.collectives import matching
-from etloom.core import categories
 from etloom.core.schema import Stat
 from etloom.core.text import format_ranges
 from etloom.core.trace import Trace
 from etloom.loading.rank_discovery import find_rank_in_name
 
-TRUNCATION_STATS = ("read.truncated", "read.compression")
-"""Rows of stats of a file that ends early."""
 _MAX_SEARCHED_RANKS = 10_000
 """Of the ranks that are missing; a file may speak of any world."""
-GPU_CUT_OFF = "read.device_work_cut_off"
-
-
-def flag_missing_gpu_events(trace: Trace) -> Trace:
-    """The trace with a row of stats where its file names a device and ends before the device's work.
-
-    Such a trace would pass for one of the host alone: files list the work of the device last.
-    """
-    stats = trace.table("stats")["name"]
-    if not stats.is_in(TRUNCATION_STATS).any() or stats.is_in([GPU_CUT_OFF]).any():
-        return trace
-    if not (names := list_device_names(trace)):
-        return trace
-    on_device = trace.scan("events").filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES))).head(1)
-    if on_device.select(pl.len()).collect(engine=trace.engine).item():
-        return trace
-    example = f"the file ends before the work of {', '.join(names)}: times are of the host alone"
-    return trace.count(GPU_CUT_OFF, 1, example, "error")
-
-
-def list_device_names(trace: Trace) -> list[str]:
-    """The kinds of devices that the head of the file names."""
-    properties = [one for one in trace.meta.get("device_properties", ()) if isinstance(one, dict)]
-    return sorted({str(one["name"]) for one in properties if one.get("name")})
 
 
 def check_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
@@ -122,63 +94,7 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
     return [Stat("job.no_common_moment", "error", 1, example)]
 
 
-def check_files(traces: Sequence[Trace]) -> list[Stat]:
-    """What speaks against linking these traces to each other: they are of several processes, or of several ranks."""
-    return _check_file_ranks(traces) or check_processes(traces)
-
-
-def check_processes(traces: Sequence[Trace]) -> list[Stat]:
-    """Whether an execution trace and a Kineto trace name different processes.
-
-    Both ask the system for their own number, so in one process they say the same; and two runs of one program may be
-    alike in everything that is linked by.
-    """
-    told = {trace: _find_recorded_processes(trace) for trace in traces}
-    of_nodes = {
-        one: at
-        for trace in traces
-        for one, at in told[trace].items()
-        if _has_format(trace, "execution_trace")
-    }
-    of_times = {
-        one: at for trace in traces for one, at in told[trace].items() if _has_format(trace, "kineto")
-    }
-    if not of_nodes or not of_times or of_nodes.keys() & of_times.keys():
-        return []
-    (first, nodes), (second, times) = (next(iter(one.items())) for one in (of_nodes, of_times))
-    example = (
-        f"the execution trace is of process {first}{nodes}, the Kineto trace of process {second}{times}: operators, "
-        "shapes and sizes are of one run and times of another"
-    )
-    return [Stat("link.processes_differ", "error", 1, example)]
-
-
-def _has_format(trace: Trace, format: str) -> bool:
-    return list(trace.meta.get("formats", ())) == [format]
-
-
-def _find_recorded_processes(trace: Trace) -> dict[int, str]:
-    """The processes whose operators a file of one format holds, and when it was recorded, as far as it says."""
-    if _has_format(trace, "execution_trace"):
-        said = trace.meta.get("header", {}).get("execution_trace")
-        if isinstance(said, dict) and type(pid := said.get("pid")) is int:
-            return {pid: f", recorded {said['time']}" if isinstance(said.get("time"), str) else ""}
-    elif _has_format(trace, "kineto"):
-        operators = trace.scan("events").filter(pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)))
-        found = operators.group_by("pid").agg(pl.col("ts").min()).drop_nulls().sort("ts")
-        epoch = trace.meta.get("clock") == "epoch"
-        return {
-            pid: _format_time(ts) if epoch else ""
-            for pid, ts in found.collect(engine=trace.engine).iter_rows()
-        }
-    return {}
-
-
-def _format_time(ns: int) -> str:
-    return f", recorded {datetime.fromtimestamp(ns // 10**9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _check_file_ranks(traces: Sequence[Trace]) -> list[Stat]:
+def check_file_ranks(traces: Sequence[Trace]) -> list[Stat]:
     """Whether traces to be linked to each other are of different ranks, by what they say or else by their names.
 
     Where both say it themselves, the linker tells.

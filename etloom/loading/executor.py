@@ -14,6 +14,7 @@ from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.formats import parquet
 from etloom.formats.parquet import writer
+from etloom.linker.source_checks import flag_missing_gpu_events
 from etloom.loading import cache, consistency, file_reading, large_files
 from etloom.loading.parallel import run_in_parallel
 from etloom.loading.plan import LoadPlan, RankPlan, Source, Storage
@@ -144,9 +145,9 @@ class _Execution:
 
     def _link(self, *parts: Trace) -> Trace:
         """Link the traces of one rank; one that was saved linked stays as it is, unless there are linking options."""
-        is_linked = len(parts) == 1 and parts[0].meta.get("linked") and not self.options.linking
-        trace = parts[0] if is_linked else linker.link(*parts, **self.options.linking)
-        return consistency.flag_missing_gpu_events(trace).with_stats(consistency.check_processes(parts))
+        if len(parts) == 1 and not self.options.linking:
+            return linker.linked(parts[0])
+        return linker.link(*parts, **self.options.linking)
 
     def _open_parquet(self, rank_plan: RankPlan) -> Job:
         """Open saved traces without loading their tables; those that are not linked are linked if memory allows."""
@@ -155,14 +156,14 @@ class _Execution:
         job = saved if isinstance(saved, Job) else Job({saved.rank or 0: saved}, {"path": str(path)})
         if rank_plan.storage is Storage.EVICTABLE:
             return job.map(
-                lambda trace: self._add_to_resident(trace) if trace.meta.get("linked") else self._link(trace)
+                lambda trace: self._add_to_resident(trace) if linker.is_linked(trace) else self._link(trace)
             )
         return job.map(lambda trace: trace if large_files.has_too_many_events(trace) else self._link(trace))
 
     def _convert_large_file(self, path: Path) -> Trace:
         options = self.options
         trace = large_files.open_on_disk(path, options.progress, options.use_cache, options.linking)
-        return consistency.flag_missing_gpu_events(trace)
+        return flag_missing_gpu_events(trace)
 
     def _add_to_resident(self, trace: Trace) -> Trace:
         """Keep the tables on disk, except for stats, which every verb reads of each rank."""

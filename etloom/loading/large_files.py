@@ -13,6 +13,7 @@ from etloom import formats
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.formats.parquet import writer
+from etloom.linker import is_linked
 from etloom.loading import cache
 from etloom.loading.file_reading import Progress, convert_panics, estimate_text_bytes
 
@@ -54,7 +55,7 @@ def open_on_disk(path: Path, progress: Progress | None, use_cache: bool, linking
 
 def count_unlinked(job: Job) -> list[Stat]:
     """The row of stats that counts the ranks which were left unlinked."""
-    ranks = [rank for rank, trace in job.items() if not trace.meta.get("linked")]
+    ranks = [rank for rank, trace in job.items() if not is_linked(trace)]
     example = (
         "too large to be joined while it is read: parent, depth and step of events, launches, thread_dependencies and "
         "sync_dependencies are empty; etloom link PATH --out RUN.parquet joins it, in memory"

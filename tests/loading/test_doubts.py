@@ -13,6 +13,7 @@ import small
 import etloom
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
+from etloom.linker import source_checks
 from etloom.loading import consistency
 from etloom.loading.rank_discovery import find_rank_in_name
 
@@ -76,7 +77,7 @@ def test_a_cut_trace_of_a_gpu_is_not_one_of_a_cpu(cut: Path, call: Callable[...,
     assert told["devices"] == {"GPU of the test (the file ends before its work)": 1, "GPU of the test": 1}
     rows = (
         etloom.open(cut)[0]
-        .stats.filter(name=consistency.GPU_CUT_OFF)
+        .stats.filter(name=source_checks.GPU_CUT_OFF)
         .select("severity", "count", "example")
         .rows()
     )
@@ -93,7 +94,7 @@ def test_a_whole_trace_without_device_work_and_a_cut_one_with_it_are_what_they_a
     (tmp_path / "late.json").write_text(whole[: whole.index("ncclDevKernel")])
     for name in ("host.json", "late.json"):
         stats = etloom.open(tmp_path / name)[0].stats["name"].to_list()
-        assert consistency.GPU_CUT_OFF not in stats
+        assert source_checks.GPU_CUT_OFF not in stats
     assert "read.truncated" in stats
 
 
@@ -136,16 +137,16 @@ def test_names_that_state_no_rank_say_nothing(tmp_path: Path) -> None:
     def of(name: str, rank: int | None) -> Trace:
         return Trace({}, {"files": [str(tmp_path / name)], **({} if rank is None else {"rank": rank})})
 
-    assert consistency.check_files([of("host.json", None), of("step_7.json", 1)]) == []
-    assert consistency.check_files([of("torch_et_3.json", None), of("x.json", 3)]) == []
-    assert consistency.check_files([of("torch_et_3.json", 1), of("kineto_trace_2.json", 1)]) == []
-    (row,) = consistency.check_files([of("et_3.json", None), of("rank2.pt.trace.json", None)])
+    assert consistency.check_file_ranks([of("host.json", None), of("step_7.json", 1)]) == []
+    assert consistency.check_file_ranks([of("torch_et_3.json", None), of("x.json", 3)]) == []
+    assert consistency.check_file_ranks([of("torch_et_3.json", 1), of("kineto_trace_2.json", 1)]) == []
+    (row,) = consistency.check_file_ranks([of("et_3.json", None), of("rank2.pt.trace.json", None)])
     assert row[:3] == ("link.ranks_differ", "error", 1)
     beyond = of("kineto_trace_0.json", 0).replace(meta={"world_size": 8})
-    assert consistency.check_files([of("et_40.json", None), beyond]) == [], "40 is no rank of 8"
-    assert consistency.check_files([of("et_4.json", None), beyond])[0][1] == "error"
+    assert consistency.check_file_ranks([of("et_40.json", None), beyond]) == [], "40 is no rank of 8"
+    assert consistency.check_file_ranks([of("et_4.json", None), beyond])[0][1] == "error"
     # The linker itself tells where both say it.
-    assert consistency.check_files([of("a.json", 1), of("b.json", 2)]) == []
+    assert consistency.check_file_ranks([of("a.json", 1), of("b.json", 2)]) == []
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_a_packed_file_that_ends_early(data: Path, tmp_path: Path) -> None:
     with pytest.raises(EOFError):
         gzip.decompress(file.read_bytes())
     (trace,) = etloom.open(file).values()
-    assert "Tesla V100-SXM2-32GB" in trace.stats.filter(name=consistency.GPU_CUT_OFF)["example"].item()
+    assert "Tesla V100-SXM2-32GB" in trace.stats.filter(name=source_checks.GPU_CUT_OFF)["example"].item()
 
 
 DIFFER = (

@@ -24,6 +24,7 @@ import polars as pl
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
+from etloom.linker import is_linked
 from etloom.timeline.activity import describe_rank, find_steps
 
 
@@ -103,7 +104,7 @@ def conform_columns(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[st
 
 def require_linked(trace: Trace) -> None:
     """Raise AnalysisError if the trace is not linked: nesting, steps and launches are unknown."""
-    if not trace.meta.get("linked"):
+    if not is_linked(trace):
         raise AnalysisError(
             "the trace is not linked", where=describe_rank(trace), remedy="etloom.link(trace), or etloom.open"
         )

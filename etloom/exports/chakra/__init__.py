@@ -29,7 +29,7 @@ from etloom.formats.chakra.et_files import rank_path, strip_suffix
 from etloom.formats.chakra.protobuf import TYPE_NUMBERS
 from etloom.formats.chakra.writing import encode_file
 from etloom.formats.io.atomic_file import open_atomic
-from etloom.linker import link
+from etloom.linker import linked
 
 SUFFIX = (".et", ".et.gz")
 
@@ -49,7 +49,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True)
     ranks = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
     for rank, rank_trace in ranks.items():
         check_exportable(rank_trace, path)
-        ranks[rank] = rank_trace if rank_trace.meta.get("linked") else link(rank_trace)
+        ranks[rank] = linked(rank_trace)
     groups = add_matched_groups(Job(ranks), number_groups(ranks.values()))
     for rank, rank_trace in ranks.items():
         with open_atomic(path if len(ranks) == 1 else rank_path(path, rank)) as file:
