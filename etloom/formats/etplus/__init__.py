@@ -1,13 +1,13 @@
-"""ET+: an execution trace with the times of its operators and the device work that they launched.
+"""ET+: an execution trace with the times of its operators and the GPU work that they launched.
 
-Read: what chakra_trace_link writes and what etloom exports: schema and header; host nodes with ``ts``,
-``inclusive_dur`` and ``exclusive_dur`` (microseconds on the profiler's clock), ``inter_thread_dep`` and
-``sync_dep``; device nodes with ``cat``, ``ts``, ``stream``, ``pg_name``. A node with a time is a node, an event
-and a link between the two; a device node hangs on its operator by ``ctrl_deps``, which makes a row of launches.
+Supported: files of chakra_trace_link and of etloom, with schema and header; host nodes with ``ts``, ``inclusive_dur``
+and ``exclusive_dur`` (microseconds on the profiler's clock), ``inter_thread_dep`` and ``sync_dep``; device nodes with
+``cat``, ``ts``, ``stream``, ``pg_name``. A node with a time becomes a node, an event and a link between the two. The
+``ctrl_deps`` of a device node is its operator, which makes a row of launches.
 
-A device node is a copy of its operator's with some fields overwritten: its inputs, rf_id and thread are the
-operator's and are left out. A host event lies on the recorder's thread number, the only one that ET+ keeps.
-A file that was cut off gives its whole nodes.
+chakra_trace_link's device nodes are copies of their operator's node with some members replaced: inputs, rf_id and
+thread are the operator's and are ignored. The thread of a host event is the recorder's thread number, the only one in
+an ET+. Of a truncated file, the complete nodes are read.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
 
 _NODE_LIST_PATTERN = re.compile(r'"nodes"\s*:\s*\[')
 _NODE_PATTERN = re.compile(r'\{\s*"id"\s*:')
-_TIME_MEMBERS = ("ts", "inclusive_dur", "exclusive_dur")
-_KNOWN_MEMBERS = {"id", "name", "ctrl_deps", "inputs", "outputs", "attrs", "cat", "ph", "stream", "pg_name"}
+_TIME_MEMBERS = {"ts", "inclusive_dur", "exclusive_dur"}
+_COLUMN_MEMBERS = {"id", "name", "ctrl_deps", "inputs", "outputs", "attrs", "cat", "ph", "stream", "pg_name"}
 _DEPENDENCY_MEMBERS = {"inter_thread_dep", "sync_dep"}
+_INTERPRETED_MEMBERS = _TIME_MEMBERS | _COLUMN_MEMBERS | _DEPENDENCY_MEMBERS
 _USER_SCOPE = 7
 _EPOCH_NS = 10**18
-"""A time after 2001, which no clock relative to a session reaches."""
+"""A time after 2001, which times relative to a session never reach."""
 
 
 def sniff(head: bytes) -> bool:
-    """Whether the file is an execution trace with times. To be asked before the reader of those without."""
+    """Return whether the file is an execution trace with times; to be tried before the reader of those without."""
     return (
         b'"schema"' in head
         and b'"nodes"' in head
@@ -48,21 +49,25 @@ def sniff(head: bytes) -> bool:
 
 
 def read(path: Path, *, limit: int = 2 << 30) -> Trace:
-    """The Trace of one rank: nodes, tensors, comms, events, links, launches, dependencies.
+    """Read the Trace of one rank: nodes, tensors, comms, events, links, launches, dependencies.
 
-    limit: the most bytes that the unpacked file may have. Raises ReadError, LimitError.
+    limit: maximum size in bytes after decompression.
+
+    Raises:
+        ReadError: The file is not an ET+.
+        LimitError: It is larger than ``limit``.
     """
-    data, cut = read_content(path, limit)
-    header, listed, stats = _parse_file(data, cut, path)
-    nodes, skipped = NodeTableBuilder(), 0
-    for node in listed:
+    data, truncation = read_content(path, limit)
+    header, nodes, stats = _parse_file(data, truncation, path)
+    builder, damaged = NodeTableBuilder(), 0
+    for node in nodes:
         if isinstance(node, dict) and isinstance(node.get("id"), int):
-            _add_node(nodes, node, header.get("pid"))
+            _add_node(builder, node, header.get("pid"))
         else:
-            skipped += 1
-    stats.append(Stat("read.damaged_node", "data_loss", skipped, "a node without an id"))
-    tables, more = nodes.build_tables()
-    stats += more
+            damaged += 1
+    stats.append(Stat("read.damaged_node", "data_loss", damaged, "a node without an id"))
+    tables, node_stats = builder.build_tables()
+    stats += node_stats
     tables["launches"] = _build_launches(tables)
     first = tables["events"]["ts"].min() if "events" in tables else None
     meta = {
@@ -87,41 +92,53 @@ class _ExactNumber(float):
         return number
 
 
-def _parse_file(data: bytes, cut: str | None, path: Path) -> tuple[dict[str, Any], list[Any], list[Stat]]:
-    """header, nodes. A file that is no whole JSON is read node by node. Raises ReadError."""
+def _parse_file(
+    data: bytes, truncation: str | None, path: Path
+) -> tuple[dict[str, Any], list[Any], list[Stat]]:
+    """Return header, nodes, and a row of stats if the file is not complete JSON and was read node by node.
+
+    Raises:
+        ReadError: There is no list of nodes, or the JSON is nested too deeply.
+    """
     text = data.decode("utf-8", "replace")
     decoder = json.JSONDecoder(parse_float=_ExactNumber)
     try:
-        whole = decoder.decode(text)
-        if isinstance(whole, dict) and isinstance(whole.get("nodes"), list):
-            return {key: value for key, value in whole.items() if key != "nodes"}, whole["nodes"], []
-        raise ReadError("is no ET+: it has no list of nodes", where=path)
+        document = decoder.decode(text)
     except RecursionError:
-        raise ReadError("is nested too deeply", where=path) from None
+        raise ReadError("the JSON is nested too deeply", where=path) from None
     except json.JSONDecodeError as error:
-        complaint = cut or f"line {error.lineno}: {error.msg}"
+        return _parse_fragments(text, decoder, truncation or f"line {error.lineno}: {error.msg}", path)
+    if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
+        raise ReadError("not an ET+: it has no list of nodes", where=path)
+    return {key: value for key, value in document.items() if key != "nodes"}, document["nodes"], []
+
+
+def _parse_fragments(
+    text: str, decoder: json.JSONDecoder, reason: str, path: Path
+) -> tuple[dict[str, Any], list[Any], list[Stat]]:
+    """Return the header and the nodes that are complete. reason: why the text is not JSON."""
     start = _NODE_LIST_PATTERN.search(text)
     if start is None:
-        raise ReadError(f"is no whole JSON, and has no list of nodes: {complaint}", where=path)
+        raise ReadError(f"not valid JSON, and without a list of nodes: {reason}", where=path)
     try:
         header = decoder.decode(text[: start.start()].rstrip().rstrip(",") + "}")
     except (json.JSONDecodeError, RecursionError):
         header = {}
-    found: list[Any] = []
-    losses, at = 0, start.end()
-    while begin := _NODE_PATTERN.search(text, at):
+    nodes: list[Any] = []
+    losses, position = 0, start.end()
+    while begin := _NODE_PATTERN.search(text, position):
         try:
-            node, at = decoder.raw_decode(text, begin.start())
-            found.append(node)
+            node, position = decoder.raw_decode(text, begin.start())
+            nodes.append(node)
         except (json.JSONDecodeError, RecursionError):
             losses += 1
-            at = begin.end()
-    example = f"{complaint}: {len(found):,} whole nodes were read"
-    return header, found, [Stat("read.truncated", "data_loss", max(losses, 1), example)]
+            position = begin.end()
+    example = f"{reason}: {len(nodes):,} complete nodes were read"
+    return header, nodes, [Stat("read.truncated", "data_loss", max(losses, 1), example)]
 
 
 def _to_ns(microseconds: Any) -> int | None:
-    """Exact nanoseconds; None for what is no time."""
+    """Convert to exact nanoseconds; None for anything that is not a time."""
     if isinstance(microseconds, _ExactNumber):
         try:
             return int((Decimal(microseconds.text) * 1000).to_integral_value())
@@ -136,20 +153,17 @@ def _is_device_node(node: dict[str, Any]) -> bool:
     return isinstance(node.get("cat"), str) and node["cat"] in DEVICE_CATEGORIES
 
 
-def _add_node(nodes: NodeTableBuilder, node: dict[str, Any], pid: Any) -> None:
-    listed = node.get("attrs")
+def _add_node(builder: NodeTableBuilder, node: dict[str, Any], pid: Any) -> None:
+    """Add the rows of a node to all tables. pid: the process of host events."""
+    attr_list = node.get("attrs")
     attrs = {
         attr["name"]: attr.get("value")
-        for attr in (listed if isinstance(listed, list) else [])
+        for attr in (attr_list if isinstance(attr_list, list) else [])
         if isinstance(attr, dict) and isinstance(attr.get("name"), str)
     }
     on_device = _is_device_node(node)
-    known = {} if on_device else {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
-    rest = {
-        key: value
-        for key, value in node.items()
-        if key not in _KNOWN_MEMBERS | _DEPENDENCY_MEMBERS | set(_TIME_MEMBERS)
-    }
+    columns = {} if on_device else {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
+    rest = {key: value for key, value in node.items() if key not in _INTERPRETED_MEMBERS}
     if on_device:
         rest |= {"is_cpu_op": False, "cat": node["cat"], "stream": node.get("stream")}
     else:
@@ -159,35 +173,41 @@ def _add_node(nodes: NodeTableBuilder, node: dict[str, Any], pid: Any) -> None:
     parent = node.get("ctrl_deps")
     parent = parent if isinstance(parent, int) else None
     name = str(node.get("name", ""))
-    place = nodes.add(node["id"], name, parent, known, rest)
+    row = builder.add(node["id"], name, parent, columns, rest)
     if not on_device:
-        for io, side in enumerate(("inputs", "outputs")):
-            given = node.get(side)
-            if isinstance(given, dict):
-                parts = [given.get(key) or [] for key in ("values", "shapes", "types", "strides")]
-                if all(isinstance(part, list) for part in parts):
-                    nodes.add_arguments(place, io, *parts)
-    _add_dependencies(nodes, place, node, parent)
+        _add_arguments(builder, row, node)
+    _add_dependencies(builder, row, node, parent)
     if on_device and ("pg_name" in node or parse_collective(name)):
-        nodes.add_comm(place, {"collective": parse_collective(name), "pg_name": node.get("pg_name")})
+        builder.add_comm(row, {"collective": parse_collective(name), "pg_name": node.get("pg_name")})
     elif "collective_name" in attrs:
-        nodes.add_comm(place, _describe_communication(attrs))
+        builder.add_comm(row, _describe_communication(attrs))
     if (ts := _to_ns(node.get("ts"))) is not None:
-        lane = _describe_track(node, known) if on_device else _describe_track(node, known) | {"pid": pid}
-        nodes.add_event(place, {"ts": ts, "dur": _to_ns(node.get("inclusive_dur")), "name": name, **lane})
+        event = {"ts": ts, "dur": _to_ns(node.get("inclusive_dur")), "name": name}
+        event |= _describe_track(node, columns) | ({} if on_device else {"pid": pid})
+        builder.add_event(row, event)
 
 
-def _add_dependencies(nodes: NodeTableBuilder, place: int, node: dict[str, Any], parent: int | None) -> None:
+def _add_arguments(builder: NodeTableBuilder, row: int, node: dict[str, Any]) -> None:
+    for io, member in enumerate(("inputs", "outputs")):
+        arguments = node.get(member)
+        if isinstance(arguments, dict):
+            parts = [arguments.get(key) or [] for key in ("values", "shapes", "types", "strides")]
+            if all(isinstance(part, list) for part in parts):
+                builder.add_arguments(row, io, *parts)
+
+
+def _add_dependencies(builder: NodeTableBuilder, row: int, node: dict[str, Any], parent: int | None) -> None:
     if parent is not None and parent != node["id"]:
-        nodes.add_dependencies(place, [parent], "ctrl")
-    if isinstance(on := node.get("inter_thread_dep"), int):
-        nodes.add_dependencies(place, [on], "thread")
-    given = node.get("sync_dep")
-    listed = given if isinstance(given, list) else [given]
-    nodes.add_dependencies(place, [on for on in listed if isinstance(on, int)], "sync")
+        builder.add_dependencies(row, [parent], "ctrl")
+    if isinstance(dependency := node.get("inter_thread_dep"), int):
+        builder.add_dependencies(row, [dependency], "thread")
+    sync = node.get("sync_dep")
+    dependencies = sync if isinstance(sync, list) else [sync]
+    builder.add_dependencies(row, [id for id in dependencies if isinstance(id, int)], "sync")
 
 
 def _describe_communication(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Build a row of the comms table from the attributes of a node."""
     return {
         "collective": parse_collective(str(attrs["collective_name"])),
         "pg_name": attrs.get("pg_name"),
@@ -201,29 +221,32 @@ def _describe_communication(attrs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _describe_track(node: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+def _describe_track(node: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """Build the columns of an event that give its category and its thread or stream."""
     if _is_device_node(node):
         return {"ph": "X", "cat": node["cat"], "tid": node.get("stream"), "stream": node.get("stream")}
     return {
         "ph": "X",
-        "cat": "user_annotation" if known.get("scope") == _USER_SCOPE else "cpu_op",
-        "tid": known.get("tid"),
-        "rf_id": known.get("rf_id"),
-        "seq_id": known.get("seq_id") if known.get("seq_id") != -1 else None,
+        "cat": "user_annotation" if columns.get("scope") == _USER_SCOPE else "cpu_op",
+        "tid": columns.get("tid"),
+        "rf_id": columns.get("rf_id"),
+        "seq_id": columns.get("seq_id") if columns.get("seq_id") != -1 else None,
     }
 
 
 def _build_launches(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-    """Which operator each device event hangs on; ET+ does not keep the launch calls."""
+    """Build a row for each GPU event with its operator; an ET+ has no launch calls."""
     if "events" not in tables:
         return TABLES["launches"].empty()
     work = tables["events"].filter(pl.col("cat").is_in(sorted(DEVICE_CATEGORIES)))
     links = tables["links"].select("node", "event")
     operators = links.rename({"node": "parent", "event": "operator"})
     parents = tables["nodes"].select(node="id", parent="parent")
-    hung = links.join(work.select(event="id"), on="event", how="semi").join(parents, on="node", how="left")
+    linked_work = links.join(work.select(event="id"), on="event", how="semi").join(
+        parents, on="node", how="left"
+    )
     return (
-        hung.join(operators, on="parent", how="left")
+        linked_work.join(operators, on="parent", how="left")
         .select(device_event="event", operator="operator")
         .sort("device_event")
     )
