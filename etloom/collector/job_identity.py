@@ -58,10 +58,10 @@ def find_contradiction(ranks: list[dict[str, Any]]) -> str | None:
     if is_same_launch(ranks):
         return None
     jobs = [rank.get("job") or {} for rank in ranks]
-    for name, description in (("batch", "jobs of the batch system"), ("rendezvous", "torchrun ids")):
+    for name, description in (("batch", "batch system jobs"), ("rendezvous", "torchrun ids")):
         ids = sorted({job[name] for job in jobs if job.get(name)})
         if len(ids) > 1:
-            return f"they belong to different {description}, {ids[0]} and {ids[1]}"
+            return f"their {description} differ, {ids[0]} and {ids[1]}"
     return None
 
 

@@ -54,20 +54,16 @@ def parse_window(
             raise option_error(f"expected at least 1 step, got {number}", name)
     if every is None:
         if length is not None:
-            raise option_error(
-                "--for requires --every", "length", "write --every N --for M, or --steps FIRST:LAST"
-            )
+            raise option_error("requires --every", "length", "write --every N --for M, or --steps FIRST:LAST")
         default = _DEFAULT_RING_STEPS if ring and on_demand is None else _DEFAULT_STEPS
         return parse_steps(steps or default)
     if on_demand is not None:
-        raise option_error("--every and --on-demand are mutually exclusive", "every")
+        raise option_error("cannot be combined with --on-demand", "every")
     first, last = parse_steps(steps) if steps else (every, every + (length or _DEFAULT_LENGTH))
     if steps and length is not None:
-        raise option_error("--steps and --for are mutually exclusive with --every", "every")
+        raise option_error("cannot be combined with --steps", "length")
     if last is None:
-        raise option_error(
-            f"--steps {steps} has no last step, which --every requires", "every", "write FIRST:LAST"
-        )
+        raise option_error(f"expected a last step with --every, got {steps!r}", "steps", "write FIRST:LAST")
     if last - first >= every:
         raise option_error(
             f"windows of {last - first} steps every {every} steps overlap",

@@ -31,9 +31,7 @@ def resolve_sources(options: CollectOptions) -> dict[str, Any]:
         is_set = {"shapes": options.shapes is not None, "stack": options.stack, "memory": options.memory}
         for option, value in is_set.items():
             if value:
-                raise option_error(
-                    f"--{option} and --with are mutually exclusive", option, "add it to the list of --with"
-                )
+                raise option_error("cannot be combined with --with", option, "add it to the list of --with")
         fields = parse_sources(options.sources)
     reason = _reason_without_kineto(options)
     if reason and fields["kineto"]:
@@ -86,9 +84,9 @@ def check_windows(options: CollectOptions) -> None:
     if options.max_windows is not None and not several:
         raise option_error("requires --every or --on-demand", "max_windows")
     if options.steps is not None and options.on_demand is not None:
-        raise option_error("--steps and --on-demand are mutually exclusive", "steps")
+        raise option_error("cannot be combined with --on-demand", "steps")
     if options.step_name is not None and options.step_by is not None:
-        raise option_error("--step-name and --step-by are mutually exclusive", "step_by")
+        raise option_error("cannot be combined with --step-name", "step_by")
     if options.step_name is not None:
         try:
             re.compile(options.step_name)

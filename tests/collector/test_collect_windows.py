@@ -21,8 +21,9 @@ from places import ROOT
 import etloom
 from etloom.cli import main
 from etloom.collector import diagnosis, option_parsing, run_folder, workload_card
-from etloom.collector.launcher import collection, nsys_command
-from etloom.collector.launcher.collection import collect
+from etloom.collector.launcher import nsys_command
+from etloom.collector.launcher.collection import CollectResult, collect
+from etloom.collector.observer import choice
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.rank_environment import current_rank, rank_from_environment
 from etloom.collector.session import on_demand, process_status, recorder
@@ -56,12 +57,12 @@ def test_windows(asked: Any, window: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ((None, None, 2, None), "needs a period"),
-        ((None, 0, 2, None), "0 steps"),
+        ((None, None, 2, None), "requires --every"),
+        ((None, 0, 2, None), "expected at least 1 step, got 0"),
         ((None, 5, 5, None), "overlap"),
-        ((None, 5, 2, 2), "on demand"),
-        (("3:5", 100, 2, None), "told twice"),
-        (("3:", 100, None, None), "not at all"),
+        ((None, 5, 2, 2), "cannot be combined with --on-demand"),
+        (("3:5", 100, 2, None), "cannot be combined with --steps"),
+        (("3:", 100, None, None), "expected a last step with --every"),
     ],
 )
 def test_windows_that_cannot_be(asked: Any, words: str) -> None:
@@ -73,10 +74,10 @@ def test_what_is_recorded_is_a_list() -> None:
     given = option_parsing.parse_sources("kineto, et,stacks,flight-recorder")
     assert [name for name, wanted in given.items() if wanted] == ["kineto", "et", "stack", "flight_recorder"]
     for text, words in (
-        ("kineto,tea", "'tea' is nothing to record"),
-        ("kineto,nsys", "both take CUPTI"),
-        ("shapes", "adds to a trace"),
-        ("et,memory", "stand in the Kineto trace"),
+        ("kineto,tea", "unknown source 'tea'"),
+        ("kineto,nsys", "both use CUPTI"),
+        ("shapes", "only adds details to a trace"),
+        ("et,memory", "require the Kineto trace"),
     ):
         with pytest.raises(CollectError, match=words):
             option_parsing.parse_sources(text)
@@ -98,9 +99,9 @@ def test_names_carry_host_rank_and_time(monkeypatch: pytest.MonkeyPatch) -> None
     assert option_parsing.expand_folder_name("/x/{host}/r{rank}") == "/x/node7/r3"
     assert len(option_parsing.expand_folder_name("{time}")) == len("20260102T030405Z")
     monkeypatch.delenv("SLURM_PROCID")
-    with pytest.raises(CollectError, match="is not in the environment"):
+    with pytest.raises(CollectError, match="the environment has no rank"):
         option_parsing.expand_folder_name("{rank}")
-    with pytest.raises(CollectError, match="is not known"):
+    with pytest.raises(CollectError, match="unknown placeholder"):
         option_parsing.expand_folder_name("{node}")
 
 
@@ -115,7 +116,7 @@ class Window:
 
     def __init__(self, options: RecordingOptions) -> None:
         self.options, self.started, self.steps, self.warnings = options, False, [], []
-        self.overwrote = False
+        self.ring_overwrote = False
 
     def prepare(self) -> None:
         self.done.append(("prepare", Path(self.options.out).name))
@@ -132,7 +133,7 @@ class Window:
     def stop(self) -> None:
         self.done.append(("stop", self.steps))
 
-    def device_is_done(self) -> bool:
+    def wait_for_device(self) -> bool:
         return True
 
     def abandon(self) -> None:
@@ -158,7 +159,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         from contextlib import nullcontext
 
         found = recorder.Recorder(RecordingOptions(str(tmp_path), str(tmp_path / "s"), **options))
-        found._guard = SimpleNamespace(taken=lambda: None, ours=nullcontext, remove=lambda: None)  # type: ignore[assignment]
+        found._guard = SimpleNamespace(
+            active_profiler=lambda: None, allow_profilers=nullcontext, remove=lambda: None
+        )  # type: ignore[assignment]
         return found
 
     return make
@@ -178,7 +181,7 @@ def test_windows_come_again_and_a_full_disk_costs_one(made: Any, capsys: pytest.
     assert (
         line == "etloom: the traces of steps 20:22 are dropped: OSError: [Errno 28] No space left on device"
     )
-    assert "1 whole step recorded, of steps 30:32" in end
+    assert "recorded 1 complete step of the requested steps 30:32" in end
 
 
 @pytest.mark.torch
@@ -222,7 +225,7 @@ def test_a_slow_disk_costs_windows_and_no_steps(
     job.finish_process()
     assert [steps for what, steps in Window.done if what == "write"] == [[1], [7]]
     assert capsys.readouterr().err.splitlines() == [
-        "etloom: the window before is still being written: nothing recorded of steps 4:5"
+        "etloom: nothing recorded of steps 4:5: the previous window is still being written"
     ]
 
 
@@ -331,13 +334,13 @@ def test_what_a_job_that_recorded_nothing_tells_its_launcher(
         (tmp_path / "s").rmdir()
         return said
 
-    assert told(on_demand=2) == "nobody asked: the job ended after 6 steps"
+    assert told(on_demand=2) == "no window was requested: the job ended after 6 steps"
     assert told(first=10, last=12).startswith("the job ended after 6 steps, before step 10 began")
     monkeypatch.setenv("RANK", "1")
-    assert told(ranks=(0,), first=2, last=4) == "--ranks 0 names none of the ranks that ran, 1"
+    assert told(ranks=(0,), first=2, last=4) == "--ranks 0 excludes all ranks of the job, 1"
     monkeypatch.delenv("RANK")
     on_demand.request_recording(tmp_path, timeout_s=0)
-    assert told(on_demand=2, steps=2) == "the job ended after 2 steps, before step 4, asked for, began"
+    assert told(on_demand=2, steps=2) == "the job ended after 2 steps, before requested step 4 began"
     assert capsys.readouterr().err == ""  # it is the launcher who says it
     # Where none waits, the process says it itself.
     job = made(first=10, last=12)
@@ -363,15 +366,15 @@ def test_steps_of_time_that_went_by_are_none(made: Any, capsys: pytest.CaptureFi
     assert ran(2, 3, 4, 5, 6) == [[3, 4, 5]] and capsys.readouterr().err == ""
     # 4 was marked too late to be one: 3 lasted for both.
     assert ran(2, 3, 5, 6) == [[3, 5]]
-    assert "too busy to mark the begin of every step of time" in capsys.readouterr().err
+    assert "too busy to mark the begin of every step by time" in capsys.readouterr().err
     # As where the profilers took long to get ready: no window of empty steps.
     assert ran(2, 52, 53) == [] and Window.done[-1] == ("abandon", [])
     assert capsys.readouterr().err == (
-        "etloom: the profilers were ready only in step 52: nothing recorded of steps 3:6; ask for later steps\n"
+        "etloom: nothing recorded of steps 3:6: the profilers were ready only in step 52; choose later steps\n"
     )
     # The last steps of the window went by.
     assert ran(2, 3, 9) == [[3]]
-    assert "1 whole step recorded, of steps 3:6" in capsys.readouterr().err
+    assert "recorded 1 complete step of the requested steps 3:6" in capsys.readouterr().err
 
 
 @pytest.mark.torch
@@ -399,7 +402,7 @@ def test_what_a_ring_holds_as_the_job_raises_is_kept(
     job.finish_process()
     assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 10)]]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "etloom: nobody asked for this window: it is kept because the job ended by KeyError"
+    assert line == "etloom: this window was not requested; it is kept because the job ended with KeyError"
 
 
 # Jobs
@@ -423,7 +426,9 @@ from pathlib import Path
 net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
 run = Path(sys.argv[1])
 for step in range(40):
-    if step == 2: os.kill(os.getppid(), signal.SIGUSR2); time.sleep(1)
+    if step == 2:
+        os.kill(os.getppid(), signal.SIGUSR2)
+        while not (run / ".etloom-asked").exists(): time.sleep(0.01)
     if step == 20:
         while not (run / "step_6" / "run.json").exists(): time.sleep(0.05)
         (run / ".etloom-asked").touch()
@@ -450,7 +455,7 @@ def test_a_job_is_asked_by_signal_and_by_file(
     assert sorted(etloom.open(out / "step_24")[0].events["step"].drop_nulls().unique()) == [24, 25]
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
     again = [sys.executable, "-c", "pass"]
-    with pytest.raises(CollectError, match=r"holds step_24/\S+ of an earlier run"):
+    with pytest.raises(CollectError, match=r"contains step_24/\S+ of an earlier run"):
         collect(again, out)
     assert collect(again, out, overwrite=True).exit_status == 0
     assert run_folder.list_trace_files(out / "step_24") == []
@@ -537,7 +542,7 @@ def test_a_poorer_recording_is_told_in_one_line(
     tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why != "full":  # as where the job's Python has another one than this
-        monkeypatch.setattr(collection, "usable_observer", lambda wanted, *_: (wanted, []))
+        monkeypatch.setattr(choice, "build_if_native", lambda requested, *_: (requested, []))
         monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "nothing"))
     collected = collect(
         [sys.executable, "-c", FULL, "6000" if why == "full" else "10"],
@@ -547,12 +552,13 @@ def test_a_poorer_recording_is_told_in_one_line(
     assert (collected.exit_status, collected.warnings, collected.ranks) == (0, (), (0,))
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("etloom:")]
     if why == "full":
-        assert re.fullmatch(r"etloom: \d+ operators are left out, --max-size or the disk is full", line)
+        assert re.fullmatch(
+            r"etloom: \d+ operators are not recorded: --max-size is reached or the disk is full", line
+        )
         assert int(line.split()[1]) > 10_000
     else:
-        assert (
-            line
-            == "etloom: the native observer was not built for this torch: torch's own records, without a bound"
+        assert line.startswith(
+            "etloom: the native observer was not built for this torch: torch's observer is used"
         )
         assert (tmp_path / "run" / "torch_et_0.json.gz").exists()
     said = json.loads((tmp_path / "run" / "rank_0.json").read_text())["warnings"]
@@ -735,11 +741,11 @@ def test_nsys_stands_around_the_program_of_a_rank(command: str, around: str | No
 
 def test_which_ranks_nsys_wrote_no_report_of(tmp_path: Path) -> None:
     (tmp_path / "nsys_1.nsys-rep").touch()
-    assert nsys_command.missing_reports(tmp_path, [1]) is None
-    assert (nsys_command.missing_reports(tmp_path, [0, 1]) or "").startswith(
+    assert nsys_command.explain_missing_reports(tmp_path, [1]) is None
+    assert (nsys_command.explain_missing_reports(tmp_path, [0, 1]) or "").startswith(
         "nsys wrote no report of rank 0: "
     )
-    assert (nsys_command.missing_reports(tmp_path, [0, 1, 2, 3]) or "").startswith(
+    assert (nsys_command.explain_missing_reports(tmp_path, [0, 1, 2, 3]) or "").startswith(
         "nsys wrote no report of ranks 0, 2-3: "
     )
 
@@ -753,7 +759,7 @@ def test_nsys_records_one_window(tmp_path: Path, more: dict[str, int]) -> None:
 def test_the_command_for_a_cluster_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collection, "usable_observer", lambda wanted, *_: (wanted, []))
+    monkeypatch.setattr(choice, "build_if_native", lambda requested, *_: (requested, []))
     monkeypatch.setattr("shutil.which", lambda name: None)
     out = str(tmp_path / "run")
     front = ["collect", "--out", out, "--with", "nsys,flight-recorder"]
@@ -770,7 +776,7 @@ def test_the_command_for_a_cluster_is_printed(
     assert (options["nsys"], options["kineto"], options["out"]) == (True, False, out)
     assert not Path(out).exists()
     assert main([*front, "--", "torchrun", "t.py"]) == 1
-    assert "nsys is not installed here; --print-command" in capsys.readouterr().err
+    assert "nsys is not installed here; use --print-command" in capsys.readouterr().err
 
 
 # The card
@@ -848,7 +854,7 @@ class Sums(torch.utils.data.Dataset):
     def __len__(self): return 4
 net, loss = Net().bfloat16(), nn.MSELoss()
 loader = torch.utils.data.DataLoader(torch.utils.data.Subset(Sums(), [0, 1]), batch_size=2)
-print(json.dumps(facts.model_facts()))
+print(json.dumps(model_facts.collect_model_facts()))
 """
 
 
@@ -878,7 +884,7 @@ def test_what_a_process_knows_of_its_model() -> None:
 def test_what_a_loader_reads_is_asked_without_running_code_of_the_jobs() -> None:
     from torch.utils.data import Subset as TorchSubset
 
-    from etloom.collector.session import rank_facts
+    from etloom.collector.session import model_facts
 
     class Subset:  # by name only
         @property
@@ -890,7 +896,7 @@ def test_what_a_loader_reads_is_asked_without_running_code_of_the_jobs() -> None
             self._info = SimpleNamespace(dataset_name="wikitext")
 
     def of(dataset: Any) -> str | None:
-        return rank_facts._dataset_name(SimpleNamespace(dataset=dataset))
+        return model_facts._dataset_name(SimpleNamespace(dataset=dataset))
 
     ring: Any = TorchSubset(Named(), [0])  # type: ignore[arg-type,var-annotated]
     assert (of(Subset()), of(ring)) == ("Subset", "wikitext")
@@ -903,21 +909,21 @@ def test_a_model_that_cannot_be_asked_does_not_cost_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from etloom.collector.session import rank_facts
+    from etloom.collector.session import model_facts
     from etloom.collector.session.window import Window as RealWindow
 
     def raises() -> Any:
         raise ValueError("no\nway")
 
-    monkeypatch.setattr(rank_facts, "model_facts", raises)
+    monkeypatch.setattr(model_facts, "collect_model_facts", raises)
     window = RealWindow(RecordingOptions(str(tmp_path), str(tmp_path / "s"), kineto=False, et=False))
     window.prepare()
     window.start()
     window.stop()
-    assert window.warnings == ["nothing is known of the model: ValueError: no way"]
+    assert window.warnings == ["the model could not be inspected: ValueError: no way"]
     window.write([])
     seal = json.loads((tmp_path / "rank_0.json").read_text())
-    assert (seal["model"], seal["warnings"]) == ({}, ["nothing is known of the model: ValueError: no way"])
+    assert (seal["model"], seal["warnings"]) == ({}, ["the model could not be inspected: ValueError: no way"])
 
 
 @pytest.mark.torch
@@ -931,12 +937,12 @@ def test_a_library_that_cannot_be_loaded_leaves_the_trace_to_torch(
     def broken(path: Path) -> Any:
         raise error
 
-    monkeypatch.setattr(execution_trace_observer, "build", lambda: tmp_path / "observer.so")
+    monkeypatch.setattr(execution_trace_observer, "build_library", lambda: tmp_path / "observer.so")
     monkeypatch.setattr(execution_trace_observer, "_load", broken)
     execution_trace_observer.load_library.cache_clear()
     with pytest.raises(BuildError, match="cannot be loaded"):
         execution_trace_observer.load_library()
-    monkeypatch.setattr(chrome_export, "built", lambda: tmp_path / "observer.so")
+    monkeypatch.setattr(chrome_export, "find_library", lambda: tmp_path / "observer.so")
     written: list[str] = []
     profile = SimpleNamespace(
         profiler=SimpleNamespace(kineto_results=SimpleNamespace(_pybind11_conduit_v1_=None)),
@@ -952,9 +958,9 @@ def test_a_library_that_cannot_be_loaded_leaves_the_trace_to_torch(
 def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def launched(*_: Any, **__: Any) -> collection.CollectResult:
+    def launched(*_: Any, **__: Any) -> CollectResult:
         (tmp_path / "observer_0.etob").write_bytes(b"")
-        return collection.CollectResult(tmp_path, 3, (0,), ())
+        return CollectResult(tmp_path, 3, (0,))
 
     def broken(*_: Any) -> None:
         raise TypeError("not\nthis")

@@ -15,6 +15,7 @@ import pytest
 from etloom.api import recording
 from etloom.collector import diagnosis, option_parsing, option_rules, run_folder
 from etloom.collector.launcher import collection
+from etloom.collector.observer import choice
 from etloom.collector.option_parsing import SOURCES
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.session import on_demand, process_status
@@ -33,35 +34,35 @@ Call = Callable[..., tuple[int, str, str]]
 @pytest.mark.parametrize(
     ("typed", "flag", "words"),
     [
-        ("--steps 5:3", "--steps", "'5:3' is no range of steps; write FIRST:LAST"),
-        ("--ranks x", "--ranks", "names no ranks"),
-        ("--max-size 0", "--max-size", "0 bytes are too few; allow 1 MiB or more"),
-        ("--for 3", "--for", "needs a period"),
-        ("--every 0", "--every", "0 steps"),
+        ("--steps 5:3", "--steps", "expected a range of steps, got '5:3'; write FIRST:LAST"),
+        ("--ranks x", "--ranks", "expected rank numbers and ranges, got 'x'"),
+        ("--max-size 0", "--max-size", "expected at least 1 MiB, got 0 bytes"),
+        ("--for 3", "--for", "requires --every"),
+        ("--every 0", "--every", "expected at least 1 step, got 0"),
         ("--every 5 --for 5", "--every", "overlap"),
-        ("--every 5 --on-demand 2", "--every", "leave out one of the two"),
-        ("--on-demand 0", "--on-demand", "0 steps"),
-        ("--on-demand 2 --steps 4:6", "--steps", "opens when it is asked for"),
-        ("--max-windows 3", "--max-windows", "there is one window"),
-        ("--every 9 --max-windows 0", "--max-windows", "keep 1 or more"),
-        ("--step-by 1ms", "--step-by", "too short"),
-        ("--step-by profiler --step-name x", "--step-by", "told twice"),
+        ("--every 5 --on-demand 2", "--every", "cannot be combined with --on-demand"),
+        ("--on-demand 0", "--on-demand", "expected at least 1 step, got 0"),
+        ("--on-demand 2 --steps 4:6", "--steps", "cannot be combined with --on-demand"),
+        ("--max-windows 3", "--max-windows", "requires --every or --on-demand"),
+        ("--every 9 --max-windows 0", "--max-windows", "expected at least 1 window, got 0"),
+        ("--step-by 1ms", "--step-by", "expected at least 10ms, got 1ms"),
+        ("--step-by profiler --step-name x", "--step-by", "cannot be combined with --step-name"),
         ("--step-by profiler --with kineto,et", "--with", "leave out kineto"),
-        ("--step-by profiler --stack", "--stack", "is left to the job's own torch.profiler"),
-        ("--step-name (", "--step-name", "'(' is no regular expression"),
-        ("--with tea", "--with", "'tea' is nothing to record"),
-        ("--stack --with et", "--stack", "listed already"),
-        ("--no-shapes --with et", "--shapes", "listed already"),
-        ("--memory --with kineto", "--memory", "listed already"),
+        ("--step-by profiler --stack", "--stack", "leaves Kineto to the job's own torch.profiler"),
+        ("--step-name (", "--step-name", "invalid regular expression '('"),
+        ("--with tea", "--with", "unknown source 'tea'; expected one of kineto, et"),
+        ("--stack --with et", "--stack", "cannot be combined with --with"),
+        ("--no-shapes --with et", "--shapes", "cannot be combined with --with"),
+        ("--memory --with kineto", "--memory", "cannot be combined with --with"),
         ("--ring --with kineto", "--with", "leave out kineto"),
-        ("--ring --with kineto,et", "--with", "has no bound"),
-        ("--ring --memory", "--memory", "has no bound"),
+        ("--ring --with kineto,et", "--with", "has no size limit"),
+        ("--ring --memory", "--memory", "has no size limit"),
         ("--ring --with flight-recorder", "--ring", "add et to --with"),
         ("--ring --observer stock", "--ring", "leave out --observer stock"),
         ("--max-size 9 --observer stock", "--max-size", "leave out --observer stock"),
         ("--max-size 9 --with kineto", "--max-size", "add et to --with"),
         ("--observer stock --with kineto", "--observer", "add et to --with"),
-        ("--observer fast", "--observer", "choose native or stock"),
+        ("--observer fast", "--observer", "expected one of native, stock"),
         ("--print-command --report", "--print-command", "cannot be combined with --report"),
         ("--build", "--build", "cannot be combined with a command"),
         ("--trigger other", "--trigger", "cannot be combined with a command"),
@@ -80,29 +81,27 @@ def test_a_wrong_option_is_told_as_it_was_typed(
 
 
 def test_what_is_recorded_of_the_options() -> None:
-    def of(what: str | None = None, **given: Any) -> list[str]:
-        asked = {"shapes": None, "stack": False, "memory": False, "ring": False, **given}
-        return sorted(name for name, wanted in option_rules.resolve_sources(what, **asked).items() if wanted)
+    def of(sources: str | None = None, **options: Any) -> list[str]:
+        fields = option_rules.resolve_sources(CollectOptions(sources=sources, **options))
+        return sorted(name for name, is_recorded in fields.items() if is_recorded)
 
     assert of() == ["et", "kineto", "shapes"] and of(shapes=False, stack=True) == ["et", "kineto", "stack"]
     assert of("kineto,stacks") == ["kineto", "stack"] and of(ring=True) == ["et", "shapes"]
     assert of(step_by="profiler", shapes=False) == ["et"] and of("et,shapes", ring=True) == ["et", "shapes"]
-    assert len(option_rules.resolve_sources(None, shapes=None, stack=False, memory=False, ring=False)) == len(
-        SOURCES
-    )
+    assert len(option_rules.resolve_sources(CollectOptions())) == len(SOURCES)
 
 
 def test_a_ring_without_the_native_observer_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collection, "usable_observer", lambda wanted, *_: ("stock", ["no compiler here"]))
-    with pytest.raises(CollectError, match="no ring: no compiler here"):
+    monkeypatch.setattr(choice, "build_if_native", lambda requested, *_: ("stock", ["no compiler here"]))
+    with pytest.raises(CollectError, match="--ring requires the native observer: no compiler here"):
         collection.collect(["true"], tmp_path / "run", CollectOptions(ring=True, sources="et"))
-    with pytest.raises(CollectError, match="no ring: no compiler here"):
+    with pytest.raises(CollectError, match="--ring requires the native observer: no compiler here"):
         record(tmp_path / "loop", ring=True, sources="et")
     assert not (tmp_path / "loop").exists()
     bounded = collection.collect(["true"], tmp_path / "run", CollectOptions(max_bytes=1 << 20, sources="et"))
-    assert bounded.warnings[:2] == ("no compiler here", "--max-size does not bound its file")
+    assert bounded.warnings[:2] == ("no compiler here", "--max-size has no effect on torch's observer")
 
 
 def test_the_observer_is_built_where_it_is_used(
@@ -110,7 +109,7 @@ def test_the_observer_is_built_where_it_is_used(
 ) -> None:
     built: list[str] = []
     monkeypatch.setattr(
-        collection, "usable_observer", lambda wanted, *_: (built.append(wanted), (wanted, []))[1]
+        choice, "build_if_native", lambda requested, *_: (built.append(requested), (requested, []))[1]
     )
     call("collect", "--out", tmp_path / "run", "--with", "kineto", "--", "true")
     record(tmp_path / "loop", sources="kineto,stacks")
@@ -149,24 +148,24 @@ ONE: dict[str, Any] = {"began": True, "rank": 0, "steps": 6, "ended": True}
     ("options", "processes", "said"),
     [
         ({}, [], "no Python of the command imported torch.optim; was PYTHONPATH lost"),
-        ({}, [{"ended": True}], "no torch.optim.Optimizer was made in the process with torch; for a loop without"),
-        ({}, [{}, {}], "no torch.optim.Optimizer was made in 2 processes with torch"),
-        ({"first": 10, "last": 12}, [ONE], "ended after 6 steps, before step 10 began (steps 10:12); ask for earlier"),
-        ({"first": 3}, [ONE | {"steps": 0, "optimizer": "SGD"}], "a SGD was made and made no step"),
-        ({"first": 3}, [ONE | {"ended": False}], "ended from outside, or left by os._exit, before step 3 began"),
+        ({}, [{"ended": True}], "no torch.optim.Optimizer was created in the process with torch; for a loop without"),
+        ({}, [{}, {}], "no torch.optim.Optimizer was created in 2 processes with torch"),
+        ({"first": 10, "last": 12}, [ONE], "ended after 6 steps, before step 10 began (steps 10:12); choose earlier"),
+        ({"first": 3}, [ONE | {"steps": 0, "optimizer": "SGD"}], "the SGD that was created made no step"),
+        ({"first": 3}, [ONE | {"ended": False}], "was killed, or left by os._exit, before step 3 began"),
         ({"first": 3}, [ONE | {"missed": ["torch.profiler is in use"]}], "torch.profiler is in use"),
-        ({"ranks": (5, 6, 7)}, [ONE | {"left_out": True, "rank": r} for r in (1, 0)],
-         "--ranks 5-7 names none of the ranks that ran, 0-1"),
-        ({"ranks": (1,)}, [ONE | {"left_out": True}, ONE | {"rank": 1}, {}], "ended after 6 steps, before"),
+        ({"ranks": (5, 6, 7)}, [ONE | {"excluded": True, "rank": r} for r in (1, 0)],
+         "--ranks 5-7 excludes all ranks of the job, 0-1"),
+        ({"ranks": (1,)}, [ONE | {"excluded": True}, ONE | {"rank": 1}, {}], "ended after 6 steps, before"),
         ({"step_name": "^decode"}, [{"names": [["forward", 120], ["prefill", 1]]}, {"names": [["forward", 3]]}],
-         "--step-name '^decode' finds no name of a record_function in 2 processes with torch "
-         "(seen most: 'forward' 123 times, 'prefill' 1 time)"),
-        ({"step_name": "x"}, [{}], "finds no name of a record_function in the process with torch (none was entered)"),
-        ({"step_name": "^P", "marked": True}, [{}], "no ProfilerStep#N was seen"),
-        ({"step_ns": 20_000_000}, [{}], "no torch.nn.Module was made"),
+         "--step-name '^decode' matches no record_function in 2 processes with torch "
+         "(most frequent: 'forward' 123 times, 'prefill' 1 time)"),
+        ({"step_name": "x"}, [{}], "matches no record_function in the process with torch (none was entered)"),
+        ({"step_name": "^P", "job_marks_steps": True}, [{}], "no ProfilerStep#N was recorded"),
+        ({"step_ns": 20_000_000}, [{}], "no torch.nn.Module was created"),
         ({"step_ns": 20_000_000, "first": 50}, [ONE], "the job ended after 6 steps of 20 ms, before step 50 began"),
-        ({"on_demand": 2}, [ONE], "nobody asked: the job ended after 6 steps"),
-        ({"on_demand": 2}, [ONE | {"asked": [7, 9]}], "ended after 6 steps, before step 7, asked for, began"),
+        ({"on_demand": 2}, [ONE], "no window was requested: the job ended after 6 steps"),
+        ({"on_demand": 2}, [ONE | {"requested": [7, 9]}], "ended after 6 steps, before requested step 7 began"),
     ],
 )  # fmt: skip
 def test_each_cause_has_a_sentence(
@@ -179,11 +178,11 @@ def test_each_cause_has_a_sentence(
 def test_a_command_that_failed_is_the_first_cause() -> None:
     options = RecordingOptions("out", "scratch", first=3)
     assert diagnosis.explain_empty_run(options, [], 2).startswith(
-        "the command ended with status 2 before a Python of it imported torch.optim, or PYTHONPATH was lost"
+        "the command ended with status 2 before a Python imported torch.optim, or PYTHONPATH was lost"
     )
     said = diagnosis.explain_empty_run(options, [{"ended": True}], 1)
     assert said.startswith(
-        "the command ended with status 1; no torch.optim.Optimizer was made in the process"
+        "the command ended with status 1; no torch.optim.Optimizer was created in the process"
     )
 
 
@@ -209,7 +208,7 @@ def test_what_ranks_agree_on_is_written_through_no_link(
     run.mkdir()
     own.write_text("mine")
     (run / on_demand.REQUEST_FILE).symlink_to(tmp_path / "made")
-    with pytest.raises(CollectError, match="no run waits here"):
+    with pytest.raises(CollectError, match="cannot request a recording"):
         on_demand.request_recording(run, timeout_s=0)
     assert not (tmp_path / "made").exists()
     monkeypatch.setattr(os, "urandom", bytes)  # a stranger who guesses
@@ -223,14 +222,14 @@ def test_what_ranks_agree_on_is_written_through_no_link(
 def test_a_process_leaves_what_it_saw(tmp_path: Path) -> None:
     facts = process_status.ProcessStatus(str(tmp_path))
     for number in range(3000):
-        facts.enters("forward")
-        facts.enters(f"request {number}")
+        facts.count_name("forward")
+        facts.count_name(f"request {number}")
     facts.facts["rank"] = 3
-    assert facts.leave() and len(facts.names) == 1000
+    assert facts.write() and len(facts.names) == 1000
     (found,) = process_status.read_statuses(tmp_path)
     assert found["rank"] == 3 and found["names"][0] == ["forward", 3000]
     assert list(tmp_path.iterdir()) == []
-    assert not process_status.ProcessStatus(str(tmp_path / "gone")).leave()
+    assert not process_status.ProcessStatus(str(tmp_path / "gone")).write()
 
 
 # What is held
@@ -243,12 +242,12 @@ def test_what_a_ring_holds_is_said_of_the_rank_that_holds_least() -> None:
 
     assert diagnosis.describe_ring([rank(0, [7, 8], 0), {"rank": 1, "steps": []}]) is None
     assert diagnosis.describe_ring([rank(0, [7, 8], 1_234_567)]) == (
-        "the ring holds 2 whole steps (7-8) of the last 1.5 s; 1,234,567 operators of the 9 s before are overwritten "
-        "(a larger --max-size keeps more)"
+        "the ring holds 2 complete steps (7-8) of the last 1.5 s; 1,234,567 operators of the 9 s before are "
+        "overwritten (a larger --max-size keeps more)"
     )
     said = diagnosis.describe_ring([rank(0, [7, 8], 5), rank(1, [], 1)])
     assert said is not None and said.startswith(
-        "the ring holds 0 whole steps of the last 1.5 s of rank 1, which holds least; 1 operator of the 9 s"
+        "the ring holds 0 complete steps of the last 1.5 s of rank 1, the shortest one; 1 operator of the 9 s"
     )
 
 
@@ -268,7 +267,7 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
     assert recording.describe_window(tmp_path) == ", steps 3, 4 of 3-399"
     ranks[:] = [{"steps": [3], "operators": 0}]
     where = tmp_path / "my run"
-    one = collection.CollectResult(where, 0, (0,), (), (where,))
+    one = collection.CollectResult(where, 0, (0,), (where,))
     assert recording.describe_recording(one, where) == (
         f"nothing ran while rank 0 recorded, step 3, 0 operators: the traces in {where} are empty"
     )
@@ -276,7 +275,7 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
     assert recording.describe_recording(one, where) == (
         f"recorded rank 0, step 3, 10 operators in {where}; next: etloom report '{where}'"
     )
-    two = collection.CollectResult(where, 0, (0, 1), (), (where / "step_1", where / "step_5"))
+    two = collection.CollectResult(where, 0, (0, 1), (where / "step_1", where / "step_5"))
     assert recording.describe_recording(two, where / "step_5") == (
         f"recorded 2 windows of 2 ranks in {where}; next: etloom report '{where}/step_5'"
     )
@@ -293,11 +292,11 @@ def test_words() -> None:
 def test_a_remark_is_said_once_and_sealed(capsys: pytest.CaptureFixture[str]) -> None:
     words = MessageLog()
     words.remark("two optimizers")
-    assert words.seal(repeats=True) == ["two optimizers"]
+    assert words.take_for_record(has_several_windows=True) == ["two optimizers"]
     words.remark("two optimizers")
     words.warn_once("full\ndisk")
     words.warn_once("full\ndisk")
-    assert words.seal(repeats=False) == ["full disk"]
+    assert words.take_for_record(has_several_windows=False) == ["full disk"]
     assert capsys.readouterr().err == "etloom: two optimizers\netloom: full disk\n"
 
 

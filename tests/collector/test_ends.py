@@ -30,6 +30,11 @@ from etloom.loading.run_json import find_unfinished_recording
 HERE = socket.gethostname()
 
 
+def salvage(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    result = killed_windows.salvage_run(folder)
+    return list(result.recovered), list(result.warnings)
+
+
 def left(run: Path, rank: int, pid: int, *, host: str = HERE, window: str = "", **facts: Any) -> Path:
     """What a process that was killed in its window leaves."""
     folder = run / f".etloom-{host}-1-abc" / str(pid)
@@ -55,15 +60,15 @@ def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[st
     ("ranks", "words"),
     [
         ([ended(0, "exited"), {"rank": 1, "ended": None}, {"rank": 2}], None),
-        ([ended(1, "killed", True)], "rank 1 was ended from outside in its window, or left by os._exit"),
+        ([ended(1, "killed", True)], "rank 1 was killed in its window, or left by os._exit"),
         (
             [ended(r, "killed", True) for r in (3, 0, 1)],
-            "ranks 0-1, 3 were ended from outside in their window, or left by os._exit",
+            "ranks 0-1, 3 were killed in their window, or left by os._exit",
         ),
         (
             [ended(1, "killed", True, end_ns=5), ended(0, "killed")],
-            "rank 1 was ended from outside as its window was written, or left by os._exit; "
-            "rank 0 was ended from outside after its window, or left by os._exit",
+            "rank 1 was killed while its window was written, or left by os._exit; "
+            "rank 0 was killed after its window, or left by os._exit",
         ),
         ([ended(0, "raised", error="ValueError"), ended(1, "exited")], "rank 0 ended by ValueError"),
         ([ended(0, "raised", error="{x}"), ended(1, "raised", error="{x}")], "ranks 0-1 ended by {x}"),
@@ -80,7 +85,7 @@ def test_who_ended_how_in_words(ranks: list[dict[str, Any]], words: str | None) 
          "steps 3-5 of 3-9 are recorded by each of them"),
         ([{}, {"files": ["kineto_trace_1.json.gz"], "steps": [3, 4]}],
          "the Kineto trace of rank 0 is lost: it is written when a window closes; steps 3-4 of 3-9 are"),
-        ([{"steps": []}], "closes; no whole step of 3-9 is recorded"),
+        ([{"steps": []}], "closes; no complete step of 3-9 is recorded"),
         ([{"steps": None}], "closes; of steps 3-9 not all are recorded"),
         ([{"sources": ["kineto", "flight_recorder"], "steps_asked": "3:"}],
          "closes; the Flight Recorder dump of rank 0 is lost: it is written when a window closes; steps 3-5 of 3 on"),
@@ -113,16 +118,16 @@ def test_a_killed_run_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"if it was killed, etloom salvage {run} keeps what it left" in capsys.readouterr().err
     assert main(["salvage", str(run)]) == 0
     assert capsys.readouterr().err == (
-        f"etloom: {run}: rank 0 was ended from outside in its window, or left by os._exit; rank 1 "
-        "was ended from outside as its window was "
-        f"written, or left by os._exit; what our observer saw up to then is kept; next: etloom info {run}\n"
+        f"etloom: {run}: rank 0 was killed in its window, or left by os._exit; rank 1 "
+        "was killed while its window was "
+        f"written, or left by os._exit; the native observer's trace up to then is kept; next: etloom info {run}\n"
     )
     assert (run / "observer_1.etob").read_text() == "of rank 1"
     assert not list(run.glob(".etloom-*"))
     facts = json.loads((run / "run.json").read_text())
     assert (facts["command"], facts["returncode"], facts["world_size"]) == (["train"], None, 3)
     assert (facts["job"]["launch"], facts["hosts"]) == (f"{HERE}-1-abc", [HERE])
-    assert facts["ended"].startswith("rank 0 was ended from outside in its window")
+    assert facts["ended"].startswith("rank 0 was killed in its window")
     assert [(rank["steps"], rank["end"]) for rank in facts["ranks"]] == [
         (None, None),
         ([5, 6], "2001-09-09T01:46:40+00:00"),
@@ -138,7 +143,7 @@ def test_windows_of_a_run_that_was_moved(tmp_path: Path) -> None:
     left(tmp_path / "run", 2, 2**22 + 1, window="step_40")
     (tmp_path / "run").rename(tmp_path / "kept")
     (tmp_path / "run").mkdir()
-    kept, warnings = killed_windows.salvage_run(tmp_path / "kept")
+    kept, warnings = salvage(tmp_path / "kept")
     assert [facts["rank"] for facts in kept] == [2] and not warnings
     assert (tmp_path / "kept" / "step_40" / "observer_2.etob").exists()
     assert not list((tmp_path / "run").iterdir())
@@ -151,11 +156,11 @@ def test_what_is_sealed_or_no_record_of_ours_stays(tmp_path: Path) -> None:
     )
     stock = left(tmp_path, 1, 2**22 + 2)
     (stock / "et.etob").rename(stock / "et.json")
-    kept, warnings = killed_windows.salvage_run(tmp_path)
+    kept, warnings = salvage(tmp_path)
     assert kept == []
     assert warnings == [
-        f"{mine}: stays, of process {2**22 + 1}, with et.etob, killed.json, started",
-        f"{stock}: stays, of process {2**22 + 2}, with et.json, killed.json, started",
+        f"{mine}: not recovered: et.etob, killed.json, started (process {2**22 + 1})",
+        f"{stock}: not recovered: et.json, killed.json, started (process {2**22 + 2})",
     ]
     assert (mine / "et.etob").exists() and (stock / "et.json").exists()
 
@@ -164,9 +169,9 @@ def test_a_rank_that_was_killed_as_it_sealed(tmp_path: Path) -> None:
     folder = left(tmp_path, 1, 2**22 + 1, end_ns=10**18 + 5, steps=[3])
     (folder / "et.etob").rename(tmp_path / "observer_1.etob")
     (tmp_path / "kineto_trace_1.json.gz").touch()
-    kept, warnings = killed_windows.salvage_run(tmp_path)
+    kept, warnings = salvage(tmp_path)
     assert (process_endings.describe_endings(kept), warnings) == (
-        "rank 1 was ended from outside as its window was written, or left by os._exit",
+        "rank 1 was killed while its window was written, or left by os._exit",
         [],
     )
     (seal,) = run_folder.read_rank_records(tmp_path)
@@ -194,7 +199,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, linked: str) -> None:
         if not linked:
             folder.parent.rmdir()
         at.symlink_to(own / linked)
-    with pytest.raises(CollectError, match="is a link, which no recording leaves"):
+    with pytest.raises(CollectError, match="is a link, which a recording never creates"):
         killed_windows.salvage_run(run)
     assert (own / "file").read_text() == "mine"
     assert not (run / "run.json").exists() and not (run / "rank_0.json").exists()
@@ -211,8 +216,8 @@ def test_what_takes_the_place_of_a_link_leaves_its_end(tmp_path: Path) -> None:
         (run / name).symlink_to(own / ("run.json" if name != "run.yaml" else "own.yaml"))
     (run / "rank_1.json").unlink()
     (run / "step_7").symlink_to(own)  # a window elsewhere
-    kept, (warning,) = killed_windows.salvage_run(run)
-    assert [facts["rank"] for facts in kept] == [1] and "stays, of process 4194305" in warning
+    kept, (warning,) = salvage(run)
+    assert [facts["rank"] for facts in kept] == [1] and "(process 4194305)" in warning
     assert {path.name: path.read_text() for path in own.iterdir()} == before
     assert not (run / "run.json").is_symlink() and not (run / "run.yaml").is_symlink()
 
@@ -238,7 +243,7 @@ def test_what_we_did_not_write_is_not_removed(tmp_path: Path) -> None:
     notes = tmp_path / ".etloom-notes"
     notes.mkdir()
     (notes / "plan.txt").write_text("mine")
-    with pytest.raises(CollectError, match="nothing was left here"):
+    with pytest.raises(CollectError, match="no unfinished recording of a killed job"):
         killed_windows.salvage_run(tmp_path)
     (notes / "old").mkdir()
     (notes / "old" / "plan.txt").write_text("mine")
@@ -247,13 +252,13 @@ def test_what_we_did_not_write_is_not_removed(tmp_path: Path) -> None:
     beside = folder.parent / "todo.txt"
     beside.write_text("mine")
     (folder / "plan.txt").write_text("mine")
-    kept, warnings = killed_windows.salvage_run(tmp_path)
-    assert len(kept) == 1 and warnings == [f"{folder}: stays, of process {2**22 + 1}, with plan.txt"]
+    kept, warnings = salvage(tmp_path)
+    assert len(kept) == 1 and warnings == [f"{folder}: not recovered: plan.txt (process {2**22 + 1})"]
     (folder / "plan.txt").unlink()
-    kept, warnings = killed_windows.salvage_run(tmp_path)
-    assert kept == [] and warnings == [f"{folder.parent}: stays, with todo.txt"]
+    kept, warnings = salvage(tmp_path)
+    assert kept == [] and warnings == [f"{folder.parent}: not recovered: todo.txt"]
     beside.unlink()
-    assert killed_windows.salvage_run(tmp_path) == ([], [])
+    assert salvage(tmp_path) == ([], [])
     assert (notes / "plan.txt").exists() and not list(tmp_path.glob(".etloom-*-*"))
 
 
@@ -261,7 +266,7 @@ def test_a_life_that_was_followed_by_another_leaves_nothing(tmp_path: Path) -> N
     left(tmp_path, 0, 2**22 + 1)
     seal = {"rank": 0, "host": HERE, "start_ns": 1, "world_size": 1, "versions": {}, "restart": 1}
     (tmp_path / "rank_0.json").write_text(json.dumps(seal))
-    assert killed_windows.salvage_run(tmp_path) == ([], [])
+    assert salvage(tmp_path) == ([], [])
     assert not list(tmp_path.glob(".etloom-*")) and not (tmp_path / "observer_0.etob").exists()
 
 
@@ -272,30 +277,34 @@ def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
         while b"ETLOOM_COLLECT" not in Path(f"/proc/{process.pid}/environ").read_bytes():
             time.sleep(0.01)  # it has none yet as it begins
         left(tmp_path, 0, process.pid)
-        with pytest.raises(CollectError, match=f"process {process.pid} still records; wait"):
+        with pytest.raises(CollectError, match=f"process {process.pid} is still recording; wait"):
             killed_windows.salvage_run(tmp_path)
         # Nor does the launcher touch what a command left running.
         before = sorted(tmp_path.rglob("*"))
         options = RecordingOptions(str(tmp_path), f"{tmp_path}/.etloom-{HERE}-1-abc")
-        windows, ranks, (line,) = finalization.finalize_run(options, 0)
-        assert (windows, ranks, sorted(tmp_path.rglob("*"))) == ([], [], before)
-        assert f"process {process.pid} still runs, and may record; etloom salvage" in line
+        outcome = finalization.finalize_run(options, 0)
+        (line,) = outcome.warnings
+        assert (outcome.windows, outcome.ranks, sorted(tmp_path.rglob("*"))) == ((), (), before)
+        assert (
+            f"process {process.pid} is still running and may be recording; after it has ended, etloom salvage"
+            in line
+        )
     finally:
         process.kill()
         process.wait()
-    assert len(killed_windows.salvage_run(tmp_path)[0]) == 1
+    assert len(salvage(tmp_path)[0]) == 1
     # This process has the number, and is of no such run.
     left(tmp_path, 1, os.getpid())
-    assert len(killed_windows.salvage_run(tmp_path)[0]) == 1
+    assert len(salvage(tmp_path)[0]) == 1
     # Of another host only time tells.
     folder = left(tmp_path, 2, 7, host="elsewhere")
     with pytest.raises(
-        CollectError, match="process 7 of the host of elsewhere-1-abc recorded until a moment ago"
+        CollectError, match="process 7 on the host of elsewhere-1-abc was recording less than 5 minutes ago"
     ):
         killed_windows.salvage_run(tmp_path)
     for path in folder.iterdir():
         os.utime(path, (10**9, 10**9))
-    assert len(killed_windows.salvage_run(tmp_path)[0]) == 1
+    assert len(salvage(tmp_path)[0]) == 1
 
 
 def test_each_launch_notes_the_ends_of_its_own_ranks(tmp_path: Path) -> None:
@@ -408,7 +417,7 @@ def native() -> None:
 @pytest.mark.parametrize(
     ("how", "step", "words"),
     [
-        ("kill", 4, "rank 1 was ended from outside in its window"),
+        ("kill", 4, "rank 1 was killed in its window"),
         ("raise", 9, "rank 1 ended by ValueError"),
     ],
 )
@@ -423,7 +432,7 @@ def test_one_rank_of_two(tmp_path: Path, native: None, how: str, step: int, word
     # What torchrun makes of rank 0 then is a matter of moments.
     assert run["returncode"] == 1
     assert any(part.startswith(words) for part in run["ended"].split("; ")) or (
-        run["ended"].startswith("ranks 0-1 were ended from outside") and how == "kill"
+        run["ended"].startswith("ranks 0-1 were killed") and how == "kill"
     )
     one = run["ranks"][1]
     assert one["ended"]["in_window"] == (step == 4)

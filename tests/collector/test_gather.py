@@ -87,17 +87,17 @@ def test_windows_of_one_job_are_not_taken_for_two_jobs(tmp_path: Path) -> None:
     with pytest.raises(CollectError) as raised:
         gather([run / "step_5", run / "step_10"], tmp_path / "out")
     assert str(raised.value) == (
-        f"{run / 'step_10'}: is another window of the job that {run / 'step_5'} is of; "
-        f"gather whole runs, as {run}, with all their windows, not window by window"
+        f"{run / 'step_10'}: is another window of the job in {run / 'step_5'}; "
+        f"gather whole runs, such as {run}, with all their windows, not single windows"
     )
 
 
 def test_what_cannot_be_gathered(tmp_path: Path) -> None:
     one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(1, 3), [3])
-    words = r"rank 1 is in .*/a too, of process 101 on a; here of process 101 on b; gather one job"
+    words = r"rank 1 is also in .*/a, of process 101 on a; here of process 101 on b; gather one job"
     with pytest.raises(CollectError, match=words):
         gather([one, two], tmp_path / "run", same_job=True)
-    with pytest.raises(CollectError, match="into itself"):
+    with pytest.raises(CollectError, match="is the --out folder itself"):
         gather([one], one)
     (tmp_path / "empty").mkdir()
     with pytest.raises(CollectError, match="no traces of etloom collect; check the path"):
@@ -122,9 +122,7 @@ def test_nothing_is_gathered_into_a_part_of_itself(
         (tmp_path / "link").symlink_to(tmp_path / "run")
         out = out.replace("run", "link")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(
-        CollectError, match=r"is gathered into (itself|.*, and one lies in the other); choose"
-    ):
+    with pytest.raises(CollectError, match=r"(is the --out folder itself|one contains the other); choose"):
         gather([tmp_path / source], tmp_path / out, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -133,7 +131,7 @@ def test_nothing_is_gathered_into_a_link_to_itself(tmp_path: Path) -> None:
     host(tmp_path / "a", range(2), [3], "step_3")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "step_3").symlink_to(tmp_path / "a" / "step_3")
-    with pytest.raises(CollectError, match=r"is gathered into .*, and one lies in the other"):
+    with pytest.raises(CollectError, match="one contains the other"):
         gather([tmp_path / "a"], tmp_path / "run", overwrite=True)
     assert (tmp_path / "a" / "step_3" / "observer_0.etob").exists()
 
@@ -143,10 +141,10 @@ def test_nothing_is_gathered_into_a_link_to_itself(tmp_path: Path) -> None:
     [
         # Who launched them knows better than what a job is called.
         ({"job": of(launch="l", batch="X=1")}, {"job": of(launch="l", batch="X=2")}, None),
-        ({"job": of(batch="X=1")}, {"job": of(batch="X=2")}, "batch system, X=1 and X=2"),
-        ({"job": of(rendezvous="q")}, {"job": of(rendezvous="r")}, "torchrun, q and r"),
-        ({}, {"world_size": 6}, "worlds of 4 and of 6 ranks"),
-        ({"job": of(launch="l")}, {"job": of(launch="l"), "world_size": 6}, "worlds of 4 and of 6 ranks"),
+        ({"job": of(batch="X=1")}, {"job": of(batch="X=2")}, "batch system jobs differ, X=1 and X=2"),
+        ({"job": of(rendezvous="q")}, {"job": of(rendezvous="r")}, "torchrun ids differ, q and r"),
+        ({}, {"world_size": 6}, "world sizes differ, 4 and 6"),
+        ({"job": of(launch="l")}, {"job": of(launch="l"), "world_size": 6}, "world sizes differ, 4 and 6"),
         # Seconds may lie between clocks, days between jobs.
         ({}, {"start_ns": 10**18 + 40 * SECOND}, None),
         ({}, {"start_ns": 10**18 + 61 * SECOND}, None),
@@ -167,11 +165,11 @@ def test_traces_of_different_jobs_are_refused(
     if words is None:
         assert list(gather(folders, tmp_path / "run").windows.values()) == [(0, 1, 2, 3)]
         return
-    with pytest.raises(CollectError, match=f"traces of several jobs: .*{words}.*--same-job"):
+    with pytest.raises(CollectError, match=f"traces belong to several jobs: .*{words}.*--same-job"):
         gather(folders, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     said = gather(folders, tmp_path / "run", same_job=True).warnings
-    assert said[0].startswith("taken as one job, as you said, though ")
+    assert said[0].startswith("joined because of --same-job, although ")
 
 
 def test_the_lives_of_a_restarted_job_are_of_one_window_each(tmp_path: Path) -> None:
@@ -180,13 +178,13 @@ def test_the_lives_of_a_restarted_job_are_of_one_window_each(tmp_path: Path) -> 
         host(tmp_path / name, ranks, [9], "step_9", job=of(rendezvous="second"), restart=1)
     assert len(gather([tmp_path / "a", tmp_path / "b"], tmp_path / "run").windows) == 2
     host(tmp_path / "b", range(2, 4), [9], "step_9", job=of(rendezvous="third"), restart=2)
-    with pytest.raises(CollectError, match="meetings of torchrun"):
+    with pytest.raises(CollectError, match="torchrun ids differ"):
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "again")
     # Windows that no two folders share: of the same life, so of two jobs.
     shutil.rmtree(tmp_path / "a" / "step_9")
     shutil.rmtree(tmp_path / "b" / "step_5")
     host(tmp_path / "b", range(2, 4), [9], "step_9", job=of(rendezvous="third"))
-    with pytest.raises(CollectError, match="meetings of torchrun"):
+    with pytest.raises(CollectError, match="torchrun ids differ"):
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "again")
 
 
@@ -197,9 +195,9 @@ def test_what_is_the_same_is_taken_once(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(two)
     found = gather([one, one, two, tmp_path / "link", tmp_path / "copy"], tmp_path / "run")
     assert found.warnings == (
-        f"{one}: given twice, taken once",
-        f"{tmp_path / 'link'}: given twice, as {two}, taken once",
-        f"{tmp_path / 'copy'}: rank 0-1 is in another folder too, and taken once",
+        f"{one}: duplicate argument; used once",
+        f"{tmp_path / 'link'}: duplicate argument, also as {two}; used once",
+        f"{tmp_path / 'copy'}: rank 0-1 is in another folder too; used once",
     )
     assert found.windows == {tmp_path / "run": (0, 1, 2, 3)}
     assert (tmp_path / "run" / "torch_et_1.json.gz").exists()
@@ -212,15 +210,13 @@ def test_traces_without_a_seal_are_compared(tmp_path: Path) -> None:
     (unsealed,) = [
         line for line in gather([tmp_path / "a"], tmp_path / "one").warnings if "rank_<r>.json" in line
     ]
-    assert unsealed == f"{tmp_path / 'a'}: without rank_<r>.json nothing says of which job the traces are"
+    assert unsealed == f"{tmp_path / 'a'}: the job of traces without rank_<r>.json is unknown"
     assert gather([tmp_path / "a", tmp_path / "b"], tmp_path / "two").windows == {tmp_path / "two": (0,)}
     (tmp_path / "b" / "observer_0.etob").write_text("as it is!")
-    with pytest.raises(CollectError, match=r"rank 0 is in .*/a too, and differs; gather"):
+    with pytest.raises(CollectError, match=r"rank 0 is also in .*/a, with different contents; gather"):
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "three")
     (tmp_path / "b" / "observer_0.etob").rename(tmp_path / "b" / "kineto_trace_0.json")
-    with pytest.raises(
-        CollectError, match="a too, in other files: nothing shows that it is the same recording; "
-    ):
+    with pytest.raises(CollectError, match="/a, in other files that cannot be compared; "):
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "three")
 
 
@@ -267,15 +263,15 @@ def test_a_seal_that_says_too_little_is_left_out(tmp_path: Path, seal: Any) -> N
     found = gather([one], tmp_path / "run")
     assert found.windows == {tmp_path / "run": (0, 1)}
     assert found.warnings[:2] == (
-        f"{one / 'rank_0.json'}: does not say of which rank, world, host and time it is, and is left out",
-        f"{one / 'torch_et_1.json.gz'}: is no file, and left out",
+        f"{one / 'rank_0.json'}: invalid rank, world size, host or start; left out",
+        f"{one / 'torch_et_1.json.gz'}: not a regular file; left out",
     )
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert "observer_0.etob" in names and not {"rank_0.json", "torch_et_1.json.gz"} & names
     (one / "observer_0.etob").unlink()
     for name in ("observer_1.etob", "rank_1.json"):
         (one / name).unlink()
-    with pytest.raises(CollectError, match="holds no traces of etloom collect"):
+    with pytest.raises(CollectError, match="contains no traces of etloom collect"):
         gather([one], tmp_path / "again")
 
 
@@ -286,9 +282,9 @@ def test_hosts_apart_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "s").mkdir()
     warnings: list[str] = []
     options = RecordingOptions(str(folder), str(tmp_path / "s"), command=("train",))
-    assert finalization._finalize_window(options, folder, 0, tmp_path / "s", [], warnings) == [0, 1]
+    assert finalization._finalize_window(options, folder, 0, [], warnings) == [0, 1]
     assert warnings == [
-        f"{folder}: 2 ranks of 4, those of this host; etloom gather joins the folders of hosts"
+        f"{folder}: 2 ranks of 4, those of this host; etloom gather joins the folders of several hosts"
     ]
 
 

@@ -134,7 +134,7 @@ def test_a_run_as_we_write_it(tmp_path: Path, call: Call, verb: str) -> None:
     more = ["--out", tmp_path / "out"] if verb == "gather" else []
     assert call(verb, tmp_path / "run", *more)[0] == 0
     if verb == "salvage":
-        ranks = [facts["rank"] for facts in run_folder.sealed_ranks(tmp_path / "run" / "step_3")]
+        ranks = [facts["rank"] for facts in run_folder.read_rank_records(tmp_path / "run" / "step_3")]
         assert ranks == [1] and not list((tmp_path / "run").glob(".etloom-*"))
         assert json.loads((tmp_path / "run" / "run.json").read_text())["ranks"] == [{**SEAL, "lost": None}]
 
@@ -173,7 +173,7 @@ def test_no_file_of_a_run_ends_a_verb(
 def test_what_is_no_document_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank_0.json").write_bytes(text.encode("latin-1"))
     assert run_folder.read_json(tmp_path / "rank_0.json") is None
-    assert run_folder.sealed_ranks(tmp_path) == []
+    assert run_folder.read_rank_records(tmp_path) == []
 
 
 def test_what_is_of_another_type_is_left_out_alone() -> None:

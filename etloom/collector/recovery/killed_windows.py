@@ -178,8 +178,8 @@ def _salvage_scratch(scratch: Path, out: Path, warnings: list[str]) -> list[Fact
     for path in remaining:
         names = ", ".join(sorted(child.name for child in path.iterdir()))
         pid = window_pid(path)
-        process = "" if pid is None else f" of process {pid}"
-        warnings.append(f"{path}: not recovered{process}: {names}")
+        process = "" if pid is None else f" (process {pid})"
+        warnings.append(f"{path}: not recovered: {names}{process}")
     return recovered
 
 
