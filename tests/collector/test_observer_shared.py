@@ -1,4 +1,4 @@
-"""The native observer beside others: processes that name one file, children that record, threads that hang or end."""
+"""The native observer with other users: processes that name one file, children that record, threads that hang or end."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def register(path): return ExecutionTraceObserver().register_callback(path)
 """
 SLOW = """#define _GNU_SOURCE
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -32,7 +33,10 @@ SLOW = """#define _GNU_SOURCE
 static int first(void) { return syscall(SYS_gettid) == getpid(); }
 int fallocate(int file, int mode, off_t from, off_t size) {
   int result = syscall(SYS_fallocate, file, mode, from, size);
-  if (getenv("SLOW_DISK") && from > 4096 && !first()) sleep(4);
+  if (getenv("SLOW_DISK") && from > 4096 && !first()) {
+    fclose(fopen("blocked", "w"));
+    while (access("released", F_OK) != 0) usleep(1000);
+  }
   return result;
 }
 int clock_gettime(clockid_t clock, struct timespec* now) {
@@ -139,9 +143,9 @@ go = True
 def work():
     while go: x + 1
 thread = threading.Thread(target=work); thread.start()
-time.sleep(1)
+while not os.path.exists("blocked"): time.sleep(0.01)
 o.stop(); print(o.counters()["stuck"]); o.unregister_callback()
-time.sleep(4); go = False; thread.join(); print("in order")
+open("released", "w").close(); go = False; thread.join(); print("in order")
 """
     found = run(script, tmp_path, LD_PRELOAD=slow, SLOW_DISK="1")
     assert (found.returncode, found.stdout.split("\n")[:2]) == (0, ["1", "in order"]), found.stderr
