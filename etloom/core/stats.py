@@ -1,0 +1,459 @@
+"""The names that rows of the table ``stats`` bear, declared once: severity, meaning, remedy.
+
+docs/reference/stats.md is generated from this table, and a test compares it with the names that the code uses. The
+severity of a row is that of its source; the one declared here is the usual one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class DeclaredStat(NamedTuple):
+    """A name of ``stats`` with its usual severity, its meaning, and what a user can do about it."""
+
+    name: str
+    severity: str
+    meaning: str
+    remedy: str = "none needed"
+
+
+_COLLECT_AGAIN = "record again; this recording stays incomplete"
+_REWRITE = "the writer of the file has a defect; the rest of the file is used"
+_TRUNCATED = "the recording was killed or the disk was full: record again, or use what is there"
+
+DECLARED_STATS = (
+    # Runs and folders
+    DeclaredStat(
+        "job.missing_ranks",
+        "info",
+        "ranks of the world size without a trace",
+        "collect them too, if the question is about all ranks",
+    ),
+    DeclaredStat(
+        "job.unreadable_file",
+        "error",
+        "files of the run that cannot be read",
+        "see the example; salvage or remove the file",
+    ),
+    DeclaredStat(
+        "job.duplicate_rank_files",
+        "data_loss",
+        "further files of the same kind for one rank, not read",
+        "keep one file per rank and kind, or open each folder alone",
+    ),
+    DeclaredStat(
+        "job.skipped_file",
+        "info",
+        "files in the folder that are not part of the run",
+        "open the file on its own",
+    ),
+    DeclaredStat(
+        "job.converted_file_used", "info", "a converted file was read instead of the observer's own"
+    ),
+    DeclaredStat(
+        "job.salvaged_file_used", "data_loss", "a salvaged file was read instead of the damaged original"
+    ),
+    DeclaredStat(
+        "job.workload_card", "data_loss", "the workload card cannot be read", "correct the YAML of the card"
+    ),
+    DeclaredStat("job.run_json", "info", "run.json cannot be read", "the traces are used without it"),
+    DeclaredStat(
+        "job.unfinished_recording",
+        "data_loss",
+        "a collector was killed and left unfinished files in a hidden folder",
+        "etloom salvage RUN/",
+    ),
+    DeclaredStat(
+        "job.ended_early", "info", "the job ended before the requested steps", "record earlier steps"
+    ),
+    DeclaredStat(
+        "job.end_unknown", "info", "the collector was killed, so the exit status of the job is unknown"
+    ),
+    DeclaredStat("job.failed", "info", "the recorded command failed", "see the exit status in the example"),
+    DeclaredStat(
+        "job.truncated_recording",
+        "data_loss",
+        "a rank was killed in a window; traces written at its end are lost",
+        "use --with et or shorter windows",
+    ),
+    DeclaredStat(
+        "job.not_linked",
+        "info",
+        "tables stay on disk, not linked, because the verb only scans them",
+        "etloom link RUN",
+    ),
+    DeclaredStat(
+        "job.rank_mismatch",
+        "error",
+        "the rank in a file differs from the rank under which it was opened",
+        "pass {rank: file} to etloom.open",
+    ),
+    DeclaredStat(
+        "job.world_size_mismatch",
+        "error",
+        "ranks state different world sizes, or a rank beyond the world size",
+        "do not mix files of several jobs",
+    ),
+    DeclaredStat("job.ranks_beyond_group", "data_loss", "process groups with members outside the world size"),
+    DeclaredStat(
+        "job.no_common_time",
+        "error",
+        "the ranks have no moment in common on their clocks",
+        "do not mix recordings of different times",
+    ),
+    # Linking
+    DeclaredStat(
+        "link.ranks_differ", "error", "the linked files belong to different ranks", "link files of one rank"
+    ),
+    DeclaredStat(
+        "link.processes_differ",
+        "error",
+        "the execution trace and the profile come from different processes",
+        "link files of one run",
+    ),
+    DeclaredStat(
+        "link.no_operators",
+        "info",
+        "the profile contains GPU activity only, so no operator can be linked",
+        "profile with activity CPU",
+    ),
+    DeclaredStat("link.name_disagreements", "info", "ids agree but names differ; not linked"),
+    DeclaredStat("link.repeated_ids", "info", "ids that occur twice on one side; not used"),
+    DeclaredStat(
+        "link.rejected_rf_id",
+        "info",
+        "record function ids of another run were rejected; operators are aligned instead",
+    ),
+    DeclaredStat(
+        "link.rejected_external_id",
+        "info",
+        "external ids of another run were rejected; operators are aligned instead",
+    ),
+    DeclaredStat(
+        "link.rejected_op_id", "info", "op ids of another run were rejected; operators are aligned instead"
+    ),
+    DeclaredStat(
+        "link.identical_iterations",
+        "info",
+        "several iterations of the profile match equally well; the middle one is linked",
+        "--iterations all",
+    ),
+    DeclaredStat(
+        "link.missing_threads",
+        "info",
+        "operators of threads that the profile lacks",
+        "profile_all_threads in torch.profiler",
+    ),
+    DeclaredStat("link.outside_recording", "info", "operators before or after the profile's time"),
+    DeclaredStat("link.unlinked_operators", "info", "operators without a counterpart in the profile"),
+    DeclaredStat(
+        "link.process_group_nodes", "info", "process-group records, which only the execution trace contains"
+    ),
+    DeclaredStat(
+        "link.launch_missing",
+        "info",
+        "GPU activity without a launch call in the trace",
+        "see the reasons in the following names",
+    ),
+    DeclaredStat(
+        "link.launched_before_recording", "info", "GPU activity launched before the recording began"
+    ),
+    DeclaredStat(
+        "link.launched_after_recording",
+        "info",
+        "GPU activity whose correlation is above the last recorded call",
+    ),
+    DeclaredStat(
+        "link.launch_not_recorded",
+        "info",
+        "GPU activity whose launch call the profiler dropped",
+        _COLLECT_AGAIN,
+    ),
+    DeclaredStat("link.without_correlation", "info", "GPU activity without a correlation id"),
+    DeclaredStat(
+        "link.no_calls_recorded",
+        "info",
+        "the recording contains no runtime calls",
+        "profile with activity CPU",
+    ),
+    DeclaredStat(
+        "link.repeated_correlations",
+        "info",
+        "correlation ids shared by several calls; the latest before the activity is used",
+    ),
+    DeclaredStat(
+        "link.activity_after_recording",
+        "info",
+        "launch calls whose GPU activity ran after the recording ended",
+    ),
+    DeclaredStat("link.launches_without_activity", "info", "launch calls without GPU activity in the trace"),
+    DeclaredStat("link.launch_without_operator", "info", "launch calls outside any operator"),
+    DeclaredStat("link.graph_launches", "info", "launch calls that start several activities (CUDA graphs)"),
+    DeclaredStat(
+        "link.activity_outside_nodes", "info", "GPU activity outside the linked operators, not part of an ET+"
+    ),
+    DeclaredStat("link.comms_without_event", "info", "collectives that only the execution trace contains"),
+    DeclaredStat(
+        "link.syncs_without_record", "info", "synchronizations whose event-record call is not in the trace"
+    ),
+    DeclaredStat(
+        "link.syncs_without_activity", "info", "synchronizing calls that waited for no visible GPU activity"
+    ),
+    DeclaredStat(
+        "link.backward_without_forward",
+        "info",
+        "backward operators without a forward operator of that sequence number",
+    ),
+    DeclaredStat("link.asynchronous_events", "info", "events that end on another thread; not nested"),
+    DeclaredStat(
+        "link.overlapping_events",
+        "info",
+        "events that overlap their neighbours on a thread without nesting; not nested",
+    ),
+    DeclaredStat(
+        "link.clamped_events",
+        "info",
+        "events that outlast their parent by rounding; nested as if they ended with it",
+    ),
+    DeclaredStat(
+        "link.unclosed_events",
+        "info",
+        "events without an end; nested as if they lasted until the end of the recording",
+    ),
+    DeclaredStat(
+        "link.steps_of_several_processes",
+        "error",
+        "several processes annotate steps of the same number",
+        "analyze one process per trace",
+    ),
+    DeclaredStat(
+        "link.several_devices", "info", "the rank used several devices; it counts as busy if any of them is"
+    ),
+    # Reading: any format
+    DeclaredStat("read.truncated", "data_loss", "the file ends early; everything before is read", _TRUNCATED),
+    DeclaredStat(
+        "read.corrupt_compression",
+        "data_loss",
+        "the compressed data is damaged; everything before is read",
+        _TRUNCATED,
+    ),
+    DeclaredStat("read.trailing_bytes", "data_loss", "bytes after the end of the document", _REWRITE),
+    DeclaredStat(
+        "read.missing_gpu_events",
+        "data_loss",
+        "a truncated trace without GPU events although its device recorded some",
+        _TRUNCATED,
+    ),
+    DeclaredStat("read.events", "info", "events in the file"),
+    DeclaredStat("read.nodes", "info", "operators in the file"),
+    DeclaredStat("read.entries", "info", "entries in the file"),
+    DeclaredStat("read.header", "data_loss", "a damaged member of the file's header", _REWRITE),
+    DeclaredStat(
+        "read.wrong_type", "data_loss", "values of another type than their column; now null", _REWRITE
+    ),
+    DeclaredStat(
+        "read.out_of_range", "data_loss", "numbers beyond the range of their column; now null", _REWRITE
+    ),
+    DeclaredStat(
+        "read.invalid_event", "data_loss", "entries that are not valid JSON objects; skipped", _REWRITE
+    ),
+    DeclaredStat("read.no_phase", "data_loss", "events without a phase (ph); skipped", _REWRITE),
+    DeclaredStat(
+        "read.no_time", "data_loss", "entries without a valid time; skipped or without time", _REWRITE
+    ),
+    DeclaredStat("read.no_id", "data_loss", "nodes without an id; skipped", _REWRITE),
+    DeclaredStat("read.empty_metadata", "info", "metadata events without content; skipped"),
+    DeclaredStat("read.metadata_events", "info", "metadata events, which name processes and threads"),
+    DeclaredStat("read.other_metadata", "info", "metadata events that no table holds"),
+    DeclaredStat(
+        "read.no_counter", "data_loss", "counter events without a readable sample; skipped", _REWRITE
+    ),
+    DeclaredStat(
+        "read.invalid_counter", "data_loss", "counter values or times that are not numbers; skipped", _REWRITE
+    ),
+    DeclaredStat("read.counter_events", "info", "counter events, each with one or several samples"),
+    DeclaredStat("read.negative_duration", "data_loss", "negative durations; now null or 0", _REWRITE),
+    DeclaredStat(
+        "read.negative_dur",
+        "data_loss",
+        "events that ended before they began; the duration is null",
+        _REWRITE,
+    ),
+    DeclaredStat("read.invalid_duration", "data_loss", "durations that are not numbers; now null", _REWRITE),
+    DeclaredStat("read.no_duration", "info", "complete events without a duration"),
+    DeclaredStat("read.unexpected_type", "info", "values of an unexpected type, kept as text"),
+    DeclaredStat("read.invalid_tensor", "info", "tensor descriptions that are not one, kept as text"),
+    DeclaredStat(
+        "read.invalid_json", "data_loss", "values that are not JSON, or nested too deeply; now null", _REWRITE
+    ),
+    DeclaredStat("read.nonfinite", "info", "NaN or infinity, which JSON cannot represent, kept as text"),
+    DeclaredStat("read.invalid_escape", "info", "backslash escapes unknown to JSON, kept as they are"),
+    DeclaredStat("read.long_text", "info", "texts of more than a megabyte"),
+    DeclaredStat("read.no_flow_id", "data_loss", "arrow ends without an id; now null", _REWRITE),
+    DeclaredStat("read.text_flow_id", "info", "arrow ids that are not integers; numbered"),
+    DeclaredStat(
+        "read.unstored_args",
+        "data_loss",
+        "arguments of counter, flow or metadata events that no column holds",
+    ),
+    DeclaredStat("read.paired_ranges", "info", "begin and end events (B, E) joined to complete events"),
+    DeclaredStat("read.end_without_begin", "data_loss", "range ends without a begin; skipped", _REWRITE),
+    DeclaredStat("read.begin_without_end", "data_loss", "range begins without an end", _REWRITE),
+    DeclaredStat(
+        "read.base_ignored",
+        "info",
+        "times are absolute although the file states a base; the base is not added",
+    ),
+    DeclaredStat(
+        "read.invalid_base", "data_loss", "the stated time base is not a number; not added", _REWRITE
+    ),
+    DeclaredStat("read.unknown_schema", "info", "an unknown schema version, read as the nearest known one"),
+    DeclaredStat(
+        "read.duplicate_node_id", "error", "node ids that occur twice; references mean the first", _REWRITE
+    ),
+    DeclaredStat(
+        "read.dangling_dependency",
+        "data_loss",
+        "dependencies on nodes that the file does not contain",
+        _REWRITE,
+    ),
+    DeclaredStat("read.missing_parent", "info", "nodes whose parent the file does not contain"),
+    DeclaredStat(
+        "read.repaired_parent",
+        "info",
+        "recorded parents that contradict the order of operators; replaced by nesting",
+    ),
+    DeclaredStat("read.damaged_node", "data_loss", "nodes without an id; skipped", _REWRITE),
+    DeclaredStat(
+        "read.completed_ranks",
+        "info",
+        "rank lists abbreviated by the recorder, completed from start and size",
+    ),
+    DeclaredStat(
+        "read.unknown_collective", "info", "collectives of unknown names, kept under their own name"
+    ),
+    DeclaredStat(
+        "read.rank_within_unknown_group",
+        "data_loss",
+        "group-relative ranks of groups whose members are unknown",
+    ),
+    DeclaredStat("read.unreadable_values", "info", "attribute values that cannot be decoded, kept as text"),
+    DeclaredStat("read.skipped_entries", "info", "entries that are not communication; skipped"),
+    DeclaredStat(
+        "read.damaged_entry", "data_loss", "entries without the required members; skipped", _REWRITE
+    ),
+    # The native observer's file
+    DeclaredStat("read.unfinished_file", "info", "the recording process was killed, or is still writing"),
+    DeclaredStat("read.open_operators", "info", "operators that had not ended when the file or window did"),
+    DeclaredStat("read.overwritten_operators", "info", "operators that the ring has overwritten"),
+    DeclaredStat("read.truncated_chunks", "data_loss", "missing chunks at the end of the file", _TRUNCATED),
+    DeclaredStat("read.damaged_chunk", "data_loss", "chunks with a wrong checksum; skipped", _COLLECT_AGAIN),
+    DeclaredStat(
+        "read.damaged_record",
+        "data_loss",
+        "invalid records; the rest of the chunk is skipped",
+        _COLLECT_AGAIN,
+    ),
+    DeclaredStat(
+        "read.damaged_arguments", "data_loss", "argument lists without a complete definition", _COLLECT_AGAIN
+    ),
+    DeclaredStat(
+        "read.unnamed_operator", "data_loss", "operators whose name definition is lost", _COLLECT_AGAIN
+    ),
+    DeclaredStat(
+        "read.observer_no_space",
+        "data_loss",
+        "operators lost to the size limit or a full disk",
+        "raise --max-size, or use --ring",
+    ),
+    DeclaredStat(
+        "read.observer_no_dictionary", "data_loss", "names or argument lists beyond the dictionary's capacity"
+    ),
+    DeclaredStat("read.observer_arguments_left", "data_loss", "argument lists too long for a record"),
+    DeclaredStat("read.observer_lists_cut", "data_loss", "lists truncated to 4,096 items"),
+    DeclaredStat("read.observer_failed", "data_loss", "argument lists that torch did not provide"),
+    DeclaredStat("read.observer_reentrant", "data_loss", "operators caused by the observer itself; skipped"),
+    DeclaredStat("read.observer_raised", "info", "operators that ended with an exception"),
+    DeclaredStat("read.observer_ended_elsewhere", "info", "scopes that ended on another thread"),
+    DeclaredStat("read.observer_ended_outside", "info", "operators that began before the window"),
+    DeclaredStat("read.observer_unsized", "info", "tensors without plain sizes: nested or symbolic"),
+    DeclaredStat("read.observer_thread_gone", "data_loss", "operators on a thread that was ending"),
+    DeclaredStat("read.observer_overwritten", "info", "chunks that the ring reused"),
+    DeclaredStat(
+        "read.observer_stuck", "error", "threads that hung inside the observer", "report it with the example"
+    ),
+    # Memory snapshots
+    DeclaredStat("read.unknown_action", "data_loss", "allocator actions of an unknown kind; skipped"),
+    DeclaredStat(
+        "read.without_time", "data_loss", "entries without time_us; skipped", "PyTorch 2.2 and later write it"
+    ),
+    DeclaredStat(
+        "read.totals_unknown",
+        "data_loss",
+        "the history does not match the segments, so totals are null",
+        "record from the start of the process",
+    ),
+    DeclaredStat("read.unpaired_annotation", "data_loss", "annotations with only a begin or only an end"),
+    # Metrics
+    DeclaredStat("read.metrics_invalid_line", "data_loss", "lines that cannot be parsed; skipped", _REWRITE),
+    DeclaredStat(
+        "read.metrics_invalid_time",
+        "data_loss",
+        "rows without a valid time; skipped",
+        "--time-column and --unit",
+    ),
+    DeclaredStat("read.metrics_invalid_number", "data_loss", "cells that are not numbers; skipped"),
+    DeclaredStat("read.metrics_assumed_utc", "info", "dates without a time zone, taken as UTC"),
+    DeclaredStat("read.metrics_without_time", "info", "durations without a point in time (vLLM)"),
+    # Nsight Systems
+    DeclaredStat("read.nsys_no_time", "data_loss", "events without a valid start; skipped", _REWRITE),
+    DeclaredStat(
+        "read.nsys_no_name", "data_loss", "events whose name is in neither text nor StringIds", _REWRITE
+    ),
+    DeclaredStat(
+        "read.nsys_no_process", "data_loss", "events that do not state their process; skipped", _REWRITE
+    ),
+    DeclaredStat("read.nsys_no_text", "info", "NVTX ranges without a text"),
+    DeclaredStat(
+        "read.nsys_idle_process",
+        "data_loss",
+        "events of processes without GPU activity; skipped",
+        "read(..., all_processes=True)",
+    ),
+    DeclaredStat("read.nsys_table_not_read", "info", "rows of tables that etloom does not use"),
+    DeclaredStat(
+        "read.nsys_damaged_table",
+        "data_loss",
+        "tables that cannot be read completely",
+        "export the report again",
+    ),
+    DeclaredStat(
+        "read.nsys_wrong_type",
+        "data_loss",
+        "values of another type than their column; now null",
+        "export the report again",
+    ),
+    DeclaredStat(
+        "read.nsys_inferred_rank",
+        "info",
+        "ranks inferred from ascending process ids",
+        "pass {rank: file} or set RANK in the job",
+    ),
+    DeclaredStat(
+        "read.nsys_open_range", "info", "NVTX ranges that were never closed; their duration is null"
+    ),
+    DeclaredStat("read.nsys_nvtx_kind", "info", "NVTX records that are neither ranges nor marks"),
+    DeclaredStat("read.nsys_payload", "data_loss", "NVTX payloads that their schema does not describe"),
+    DeclaredStat(
+        "read.nsys_graph_launch",
+        "info",
+        "CUDA graphs traced as one activity",
+        "nsys profile --cuda-graph-trace=node",
+    ),
+    DeclaredStat(
+        "read.nsys_device_of_sync", "info", "synchronizations attributed to the device of their context"
+    ),
+    DeclaredStat("read.nsys_failed_call", "info", "runtime calls that returned an error"),
+)
+"""All names, grouped by origin."""
