@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from etloom.analyses.helpers import check_top, conform_columns, filter_step, require_linked
 from etloom.core import arrays
@@ -53,44 +54,7 @@ def analyze(
             where=describe_rank(trace),
             remedy="profile with with_stack=True or with_modules=True",
         )
-    parent = rows_of_ids(events, events["parent"])
-    outer_row = arrays.find_nearest_ancestor(parent, is_module, parent[rows])
-    names = events["name"][rows].cast(pl.String).str.extract(_MODULE, 1).to_list()
-    full = events["name"][rows].cast(pl.String).to_list()
-    module_positions = {int(row): at for at, row in enumerate(rows)}
-    paths, depths = list(names), [0] * len(names)
-    by_depth = np.argsort(events["depth"][rows].to_numpy(), kind="stable").tolist()
-    for at in by_depth:
-        outer = module_positions.get(int(outer_row[at]), -1)
-        if outer >= 0:
-            paths[at], depths[at] = f"{paths[outer]}/{names[at]}", depths[outer] + 1
-    self_device = np.zeros(len(rows), np.int64)
-    kernels = np.zeros(len(rows), np.int64)
-    work = events.select("id", "dur")
-    launches = trace.launches.drop_nulls("launch").join(work, left_on="device_event", right_on="id")
-    around = arrays.find_nearest_ancestor(parent, is_module, rows_of_ids(events, launches["launch"]))
-    module_index = np.searchsorted(rows, around[around >= 0])
-    np.add.at(self_device, module_index, launches["dur"].fill_null(0).to_numpy()[around >= 0])
-    np.add.at(kernels, module_index, 1)
-    total, kernel_total = self_device.copy(), kernels.copy()
-    for at in reversed(by_depth):
-        outer = module_positions.get(int(outer_row[at]), -1)
-        if outer >= 0:
-            total[outer] += total[at]
-            kernel_total[outer] += kernel_total[at]
-    table = pl.DataFrame(
-        {
-            "path": paths,
-            "module": names,
-            "instance": full,
-            "depth": depths,
-            "dur": events["dur"][rows],
-            "device": total,
-            "own": self_device,
-            "kernels": kernel_total,
-            "step": events["step"][rows],
-        }
-    )
+    table = _list_calls(trace, is_module, rows)
     table = filter_step(trace, table, step)
     table = table if depth is None else table.filter(pl.col("depth") <= depth)
     sums = (
@@ -99,8 +63,8 @@ def analyze(
             pl.len().alias("count"),
             pl.col("instance").n_unique().alias("instances"),
             pl.col("dur").sum().alias("host_ns"),
-            pl.col("device").sum().alias("device_ns"),
-            pl.col("own").sum().alias("self_device_ns"),
+            pl.col("device_ns").sum(),
+            pl.col("self_device_ns").sum(),
             pl.col("kernels").sum(),
         )
         .sort("device_ns", "host_ns", "path", descending=(True, True, False))
@@ -108,3 +72,54 @@ def analyze(
     if not has_device_events(trace):
         sums = sums.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _DEVICE)
     return conform_columns(sums if top is None else sums.head(top), COLUMNS)
+
+
+def _list_calls(trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int64]) -> pl.DataFrame:
+    """Return path, module, instance, depth, dur, device_ns, self_device_ns, kernels, step of each module call."""
+    events = trace.events
+    parent = rows_of_ids(events, events["parent"])
+    outer_rows = arrays.find_nearest_ancestor(parent, is_module, parent[rows])
+    # Both in ``rows``, which are ascending; -1 for an outermost call.
+    outer = np.where(outer_rows >= 0, np.searchsorted(rows, outer_rows), -1).tolist()
+    instances = events["name"][rows].cast(pl.String)
+    modules = instances.str.extract(_MODULE, 1).to_list()
+    paths, depths = list(modules), [0] * len(modules)
+    self_device, self_kernels = _sum_launched(trace, is_module, rows, parent)
+    device, kernels = self_device.copy(), self_kernels.copy()
+    by_depth = np.argsort(events["depth"][rows].to_numpy(), kind="stable").tolist()
+    for i in by_depth:
+        if outer[i] >= 0:
+            paths[i], depths[i] = f"{paths[outer[i]]}/{modules[i]}", depths[outer[i]] + 1
+    for i in reversed(by_depth):
+        if outer[i] >= 0:
+            device[outer[i]] += device[i]
+            kernels[outer[i]] += kernels[i]
+    return pl.DataFrame(
+        {
+            "path": paths,
+            "module": modules,
+            "instance": instances,
+            "depth": depths,
+            "dur": events["dur"][rows],
+            "device_ns": device,
+            "self_device_ns": self_device,
+            "kernels": kernels,
+            "step": events["step"][rows],
+        }
+    )
+
+
+def _sum_launched(
+    trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int64], parent: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the device time and the number of activities launched directly in each module call."""
+    activities = trace.events.select("id", "dur")
+    launches = trace.launches.drop_nulls("launch").join(activities, left_on="device_event", right_on="id")
+    launch_rows = rows_of_ids(trace.events, launches["launch"])
+    around = arrays.find_nearest_ancestor(parent, is_module, launch_rows)
+    inside = around >= 0
+    calls = np.searchsorted(rows, around[inside])
+    device, kernels = np.zeros(rows.size, np.int64), np.zeros(rows.size, np.int64)
+    np.add.at(device, calls, launches["dur"].fill_null(0).to_numpy()[inside])
+    np.add.at(kernels, calls, 1)
+    return device, kernels

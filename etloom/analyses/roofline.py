@@ -80,36 +80,10 @@ def analyze(
     calls = add_limits(calls, peaks).with_columns(pl.col("flops", "bytes").cast(pl.Float64))
     if by == "kernel":
         calls = _by_kernel(trace, calls)
-    per_call = pl.col("time_ns").sum() / pl.len()
-    flops, bytes_per_call = pl.col("flops").mean(), pl.col("bytes").mean()
-    limits = pl.col("compute_ns").sum(), pl.col("memory_ns").sum()
-    has_limits = pl.col("memory_ns").is_not_null().all() & pl.col("compute_ns").is_not_null().all()
-    # What has a limit of memory but no flops that are known (a fused kernel) is measured by memory.
-    by_memory = pl.col("memory_ns").is_not_null().all() & pl.col("flops").is_null().all()
     table = (
         calls.rename({"dims": "shapes"})
         .group_by(_GROUP_COLUMNS[by])
-        .agg(
-            pl.len().alias("calls"),
-            flops.alias("flops"),
-            bytes_per_call.alias("bytes"),
-            pl.when(bytes_per_call > 0).then(flops / bytes_per_call).alias("intensity"),
-            pl.col("time_ns").sum(),
-            per_call.alias("mean_ns"),
-            (flops / per_call / 1e3).alias("tflops_per_s"),
-            (bytes_per_call / per_call / 1e3).alias("tb_per_s"),
-            pl.when(has_limits, flops > 0)
-            .then(flops / (pl.max_horizontal(*limits) / pl.len()) / 1e3)
-            .alias("attainable_tflops_per_s"),
-            pl.when(has_limits | by_memory)
-            .then(100 * pl.col("ideal_ns").sum() / pl.col("time_ns").sum())
-            .alias("roofline_pct"),
-            pl.when(has_limits & (limits[0] > limits[1]))
-            .then(pl.lit("compute"))
-            .when(has_limits | by_memory)
-            .then(pl.lit("memory"))
-            .alias("bound"),
-        )
+        .agg(_aggregate())
         .with_columns(
             pl.lit(None, dtype=pl.String).alias(key)
             for key in ("shapes", "types")
@@ -119,6 +93,37 @@ def analyze(
     order = ["time_ns", *_GROUP_COLUMNS["arguments"]]
     table = conform_columns(table, COLUMNS).sort(order, descending=[True] + [False] * 5, nulls_last=True)
     return table.head(top)
+
+
+def _aggregate() -> list[pl.Expr]:
+    """Return the columns of a row, aggregated over its calls (see `add_limits`)."""
+    per_call = pl.col("time_ns").sum() / pl.len()
+    flops, bytes_per_call = pl.col("flops").mean(), pl.col("bytes").mean()
+    limits = pl.col("compute_ns").sum(), pl.col("memory_ns").sum()
+    has_limits = pl.col("memory_ns").is_not_null().all() & pl.col("compute_ns").is_not_null().all()
+    # Calls with a memory limit but unknown flops (a fused kernel) are compared with the memory limit.
+    by_memory = pl.col("memory_ns").is_not_null().all() & pl.col("flops").is_null().all()
+    return [
+        pl.len().alias("calls"),
+        flops.alias("flops"),
+        bytes_per_call.alias("bytes"),
+        pl.when(bytes_per_call > 0).then(flops / bytes_per_call).alias("intensity"),
+        pl.col("time_ns").sum(),
+        per_call.alias("mean_ns"),
+        (flops / per_call / 1e3).alias("tflops_per_s"),
+        (bytes_per_call / per_call / 1e3).alias("tb_per_s"),
+        pl.when(has_limits, flops > 0)
+        .then(flops / (pl.max_horizontal(*limits) / pl.len()) / 1e3)
+        .alias("attainable_tflops_per_s"),
+        pl.when(has_limits | by_memory)
+        .then(100 * pl.col("ideal_ns").sum() / pl.col("time_ns").sum())
+        .alias("roofline_pct"),
+        pl.when(has_limits & (limits[0] > limits[1]))
+        .then(pl.lit("compute"))
+        .when(has_limits | by_memory)
+        .then(pl.lit("memory"))
+        .alias("bound"),
+    ]
 
 
 def _by_kernel(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:

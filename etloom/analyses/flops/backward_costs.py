@@ -43,6 +43,31 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
     Returns:
         units with the costs that follow from the forward operators.
     """
+    units = _match_forward(trace, units, parent)
+    if "forward_row" not in units.columns:
+        return units
+    supported = units.filter(pl.col("type").is_in(_DERIVED), pl.col("forward_row") >= 0)
+    derived = _derive_costs(_join_forward_costs(supported))
+    return (
+        units.join(derived, on="unit", how="left", maintain_order="left")
+        .with_columns(
+            dtype=pl.when(pl.col("derived_flops").is_not_null()).then("derived_dtype").otherwise("dtype"),
+            flops=pl.coalesce("flops", "derived_flops"),
+            model_flops=pl.coalesce("model_flops", "derived_model_flops"),
+        )
+        .drop(
+            *("unit", "backward_row", "forward_row", "type"),
+            *("derived_flops", "derived_model_flops", "derived_dtype"),
+        )
+    )
+
+
+def _match_forward(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFrame:
+    """Add unit (a number), backward_row, forward_row (-1 for none) and type; unchanged without backward operators.
+
+    backward_row is the enclosing backward operator; forward_row its forward operator or, for a unit of the forward
+    pass, the enclosing operator that has a backward one.
+    """
     joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     events, rows = trace.events, units["row"].to_numpy()
     after, event = rows_of_ids(events, joins["after"]), rows_of_ids(events, joins["event"])
@@ -52,72 +77,74 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
     forward = np.full(events.height, -1, np.int64)
     forward[event] = after
     backward = find_nearest_ancestor(parent, forward >= 0, rows)
-    first = np.zeros(events.height, np.bool_)
-    first[after] = True
-    units = units.with_row_index("unit").with_columns(
-        pl.Series("backward", backward),
-        of=pl.Series(np.where(backward >= 0, forward[backward], find_nearest_ancestor(parent, first, rows))),
-        sort=pl.coalesce(pl.when("costed").then("family"), "kernel_family"),
+    has_backward = np.zeros(events.height, np.bool_)
+    has_backward[after] = True
+    enclosing = find_nearest_ancestor(parent, has_backward, rows)
+    return units.with_row_index("unit").with_columns(
+        pl.Series("backward_row", backward),
+        pl.Series("forward_row", np.where(backward >= 0, forward[backward], enclosing)),
+        type=pl.coalesce(pl.when("costed").then("family"), "kernel_family"),
     )
-    matrix = units.filter(pl.col("sort").is_in(_DERIVED), pl.col("of") >= 0)
+
+
+def _join_forward_costs(units: pl.DataFrame) -> pl.DataFrame:
+    """Return the backward units without flops, with the cost of the one forward product they belong to.
+
+    Columns added: forward_flops, forward_dtype, equal_head_sizes, observed_products (in the backward operator, in units
+    of the forward cost) and is_only_unit (of the backward operator).
+    """
     forward_costs = (
-        matrix.filter(pl.col("backward") < 0)
-        .group_by("of")
-        .agg(pl.len().alias("products_done"), pl.col("sort", "flops", "dtype", "dims").first())
-        .filter(pl.col("products_done") == 1, pl.col("flops") > 0)
+        units.filter(pl.col("backward_row") < 0)
+        .group_by("forward_row")
+        .agg(pl.len().alias("forward_products"), pl.col("type", "flops", "dtype", "dims").first())
+        .filter(pl.col("forward_products") == 1, pl.col("flops") > 0)
         .select(
-            "of",
-            "sort",
-            done="flops",
-            done_in="dtype",
-            square=pl.col("dims").map_elements(_square, pl.Boolean),
+            "forward_row",
+            "type",
+            forward_flops="flops",
+            forward_dtype="dtype",
+            equal_head_sizes=pl.col("dims").map_elements(_have_equal_head_sizes, pl.Boolean),
         )
     )
-    missing = (
-        matrix.filter(pl.col("backward") >= 0)
-        .join(forward_costs, on=["of", "sort"])
+    products = pl.coalesce(pl.col("flops") / pl.col("forward_flops"), pl.col("products").cast(pl.Float64))
+    return (
+        units.filter(pl.col("backward_row") >= 0)
+        .join(forward_costs, on=["forward_row", "type"])
+        .with_columns(products=pl.when("costed").then(1).otherwise("products"))
         .with_columns(
-            known=pl.col("flops") / pl.col("done"),
-            products=pl.when("costed").then(1).otherwise("products"),
-        )
-        .with_columns(
-            shown=pl.coalesce("known", pl.col("products").cast(pl.Float64)).sum().over("backward"),
-            alone=pl.len().over("backward") == 1,
+            observed_products=products.sum().over("backward_row"),
+            is_only_unit=pl.len().over("backward_row") == 1,
         )
         .filter(pl.col("flops").is_null())
     )
-    gemm = (pl.col("sort") == "gemm") & (pl.col("products") > 0) & (pl.col("shown") <= _MAX_PRODUCTS)
-    attention = (pl.col("sort") == "attention") & pl.col("square") & pl.col("alone")
-    convolution = (pl.col("sort") == "convolution") & (pl.col("gradients") > 0) & pl.col("alone")
-    derived = missing.select(
-        "unit",
-        *(
-            pl.when(gemm)
-            .then(pl.col("products") * pl.col("done"))
-            .when(convolution)
-            .then(pl.col("gradients") * pl.col("done"))
-            .when(attention)
-            .then(attention_cost)
-            .alias(name)
-            for name, attention_cost in (
-                ("of_flops", pl.col("done") * 5 // 2),
-                ("of_model", pl.col("done") * 2),
-            )
-        ),
-        of_dtype="done_in",
-    ).drop_nulls("of_flops")
-    return (
-        units.join(derived, on="unit", how="left", maintain_order="left")
-        .with_columns(
-            dtype=pl.when(pl.col("of_flops").is_not_null()).then("of_dtype").otherwise("dtype"),
-            flops=pl.coalesce("flops", "of_flops"),
-            model_flops=pl.coalesce("model_flops", "of_model"),
+
+
+def _derive_costs(units: pl.DataFrame) -> pl.DataFrame:
+    """Return unit, derived_flops, derived_model_flops and derived_dtype where they follow from the forward cost."""
+    kind, only, forward_flops = pl.col("type"), pl.col("is_only_unit"), pl.col("forward_flops")
+    is_gemm = (kind == "gemm") & (pl.col("products") > 0) & (pl.col("observed_products") <= _MAX_PRODUCTS)
+    is_attention = (kind == "attention") & pl.col("equal_head_sizes") & only
+    is_convolution = (kind == "convolution") & (pl.col("gradients") > 0) & only
+
+    def derive(attention_flops: pl.Expr) -> pl.Expr:
+        return (
+            pl.when(is_gemm)
+            .then(pl.col("products") * forward_flops)
+            .when(is_convolution)
+            .then(pl.col("gradients") * forward_flops)
+            .when(is_attention)
+            .then(attention_flops)
         )
-        .drop("unit", "backward", "of", "sort", "of_flops", "of_model", "of_dtype")
-    )
+
+    return units.select(
+        "unit",
+        derive(forward_flops * 5 // 2).alias("derived_flops"),
+        derive(forward_flops * 2).alias("derived_model_flops"),
+        derived_dtype="forward_dtype",
+    ).drop_nulls("derived_flops")
 
 
-def _square(dims: str) -> bool:
+def _have_equal_head_sizes(dims: str) -> bool:
     """Return whether queries, keys and values, the first three arguments, have one head size."""
     shapes = json.loads(dims)[:3]
     return (
