@@ -62,10 +62,6 @@ def handle_errors(**renamed: str) -> Iterator[None]:
         raise SystemExit(1) from None
     except BaseException as error:
         # Not Exception: a panic in polars is a BaseException.
-        if type(error).__module__.startswith("typer."):  # of the replay commands
-            if not hasattr(error, "format_message"):
-                raise
-            raise SystemExit(_report_usage_error(error)) from None
         _print_traceback_if_debugging(error)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         print_message(
@@ -97,14 +93,14 @@ def _report_error(error: EtloomError, renamed: dict[str, str]) -> int:
     return EXIT_USAGE
 
 
-def _report_usage_error(error: Any) -> int:
+def _report_usage_error(error: click.ClickException) -> int:
     """Print one line for wrong usage that the parser found (a bare group prints its help) and return the status."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
     else:
         line = _explain_extra_paths(error.format_message())
-        if type(error).__name__ == "BadParameter":
+        if type(error) is click.BadParameter:
             flag = error.param_hint if error.param is None else _spell(error.param)
             line = f"{flag}: {error.message}" if flag else error.message
         print_message(f"{' '.join(line.split()).rstrip('.')}; {_refer_to_help(context)}".removesuffix("; "))
@@ -126,9 +122,9 @@ def _find_flag(option: str) -> str:
     return next((_spell(param) for param in parameters if param.name == option), option)
 
 
-def _spell(parameter: Any) -> str:
+def _spell(parameter: click.Parameter) -> str:
     """Return the longest flag of an option, or the name of an argument as the help shows it."""
-    flags = parameter.opts if parameter.param_type_name == "option" else [parameter.human_readable_name]
+    flags = parameter.opts if isinstance(parameter, click.Option) else [parameter.human_readable_name]
     return str(max(flags, key=len))
 
 

@@ -12,7 +12,8 @@ from etloom.cli.error_handling import print_message
 from etloom.cli.output import Format, show_progress, write_table
 
 if TYPE_CHECKING:
-    from etloom.api.files import SalvagedFile, SalvagedRun
+    from etloom.api.files import SalvagedRun
+    from etloom.formats.io.salvage import SalvagedFile
 
 
 @command(

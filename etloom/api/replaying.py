@@ -1,0 +1,158 @@
+"""The verb that re-runs what a run recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import polars as pl
+
+from etloom.api.arguments import Run, as_job, verb
+from etloom.core.errors import EtloomWarning, UnknownName
+from etloom.core.plugin_options import unknown_options_error
+from etloom.core.text import unknown_rank_error
+from etloom.core.trace import Job
+
+if TYPE_CHECKING:
+    from etloom.replayer.comms.session import CommsReplay
+    from etloom.replayer.compute.operator_replay import ComputeReplay
+    from etloom.replayer.full import FullReplay
+
+_KINDS = ("comms", "compute", "full")
+
+
+@verb
+def replay(
+    run: Run,
+    what: str = "comms",
+    *,
+    rank: int | None = None,
+    dry_run: bool = False,
+    notify: Callable[[str], None] | None = None,
+    **options: Any,
+) -> CommsReplay | ComputeReplay | FullReplay | pl.DataFrame | None:
+    """Re-run what a run recorded, and measure it.
+
+    Communication needs one process per rank: start the script with torchrun, mpirun or srun; every process calls this
+    function. A single process can plan all ranks (``dry_run``). Operators run in this process: one that crashes ends
+    it, which ``etloom replay compute`` avoids by a child process.
+
+    Args:
+        run: a Trace, a Job, or a path.
+        what: "comms" (recorded collectives and messages), "compute" (recorded operators of a rank) or "full" (both, in
+            the recorded order).
+        rank: "compute": the rank; default: the lowest.
+        dry_run: "comms": return the plan, one row per call, and run nothing.
+        notify: called with messages for the user, one line each.
+        options: "comms": fields of `etloom.replayer.comms.plan_options.PlanOptions` and
+            `etloom.replayer.comms.comms_options.CommsOptions`; "compute": of
+            `etloom.replayer.compute.compute_options.ComputeOptions`; "full": of CommsOptions, and ``namespaces``.
+
+    Returns:
+        The measurements; for "comms" and "full" on rank 0, None on other ranks. With ``dry_run`` the table of the plan.
+
+    Raises:
+        UnknownName: ``what`` is none of the three.
+        EtloomError: there is no such option, the recording cannot be replayed, or the replay fails.
+
+    Example:
+        >>> calls = etloom.replay("run/", dry_run=True)
+    """
+    if what not in _KINDS:
+        raise UnknownName("replay", what, _KINDS, option="what")
+    path = Path(run) if isinstance(run, (str, os.PathLike)) else None
+    if what == "compute":
+        return _replay_compute(as_job(run), rank, path, notify, options)
+    if what == "full":
+        return _replay_full(run, path, notify, options)
+    return _replay_comms(run, path, notify, options, dry_run)
+
+
+def _replay_comms(
+    run: Run,
+    path: Path | None,
+    notify: Callable[[str], None] | None,
+    options: Mapping[str, Any],
+    dry_run: bool,
+) -> CommsReplay | pl.DataFrame | None:
+    from etloom.replayer.comms.comms_options import CommsOptions
+    from etloom.replayer.comms.plan_options import PlanOptions, plan_replay
+    from etloom.replayer.comms.replay import replay_comms
+    from etloom.replayer.launch_environment import Process
+    from etloom.replayer.plan import plan_table
+
+    plan_values, comms_values = _split_options(options, PlanOptions, CommsOptions)
+    plan_options = PlanOptions(**plan_values)
+    if dry_run:
+        return plan_table(plan_replay(as_job(run), Process.here().world_size, plan_options))
+    return replay_comms(
+        partial(as_job, run), plan_options, CommsOptions(**comms_values), _make_callbacks(notify), path=path
+    )
+
+
+def _replay_compute(
+    job: Job,
+    rank: int | None,
+    path: Path | None,
+    notify: Callable[[str], None] | None,
+    options: Mapping[str, Any],
+) -> ComputeReplay:
+    from etloom.replayer.compute.compute_options import ComputeHooks, ComputeOptions
+    from etloom.replayer.compute.operator_replay import replay_operators
+    from etloom.replayer.compute.saved_tensors import resources_folder
+
+    (values,) = _split_options(options, ComputeOptions)
+    if "namespaces" in values:
+        values["namespaces"] = frozenset(values["namespaces"])
+    rank = min(job) if rank is None else rank
+    if rank not in job:
+        raise unknown_rank_error(rank, job)
+    hooks = ComputeHooks() if notify is None else ComputeHooks(notify=notify)
+    resources = None if path is None else resources_folder(path, job[rank])
+    return replay_operators(job[rank], ComputeOptions(**values), hooks, resources=resources)
+
+
+def _replay_full(
+    run: Run, path: Path | None, notify: Callable[[str], None] | None, options: Mapping[str, Any]
+) -> FullReplay | None:
+    from etloom.replayer.comms.comms_options import CommsOptions
+    from etloom.replayer.full import replay_full
+
+    namespaces = frozenset(options.get("namespaces", {"aten"}))
+    others = {name: value for name, value in options.items() if name != "namespaces"}
+    (values,) = _split_options(others, CommsOptions)
+    return replay_full(
+        partial(as_job, run),
+        CommsOptions(**values),
+        _make_callbacks(notify),
+        path=path,
+        namespaces=namespaces,
+    )
+
+
+def _split_options(options: Mapping[str, Any], *classes: type[Any]) -> list[dict[str, Any]]:
+    """Split keywords into those of each dataclass; a keyword that none of them has raises EtloomError."""
+    names = [[field.name for field in fields(options_class)] for options_class in classes]
+    known = [name for of_class in names for name in of_class]
+    if unknown := sorted(options.keys() - set(known)):
+        raise unknown_options_error("etloom.replay", unknown, known)
+    return [{name: options[name] for name in of_class if name in options} for of_class in names]
+
+
+def _make_callbacks(notify: Callable[[str], None] | None) -> Any:
+    from etloom.replayer.comms.callbacks import Callbacks
+
+    return Callbacks(_end_process) if notify is None else Callbacks(_end_process, notify)
+
+
+def _end_process(reason: str) -> NoReturn:
+    """End this process when another rank is gone: torch would wait for it forever."""
+    warnings.warn(reason, EtloomWarning, stacklevel=2)
+    signal.raise_signal(signal.SIGTERM)
+    raise SystemExit(1)
