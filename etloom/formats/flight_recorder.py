@@ -1,9 +1,9 @@
-"""PyTorch Flight Recorder dumps: the last collectives of a rank, as JSON or as the pickle that a hang leaves behind.
+"""PyTorch Flight Recorder dumps: the last collectives of a rank, as JSON or as the pickle written after a hang.
 
-Read: entries (each a row of comms and an event at the time it was created, or from start to end where the backend
-discovered both), process groups, and the state of each group (``meta["pg_status"]``). A pickle is read without
-running anything it says. The dump does not say its rank: that is in the name of the file. JSON that was cut off or
-damaged gives the entries that are whole.
+Supported: entries (each a row of comms, and an event at its creation time, or from start to end if the backend
+discovered both), process groups, and the state of each group (``meta["pg_status"]``). Pickles are read without running
+any code. The dump does not contain its rank; that is in the name of the file. From damaged or truncated JSON the
+complete entries are read.
 
 Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 2.x.
 """
@@ -27,7 +27,7 @@ from etloom.formats.io import safe_pickle
 from etloom.formats.io.compression import read_content
 from etloom.formats.tables.building import build_trace, sort_events
 
-_MOST_DIMENSIONS = 64
+_MAX_DIMENSIONS = 64
 _PEER = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
 _OBJECT = re.compile(r'\{\s*"')
 _OTHER_MEMBERS = ("version", "pg_config", "pg_status", "rank")
@@ -45,34 +45,38 @@ _ARGUMENT_KEYS = (
 
 
 def sniff(head: bytes) -> bool:
-    """Whether the file begins like a dump. A pickle is looked at, not read."""
+    """Return whether a file that begins with these bytes is a dump. Pickles are searched, not loaded."""
     if head[:1] == b"\x80":
         return b"entries" in head and (b"profiling_name" in head or b"pg_config" in head)
     return head.lstrip()[:1] == b"{" and b'"collective_seq_id"' in head and b'"profiling_name"' in head
 
 
 def read(path: Path, *, limit: int = 256 << 20) -> Trace:
-    """The Trace of one rank: events, comms, groups.
+    """Read the events, comms and groups of one rank.
 
-    limit: the most bytes that the unpacked file may have. Raises ReadError, LimitError.
+    limit: the largest accepted size of the decompressed file in bytes.
+
+    Raises:
+        ReadError: If the file cannot be read or is not a dump.
+        LimitError: If the file is too large.
     """
-    data, cut = read_content(path, limit)
+    data, damage = read_content(path, limit)
     stats: list[Stat] = []
-    dump = _load_dump(data, cut, path, stats)
+    dump = _load_dump(data, damage, path, stats)
     entries = dump.get("entries", [])
     if not isinstance(entries, list):
-        raise ReadError("is no Flight Recorder dump: entries is no list", where=path)
+        raise ReadError("is not a Flight Recorder dump: entries is not a list", where=path)
     groups = _read_groups(dump.get("pg_config"))
     rows: list[dict[str, Any]] = []
-    unread = 0
+    damaged = 0
     for position, entry in enumerate(entries):
         row = _build_row(entry, groups) if isinstance(entry, dict) else None
         if row is None:
-            unread += 1
+            damaged += 1
         else:
             rows.append({"position": position, **row})
-    lost = "an entry without profiling_name or time_created_ns"
-    stats.append(Stat("read.damaged_entry", "data_loss", unread, lost))
+    reason = "an entry without profiling_name or time_created_ns"
+    stats.append(Stat("read.damaged_entry", "data_loss", damaged, reason))
     meta = {
         "formats": ["flight_recorder"],
         "files": [str(path)],
@@ -85,7 +89,7 @@ def read(path: Path, *, limit: int = 256 << 20) -> Trace:
     return build_trace(_build_tables(rows, groups), meta, stats)
 
 
-def _load_dump(data: bytes, cut: str | None, path: Path, stats: list[Stat]) -> dict[str, Any]:
+def _load_dump(data: bytes, damage: str | None, path: Path, stats: list[Stat]) -> dict[str, Any]:
     if data[:1] == b"\x80":
         dump = safe_pickle.load_plain_values(data, path)
     else:
@@ -93,21 +97,21 @@ def _load_dump(data: bytes, cut: str | None, path: Path, stats: list[Stat]) -> d
             dump = json.loads(data)
         except (ValueError, RecursionError) as error:
             dump = _recover_entries(data.decode("utf-8", "replace"))
-            example = f"{cut or error}: {len(dump.get('entries', ()))} whole entries were read"
+            example = f"{damage or error}: {len(dump.get('entries', ()))} complete entries were read"
             stats.append(Stat("read.truncated", "data_loss", 1, example))
     if not isinstance(dump, dict) or not {"entries", "pg_config"} & dump.keys():
-        raise ReadError("is no Flight Recorder dump: no entries, no pg_config", where=path)
+        raise ReadError("is not a Flight Recorder dump: no entries, no pg_config", where=path)
     return dump
 
 
 def _recover_entries(text: str) -> dict[str, Any]:
-    """What is whole in a dump that is not: its entries, wherever they are, and the members beside them."""
+    """Recover the complete entries of a damaged dump, and its other complete members."""
     decoder = json.JSONDecoder()
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key in _OTHER_MEMBERS:
         if member := re.search(rf'"{key}"\s*:\s*', text):
             with contextlib.suppress(ValueError, RecursionError):
-                found[key], _ = decoder.raw_decode(text, member.end())
+                members[key], _ = decoder.raw_decode(text, member.end())
     entries = []
     start = text.find('"entries"')
     at = max(start, 0)
@@ -118,7 +122,7 @@ def _recover_entries(text: str) -> dict[str, Any]:
             at = begin.end()
         else:
             entries += [value] if "profiling_name" in value else []
-    return found | {"entries": entries} if found or start >= 0 else {}
+    return members | {"entries": entries} if members or start >= 0 else {}
 
 
 def _to_int(value: Any) -> int | None:
@@ -131,30 +135,30 @@ def _to_text(value: Any) -> str | None:
 
 
 def _read_groups(config: Any) -> dict[str, dict[str, Any]]:
-    """Rows of the groups table by name."""
-    found = {}
+    """Return the rows of the groups table by name."""
+    rows = {}
     for name, group in config.items() if isinstance(config, dict) else ():
         if not isinstance(group, dict) or not isinstance(name, str):
             continue
         ranks = group.get("ranks")
         try:
-            listed = json.loads(ranks) if isinstance(ranks, str) else ranks
+            numbers = json.loads(ranks) if isinstance(ranks, str) else ranks
         except (ValueError, RecursionError):
-            listed = None
-        plain = isinstance(listed, list) and all(_to_int(rank) is not None for rank in listed)
-        # Gloo leaves the list empty: unknown, not a group of nobody.
-        known = listed if plain and listed else None
-        found[name] = {
+            numbers = None
+        is_valid = isinstance(numbers, list) and all(_to_int(rank) is not None for rank in numbers)
+        # Gloo leaves the list empty, which means unknown.
+        members = numbers if is_valid and numbers else None
+        rows[name] = {
             "pg_name": _to_text(group.get("name")) or name,
             "pg_desc": _to_text(group.get("desc")),
-            "ranks": json.dumps(known) if known else None,
-            "size": len(known) if known else None,
+            "ranks": json.dumps(members) if members else None,
+            "size": len(members) if members else None,
         }
-    return found
+    return rows
 
 
 def _read_status(status: Any) -> dict[str, dict[str, int | None]]:
-    """group -> last_enqueued_collective, last_started_collective, last_completed_collective; -1 is none yet."""
+    """Return group -> last_enqueued_collective, last_started_collective, last_completed_collective; -1: none yet."""
     return {
         str(group): {
             str(key): int(value) if str(value).isdecimal() and len(str(value)) < 19 else None
@@ -166,17 +170,16 @@ def _read_status(status: Any) -> dict[str, dict[str, int | None]]:
 
 
 def _build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Columns of the event and the comm of an entry together; None where it says neither what nor when."""
+    """Return the columns of the event and of the comm of an entry; None for an entry without name or time."""
     name, created = entry.get("profiling_name"), _to_int(entry.get("time_created_ns"))
     if not isinstance(name, str) or not created:
         return None
-    # JSON dumps write 0, pickles None, where the backend discovered no start or end.
+    # If the backend discovered no start or end, JSON dumps have 0, pickles have None.
     started = _to_int(entry.get("time_discovered_started_ns")) or None
     completed = _to_int(entry.get("time_discovered_completed_ns")) or None
-    timed = started is not None and completed is not None and completed >= started
-    group = entry.get("process_group")
-    pg_name, pg_desc = (*(group if isinstance(group, (list, tuple)) else ()), None, None)[:2]
-    in_group = groups.get(pg_name, {}) if isinstance(pg_name, str) else {}
+    has_duration = started is not None and completed is not None and completed >= started
+    pg_name, pg_desc = _split_group(entry.get("process_group"))
+    group = groups.get(pg_name, {}) if isinstance(pg_name, str) else {}
     is_p2p = bool(entry.get("is_p2p"))
     dtypes = entry.get("input_dtypes")
     dtype = _to_text(dtypes[0]) if isinstance(dtypes, list) and dtypes else None
@@ -186,23 +189,23 @@ def _build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict
     args = {key: entry[key] for key in _ARGUMENT_KEYS if isinstance(entry.get(key), (str, int, float))}
     if frames := _format_frames(entry.get("frames")):
         args["frames"] = frames
-    if not timed:
+    if not has_duration:
         args |= {"started_ns": started} if started else {}
         args |= {"completed_ns": completed} if completed else {}
     elif started is not None:
         args["created_ns"] = created
     return {
-        "ph": "X" if timed else "i",
+        "ph": "X" if has_duration else "i",
         "name": name,
-        "ts": started if timed else created,
-        "dur": completed - started if timed and completed and started else None,
+        "ts": started if has_duration else created,
+        "dur": completed - started if has_duration and completed and started else None,
         "tid": _to_int(int(entry["thread_id"]) if str(entry.get("thread_id", "")).isdecimal() else None),
         "args": json.dumps(args),
         "collective": parse_collective(name),
         "pg_name": _to_text(pg_name),
         "pg_desc": _to_text(pg_desc),
-        "ranks": in_group.get("ranks"),
-        "group_size": in_group.get("size"),
+        "ranks": group.get("ranks"),
+        "group_size": group.get("size"),
         "seq": _to_int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
         "dtype": dtype,
         "in_nelems": elements,
@@ -213,13 +216,20 @@ def _build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict
     }
 
 
+def _split_group(group: Any) -> tuple[Any, Any]:
+    """Return the name and the description of the process group of an entry."""
+    if not isinstance(group, (list, tuple)):
+        return None, None
+    return (group[0] if group else None), (group[1] if len(group) > 1 else None)
+
+
 def _count_elements(sizes: Any) -> int | None:
-    """Elements of all tensors together; None where there is no tensor or a size is no number."""
+    """Return the total elements of all tensors; None if there is no tensor or a size is not a number."""
     if not isinstance(sizes, (list, tuple)) or not sizes:
         return None
     total = 0
     for shape in sizes:
-        if not isinstance(shape, (list, tuple)) or len(shape) > _MOST_DIMENSIONS:
+        if not isinstance(shape, (list, tuple)) or len(shape) > _MAX_DIMENSIONS:
             return None
         if not all(_to_int(length) is not None for length in shape):
             return None
@@ -249,7 +259,7 @@ def _build_tables(rows: list[dict[str, Any]], groups: dict[str, dict[str, Any]])
         return {"groups": _build_group_table(groups)}
     ordered = sort_events(both).with_row_index("id")
     return {
-        # Kineto's name for records of collectives that are no device work.
+        # Kineto's category for records of collectives that are not GPU activities.
         "events": ordered.select("id", *_EVENT, cat=pl.lit("collective_comm")),
         "comms": ordered.select("id", pl.exclude("id", *_EVENT), event="id"),
         "groups": _build_group_table(groups),

@@ -99,7 +99,7 @@ def test_what_was_saved_before_is_replaced_and_nothing_else(job: Job, tmp_path: 
     (target / "notes.txt").write_text("mine")
     for taken in (target, tmp_path / "run", tmp_path / "run" / "torch_et_0.json"):
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(EtloomError, match="is in the way"):
+        with pytest.raises(EtloomError, match="was not written by etloom"):
             export.write(job, taken)
         assert sorted(tmp_path.rglob("*")) == before
     assert (target / "notes.txt").read_text() == "mine"
@@ -136,8 +136,8 @@ def test_a_write_that_fails_leaves_nothing_and_keeps_what_was_there(job: Job, tm
         ),
         ("meta.json", b"[]", "is not the meta.json"),
         ("meta.json", b"[" * 100_000, "is not the meta.json"),
-        ("events.parquet", b"PAR1 and no more", "is no table 'events'"),
-        ("events.parquet", b"", "is no table 'events'"),
+        ("events.parquet", b"PAR1 and no more", "is not a valid table 'events'"),
+        ("events.parquet", b"", "is not a valid table 'events'"),
     ],
 )
 def test_a_damaged_folder_is_one_line(
@@ -157,7 +157,7 @@ def test_a_table_with_a_foreign_column_is_refused(job: Job, tmp_path: Path) -> N
     export.write(job[0], target)
     pl.DataFrame({"speed": [1]}).write_parquet(target / "launches.parquet")
     with pytest.raises(
-        ReadError, match=r"launches\.parquet: is no table 'launches': table launches has no column"
+        ReadError, match=r"launches\.parquet: is not a valid table 'launches': table launches has no column"
     ):
         reader.read(target)
 
@@ -181,7 +181,7 @@ def test_a_table_that_is_missing_or_short_is_no_empty_table(job: Job, tmp_path: 
     with pytest.raises(ReadError) as raised:
         reader.read(target)
     assert (
-        str(raised.value) == f"{target / 'events.parquet'}: holds 6 rows, and 7 were saved; export it again"
+        str(raised.value) == f"{target / 'events.parquet'}: has 6 rows, but 7 were saved; export it again"
     )
     (target / "events.parquet").unlink()
     with pytest.raises(ReadError, match=r"events\.parquet: is missing: 7 rows were saved"):

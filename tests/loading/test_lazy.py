@@ -125,7 +125,7 @@ def test_the_entry_in_use_is_not_the_one_that_goes(run: Path, monkeypatch: pytes
 def test_files_that_go_while_they_are_used_are_one_line(run: Path) -> None:
     job = etloom.open(run / "kineto_trace_0.json", lazy=True)
     cache.clear_cache()
-    with pytest.raises(ReadError, match=r"events\.parquet: was removed while it was used"):
+    with pytest.raises(ReadError, match=r"events\.parquet: was removed while in use"):
         _ = job[0].events
     with pytest.raises(EtloomError):
         job.query(SQL)

@@ -1,7 +1,7 @@
-"""The folder of Parquet files that `etloom.formats.parquet.writer` writes: layout 1, a Trace or a Job.
+"""etloom's own folder of Parquet files (layout 1) with a Trace or a Job, as `etloom.formats.parquet.writer` writes it.
 
-What it holds is data from outside all the same: only the tables of the schema are opened, by their own names,
-in the folder itself and its ``rank=N`` folders.
+The folder is untrusted input: only the tables of the schema are opened, by their own names, in the folder itself and in
+its ``rank=N`` folders.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LAYOUT_VERSION = 1
 
 
 def sniff(head: bytes) -> bool:
-    """Whether these are the first bytes of the meta.json of such a folder."""
+    """Return whether a file that begins with these bytes is the meta.json of such a folder."""
     return re.match(rb'\s*\{\s*"etloom"\s*:', head) is not None
 
 
 def sniff_folder(path: Path) -> bool:
-    """Whether a folder is such a folder: it has a meta.json of ours."""
+    """Return whether a folder has a meta.json written by etloom."""
     try:
         with Path(path, "meta.json").open("rb") as file:
             return sniff(file.read(64))
@@ -39,11 +39,13 @@ def sniff_folder(path: Path) -> bool:
 
 
 def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = None) -> Trace | Job:
-    """A Trace, or a Job, from its folder or the meta.json in it.
+    """Read a Trace or a Job from its folder, or from the meta.json in the folder.
 
-    lazy: leave the tables in their files, see `ParquetTable`. owner: lives as long as they are needed.
+    lazy: leave the tables in their files until they are accessed.
+    owner: an object to keep alive as long as the tables are needed, such as a temporary folder.
 
-    Raises ReadError for another layout, a missing, short or damaged file and a table that is not the schema's.
+    Raises:
+        ReadError: For another layout, a missing, short or damaged file, and a table that does not match the schema.
     """
     folder = Path(source)
     if folder.name == "meta.json" and not folder.is_dir():
@@ -56,10 +58,10 @@ def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = Non
         for entry in folder.iterdir()
         if (match := re.fullmatch(r"rank=(\d+)", entry.name)) and entry.is_dir()
     }
-    if lost := [rank for rank in saved.ranks if rank not in ranks]:
+    if missing := [rank for rank in saved.ranks if rank not in ranks]:
         raise ReadError(
-            f"is missing, with {len(lost) - 1} more ranks" if len(lost) > 1 else "is missing",
-            where=folder / f"rank={lost[0]}",
+            f"is missing, with {len(missing) - 1} more ranks" if len(missing) > 1 else "is missing",
+            where=folder / f"rank={missing[0]}",
             remedy="export it again",
         )
     traces = {rank: _read_trace(entry, _read_meta(entry), lazy, owner) for rank, entry in ranks.items()}
@@ -68,7 +70,7 @@ def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = Non
 
 @dataclass(frozen=True)
 class _SavedMeta:
-    """What a meta.json says. Folders that were saved before it said rows have no ``tables`` and ``ranks``."""
+    """The content of a meta.json. Folders saved by older versions have no ``tables`` (rows of each) and ``ranks``."""
 
     kind: str
     meta: dict[str, Any]
@@ -84,7 +86,9 @@ def _read_meta(folder: Path) -> _SavedMeta:
         tables, ranks = content.get("tables", {}), content.get("ranks", [])
     except OSError as error:
         raise ReadError(
-            f"cannot be read: {error.strerror}", where=file, remedy="name a folder that etloom export wrote"
+            f"cannot be read: {error.strerror}",
+            where=file,
+            remedy="specify a folder written by etloom export",
         ) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ReadError(
@@ -140,14 +144,12 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
             continue
         if lazy:
             loaders[name] = ParquetTable(name, file, owner)
-            found = loaders[name].rows()
+            height = loaders[name].rows()
         else:
             tables[name] = _rechunk_columns(_read_table(name, file))
-            found = tables[name].height
-        if rows is not None and found != rows:
-            raise ReadError(
-                f"holds {found} rows, and {rows} were saved", where=file, remedy="export it again"
-            )
+            height = tables[name].height
+        if rows is not None and height != rows:
+            raise ReadError(f"has {height} rows, but {rows} were saved", where=file, remedy="export it again")
     return Trace(tables, saved.meta, loaders=loaders)
 
 
@@ -157,15 +159,15 @@ def _read_table(name: str, file: Path) -> pl.DataFrame:
     last: Any = table["id"].max() if "id" in table.columns else None
     if last is not None and last >= 1 << 31:
         raise ReadError(
-            f"has a row with the id {last}, and ids are numbers of rows", where=file, remedy="export it again"
+            f"has a row with the id {last}, but ids are row numbers", where=file, remedy="export it again"
         )
     return table
 
 
 def _rechunk_columns(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with each column in one piece of memory, so that an array of it is a view and no copy.
+    """Make each column contiguous in memory, so that a NumPy array of it is a view.
 
-    A column at a time: no more than one is there twice.
+    Columns are replaced one at a time, so at most one is in memory twice.
     """
     for at, name in enumerate(frame.columns):
         frame.replace_column(at, frame[name].rechunk())
@@ -175,7 +177,7 @@ def _rechunk_columns(frame: pl.DataFrame) -> pl.DataFrame:
 def _scan_table(name: str, file: Path) -> pl.LazyFrame:
     with _converting_errors(name, file):
         frame = pl.scan_parquet(file, glob=False, hive_partitioning=False)
-        TABLES[name].conform(frame.head(0).collect())  # what cannot be conformed is found out here
+        TABLES[name].conform(frame.head(0).collect())  # raises if it does not match the schema
         columns = frame.collect_schema()
     return frame.select(
         (pl.col(column).cast(dtype) if column in columns else pl.lit(None, dtype)).alias(column)
@@ -190,13 +192,15 @@ def _count_rows(name: str, file: Path) -> int:
 
 @contextlib.contextmanager
 def _converting_errors(name: str, file: Path) -> Iterator[None]:
-    """Whatever is wrong with the file of a table as one ReadError."""
+    """Convert all errors of reading a table's file to ReadError."""
     try:
         yield
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         if not file.exists():
             raise ReadError(
-                "was removed while it was used", where=file, remedy="open or export the run again"
+                "was removed while in use", where=file, remedy="open or export the run again"
             ) from None
         reason = str(error).partition("\n")[0]
-        raise ReadError(f"is no table {name!r}: {reason}", where=file, remedy="export it again") from None
+        raise ReadError(
+            f"is not a valid table {name!r}: {reason}", where=file, remedy="export it again"
+        ) from None

@@ -1,10 +1,10 @@
-"""A folder of Parquet files, one a table, and meta.json: read back equal, and read by others without us.
+"""A folder of Parquet files, one per table, and meta.json. It reads back equal, and other tools can read it.
 
     run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "tables": {name: rows}, "meta": {}}
     run.parquet/events.parquet     the table of that name in etloom.core.schema, zstd, text as dictionaries
 
 A Job has its own meta.json (``"kind": "job"``, ``"ranks": [...]``) and stats, and a folder ``rank=N/`` for each rank,
-which DuckDB, Spark and polars take as a column:
+which DuckDB, Spark and polars read as a column:
 ``read_parquet('run.parquet/*/events.parquet', hive_partitioning = true)``.
 """
 
@@ -30,31 +30,39 @@ LAYOUT_VERSION = 1
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
-    """Write a Trace or a Job to the folder ``path``, which appears under its name only when it is whole.
+    """Write a Trace or a Job to the folder ``path``, which appears under its name when it is complete.
 
-    A folder that this wrote before is replaced. Raises EtloomError where anything else is in the way.
+    A folder written by etloom is replaced.
+
+    Raises:
+        EtloomError: If anything else exists under that name.
     """
     with create_atomically(path) as new:
         if isinstance(trace, Job):
             trace.run_stats.write_parquet(new / "stats.parquet")
             write_meta(new, "job", trace.meta, trace.ranks)
-            for rank, one in trace.items():
+            for rank, rank_trace in trace.items():
                 (new / f"rank={rank}").mkdir()
-                _write_trace(one, new / f"rank={rank}")
+                _write_trace(rank_trace, new / f"rank={rank}")
         else:
             _write_trace(trace, new)
 
 
 @contextlib.contextmanager
 def create_atomically(path: str | PathLike[str]) -> Iterator[Path]:
-    """An empty folder that takes the name ``path`` when the block ends well, and is gone when it does not.
+    """Yield an empty folder that is renamed to ``path`` when the block succeeds, and is removed when it fails.
 
-    A folder that we wrote before is replaced. Raises EtloomError where anything else is in the way.
+    A folder written by etloom is replaced.
+
+    Raises:
+        EtloomError: If anything else exists under that name.
     """
     target = Path(path)
-    if target.exists() and not _is_ours(target):
+    if target.exists() and not _is_replaceable(target):
         raise EtloomError(
-            "is in the way: a trace is saved as a folder of its own", where=target, remedy="name another path"
+            "exists and was not written by etloom; it is not replaced",
+            where=target,
+            remedy="choose another path",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
@@ -67,9 +75,9 @@ def create_atomically(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 def write_meta(folder: Path, kind: str, meta: Mapping[str, Any], ranks: Sequence[int] = ()) -> None:
-    """Write the meta.json of a folder that holds the tables of a ``trace``, or stats and the ``ranks`` of a ``job``.
+    """Write the meta.json of a folder with the tables of a ``trace``, or with stats and the ``ranks`` of a ``job``.
 
-    Called when the tables are there: it says how many rows each has, so that one that is lost later is missed.
+    To be called after the tables are written: it records the rows of each, so that a reader notices a lost table.
     """
     content: dict[str, Any] = {"etloom": __version__, "layout": LAYOUT_VERSION, "kind": kind}
     content["tables"] = {
@@ -88,12 +96,13 @@ def _write_trace(trace: Trace, folder: Path) -> None:
     write_meta(folder, "trace", trace.meta)
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether the folder is empty or holds only what `write` makes: replacing it destroys nothing else."""
+def _is_replaceable(folder: Path) -> bool:
+    """Return whether a folder is empty or has only files of `write`, so that replacing it destroys nothing else."""
     if not folder.is_dir() or folder.is_symlink():
         return False
     files = {"meta.json", *(f"{name}.parquet" for name in TABLES)}
     return all(
-        (entry.is_file() and entry.name in files) or (entry.name.startswith("rank=") and _is_ours(entry))
+        (entry.is_file() and entry.name in files)
+        or (entry.name.startswith("rank=") and _is_replaceable(entry))
         for entry in folder.iterdir()
     )
