@@ -236,18 +236,18 @@ def reduce_(elements: int) -> dict[str, Any]:
     return {"collective_name": "allreduce", "dtype": "Float", **sizes, **everyone}
 
 
-def replay_trace(trace: Any, device: str = "cpu", **options: Any) -> Any:
+def replay_trace(recording: Any, device: str = "cpu", **options: Any) -> Any:
     """Replay the operators of a trace; hooks, ``skip`` and ``resources`` are passed like options."""
     from etloom.replayer.compute.operator_replay import replay_operators
 
-    return _replay(replay_operators, trace, device, options)
+    return _replay(replay_operators, recording, device, options)
 
 
-def prepare_trace(trace: Any, device: str = "cpu", **options: Any) -> Any:
+def prepare_trace(recording: Any, device: str = "cpu", **options: Any) -> Any:
     """Prepare an executor of a trace, with the arguments of `replay_trace`."""
     from etloom.replayer.compute.operator_replay import prepare_executor
 
-    return _replay(prepare_executor, trace, device, options)
+    return _replay(prepare_executor, recording, device, options)
 
 
 def _replay(function: Any, trace: Any, device: str, options: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from etloom.replayer.compute import isolation
 TRIES = """
 import os, signal, sys, time
 from etloom.replayer.compute import isolation
-told, left_out = apart.here()
+told, left_out = isolation.connect_to_parent()
 for node in (7, 8):
     told(node)
     if node == 7 and node not in left_out:
@@ -34,7 +34,7 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, seven: str, then: str
 
 def test_what_ends_the_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deadly = command(tmp_path, monkeypatch, "os.kill(os.getpid(), signal.SIGSEGV)", "sys.exit(3)")
-    assert isolation.run_isolated(deadly) == (3, {7: "it ended the process: SIGSEGV"})
+    assert isolation.run_isolated(deadly) == (3, {7: "it crashed the process: SIGSEGV"})
 
 
 def test_what_never_ends_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_repeats_have_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_killed_process_wanted_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EtloomError, match="killed, most likely for want of memory"):
+    with pytest.raises(EtloomError, match="killed, probably because memory was exhausted"):
         isolation.run_isolated(command(tmp_path, monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)"))
 
 

@@ -135,8 +135,11 @@ def test_a_consumer_gets_what_its_producer_gave(tmp_path: Path) -> None:
     made = build_program(record(tmp_path, step))
     machine = Executor(made, torch.device("cpu"))
     seen: dict[str, Any] = {}
-    take = machine._take
-    machine._take = lambda step, ready, given: (seen.update({step.name: given}), take(step, ready, given))[1]  # type: ignore[assignment,func-returns-value]
+    take = machine._store_results
+    machine._store_results = lambda step, ready, given: (
+        seen.update({step.name: given}),
+        take(step, ready, given),
+    )[1]  # type: ignore[assignment,func-returns-value]
     machine.trial_run()
     assert [one.result for one in machine.outcomes] == ["replayed"] * len(made.steps)
     assert seen["aten::sum"].tolist() == [12.0] * 4
@@ -176,7 +179,7 @@ def test_gives_other_shapes_where_they_depend_on_values(tmp_path: Path) -> None:
     by_name = {
         name: (result, reason) for name, result, reason in coverage.select("name", "result", "reason").rows()
     }
-    assert by_name["aten::nonzero"] == ("substituted", "gave shape [4, 1], recorded [2, 1]")
+    assert by_name["aten::nonzero"] == ("substituted", "returned shape [4, 1], recorded [2, 1]")
     assert by_name["aten::add"] == ("replayed", None)  # on a tensor made as it was recorded
 
 
@@ -194,14 +197,14 @@ def test_steps_are_chosen_by_number(tmp_path: Path) -> None:
     assert sum(step.name == "aten::linear" for step in whole.steps) == 3
     assert sum(step.name == "aten::linear" for step in one.steps) == 1
     assert any(step.name == "aten::mm" for step in one.steps)  # of the backward thread
-    with pytest.raises(EtloomError, match="the execution trace has no step 9; it has 1, 2, 3"):
+    with pytest.raises(EtloomError, match="the execution trace has no step 9; its steps are: 1, 2, 3"):
         build_program(trace, step=9)
 
 
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ("aten::from_file(str filename) -> Tensor", "not run for a trace of unknown origin"),
+        ("aten::from_file(str filename) -> Tensor", "not run for traces of unknown origin"),
         ("mine::add(Tensor a) -> Tensor", "namespace mine is not allowed; --allow-namespace adds one"),
         ("aten::no_such(Tensor a) -> Tensor", "not in this torch"),
         (
@@ -212,7 +215,7 @@ def test_steps_are_chosen_by_number(tmp_path: Path) -> None:
         ("os::system(str command) -> ()", "namespace os is not allowed; --allow-namespace adds one"),
         (
             "aten::_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor",
-            "not run for a trace of unknown origin",
+            "not run for traces of unknown origin",
         ),
     ],
 )
@@ -331,7 +334,8 @@ def test_the_command(data: Path, capfd: pytest.CaptureFixture[str], tmp_path: Pa
     assert {row["name"] for row in rows if row["result"] != "replayed"} == {"c10d::allreduce_"}
     assert "covered: 100.00% of operators, 100.00% of their recorded time" in said.err
     assert re.search(
-        r"best of \d with \d+ threads? an operator, recorded .* ms \(with how many is not", said.err
+        r"best of \d repeats?: .* ms with \d+ threads? per operator, recorded .* ms \(its number of threads is not",
+        said.err,
     )
     assert etloom.open(out)[1].events.height > 1000
 
@@ -344,7 +348,7 @@ def test_the_command_says_what_it_cannot(
     assert (
         cli.main(["replay", "compute", given, "--device", "meta", "--min-coverage", "100", "--out", out]) == 1
     )
-    assert "on meta nothing takes time" in capfd.readouterr().err
+    assert "a replay on meta has no trace" in capfd.readouterr().err
     assert cli.main(["replay", "compute", given, "--rank", "7"]) != 0
     assert "there is no rank 7" in capfd.readouterr().err
     assert cli.main(["replay", "compute", given, "--device", "tpu"]) == 2
@@ -366,7 +370,7 @@ def test_shapes_of_recorded_gpu_traces(data: Path, name: str, least: float) -> N
     job = etloom.open(data / name)
     done: ComputeReplay = replay_trace(job[min(job)], "meta")
     assert (done.covered() or 0) >= least, done.coverage.filter(pl.col("result") == "skipped")
-    wrong = done.coverage.filter(pl.col("reason").str.contains("gave (shape|torch)"))
+    wrong = done.coverage.filter(pl.col("reason").str.contains("returned (shape|torch)"))
     assert not wrong.height, wrong
 
 
@@ -375,7 +379,7 @@ def test_compiled_code_is_a_row_with_its_time(data: Path) -> None:
     done = replay_trace(etloom.open(data / "cpu/compile")[0], repeats=1, warmup=0)
     left = done.coverage.filter(pl.col("result") == "skipped")
     (reason,) = left["reason"].unique()
-    assert reason.startswith("its kernels were not recorded (C++ never is; ")
+    assert reason.startswith("its kernels were not recorded (never for C++; ")
     assert left["count"].to_list() == [1, 1]
     trace = etloom.open(data / "cpu/compile")[0]
     times = trace.events.select("dur", name=pl.col("name").cast(pl.String))
@@ -457,7 +461,9 @@ def test_what_raised_in_the_recording_is_left_out_with_its_parts(tmp_path: Path)
     ended = pl.when(pl.col("id") == first).then(pl.lit('{"raised": true}'))  # as our observer tells
     todo = build_program(made.replace(nodes=made.nodes.with_columns(attrs=ended)))
     assert [step.et_id for step in todo.steps] == [4]
-    assert [(one.name, one.reason) for one in todo.omitted] == [("aten::relu", "it raised in the recording")]
+    assert [(one.name, one.reason) for one in todo.omitted] == [
+        ("aten::relu", "it raised an exception in the recording")
+    ]
 
 
 def test_what_is_not_run_leaves_no_older_tensor_under_its_id(tmp_path: Path) -> None:
@@ -527,7 +533,7 @@ def test_recorded_ranges_of_integers_hold_within_what_is_valid(tmp_path: Path) -
         machine.trial_run()
         assert (
             machine.outcomes[0].result == "replayed"
-            or machine.outcomes[0].reason == "gave 1 tensors, recorded 0"
+            or machine.outcomes[0].reason == "returned 1 tensors, recorded 0"
         )
         (found,) = (one for one in machine._slots if one is not None and one.dtype == torch.int64)
         return found
@@ -552,7 +558,7 @@ def test_recorded_ranges_of_integers_hold_within_what_is_valid(tmp_path: Path) -
 )
 def test_private_operators_run_only_if_known(schema: str, runs: bool) -> None:
     found = resolve_operator(schema, ATEN)
-    assert isinstance(found, Operator) if runs else found == "not run for a trace of unknown origin"
+    assert isinstance(found, Operator) if runs else found == "not run for traces of unknown origin"
 
 
 def test_an_alias_beyond_its_storage_is_refused() -> None:
@@ -617,7 +623,7 @@ def test_what_parts_of_an_operator_made_is_no_older_tensor(tmp_path: Path) -> No
 def test_a_rank_without_operators_is_named(tmp_path: Path) -> None:
     trace = record(tmp_path, mlp())
     bare = trace.replace(nodes=trace.nodes.head(0), meta={**trace.meta, "rank": 3})
-    with pytest.raises(EtloomError, match=r"^rank 3: holds no execution trace"):
+    with pytest.raises(EtloomError, match=r"^rank 3: has no execution trace"):
         build_program(bare)
 
 
@@ -638,7 +644,7 @@ def test_tensors_that_are_not_strided_are_told_and_their_readers_get_plain_ones(
     found = {step.name: one for step, one in zip(machine.program.steps, machine.outcomes, strict=True)}
     for name, layout in (("embedding_backward", "sparse_coo"), ("to_mkldnn", "mkldnn")):
         outcome = found[f"aten::{name}"]
-        reason = f"gave a {layout} tensor, and its readers get a plain one"
+        reason = f"returned a {layout} tensor; its readers get a dense one"
         assert (outcome.result, outcome.reason) == ("substituted", reason)
     assert found["aten::to_dense"].result == "replayed"
 

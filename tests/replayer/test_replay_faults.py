@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize(("rank", "world"), [("2", "2"), ("-1", "2"), ("0", "0"), ("", "2"), ("1.0", "2")])
 def test_ranks_that_cannot_be(rank: str, world: str) -> None:
-    with pytest.raises(EtloomError, match="say no rank"):
+    with pytest.raises(EtloomError, match="are not a rank and a world size"):
         Process.here({"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": world})
 
 
@@ -41,7 +41,7 @@ def test_one_process_for_several_ranks_is_one_line(tmp_path: Path, options: tupl
     run = write(tmp_path, {rank: [reduce_(8)] for rank in range(2)})
     ((status, out, err),) = ended(processes(1, run, *options))
     assert (status, out, err.count("\n")) == (1, "", 1), err
-    assert "2 ranks to play, but 1 process; start 2 (torchrun --nproc-per-node 2" in err
+    assert "2 ranks to replay, but 1 process; start 2 (torchrun --nproc-per-node 2" in err
 
 
 def test_the_store_outlives_those_who_still_ask_it() -> None:
@@ -77,9 +77,9 @@ def test_a_thousand_ranks_ask_the_store_a_few_things_a_beat() -> None:
 
     for rank in (0, 1, 999):
         watch = object.__new__(Watchdog)
-        watch._place, watch._store = Process(rank, 1000, 0), Counted()
-        watch._begin()
-        assert watch._gone() is None
+        watch._process, watch._store = Process(rank, 1000, 0), Counted()
+        watch._start_watching()
+        assert watch._find_gone() is None
         assert len(watch._store.asked) == 3
         assert sum(map(len, watch._store.asked)) == (1 + 2 * 999 if rank == 0 else 3)
 
@@ -126,10 +126,10 @@ def test_a_rank_gets_its_own_calls_and_all_groups(monkeypatch: pytest.MonkeyPatc
 )
 def test_rank_0_may_plan_in_silence(rank: int, doing: str, gone: bool) -> None:
     watch = object.__new__(Watchdog)
-    watch._place, watch._store = Process(1 - rank, 2, 0), Kept({f"beat/{rank}": f"3 {doing}"})
-    watch._begin()
-    watch._seen = {rank: (f"3 {doing}", time.monotonic() - 100)}
-    assert watch._gone() == (f"rank {rank} is gone; it was at {doing}" if gone else None)
+    watch._process, watch._store = Process(1 - rank, 2, 0), Kept({f"beat/{rank}": f"3 {doing}"})
+    watch._start_watching()
+    watch._last_beats = {rank: (f"3 {doing}", time.monotonic() - 100)}
+    assert watch._find_gone() == (f"rank {rank} is gone; it was at {doing}" if gone else None)
 
 
 def test_a_process_that_sees_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

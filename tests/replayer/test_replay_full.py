@@ -61,7 +61,7 @@ def test_an_operator_that_ends_a_process_ends_no_rank(tmp_path: Path) -> None:
     assert (row["collective"], row["count"]) == ("all_reduce", 4)
     assert "operators of rank 0 that run: 1 of 1" in found[0][2]
     assert found[1][2] == (
-        "etloom: not run, 1 times on rank 1: aten::_native_multi_head_attention: it ended the process: SIGFPE\n"
+        "etloom: not run, 1 times on rank 1: aten::_native_multi_head_attention: it crashed the process: SIGFPE\n"
     )
 
 
@@ -87,7 +87,7 @@ def test_an_operator_that_ends_the_process_is_an_outcome(
     assert cli.main(["replay", "compute", str(tmp_path), "--repeats", "1", "--format", "json"]) == 0
     rows = {row["name"]: (row["result"], row["reason"]) for row in json.loads(capfd.readouterr().out)}
     assert rows["aten::relu"][0] == "replayed"
-    assert rows["aten::_native_multi_head_attention"] == ("skipped", "it ended the process: SIGFPE")
+    assert rows["aten::_native_multi_head_attention"] == ("skipped", "it crashed the process: SIGFPE")
 
 
 def test_a_rank_says_which_operator_it_is_at(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_calls_that_are_alike_still_meet(calls: list[tuple[tuple[int, ...], str]
     for group in GROUPS:
         made = [[one.collective for one in rows[rank] if one.group == group] for rank in group]
         assert made == made[:1] * len(group)
-    assert all((one.group is None) == (one.unknown is not None) for own in rows.values() for one in own)
+    assert all((one.group is None) == (one.missing is not None) for own in rows.values() for one in own)
 
 
 def recorded(rank: int, calls: list[dict[str, Any]], groups: list[list[int]]) -> etloom.Trace:
@@ -110,7 +110,7 @@ def test_a_call_that_nobody_tells_is_a_row_with_its_reason() -> None:
         [((0, 1, 2), (8,)), ((0, 1), (3,))],
         [((0, 1, 2), (8,))],
     ]
-    reason = "its group was not recorded, and what other ranks call does not tell it"
+    reason = "its group was not recorded and cannot be inferred from the calls of other ranks"
     assert [(one.rank, one.name, one.reason) for one in made.skipped] == [
         (0, "c10d::all_reduce_", reason),
         (1, "c10d::broadcast_", reason),
@@ -190,5 +190,5 @@ def test_ranks_may_name_a_group_in_different_orders() -> None:
     rows = {rank: [row("all_reduce", size, (0, 1), rank) for size in (8, 9)] for rank in (0, 1)}
     rows[0][0].group, rows[1][0].group = (1, 0), (0, 1)
     infer_groups(rows, [(0, 1)])
-    assert [[one.unknown for one in own] for own in rows.values()] == [[None, None], [None, None]]
+    assert [[one.missing for one in own] for own in rows.values()] == [[None, None], [None, None]]
     assert (rows[0][1].group, rows[1][1].group) == ((0, 1), (0, 1))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from etloom.cli.replay.printing import contention_warning
 from etloom.core.errors import EtloomError
@@ -66,9 +67,9 @@ def test_runs_on_one_host_have_ports_of_their_own() -> None:
 
 
 def test_a_host_that_is_not_known_is_told_at_once() -> None:
-    with pytest.raises(EtloomError, match=r"^master_addr: the host 'no such host' is not known here: "):
+    with pytest.raises(EtloomError, match=r"^master_addr: cannot resolve host 'no such host': "):
         rendezvous_address("no such host", None, {})
-    with pytest.raises(EtloomError, match=r"^the host 'no such host' is not known here: "):
+    with pytest.raises(EtloomError, match=r"^cannot resolve host 'no such host': "):
         rendezvous_address(None, None, {"MASTER_ADDR": "no such host"})
 
 
@@ -87,10 +88,8 @@ def test_latencies_of_a_crowded_host_are_told_apart(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert contention_warning(3.9, "cpu", 2) is None
-    said = (
-        "latencies hold waits for a CPU and compare neither with the recording's nor with another replay's: "
-    )
-    ranks, busy = "2 ranks with 3 threads each share 4 CPUs", "before the replay the load was 4.5 on 4 CPUs"
+    said = "latencies include waiting for a CPU and cannot be compared with the recording or with other replays: "
+    ranks, busy = "2 ranks with 3 threads each share 4 CPUs", "the load before the replay was 4.5 on 4 CPUs"
     assert contention_warning(None, "cpu", 3) == said + ranks
     assert contention_warning(4.5, "cpu", 3) == f"{said}{ranks}, and {busy}"
     assert contention_warning(4.5, "cuda", 3) == said + busy
@@ -102,10 +101,13 @@ def test_latencies_of_a_crowded_host_are_told_apart(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["replay", "compute", "cpu/ddp_2/kineto_trace_0.json.gz"], "holds no execution trace"),
+        (["replay", "compute", "cpu/ddp_2/kineto_trace_0.json.gz"], "has no execution trace"),
         (["replay", "compute", "cpu/ddp_2", "--rank", "5"], "there is no rank 5"),
-        (["replay", "compute", "cpu/ddp_2", "--step", "9"], "the execution trace has no step 9; it has 0, 1"),
-        (["replay", "comms", "cpu/ddp_2"], "2 ranks to play, but 1 process"),
+        (
+            ["replay", "compute", "cpu/ddp_2", "--step", "9"],
+            "the execution trace has no step 9; its steps are: 0, 1",
+        ),
+        (["replay", "comms", "cpu/ddp_2"], "2 ranks to replay, but 1 process"),
         (["replay", "full", "nothere"], "no such file or folder"),
         (["--trace-path", "nothere"], "no such file or folder"),
     ],
@@ -118,7 +120,8 @@ def test_input_is_looked_at_before_torch_is_imported(
     plain = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     module = "etloom" if command[0] == "replay" else "etloom.compat.comms_replay"
     ended = subprocess.run(
-        [sys.executable, "-m", module, *command], cwd=data, env={**plain, "PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-m", module, *command], cwd=data,
+        env={**plain, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr

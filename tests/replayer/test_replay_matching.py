@@ -14,7 +14,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.replayer.comms.call_mapping import select_calls as kept_of
 from etloom.replayer.comms.call_matching import match_calls
-from etloom.replayer.comms.plan_options import plan_replay
+from etloom.replayer.comms.plan_options import PlanOptions, plan_replay
 from etloom.replayer.plan import Call, Plan
 
 
@@ -38,9 +38,9 @@ def test_what_one_rank_lacks_is_left_out_with_a_reason() -> None:
     kept, left = match_calls(calls)
     assert kept == [{0, 1, 3}, {0, 1, 2}, {0}]
     assert [(one.rank, one.reason) for one in left] == [
-        (0, "rank 1 has no call that meets it"),
-        (1, "rank 0 has no call that meets it"),
-        (2, "rank 0 has no call that meets it"),
+        (0, "rank 1 has no matching call"),
+        (1, "rank 0 has no matching call"),
+        (2, "rank 0 has no matching call"),
     ]
 
 
@@ -65,7 +65,9 @@ def test_what_one_rank_lacks_is_left_out_with_a_reason() -> None:
     ],
 )
 def test_what_contradicts_is_an_error(one: Call, other: Call) -> None:
-    with pytest.raises(EtloomError, match=rf"call 0 of rank \d \({one.collective}, .* meets call 0 of rank"):
+    with pytest.raises(
+        EtloomError, match=rf"call 0 of rank \d \({one.collective}, .* does not match call 0 of rank"
+    ):
         match_calls([[one], [other]])
 
 
@@ -85,7 +87,7 @@ def test_what_may_differ_between_ranks() -> None:
 
 def test_a_contradiction_says_what_differs() -> None:
     one, other = collective(dtype="int", inputs=(1, 1)), collective(dtype="short", inputs=(4,))
-    said = r"rank 0 \(all_reduce, 8 B, 2 tensors of int, sum\) meets call 0 of rank 1 \(all_reduce, 8 B, short, sum\)"
+    said = r"rank 0 \(all_reduce, 8 B, 2 tensors of int, sum\) does not match call 0 of rank 1 \(all_reduce, 8 B, short"
     with pytest.raises(EtloomError, match=said):
         match_calls([[one], [other]])
 
@@ -172,7 +174,7 @@ def test_one_trace_on_more_processes_than_were_recorded() -> None:
             )
         }
     )
-    made: Plan = plan_replay(job, 3, one_for_all=True)
+    made: Plan = plan_replay(job, 3, PlanOptions(one_for_all=True))
     world = (0, 1, 2)
     # The group of all that were recorded is that of all processes; shares of one rank would not fit each other.
     assert [[(call.collective, call.group) for call in own] for own in made.calls[1:]] == [
@@ -183,19 +185,19 @@ def test_one_trace_on_more_processes_than_were_recorded() -> None:
         ((8,), (8,), ())
     }
     reasons = {one.reason for one in made.skipped}
-    assert reasons == {"it is to itself", "rank 1 has no call that meets it", "rank 1 is not in its group",
+    assert reasons == {"its peer is the rank itself", "rank 1 has no matching call", "rank 1 is not in its group",
                        "rank 2 is not in its group"}  # fmt: skip
 
 
 def test_one_trace_of_several_processes_names_its_flag() -> None:
     job = Job({0: recorded({"ranks": "[0, 1]"}, world_size=2)})
-    with pytest.raises(EtloomError, match="play the one trace on all processes \\(--use-one-trace\\)"):
+    with pytest.raises(EtloomError, match="replay the one trace on all processes \\(--use-one-trace\\)"):
         plan_replay(job, 1)
 
 
 @pytest.mark.parametrize("first", range(1, 17))
 def test_the_first_calls_of_a_pipeline_end_together(data: object, first: int) -> None:
-    made = plan_replay(etloom.open(f"{data}/cpu/pp_4"), 4, first=first)
+    made = plan_replay(etloom.open(f"{data}/cpu/pp_4"), 4, PlanOptions(first=first))
     messages: Counter[tuple[int, int]] = Counter()
     for rank, own in enumerate(made.calls):
         for call in own:

@@ -75,12 +75,12 @@ def test_what_does_not_fit_is_left_out_and_told_before_anything_runs(tmp_path: P
     )
     assert results(done) == {
         ("replayed", None): 3,
-        ("skipped", "does not fit into the memory that it may take"): 1,
+        ("skipped", "does not fit into the memory limit"): 1,
     }
     assert said == [
         (
-            "it needs about 0.0 GB at once and may take 0.0 GB: 1 of 4 operators do not fit and are left out; "
-            "--max-memory 1 has room for all, --step N runs one step, and --device meta needs no memory",
+            "the replay needs about 0.0 GB at once, and its limit is 0.0 GB: 1 of 4 operators do not fit and are "
+            "skipped; --max-memory 1 fits all, --step N replays one step, --device meta needs no memory",
             0,
         )
     ]
@@ -103,17 +103,18 @@ def test_passes_are_told_by_what_they_are_for_and_none_is_made_for_nobody(
         said: list[str] = []
         done = replay_trace(trace, repeats=2, notify=said.append, **asked)
         assert len(done.repeats_ns) == 2 and (done.trace is None) == (not asked.get("trace", True))
-        return [re.sub(r" (about|took) .*? s\b", "", line) for line in said if "rehearsing" not in line]
+        return [re.sub(r" (about|took) .*? s\b", "", line) for line in said if "trial run" not in line]
 
     repeats = ["repeat 1 of 2", "repeat 2 of 2"]
+    repeats_follow = "all operators were tried; 2 repeats of each follow"
     assert told(trace=False) == [
-        "all were tried; 2 repeats to come, of each, after 1 to warm up",
-        "pass 1 of 1 to warm up",
+        f"{repeats_follow}, after 1 warm-up pass",
+        "warm-up pass 1 of 1",
         *repeats,
     ]
     assert ran == []
     assert told(warmup=0) == [
-        "all were tried; 2 repeats to come, of each, and one more pass for the trace",
+        f"{repeats_follow}, and one more pass for the trace",
         *repeats,
         "the pass for the trace",
     ]
@@ -190,7 +191,7 @@ def test_an_operator_that_fails_later_ends_the_repeats(
 
     monkeypatch.setattr(Executor, "run", failing)
     done = replay_trace(of_nodes(tmp_path, *chain(3)), repeats=5, warmup=1)
-    assert done.failed and done.stopped and "aten::relu ran once and then failed" in done.stopped
+    assert done.failed and done.stopped and "aten::relu failed after it had run before" in done.stopped
     assert (done.covered(), len(done.repeats_ns)) == (1, 1)
 
 
@@ -224,12 +225,12 @@ def test_the_command_says_that_it_is_not_whole(tmp_path: Path, capfd: pytest.Cap
     of_nodes(tmp_path, *chain(4))
     given, out = str(tmp_path / "torch_et_0.json"), tmp_path / "replay.parquet"
     assert cli.main(["replay", "compute", given, "--max-time", "0", "--out", str(out)]) == 0
-    assert "etloom: not whole: the time was up\n" in capfd.readouterr().err
+    assert "etloom: incomplete: the time limit was reached\n" in capfd.readouterr().err
     assert stats(etloom.open(out)[0])["replay.stopped"][:2] == ("data_loss", 4)
     threads = torch.get_num_threads()
     try:
         assert cli.main(["replay", "compute", given, "--threads", "1", "--repeats", "1"]) == 0
-        assert torch.get_num_threads() == 1 and "not whole" not in capfd.readouterr().err
+        assert torch.get_num_threads() == 1 and "incomplete" not in capfd.readouterr().err
     finally:
         torch.set_num_threads(threads)
 
@@ -250,12 +251,12 @@ def test_a_command_that_is_interrupted_shows_what_ran(
     )  # fmt: skip
     try:
         assert running.stderr is not None
-        assert "repeats to come" in running.stderr.readline()
+        assert "repeats of about" in running.stderr.readline()
         whom(running.pid, signal.SIGINT)
         written, said = running.communicate(timeout=30)
     finally:
         running.kill()
     assert running.returncode == 130
     assert written.splitlines()[1].startswith("aten::relu,replayed,")
-    assert "not whole: interrupted" in said and "Traceback" not in said
+    assert "incomplete: interrupted" in said and "Traceback" not in said
     assert etloom.open(out)[0].events.height == 4

@@ -100,7 +100,7 @@ def test_a_mean_may_be_rounded_where_each_summand_is(monkeypatch: pytest.MonkeyP
     one.inputs[0].fill_(sum(torch.tensor(each / 5, dtype=torch.bfloat16).item() for each in (1, 2, 3, 1, 2)))
     runner._check_result(one)
     one.inputs[0].fill_(1.5)
-    with pytest.raises(EtloomError, match="gave 2 wrong elements of 2"):
+    with pytest.raises(EtloomError, match="returned 2 wrong elements of 2"):
         runner._check_result(one)
 
 
@@ -114,6 +114,6 @@ def test_a_wrong_result_ends_the_replay_with_its_call() -> None:
     one.inputs[0].fill_(6)
     runner._check_result(one)
     one.inputs[0][1:3] = 5
-    said = r"call 0 \(all_reduce, 16 B, with ranks 0-2\) gave 2 wrong elements of 4"
+    said = r"call 0 \(all_reduce, 16 B, with ranks 0-2\) returned 2 wrong elements of 4"
     with pytest.raises(EtloomError, match=said):
         runner._check_result(one)

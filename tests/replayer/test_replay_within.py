@@ -84,7 +84,7 @@ def test_what_is_in_range_is_computed_and_what_is_not_raises(name: str) -> None:
     torch.testing.assert_close(call(*fine), plain(*fine), rtol=0, atol=0)
     for wrong in (1 << 40, -1):
         with pytest.raises(
-            IndexError, match=rf"(indices|offsets|targets?) holds {wrong}, which is not within 0\.\."
+            IndexError, match=rf"(indices|offsets|targets?) has index {wrong}, which is not within 0\.\."
         ):
             call(*GIVEN[name](wrong))
     if name != "ctc_loss":  # which torch has not on meta
@@ -97,7 +97,7 @@ def test_each_operator_that_is_looked_at_is_held() -> None:
 
 def test_bags_are_held_too() -> None:
     _, call = resolved("_embedding_bag_dense_backward")
-    with pytest.raises(IndexError, match=r"offset2bag holds 2, which is not within 0\.\.1"):
+    with pytest.raises(IndexError, match=r"offset2bag has index 2, which is not within 0\.\.1"):
         call(GRAD, *bag(4, bag=2), TABLE, False, 0, None)
 
 
@@ -114,7 +114,8 @@ def test_an_index_that_grows_from_pass_to_pass_ends_in_one_line(tmp_path: Path) 
     machine.trial_run()
     assert {one.result for one in machine.outcomes} == {"replayed"}
     with pytest.raises(
-        EtloomError, match=r"nll_loss_backward ran once and then failed: target holds 4, which is not"
+        EtloomError,
+        match=r"nll_loss_backward failed after it had run before: target has index 4, which is not",
     ):
         for _ in range(9):
             machine.run()

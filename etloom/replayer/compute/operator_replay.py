@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.text import count_noun
 from etloom.core.trace import Trace
 from etloom.replayer.compute import memory_limits
 from etloom.replayer.compute.compute_options import DEVICES, ComputeHooks, ComputeOptions
@@ -196,9 +197,11 @@ def _plan_passes(options: ComputeOptions) -> Iterator[tuple[str, str]]:
 
 
 def _describe_passes(options: ComputeOptions, expected_ns: int) -> str:
-    warmup = f", after {options.warmup} warm-up passes" if options.warmup else ""
+    warmup = ""
+    if options.warmup:
+        warmup = f", after {count_noun(options.warmup, 'warm-up pass', 'warm-up passes')}"
     trace = ", and one more pass for the trace" if options.trace else ""
-    repeats = f"{options.repeats} repeats of about {expected_ns / 1e9:,.1f} s each follow"
+    repeats = f"{count_noun(options.repeats, 'repeat')} of about {expected_ns / 1e9:,.1f} s each follow"
     return f"all operators were tried; {repeats}{warmup}{trace}"
 
 

@@ -64,7 +64,8 @@ def _check_batch_norm(args: Arguments) -> None:
             raise IndexError(f"{name} holds {tensor.numel()} elements for {channels} channels")
     if not training or "train" in args:
         for name in ("save_mean", "save_invstd") if training else ("running_mean", "running_var"):
-            _require(args.get(name) is not None, f"no {name}")
+            if args.get(name) is None:
+                raise IndexError(f"{name} is missing")
 
 
 def _check_cdist(args: Arguments) -> None:
