@@ -5,7 +5,9 @@ Each function raises CollectError, naming the option that would have no effect.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from .option_parsing import SOURCES, option_error, parse_sources
@@ -13,6 +15,17 @@ from .options import CollectOptions
 
 RING_WITHOUT_KINETO = "--ring excludes the Kineto trace, which has no size limit (use --with et)"
 _MIN_BYTES = 1 << 20
+
+
+def check_keywords(function: str, keywords: Iterable[str], known: Collection[str]) -> None:
+    """Check that a function has all these keyword arguments; the error suggests the nearest one."""
+    from etloom.core.errors import CollectError
+
+    for keyword in keywords:
+        if keyword not in known:
+            near = difflib.get_close_matches(keyword, known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"its options: {', '.join(known)}"
+            raise CollectError(f"etloom.{function} has no option {keyword!r}", remedy=remedy)
 
 
 def resolve_sources(options: CollectOptions) -> dict[str, Any]:

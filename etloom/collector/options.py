@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from dataclasses import asdict, dataclass, replace
+from typing import TypedDict
 
 VARIABLE = "ETLOOM_COLLECT"
 """The environment variable that carries `RecordingOptions` to the processes of the job."""
@@ -16,6 +17,15 @@ _PROFILER_WARMUP_NS = 2_000_000_000
 @dataclass(frozen=True)
 class CollectOptions:
     """Options of `collect`, as the user writes them.
+
+    Other steps: with `step_name` a step is one record_function of the job whose name matches, as in an inference
+    server; with `step_by` "profiler" it is one of the job's own `ProfilerStep#N`; with "500ms" it is a time interval,
+    counted from the first nn.Module of any rank. Such a window opens while the job runs, so an operator at its edge
+    may be in one trace only.
+
+    Several windows: `every` 1000 with `length` 2 records two steps of every thousand; `on_demand` 2 records two steps
+    each time `request_recording(out)` is called or this process receives SIGUSR2, with `ring` also what came before,
+    up to `max_bytes`. Each window has its own folder in `out`, step_<first>; the newest `max_windows` are kept.
 
     Attributes:
         steps: Steps to record, as a slice: "3:5" (the default) is steps 3 and 4. With `ring` the default is "3:".
@@ -52,6 +62,19 @@ class CollectOptions:
     observer: str = "native"
     max_bytes: int | None = None
     ring: bool = False
+
+
+class RecordKeywords(TypedDict, total=False):
+    """The options of `CollectOptions` that `record` takes as keyword arguments."""
+
+    sources: str | None
+    shapes: bool | None
+    stack: bool
+    memory: bool
+    all_threads: bool
+    observer: str
+    max_bytes: int | None
+    ring: bool
 
 
 @dataclass(frozen=True)

@@ -328,3 +328,8 @@ def test_a_step_that_the_ring_overwrote_in_part_is_named_so() -> None:
     }  # fmt: skip
     header["overwritten_ns"] = 0
     assert notes.summarize_ring_buffer(operators, records) == (operators, None)
+
+
+def test_record_names_the_nearest_option(tmp_path: Path) -> None:
+    with pytest.raises(CollectError, match="etloom.record has no option 'shape'; did you mean 'shapes'"):
+        record(tmp_path, shape=False)  # type: ignore[call-arg]

@@ -66,15 +66,6 @@ def collect(
     step 0 opens when the first optimizer is created, so step 0 also contains what follows (wrapping in DDP, the first
     batch). A step that a GradScaler skips does not count, so the next step spans both.
 
-    Other steps: with `step_name` a step is one record_function of the job whose name matches, as in an inference
-    server; with `step_by` "profiler" it is one of the job's own `ProfilerStep#N`; with "500ms" it is a time interval,
-    counted from the first nn.Module of any rank. Such a window opens while the job runs, so an operator at its edge
-    may be in one trace only.
-
-    Several windows: `every` 1000 with `length` 2 records two steps of every thousand; `on_demand` 2 records two steps
-    each time `request_recording(out)` is called or this process receives SIGUSR2, with `ring` also what came before,
-    up to `max_bytes`. Each window has its own folder in `out`, step_<first>; the newest `max_windows` are kept.
-
     The recording reaches every Python that the command starts, through PYTHONPATH; not `python -I`, `-E` or `-S`, nor
     processes with an environment of their own. With the source nsys the ranks' programs run under `nsys profile`.
     stdin, stdout and stderr are the command's.
@@ -82,7 +73,7 @@ def collect(
     Args:
         command: The command and its arguments.
         out: Folder for the traces; {host}, {rank} and {time} are replaced.
-        options: What to record, and when (default: steps 3 and 4, a Kineto trace and an execution trace with shapes).
+        options: Which steps to record, and what (default: steps 3 and 4, a Kineto trace and an execution trace).
         overwrite: Replace the traces of an earlier run.
         on_build: Called before the native observer is compiled, which takes some 20 s, once per torch version.
 
@@ -107,19 +98,9 @@ def collect(
         raise CollectError(
             "nsys is not installed here", where="with", remedy="use --print-command for a machine that has it"
         )
-    folder, scratch = Path(recording.out), Path(recording.scratch)
+    folder = Path(recording.out)
     claim_folder(recording.out, overwrite)
-    try:
-        scratch.mkdir()
-        on_demand.clear_requests(folder)
-        request = partial(on_demand.request_window, folder) if recording.on_demand is not None else None
-        environment = {**os.environ, **job_environment(recording)}
-        exit_status = run_command(job.words, environment, request)
-    except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise CollectError(
-            f"cannot run: {error.strerror}", where=str(error.filename or job.words[0])
-        ) from error
+    exit_status = _run_job(job.words, recording)
     try:
         outcome = finalize_run(recording, exit_status)
     except OSError as error:
@@ -128,6 +109,21 @@ def collect(
     return CollectResult(
         folder, exit_status, outcome.ranks, outcome.windows, (*job.warnings, *outcome.warnings)
     )
+
+
+def _run_job(words: Sequence[str], options: RecordingOptions) -> int:
+    """Run the prepared command and return its exit status."""
+    from etloom.core.errors import CollectError
+
+    folder, scratch = Path(options.out), Path(options.scratch)
+    try:
+        scratch.mkdir()
+        on_demand.clear_requests(folder)
+        request = partial(on_demand.request_window, folder) if options.on_demand is not None else None
+        return run_command(words, {**os.environ, **job_environment(options)}, request)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise CollectError(f"cannot run: {error.strerror}", where=str(error.filename or words[0])) from error
 
 
 def prepare_command(
