@@ -16,7 +16,7 @@ import polars as pl
 
 from etloom.analyses.helpers import conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import select_launched_work
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.errors import UnknownName
 from etloom.core.steps import is_step
 from etloom.core.trace import Trace
@@ -62,7 +62,7 @@ def add_annotation(trace: Trace) -> pl.DataFrame:
         events["name"],
         lambda name: is_step(name) | categories.is_backend_range(name),
     )
-    at = arrays.find_nearest_ancestor(
+    at = nesting.find_nearest_ancestor(
         arrays.rows_of_ids(events, events["parent"]),
         is_annotation,
         arrays.rows_of_ids(events, work["launch"]),

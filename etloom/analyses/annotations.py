@@ -18,7 +18,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns, filter_step, percent, require_linked
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, select_launched_events
@@ -96,7 +96,7 @@ def _on_device(trace: Trace) -> pl.DataFrame:
         arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & events["dur"].is_not_null().to_numpy()
     )
     parent = arrays.rows_of_ids(events, events["parent"])
-    at = arrays.find_nearest_ancestor(parent, is_annotation, arrays.rows_of_ids(events, work["launch"]))
+    at = nesting.find_nearest_ancestor(parent, is_annotation, arrays.rows_of_ids(events, work["launch"]))
     spans = (
         work.with_columns(pl.Series("mark", at))
         .filter(pl.col("mark") >= 0)

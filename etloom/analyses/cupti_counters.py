@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns, require_linked
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.schema import parse_distinct
@@ -120,11 +120,11 @@ def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
     events, launches = trace.events, match_launches(trace, ranges)
     is_operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     parent = rows_of_ids(events, events["parent"])
-    inner = arrays.find_nearest_ancestor(parent, is_operator, rows_of_ids(events, launches["id"]))
+    inner = nesting.find_nearest_ancestor(parent, is_operator, rows_of_ids(events, launches["id"]))
     # The outermost operator has none around it.
-    around = arrays.find_nearest_ancestor(parent, is_operator, parent)
+    around = nesting.find_nearest_ancestor(parent, is_operator, parent)
     outermost = is_operator & (around < 0)
-    outer = arrays.find_nearest_ancestor(parent, outermost, inner)
+    outer = nesting.find_nearest_ancestor(parent, outermost, inner)
     names = events["name"].cast(pl.String)
     return pl.DataFrame(
         {

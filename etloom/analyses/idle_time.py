@@ -28,7 +28,8 @@ import polars as pl
 
 from etloom.analyses.helpers import check_step, conform_columns
 from etloom.analyses.helpers.launched_work import select_launched_work
-from etloom.core.arrays import group_by_track, sort_by_track, take_rows
+from etloom.core.arrays import take_rows
+from etloom.core.nesting import group_by_track, sort_by_track
 from etloom.core.trace import Trace
 from etloom.timeline.activity import encode_streams, select_launched_array
 

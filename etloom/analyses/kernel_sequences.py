@@ -20,7 +20,7 @@ import polars as pl
 
 from etloom.analyses.helpers import check_top, conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import select_launched_work
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
 from etloom.core.steps import match_steps
@@ -86,8 +86,8 @@ def find_occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFra
             remedy="see top-ops for names" if operator else "see kernel-breakdown for its kernels",
         )
     parent = rows_of_ids(events, events["parent"])
-    outermost = calls & (arrays.find_nearest_ancestor(parent, calls, parent) < 0)
-    at = arrays.find_nearest_ancestor(parent, outermost, rows_of_ids(events, work["launch"]))
+    outermost = calls & (nesting.find_nearest_ancestor(parent, calls, parent) < 0)
+    at = nesting.find_nearest_ancestor(parent, outermost, rows_of_ids(events, work["launch"]))
     below = work.with_columns(pl.Series("call", at)).filter(pl.Series(at >= 0))
     occurrences = below.group_by("call", maintain_order=True).agg(
         pl.col("name"), pl.col("dur").sum().alias("kernel_ns")

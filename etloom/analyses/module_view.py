@@ -17,7 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.analyses.helpers import check_top, conform_columns, filter_step, require_linked
-from etloom.core import arrays
+from etloom.core import arrays, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
@@ -78,7 +78,7 @@ def _list_calls(trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int
     """Return path, module, instance, depth, dur, device_ns, self_device_ns, kernels, step of each module call."""
     events = trace.events
     parent = rows_of_ids(events, events["parent"])
-    outer_rows = arrays.find_nearest_ancestor(parent, is_module, parent[rows])
+    outer_rows = nesting.find_nearest_ancestor(parent, is_module, parent[rows])
     # Both in ``rows``, which are ascending; -1 for an outermost call.
     outer = np.where(outer_rows >= 0, np.searchsorted(rows, outer_rows), -1).tolist()
     instances = events["name"][rows].cast(pl.String)
@@ -116,7 +116,7 @@ def _sum_launched(
     activities = trace.events.select("id", "dur")
     launches = trace.launches.drop_nulls("launch").join(activities, left_on="device_event", right_on="id")
     launch_rows = rows_of_ids(trace.events, launches["launch"])
-    around = arrays.find_nearest_ancestor(parent, is_module, launch_rows)
+    around = nesting.find_nearest_ancestor(parent, is_module, launch_rows)
     inside = around >= 0
     calls = np.searchsorted(rows, around[inside])
     device, kernels = np.zeros(rows.size, np.int64), np.zeros(rows.size, np.int64)

@@ -20,8 +20,8 @@ import polars as pl
 
 from etloom.analyses.helpers import check_step, conform_columns
 from etloom.analyses.helpers.launch_queue import compute_queue_changes
-from etloom.core.arrays import sort_by_track
 from etloom.core.errors import AnalysisError
+from etloom.core.nesting import sort_by_track
 from etloom.core.trace import Trace
 from etloom.timeline.activity import find_steps
 

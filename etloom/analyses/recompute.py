@@ -27,7 +27,7 @@ import polars as pl
 
 from etloom.analyses.helpers import check_step, conform_columns, require_linked
 from etloom.analyses.helpers.operator_times import Rows, sum_device_time
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
@@ -105,7 +105,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 
 def _find_ancestor(parent: Rows, mask: np.ndarray, rows: Rows) -> Rows:
     """Return the nearest ancestor of each row among the selected rows."""
-    return arrays.find_nearest_ancestor(parent, mask, parent[rows])
+    return nesting.find_nearest_ancestor(parent, mask, parent[rows])
 
 
 def find_recomputed(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import polars as pl
 
-from etloom.core import arrays
+from etloom.core import nesting
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.formats.etplus import device_nodes
@@ -105,7 +105,7 @@ def _format_times(trace: Trace) -> pl.DataFrame:
     """Format the members with times and inter-thread dependency of each linked node: columns node, times."""
     base = int(trace.meta.get("base_ns") or 0)
     events = trace.events.select("id", pl.col("ts") - base, pl.col("dur").fill_null(0)).with_columns(
-        arrays.compute_exclusive_time(trace.events, operators_only=True).fill_null(0).alias("exclusive")
+        nesting.compute_exclusive_time(trace.events, operators_only=True).fill_null(0).alias("exclusive")
     )
     linked = trace.links.join(events, left_on="event", right_on="id")
     linked = linked.join(_find_thread_dependencies(trace), on="node", how="left")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import categories, nesting
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms
 from etloom.graphs.event_arrays import EventArrays, rows_of_ids
@@ -229,7 +229,7 @@ def _make_rank_labeler(trace: Trace, columns: Collection[str]) -> Callable[[pl.S
         }
         for name in set(columns) & set(masks):
             enclosing[name] = np.append(
-                arrays.find_nearest_ancestor(events.parent, masks[name]), np.int32(-1)
+                nesting.find_nearest_ancestor(events.parent, masks[name]), np.int32(-1)
             )[caller]
 
     def label_events(event: pl.Series) -> pl.DataFrame:

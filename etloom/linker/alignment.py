@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 
 from etloom._native import edit_path
-from etloom.core import arrays
+from etloom.core import nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.linker.backend_ranges import find_backend_ranges
 from etloom.linker.id_join import encode_names, is_linkable
@@ -166,11 +166,11 @@ def _node_sequences(nodes: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequ
 
 def _event_sequences(events: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequence]:
     """Operators and annotations of each lane; their depth counts nothing else, as an execution trace does."""
-    at = arrays.nest_events(events, arrays.RECORD_FUNCTION_CATEGORIES)
+    at = nesting.nest_events(events, nesting.RECORD_FUNCTION_CATEGORIES)
     rows = np.concatenate([at.entered, np.setdiff1d(at.detached, at.entered)])
     rows = rows[~find_backend_ranges(events)[rows]]
     rows = rows[np.argsort(events["ts"].to_numpy()[rows], kind="stable")]
-    lanes = arrays.track_codes(events)[rows]
+    lanes = nesting.track_codes(events)[rows]
     order = np.argsort(lanes, kind="stable")
     edges = np.flatnonzero(np.diff(lanes[order])) + 1
     return [

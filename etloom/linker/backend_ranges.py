@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 
 
 def find_backend_ranges(table: pl.DataFrame) -> np.ndarray:
@@ -28,7 +28,7 @@ def pair_backend_ranges(
     """
     wanted = np.flatnonzero(find_backend_ranges(nodes))
     offered = np.flatnonzero(
-        find_backend_ranges(events) & arrays.is_in(events["cat"], arrays.RECORD_FUNCTION_CATEGORIES)
+        find_backend_ranges(events) & arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES)
     )
     tids, starts = nodes["tid"].fill_null(-1).to_numpy(), events["ts"].to_numpy()
     ends = starts + events["dur"].fill_null(0).to_numpy()

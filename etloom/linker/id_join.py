@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays
+from etloom.core import arrays, nesting
 
 MIN_AGREEMENT = 0.9
 """Least share of an id's pairs whose names agree. By chance: up to 0.25 (docs/decisions/0011)."""
@@ -70,7 +70,7 @@ def encode_names(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray,
 
 
 def _join_on(how: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> IdJoin:
-    recorded = np.flatnonzero(arrays.is_in(events["cat"], arrays.RECORD_FUNCTION_CATEGORIES))
+    recorded = np.flatnonzero(arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES))
     sides = [
         pl.DataFrame({"id": frame[column], row: rows}).filter(pl.col("id") > 0)
         for frame, column, row, rows in (

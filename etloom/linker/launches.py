@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.schema import Stat
 from etloom.core.steps import match_steps
@@ -182,10 +182,10 @@ def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarra
     parent = rows_of_ids(events, events["parent"])
     outer = np.where(rows >= 0, parent[rows], -1)
     operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
-    found = arrays.find_nearest_ancestor(parent, operators, outer)
+    found = nesting.find_nearest_ancestor(parent, operators, outer)
     annotations = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES)
     annotations &= ~match_steps(events["name"], annotations)
-    return np.where(found >= 0, found, arrays.find_nearest_ancestor(parent, annotations, outer))
+    return np.where(found >= 0, found, nesting.find_nearest_ancestor(parent, annotations, outer))
 
 
 def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] | None) -> pl.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.intervals import find_innermost
 from etloom.core.schema import Stat
 from etloom.core.steps import match_steps, parse_step
@@ -29,7 +29,7 @@ def place_events(trace: Trace) -> Trace:
     events = trace.events
     if not events.height:
         return trace
-    at = arrays.nest_events(events)
+    at = nesting.nest_events(events)
     depth = pl.Series(at.depth).set(pl.Series(at.depth < 0), None)
     events = events.with_columns(
         ids_of_rows(events, at.parent).alias("parent"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays
+from etloom.core import nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.trace import Trace
 from etloom.linker.placement import format_example
@@ -54,7 +54,7 @@ def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
     node[linked] = trace.links["node"].to_numpy()
     has = np.zeros(trace.events.height, bool)
     has[linked[linked >= 0]] = True
-    found = arrays.find_nearest_ancestor(
+    found = nesting.find_nearest_ancestor(
         rows_of_ids(trace.events, trace.events["parent"]), has, rows_of_ids(trace.events, events)
     )
     return pl.Series("node", node[found]).set(pl.Series(found < 0), None)

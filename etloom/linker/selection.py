@@ -29,8 +29,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories as kinds
-from etloom.core.arrays import find_nearest_ancestor, is_in, rows_of_ids
+from etloom.core.arrays import is_in, rows_of_ids
 from etloom.core.errors import AnalysisError
+from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.schema import TABLES
 from etloom.core.steps import match_steps
 from etloom.core.text import format_ranks, unknown_rank_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 from etloom.linker.placement import ids_of_rows
@@ -52,7 +52,7 @@ def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarra
     if not backward.any():
         none = np.zeros(0, np.int64)
         return none, none, 0
-    lanes = pl.Series("lane", arrays.track_codes(events))
+    lanes = pl.Series("lane", nesting.track_codes(events))
     rows = pl.int_range(events.height, eager=True)
     table = events.select("seq_id", "fwd_tid", "ts", "depth").with_columns(lanes)
     ours = table.with_columns(rows.alias("backward")).filter(backward)
@@ -86,14 +86,14 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
     nothing, so it may be open during a pause; it may also be what ends one.
     """
     standing = (
-        arrays.is_in(events["cat"], arrays.RECORD_FUNCTION_CATEGORIES)
+        arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES)
         & events["depth"].is_not_null().to_numpy()
     )
     rows = np.flatnonzero(standing)
     starts = events["ts"].to_numpy()[rows]
     runs = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)[rows]
     ends = starts + np.where(runs, events["dur"].fill_null(0).to_numpy()[rows], 0)
-    lanes = arrays.track_codes(events)[rows]
+    lanes = nesting.track_codes(events)[rows]
     depths = events["depth"].fill_null(0).to_numpy()[rows]
     found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     pids = events["pid"].fill_null(0).to_numpy()[rows]

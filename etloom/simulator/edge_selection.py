@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.graphs.event_arrays import rows_of_ids
@@ -161,7 +161,7 @@ class EdgeSelector:
             if inside:
                 parent = rows_of_ids(events, events["parent"])
                 enclosing = (
-                    arrays.find_nearest_ancestor(parent, has_name, np.arange(events.height))
+                    nesting.find_nearest_ancestor(parent, has_name, np.arange(events.height))
                     if events.height
                     else rows
                 )

@@ -20,9 +20,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import rows_of_ids, take_rows, to_array, track_codes
+from etloom.core.arrays import rows_of_ids, take_rows, to_array
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import EMPTY, Intervals, union
+from etloom.core.nesting import track_codes
 from etloom.core.steps import match_steps, parse_step
 from etloom.core.trace import Trace
 

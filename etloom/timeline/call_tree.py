@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.steps import ALL_STEPS, match_steps
 from etloom.core.trace import Trace
 
@@ -73,8 +73,8 @@ def build_call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False
             np.add.at(one, above[nodes], one[nodes])
         np.add.at(size, above[nodes], size[nodes])
     lanes = calls.select("pid", "tid")[first]
-    root = arrays.find_nearest_ancestor(above, above < 0, np.arange(many))
-    place = _order_nodes(by_level, above, size, within, arrays.track_codes(lanes[root]))
+    root = nesting.find_nearest_ancestor(above, above < 0, np.arange(many))
+    place = _order_nodes(by_level, above, size, within, nesting.track_codes(lanes[root]))
     table = calls.select("category", "name")[first].with_columns(
         *lanes[root],
         pl.Series("node", place),
@@ -108,7 +108,7 @@ def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFra
     calls = events.select("pid", "tid", "name", "depth", category="cat").filter(on_lane)
     calls = calls.with_columns(
         _merge_step_names(calls["name"]).alias("name"),
-        pl.Series("self_ns", arrays.nest_events(events).exclusive[rows]),
+        pl.Series("self_ns", nesting.nest_events(events).exclusive[rows]),
         pl.Series("parent", parent),
         count=pl.lit(1, pl.Int64),
     )
@@ -179,7 +179,7 @@ def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
 def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tuple[RowArray, RowArray]:
     """The node of each call, and the first call of each node; a node is numbered after the one above it."""
     roots = np.flatnonzero(level == 0)
-    lanes = arrays.track_codes(calls.select("pid", "tid")[roots])
+    lanes = nesting.track_codes(calls.select("pid", "tid")[roots])
     said, names = _encode_text(calls["name"])
     categories, many = _encode_text(calls["category"])
     said, names = said * many + categories, names * many

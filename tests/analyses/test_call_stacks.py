@@ -19,8 +19,8 @@ import etloom
 from etloom import linker
 from etloom.cli import app
 from etloom.core import categories
-from etloom.core.arrays import compute_exclusive_time
 from etloom.core.errors import AnalysisError, EtloomError, UnknownName
+from etloom.core.nesting import compute_exclusive_time
 from etloom.core.trace import Trace
 from etloom.timeline.call_tree import UNLAUNCHED, build_call_tree
 

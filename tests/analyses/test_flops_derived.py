@@ -12,7 +12,8 @@ from test_flops_traces import Made, row
 
 import etloom
 from etloom.analyses.flops import counting
-from etloom.core.arrays import find_nearest_ancestor, rows_of_ids
+from etloom.core.arrays import (rows_of_ids)
+from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.trace import Trace
 
 FORWARD, BACKWARD = {"Sequence number": 8, "Fwd thread id": 0}, {"Sequence number": 8, "Fwd thread id": 1}

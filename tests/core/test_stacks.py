@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etloom.core import arrays
+from etloom.core import arrays, nesting
 from etloom.core.schema import TABLES
 
 
@@ -28,7 +28,7 @@ def events(rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 def parents(frame: pl.DataFrame) -> dict[str, str | None]:
-    at = arrays.nest_events(frame)
+    at = nesting.nest_events(frame)
     names = frame["name"].to_list()
     return {name: None if row < 0 else names[row] for name, row in zip(names, at.parent, strict=True)}
 
@@ -77,7 +77,7 @@ def test_known_forests_nest_as_they_were_grown(draw: random.Random) -> None:
     frame = events(rows)
     truth = dict(zip(frame["name"].to_list(), frame["args"].to_list(), strict=True))
     assert parents(frame) == truth
-    at = arrays.nest_events(frame)
+    at = nesting.nest_events(frame)
     above = np.append(at.depth, -1)[at.parent]
     assert (at.depth == above + 1).all()
     assert not at.crossed.size and not at.detached.size and not at.clamped.size
@@ -90,7 +90,7 @@ def test_exclusive_times_of_a_thread_tile_what_its_events_cover(draw: random.Ran
         for tid in (1, 2)
         for at, start in enumerate(draw.randint(0, 9000) for _ in range(draw.randint(1, 20)))
     ]
-    frame = events(rows).with_columns(arrays.compute_exclusive_time(events(rows)).alias("own"))
+    frame = events(rows).with_columns(nesting.compute_exclusive_time(events(rows)).alias("own"))
     assert frame["own"].min() >= 0  # type: ignore[operator]
     for tid in (1, 2):
         lane = frame.filter(pl.col("tid") == tid)
@@ -99,13 +99,13 @@ def test_exclusive_times_of_a_thread_tile_what_its_events_cover(draw: random.Ran
             covered += max(0, start + dur - max(start, until))
             until = max(until, start + dur)
         # What sticks out of its parent by at most the tolerance is cut off, so it may be missing.
-        assert covered - arrays.TOLERANCE_NS * lane.height <= lane["own"].sum() <= covered
+        assert covered - nesting.TOLERANCE_NS * lane.height <= lane["own"].sum() <= covered
 
 
 def test_parent_that_starts_with_its_child_keeps_the_rest() -> None:
     frame = events([span("parent", 0, 10), span("child", 0, 8), span("inner", 0, 3)])
     assert parents(frame) == {"parent": None, "child": "parent", "inner": "child"}
-    assert arrays.compute_exclusive_time(frame).to_list() == [2, 5, 3]
+    assert nesting.compute_exclusive_time(frame).to_list() == [2, 5, 3]
 
 
 def test_sibling_that_starts_where_another_ends_is_no_child() -> None:
@@ -115,7 +115,7 @@ def test_sibling_that_starts_where_another_ends_is_no_child() -> None:
 
 def test_child_that_sticks_out_by_a_microsecond_is_clamped() -> None:
     frame = events([span("parent", 0, 5000), span("child", 1000, 6000), span("next", 6000, 7000)])
-    at = arrays.nest_events(frame)
+    at = nesting.nest_events(frame)
     assert parents(frame) == {"parent": None, "child": "parent", "next": None}
     assert at.clamped.tolist() == [1]
     assert at.exclusive.tolist() == [1000, 4000, 1000]
@@ -123,7 +123,7 @@ def test_child_that_sticks_out_by_a_microsecond_is_clamped() -> None:
 
 def test_operator_that_outlasts_its_operator_ended_on_another_thread() -> None:
     rows = [span("parent", 0, 5000), span("later", 1000, 90_000), span("child", 2000, 3000)]
-    at = arrays.nest_events(events(rows))
+    at = nesting.nest_events(events(rows))
     assert at.detached.tolist() == [1] and at.depth.tolist() == [0, -1, 1]
     assert at.parent.tolist() == [-1, -1, 0]
     assert at.exclusive.tolist() == [4000, 89_000, 1000]
@@ -132,7 +132,7 @@ def test_operator_that_outlasts_its_operator_ended_on_another_thread() -> None:
 def test_gloo_ranges_never_nest_and_nccl_ranges_do_unless_they_outlast() -> None:
     def nested(name: str, end: int) -> list[int]:
         rows = [span("op", 0, 9000), span(name, 100, end, cat="user_annotation"), span("in", 200, 300)]
-        return arrays.nest_events(events(rows)).depth.tolist()
+        return nesting.nest_events(events(rows)).depth.tolist()
 
     assert nested("gloo:send", 8000) == [0, -1, 1]
     assert nested("nccl:all_reduce", 8000) == [0, 1, 2]
@@ -145,7 +145,7 @@ def test_annotation_that_outlasts_a_python_frame_closes_it() -> None:
         span("ProfilerStep#3", 1000, 90_000, cat="user_annotation"),
         span("op", 7000, 8000),
     ]
-    at = arrays.nest_events(events(rows))
+    at = nesting.nest_events(events(rows))
     assert at.crossed.tolist() == [1] and not at.detached.size
     assert at.parent.tolist() == [-1, -1, 1]
     assert at.exclusive.tolist() == [1000, 88_000, 1000]
@@ -173,16 +173,16 @@ def test_exclusive_time_of_operators_alone_counts_their_calls_in() -> None:
             {"name": "open", "ts": 80, "dur": None},
         ]
     )
-    assert arrays.compute_exclusive_time(frame).to_list() == [60, 20, 20, None, None]
-    assert arrays.compute_exclusive_time(frame, operators_only=True).to_list() == [80, None, 20, None, None]
-    assert arrays.nest_events(frame).unclosed.tolist() == [4]
+    assert nesting.compute_exclusive_time(frame).to_list() == [60, 20, 20, None, None]
+    assert nesting.compute_exclusive_time(frame, operators_only=True).to_list() == [80, None, 20, None, None]
+    assert nesting.nest_events(frame).unclosed.tolist() == [4]
 
 
 def test_nearest_climbs_to_the_first_that_is_wanted() -> None:
     parent = np.array([-1, 0, 1, 2, 3, -1])
     wanted = np.array([True, False, True, False, False, False])
     rows = np.array([4, 2, 1, 5, -1])
-    assert arrays.find_nearest_ancestor(parent, wanted, rows).tolist() == [2, 2, 0, -1, -1]
+    assert nesting.find_nearest_ancestor(parent, wanted, rows).tolist() == [2, 2, 0, -1, -1]
 
 
 def test_rows_of_ids_whether_or_not_the_table_is_whole() -> None:
@@ -213,18 +213,18 @@ def test_the_nearest_wanted_row_is_the_first_on_the_way_out(rows: list[tuple[int
             at = parent[at]
         return at if at >= 0 and wanted[at] else -1
 
-    found = arrays.find_nearest_ancestor(np.array(parent, np.int64), np.array(wanted, bool))
+    found = nesting.find_nearest_ancestor(np.array(parent, np.int64), np.array(wanted, bool))
     assert found.tolist() == [nearest(at) for at in range(len(rows))]
     asked = np.array([-1, *range(len(rows) - 1, -1, -1)])
-    assert arrays.find_nearest_ancestor(
+    assert nesting.find_nearest_ancestor(
         np.array(parent, np.int32), np.array(wanted, bool), asked
     ).tolist() == [nearest(int(at)) for at in asked]
 
 
 def test_a_row_around_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no such row"):
-        arrays.find_nearest_ancestor(np.array([-1, 2]), np.array([False, False]))
-    assert arrays.find_nearest_ancestor(np.array([-1, -1, 1]), np.array([True, True, False])).tolist() == [
+        nesting.find_nearest_ancestor(np.array([-1, 2]), np.array([False, False]))
+    assert nesting.find_nearest_ancestor(np.array([-1, -1, 1]), np.array([True, True, False])).tolist() == [
         0,
         1,
         1,
@@ -232,5 +232,5 @@ def test_a_row_around_that_is_not_there_is_refused() -> None:
 
 
 def test_times_before_zero_are_charged_too() -> None:
-    at = arrays.nest_events(events([span("out", -100, -40), span("in", -80, -70)]))
+    at = nesting.nest_events(events([span("out", -100, -40), span("in", -80, -70)]))
     assert at.exclusive.tolist() == [50, 10]

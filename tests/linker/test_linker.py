@@ -10,8 +10,8 @@ import pytest
 
 import etloom
 from etloom import formats
-from etloom.core.arrays import compute_exclusive_time
 from etloom.core.errors import LinkError
+from etloom.core.nesting import compute_exclusive_time
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.node_json import NodeTexts
 from etloom.linker import link

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import EMPTY, Intervals, find_innermost
 from etloom.core.trace import Trace
@@ -265,7 +265,7 @@ class RankView:
         """
         empty = np.zeros(0, np.int32)
         return {
-            place: arrays.find_nearest_ancestor(self.parents, mask) if mask.any() else empty
+            place: nesting.find_nearest_ancestor(self.parents, mask) if mask.any() else empty
             for place, mask in self._location_masks.items()
         }
 

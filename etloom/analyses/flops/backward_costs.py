@@ -23,7 +23,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.core.arrays import find_nearest_ancestor, rows_of_ids
+from etloom.core.arrays import rows_of_ids
+from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.trace import Trace
 
 Rows = NDArray[np.int64]

@@ -17,7 +17,7 @@ from etloom.analyses.flops.formulas import FAMILIES, find_entry, infer_kernel_fa
 from etloom.analyses.helpers import require_linked
 from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.analyses.recompute import find_recomputed
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
@@ -131,7 +131,7 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
         parent = rows_of_ids(trace.events, trace.events["parent"])
         counted = _select_counted(trace.events["name"], _mask_operators(trace.events), parent)
     around = rows_of_ids(trace.events, work["operator"])
-    owner = arrays.find_nearest_ancestor(parent, counted, around)
+    owner = nesting.find_nearest_ancestor(parent, counted, around)
     return work.drop("operator").with_columns(pl.Series("row", np.where(owner >= 0, owner, around)))
 
 
@@ -151,14 +151,14 @@ def _select_counted(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
     counted: Mask = operators & arrays.is_in(names, plain)
     composites: Mask = operators & arrays.is_in(names, composite)
     rows = np.flatnonzero(counted)
-    counted[rows[arrays.find_nearest_ancestor(parent, counted, _above(parent, rows)) >= 0]] = False
+    counted[rows[nesting.find_nearest_ancestor(parent, counted, _above(parent, rows)) >= 0]] = False
     rows = np.flatnonzero(composites)
-    composites[rows[arrays.find_nearest_ancestor(parent, counted, rows) >= 0]] = False
+    composites[rows[nesting.find_nearest_ancestor(parent, counted, rows) >= 0]] = False
     # A composite operator around one that counts, itself a composite or not, is accounted for by that.
     climbing = _above(parent, np.flatnonzero(counted | composites))
     around = np.zeros(len(names), dtype=np.bool_)
     while climbing.size:
-        rows_around = np.unique(arrays.find_nearest_ancestor(parent, composites & ~around, climbing))
+        rows_around = np.unique(nesting.find_nearest_ancestor(parent, composites & ~around, climbing))
         rows_around = rows_around[rows_around >= 0]
         around[rows_around] = True
         climbing = _above(parent, rows_around)
@@ -178,7 +178,7 @@ def _mask_recomputed(trace: Trace, parent: Rows) -> Mask:
     again[find_recomputed(trace, parent, operators, backward)[0]] = True
     if not again.any():
         return again
-    inside: Mask = arrays.find_nearest_ancestor(parent, again, np.arange(events.height)) >= 0
+    inside: Mask = nesting.find_nearest_ancestor(parent, again, np.arange(events.height)) >= 0
     return inside
 
 
@@ -236,9 +236,9 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
 
 def _make_host_units(events: pl.DataFrame, parent: Rows, counted: Mask) -> pl.DataFrame:
     """Return the units as `_by_owner`, for the operators of the host."""
-    self_time = arrays.compute_exclusive_time(events, operators_only=True).to_numpy()
+    self_time = nesting.compute_exclusive_time(events, operators_only=True).to_numpy()
     operators = _mask_operators(events)
-    inside = arrays.find_nearest_ancestor(parent, counted, np.arange(events.height)) >= 0
+    inside = nesting.find_nearest_ancestor(parent, counted, np.arange(events.height)) >= 0
     is_communication = arrays.match_text(events["name"], categories.is_communication)
     rows = np.flatnonzero(operators & (counted | ~inside))
     return pl.DataFrame(

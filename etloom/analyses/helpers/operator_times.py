@@ -7,14 +7,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import (
-    compute_exclusive_time,
-    find_nearest_ancestor,
-    is_in,
-    rows_of_ids,
-    take_rows,
-    to_array,
-)
+from etloom.core.arrays import is_in, rows_of_ids, take_rows, to_array
+from etloom.core.nesting import compute_exclusive_time, find_nearest_ancestor
 from etloom.core.trace import Trace
 
 Rows = NDArray[np.int64]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from etloom.core.arrays import sort_by_track
+from etloom.core.nesting import sort_by_track
 
 Ints = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from etloom.compat.hta.frames import frame_to_pandas
 from etloom.compat.hta.kernel_names import shorten_kernel_name
 from etloom.compat.hta.run_access import add_frame_index, group_small_names, summarize_durations
 from etloom.compat.hta.sequences import Sequences
-from etloom.core import arrays
+from etloom.core import arrays, nesting
 from etloom.core import categories as kinds
 from etloom.core.arrays import rows_of_ids
 
@@ -66,7 +66,7 @@ class Annotations(Sequences):
             return None
         table = self.t.get_trace(rank)
         work = add_frame_index(trace, select_launched_work(trace, "id", "launch"))
-        annotation_rows = arrays.find_nearest_ancestor(
+        annotation_rows = nesting.find_nearest_ancestor(
             rows_of_ids(trace.events, trace.events["parent"]),
             arrays.is_in(trace.events["cat"], kinds.ANNOTATION_CATEGORIES),
             rows_of_ids(trace.events, work["launch"]),

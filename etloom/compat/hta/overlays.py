@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.compat.hta.frames import UNTIMED_CATEGORY
-from etloom.core import arrays, categories
+from etloom.core import categories, nesting
 from etloom.core.arrays import is_in, rows_of_ids
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
@@ -105,7 +105,7 @@ def _calls_around(trace: Trace, calls: NDArray[np.int64]) -> NDArray[np.int64]:
     events = trace.events
     is_call = np.zeros(events.height, dtype=np.bool_)
     is_call[calls] = True
-    at = arrays.find_nearest_ancestor(
+    at = nesting.find_nearest_ancestor(
         rows_of_ids(events, events["parent"]), is_call, np.arange(events.height)
     ).astype(np.int64)
     launch, work = (rows_of_ids(events, trace.launches[name]) for name in ("launch", "device_event"))

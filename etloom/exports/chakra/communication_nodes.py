@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import categories, nesting
 from etloom.core.trace import Trace
 from etloom.exports.chakra.activities import Activities, ActivityKind
 from etloom.exports.chakra.group_numbering import GroupNumbers
@@ -67,7 +67,7 @@ class _CommLookup:
         has_comm = np.zeros(events.height, bool)
         has_comm[rows_of_ids(events, trace.comms["event"].drop_nulls())] = True
         # An event without its own description is described by the call around the operator that issued it.
-        self._calls = arrays.find_nearest_ancestor(parent, has_comm, issuers)
+        self._calls = nesting.find_nearest_ancestor(parent, has_comm, issuers)
 
     def find(self, index: int, event: int, name: str) -> Comm:
         """Return the row of the event, else that of the enclosing call if it can be this communication; else {}."""

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.trace import Trace
 from etloom.exports.chakra.activities import NO_OWNER, Activities, ActivityKind, build_activities
 from etloom.exports.chakra.communication_nodes import build_communication_columns
@@ -84,7 +84,7 @@ def _build_activities(trace: Trace, *, delays: bool) -> Activities:
     )
     is_call = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
     owner = rows_of_ids(events, _nullable_ids(graph.owner))
-    operator = arrays.find_nearest_ancestor(parent, is_operator, owner)
+    operator = nesting.find_nearest_ancestor(parent, is_operator, owner)
     is_outside_call = (operator < 0) & (owner >= 0) & np.append(is_call, False)[owner]
     row = rows_of_ids(events, _nullable_ids(graph.event)).astype(np.int64)
     return build_activities(graph, row, np.where(is_outside_call, owner, operator), delays=delays)
@@ -107,7 +107,7 @@ def _control_dependencies(trace: Trace, activities: Activities, first_id: int) -
     first_part[activities.owner[opening]] = opening
     parent = np.append(rows_of_ids(events, events["parent"]), -1)
     has_activity = first_part[:-1] >= 0
-    enclosing = arrays.find_nearest_ancestor(parent[:-1], has_activity, parent[activities.owner])
+    enclosing = nesting.find_nearest_ancestor(parent[:-1], has_activity, parent[activities.owner])
     ctrl = np.where(activities.part > 0, first_part[activities.owner], first_part[enclosing])
     ctrl = np.where(on_host, ctrl, activities.cause)
     return pl.Series(np.where(ctrl >= 0, ctrl + first_id, 0)).replace(0, None)

@@ -9,7 +9,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import Finding, counted, describe_place, group_by_place
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core import arrays
+from etloom.core import arrays, nesting
 
 ELEMENTWISE = r"elementwise_kernel|elementwise_kernel_manual_unroll|CUDAFunctor|multi_tensor_apply"
 FUSED = r"multi_tensor_apply|^triton_"
@@ -38,8 +38,8 @@ def _find_chains(view: RankView) -> pl.DataFrame:
     is_elementwise = (
         view.match_activities(kernels, ELEMENTWISE) & ~view.match_activities(kernels, FUSED)
     ).to_numpy()
-    track = arrays.track_codes(kernels, ("device", "stream"))
-    rows = arrays.sort_by_track(track)
+    track = nesting.track_codes(kernels, ("device", "stream"))
+    rows = nesting.sort_by_track(track)
     step = arrays.to_array(kernels["step"], np.iinfo(np.int64).min)
     cut = np.ones(len(rows) + 1, np.bool_)
     if rows.size:

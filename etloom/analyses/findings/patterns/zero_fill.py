@@ -9,7 +9,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 
 ZEROS = r"^aten::(?:zero_|_foreach_zero_)$"
 FILLS = r"^aten::fill_$"
@@ -64,7 +64,7 @@ def _find_zero_fills(view: RankView) -> tuple[np.ndarray, np.ndarray]:
     zeroes |= view.match_events(lambda name: name.str.contains(FILLS)) & fills_zero
     zeroes &= arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     parent = view.parents
-    nearest = arrays.find_nearest_ancestor(parent, zeroes)
+    nearest = nesting.find_nearest_ancestor(parent, zeroes)
     inner = np.flatnonzero(zeroes & (parent >= 0))
     zeroes[inner[nearest[parent[inner]] >= 0]] = False
     return zeroes, nearest
