@@ -61,27 +61,38 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
     if analysis.SCOPE == "job":
         job = run if isinstance(run, Job) else Job({run.rank or 0: run})
         return Answer(analyze(job.map(linker.linked)))
-    if isinstance(run, Job):
-        return answer_by_rank(run, lambda trace: analyze(linker.linked(trace)))
-    return Answer(analyze(linker.linked(run)))
+    if not isinstance(run, Job):
+        return Answer(analyze(linker.linked(run)))
+    result = answer_by_rank(run, {name: lambda trace: analyze(linker.linked(trace))})[name]
+    if result.refused and len(result.refused) == len(run):
+        raise next(iter(result.refused.values()))
+    return result
 
 
-def answer_by_rank(job: Job, analyze: Callable[[Trace], pl.DataFrame]) -> Answer:
-    """Concatenate the tables of all ranks, with a ``rank`` column first, and collect refusals.
+def answer_by_rank(job: Job, analyses: Mapping[str, Callable[[Trace], pl.DataFrame]]) -> dict[str, Answer]:
+    """Run analyses on every rank, concatenate their tables, and collect refusals.
 
-    Raises:
-        AnalysisError: that of the first rank, if no rank can answer.
+    All analyses of a rank run before those of the next, so that the tables of one rank are in memory at a time.
+
+    Args:
+        job: the ranks.
+        analyses: name -> function of a rank's trace.
+
+    Returns:
+        The answer to each analysis, with a ``rank`` column first; an empty table without columns if no rank can answer.
     """
-    tables: list[pl.DataFrame] = []
-    refused: dict[int, AnalysisError] = {}
+    tables: dict[str, list[pl.DataFrame]] = {name: [] for name in analyses}
+    refused: dict[str, dict[int, AnalysisError]] = {name: {} for name in analyses}
     for rank, trace in job.items():
-        try:
-            table = analyze(trace)
-        except AnalysisError as error:
-            refused[rank] = error
-            continue
-        ranks = pl.Series("rank", [rank], pl.Int64).new_from_index(0, table.height)
-        tables.append(pl.DataFrame([ranks, *table]))
-    if refused and not tables:
-        raise next(iter(refused.values()))
-    return Answer(pl.concat(tables) if tables else pl.DataFrame(), refused)
+        for name, analyze in analyses.items():
+            try:
+                table = analyze(trace)
+            except AnalysisError as error:
+                refused[name][rank] = error
+                continue
+            ranks = pl.Series("rank", [rank], pl.Int64).new_from_index(0, table.height)
+            tables[name].append(pl.DataFrame([ranks, *table]))
+    return {
+        name: Answer(pl.concat(frames) if frames else pl.DataFrame(), refused[name])
+        for name, frames in tables.items()
+    }

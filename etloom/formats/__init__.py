@@ -25,6 +25,7 @@ HELPERS = frozenset({"io", "tables"})
 UNKNOWN_FORMAT = "not a trace in a known format"
 
 _HEAD_BYTES = 1 << 16
+_COMMON_FORMATS = ("kineto", "execution-trace")
 
 
 def read(
@@ -93,11 +94,16 @@ def is_compressed(path: Path) -> bool:
 def _order_for_sniffing() -> list[str]:
     """Return the readers' names in the order in which their `sniff` is tried.
 
-    No two sniffers accept the same file, so the order matters for speed only: the chakra reader comes last because
-    its protobuf takes longer to import than all the other sniffers take to run.
+    No two sniffers accept the same file, so the order matters for speed only: the most common formats come first, and
+    chakra last because its protobuf takes longer to import than all the other sniffers take to run.
     """
     names = registry.list_plugins("readers")
-    return [name for name in names if name != "chakra"] + [name for name in names if name == "chakra"]
+    common = [name for name in _COMMON_FORMATS if name in names]
+    return [
+        *common,
+        *(name for name in names if name not in (*common, "chakra")),
+        *{"chakra"}.intersection(names),
+    ]
 
 
 def _check_exists(path: Path) -> None:

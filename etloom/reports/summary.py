@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import polars as pl
 
+from etloom.analyses.answers import answer_by_rank
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 from etloom.core.text import format_ranks
@@ -109,26 +111,24 @@ def _compute_summary(job: Job) -> RunSummary:
 
 
 def _analyze_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
-    """The answers of all ranks that have one, and why the others have none. A rank is asked all before the next is."""
+    """Return the tables of the analyses of ranks, and for each analysis why some ranks have no answer."""
     analyses = {name: registry.get("analyses", name) for name in ANALYSES}
-    answers: dict[str, list[pl.DataFrame]] = {name: [] for name in ANALYSES}
-    reasons: dict[str, dict[int, str]] = {name: {} for name in ANALYSES}
-    for rank, trace in job.items():
-        for name, analysis in analyses.items():
-            try:
-                answer = analysis.analyze(trace, **ANALYSIS_OPTIONS.get(name, {}))
-            except AnalysisError as error:
-                reasons[name][rank] = error.what
-            else:
-                answers[name].append(answer.select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()))
-    nothing = {
-        name: pl.DataFrame(schema={"rank": pl.Int64, **analysis.COLUMNS})
-        for name, analysis in analyses.items()
-    }
-    tables = {name: pl.concat(frames) if frames else nothing[name] for name, frames in answers.items()}
-    return tables, {
-        name: f"{next(iter(why.values()))} ({format_ranks(why)})" for name, why in reasons.items() if why
-    }
+    answers = answer_by_rank(
+        job,
+        {
+            name: partial(analysis.analyze, **ANALYSIS_OPTIONS.get(name, {}))
+            for name, analysis in analyses.items()
+        },
+    )
+    tables: dict[str, pl.DataFrame] = {}
+    reasons: dict[str, str] = {}
+    for name, answer in answers.items():
+        empty = pl.DataFrame(schema={"rank": pl.Int64, **analyses[name].COLUMNS})
+        tables[name] = answer.table if answer.table.width else empty
+        if answer.refused:
+            first = next(iter(answer.refused.values()))
+            reasons[name] = f"{first.what} ({format_ranks(answer.refused)})"
+    return tables, reasons
 
 
 def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
