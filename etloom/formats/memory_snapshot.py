@@ -1,12 +1,11 @@
-"""PyTorch's memory snapshots: what the caching allocator of each device did, with the Python stack of each allocation.
+"""PyTorch's memory snapshots: the actions of each device's caching allocator, with the Python stack of allocations.
 
-Read: the pickle of torch.cuda.memory._dump_snapshot, without running anything that it says, and the same dictionary
-as JSON. An allocation and its release (when it was asked for; when it was done, where skip_actions left the requests
-out) are rows of memory; what else the allocator did, such as taking a segment from the driver or running out of memory,
-is an event, and so are annotations that were recorded with it (global_record_annotations). Sizes are what was asked
-for, before the allocator rounds them up to 512 B. Totals are counted backwards from the segments and blocks that the
-snapshot found, so what was allocated before the history begins is in them. The file does not say its rank: that is in
-its name.
+Supported: the pickle of torch.cuda.memory._dump_snapshot, read without running any code, and the same dictionary as
+JSON. An allocation and its release (at the request; at the completion if skip_actions excluded the requests) are rows
+of memory. Other actions of the allocator, such as allocating a segment from the driver or running out of memory, are
+events, and so are annotations recorded with the history (global_record_annotations). Sizes are as requested, before the
+allocator rounds them up to 512 B. Totals are computed backwards from the segments and blocks of the snapshot, so they
+include memory allocated before the history begins. The file does not contain its rank; that is in its name.
 
 Format: torch/cuda/memory.py (_snapshot), with time_us as PyTorch 2.2 and later write it.
 """
@@ -28,91 +27,59 @@ from etloom.formats.io.compression import read_content
 from etloom.formats.tables.building import build_frame, build_trace, sort_events
 
 _KEYS = re.compile(rb'\s*\{\s*"(?:segments|device_traces|allocator_settings|external_annotations)"\s*:')
-_MOST_FRAMES = 256
+_MAX_FRAMES = 256
 _CUDA = 1
-_ALLOCATED = {"alloc": 1, "free_requested": -1}
-_WHEN_DONE = {"alloc": 1, "free_completed": -1}
-"""What changes the allocated bytes; the second where the history leaves out when they were asked back."""
+_SIGNS = {"alloc": 1, "free_requested": -1}
+_SIGNS_WITHOUT_REQUESTS = {"alloc": 1, "free_completed": -1}
+"""Actions that change the allocated bytes; the second if the history does not have the requests."""
 _LIVE = "active_allocated"
 _PENDING = ("active_pending_free", "active_awaiting_free")
-"""States of blocks: in use; asked back, but another stream may still use them."""
+"""States of blocks: in use; freed, but another stream may still use them."""
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _OTHER = {"free_requested", "free_completed", "oom", "snapshot", "workspace_snapshot"}
+_PROBLEMS = {
+    "damaged_entry": "an entry without action, address or size",
+    "unknown_action": "an unknown action of the allocator",
+    "without_time": "entries without time_us; PyTorch 2.2 and later write it",
+    "totals_unknown": "the history does not match the segments",
+    "open_annotation": "an annotation with only its begin or its end",
+}
+"""Name of a stat (without read.) -> its description."""
 
 
 def sniff(head: bytes) -> bool:
-    """Whether the file begins like a snapshot. A pickle is looked at, not read."""
+    """Return whether a file that begins with these bytes is a snapshot. Pickles are searched, not loaded."""
     if head[:1] == b"\x80":
         return b"segments" in head[:256] and (b"total_size" in head or b"device_traces" in head)
-    found = _KEYS.match(head)
-    return found is not None and (b'"total_size"' in head or b'"device_traces"' in head)
+    return _KEYS.match(head) is not None and (b'"total_size"' in head or b'"device_traces"' in head)
 
 
 def read(path: Path, *, limit: int = 1 << 30) -> Trace:
-    """The Trace of one rank: memory, and events of what the allocator did beside.
+    """Read the memory of one rank, and the other actions of the allocator as events.
 
-    limit: the most bytes that the unpacked file may have. Raises ReadError, LimitError.
+    limit: the largest accepted size of the decompressed file in bytes.
+
+    Raises:
+        ReadError: If the file cannot be read or is not a snapshot.
+        LimitError: If the file is too large.
     """
-    data, cut = read_content(path, limit)
-    snapshot = _load_snapshot(data, cut, path)
-    stats: list[Stat] = []
+    data, damage = read_content(path, limit)
+    snapshot = _load_snapshot(data, damage, path)
     history = _to_lists(snapshot.get("device_traces"))
     segments = snapshot.get("segments")
-    segments = [one for one in segments if isinstance(one, dict)] if isinstance(segments, list) else []
-    # Lists may be shared, so that a short file is long to walk.
-    walked = sum(map(len, history)) + sum(
-        len(blocks) for blocks in _to_lists([one.get("blocks") for one in segments])
+    segments = [item for item in segments if isinstance(item, dict)] if isinstance(segments, list) else []
+    # Lists may be shared, so that a short file takes long to walk.
+    entries_to_walk = sum(map(len, history)) + sum(
+        len(blocks) for blocks in _to_lists([segment.get("blocks") for segment in segments])
     )
-    if walked > len(data):
-        raise LimitError("holds the same entries again and again", where=path)
-    held = _sum_segments(segments)
-    stacks = _StackTexts()
-    memory: list[dict[str, Any]] = []
-    events: list[dict[str, Any]] = []
-    counts = dict.fromkeys(
-        ("damaged_entry", "unknown_action", "without_time", "totals_unknown", "open_annotation"), 0
-    )
-    for device, entries in enumerate(history):
-        live, pending, reserved = held.get(device, (0, 0, 0))
-        actions = [one.get("action") for one in entries if isinstance(one, dict)]
-        when_done = "free_completed" in actions and "free_requested" not in actions
-        changes = _WHEN_DONE if when_done else _ALLOCATED
-        own, beside = _convert_entries(device, entries, changes, stacks, counts)
-        _add_totals(own, live + pending * when_done, reserved, counts)
-        memory += [row for row in own if row.pop("action") in changes]
-        events += beside
+    if entries_to_walk > len(data):
+        raise LimitError("contains the same entries repeatedly", where=path)
+    counts = dict.fromkeys(_PROBLEMS, 0)
+    memory, events = _convert_history(history, _sum_segments(segments), counts)
     events += _pair_annotations(snapshot.get("external_annotations"), counts)
-    stats += [
-        Stat(
-            "read.damaged_entry",
-            "data_loss",
-            counts["damaged_entry"],
-            "an entry without action, address or size",
-        ),
-        Stat(
-            "read.unknown_action",
-            "data_loss",
-            counts["unknown_action"],
-            "what the allocator did there is not known",
-        ),
-        Stat(
-            "read.without_time",
-            "data_loss",
-            counts["without_time"],
-            "entries without time_us; PyTorch 2.2 writes it",
-        ),
-        Stat(
-            "read.totals_unknown",
-            "data_loss",
-            counts["totals_unknown"],
-            "the history does not fit the segments",
-        ),
-        Stat(
-            "read.open_annotation",
-            "data_loss",
-            counts["open_annotation"],
-            "an annotation of which only the begin or the end is there",
-        ),
+    stats = [
+        Stat(f"read.{name}", "data_loss", counts[name], description)
+        for name, description in _PROBLEMS.items()
     ]
     settings = snapshot.get("allocator_settings")
     meta = {
@@ -125,7 +92,26 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
     return build_trace(_build_tables(memory, events, stats), meta, stats)
 
 
-def _load_snapshot(data: bytes, cut: str | None, path: Path) -> dict[str, Any]:
+def _convert_history(
+    history: list[list[Any]], in_use: dict[int, tuple[int, int, int]], counts: dict[str, int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of memory, and of events, of all devices."""
+    stacks = _StackTexts()
+    memory: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    for device, entries in enumerate(history):
+        live, pending, reserved = in_use.get(device, (0, 0, 0))
+        actions = [entry.get("action") for entry in entries if isinstance(entry, dict)]
+        only_completed = "free_completed" in actions and "free_requested" not in actions
+        signs = _SIGNS_WITHOUT_REQUESTS if only_completed else _SIGNS
+        rows, device_events = _convert_entries(device, entries, signs, stacks, counts)
+        _add_totals(rows, live + pending * only_completed, reserved, counts)
+        memory += [row for row in rows if row.pop("action") in signs]
+        events += device_events
+    return memory, events
+
+
+def _load_snapshot(data: bytes, damage: str | None, path: Path) -> dict[str, Any]:
     if data[:1] == b"\x80":
         remedy = "write it as JSON: json.dump(torch.cuda.memory._snapshot(), file)"
         snapshot = safe_pickle.load_plain_values(data, path, max_values=None, remedy=remedy)
@@ -133,30 +119,29 @@ def _load_snapshot(data: bytes, cut: str | None, path: Path) -> dict[str, Any]:
         try:
             snapshot = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ReadError(f"is no whole JSON: {cut or error}", where=path) from None
+            raise ReadError(f"is not valid JSON: {damage or error}", where=path) from None
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise ReadError(
-            "is no memory snapshot with a history: it has no device_traces",
+            "is not a memory snapshot with a history: it has no device_traces",
             where=path,
-            remedy="call torch.cuda.memory._record_memory_history() before what is to be seen",
+            remedy="call torch.cuda.memory._record_memory_history() before the code to record",
         )
     return snapshot
 
 
 def _to_lists(value: Any) -> list[list[Any]]:
-    return [one if isinstance(one, list) else [] for one in value] if isinstance(value, list) else []
+    return [item if isinstance(item, list) else [] for item in value] if isinstance(value, list) else []
 
 
 def _to_int(value: Any) -> int | None:
-    """A number of bytes, microseconds or an address; None for what is none."""
+    """Return a number of bytes, microseconds or an address; None for any other value."""
     fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
     return value if fits else None
 
 
 def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
-    """By device, when the snapshot was taken: the bytes (as asked for) in use, those asked back but still waited for,
-    and those reserved."""
-    found: dict[int, tuple[int, int, int]] = {}
+    """Return for each device the bytes (as requested) in use, freed but pending, and reserved, at snapshot time."""
+    by_device: dict[int, tuple[int, int, int]] = {}
     for segment in segments:
         device = _to_int(segment.get("device")) or 0
         sizes = dict.fromkeys((_LIVE, *_PENDING), 0)
@@ -164,16 +149,20 @@ def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, i
         for block in blocks if isinstance(blocks, list) else []:
             if isinstance(block, dict) and isinstance(state := block.get("state"), str) and state in sizes:
                 sizes[state] += _to_int(block.get("requested_size", block.get("size"))) or 0
-        live, pending, reserved = found.get(device, (0, 0, 0))
+        live, pending, reserved = by_device.get(device, (0, 0, 0))
         live, pending = live + sizes[_LIVE], pending + sum(sizes[state] for state in _PENDING)
-        found[device] = live, pending, reserved + (_to_int(segment.get("total_size")) or 0)
-    return found
+        by_device[device] = live, pending, reserved + (_to_int(segment.get("total_size")) or 0)
+    return by_device
 
 
 def _convert_entries(
-    device: int, entries: list[Any], allocated: dict[str, int], stacks: _StackTexts, counts: dict[str, int]
+    device: int, entries: list[Any], signs: dict[str, int], stacks: _StackTexts, counts: dict[str, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What changes a total (rows of memory, and ``action``), and events of all that is no row of memory."""
+    """Convert the entries of a device.
+
+    Returns:
+        The entries that change a total (rows of memory, with ``action``), and events for all that are not in memory.
+    """
     rows, events = [], []
     for position, entry in enumerate(entries):
         action = entry.get("action") if isinstance(entry, dict) else None
@@ -181,7 +170,7 @@ def _convert_entries(
         if not isinstance(action, str) or size is None:
             counts["damaged_entry"] += 1
             continue
-        changes = action in allocated or action in _RESERVED
+        changes = action in signs or action in _RESERVED
         if not changes and action not in _OTHER:
             counts["unknown_action"] += 1
             continue
@@ -191,7 +180,7 @@ def _convert_entries(
             "action": action,
             "ts": None if time is None else time * 1000,
             "addr": address,
-            "bytes": size * allocated.get(action, 0),
+            "bytes": size * signs.get(action, 0),
             "reserved": size * _RESERVED.get(action, 0),
             "device_type": _CUDA,
             "device": device,
@@ -200,9 +189,9 @@ def _convert_entries(
         }
         if changes:
             rows.append(row)
-        if action not in allocated and time is not None:
-            said = {"bytes": size, "address": address, "device_free": _to_int(entry.get("device_free"))}
-            args = {key: value for key, value in said.items() if value is not None}
+        if action not in signs and time is not None:
+            details = {"bytes": size, "address": address, "device_free": _to_int(entry.get("device_free"))}
+            args = {key: value for key, value in details.items() if value is not None}
             events.append(
                 {
                     "ph": "i", "cat": "memory_snapshot", "name": action, "ts": row["ts"], "device": device,
@@ -213,7 +202,7 @@ def _convert_entries(
 
 
 def _add_totals(rows: list[dict[str, Any]], allocated: int, reserved: int, counts: dict[str, int]) -> None:
-    """Put what was allocated and reserved after each entry into it, from what was in the end."""
+    """Add the allocated and reserved totals after each entry, computed backwards from the final totals."""
     for column, total, end in (
         ("bytes", "total_allocated", allocated),
         ("reserved", "total_reserved", reserved),
@@ -221,55 +210,55 @@ def _add_totals(rows: list[dict[str, Any]], allocated: int, reserved: int, count
         after = [end]
         for row in reversed(rows):
             after.append(after[-1] - row[column])
-        known = min(after) >= 0
-        counts["totals_unknown"] += 0 if known else len(rows)
+        is_known = min(after) >= 0
+        counts["totals_unknown"] += 0 if is_known else len(rows)
         for row, now in zip(reversed(rows), after, strict=False):
-            row[total] = now if known else None
+            row[total] = now if is_known else None
     for row in rows:
         del row["reserved"]
 
 
-def _pair_annotations(found: Any, counts: dict[str, int]) -> list[dict[str, Any]]:
-    """The ranges of record_function that were recorded with the history: a begin and the next end of its name."""
-    begun: dict[str, list[int]] = {}
+def _pair_annotations(annotations: Any, counts: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the record_function ranges recorded with the history: each begin with the next end of its name."""
+    open_starts: dict[str, list[int]] = {}
     ranges: list[dict[str, Any]] = []
-    for entry in found if isinstance(found, list) else []:
-        said = entry if isinstance(entry, dict) else {}
-        name, stage, time = said.get("name"), said.get("stage"), _to_int(said.get("time_us"))
+    for entry in annotations if isinstance(annotations, list) else []:
+        fields = entry if isinstance(entry, dict) else {}
+        name, stage, time = fields.get("name"), fields.get("stage"), _to_int(fields.get("time_us"))
         if isinstance(name, str) and stage == "START" and time is not None:
-            begun.setdefault(name, []).append(time)
-        elif isinstance(name, str) and stage == "END" and time is not None and begun.get(name):
-            start = begun[name].pop()
-            lasted = {"ts": start * 1000, "dur": max(0, time - start) * 1000, "pid": 0, "tid": 0}
+            open_starts.setdefault(name, []).append(time)
+        elif isinstance(name, str) and stage == "END" and time is not None and open_starts.get(name):
+            start = open_starts[name].pop()
+            span = {"ts": start * 1000, "dur": max(0, time - start) * 1000, "pid": 0, "tid": 0}
             ranges.append(
-                {"ph": "X", "cat": "user_annotation", "name": name, **lasted, "position": len(ranges)}
+                {"ph": "X", "cat": "user_annotation", "name": name, **span, "position": len(ranges)}
             )
         else:
             counts["open_annotation"] += 1
-    counts["open_annotation"] += sum(map(len, begun.values()))
+    counts["open_annotation"] += sum(map(len, open_starts.values()))
     return ranges
 
 
 class _StackTexts:
-    """Frames as the JSON text of "name (file:line)", innermost first; each frame and each stack put together once.
+    """Formats stacks as JSON text of "name (file:line)", innermost frame first; each frame and stack is formatted once.
 
-    Known by their identity, which lasts as long as the snapshot that holds them.
+    Frames are identified by `id`, which is unique as long as the snapshot with all of them is in memory.
     """
 
     def __init__(self) -> None:
         self._frames: dict[int, str] = {}
-        self._known: dict[tuple[int, ...], str] = {}
+        self._texts_by_frames: dict[tuple[int, ...], str] = {}
         self._texts: dict[str, str] = {}
 
     def text(self, frames: Any) -> str | None:
         if not isinstance(frames, list) or not frames:
             return None
-        frames = frames[:_MOST_FRAMES]
+        frames = frames[:_MAX_FRAMES]
         key = tuple(map(id, frames))
-        if key not in self._known:
+        if key not in self._texts_by_frames:
             text = json.dumps([self._frame(frame) for frame in frames if isinstance(frame, dict)])
-            self._known[key] = self._texts.setdefault(text, text)
-        return self._known[key]
+            self._texts_by_frames[key] = self._texts.setdefault(text, text)
+        return self._texts_by_frames[key]
 
     def _frame(self, frame: dict[str, Any]) -> str:
         if id(frame) not in self._frames:

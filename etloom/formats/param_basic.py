@@ -1,9 +1,9 @@
-"""PARAM's basic communication traces: a JSON list of the calls of one rank, in order.
+"""PARAM's basic communication traces: a JSON list with the calls of one rank, in order.
 
-Each entry has ``comms`` and, as far as they apply, ``req``, ``in_msg_size`` and ``out_msg_size`` (elements), ``dtype``,
+Each entry has ``comms`` and, if applicable, ``req``, ``in_msg_size`` and ``out_msg_size`` (elements), ``dtype``,
 ``in_split``, ``out_split``, ``root``, ``src_rank``, ``dst_rank``, ``pg_id``, ``global_ranks``, ``world_size`` and
-``startTime_ns``. A call is asynchronous where a later ``wait`` has its ``req``. Entries that name computation, markers
-or nothing known are counted.
+``startTime_ns``. A call is asynchronous if a later ``wait`` has its ``req``. Entries of computation, markers
+and anything unknown are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from etloom.formats.tables.building import build_frame, build_trace
 
 _ENTRY = re.compile(rb'^\s*\[\s*\{[^{}]*"(?:comms|compute|markers?)"\s*:')
 _SPECIAL_CALLS = {"wait": "wait", "init": "init", **dict.fromkeys(("noop", "pt2pt", "batch_isend_irecv"))}
-"""Names with a meaning of their own; a batch only sets off messages that have entries."""
+"""Calls that are not collectives; a batch only triggers messages that have their own entries."""
 _DTYPES = {
     "int": "int",
     "long": "long int",
@@ -37,46 +37,50 @@ _DTYPES = {
 
 
 def sniff(head: bytes) -> bool:
-    """Whether the file is a list whose first object says what it communicates or computes."""
+    """Return whether a file that begins with these bytes is a list of calls."""
     return _ENTRY.match(head) is not None
 
 
 def read(path: Path, *, limit: int = 1 << 30) -> Trace:
-    """The calls as host events with their communications; without ``startTime_ns`` they have no times.
+    """Read the calls as host events with their communication; without ``startTime_ns`` they have no times.
 
-    limit: the most bytes that the unpacked file may have. Raises ReadError for what is no such list, LimitError.
+    limit: the largest accepted size of the decompressed file in bytes.
+
+    Raises:
+        ReadError: If the file is not such a list.
+        LimitError: If the file is too large.
     """
-    data, cut = read_content(path, limit)
+    data, damage = read_content(path, limit)
     try:
         entries = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ReadError(f"is no whole JSON: {cut or str(error)[:80]}", where=path) from error
+        raise ReadError(f"is not valid JSON: {damage or str(error)[:80]}", where=path) from error
     if not isinstance(entries, list):
-        raise ReadError("is no list of calls", where=path, remedy="PARAM's basic traces are JSON lists")
+        raise ReadError("is not a list of calls", where=path, remedy="PARAM's basic traces are JSON lists")
     stats: list[Stat] = [Stat("read.entries", "info", len(entries), "entries in the file")]
-    left: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     groups: dict[str, list[int]] = {}
     calls: list[tuple[dict[str, Any], str]] = []
     for entry in entries:
-        said = entry.get("comms") if isinstance(entry, dict) else None
-        meant = _normalize_call_name(said) if isinstance(said, str) else None
+        recorded_name = entry.get("comms") if isinstance(entry, dict) else None
+        name = _normalize_call_name(recorded_name) if isinstance(recorded_name, str) else None
         if (
             isinstance(entry, dict)
             and entry.get("pg_id") is not None
             and _is_int_list(entry.get("global_ranks"))
         ):
             groups[str(entry["pg_id"])] = entry["global_ranks"]
-        if meant is None:
-            left[_describe_entry(entry)] += 1
-        elif meant != "init":
-            calls.append((entry, meant))
-    stats += [Stat("read.not_communication", "info", count, what) for what, count in left.most_common(8)]
-    waited = {str(entry.get("req")) for entry, meant in calls if meant == "wait"}
+        if name is None:
+            skipped[_describe_entry(entry)] += 1
+        elif name != "init":
+            calls.append((entry, name))
+    stats += [Stat("read.not_communication", "info", count, text) for text, count in skipped.most_common(8)]
+    waited = {str(entry.get("req")) for entry, name in calls if name == "wait"}
     worlds = {size for entry, _ in calls if isinstance(size := entry.get("world_size"), int)}
     tables = {}
     if calls:
         events = [_build_event(row, entry) for row, (entry, _) in enumerate(calls)]
-        comms = [_build_comm(row, entry, meant, groups, waited) for row, (entry, meant) in enumerate(calls)]
+        comms = [_build_comm(row, entry, name, groups, waited) for row, (entry, name) in enumerate(calls)]
         # A call without a time, such as a wait, keeps its place after the one before it.
         timed = build_frame("events", events, stats).with_columns(pl.col("ts").cum_max().forward_fill())
         tables = {"events": timed, "comms": build_frame("comms", comms, stats)}
@@ -95,9 +99,9 @@ def _normalize_call_name(name: str) -> str | None:
 
 def _describe_entry(entry: Any) -> str:
     if not isinstance(entry, dict):
-        return "no object"
+        return "not an object"
     key = next((key for key in ("comms", "compute", "markers", "marker") if key in entry), None)
-    return f"{key}: {str(entry[key])[:40]}" if key else "no call"
+    return f"{key}: {str(entry[key])[:40]}" if key else "not a call"
 
 
 def _build_event(row: int, entry: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +113,7 @@ def _build_event(row: int, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_comm(
-    row: int, entry: dict[str, Any], meant: str, groups: dict[str, list[int]], waited: set[str]
+    row: int, entry: dict[str, Any], name: str, groups: dict[str, list[int]], waited: set[str]
 ) -> dict[str, Any]:
     group = str(entry["pg_id"]) if entry.get("pg_id") is not None else None
     ranks = groups.get(group or "")
@@ -117,14 +121,14 @@ def _build_comm(
     is_async = str(req) in waited
     dtype = entry.get("dtype")
     return {
-        "id": row, "event": row, "collective": meant, "pg_name": group,
+        "id": row, "event": row, "collective": name, "pg_name": group,
         "ranks": json.dumps(ranks) if ranks else None, "group_size": len(ranks) if ranks else None,
         "seq": req if is_async and type(req) is int else None, "is_async": is_async,
         "dtype": _DTYPES.get(dtype.lower(), dtype) if isinstance(dtype, str) else None,
         "in_nelems": entry.get("in_msg_size"), "out_nelems": entry.get("out_msg_size"),
         "in_split": _encode_ints(entry.get("in_split")), "out_split": _encode_ints(entry.get("out_split")),
         "root": root if type(root) is int else None,
-        "peer": entry.get("dst_rank" if meant == "send" else "src_rank") if meant in ("send", "recv") else None,
+        "peer": entry.get("dst_rank" if name == "send" else "src_rank") if name in ("send", "recv") else None,
     }  # fmt: skip
 
 
@@ -133,4 +137,4 @@ def _encode_ints(values: Any) -> str | None:
 
 
 def _is_int_list(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(type(one) is int for one in values)
+    return isinstance(values, list) and bool(values) and all(type(value) is int for value in values)

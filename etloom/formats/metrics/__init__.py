@@ -1,11 +1,11 @@
-"""Metrics recorded beside a trace: CSV, JSON lines, JSON or Parquet with a time column, as counters.
+"""Metrics recorded along with a trace: CSV, JSON lines, JSON or Parquet with a time column, as counters.
 
-Read: `nvidia-smi --query-gpu=timestamp,... --format=csv` with or without units and header line, DCGM samples
-and anything else in columns (one column a metric, or the columns metric and value), and the JSON of vLLM's
-latency benchmark, which states durations without times.
+Supported: `nvidia-smi --query-gpu=timestamp,... --format=csv` with or without units and header line, DCGM samples
+and any other table (one column per metric, or the columns metric and value), and the JSON of vLLM's
+latency benchmark, which has durations without times.
 
-Every column of numbers is a counter; columns of text and those that name a device, rank or host tell its series
-apart. Dates without a zone are taken to be UTC, which is counted; ``utc_offset`` says otherwise.
+Each numeric column is a counter; text columns and those with a device, rank or host identify its series. Dates without
+a time zone are read as UTC, which is counted, unless ``utc_offset`` is set.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _KEYS = re.compile(
 )
 _LONG = (("metric", "value"), ("name", "value"), ("counter", "value"))
 _EPOCH_NS = 10**18
-_ROWS_LOOKED_AT = 10
+_SNIFFED_ROWS = 10
 _BEGINS_NUMBER = re.compile(r'[\s"]*[-+.]?\d')
 
 
 def sniff(head: bytes) -> bool:
-    """Whether the file is Parquet, begins with column names of which one is a time, or is vLLM's."""
+    """Return whether a file that begins with these bytes is Parquet, a table with a time column, or vLLM's JSON."""
     if head.startswith(PARQUET):
         return True
     if b"\0" in head:
@@ -52,12 +52,12 @@ def sniff(head: bytes) -> bool:
     text = head.decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     if text.startswith("{"):
         return _sniff_json(text)
-    line, *rows = [line for line in text.splitlines() if line.strip()][:_ROWS_LOOKED_AT] or [""]
+    line, *rows = [line for line in text.splitlines() if line.strip()][:_SNIFFED_ROWS] or [""]
     names = [normalize_name(name) for name in line.split(",")]
     if len(names) == 1 or starts_with_date(line):
         return len(names) > 1
     at = next((place for place, name in enumerate(names) if name in TIME_NAMES), None)
-    # `import os, time` is no header: of a table some row has a time below its name.
+    # `import os, time` is not a header: in a table, some row has a number in the time column.
     return at is not None and (
         not rows or any(_BEGINS_NUMBER.match((row.split(",")[at:] or [""])[0]) for row in rows)
     )
@@ -71,9 +71,9 @@ def _sniff_json(text: str) -> bool:
         row = json.loads(first)
     except (ValueError, RecursionError):
         return False
-    # A line of a trace is an object too, but holds lists and objects.
-    flat = isinstance(row, dict) and not any(isinstance(value, (dict, list)) for value in row.values())
-    return flat and any(normalize_name(name) in TIME_NAMES for name in row)
+    # A line of a trace is an object too, but contains lists and objects.
+    is_flat = isinstance(row, dict) and not any(isinstance(value, (dict, list)) for value in row.values())
+    return is_flat and any(normalize_name(name) in TIME_NAMES for name in row)
 
 
 def read(
@@ -84,39 +84,43 @@ def read(
     utc_offset: float = 0.0,
     limit: int = 1 << 30,
 ) -> Trace:
-    """A Trace whose counters table holds one row a sample and series, in the order of time.
+    """Read a table of metrics as counters: one row per sample and series, in time order.
 
-    time_column: which column is the time (default: one of the usual names).
-    unit: ns, us, ms or s, what a time that is a number counts (default: of an epoch, told from its size).
-    utc_offset: hours by which dates without a zone are ahead of UTC.
-    limit: bytes that the file may hold, unpacked.
+    time_column: the column with the time (default: one of the usual names).
+    unit: ns, us, ms or s, the unit of numeric times (default: inferred from the size of an epoch time).
+    utc_offset: hours by which dates without a time zone are ahead of UTC.
+    limit: the largest accepted size of the decompressed file in bytes.
 
-    Raises ReadError where there is no such column or it is no time, LimitError beyond ``limit`` bytes.
+    Raises:
+        ReadError: If there is no such column, or it is not a time.
+        LimitError: If the file is too large.
     """
     if unit is not None and unit not in NS_PER_UNIT:
-        raise ReadError(f"unit {unit!r} is none", where=path, remedy=f"one of {', '.join(NS_PER_UNIT)}")
+        raise ReadError(f"unknown unit {unit!r}; expected one of {', '.join(NS_PER_UNIT)}", where=path)
     stats: list[Stat] = []
-    data, cut = read_content(path, limit)
-    if cut:
-        stats.append(Stat("read.truncated", "data_loss", 1, cut))
+    data, damage = read_content(path, limit)
+    if damage:
+        stats.append(Stat("read.truncated", "data_loss", 1, damage))
     meta = {"formats": ["metrics"], "files": [str(path)]}
     if (latency := _parse_vllm_latency(data)) is not None:
         stats.append(
-            Stat("read.metrics_without_time", "info", latency.height, "vLLM states durations, not when")
+            Stat("read.metrics_without_time", "info", latency.height, "vLLM records durations without times")
         )
         return build_trace({"counters": latency}, meta | {"clock": "relative", "base_ns": 0}, stats)
     columns = parse_table(data, path, stats)
     name = find_time_column(columns, time_column, path)
-    when, zoneless = parse_times(columns[name], unit, utc_offset, path)
+    sample_times, zoneless = parse_times(columns[name], unit, utc_offset, path)
     if zoneless and not utc_offset:
         stats.append(
-            Stat("read.metrics_guessed_zone", "info", columns.height, "dates without a zone are taken as UTC")
+            Stat(
+                "read.metrics_guessed_zone", "info", columns.height, "dates without a time zone, read as UTC"
+            )
         )
-    counters, wrong = _build_counters(columns.drop(name), when)
-    untimed = when.null_count()
+    counters, wrong = _build_counters(columns.drop(name), sample_times)
+    untimed = sample_times.null_count()
     stats += [
-        Stat("read.metrics_no_time", "data_loss", untimed, f"rows whose {name} is no time"),
-        Stat("read.metrics_no_number", "data_loss", wrong, "cells that hold no number"),
+        Stat("read.metrics_no_time", "data_loss", untimed, f"rows whose {name} is not a time"),
+        Stat("read.metrics_no_number", "data_loss", wrong, "cells that are not numbers"),
     ]
     first = counters["ts"].min()
     clock = "epoch" if isinstance(first, int) and first > _EPOCH_NS else "relative"
@@ -124,29 +128,29 @@ def read(
 
 
 def _parse_vllm_latency(data: bytes) -> pl.DataFrame | None:
-    """Counters of `vllm bench latency --output-json`: seconds an iteration, their mean and percentiles."""
+    """Read `vllm bench latency --output-json`: seconds per iteration, their mean and percentiles."""
     if not data.lstrip().startswith(b"{") or b'"avg_latency"' not in data:
         return None
     try:
-        found = json.loads(data)
+        benchmark = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("avg_latency"), (int, float)):
+    if not isinstance(benchmark, dict) or not isinstance(benchmark.get("avg_latency"), (int, float)):
         return None
-    samples = found.get("latencies")
-    percentiles = found.get("percentiles")
-    rows: list[tuple[str, Any]] = [("mean", found["avg_latency"])]
+    samples = benchmark.get("latencies")
+    percentiles = benchmark.get("percentiles")
+    rows: list[tuple[str, Any]] = [("mean", benchmark["avg_latency"])]
     rows += [
         (f"p{key}", value) for key, value in (percentiles if isinstance(percentiles, dict) else {}).items()
     ]
     rows += [("iteration", value) for value in (samples if isinstance(samples, list) else [])]
-    kept = [(series, float(value)) for series, value in rows if isinstance(value, (int, float))]
-    frame = pl.DataFrame(kept, schema={"series": pl.String, "value": pl.Float64}, orient="row")
+    values = [(series, float(value)) for series, value in rows if isinstance(value, (int, float))]
+    frame = pl.DataFrame(values, schema={"series": pl.String, "value": pl.Float64}, orient="row")
     return frame.select(pl.lit("latency [s]").alias("name"), "series", "value").with_row_index("id")
 
 
 def _build_counters(table: pl.DataFrame, times: pl.Series) -> tuple[pl.DataFrame, int]:
-    """One row a number in the order of time; how many cells hold something else."""
+    """Return one row per number, in time order, and the number of cells with anything else."""
     names = {normalize_name(column): column for column in table.columns}
     long = next(((names[name], names[value]) for name, value in _LONG if {name, value} <= names.keys()), None)
     if long:
@@ -160,7 +164,7 @@ def _build_counters(table: pl.DataFrame, times: pl.Series) -> tuple[pl.DataFrame
             for column in table.columns
             if _KEYS.match(normalize_name(column)) or _is_text_column(table, column)
         ]
-        if len(keys) > 1:  # the model of a GPU tells nothing that its index does not
+        if len(keys) > 1:  # the model of a GPU adds nothing to its index
             keys = [column for column in keys if normalize_name(column) != "name"]
         chosen = [
             column
@@ -178,15 +182,15 @@ def _build_counters(table: pl.DataFrame, times: pl.Series) -> tuple[pl.DataFrame
             ]
             or [pl.DataFrame(schema={"name": pl.String, "text": pl.String, "value": pl.Float64})]
         )
-    # Columns lie under each other, so a row of the file is every table.height-th row.
+    # The columns are concatenated vertically, so the times repeat every table.height rows.
     repeat = rows.height // table.height if table.height else 0
-    about = pl.concat(
+    labels = pl.concat(
         [pl.DataFrame({"ts": times, "series": _build_series_key(table, keys)})] * max(repeat, 1)
     )
-    every = pl.concat([about.head(rows.height), rows], how="horizontal").filter(pl.col("ts").is_not_null())
-    wrong = every.filter(pl.col("text").is_not_null() & pl.col("value").is_null()).height
-    kept = every.filter(pl.col("value").is_not_null()).sort("ts", maintain_order=True)
-    return kept.select("ts", "name", "series", "value").with_row_index("id"), wrong
+    cells = pl.concat([labels.head(rows.height), rows], how="horizontal").filter(pl.col("ts").is_not_null())
+    wrong = cells.filter(pl.col("text").is_not_null() & pl.col("value").is_null()).height
+    counters = cells.filter(pl.col("value").is_not_null()).sort("ts", maintain_order=True)
+    return counters.select("ts", "name", "series", "value").with_row_index("id"), wrong
 
 
 def _parse_numbers(table: pl.DataFrame, column: str) -> pl.Expr:
@@ -196,13 +200,13 @@ def _parse_numbers(table: pl.DataFrame, column: str) -> pl.Expr:
 
 
 def _is_text_column(table: pl.DataFrame, column: str) -> bool:
-    """Whether no cell holds a number and some hold something."""
+    """Return whether no cell is a number and some are not null."""
     cells = table.select(text=column, number=_parse_numbers(table, column))
     return cells["number"].null_count() == cells.height > cells["text"].null_count()
 
 
 def _add_unit(table: pl.DataFrame, column: str) -> str:
-    """The counter's name with its unit: of the header (memory.used [MiB]), or of the cells (45 %)."""
+    """Return the counter's name with its unit, from the header (memory.used [MiB]) or from the cells (45 %)."""
     if "[" in column or table.schema[column] != pl.String:
         return column
     units = table[column].str.extract(NUMBER, 2).drop_nulls().unique()
@@ -210,7 +214,7 @@ def _add_unit(table: pl.DataFrame, column: str) -> str:
 
 
 def _build_series_key(table: pl.DataFrame, keys: list[str]) -> pl.Series:
-    """The text that tells the series of a row apart; null where nothing does."""
+    """Return the text that identifies the series of each row; null if there are no key columns."""
     if not keys:
         return pl.Series("series", [None] * table.height, dtype=pl.String)
     parts = [pl.col(key).cast(pl.String).fill_null("") for key in keys]

@@ -1,4 +1,4 @@
-"""The columns of a file of metrics (CSV, JSON lines, Parquet), and its times as nanoseconds."""
+"""Parsing of tables of metrics (CSV, JSON lines, Parquet), and of their times as nanoseconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIME_NAMES = (
 )
 PARQUET = b"PAR1"
 NUMBER = r"^\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?$"
-"""A number and perhaps its unit: 45 %"""
+"""A number and optionally its unit: 45 %"""
 
 _ABSENT = {"", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "nan", "null", "None", "-"}
 _CONVERT = "etloom convert FILE OUT.parquet"
@@ -33,7 +33,7 @@ _DATES = ("%Y/%m/%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f"
 
 
 def normalize_name(name: str) -> str:
-    """A column's name without quotes, units and case: ' memory.used [MiB]' -> 'memory.used'."""
+    """Return a column's name in lower case without quotes and unit: ' memory.used [MiB]' -> 'memory.used'."""
     name = name.strip().strip('"').strip()
     if name.endswith(("]", ")")):
         name = re.split(r"[\[(]", name, maxsplit=1)[0]
@@ -41,12 +41,12 @@ def normalize_name(name: str) -> str:
 
 
 def starts_with_date(line: str) -> bool:
-    """Whether a line is a row of samples without a header before it (nvidia-smi --format=csv,noheader)."""
+    """Return whether a line is a row of samples, so that there is no header (nvidia-smi --format=csv,noheader)."""
     return _DATE.match(line.lstrip('" ')) is not None
 
 
 def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
-    """The columns of the file, as the file spells them. Raises ReadError."""
+    """Parse the columns of the file, with their original names. Raises ReadError."""
     try:
         if data.startswith(PARQUET):
             return pl.read_parquet(io.BytesIO(data))
@@ -54,7 +54,7 @@ def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
             return _parse_json_lines(data, stats)
         return _parse_csv(data, stats)
     except (pl.exceptions.PolarsError, csv.Error, OSError, ValueError) as error:
-        raise ReadError(f"is no table of metrics: {str(error).splitlines()[0]}", where=path) from None
+        raise ReadError(f"is not a table of metrics: {str(error).splitlines()[0]}", where=path) from None
 
 
 def _parse_json_lines(data: bytes, stats: list[Stat]) -> pl.DataFrame:
@@ -71,33 +71,33 @@ def _parse_json_lines(data: bytes, stats: list[Stat]) -> pl.DataFrame:
             rows.append(row)
         else:
             bad += 1
-    stats.append(Stat("read.metrics_bad_line", "data_loss", bad, "no JSON object"))
+    stats.append(Stat("read.metrics_bad_line", "data_loss", bad, "not a JSON object"))
     names = dict.fromkeys(name for row in rows for name in row)
     return pl.DataFrame({name: _build_column([row.get(name) for row in rows]) for name in names})
 
 
 def _build_column(values: list[Any]) -> pl.Series:
-    """Numbers as numbers where all are, else text."""
-    plain = [value for value in values if value is not None]
-    if all(isinstance(value, int) for value in plain):
+    """Build a numeric column if all values are numbers, otherwise a text column."""
+    present = [value for value in values if value is not None]
+    if all(isinstance(value, int) for value in present):
         return pl.Series(values, dtype=pl.Int64, strict=False)
-    if all(isinstance(value, (int, float)) for value in plain):
+    if all(isinstance(value, (int, float)) for value in present):
         return pl.Series(values, dtype=pl.Float64, strict=False)
     return pl.Series([None if value is None else str(value) for value in values], dtype=pl.String)
 
 
 def _parse_csv(data: bytes, stats: list[Stat]) -> pl.DataFrame:
-    """Line by line, so that a stray quote costs its line and not the rest of the file."""
+    """Parse CSV line by line, so that a stray quote loses its line and not the rest of the file."""
     lines = [line for line in data.decode("utf-8", "replace").lstrip("\ufeff").splitlines() if line.strip()]
     if not lines:
         raise ValueError("it is empty")
     first = next(csv.reader(lines[:1], skipinitialspace=True))
-    headed = not starts_with_date(lines[0])
-    names = [name.strip() for name in first] if headed else [f"column_{i + 1}" for i in range(len(first))]
+    has_header = not starts_with_date(lines[0])
+    names = [name.strip() for name in first] if has_header else [f"column_{i + 1}" for i in range(len(first))]
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
     rows, bad = [], 0
-    for line in lines[headed:]:
+    for line in lines[has_header:]:
         try:
             row = next(csv.reader([line], skipinitialspace=True))
         except csv.Error:
@@ -110,26 +110,29 @@ def _parse_csv(data: bytes, stats: list[Stat]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
 
 
-def find_time_column(table: pl.DataFrame, asked: str | None, path: Path) -> str:
-    if asked is not None:
-        if asked in table.columns:
-            return asked
-        raise ReadError(f"has no column {asked!r}", where=path, remedy=f"columns: {', '.join(table.columns)}")
+def find_time_column(table: pl.DataFrame, requested: str | None, path: Path) -> str:
+    """Return the name of the time column: the requested one, or one of `TIME_NAMES`. Raises ReadError."""
+    if requested is not None:
+        if requested in table.columns:
+            return requested
+        raise ReadError(
+            f"has no column {requested!r}", where=path, remedy=f"columns: {', '.join(table.columns)}"
+        )
     if starts_with_date(str(table.item(0, 0))) if table.height else False:
         return table.columns[0]
-    named = {normalize_name(name): name for name in reversed(table.columns)}
+    columns = {normalize_name(name): name for name in reversed(table.columns)}
     for candidate in TIME_NAMES:
-        if candidate in named:
-            return named[candidate]
+        if candidate in columns:
+            return columns[candidate]
     raise ReadError(
-        "no column is called a time",
+        "no column has the name of a time",
         where=path,
         remedy=f"{_CONVERT} --time-column NAME, one of: {', '.join(table.columns)}",
     )
 
 
 def parse_times(column: pl.Series, unit: str | None, utc_offset: float, path: Path) -> tuple[pl.Series, bool]:
-    """Nanoseconds, and whether they were dates that do not state their zone."""
+    """Convert a column to nanoseconds; also return whether it has dates without a time zone."""
     shift = round(utc_offset * 3600 * NS_PER_UNIT["s"])
     suffix = normalize_name(column.name).rpartition("_")[2]
     unit = unit or (suffix if suffix in NS_PER_UNIT else None)
@@ -148,20 +151,22 @@ def parse_times(column: pl.Series, unit: str | None, utc_offset: float, path: Pa
 
 def _scale_numbers(texts: pl.Series, numbers: pl.Series, unit: str | None, path: Path) -> pl.Series:
     if unit is None:
-        # Of an epoch the size tells the unit: seconds have 10 digits today, nanoseconds 19.
+        # The size of an epoch time shows its unit: seconds have 10 digits today, nanoseconds 19.
         size = max((abs(number) for number in numbers.drop_nulls() if math.isfinite(number)), default=0.0)
         unit = next(
             (u for u, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8)) if size >= least), None
         )
     if unit is None:
         raise ReadError(
-            f"the unit of {texts.name!r} is unknown", where=path, remedy=f"{_CONVERT} --unit ns, us, ms or s"
+            f"unknown unit of {texts.name!r}",
+            where=path,
+            remedy=f"{_CONVERT} --unit UNIT, one of ns, us, ms, s",
         )
     return pl.Series([_scale_exactly(text, NS_PER_UNIT[unit]) for text in texts], dtype=pl.Int64)
 
 
 def _scale_exactly(text: str | None, scale: int) -> int | None:
-    """From the decimal text, since a double does not hold the nanoseconds of an epoch."""
+    """Scale the decimal text, because a double cannot represent the nanoseconds of an epoch time exactly."""
     try:
         time = Decimal(text or "") * scale
     except ArithmeticError:
@@ -174,7 +179,7 @@ def _parse_dates(texts: pl.Series, shift: int, path: Path) -> tuple[pl.Series, b
         zoned = texts.str.to_datetime(form + "%#z", time_unit="ns", strict=False)
         if zoned.null_count() < zoned.len():
             return zoned.cast(pl.Int64), False
-        plain = texts.str.to_datetime(form, time_unit="ns", strict=False)
-        if plain.null_count() < plain.len():
-            return plain.cast(pl.Int64) - shift, True
-    raise ReadError(f"column {texts.name!r} is no time: {texts.drop_nulls()[0]!r}", where=path)
+        zoneless = texts.str.to_datetime(form, time_unit="ns", strict=False)
+        if zoneless.null_count() < zoneless.len():
+            return zoneless.cast(pl.Int64) - shift, True
+    raise ReadError(f"column {texts.name!r} is not a time: {texts.drop_nulls()[0]!r}", where=path)
