@@ -370,7 +370,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "read.observer_no_dictionary", "data_loss", "names or argument lists beyond the dictionary's capacity"
     ),
-    DeclaredStat("read.observer_arguments_left", "data_loss", "argument lists too long for a record"),
+    DeclaredStat("read.observer_arguments_omitted", "data_loss", "argument lists too long for a record"),
     DeclaredStat("read.observer_lists_cut", "data_loss", "lists truncated to 4,096 items"),
     DeclaredStat("read.observer_failed", "data_loss", "argument lists that torch did not provide"),
     DeclaredStat("read.observer_reentrant", "data_loss", "operators caused by the observer itself; skipped"),
@@ -378,7 +378,7 @@ DECLARED_STATS = (
     DeclaredStat("read.observer_ended_elsewhere", "info", "scopes that ended on another thread"),
     DeclaredStat("read.observer_ended_outside", "info", "operators that began before the window"),
     DeclaredStat("read.observer_unsized", "info", "tensors without plain sizes: nested or symbolic"),
-    DeclaredStat("read.observer_thread_gone", "data_loss", "operators on a thread that was ending"),
+    DeclaredStat("read.observer_thread_exiting", "data_loss", "operators on a thread that was ending"),
     DeclaredStat("read.observer_overwritten", "info", "chunks that the ring reused"),
     DeclaredStat(
         "read.observer_stuck", "error", "threads that hung inside the observer", "report it with the example"

@@ -47,7 +47,7 @@ from etloom.formats.tables.building import build_trace
 _COUNTERS = (
     ("no_space", "data_loss", "operators not recorded because of the size limit or a full disk"),
     ("no_dictionary", "data_loss", "names or argument lists that exceed the size of the dictionary"),
-    ("arguments_left", "data_loss", "argument lists too long for a record"),
+    ("arguments_omitted", "data_loss", "argument lists too long for a record"),
     ("lists_cut", "data_loss", "lists truncated to 4,096 items"),
     ("failed", "data_loss", "argument lists that torch could not provide"),
     ("reentrant", "data_loss", "operators caused by the observer itself"),
@@ -55,7 +55,7 @@ _COUNTERS = (
     ("ended_elsewhere", "info", "scopes that ended on another thread"),
     ("ended_outside", "info", "operators that began before the window"),
     ("unsized", "info", "tensors without plain sizes: nested or symbolic"),
-    ("thread_gone", "data_loss", "operators on a thread that was ending"),
+    ("thread_exiting", "data_loss", "operators on a thread that was ending"),
     ("overwritten", "info", "chunks of the ring buffer that were overwritten"),
     ("stuck", "error", "threads that hung inside the observer"),
 )
