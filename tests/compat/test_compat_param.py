@@ -13,7 +13,7 @@ from replaying import ended, forked, free_port
 import etloom
 from etloom.compat import comms_replay
 from etloom.core.errors import EtloomError, ReadError
-from etloom.replayer.comms.plan_options import parse_ranks, plan_replay
+from etloom.replayer.comms.plan_options import PlanOptions, parse_ranks, plan_replay
 
 
 def basic(folder: Path) -> Path:
@@ -47,7 +47,7 @@ def test_basic_traces_say_what_is_called(tmp_path: Path) -> None:
     assert job[0].meta["formats"] == ["param-basic"]
     left = job[0].stats.filter(pl.col("name") == "read.not_communication")
     assert left.select("count", "example").rows() == [(1, "compute: gemm")]
-    made = plan_replay(job, 2, trace_type="basic")
+    made = plan_replay(job, 2, PlanOptions(trace_type="basic"))
     assert [
         (call.collective, call.inputs, call.outputs, call.root, call.peer, call.waits_for)
         for call in made.calls[0]
@@ -63,7 +63,7 @@ def test_basic_traces_say_what_is_called(tmp_path: Path) -> None:
 
 
 def test_equal_shares(tmp_path: Path) -> None:
-    made = plan_replay(etloom.open(basic(tmp_path / "run"), use_cache=False), 2, balance=True)
+    made = plan_replay(etloom.open(basic(tmp_path / "run"), use_cache=False), 2, PlanOptions(balance=True))
     for own in made.calls:
         assert (own[1].inputs, own[1].outputs, own[1].in_split) == ((6,), (6,), ())
 
@@ -79,10 +79,10 @@ def test_what_is_no_basic_trace(tmp_path: Path, text: str) -> None:
 
 
 def test_a_type_that_is_not_there_is_an_error(data: Path) -> None:
-    with pytest.raises(EtloomError, match="holds no trace of type basic"):
-        plan_replay(etloom.open(data / "dlrm"), 4, trace_type="basic")
+    with pytest.raises(EtloomError, match="no trace of type 'basic'"):
+        plan_replay(etloom.open(data / "dlrm"), 4, PlanOptions(trace_type="basic"))
     with pytest.raises(EtloomError, match="trace_type: no type of traces is called 'nsys'"):
-        plan_replay(etloom.open(data / "dlrm"), 4, trace_type="nsys")
+        plan_replay(etloom.open(data / "dlrm"), 4, PlanOptions(trace_type="nsys"))
 
 
 def test_files_called_after_their_rank_and_messages_of_a_batch(
@@ -106,7 +106,7 @@ def test_lists_of_ranks() -> None:
     assert parse_ranks("0, 8-10") == [0, 8, 9, 10]
     assert parse_ranks("3,1-3") == [1, 2, 3]
     for text in ("1-", "5-2", "", "0-99999999999"):
-        with pytest.raises(EtloomError, match=f"'{text}' is no list of ranks"):
+        with pytest.raises(EtloomError, match=f"'{text}' is not a list of ranks"):
             parse_ranks(text)
 
 
@@ -123,7 +123,7 @@ def test_dry_run_and_flags_without_effect(data: Path, capsys: pytest.CaptureFixt
         comms_replay.main([*given, "--blockin"])
     capsys.readouterr()
     assert comms_replay.main(["--trace-path", str(data / "simple_add"), "--dry-run"]) == 1
-    assert capsys.readouterr().err.startswith("etloom-comms-replay: the run holds no communication")
+    assert capsys.readouterr().err.startswith("etloom-comms-replay: the run has no communication")
 
 
 def test_batches_of_calls() -> None:

@@ -12,7 +12,7 @@ from test_reader_comms import FLOATS, LIST, node, tensor
 
 import etloom
 from etloom.core.errors import EtloomError
-from etloom.replayer.comms.plan_options import plan_replay
+from etloom.replayer.comms.plan_options import PlanOptions, plan_replay
 from etloom.replayer.plan import Plan
 
 
@@ -51,7 +51,7 @@ def record(
 
 
 def planned(folder: Path, world: int = 2, **asked: Any) -> Plan:
-    return plan_replay(etloom.open(folder, use_cache=False), world, **asked)
+    return plan_replay(etloom.open(folder, use_cache=False), world, PlanOptions(**asked))
 
 
 def init(number: int, groups: list[dict[str, Any]], cut: int = 0) -> dict[str, Any]:
@@ -110,7 +110,11 @@ def test_a_wait_that_does_not_name_its_group(tmp_path: Path, its_group: list[str
 def test_recordings_that_end_it(data: Path, name: str) -> None:
     """Schemas 1.0.1, 1.0.3 and 1.1.0; of the last two one rank was recorded."""
     job = etloom.open(data / name)
-    made = plan_replay(job, 2, shrink=True) if len(job) > 1 else plan_replay(job, 2, one_for_all=True)
+    made = (
+        plan_replay(job, 2, PlanOptions(shrink=True))
+        if len(job) > 1
+        else plan_replay(job, 2, PlanOptions(one_for_all=True))
+    )
     kinds = {"dlrm": {"all_to_all", "all_reduce"}}.get(name, {"all_reduce", "broadcast"})
     assert [{call.collective for call in own} for own in made.calls] == [kinds] * 2
     assert made.skipped == ()
@@ -125,7 +129,7 @@ def test_another_number_of_processes_is_an_error(data: Path) -> None:
     job = etloom.open(data / "cpu/coll_4")
     with pytest.raises(EtloomError, match="2 processes for 4 recorded ranks; start 4, or add --shrink"):
         plan_replay(job, 2)
-    with pytest.raises(EtloomError, match="8 processes, but 4 recorded ranks"):
+    with pytest.raises(EtloomError, match="8 processes, but only 4 recorded ranks"):
         plan_replay(job, 8)
 
 
