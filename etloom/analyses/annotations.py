@@ -57,7 +57,7 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
     ranges = filter_step(trace, ranges, step).with_columns(
         end=end, span=(end.max() - pl.col("ts").min()).over("where")
     )
-    # What a range adds to the time in which its name is open: events are in order of start.
+    # The time a range adds to the open time of its name; ranges are sorted by start.
     since = pl.max_horizontal("ts", pl.col("end").cum_max().shift(1).over("where", "name"))
     dur = pl.col("dur")
     table = (

@@ -103,7 +103,7 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
     """
     last = pl.col("start").max()
     shared = pl.len() > 1
-    # Who only sends may have left before others came: what it did then was no transfer.
+    # A rank that only sends may leave before others arrive: its time is not a transfer time.
     last_sender = pl.col("start").filter("sends").max()
     transfer = pl.col("end") - pl.max_horizontal("start", last_sender)
     rows = (

@@ -68,7 +68,7 @@ _GROUP_COLUMNS = {
     "edge": [],
 }
 _MIN_REMARK_PCT = 1
-"""Percent of the path: a later start that takes less goes without a remark."""
+"""Percent of the path above which a later start is reported."""
 
 
 def analyze(

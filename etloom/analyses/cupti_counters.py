@@ -121,7 +121,7 @@ def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
     is_operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     parent = rows_of_ids(events, events["parent"])
     inner = nesting.find_nearest_ancestor(parent, is_operator, rows_of_ids(events, launches["id"]))
-    # The outermost operator has none around it.
+    # The outermost operator has no enclosing operator.
     around = nesting.find_nearest_ancestor(parent, is_operator, parent)
     outermost = is_operator & (around < 0)
     outer = nesting.find_nearest_ancestor(parent, outermost, inner)

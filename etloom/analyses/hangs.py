@@ -50,7 +50,7 @@ COLUMNS: dict[str, Any] = {
 _TORCH_FRAME = re.compile(r"[/\\]torch[/\\]")
 _UNEVEN_COLLECTIVES = frozenset({"all_to_all", "gather", "scatter", "send", "recv"})
 _SEVERITY_ORDER = ("collective mismatch", "size mismatch", "dtype mismatch", "missing", "not finished")
-_Records = dict[int, dict[str, Any]]  # of one number, by rank
+_Records = dict[int, dict[str, Any]]  # records of one sequence number, by rank
 
 
 def analyze(job: Job) -> pl.DataFrame:
@@ -167,7 +167,7 @@ def _compare_group(
         }
     present = [rank for rank in members if rank in dumped]
     first_seq = dict(group_records.group_by("rank").agg(pl.col("seq").min()).iter_rows())
-    # A dump is a ring: what a rank may have overwritten is not missing there.
+    # A dump is a ring buffer: a record that may have been overwritten is not missing.
     reach_start = max(first_seq.values())
     for (seq,), rows in group_records.group_by("seq", maintain_order=True):
         records: _Records = {row["rank"]: row for row in rows.iter_rows(named=True)}
@@ -186,7 +186,7 @@ def _compare_records(records: _Records, members: list[int]) -> Iterator[dict[str
             "missing", missing, records, collective, f"{collective} was called by the others only"
         )
     yield from _find_differences(records, "collective mismatch", lambda row: row["collective"])
-    # Different collectives have different sizes: those of the most common one are compared.
+    # Different collectives have different sizes: compare those of the most common one.
     most_common = Counter(row["collective"] for row in records.values()).most_common(1)[0][0]
     comparable = {rank: row for rank, row in records.items() if row["collective"] == most_common}
     yield from _find_differences(comparable, "dtype mismatch", lambda row: row["dtype"])

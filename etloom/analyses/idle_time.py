@@ -54,7 +54,7 @@ COLUMNS = {
 _CAUSES = pl.Series("cause", ["host_wait", "kernel_wait", "other"])
 _MISSING = np.iinfo(np.int64).min
 _TOTAL = np.iinfo(np.int64).max
-"""In place of a step, behind all others."""
+"""Stands for the total in place of a step; sorts after all steps."""
 
 
 def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int | None = None) -> pl.DataFrame:
@@ -65,12 +65,12 @@ def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int |
     late = select_launched_array(trace, "launch_ts", _MISSING) > before
     cause = np.where(late, 0, np.where(gap < consecutive_kernel_delay, 1, 2))
 
-    # All work counts in its step and once more in all. A place is a stream in a step or in all.
+    # Each activity counts in its step and in the total. A group is a stream in a step or in the total.
     steps = select_launched_array(trace, "step", _TOTAL)
     step_numbers = np.unique(
         np.append(steps[np.diff(steps, prepend=_TOTAL) != 0], _TOTAL)
-    )  # steps come in runs
-    by_length = np.argsort(gap, kind="stable")  # so that the gaps of each place come in order of length
+    )  # equal steps are adjacent
+    by_length = np.argsort(gap, kind="stable")  # sorts the gaps of each group by length
     row = by_length[steps[by_length] != _TOTAL if step is None else steps[by_length] == step]
     step_index = np.searchsorted(step_numbers, steps[row])
     if step is None:

@@ -33,12 +33,13 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
             remedy="see memory-bandwidth-summary for their number and durations",
         )
     transfers = filter_step(trace, transfers, step)
-    # What lasts less than the clock's grain lasts one tick.
+    # Transfers shorter than the clock resolution last one tick.
     ends = np.maximum(transfers["end"].to_numpy(), transfers["ts"].to_numpy() + 1)
     running = RunningTotals(transfers["track"].to_numpy(), transfers["ts"].to_numpy(), ends)
-    total = running.total(transfers["gbps"].to_numpy())
-    # Sums of decimals leave crumbs where nothing runs.
-    total[running.total(np.ones(transfers.height, dtype=np.int64)) == 0] = 0.0
+    total = running.sum_weights(transfers["gbps"].to_numpy())
+    # Remove rounding errors of the sums where nothing runs.
+    total[running.sum_weights(np.ones(transfers.height, dtype=np.int64)) == 0] = 0.0
     return pl.DataFrame(
-        {"name": transfers["direction"][running.of], "ts_ns": running.time, "gb_per_s": total}, schema=COLUMNS
+        {"name": transfers["direction"][running.item], "ts_ns": running.time, "gb_per_s": total},
+        schema=COLUMNS,
     )

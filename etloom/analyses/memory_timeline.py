@@ -81,7 +81,7 @@ def _make_row(
     """Return the row of a step, which starts at ``begin`` and contains events first to last of a device."""
     in_step = device_events[first:last]
     peak, peak_at, until = in_step["total_allocated"].max(), None, first
-    # What the step found when it began, by the event before it, else by what the first of all says it changed.
+    # Allocation at the start of the step: as of the previous event, else before the first event's change.
     initial = (
         device_events["total_allocated"][first - 1]
         if first
@@ -92,7 +92,7 @@ def _make_row(
     else:
         at = in_step["total_allocated"].arg_max() or 0
         peak_at, until = in_step["ts"][at], first + at + 1
-    # What is live: an address whose last event until then is an allocation.
+    # An address is live if its last event until then is an allocation.
     live = device_events[:until].group_by("addr").last().filter(pl.col("bytes") > 0)
     by_operator = live.group_by("operator").agg(pl.col("bytes").sum()).drop_nulls().sort("bytes", "operator")
     name, operator_bytes = (

@@ -74,7 +74,7 @@ def _summarize(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:
     flops, model = int(with_flops["flops"].sum()), int(with_flops["model_flops"].sum())
     if not flops or not dur:
         return (*[None] * 7, covered)
-    # With several precisions each call is held against its own peak.
+    # With several precisions, each call is compared with the peak of its own.
     needed, needed_model = (
         float(with_flops.select((pl.col(name) / pl.col("peak") / 1e3).sum()).item()) / devices
         for name in ("flops", "model_flops")

@@ -56,7 +56,7 @@ def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.D
     head = queues.head
     tail = np.append(head[1:], queues.time.size) - 1
 
-    # A row is a step or, the last, all of the time; a column is a stream.
+    # One row per step, the last for the whole time; one column per stream.
     start, end = (np.repeat(steps[name].to_numpy()[:, None], head.size, axis=1) for name in ("start", "end"))
     number = steps["step"]
     if step is None:
@@ -94,7 +94,7 @@ def _split_windows(
     piece = np.repeat(first - begin, count)
     piece += np.arange(piece.size)
     duration = np.diff(time, append=0)[piece]
-    # Of a window only the first piece may begin before it, and only the last may end after it.
+    # Only the first piece of a window may begin before it, and only the last may end after it.
     nonempty = np.flatnonzero(count)
     duration[begin[nonempty]] -= np.maximum(start[nonempty] - time[first[nonempty]], 0)
     duration[(begin + count)[nonempty] - 1] -= np.maximum(time[last[nonempty]] - end[nonempty], 0)

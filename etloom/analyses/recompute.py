@@ -135,7 +135,7 @@ def _find_repeating(
 ) -> Rows:
     """Return the backward operators (above) around numbered operators (rows) that repeat forward work."""
     events = trace.events
-    # A backward operator's own work has no numbers, unless it is recorded to be differentiated.
+    # Operators of a backward operator itself have no sequence number, unless recorded for differentiation.
     unrecorded = np.isin(above, _find_ancestor(parent, operator, np.flatnonzero(operator & ~numbered)))
     joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     forward = np.full(events.height, -1, np.int64)

@@ -65,7 +65,7 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | N
         .agg(
             pl.len().alias("count"),
             pl.col("exclusive_ns", "self_ns").sum(),
-            # Of a trace without calls each is null, and so is the sum.
+            # Null for all operators, and therefore for the sum, if no runtime calls were recorded.
             pl.when(pl.col("runtime_ns").is_not_null().any()).then(pl.col("runtime_ns").sum()),
             pl.col("dur").filter(outermost).sum().alias("total_ns"),
             pl.col("dur").mean().round().alias("mean_ns"),

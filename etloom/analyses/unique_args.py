@@ -39,9 +39,9 @@ COLUMNS = {
     "mean_device_ns": pl.Float64,
 }
 
-_OPERATORS = (0, 1)  # functions and those of the backward pass, of PyTorch's scopes
+_OPERATORS = (0, 1)  # PyTorch's scopes of functions and backward functions
 _NOT_OPERATOR = (
-    rf"^\[pytorch\|profiler|^{STEP_PREFIX}"  # the process, its threads, marks; not all files state scopes
+    rf"^\[pytorch\|profiler|^{STEP_PREFIX}"  # process, threads, steps; not all files contain scopes
 )
 
 

@@ -53,7 +53,7 @@ def analyze(job: Job) -> pl.DataFrame:
     for trace in job.values():
         require_linked(trace)
     run = RunData(job, [build_rank_data(rank, trace) for rank, trace in job.items()])
-    marked = any(rank.marks for rank in run.ranks)
+    marked = any(rank.step_annotation for rank in run.ranks)
     rows: list[tuple[str, float | None, int | None, str, str | None, str | None]] = []
     for name, unit, basis, question in _METRICS:
         try:

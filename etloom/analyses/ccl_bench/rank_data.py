@@ -39,9 +39,9 @@ class RankData:
 
     rank: int
     trace: Trace
-    work: pl.DataFrame  # kernels, copies and sets, with kind and end
+    work: pl.DataFrame  # kernels, memcpys and memsets, with kind and end
     times: Activity | None
-    marks: str | None  # what marks its steps
+    step_annotation: str | None  # annotation of its steps
     passes: list[Span]
 
     @property

@@ -52,7 +52,7 @@ class RunData:
         """Columns collective, group_size, bytes, bus (GB/s) and time (ns), one row per communication."""
         instances = together.summarize_instances(self.communications())
         time = pl.coalesce("transfer_ns", "duration_ns")
-        # A rank that was recorded alone has no transfer: its whole time stands for it.
+        # A rank recorded alone has no transfer time: use its whole duration.
         with_bandwidth = instances.with_columns(
             bus=pl.coalesce(
                 "bus_gb_per_s",

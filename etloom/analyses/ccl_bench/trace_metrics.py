@@ -34,7 +34,7 @@ def mean_step_seconds(rank: RankData) -> float:
 
 
 def _engine(rank: RankData) -> list[tuple[int, int]]:
-    if rank.marks not in ("execute_context", "run_batch"):
+    if rank.step_annotation not in ("execute_context", "run_batch"):
         raise MetricUnavailable(
             "inference metric, but no engine step is annotated (execute_context_*, run_batch)"
         )
@@ -159,7 +159,7 @@ def _copy_bandwidth(rank: RankData) -> float:
 
 
 def _transfer_overhead(rank: RankData) -> float:
-    _ = rank.kernels  # of the device
+    _ = rank.kernels  # raises MetricUnavailable without GPU activity
     times = rank.activity()
     alone = (times.times["memory"] - times.times["computation"]).total
     start, end = times.busy.span or (0, 0)

@@ -45,11 +45,8 @@ class Finding:
     module: str | None = None
     frame: str | None = None
     event: int | None = None
-    """The host event to look at: id."""
     in_steps_ns: int = 0
-    """Of the cost, what lies in the time of marked steps."""
     place: str | None = None
-    """What makes it the same finding on another rank."""
 
 
 def group_by_place(
@@ -125,12 +122,13 @@ def compute_cost(view: RankView, rows: pl.DataFrame) -> tuple[int, int]:
     return min(round(float(each.sum())), lost.total), in_steps
 
 
-def times(count: int) -> str:
+def format_times(count: int) -> str:
+    """Return once, 2 times, 1,390 times."""
     return "once" if count == 1 else f"{count:,} times"
 
 
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """1 gap, 1,390 gaps."""
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count and a noun: 1 gap, 1,390 gaps."""
     return f"1 {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 
 

@@ -274,7 +274,7 @@ class RankView:
         filled = operators.copy()
         missing = np.flatnonzero((operators < 0) & (rows >= 0))
         at = rows[missing]
-        # No more often than events are nested: parents of a file from elsewhere may lead around in a circle.
+        # At most as many iterations as nesting levels: parents in a file of another tool may form a cycle.
         for _ in range(1 + int(self.trace.events["depth"].max() or 0)):  # type: ignore[arg-type]
             if not missing.size:
                 break

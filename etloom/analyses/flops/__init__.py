@@ -40,7 +40,7 @@ COLUMNS = {
 }
 _MAX_NAMES = 3
 _MIN_PCT = 0.1
-"""How many of the operators without flops a sentence names, and of how much of the time."""
+"""Number of operators without flops that a remark names, and their minimum share of the time."""
 _GROUP_COLUMNS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["family"], "all": []}
 
 

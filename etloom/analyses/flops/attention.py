@@ -79,7 +79,7 @@ class Signature:
     heads_first: bool
     lengths: tuple[int, int, int, int] | None = None
     bias: int | None = None
-    window: int | None = None  # where the two sizes of a sliding window are
+    window: int | None = None  # position of the two sizes of a sliding window
 
 
 def _causal(at: int, kind: str) -> Mask:
@@ -97,7 +97,7 @@ def _shapes(call: Call, signature: Signature) -> Shapes:
     if signature.window is not None:
         sizes = (call.value(signature.window), call.value(signature.window + 1))
         if any(size not in (None, -1) for size in sizes):
-            raise NotRecorded  # how far a window reaches is not worked out
+            raise NotRecorded  # sliding windows are not supported
     if signature.lengths and call.optional(signature.lengths[0]) is not None:
         batch, queries, keys, heads = _packed(call, signature, q, k)
     elif signature.heads_first:

@@ -25,9 +25,9 @@ def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     distinct = calls.filter("costed").select(_KEY).unique()
     costs = distinct.hstack(_make_frame([_kineto_cost(row) for row in distinct.iter_rows(named=True)]))
     calls = calls.join(costs, on=list(_KEY), how="left", nulls_equal=True, maintain_order="left")
-    # The same name and arguments may also be of an operator that does not count: it keeps its time alone.
+    # An operator that is not counted may have the same name and arguments: it only keeps its time.
     calls = calls.with_columns(pl.when("costed").then(pl.col(name)).alias(name) for name in _COSTS)
-    # Of the elements of a list of tensors Kineto does not say the type, so bytes may lack where flops do not.
+    # Kineto does not record element types of tensor lists, so bytes may be unknown where flops are known.
     missing = calls.filter("costed", pl.col("flops").is_null() | pl.col("bytes").is_null())
     links = trace.links.select("node", id="event").unique("id", keep="first")
     node_costs = compute_node_costs(trace, missing.select("id").join(links, on="id")).drop("node", "name")
@@ -89,7 +89,7 @@ def compute_node_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     texts = pl.concat_str(pl.col(columns).cast(pl.String), separator="|", ignore_nulls=True)
     keys = tensors.group_by("node").agg(texts.str.join(";").alias("key"))
     calls = calls.join(keys, on="node", how="left", maintain_order="left")
-    # One node stands for all of the same name, tensors and values.
+    # One node represents all with the same name, tensors and values.
     distinct = calls.group_by("name", "inputs", "key", maintain_order=True).agg(
         pl.col("node").first().alias("like")
     )

@@ -31,7 +31,7 @@ _SPLIT_K_SUM = r"(?i)split_?k_?reduce|reduce_?split_?k"
 """Kernels that sum the parts of a product split along k; they are gemm but not a product."""
 _TF32 = r"(?i)tf32|s1688|nvjet_s"
 _INPUT_GRADIENT, _WEIGHT_GRADIENT = r"(?i)dgrad|igemm_bwd", r"(?i)wgrad|igemm_wrw"
-"""Which gradient of a convolution a kernel is part of, as cuDNN, CUTLASS and MIOpen call them."""
+"""The gradient of a convolution that a kernel computes, as named by cuDNN, CUTLASS and MIOpen."""
 _LAYOUT = r"nchwToNhwc|nhwcToNchw"
 
 
@@ -154,7 +154,7 @@ def _select_counted(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
     counted[rows[nesting.find_nearest_ancestor(parent, counted, _above(parent, rows)) >= 0]] = False
     rows = np.flatnonzero(composites)
     composites[rows[nesting.find_nearest_ancestor(parent, counted, rows) >= 0]] = False
-    # A composite operator around one that counts, itself a composite or not, is accounted for by that.
+    # A composite operator that encloses a counted one (composite or not) is covered by that one.
     climbing = _above(parent, np.flatnonzero(counted | composites))
     around = np.zeros(len(names), dtype=np.bool_)
     while climbing.size:
@@ -194,7 +194,7 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
         row, step, kernel_family (of the longest kernel), kernels, time_ns, tf32, bus, products (number of kernels that
         are matrix products), gradients (of a convolution; 0 if the kernel names do not show the number), basis.
     """
-    # Where no operator is known each kernel stands for itself.
+    # Without known operator, each kernel is a unit of its own.
     kernel_id = pl.when(pl.col("row") < 0).then(pl.col("id").cast(pl.Int64)).otherwise(-1)
     work = work.with_columns(own=kernel_id).sort("row", "own", "ts")
     row, kernel_ids = work["row"].to_numpy(), work["own"].to_numpy()
@@ -203,8 +203,8 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
         np.append(True, (row[1:] != row[:-1]) | (kernel_ids[1:] != kernel_ids[:-1]))[: row.size]
     )
     group = np.repeat(np.arange(begins.size), np.diff(np.append(begins, row.size)))
-    # A union of intervals: what begins before the latest end of its call so far adds only what lies behind that. By
-    # rank, since ranks of one call after another stay small where times would not.
+    # Union of intervals: a kernel that starts before the latest end of its group only adds the time after that end. The
+    # running maximum is computed on the ranks of the ends, offset by group, because offset times would overflow.
     order = np.argsort(end, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(order.size)
@@ -224,7 +224,7 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
             pl.col("fresh").sum().alias("time_ns"),
             pl.col("tf32", "bus").any(),
             (pl.col("product") & (pl.col("kernel_family") == "gemm")).sum().cast(pl.Int64).alias("products"),
-            # What does not say its gradient may be of either: then only both together are known to be two.
+            # A kernel of unknown gradient may belong to either: the number is only certain if both were observed.
             pl.when((sides == 2) | gradients_certain)
             .then(sides.cast(pl.Int64))
             .otherwise(0)

@@ -61,7 +61,7 @@ _KERNELS = (
     (
         "copy",
         r"(?i)reshape_and_cache",
-    ),  # keys and values into the pages of a cache; named after whose layout that is
+    ),  # writes keys and values to cache pages; the name contains the attention backend whose layout it is
     ("attention", r"(?i)flash|fmha|attention|attn_|_attn|sdpa"),
     (
         "convolution",

@@ -153,4 +153,4 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mkldnn::_linear_pointwise", "aten::mkldnn_linear", "aten::_mps_linear"), _linear),
 }
 COMPOSITE: dict[str, Formula] = {"aten::linear": _linear, "aten::matmul": _matmul}
-"""Operators that mostly call one of the above; they count where they call none."""
+"""Operators that usually call one of the above; they are counted if they do not."""

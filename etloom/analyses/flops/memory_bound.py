@@ -76,12 +76,12 @@ def promote_types(tensors: Iterable[Tensor]) -> str | None:
     if shaped == highest:
         types = [entry for entry in types if entry[1]]
     elif shaped >= 0:
-        # A number of a higher kind gives the default type of that kind, not its own width.
+        # A scalar of a higher kind promotes to the default type of that kind, not to its own width.
         return {"int": "long", "float": "float", "complex": "complexfloat"}[_DTYPE_KINDS[highest]]
     fitting = [dtype for kind, _, dtype in types if kind == highest]
     widest = max(categories.itemsize(dtype) or 0 for dtype in fitting)
     widths = {dtype for dtype in fitting if categories.itemsize(dtype) == widest}
-    # Half and bfloat16 meet in float.
+    # Half and bfloat16 promote to float.
     return (
         "float"
         if len(widths) > 1 and widest == 2 and _DTYPE_KINDS[highest] == "float"

@@ -170,7 +170,7 @@ def _kineto_tensor(shape: Any, kind: Any, stride: Any) -> Tensor | tuple[Tensor,
         tensors = [_tensor(item, None, at) for item, at in zip(shape, strides, strict=True)]
         return tuple(item for item in tensors if item is not None)
     dtype = kind if isinstance(kind, str) and categories.itemsize(kind) is not None else None
-    # No dimensions and no type: a number, a list, nothing.
+    # Without dimensions and type it is a number, a list or absent.
     return None if shape == [] and dtype is None else _tensor(shape, dtype, stride)
 
 

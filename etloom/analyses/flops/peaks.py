@@ -93,7 +93,7 @@ def find_peaks(
         return specified
     name = find_device_name(trace, devices)
     table = _load_file(device_peaks) if device_peaks else []
-    # A slice of a device (A100-SXM4-40GB MIG 3g.20gb) has a part of its peaks.
+    # A MIG slice of a device (A100-SXM4-40GB MIG 3g.20gb) has only part of its peaks.
     table += [] if " MIG " in f"{name} " else _load_shipped_peaks()
     peaks = next((peaks for pattern, peaks in table if name and pattern.search(name)), None)
     if peaks is None:

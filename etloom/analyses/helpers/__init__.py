@@ -98,7 +98,7 @@ def conform_columns(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[st
         table: A frame, or columns of equal length by name.
         columns: Types by column name, as in COLUMNS of an analysis.
     """
-    # Column by column: most are of their type already, and a query would wait for threads to do nothing.
+    # Column by column, because most have the right type already and a lazy query costs a thread wakeup.
     return pl.DataFrame([pl.Series(name, table[name]).cast(dtype) for name, dtype in columns.items()])
 
 

@@ -22,11 +22,11 @@ _ABSENT = np.iinfo(np.int64).min
 class QueueChanges:
     """Changes of queue lengths, sorted by stream and time; each time of a stream occurs once."""
 
-    head: Ints  # where the changes of each stream begin
+    head: Ints  # index of the first change of each stream
     time: Ints  # ns
-    length: Ints  # how much work waits from then on
+    length: Ints  # queue length from then on
     _work: pl.DataFrame  # device, stream
-    _row: Ints  # a row of work on the stream of each change
+    _row: Ints  # a row of _work on the stream of each change
 
     def track_columns(self, rows: Ints | slice) -> dict[str, pl.Series]:
         """Return device and stream of these changes."""
@@ -52,12 +52,16 @@ def compute_queue_changes(trace: Trace) -> QueueChanges:
             where=describe_rank(trace),
             remedy="record CPU and CUDA activity together",
         )
-    # Clocks of host and device may differ a little: work that seems to run before its launch never waited.
+    # Host and device clocks may differ slightly: an activity that seems to start before its launch never queued.
     starts = select_launched_work(trace, "ts")["ts"].to_numpy()[launched]
     joins = np.minimum(launch[launched], starts)
     tracks = encode_streams(trace)[launched]
     waiting = RunningTotals(tracks, joins, starts)
-    head = np.flatnonzero(np.diff(tracks[waiting.of], prepend=-1))
+    head = np.flatnonzero(np.diff(tracks[waiting.item], prepend=-1))
     return QueueChanges(
-        head, waiting.time, waiting.total(np.ones(launched.size, np.int64)), work, launched[waiting.of]
+        head,
+        waiting.time,
+        waiting.sum_weights(np.ones(launched.size, np.int64)),
+        work,
+        launched[waiting.item],
     )

@@ -17,7 +17,7 @@ class RunningTotals:
 
     Attributes:
         time: The times, ns.
-        of: For each time, the index of one of the items that begin or end then.
+        item: For each time, the index of one of the items that begin or end then.
 
     Args:
         tracks: Track number of each item, from 0 (see `track_codes`).
@@ -32,11 +32,11 @@ class RunningTotals:
         self._last = np.ones(order.size, dtype=np.bool_)
         self._last[:-1] = (track[1:] != track[:-1]) | (time[1:] != time[:-1])
         self.time = time[self._last]
-        self.of = order[self._last] % max(tracks.size, 1)
+        self.item = order[self._last] % max(tracks.size, 1)
 
-    def total(self, weights: NDArray[Any]) -> NDArray[Any]:
+    def sum_weights(self, weights: NDArray[Any]) -> NDArray[Any]:
         """Return the sum of the weights of the items that run from each time until the next of its track."""
-        # All that begins on a lane ends there, so each lane begins at zero.
+        # Everything that begins on a track also ends there, so each track starts at zero.
         change = np.concatenate((weights, -weights))
         sums: NDArray[Any] = np.cumsum(change[self._order])[self._last]
         return sums

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
+from etloom.analyses.findings.finding import Finding, describe_place, format_times, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
@@ -26,7 +26,7 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         steady.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
         lambda row: (
-            f"{row['name']} is called {times(row['count'])}{describe_place(row)} and blocks the host{guessed}"
+            f"{row['name']} is called {format_times(row['count'])}{describe_place(row)} and blocks the host{guessed}"
         ),
         confidence="low" if guessed else "medium",
         advice="warm up before the trace; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; do not call "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, counted, describe_place, group_by_place
+from etloom.analyses.findings.finding import Finding, describe_place, format_count, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 
@@ -46,8 +46,8 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         copies,
         lambda row: (
-            f"{counted(row['count'], 'copy', 'copies')} of tensors{describe_place(row, 'block')} only change layout "
-            "or type"
+            f"{format_count(row['count'], 'copy', 'copies')} of tensors{describe_place(row, 'block')} only change "
+            "layout or type"
         ),
         confidence="medium",
         advice=advice,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
+from etloom.analyses.findings.finding import Finding, describe_place, format_times, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
@@ -18,8 +18,8 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         gaps.with_columns(cost_ns="gap_ns"),
         lambda row: (
-            f"the device is idle {times(row['count'])}{describe_place(row, 'block')} although the next kernel is "
-            "already launched"
+            f"the device is idle {format_times(row['count'])}{describe_place(row, 'block')} although the next kernel "
+            "is already launched"
         ),
         confidence="low",
         advice="about 1 us between kernels is normal; longer gaps are streams that wait for each other (see "

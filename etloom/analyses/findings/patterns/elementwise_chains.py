@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, counted, describe_place, group_by_place
+from etloom.analyses.findings.finding import Finding, describe_place, format_count, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import arrays, nesting
 
@@ -23,8 +23,8 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         _find_chains(view),
         lambda row: (
-            f"{counted(row['count'], 'chain')} of {MIN_LENGTH}+ elementwise kernels{describe_place(row, 'block')}; "
-            "each kernel reads and writes memory once more"
+            f"{format_count(row['count'], 'chain')} of {MIN_LENGTH}+ elementwise "
+            f"kernels{describe_place(row, 'block')}; each kernel reads and writes memory once more"
         ),
         confidence="low",
         advice="fuse them: torch.compile, a fused optimizer or norm, or foreach operators",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, counted
+from etloom.analyses.findings.finding import Finding, format_count
 from etloom.analyses.findings.rank_view import RankView
 from etloom.timeline.activity import to_intervals
 
@@ -50,7 +50,7 @@ def find(view: RankView) -> Iterator[Finding]:
         worst = group.row(int(alone.argmax()), named=True)
         location = view.locate(pl.Series([worst["launch"]], dtype=pl.UInt32)).row(0, named=True)
         yield Finding(
-            f"{counted(times_alone, 'copy', 'copies')} without concurrent computation or communication: {name}",
+            f"{format_count(times_alone, 'copy', 'copies')} without concurrent computation or communication: {name}",
             lost.total,
             "medium",
             _advise(str(name)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, counted, describe_place, group_by_place
+from etloom.analyses.findings.finding import Finding, describe_place, format_count, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.arrays import rows_of_ids, take_rows
 
@@ -35,7 +35,7 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         pageable.drop("bytes"),
         lambda row: (
-            f"the host is blocked in {counted(row['count'], 'copy', 'copies')} from pageable memory to the "
+            f"the host is blocked in {format_count(row['count'], 'copy', 'copies')} from pageable memory to the "
             f"device{describe_place(row)}"
         ),
         confidence="medium",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
+from etloom.analyses.findings.finding import Finding, describe_place, format_times, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
@@ -18,8 +18,8 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         synced,
         lambda row: (
-            f"the host waits for the device{describe_place(row)} {times(row['count'])}; afterwards the device waits "
-            "for the host"
+            f"the host waits for the device{describe_place(row)} {format_times(row['count'])}; afterwards the device "
+            "waits for the host"
         ),
         confidence="high",
         advice="keep the value on the device: log it later or copy it with non_blocking=True; .item(), .cpu(), "

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, compute_cost, group_by_place, times
+from etloom.analyses.findings.finding import Finding, compute_cost, format_times, group_by_place
 from etloom.analyses.findings.rank_view import RankView, select_outermost
 
 COMPILES = (
@@ -30,8 +30,8 @@ def find(view: RankView) -> Iterator[Finding]:
 
     def title(row: dict[str, Any]) -> str:
         if since is None:
-            return f"torch.compile compiles {times(row['count'])} ({view.warmup_caveat}: may be the first compilation)"
-        return f"torch.compile still compiles after the first step ({times(row['count'])})"
+            return f"torch.compile compiles {format_times(row['count'])} ({view.warmup_caveat}: may be the first compilation)"
+        return f"torch.compile still compiles after the first step ({format_times(row['count'])})"
 
     yield from group_by_place(
         view,

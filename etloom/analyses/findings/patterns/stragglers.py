@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, times
+from etloom.analyses.findings.finding import Finding, format_times
 from etloom.analyses.findings.job_view import JobView
 from etloom.collectives import match_collectives
 from etloom.collectives.lateness import CAUSES, compute_delays, largest_cause
@@ -65,7 +65,7 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
         yield (
             rank,
             Finding(
-                f"rank {rank} {effect} {times(delays.height)}: {reasons[main_cause]}",
+                f"rank {rank} {effect} {format_times(delays.height)}: {reasons[main_cause]}",
                 lost.total,
                 confidence,
                 advice,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, group_by_place, times
+from etloom.analyses.findings.finding import Finding, describe_place, format_times, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import arrays, categories, nesting
 
@@ -40,7 +40,7 @@ def find(view: RankView) -> Iterator[Finding]:
     yield from group_by_place(
         view,
         fills,
-        lambda row: f"memory is filled with zeros {times(row['count'])}{describe_place(row)}",
+        lambda row: f"memory is filled with zeros {format_times(row['count'])}{describe_place(row)}",
         confidence="medium",
         advice="zero_grad(set_to_none=True); torch.empty for memory that is overwritten next; reuse buffers "
         "instead of allocating zeros in each step",
