@@ -127,11 +127,6 @@ def format_times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
-def format_count(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count and a noun: 1 gap, 1,390 gaps."""
-    return f"1 {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
-
-
 def describe_place(row: dict[str, Any], name: str = "operator") -> str:
     """Return " in OPERATOR" (or " in BLOCK"), or an empty string if it is unknown."""
     return f" in {row[name]}" if row.get(name) else ""

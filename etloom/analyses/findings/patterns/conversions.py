@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_count, group_by_place
+from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
+from etloom.core.text import count_noun
 
 COPYING = ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::_reshape_copy")
 """The OPERATORS that copy; the others do nothing if no change is needed, and else call one of these."""
@@ -46,7 +47,7 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         copies,
         lambda row: (
-            f"{format_count(row['count'], 'copy', 'copies')} of tensors{describe_place(row, 'block')} only change "
+            f"{count_noun(row['count'], 'copy', 'copies')} of tensors{describe_place(row, 'block')} only change "
             "layout or type"
         ),
         confidence="medium",

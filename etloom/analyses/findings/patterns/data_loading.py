@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from etloom.analyses.findings.finding import Finding, format_count
+from etloom.analyses.findings.finding import Finding
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
+from etloom.core.text import count_noun
 
 SCOPE = "rank"
 
@@ -21,7 +22,7 @@ def find(view: RankView) -> Iterator[Finding]:
     if cost := lost.total:
         longest = loads.sort("dur", descending=True, maintain_order=True).row(0, named=True)
         yield Finding(
-            f"nothing else runs while the host waits for the data loader ({format_count(loads.height, 'load')})",
+            f"nothing else runs while the host waits for the data loader ({count_noun(loads.height, 'load')})",
             cost,
             "high",
             "increase num_workers and prefetch_factor, enable persistent_workers and pin_memory, or move the "

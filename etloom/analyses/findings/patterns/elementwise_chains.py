@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_count, group_by_place
+from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import arrays, nesting
+from etloom.core.text import count_noun
 
 ELEMENTWISE = r"elementwise_kernel|elementwise_kernel_manual_unroll|CUDAFunctor|multi_tensor_apply"
 FUSED = r"multi_tensor_apply|^triton_"
@@ -23,7 +24,7 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         _find_chains(view),
         lambda row: (
-            f"{format_count(row['count'], 'chain')} of {MIN_LENGTH}+ elementwise "
+            f"{count_noun(row['count'], 'chain')} of {MIN_LENGTH}+ elementwise "
             f"kernels{describe_place(row, 'block')}; each kernel reads and writes memory once more"
         ),
         confidence="low",

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, format_count
+from etloom.analyses.findings.finding import Finding
 from etloom.analyses.findings.rank_view import RankView
+from etloom.core.text import count_noun
 from etloom.timeline.activity import to_intervals
 
 COPY = r"(?i)memcpy|copy(?:Host|Device|Buffer)"
@@ -50,7 +51,7 @@ def find(view: RankView) -> Iterator[Finding]:
         worst = group.row(int(alone.argmax()), named=True)
         location = view.locate(pl.Series([worst["launch"]], dtype=pl.UInt32)).row(0, named=True)
         yield Finding(
-            f"{format_count(times_alone, 'copy', 'copies')} without concurrent computation or communication: {name}",
+            f"{count_noun(times_alone, 'copy', 'copies')} without concurrent computation or communication: {name}",
             lost.total,
             "medium",
             _advise(str(name)),

@@ -8,8 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_count, group_by_place
+from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
 from etloom.analyses.findings.rank_view import RankView
+from etloom.core.text import count_noun
 
 PLAIN = r"(?i)sgemm|simt_|_fp32_"
 """Matches fp32 products on NVIDIA devices. Products with a vector (gemv) or a narrow matrix (gemmSN) are limited by
@@ -69,7 +70,7 @@ def _find_products(
     view: RankView, products: pl.Series, problem: str, advice: str, kind: str
 ) -> Iterator[Finding]:
     def title(row: dict[str, Any]) -> str:
-        return f"{format_count(row['count'], 'matrix product')}{describe_place(row)} {problem}"
+        return f"{count_noun(row['count'], 'matrix product')}{describe_place(row)} {problem}"
 
     # The peak of narrower types is 2 to 16 times that of fp32: half of the time is a conservative estimate.
     half = pl.col("dur") // 2

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_count, group_by_place
+from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.text import count_noun
 
 SMALL_BYTES = 64 << 10
 MIN_COPIES = 16
@@ -35,7 +36,7 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         pageable.drop("bytes"),
         lambda row: (
-            f"the host is blocked in {format_count(row['count'], 'copy', 'copies')} from pageable memory to the "
+            f"the host is blocked in {count_noun(row['count'], 'copy', 'copies')} from pageable memory to the "
             f"device{describe_place(row)}"
         ),
         confidence="medium",

@@ -7,8 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_count, group_by_place
+from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
 from etloom.analyses.findings.rank_view import RankView
+from etloom.core.text import count_noun
 
 SCOPE = "rank"
 LONG_GAP_NS = 10_000_000
@@ -35,8 +36,8 @@ def find(view: RankView) -> Iterator[Finding]:
         return " (no step is annotated: may be warm-up)" if first is None and _long(row) else ""
 
     def title(row: dict[str, Any]) -> str:
-        text = f"the device waits for the host to launch{describe_place(row, 'block')}, "
-        f"{format_count(row['count'], 'gap')}"
+        gaps = count_noun(row["count"], "gap")
+        text = f"the device waits for the host to launch{describe_place(row, 'block')}, {gaps}"
         if long := _long(row):
             upto = "up to " if len(long) > 1 else ""
             part = "" if len(long) == row["count"] else f", most of the time in {len(long)}"

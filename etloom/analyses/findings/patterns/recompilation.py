@@ -29,9 +29,10 @@ def find(view: RankView) -> Iterator[Finding]:
         compiles = compiles.filter(pl.col("ts") >= since)
 
     def title(row: dict[str, Any]) -> str:
+        times = format_times(row["count"])
         if since is None:
-            return f"torch.compile compiles {format_times(row['count'])} ({view.warmup_caveat}: may be the first compilation)"
-        return f"torch.compile still compiles after the first step ({format_times(row['count'])})"
+            return f"torch.compile compiles {times} ({view.warmup_caveat}: may be the first compilation)"
+        return f"torch.compile still compiles after the first step ({times})"
 
     yield from group_by_place(
         view,
