@@ -46,16 +46,16 @@ class MatchedCollectives:
     def comparable(self) -> pl.DataFrame:
         """The parts, those of one operator as one, of which those whose clock cannot be compared met nobody;
         error, how far apart two clocks of a meeting may be (null without one); and `waits.COLUMNS`."""
-        known = pl.when(pl.col("residual").is_not_null()).then("meeting")
-        table = _merge_by_operator(self.parts.with_columns(known.alias("meeting")))
+        instance = pl.when(pl.col("residual").is_not_null()).then("meeting")
+        table = _merge_by_operator(self.parts.with_columns(instance.alias("meeting")))
         alone = pl.len().over("meeting") < 2
         table = table.with_columns(
             pl.when(~alone & pl.col("meeting").is_not_null()).then(name).alias(name)
             for name in ("meeting", "how")
         )
         # Each is so far from the reference at most: two are apart by the two greatest.
-        apart = pl.col("residual").top_k(2).sum().over("meeting")
-        return add_waits(table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(apart)))
+        clock_error = pl.col("residual").top_k(2).sum().over("meeting")
+        return add_waits(table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(clock_error)))
 
 
 def match_collectives(job: Job) -> MatchedCollectives:
@@ -66,28 +66,30 @@ def match_collectives(job: Job) -> MatchedCollectives:
 def _compute_matches(job: Job) -> MatchedCollectives:
     for rank, trace in job.items():
         check_linked(trace, rank)
-    found = pl.concat([trace.compute_once(list_participations, rank) for rank, trace in job.items()])
+    participations = pl.concat([trace.compute_once(list_participations, rank) for rank, trace in job.items()])
     # Of a trace that counts from its own zero the host's clock tells nothing.
     hosts = {
         rank: trace.meta.get("host") for rank, trace in job.items() if trace.meta.get("clock") == "epoch"
     }
-    table = estimate_clocks(match_participations(found), hosts)
+    table = estimate_clocks(match_participations(participations), hosts)
     # What is told from order and time is told again where a clock was off.
-    own = found.select("rank", "event", own_start="start", own_end="end")
-    met = match_participations(correct_clocks(found, table))
-    met = met.join(own, on=("rank", "event"), how="left", maintain_order="left")
-    left = table.filter(pl.col("verdict").is_in(COMPARABLE)).select("rank", residual="residual_ns")
-    return MatchedCollectives(met.join(left, on="rank", how="left", maintain_order="left"), table)
+    own_times = participations.select("rank", "event", own_start="start", own_end="end")
+    matched = match_participations(correct_clocks(participations, table))
+    matched = matched.join(own_times, on=("rank", "event"), how="left", maintain_order="left")
+    residuals = table.filter(pl.col("verdict").is_in(COMPARABLE)).select("rank", residual="residual_ns")
+    return MatchedCollectives(matched.join(residuals, on="rank", how="left", maintain_order="left"), table)
 
 
 def _merge_by_operator(parts: pl.DataFrame) -> pl.DataFrame:
     """A backend on the host may work off one operator in several ranges (gloo's reduce_scatter: an all-reduce for each
     of its tensors): one part, from the first start to the last end."""
-    one = ("rank", "where", "issuer", "collective", "source", "destination")
-    several = (pl.col("where") == "host") & pl.col("issuer").is_not_null() & (pl.len().over(one) > 1)
+    key = ("rank", "where", "issuer", "collective", "source", "destination")
+    several = (pl.col("where") == "host") & pl.col("issuer").is_not_null() & (pl.len().over(key) > 1)
     if not parts.select(several.any()).item():
         return parts
-    first = pl.exclude(*one, "end", "own_end", "meeting").sort_by("start", "event").first()
+    first = pl.exclude(*key, "end", "own_end", "meeting").sort_by("start", "event").first()
     ends = pl.col("end", "own_end").max()
-    whole = parts.filter(several).group_by(one, maintain_order=True).agg(first, ends, pl.col("meeting").min())
-    return pl.concat((parts.filter(~several), whole.select(parts.columns))).sort("rank", "start", "event")
+    merged = (
+        parts.filter(several).group_by(key, maintain_order=True).agg(first, ends, pl.col("meeting").min())
+    )
+    return pl.concat((parts.filter(~several), merged.select(parts.columns))).sort("rank", "start", "event")

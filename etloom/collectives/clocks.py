@@ -80,7 +80,7 @@ class _RankPair:
     drift: float | None
 
 
-def estimate_clocks(met: pl.DataFrame, hosts: Mapping[int, str | None] | None = None) -> pl.DataFrame:
+def estimate_clocks(matched: pl.DataFrame, hosts: Mapping[int, str | None] | None = None) -> pl.DataFrame:
     """A row a rank (COLUMNS) from parts with their meetings (`meetings.meet`).
 
     hosts: what each rank calls its host. verdict: "agrees", the clock is right, as far as it could be told within
@@ -89,22 +89,22 @@ def estimate_clocks(met: pl.DataFrame, hosts: Mapping[int, str | None] | None = 
     with others.
     """
     hosts = hosts or {}
-    ranks = sorted(met["rank"].unique().to_list())
-    since = met.select(pl.col("end").filter(pl.col("meeting").is_not_null()).min()).item()
-    pairs = _compare_with_hubs(met, since)
-    seen = {end for pair in pairs for end in (pair.rank, pair.hub)}
-    known: dict[int, _RankPair] = {}
+    ranks = sorted(matched["rank"].unique().to_list())
+    since = matched.select(pl.col("end").filter(pl.col("meeting").is_not_null()).min()).item()
+    pairs = _compare_with_hubs(matched, since)
+    compared_ranks = {end for pair in pairs for end in (pair.rank, pair.hub)}
+    pair_by_rank: dict[int, _RankPair] = {}
     for rank in ranks:
-        if rank in known or (rank not in seen and rank != ranks[0]):
+        if rank in pair_by_rank or (rank not in compared_ranks and rank != ranks[0]):
             continue
-        known[rank] = _RankPair(rank, rank, 0, 0, 0, 0, 0, 0, None)
-        while edge := _next_edge(pairs, known):
+        pair_by_rank[rank] = _RankPair(rank, rank, 0, 0, 0, 0, 0, 0, None)
+        while edge := _next_edge(pairs, pair_by_rank):
             pair, towards = edge
-            through = known[pair.hub if towards else pair.rank]
-            known[pair.rank if towards else pair.hub] = _chain_pairs(through, pair, towards)
-    on_device = set(met.filter(pl.col("where") == "device")["rank"].unique())
+            through = pair_by_rank[pair.hub if towards else pair.rank]
+            pair_by_rank[pair.rank if towards else pair.hub] = _chain_pairs(through, pair, towards)
+    on_device = set(matched.filter(pl.col("where") == "device")["rank"].unique())
     error = {rank: DEVICE_CLOCK_ERROR_NS if rank in on_device else HOST_CLOCK_ERROR_NS for rank in ranks}
-    rows = [_build_row(known.get(rank), rank, ranks[0], since, hosts, error) for rank in ranks]
+    rows = [_build_row(pair_by_rank.get(rank), rank, ranks[0], since, hosts, error) for rank in ranks]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
@@ -121,59 +121,74 @@ def correct_clocks(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(start=moved("start"), end=moved("end")).select(parts.columns)
 
 
-def _compare_with_hubs(met: pl.DataFrame, since: int | None) -> list[_RankPair]:
+def _compare_with_hubs(matched: pl.DataFrame, since: int | None) -> list[_RankPair]:
     """Each rank against the lowest rank of its meetings."""
-    of_all = pl.col("collective").is_in(SYNCHRONIZING)
-    met = met.filter(pl.col("meeting").is_not_null() & (of_all | (pl.col("collective") == "message")))
-    hubs = met.sort("rank").unique("meeting", keep="first").select("meeting", "rank", "start", "end")
-    both = met.join(hubs, on="meeting", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
-    heard = of_all | (pl.col("destination") == pl.col("rank"))
-    was_heard = of_all | (pl.col("source") == pl.col("rank"))
-    told = both.select(
+    is_synchronizing = pl.col("collective").is_in(SYNCHRONIZING)
+    matched = matched.filter(
+        pl.col("meeting").is_not_null() & (is_synchronizing | (pl.col("collective") == "message"))
+    )
+    hubs = matched.sort("rank").unique("meeting", keep="first").select("meeting", "rank", "start", "end")
+    both = matched.join(hubs, on="meeting", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
+    heard = is_synchronizing | (pl.col("destination") == pl.col("rank"))
+    was_heard = is_synchronizing | (pl.col("source") == pl.col("rank"))
+    bounds = both.select(
         "rank",
         "rank_hub",
         at=pl.col("end_hub") - (since or 0),
-        apart=pl.when(of_all).then(pl.col("end") - pl.col("end_hub")).cast(pl.Float64),
+        apart=pl.when(is_synchronizing).then(pl.col("end") - pl.col("end_hub")).cast(pl.Float64),
         lowest=pl.when(was_heard).then(pl.col("start") - pl.col("end_hub")),
         highest=pl.when(heard).then(pl.col("end") - pl.col("start_hub")),
     )
     return [
-        _compare_clocks(rank, hub, own)  # type: ignore[arg-type]
-        for (rank, hub), own in told.group_by("rank", "rank_hub", maintain_order=True)
+        _compare_clocks(rank, hub, rank_bounds)  # type: ignore[arg-type]
+        for (rank, hub), rank_bounds in bounds.group_by("rank", "rank_hub", maintain_order=True)
     ]
 
 
-def _compare_clocks(rank: int, hub: int, own: pl.DataFrame) -> _RankPair:
-    bounds = _offset_bounds(own, 0.0)
+def _compare_clocks(rank: int, hub: int, bounds_table: pl.DataFrame) -> _RankPair:
+    bounds = _offset_bounds(bounds_table, 0.0)
     half = max(bounds[1] - bounds[0], 0.0) / 2
-    ends = own.drop_nulls("apart")
+    ends = bounds_table.drop_nulls("apart")
     if not ends.height:
         # Messages bound the offset only: zero, where it may be, else the middle.
         middle = 0.0 if bounds[0] <= 0 <= bounds[1] else sum(bounds) / 2
-        return _RankPair(rank, hub, own.height, middle, *bounds, spread=half, margin=2 * half, drift=None)
-    at, apart = ends["at"].to_numpy(), ends["apart"].to_numpy()
-    if len(apart) < MIN_FOR_SPREAD:
-        return _RankPair(rank, hub, own.height, float(np.median(apart)), *bounds, half, 2 * half, None)
-    slope = _theil_sen_slope(at, apart) if len(apart) >= MIN_FOR_DRIFT and np.ptp(at) >= 1e9 else 0.0
-    level = apart - slope * at
-    drifts = _median_deviation(level) < 0.5 * _median_deviation(apart)
+        return _RankPair(
+            rank, hub, bounds_table.height, middle, *bounds, spread=half, margin=2 * half, drift=None
+        )
+    at, differences = ends["at"].to_numpy(), ends["apart"].to_numpy()
+    if len(differences) < MIN_FOR_SPREAD:
+        return _RankPair(
+            rank, hub, bounds_table.height, float(np.median(differences)), *bounds, half, 2 * half, None
+        )
+    slope = (
+        _theil_sen_slope(at, differences) if len(differences) >= MIN_FOR_DRIFT and np.ptp(at) >= 1e9 else 0.0
+    )
+    level = differences - slope * at
+    drifts = _median_deviation(level) < 0.5 * _median_deviation(differences)
     if not drifts:
-        slope, level = 0.0, apart
+        slope, level = 0.0, differences
     spread, drift = _median_deviation(level), 1e6 * slope if drifts else None
     margin = TIMESTAMP_RESOLUTION_NS + (
         3 * spread if len(level) >= MIN_FOR_RELIABLE_SPREAD else float(np.ptp(level))
     )
     return _RankPair(
-        rank, hub, own.height, float(np.median(level)), *_offset_bounds(own, slope), spread, margin, drift
+        rank,
+        hub,
+        bounds_table.height,
+        float(np.median(level)),
+        *_offset_bounds(bounds_table, slope),
+        spread,
+        margin,
+        drift,
     )
 
 
-def _offset_bounds(own: pl.DataFrame, slope: float) -> tuple[float, float]:
+def _offset_bounds(bounds_table: pl.DataFrame, slope: float) -> tuple[float, float]:
     """The least and the most that the offset can be at time 0, for a drift of ``slope``."""
     drifted = slope * pl.col("at")
-    lowest, highest = own.select((pl.col("lowest") - drifted).max(), (pl.col("highest") - drifted).min()).row(
-        0
-    )
+    lowest, highest = bounds_table.select(
+        (pl.col("lowest") - drifted).max(), (pl.col("highest") - drifted).min()
+    ).row(0)
     return -math.inf if lowest is None else lowest, math.inf if highest is None else highest
 
 
@@ -186,15 +201,15 @@ def _theil_sen_slope(at: np.ndarray, values: np.ndarray) -> float:
     return float(np.median((values[far] - values[near])[run > 0] / run[run > 0]))
 
 
-def _median_deviation(apart: np.ndarray) -> float:
-    return float(np.median(np.abs(apart - np.median(apart))))
+def _median_deviation(values: np.ndarray) -> float:
+    return float(np.median(np.abs(values - np.median(values))))
 
 
-def _next_edge(pairs: list[_RankPair], known: dict[int, _RankPair]) -> tuple[_RankPair, bool] | None:
+def _next_edge(pairs: list[_RankPair], pair_by_rank: dict[int, _RankPair]) -> tuple[_RankPair, bool] | None:
     """The pair of smallest spread that leads from a known rank to another, and whether that is its rank."""
-    leading = [pair for pair in pairs if (pair.rank in known) != (pair.hub in known)]
+    leading = [pair for pair in pairs if (pair.rank in pair_by_rank) != (pair.hub in pair_by_rank)]
     best = min(leading, key=lambda pair: (pair.spread, -pair.count), default=None)
-    return None if best is None else (best, best.hub in known)
+    return None if best is None else (best, best.hub in pair_by_rank)
 
 
 def _chain_pairs(through: _RankPair, pair: _RankPair, towards: bool) -> _RankPair:
@@ -247,15 +262,25 @@ def _build_row(
     if residual is not None and math.isinf(residual):
         verdict = "unknown"
     times = (pair.offset, pair.lowest, pair.highest, pair.spread)
-    left = None if residual is None else _round_finite(residual)
-    return [rank, pair.hub, pair.count, *map(_round_finite, times), pair.drift, since, left, same, verdict]
+    residual_ns = None if residual is None else _round_finite(residual)
+    return [
+        rank,
+        pair.hub,
+        pair.count,
+        *map(_round_finite, times),
+        pair.drift,
+        since,
+        residual_ns,
+        same,
+        verdict,
+    ]
 
 
-def _residual_offset(pair: _RankPair, taken: float) -> float:
+def _residual_offset(pair: _RankPair, correction: float) -> float:
     """How far the offset can be from the one that is taken out."""
     lowest = max(pair.lowest, pair.offset - pair.margin)
     highest = min(pair.highest, pair.offset + pair.margin)
-    return max(highest - taken, taken - lowest, 0.0)
+    return max(highest - correction, correction - lowest, 0.0)
 
 
 def _is_same_host(host: str | None, other: str | None) -> bool | None:

@@ -70,14 +70,14 @@ def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
     def more(name: str) -> pl.Expr:
         return pl.col(name) - pl.col(f"{name}_other")
 
-    known = pl.col("left").is_not_null() & pl.col("left_other").is_not_null()
+    is_measured = pl.col("left").is_not_null() & pl.col("left_other").is_not_null()
     delay = pl.min_horizontal("start", "stood") - pl.col("start_other")
     worked = (more("compute"), more("busy") - more("compute"), delay - more("left") - more("busy"))
     causes = (
-        *(pl.when(known).then(part).otherwise(0) for part in worked),
-        pl.when(known).then(more("left")).otherwise(delay),
+        *(pl.when(is_measured).then(part).otherwise(0) for part in worked),
+        pl.when(is_measured).then(more("left")).otherwise(delay),
     )
-    kept_waiting = pl.col("stood") > pl.col("start_other")
+    is_delayed = pl.col("stood") > pl.col("start_other")
     return two.select(
         "meeting",
         "rank",
@@ -87,7 +87,7 @@ def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
         "collective",
         "error",
         *(
-            pl.when(kept_waiting).then(part).otherwise(0).alias(name)
+            pl.when(is_delayed).then(part).otherwise(0).alias(name)
             for name, part in zip(("delay_ns", *CAUSES), (delay, *causes), strict=True)
         ),
     )
@@ -103,16 +103,18 @@ def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> p
         own_left=pl.min_horizontal("before_own_end", "own_start"),
     ).with_columns(pl.when(pl.col("before_end").is_not_null()).then("left").alias("left"))
     return pl.concat(
-        _add_work(own, job[rank])  # type: ignore[index]
-        for (rank,), own in ordered.group_by("rank", maintain_order=True)
+        _add_work(participations, job[rank])  # type: ignore[index]
+        for (rank,), participations in ordered.group_by("rank", maintain_order=True)
     )
 
 
-def _add_work(own: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+def _add_work(participations: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     work = compute_activity(trace)
-    until = own["own_start"].to_numpy()
-    since = np.where(own["left"].is_null().to_numpy(), until, own["own_left"].to_numpy())
-    return own.with_columns(
+    until = participations["own_start"].to_numpy()
+    since = np.where(
+        participations["left"].is_null().to_numpy(), until, participations["own_left"].to_numpy()
+    )
+    return participations.with_columns(
         pl.Series("compute", work.times["computation"].covered(since, until)),
         pl.Series("busy", work.busy.covered(since, until)),
     )

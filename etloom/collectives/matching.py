@@ -39,17 +39,17 @@ _KEY = ("where", "collective", "group", "source", "destination")
 def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
     """The parts of all ranks (`parts.COLUMNS`) with group, meeting and how."""
     named = add_group(parts).with_row_index("part")
-    whole = named.filter(~pl.col("collective").is_in(_UNPAIRED_MESSAGES).fill_null(False))
-    by_number = _match_by_number(whole.filter(pl.col("seq").is_not_null() & ~is_overfull()))
-    by_order = _match_by_order(whole.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null()))
+    matchable = named.filter(~pl.col("collective").is_in(_UNPAIRED_MESSAGES).fill_null(False))
+    by_number = _match_by_number(matchable.filter(pl.col("seq").is_not_null() & ~is_overfull()))
+    by_order = _match_by_order(matchable.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null()))
     by_order = by_order.with_columns(pl.col("meeting") + by_number["meeting"].n_unique())
-    known = pl.concat((by_number, by_order))
-    met = named.join(known, on="part", how="left", maintain_order="left")
-    fits = (pl.col("rank").n_unique() <= pl.col("group_size").min()).over("meeting").fill_null(True)
-    met = met.with_columns(
-        pl.when(fits | _is_message()).then(name).alias(name) for name in ("meeting", "how")
+    matches = pl.concat((by_number, by_order))
+    matched = named.join(matches, on="part", how="left", maintain_order="left")
+    within_group = (pl.col("rank").n_unique() <= pl.col("group_size").min()).over("meeting").fill_null(True)
+    matched = matched.with_columns(
+        pl.when(within_group | _is_message()).then(name).alias(name) for name in ("meeting", "how")
     )
-    return met.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
+    return matched.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
 
 
 def is_overfull() -> pl.Expr:
@@ -91,18 +91,18 @@ def add_group(parts: pl.DataFrame) -> pl.DataFrame:
     parts = parts.with_columns(pl.when(recorded).then(label.str.strip_chars()).alias("group"))
     if parts["rank"].n_unique() < 2:
         return _add_group_size(parts)
-    own = pl.col("rank").n_unique().over("group") == 1
+    is_private = pl.col("rank").n_unique().over("group") == 1
     # A group of ranks that are known needs no guess; nor does one of several.
-    private = pl.col("group").is_not_null() & own & pl.col("ranks").is_null()
+    private = pl.col("group").is_not_null() & is_private & pl.col("ranks").is_null()
     # Of more ranks than a group has, it is not told which share it: each keeps its own name.
-    fits = (pl.len() <= pl.col("group_size").min()).over("turn").fill_null(True)
+    is_unambiguous = (pl.len() <= pl.col("group_size").min()).over("turn").fill_null(True)
     turns = (
         parts.filter(private.fill_null(False))
         .sort("start", "event")
         .group_by("rank", "group", maintain_order=True)
         .agg(pl.col("group_size").min())
         .with_columns(pl.int_range(pl.len()).over("rank").alias("turn"))
-        .filter(fits)
+        .filter(is_unambiguous)
         .select("rank", "group", "turn")
     )
     joined = parts.join(turns, on=("rank", "group"), how="left", maintain_order="left")
@@ -113,8 +113,8 @@ def add_group(parts: pl.DataFrame) -> pl.DataFrame:
 def _add_group_size(parts: pl.DataFrame) -> pl.DataFrame:
     """group_size where only another part of the group states it."""
     largest = pl.col("group_size").max().over("group")
-    known = pl.when(pl.col("group").is_not_null()).then(pl.coalesce("group_size", largest))
-    return parts.with_columns(known.otherwise("group_size").alias("group_size"))
+    group_size = pl.when(pl.col("group").is_not_null()).then(pl.coalesce("group_size", largest))
+    return parts.with_columns(group_size.otherwise("group_size").alias("group_size"))
 
 
 def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
@@ -123,42 +123,44 @@ def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
     numbered = parts.sort("start", "event").with_columns(
         pl.int_range(pl.len()).over("rank", *_KEY, "seq").alias("turn")
     )
-    met = numbered.with_columns(pl.col("rank").n_unique().over(key).alias("met")).filter(pl.col("met") > 1)
-    return met.select("part", meeting=pl.struct(key).rank("dense").cast(pl.Int64) - 1, how=pl.lit("seq"))
+    matched = numbered.with_columns(pl.col("rank").n_unique().over(key).alias("met")).filter(
+        pl.col("met") > 1
+    )
+    return matched.select("part", meeting=pl.struct(key).rank("dense").cast(pl.Int64) - 1, how=pl.lit("seq"))
 
 
 def _match_by_order(parts: pl.DataFrame) -> pl.DataFrame:
     """part, meeting, how of parts without a number."""
-    found: list[int] = []
+    participation_ids: list[int] = []
     meetings: list[int] = []
     rooted = pl.when(pl.col("collective").is_in(_ROOTED)).then("root")
     # Of which root a part is that names none cannot be told beside those of others.
     parts = parts.with_columns(of=rooted).filter(
         pl.col("of").is_not_null() | (pl.col("of").count() == 0).over("where", "collective", "group")
     )
-    for _, own in parts.group_by(*_KEY, "of", maintain_order=True):
-        if own["rank"].n_unique() < 2:
+    for _, candidates in parts.group_by(*_KEY, "of", maintain_order=True):
+        if candidates["rank"].n_unique() < 2:
             continue
-        together = _match_overlapping(own)
-        if sum(len(one) == 1 for one in together) > MAX_UNMATCHED_SHARE * own.height:
+        together = _match_overlapping(candidates)
+        if sum(len(instance) == 1 for instance in together) > MAX_UNMATCHED_SHARE * candidates.height:
             continue
-        for one in together:
-            if len(one) > 1:
-                found += one
-                meetings += [len(meetings)] * len(one)
+        for instance in together:
+            if len(instance) > 1:
+                participation_ids += instance
+                meetings += [len(meetings)] * len(instance)
     return pl.DataFrame(
-        {"part": found, "meeting": meetings, "how": ["order"] * len(found)},
+        {"part": participation_ids, "meeting": meetings, "how": ["order"] * len(participation_ids)},
         schema={"part": parts.schema["part"], "meeting": pl.Int64, "how": pl.String},
     )
 
 
-def _match_overlapping(own: pl.DataFrame) -> list[list[int]]:
+def _match_overlapping(candidates: pl.DataFrame) -> list[list[int]]:
     """Of the next parts of all ranks, those meet that came before the first of them to leave left.
 
     So ranks of several groups that go by one name meet with their own.
     """
     waiting: dict[int, list[int]] = defaultdict(list)
-    order = own.sort("start", "event", descending=True)
+    order = candidates.sort("start", "event", descending=True)
     latest, earliest = order["start"].to_list(), order["end"].to_list()
     for at, (part_rank, source, root, collective) in enumerate(
         order.select("rank", "source", "root", "collective").iter_rows()
@@ -170,8 +172,8 @@ def _match_overlapping(own: pl.DataFrame) -> list[list[int]]:
     ids = order["part"].to_list()
     meetings = []
     while waiting:
-        left = min(earliest[queue[-1]] for queue in waiting.values())
-        heads = {rank: queue[-1] for rank, queue in waiting.items() if latest[queue[-1]] <= left}
+        first_end = min(earliest[queue[-1]] for queue in waiting.values())
+        heads = {rank: queue[-1] for rank, queue in waiting.items() if latest[queue[-1]] <= first_end}
         if not heads:  # a sender that all others await, and that came after they left: a clock is off
             first = min(waiting, key=lambda rank: earliest[waiting[rank][-1]])
             heads = {first: waiting[first][-1]}

@@ -51,11 +51,11 @@ _FACT_COLUMNS: tuple[pl.Expr, ...] = (
 
 def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
     """The parts of a rank, in order of start; COLUMNS says the columns. Needs a linked trace."""
-    found = pl.concat((_from_device(trace), _from_host(trace)), how="diagonal_relaxed")
+    participations = pl.concat((_from_device(trace), _from_host(trace)), how="diagonal_relaxed")
     # One fact a part: that of its own event, else of the operator behind it.
     facts = trace.comms.drop_nulls("event").select(*_FACT_COLUMNS).unique("event", keep="first")
-    known = (
-        found.join(facts, on="event", how="left")
+    described = (
+        participations.join(facts, on="event", how="left")
         .join(facts, left_on="issuer", right_on="event", how="left", suffix="_issuer")
         .with_columns(
             pl.coalesce(name, f"{name}_issuer").alias(name) for name in facts.columns if name != "event"
@@ -65,12 +65,12 @@ def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
     groups = trace.groups.select(
         pl.col("pg_name").cast(pl.String), ranks_="ranks", size_="size", desc_="pg_desc"
     ).unique("pg_name", keep="first")
-    known = known.join(groups, on="pg_name", how="left").with_columns(
+    described = described.join(groups, on="pg_name", how="left").with_columns(
         pl.coalesce("ranks", pl.col("ranks_").cast(pl.String)).alias("ranks"),
         pl.coalesce("pg_desc", pl.col("desc_").cast(pl.String)).alias("pg_desc"),
         pl.coalesce("group_size", "size_").alias("group_size"),
     )
-    rows = [_complete_row(row, rank) for row in known.iter_rows(named=True)]
+    rows = [_complete_row(row, rank) for row in described.iter_rows(named=True)]
     table = pl.DataFrame(rows, schema=COLUMNS, infer_schema_length=None)
     return table.sort("start", "event", maintain_order=True)
 
@@ -87,14 +87,14 @@ def compute_message_size(collective: str | None, into: int | None, out: int | No
 
     The whole result of an all-gather, the whole input of a reduce-scatter, of the others what one rank gives or gets.
     """
-    known = [size for size in (into, out) if size is not None]
-    if not known or collective == "barrier":  # which brings a tensor, but no data
+    sizes = [size for size in (into, out) if size is not None]
+    if not sizes or collective == "barrier":  # which brings a tensor, but no data
         return None
     if collective in ("all_gather", "gather"):
-        return max(known)
+        return max(sizes)
     if collective in ("recv", "scatter", "broadcast"):
-        return max(known)
-    return known[0] if into else max(known)
+        return max(sizes)
+    return sizes[0] if into else max(sizes)
 
 
 def get_bus_factor(collective: str | None, size: int | None) -> float | None:
@@ -111,8 +111,8 @@ def get_bus_factor(collective: str | None, size: int | None) -> float | None:
 def _from_device(trace: Trace) -> pl.DataFrame:
     work = select_device_events(trace, "kind", "id", "name", "ts", "dur")
     events = work.filter(pl.col("kind") == "communication")
-    own = pl.col("device_event").is_in(events["id"].implode())
-    issuer = trace.launches.lazy().filter(own).select("device_event", "operator").collect()
+    is_communication = pl.col("device_event").is_in(events["id"].implode())
+    issuer = trace.launches.lazy().filter(is_communication).select("device_event", "operator").collect()
     issuer = issuer.unique("device_event", keep="first")
     return events.join(issuer, left_on="id", right_on="device_event", how="left").select(
         event="id",
@@ -147,16 +147,16 @@ def _from_host(trace: Trace) -> pl.DataFrame:
     pids = events["pid"].fill_null(0).to_numpy()
     issuers = np.full(len(ids), -1, np.int64)
     for pid in np.unique(pids[ranged]):
-        own, of_pid = np.flatnonzero(calls & (pids == pid)), np.flatnonzero(ranged & (pids == pid))
-        if len(own):
-            at = np.searchsorted(starts[own], starts[of_pid], side="right") - 1
-            issuers[of_pid] = np.where(at >= 0, ids[own[at]], -1)
+        call_rows, range_rows = np.flatnonzero(calls & (pids == pid)), np.flatnonzero(ranged & (pids == pid))
+        if len(call_rows):
+            at = np.searchsorted(starts[call_rows], starts[range_rows], side="right") - 1
+            issuers[range_rows] = np.where(at >= 0, ids[call_rows[at]], -1)
     ranged &= ~watched[np.searchsorted(ids, np.maximum(issuers, 0))] | (issuers < 0)
     called = np.where(issuers >= 0, starts[np.searchsorted(ids, np.maximum(issuers, 0))], starts)
-    known = events.select("id", "name", "ts", "dur").with_columns(
+    with_issuer = events.select("id", "name", "ts", "dur").with_columns(
         issuer=pl.Series(issuers), called=pl.Series(called)
     )
-    return known.filter(pl.Series(ranged)).select(
+    return with_issuer.filter(pl.Series(ranged)).select(
         event="id",
         issuer=pl.when(pl.col("issuer") >= 0).then("issuer").cast(pl.UInt32),
         where=pl.lit("host"),
@@ -171,7 +171,7 @@ def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
     collective, size = row["collective"], categories.itemsize(row["dtype"])
     into = None if size is None or row["in_nelems"] is None else row["in_nelems"] * size
     out = None if size is None or row["out_nelems"] is None else row["out_nelems"] * size
-    sent, got = _parse_numbers(row["in_split"]), _parse_numbers(row["out_split"])
+    sent, received = _parse_numbers(row["in_split"]), _parse_numbers(row["out_split"])
     members = _parse_numbers(row["ranks"])
     full = {name: row.get(name) for name in COLUMNS}
     full |= {"rank": rank, "collective": collective, "bytes": compute_message_size(collective, into, out)}
@@ -180,8 +180,8 @@ def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
         ends = (rank, row["peer"]) if collective == "send" else (row["peer"], rank)
         full |= {"collective": "message", "source": ends[0], "destination": ends[1]}
     me = members.index(rank) if rank in members else rank
-    if size and me < min(len(sent), len(got)):
-        full["moved"] = size * max(sum(sent) - sent[me], sum(got) - got[me])
+    if size and me < min(len(sent), len(received)):
+        full["moved"] = size * max(sum(sent) - sent[me], sum(received) - received[me])
     return full
 
 

@@ -23,20 +23,22 @@ COLUMNS = {
 def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
     """The parts of meetings (rank, meeting, start, end and what `roles` asks for) with COLUMNS, in ns."""
     table = parts.with_columns(sends=is_sender(), receives=is_receiver()).with_row_index("part")
-    comes = pl.col("start").filter("sends").max().over("meeting")
-    until = pl.when("receives").then(comes).otherwise(_last_receiver_arrivals(table))
-    met = pl.col("meeting").is_not_null()
-    table = table.with_columns(awaited=pl.when(met & (until > pl.col("start"))).then(until)).drop("part")
+    last_arrival = pl.col("start").filter("sends").max().over("meeting")
+    until = pl.when("receives").then(last_arrival).otherwise(_last_receiver_arrivals(table))
+    is_matched = pl.col("meeting").is_not_null()
+    table = table.with_columns(awaited=pl.when(is_matched & (until > pl.col("start"))).then(until)).drop(
+        "part"
+    )
     wait = (pl.min_horizontal("awaited", "end") - pl.col("start")).clip(0)
     return table.with_columns(
-        wait=pl.when(met).then(pl.when(pl.col("awaited").is_null()).then(0).otherwise(wait))
+        wait=pl.when(is_matched).then(pl.when(pl.col("awaited").is_null()).then(0).otherwise(wait))
     )
 
 
 def _last_receiver_arrivals(table: pl.DataFrame) -> pl.Series:
     """Of each part that only sends, when the last of those came that it sends to and that came before it left."""
     only = table.filter(~pl.col("receives")).select("part", "meeting", "end")
-    came = table.filter("receives").select("meeting", came="start")
-    last = only.join(came, on="meeting").filter(pl.col("came") <= pl.col("end"))
-    found = last.group_by("part").agg(pl.col("came").max())
-    return table.select("part").join(found, on="part", how="left", maintain_order="left")["came"]
+    arrivals = table.filter("receives").select("meeting", came="start")
+    last = only.join(arrivals, on="meeting").filter(pl.col("came") <= pl.col("end"))
+    last_arrivals = last.group_by("part").agg(pl.col("came").max())
+    return table.select("part").join(last_arrivals, on="part", how="left", maintain_order="left")["came"]

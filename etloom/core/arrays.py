@@ -68,23 +68,23 @@ def rows_of_ids(
         ids: The ids to look up.
         dtype: The type of the rows; int32 saves memory and a copy where the table has fewer rows than that.
     """
-    known = table["id"].to_numpy()
-    size = int(known.max()) + 1 if known.size else 0
+    table_ids = table["id"].to_numpy()
+    size = int(table_ids.max()) + 1 if table_ids.size else 0
     rows: np.ndarray
     if dtype is np.int32 and ids.dtype == pl.UInt32:
         rows = ids.fill_null(_NULL_ID).to_numpy().view(np.int32)
     else:
         rows = to_array(ids, -1).astype(dtype)
-    if size > 64 * known.size + 4096:  # sparse ids: a lookup table would be as large as the greatest id
-        order = np.argsort(known, kind="stable")
-        candidates = order[np.minimum(np.searchsorted(known[order], rows), known.size - 1)]
-        return np.where(known[candidates] == rows, candidates, -1).astype(dtype)
+    if size > 64 * table_ids.size + 4096:  # sparse ids: a lookup table would be as large as the greatest id
+        order = np.argsort(table_ids, kind="stable")
+        candidates = order[np.minimum(np.searchsorted(table_ids[order], rows), table_ids.size - 1)]
+        return np.where(table_ids[candidates] == rows, candidates, -1).astype(dtype)
     if rows.max(initial=-1) >= size:
         rows = np.where(rows < size, rows, dtype(-1))
     # In a table that is complete the ids are the row numbers.
-    if not (size == known.size and size and known[0] == 0 and (known[1:] > known[:-1]).all()):
+    if not (size == table_ids.size and size and table_ids[0] == 0 and (table_ids[1:] > table_ids[:-1]).all()):
         row_by_id = np.full(size + 1, -1, dtype=dtype)  # the last entry stands for -1
-        row_by_id[known[::-1]] = np.arange(known.size, dtype=dtype)[::-1]
+        row_by_id[table_ids[::-1]] = np.arange(table_ids.size, dtype=dtype)[::-1]
         rows = row_by_id[rows]
     return rows
 

@@ -113,14 +113,14 @@ def recorded_extent() -> tuple[pl.Expr, pl.Expr]:
 def is_profiler_internal() -> pl.Expr:
     """What Kineto writes of itself, which is no work and may begin seconds before it or end after it: the span of the
     recording (category Trace, "PyTorch Profiler (0)") and instants of no category ("Record Window End")."""
-    own = (pl.col("cat") == "Trace") | (pl.col("cat").is_null() & pl.col("ph").is_in(["i", "I"]))
-    return own.fill_null(False)
+    is_internal = (pl.col("cat") == "Trace") | (pl.col("cat").is_null() & pl.col("ph").is_in(["i", "I"]))
+    return is_internal.fill_null(False)
 
 
 def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
     """events (cat, name, ...) with a column ``kind``, worked out once a distinct (cat, name)."""
-    known = events.select("cat", "name").unique().with_columns(kernel_type())
-    return events.join(known, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")
+    distinct = events.select("cat", "name").unique().with_columns(kernel_type())
+    return events.join(distinct, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")
 
 
 def is_communication(name: pl.Expr | None = None) -> pl.Expr:
@@ -166,18 +166,18 @@ def parse_collective(name: str) -> str | None:
     if not _COMMUNICATION.search(name):
         return None
     plain = re.sub(rf"^void\s+|{ANONYMOUS_NAMESPACE}", "", name)
-    own = re.split(r"[(<\s]", plain, maxsplit=1)[0].rpartition(":")[2]
-    letters = own.lower().replace("_", "")
-    return next((meant for word, meant in _COLLECTIVES.items() if word in letters), None)
+    identifier = re.split(r"[(<\s]", plain, maxsplit=1)[0].rpartition(":")[2]
+    letters = identifier.lower().replace("_", "")
+    return next((collective for word, collective in _COLLECTIVES.items() if word in letters), None)
 
 
 def parse_collectives(names: pl.Series) -> pl.Series:
     """`collective` of each name, worked out once a distinct one; Categorical."""
     distinct = names.unique().drop_nulls().cast(pl.String)
-    meant = [parse_collective(name) for name in distinct]
+    collectives_by_name = [parse_collective(name) for name in distinct]
     return (
         names.cast(pl.String)
-        .replace_strict(distinct, pl.Series(meant, dtype=pl.String), default=None)
+        .replace_strict(distinct, pl.Series(collectives_by_name, dtype=pl.String), default=None)
         .cast(pl.Categorical)
     )
 

@@ -130,10 +130,12 @@ EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 def union(sets: Iterable[Intervals]) -> Intervals:
     """The time in any of the sets."""
-    held = [each for each in sets if each]
-    if len(held) < 2:
-        return held[0] if held else EMPTY
-    return Intervals.of(np.concatenate([s.starts for s in held]), np.concatenate([s.ends for s in held]))
+    nonempty = [each for each in sets if each]
+    if len(nonempty) < 2:
+        return nonempty[0] if nonempty else EMPTY
+    return Intervals.of(
+        np.concatenate([s.starts for s in nonempty]), np.concatenate([s.ends for s in nonempty])
+    )
 
 
 def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDArray[np.intp]:

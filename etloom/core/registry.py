@@ -88,11 +88,11 @@ def get(kind: str, name: str) -> ModuleType:
     Raises UnknownName, with the nearest known one, and EtloomError for one that cannot be imported or does
     not hold what its kind must.
     """
-    found = _find_plugins(kind)
+    plugins = _find_plugins(kind)
     name = name.replace("_", "-")
-    if name not in found:
-        raise UnknownName(_KIND_NOUNS[kind], name, found)
-    plugin = found[name]
+    if name not in plugins:
+        raise UnknownName(_KIND_NOUNS[kind], name, plugins)
+    plugin = plugins[name]
     try:
         module = importlib.import_module(plugin.module)
     except Exception as error:
@@ -113,11 +113,11 @@ def get(kind: str, name: str) -> ModuleType:
 
 def find_package(kind: str, name: str) -> str | None:
     """The package of another project that brings a plugin; None for one of ours. Raises UnknownName."""
-    found = _find_plugins(kind)
+    plugins = _find_plugins(kind)
     name = name.replace("_", "-")
-    if name not in found:
-        raise UnknownName(_KIND_NOUNS[kind], name, found)
-    return found[name].package
+    if name not in plugins:
+        raise UnknownName(_KIND_NOUNS[kind], name, plugins)
+    return plugins[name].package
 
 
 @contextmanager
@@ -160,8 +160,10 @@ def check_answer(name: str, answer: Any) -> None:
 
 
 def _describe_plugin(kind: str, name: str) -> str:
-    of = f" of package {package}" if (package := _find_plugins(kind)[name.replace("_", "-")].package) else ""
-    return f"the {_KIND_NOUNS[kind]} {name!r}{of}"
+    origin = (
+        f" of package {package}" if (package := _find_plugins(kind)[name.replace("_", "-")].package) else ""
+    )
+    return f"the {_KIND_NOUNS[kind]} {name!r}{origin}"
 
 
 def _format_exception(error: Exception) -> str:
@@ -204,15 +206,17 @@ def list_options(kind: str, name: str) -> list[Option]:
     """
     module = get(kind, name)
     function = getattr(module, _ENTRY_FUNCTIONS[kind])
-    found = {
+    parameters = {
         parameter.name: parameter
         for parameter in inspect.signature(function, eval_str=True).parameters.values()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
     help = _parse_option_help(
-        f"{inspect.getdoc(function) or ''}\n\n{inspect.cleandoc(module.__doc__ or '')}", found
+        f"{inspect.getdoc(function) or ''}\n\n{inspect.cleandoc(module.__doc__ or '')}", parameters
     )
-    return [Option(one.name, one.annotation, one.default, help.get(one.name, "")) for one in found.values()]
+    return [
+        Option(one.name, one.annotation, one.default, help.get(one.name, "")) for one in parameters.values()
+    ]
 
 
 def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
@@ -221,21 +225,21 @@ def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
     for name in set(fspath(path).split(".")).intersection(list_plugins(kind)):
         if fspath(path).endswith(get_suffixes(kind, name)):
             return name
-    known = {suffix: name for name in list_plugins(kind) for suffix in get_suffixes(kind, name)}
-    fitting = [suffix for suffix in known if fspath(path).rstrip("/").endswith(suffix)]
+    name_by_suffix = {suffix: name for name in list_plugins(kind) for suffix in get_suffixes(kind, name)}
+    fitting = [suffix for suffix in name_by_suffix if fspath(path).rstrip("/").endswith(suffix)]
     if not fitting:
         raise EtloomError(
             f"no {_KIND_NOUNS[kind]} is known by the end of this name",
             where=fspath(path),
-            remedy=f"end it in {', '.join(sorted(known))} or name the format: {', '.join(list_plugins(kind))}",
+            remedy=f"end it in {', '.join(sorted(name_by_suffix))} or name the format: {', '.join(list_plugins(kind))}",
         )
-    return known[max(fitting, key=len)]
+    return name_by_suffix[max(fitting, key=len)]
 
 
 def get_suffixes(kind: str, name: str) -> tuple[str, ...]:
     """What names of files of this plugin end in."""
-    found = _find_plugins(kind)
-    suffix = _read_constant(found[name].module, "SUFFIX") if name in found else None
+    plugins = _find_plugins(kind)
+    suffix = _read_constant(plugins[name].module, "SUFFIX") if name in plugins else None
     suffix = get(kind, name).SUFFIX if suffix is None else suffix
     return (suffix,) if isinstance(suffix, str) else tuple(suffix)
 
@@ -247,9 +251,9 @@ def _read_constant(module: str, name: str) -> Any:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    said = re.search(rf"^{name} = (.+)$", Path(spec.origin).read_text(encoding="utf-8"), re.MULTILINE)
+    match = re.search(rf"^{name} = (.+)$", Path(spec.origin).read_text(encoding="utf-8"), re.MULTILINE)
     try:
-        return ast.literal_eval(said[1]) if said else None
+        return ast.literal_eval(match[1]) if match else None
     except (ValueError, SyntaxError):
         return None
 
@@ -279,12 +283,12 @@ def _find_plugins(kind: str) -> dict[str, _Plugin]:
     """The plugins of a kind by name. Importing the folder's __init__ imports none of its files."""
     folder = importlib.import_module(PACKAGES[kind])
     helpers = getattr(folder, "HELPERS", ())
-    found = {
+    plugins = {
         module.name.replace("_", "-"): _Plugin(f"{PACKAGES[kind]}.{module.name}")
         for module in pkgutil.iter_modules(folder.__path__)
         if not module.name.startswith("_") and module.name not in helpers
     }
     for entry in importlib.metadata.entry_points(group=f"etloom.{kind}"):
         package = entry.dist.name if entry.dist else entry.value.partition(".")[0]
-        found.setdefault(entry.name.replace("_", "-"), _Plugin(entry.value, package))
-    return found
+        plugins.setdefault(entry.name.replace("_", "-"), _Plugin(entry.value, package))
+    return plugins

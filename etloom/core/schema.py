@@ -375,9 +375,9 @@ def parse_distinct(
     texts = frame[column].unique().drop_nulls()
     values = pl.Series([value(text) for text in texts.cast(pl.String)], dtype=dtype)
     # A join, since polars' replace does not take nested values.
-    known = pl.DataFrame({"": texts.cast(frame[column].dtype), alias or column: values})
-    left = frame if alias else frame.rename({column: "\0"})
-    joined = left.join(
-        known, left_on=column if alias else "\0", right_on="", how="left", maintain_order="left"
+    mapping = pl.DataFrame({"": texts.cast(frame[column].dtype), alias or column: values})
+    source = frame if alias else frame.rename({column: "\0"})
+    joined = source.join(
+        mapping, left_on=column if alias else "\0", right_on="", how="left", maintain_order="left"
     )
     return joined if alias else joined.select(frame.columns)

@@ -56,17 +56,17 @@ def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> Non
         raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
     if opened := _find_file_function(sql):
         raise _file_access_error(opened)
-    known = _job_schemas() if schemas is None else schemas
+    table_schemas = _job_schemas() if schemas is None else schemas
     try:
         # The plan over tables in memory says what polars made of the text, whatever functions it may come to know.
-        plan = _execute({name: pl.LazyFrame(schema=schema) for name, schema in known.items()}, sql)
+        plan = _execute({name: pl.LazyFrame(schema=schema) for name, schema in table_schemas.items()}, sql)
         if _FILE_SCAN_PLAN.search(plan.explain(optimized=False)):
             raise _file_access_error("a function of files")
         plan.collect_schema()
     except OSError as error:
         raise _file_access_error(f"a file ({error.strerror or 'that cannot be read'})") from None
     except pl.exceptions.PolarsError as error:
-        raise _translate_error(str(error), sql, known) from None
+        raise _translate_error(str(error), sql, table_schemas) from None
 
 
 def _job_schemas() -> dict[str, pl.Schema]:
@@ -96,8 +96,8 @@ def _find_file_function(sql: str) -> str | None:
 
     plain = _TOKEN.sub(without_text, sql)
     unsure = _AMBIGUOUS_TEXT.search(sql) or _PREFIXED_TEXT.search(plain)
-    found = _FILE_FUNCTION.search(sql) if unsure else _FILE_CALL.search(plain)
-    return re.sub(r"\W.*", "", found[0], flags=re.DOTALL) if found else None
+    match = _FILE_FUNCTION.search(sql) if unsure else _FILE_CALL.search(plain)
+    return re.sub(r"\W.*", "", match[0], flags=re.DOTALL) if match else None
 
 
 def _file_access_error(function: str) -> EtloomError:

@@ -16,18 +16,18 @@ def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
 
 def format_ranks(ranks: Iterable[int], most: int = 8) -> str:
     """rank 3; ranks 0-7, 9; where that would get long the first of them and how many: 1,000 ranks (0, 2, 4, ...)."""
-    held = sorted(set(ranks))
-    if not held:
+    distinct = sorted(set(ranks))
+    if not distinct:
         return "no ranks"
-    if len(_split_ranges(held, most)) > most:
-        return f"{len(held):,} ranks ({format_ranges(held, most)})"
-    return f"rank{'s' * (len(held) > 1)} {format_ranges(held, most)}"
+    if len(_split_ranges(distinct, most)) > most:
+        return f"{len(distinct):,} ranks ({format_ranges(distinct, most)})"
+    return f"rank{'s' * (len(distinct) > 1)} {format_ranges(distinct, most)}"
 
 
-def unknown_rank_error(asked: int | Iterable[int], held: Iterable[int]) -> AnalysisError:
+def unknown_rank_error(requested: int | Iterable[int], available: Iterable[int]) -> AnalysisError:
     """What to raise where a rank, or some, were asked for that a run does not hold."""
-    named = format_ranges([asked] if isinstance(asked, int) else asked)
-    return AnalysisError(f"there is no rank {named}", remedy=f"the run holds {format_ranks(held)}")
+    named = format_ranges([requested] if isinstance(requested, int) else requested)
+    return AnalysisError(f"there is no rank {named}", remedy=f"the run holds {format_ranks(available)}")
 
 
 def _split_ranges(numbers: list[int], most: int) -> list[str]:

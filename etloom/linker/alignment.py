@@ -94,16 +94,16 @@ class Iteration:
 
 def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
     """Where in the profile the execution trace is found, in order of time, be it well or poorly."""
-    of_nodes, of_events = encode_names(nodes, events)
-    wanted = sorted(_node_sequences(nodes, of_nodes), key=lambda thread: (-len(thread), thread.key))
-    lanes = _event_sequences(events, of_events)
-    if not wanted or not lanes:
+    node_codes, event_codes = encode_names(nodes, events)
+    sequences = sorted(_node_sequences(nodes, node_codes), key=lambda thread: (-len(thread), thread.key))
+    lanes = _event_sequences(events, event_codes)
+    if not sequences or not lanes:
         return []
     starts = events["ts"].to_numpy()
-    total = sum(len(thread) for thread in wanted)
-    found: dict[int, list[Window]] = {}
+    total = sum(len(thread) for thread in sequences)
+    windows_by_thread: dict[int, list[Window]] = {}
     used: set[int] = set()
-    for thread in wanted:
+    for thread in sequences:
         offers = {lane.key: _find_windows(thread, lane, starts) for lane in lanes if lane.key not in used}
         best = max(
             (key for key, windows in offers.items() if windows),
@@ -112,18 +112,22 @@ def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration
         )
         if best is not None:
             used.add(best)
-            found[thread.key] = offers[best]
-    if not found:
+            windows_by_thread[thread.key] = offers[best]
+    if not windows_by_thread:
         return []
-    good = {key: _keep_nearly_best(windows) for key, windows in found.items()}
-    long = [thread for thread in wanted if thread.key in found and 2 * len(thread) >= len(wanted[0])]
-    long = long or [thread for thread in wanted if thread.key in found]
+    good = {key: _keep_nearly_best(windows) for key, windows in windows_by_thread.items()}
+    long = [
+        thread
+        for thread in sequences
+        if thread.key in windows_by_thread and 2 * len(thread) >= len(sequences[0])
+    ]
+    long = long or [thread for thread in sequences if thread.key in windows_by_thread]
     anchor = min(long, key=lambda thread: len(good[thread.key]))
     iterations = []
     for window in good[anchor.key]:
         iteration = Iteration([window], longer=total + window.longer - len(anchor))
-        for thread in wanted:
-            if thread.key in found and thread is not anchor:
+        for thread in sequences:
+            if thread.key in windows_by_thread and thread is not anchor:
                 other = _choose_window(good[thread.key], window, starts)
                 iteration.windows.append(other)
                 iteration.longer += other.longer - len(thread)
@@ -133,21 +137,21 @@ def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration
 
 def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
     """The best of iterations that share operators; those that share hardly any all stay, in order of time."""
-    kept: list[tuple[int, int, Iteration]] = []
+    selected: list[tuple[int, int, Iteration]] = []
     for iteration in sorted(iterations, key=lambda iteration: -iteration.matched):
         first, last = iteration.windows[0].event[[0, -1]].tolist()
-        at = bisect_left(kept, first, key=lambda other: other[0])
-        beside = kept[max(0, at - 1) : at + 1]
-        if all(min(last, end) - max(first, begin) < 0.1 * (last - first) for begin, end, _ in beside):
-            kept.insert(at, (first, last, iteration))
-    return [iteration for _, _, iteration in kept]
+        at = bisect_left(selected, first, key=lambda other: other[0])
+        neighbors = selected[max(0, at - 1) : at + 1]
+        if all(min(last, end) - max(first, begin) < 0.1 * (last - first) for begin, end, _ in neighbors):
+            selected.insert(at, (first, last, iteration))
+    return [iteration for _, _, iteration in selected]
 
 
 def measure_resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
     """How many names of the longest thread agree at the best offset in any lane, and of how many."""
-    of_nodes, of_events = encode_names(nodes, events)
-    thread = max(_node_sequences(nodes, of_nodes), key=len, default=None)
-    lanes = _event_sequences(events, of_events)
+    node_codes, event_codes = encode_names(nodes, events)
+    thread = max(_node_sequences(nodes, node_codes), key=len, default=None)
+    lanes = _event_sequences(events, event_codes)
     if thread is None or not lanes:
         return 0, 0 if thread is None else len(thread)
     return max(int(_count_agreements(thread.codes, lane.codes).max()) for lane in lanes), len(thread)
@@ -228,13 +232,13 @@ def _keep_nearly_best(windows: list[Window]) -> list[Window]:
 
 def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
     """Of windows on nearly one diagonal the best: two offsets lead to one place where operators lack."""
-    kept: list[Window] = []
+    best: list[Window] = []
     for window in sorted(windows, key=lambda window: window.diagonal):
-        if not kept or window.diagonal - kept[-1].diagonal > near:
-            kept.append(window)
-        elif len(window.node) > len(kept[-1].node):
-            kept[-1] = window
-    return kept
+        if not best or window.diagonal - best[-1].diagonal > near:
+            best.append(window)
+        elif len(window.node) > len(best[-1].node):
+            best[-1] = window
+    return best
 
 
 def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -250,10 +254,10 @@ def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     peaks = padded.argmax(axis=1) + near * np.arange(blocks)
     heights = equal[peaks]
     around = np.pad(heights, 1, constant_values=-1)
-    apart = np.pad(np.diff(peaks), 1, constant_values=near) >= near
-    stands = (apart[:-1] | (heights >= around[:-2])) & (apart[1:] | (heights > around[2:]))
-    stands &= heights >= 0.5 * heights.max()
-    peaks, heights = peaks[stands], heights[stands]
+    is_separate = np.pad(np.diff(peaks), 1, constant_values=near) >= near
+    is_peak = (is_separate[:-1] | (heights >= around[:-2])) & (is_separate[1:] | (heights > around[2:]))
+    is_peak &= heights >= 0.5 * heights.max()
+    peaks, heights = peaks[is_peak], heights[is_peak]
     most = _MAX_WINDOWS * (1 + len(b) // n)
     offsets: np.ndarray = peaks[np.argsort(-heights, kind="stable")[:most]] - (n - 1)
     return offsets

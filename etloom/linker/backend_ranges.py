@@ -26,30 +26,32 @@ def pair_backend_ranges(
     Those of one name between the starts of the same two operators of their thread are taken in their order. What
     begins before the first operator, or after all have ended, is left out.
     """
-    wanted = np.flatnonzero(find_backend_ranges(nodes))
+    range_nodes = np.flatnonzero(find_backend_ranges(nodes))
     offered = np.flatnonzero(
         find_backend_ranges(events) & arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES)
     )
     tids, starts = nodes["tid"].fill_null(-1).to_numpy(), events["ts"].to_numpy()
     ends = starts + events["dur"].fill_null(0).to_numpy()
-    found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-    for tid in np.unique(tids[wanted]):
-        own = np.flatnonzero(tids[node] == tid)
-        own = own[np.argsort(node[own], kind="stable")]
-        if not own.size:
+    pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    for tid in np.unique(tids[range_nodes]):
+        pair_rows = np.flatnonzero(tids[node] == tid)
+        pair_rows = pair_rows[np.argsort(node[pair_rows], kind="stable")]
+        if not pair_rows.size:
             continue
-        rows = wanted[tids[wanted] == tid]
-        near = offered[starts[offered] <= ends[event[own]].max()]
+        rows = range_nodes[tids[range_nodes] == tid]
+        near = offered[starts[offered] <= ends[event[pair_rows]].max()]
         sides = [
             pl.DataFrame({"row": side, "name": table["name"][side].cast(pl.String), "place": place})
             .filter(pl.col("place") > 0)
             .with_columns(pl.int_range(pl.len()).over("name", "place").alias("number"))
             for table, side, place in (
-                (nodes, rows, np.searchsorted(node[own], rows)),
-                (events, near, np.searchsorted(starts[event[own]], starts[near], side="right")),
+                (nodes, rows, np.searchsorted(node[pair_rows], rows)),
+                (events, near, np.searchsorted(starts[event[pair_rows]], starts[near], side="right")),
             )
         ]
         both = sides[0].join(sides[1], on=["name", "place", "number"], maintain_order="left")
-        found.append((both["row"].to_numpy(), both["row_right"].to_numpy()))
-        offered = np.setdiff1d(offered, found[-1][1])
-    return np.concatenate([one for one, _ in found]), np.concatenate([other for _, other in found])
+        pairs.append((both["row"].to_numpy(), both["row_right"].to_numpy()))
+        offered = np.setdiff1d(offered, pairs[-1][1])
+    return np.concatenate([node_rows for node_rows, _ in pairs]), np.concatenate(
+        [event_rows for _, event_rows in pairs]
+    )

@@ -34,13 +34,13 @@ def join_comms(trace: Trace) -> Trace:
         .join(links, on="node", how="left")
     )
     alone = recorded.filter(pl.col("event").is_null())
-    seen = _merge_by_event(pl.concat([calls, recorded.drop_nulls("event")], how="diagonal_relaxed"))
-    seen = pl.concat([seen, _select_device_rows(trace, seen)], how="diagonal_relaxed")
-    seen = _merge_by_event(seen).sort("event")
-    whole = pl.concat([seen, alone], how="diagonal_relaxed").drop("id", strict=False)
-    whole = whole.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"), pl.all())
+    with_event = _merge_by_event(pl.concat([calls, recorded.drop_nulls("event")], how="diagonal_relaxed"))
+    with_event = pl.concat([with_event, _select_device_rows(trace, with_event)], how="diagonal_relaxed")
+    with_event = _merge_by_event(with_event).sort("event")
+    comms_table = pl.concat([with_event, alone], how="diagonal_relaxed").drop("id", strict=False)
+    comms_table = comms_table.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"), pl.all())
     example = alone["collective"][0] if alone.height else None
-    return trace.replace(comms=whole).with_stats(
+    return trace.replace(comms=comms_table).with_stats(
         [Stat("link.comms_without_event", "info", alone.height, example)]
     )
 

@@ -49,21 +49,21 @@ def join_by_id(nodes: pl.DataFrame, events: pl.DataFrame, formats: list[str]) ->
 
 def is_linkable(nodes: pl.DataFrame) -> np.ndarray:
     """Which nodes a profiler can see: not the roots of process and threads nor process groups."""
-    own = arrays.match_text(
+    is_internal = arrays.match_text(
         nodes["name"],
         lambda name: name.str.starts_with("[pytorch|") | name.str.contains("process_group:init"),
     )
-    return ~own
+    return ~is_internal
 
 
 def encode_names(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Numbers for the names of both, equal for one operator: ``aten::add_.Tensor`` is ``aten::add_``."""
     distinct = pl.concat([nodes["name"].unique(), events["name"].unique()]).unique().drop_nulls()
     plain = distinct.cast(pl.String).str.replace(r"^(\w+::\w+)\.\w+$", "$1")
-    known = pl.DataFrame({"name": distinct, "code": plain.rank("dense").cast(pl.Int32)})
+    code_by_name = pl.DataFrame({"name": distinct, "code": plain.rank("dense").cast(pl.Int32)})
 
     def codes(frame: pl.DataFrame) -> np.ndarray:
-        joined = frame.select("name").join(known, on="name", how="left", maintain_order="left")
+        joined = frame.select("name").join(code_by_name, on="name", how="left", maintain_order="left")
         return joined["code"].fill_null(-1).to_numpy()
 
     return codes(nodes), codes(events)
@@ -79,11 +79,11 @@ def _join_on(how: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> I
         )
     ]
     once = [side.unique("id", keep="none", maintain_order=True) for side in sides]
-    repeated = sum(side["id"].n_unique() - one.height for side, one in zip(sides, once, strict=True))
+    repeated = sum(side["id"].n_unique() - unique.height for side, unique in zip(sides, once, strict=True))
     pairs = once[0].join(once[1], on="id", how="inner", maintain_order="left")
     node, event = pairs["node"].to_numpy(), pairs["event"].to_numpy()
-    of_nodes, of_events = encode_names(nodes, events)
-    same = of_nodes[node] == of_events[event]
+    node_codes, event_codes = encode_names(nodes, events)
+    same = node_codes[node] == event_codes[event]
     other = np.flatnonzero(~same)
     example = None
     if other.size:

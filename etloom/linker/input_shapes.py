@@ -18,7 +18,7 @@ def count_equal_shapes(trace: Trace, node: np.ndarray, event: np.ndarray) -> int
     Scalars are left out: Kineto writes one shape, [], for a number and for a tensor without dimensions.
     """
     pairs = pl.DataFrame({"node": ids_of_rows(trace.nodes, node), "event": ids_of_rows(trace.events, event)})
-    of_nodes = (
+    node_shapes = (
         trace.tensors.filter((pl.col("io") == 0) & pl.col("shape").is_not_null())
         .join(pairs.select("node"), on="node", how="semi")
         .sort("node", "index", "item", maintain_order=True)
@@ -27,13 +27,13 @@ def count_equal_shapes(trace: Trace, node: np.ndarray, event: np.ndarray) -> int
         .group_by("node")
         .agg(pl.col("shape").str.join(";"))
     )
-    of_events = parse_distinct(
+    event_shapes = parse_distinct(
         trace.arguments.select("event", "dims").join(pairs.select("event"), on="event", how="semi"),
         "dims",
         lambda dims: ";".join(_flatten_shapes(dims)),
         pl.String,
     ).filter(pl.col("dims") != "")
-    both = pairs.join(of_nodes, on="node").join(of_events, on="event")
+    both = pairs.join(node_shapes, on="node").join(event_shapes, on="event")
     return int((both["shape"] == both["dims"]).sum())
 
 

@@ -69,8 +69,8 @@ def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
     operator = np.full(trace.events.height + 1, -1)  # the last for -1
     named = trace.launches.drop_nulls("operator")
     operator[rows_of_ids(trace.events, named["device_event"])] = rows_of_ids(trace.events, named["operator"])
-    found: np.ndarray = operator[work]
-    return found
+    rows: np.ndarray = operator[work]
+    return rows
 
 
 def find_calls(
@@ -90,13 +90,13 @@ def find_calls(
     keys = ["correlation", "pid"] if process.any() else ["correlation"]
     calls = events.select(*keys, "ts")[hosts].with_columns(pl.Series("call", hosts))
     at = np.flatnonzero(correlation[rows] > 0)
-    wanted = events.select(*keys, "ts")[rows[at]].with_columns(pl.Series("at", at))
+    device_rows = events.select(*keys, "ts")[rows[at]].with_columns(pl.Series("at", at))
     repeated = calls.height - calls.select(keys).n_unique()
     if not repeated:
-        joined = wanted.join(calls.drop("ts"), on=keys, how="inner")
+        joined = device_rows.join(calls.drop("ts"), on=keys, how="inner")
     else:
         joined = pl.concat(
-            wanted.sort("ts").join_asof(
+            device_rows.sort("ts").join_asof(
                 calls.sort("ts").with_columns(pl.col("ts").alias("called")),
                 on="ts",
                 by=keys,
@@ -105,10 +105,10 @@ def find_calls(
             )
             for strategy in ("forward", "backward")
         ).drop_nulls("call")
-    found = np.full(len(rows), -1, np.int64)
+    call_rows = np.full(len(rows), -1, np.int64)
     # The backward matches come last and so prevail.
-    found[joined["at"].to_numpy()] = joined["call"].to_numpy()
-    return found, repeated
+    call_rows[joined["at"].to_numpy()] = joined["call"].to_numpy()
+    return call_rows, repeated
 
 
 def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
@@ -142,8 +142,8 @@ def classify_missing_launches(
     if not calls.size:
         return {"no_calls_recorded": missing}
     lowest, highest = _number_ranges(correlation, process, calls)
-    numbers, own = correlation[missing], process[missing]
-    before, after = numbers < lowest[own], numbers > highest[own]
+    numbers, missing_process = correlation[missing], process[missing]
+    before, after = numbers < lowest[missing_process], numbers > highest[missing_process]
     return {
         "without_correlation": missing[numbers <= 0],
         "launched_before_recording": missing[before & (numbers > 0)],
@@ -182,16 +182,18 @@ def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarra
     parent = rows_of_ids(events, events["parent"])
     outer = np.where(rows >= 0, parent[rows], -1)
     operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
-    found = nesting.find_nearest_ancestor(parent, operators, outer)
+    operator_rows = nesting.find_nearest_ancestor(parent, operators, outer)
     annotations = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES)
     annotations &= ~match_steps(events["name"], annotations)
-    return np.where(found >= 0, found, nesting.find_nearest_ancestor(parent, annotations, outer))
+    return np.where(
+        operator_rows >= 0, operator_rows, nesting.find_nearest_ancestor(parent, annotations, outer)
+    )
 
 
 def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] | None) -> pl.DataFrame:
     """events with the step of what the device side shows: its launch's, its call's, its annotation's."""
     step = events["step"].fill_null(0).to_numpy().copy()
-    known = events["step"].is_not_null().to_numpy().copy()
+    has_step = events["step"].is_not_null().to_numpy().copy()
     caused = [] if launched is None else [launched]
     syncs = np.flatnonzero(arrays.is_in(events["cat"], ("cuda_sync",)))
     if syncs.size:
@@ -200,10 +202,10 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
     if ranges.size:
         caused.append((ranges, _find_host_annotations(events, ranges)))
     for rows, cause in caused:
-        ok = (cause >= 0) & known[cause]
+        ok = (cause >= 0) & has_step[cause]
         step[rows[ok]] = step[cause[ok]]
-        known[rows[ok]] = True
-    return events.with_columns(pl.Series("step", step).set(pl.Series(~known), None))
+        has_step[rows[ok]] = True
+    return events.with_columns(pl.Series("step", step).set(pl.Series(~has_step), None))
 
 
 def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:

@@ -26,11 +26,11 @@ def merge_traces(traces: tuple[Trace, ...]) -> Trace:
     if not traces:
         raise LinkError("no trace to link", remedy="give an execution trace, a profiler trace, or both")
     traces = _drop_observer_times(traces)
-    for name, what in (("events", "profiler traces"), ("nodes", "execution traces")):
+    for name, description in (("events", "profiler traces"), ("nodes", "execution traces")):
         holders = [trace for trace in traces if trace.table(name).height]
         if len(holders) > 1:
             raise LinkError(
-                f"{len(holders)} {what} of one rank cannot be linked to each other",
+                f"{len(holders)} {description} of one rank cannot be linked to each other",
                 where=", ".join(file for trace in holders for file in map(str, trace.meta.get("files", ()))),
                 remedy="give one execution trace and one profiler trace",
             )
@@ -47,8 +47,8 @@ def merge_traces(traces: tuple[Trace, ...]) -> Trace:
         for key, value in trace.meta.items():
             if key in _CONCATENATED_META:
                 meta[key] = [*meta.get(key, []), *value]  # type: ignore[misc]
-            elif isinstance(value, dict) and isinstance(known := meta.get(key), dict):
-                meta[key] = {**known, **value}
+            elif isinstance(value, dict) and isinstance(previous := meta.get(key), dict):
+                meta[key] = {**previous, **value}
             elif value is not None or key not in meta:
                 meta[key] = value
     merged = Trace(tables, meta)
@@ -65,8 +65,8 @@ def select_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) 
     """
     if isinstance(read, Job):
         if rank is None:
-            held = ", ".join(map(str, read))
-            raise EtloomError(f"holds the ranks {held}", where=file, remedy="say which one: --rank")
+            available = ", ".join(map(str, read))
+            raise EtloomError(f"holds the ranks {available}", where=file, remedy="say which one: --rank")
         if rank not in read:
             raise unknown_rank_error(rank, read)
         read = read[rank]

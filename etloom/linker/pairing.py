@@ -73,30 +73,30 @@ def _link_by_ids(trace: Trace, join: IdJoin) -> Trace:
 
 
 def _link_by_order(trace: Trace, join: IdJoin, iterations: str) -> Trace:
-    found = find_iterations(trace.nodes, trace.events)
-    good = [iteration for iteration in found if iteration.score >= MIN_SCORE]
+    iterations_in_order = find_iterations(trace.nodes, trace.events)
+    good = [iteration for iteration in iterations_in_order if iteration.score >= MIN_SCORE]
     if not good:
-        raise _mismatch_error(trace, join, found)
+        raise _mismatch_error(trace, join, iterations_in_order)
     best = _best_iterations(trace, good)
     ties = len(best)
     good, best = drop_overlapping(good), drop_overlapping(best)
     if iterations == "best":
-        chosen = [best[len(best) // 2]]
+        selected = [best[len(best) // 2]]
     elif iterations == "all":
-        chosen = good
+        selected = good
     elif int(iterations) < len(good):
-        chosen = [good[int(iterations)]]
+        selected = [good[int(iterations)]]
     else:
         raise LinkError(
             f"there is no iteration {iterations}",
             where=_list_files(trace),
             remedy=f"the profile matches in {len(good)}: 0 to {len(good) - 1}",
         )
-    pairs = [(*_add_backend_ranges(trace, iteration), iteration.score) for iteration in chosen]
+    pairs = [(*_add_backend_ranges(trace, iteration), iteration.score) for iteration in selected]
     figures = {
         "ties": ties,
         "iterations": len(good),
-        "iteration": None if iterations == "all" else _iteration_number(good, chosen[0]),
+        "iteration": None if iterations == "all" else _iteration_number(good, selected[0]),
     }
     ambiguous = ties if iterations == "best" and ties > 1 else 0
     return _add_links(trace, pairs, "align", **figures).with_stats(
@@ -134,9 +134,9 @@ def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
     return best
 
 
-def _iteration_number(good: list[Iteration], chosen: Iteration) -> int:
+def _iteration_number(good: list[Iteration], selected: Iteration) -> int:
     """Which iteration this is, or the one that it shares operators with."""
-    begin = chosen.windows[0].start
+    begin = selected.windows[0].start
     return min(range(len(good)), key=lambda at: abs(good[at].windows[0].start - begin))
 
 
@@ -154,13 +154,13 @@ def _add_links(
     return trace.replace(links=pl.concat(frames).sort("node", "event"), meta={"link": link})
 
 
-def _mismatch_error(trace: Trace, join: IdJoin, found: list[Iteration]) -> LinkError:
-    best = max(found, key=lambda iteration: iteration.score, default=None)
+def _mismatch_error(trace: Trace, join: IdJoin, candidates: list[Iteration]) -> LinkError:
+    best = max(candidates, key=lambda iteration: iteration.score, default=None)
     if best is not None:
         order = f"at best {best.matched} of {best.longer} operators match in order ({best.score:.2f})"
     else:
-        equal, of = measure_resemblance(trace.nodes, trace.events)
-        order = f"at best {equal} of {of} names of its longest thread agree ({equal / max(of, 1):.2f})"
+        equal, total = measure_resemblance(trace.nodes, trace.events)
+        order = f"at best {equal} of {total} names of its longest thread agree ({equal / max(total, 1):.2f})"
     by_id = f", by {join.how} {join.agreed} of {join.joined}" if join.joined else ""
     return LinkError(
         f"the execution trace and the profile are not of one program: {order}{by_id}",

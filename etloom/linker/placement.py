@@ -18,10 +18,10 @@ _MAX_NAME_LENGTH = 80  # characters of a name in an example
 
 def ids_of_rows(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UInt32) -> pl.Series:
     """The ids of these rows of a table; null for -1."""
-    known = events["id"].to_numpy()
+    table_ids = events["id"].to_numpy()
     none = rows < 0
-    found = known[np.where(none, 0, rows)] if len(known) else np.zeros(len(rows), np.uint32)
-    return pl.Series(found, dtype=dtype).set(pl.Series(none), None)
+    ids = table_ids[np.where(none, 0, rows)] if len(table_ids) else np.zeros(len(rows), np.uint32)
+    return pl.Series(ids, dtype=dtype).set(pl.Series(none), None)
 
 
 def place_events(trace: Trace) -> Trace:
@@ -102,16 +102,16 @@ def _find_event_steps(events: pl.DataFrame) -> pl.Series:
     Where several processes have steps, an event belongs to one of its own process.
     """
     number = np.zeros(events.height, np.int64)
-    known = np.zeros(events.height, bool)
+    has_step = np.zeros(events.height, bool)
     steps = _step_annotations(events)
     hosts = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
     starts = events["ts"].to_numpy()
     processes = steps["pid"].unique()
     for pid in processes:
-        own = steps.filter(pl.col("pid") == pid).drop_nulls("number")
+        process_steps = steps.filter(pl.col("pid") == pid).drop_nulls("number")
         rows = np.flatnonzero(hosts if len(processes) == 1 else hosts & (events["pid"] == pid).to_numpy())
-        at = find_innermost(own["ts"], own["end"], starts[rows])
+        at = find_innermost(process_steps["ts"], process_steps["end"], starts[rows])
         inside = at >= 0
-        number[rows[inside]] = own["number"].to_numpy()[at[inside]]
-        known[rows[inside]] = True
-    return pl.Series(number).set(pl.Series(~known), None)
+        number[rows[inside]] = process_steps["number"].to_numpy()[at[inside]]
+        has_step[rows[inside]] = True
+    return pl.Series(number).set(pl.Series(~has_step), None)

@@ -70,8 +70,8 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
     link = trace.meta.get("link", {})
     operators = is_linkable(trace.nodes) if trace.nodes.height else np.zeros(0, bool)
     # A file that holds nodes and events as one has nodes of the device, too.
-    of_device = trace.links.join(launches.select(event="device_event"), on="event", how="semi")["node"]
-    operators &= ~trace.nodes["id"].is_in(of_device.implode()).to_numpy()
+    device_nodes = trace.links.join(launches.select(event="device_event"), on="event", how="semi")["node"]
+    operators &= ~trace.nodes["id"].is_in(device_nodes.implode()).to_numpy()
     launched = launches.select(pl.coalesce("launch", "operator").is_not_null()).to_series()
     by = "file" if launches.height and not launches["launch"].count() and launched.any() else "correlation"
     calls = launches.drop_nulls("launch").unique("launch")
@@ -85,7 +85,7 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
             "host operators",
             link.get("how"),
             int(operators.sum()),
-            trace.links["node"].n_unique() - of_device.n_unique(),
+            trace.links["node"].n_unique() - device_nodes.n_unique(),
         ),
         ("device work", by, launches.height, int(launched.sum())),
         *_count_by_category(events, launches, launched.to_numpy(), by),
@@ -104,8 +104,8 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
         ),
     ]
     # Two files may count the same.
-    told = trace.stats.group_by("name").agg(pl.col("count").sum(), pl.col("example").drop_nulls().first())
-    counts = {name: (count, example) for name, count, example in told.rows()}
+    totals = trace.stats.group_by("name").agg(pl.col("count").sum(), pl.col("example").drop_nulls().first())
+    counts = {name: (count, example) for name, count, example in totals.rows()}
     return pl.DataFrame(
         [
             (
@@ -133,9 +133,9 @@ def _count_by_category(
     )["cat"]
     rows = []
     for subject, names in _CATEGORIES.items():
-        own = arrays.is_in(cats, names)
-        if own.any():
-            rows.append((subject, by, int(own.sum()), int((own & launched).sum())))
+        is_category = arrays.is_in(cats, names)
+        if is_category.any():
+            rows.append((subject, by, int(is_category.sum()), int((is_category & launched).sum())))
     return rows if len(rows) > 1 else []
 
 

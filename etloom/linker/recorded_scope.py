@@ -15,9 +15,9 @@ def count_unscoped_work(trace: Trace) -> Trace:
     """The Trace with a row of stats for the device work that is of other iterations than the execution trace."""
     if not trace.links.height:
         return trace
-    beyond = np.flatnonzero(~is_in_scope(trace, find_launching_nodes(trace)))
-    rows = rows_of_ids(trace.events, trace.launches["device_event"][beyond])
-    return trace.count("link.work_beyond_nodes", len(beyond), format_example(trace.events, np.sort(rows)))
+    unscoped = np.flatnonzero(~is_in_scope(trace, find_launching_nodes(trace)))
+    rows = rows_of_ids(trace.events, trace.launches["device_event"][unscoped])
+    return trace.count("link.work_beyond_nodes", len(unscoped), format_example(trace.events, np.sort(rows)))
 
 
 def find_launching_nodes(trace: Trace) -> pl.Series:
@@ -43,8 +43,8 @@ def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
     durations = events["dur"][linked]
     last = starts.max() if durations.null_count() else (starts[linked] + durations.to_numpy()).max()
     within = (when >= starts[linked].min()) & (when <= last)
-    found: np.ndarray = within | node.is_not_null().to_numpy()
-    return found
+    in_scope: np.ndarray = within | node.is_not_null().to_numpy()
+    return in_scope
 
 
 def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
@@ -54,7 +54,7 @@ def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
     node[linked] = trace.links["node"].to_numpy()
     has = np.zeros(trace.events.height, bool)
     has[linked[linked >= 0]] = True
-    found = nesting.find_nearest_ancestor(
+    linked_rows = nesting.find_nearest_ancestor(
         rows_of_ids(trace.events, trace.events["parent"]), has, rows_of_ids(trace.events, events)
     )
-    return pl.Series("node", node[found]).set(pl.Series(found < 0), None)
+    return pl.Series("node", node[linked_rows]).set(pl.Series(linked_rows < 0), None)

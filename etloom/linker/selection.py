@@ -75,17 +75,17 @@ def select_part(
         _check_categories(job, categories)
     begins = {rank: trace.events.select(kinds.recorded_extent()[0]).item() for rank, trace in job.items()}
     firsts: dict[int, int] = {rank: begin for rank, begin in begins.items() if begin is not None}
-    one_clock = all(trace.meta.get("clock") == "epoch" for trace in job.values())
+    share_clock = all(trace.meta.get("clock") == "epoch" for trace in job.values())
     parts, matched = {}, dict.fromkeys(("step", "time", "name", "category", "all"), False)
     for rank, trace in job.items():
-        first = min(firsts.values(), default=0) if one_clock else firsts.get(rank, 0)
+        first = min(firsts.values(), default=0) if share_clock else firsts.get(rank, 0)
         start, end = time or (None, None)
         window = (None if start is None else first + start, None if end is None else first + end)
         masks = _build_masks(trace, step, window if time else None, names, categories)
-        kept = np.logical_and.reduce(list(masks.values()))
-        for asked_for, mask in {**masks, "all": kept}.items():
-            matched[asked_for] |= bool(mask.any())
-        parts[rank] = _select_of_rank(trace, kept, masks, window)
+        selected = np.logical_and.reduce(list(masks.values()))
+        for filter_name, mask in {**masks, "all": selected}.items():
+            matched[filter_name] |= bool(mask.any())
+        parts[rank] = _select_of_rank(trace, selected, masks, window)
     if not matched["all"]:
         raise _empty_selection_error(job, step, names, categories, matched, bool(time))
     return Job(parts, job.meta, job.run_stats)
@@ -100,31 +100,31 @@ def _empty_selection_error(
     timed: bool,
 ) -> AnalysisError:
     """Which filter matched nothing, or that all of them together did."""
-    of = f" of {format_ranks(job)}"
-    said = {
-        "step": (step is not None, f"there is no step {step}{of}", _describe_steps(job)),
-        "name": (bool(names), f"no event{of} has a name that fits {' or '.join(map(repr, names))}",
+    scope = f" of {format_ranks(job)}"
+    reasons = {
+        "step": (step is not None, f"there is no step {step}{scope}", _describe_steps(job)),
+        "name": (bool(names), f"no event{scope} has a name that fits {' or '.join(map(repr, names))}",
                  "a name is matched whole, upper and lower case told apart: '*gemm*', 'aten::*'"),
-        "category": (bool(categories), f"no event{of} is of category {' or '.join(map(repr, categories))}",
+        "category": (bool(categories), f"no event{scope} is of category {' or '.join(map(repr, categories))}",
                      "ask for another one"),
-        "time": (timed, f"no event{of} begins in that time", "it is counted from the first event of the run"),
+        "time": (timed, f"no event{scope} begins in that time", "it is counted from the first event of the run"),
     }  # fmt: skip
-    for asked_for, (given, what, remedy) in said.items():
-        if given and not matched[asked_for]:
-            return AnalysisError(what, remedy=remedy)
-    filters = [asked_for for asked_for, (given, _, _) in said.items() if given]
+    for filter_name, (is_used, problem, remedy) in reasons.items():
+        if is_used and not matched[filter_name]:
+            return AnalysisError(problem, remedy=remedy)
+    filters = [filter_name for filter_name, (is_used, _, _) in reasons.items() if is_used]
     return AnalysisError(
-        f"no event{of} fits all filters ({', '.join(filters)}), though each fits some",
+        f"no event{scope} fits all filters ({', '.join(filters)}), though each fits some",
         remedy="leave one out",
     )
 
 
 def _check_categories(job: Job, categories: Collection[str]) -> None:
-    known = {str(cat) for trace in job.values() for cat in trace.events["cat"].unique().drop_nulls()}
-    if unknown := sorted(set(categories) - known - set(kinds.KERNEL_TYPES)):
+    available = {str(cat) for trace in job.values() for cat in trace.events["cat"].unique().drop_nulls()}
+    if unknown := sorted(set(categories) - available - set(kinds.KERNEL_TYPES)):
         raise AnalysisError(
             f"there is no category {unknown[0]!r}",
-            remedy=f"known: {', '.join(sorted(known | set(kinds.KERNEL_TYPES)))}",
+            remedy=f"known: {', '.join(sorted(available | set(kinds.KERNEL_TYPES)))}",
         )
 
 
@@ -138,12 +138,12 @@ def _describe_steps(job: Job) -> str:
 
 def parse_time_range(text: str) -> TimeRange:
     """(start, end) in ns of "10ms:1.5s"; either may be left out. Raises AnalysisError."""
-    found = re.fullmatch(r"(?:([\d.]+)(ns|us|ms|s))?:(?:([\d.]+)(ns|us|ms|s))?", text.strip())
+    match = re.fullmatch(r"(?:([\d.]+)(ns|us|ms|s))?:(?:([\d.]+)(ns|us|ms|s))?", text.strip())
     try:
-        if found is None:
+        if match is None:
             raise ValueError(text)
-        start = None if found[1] is None else round(float(found[1]) * _UNITS[found[2]])
-        end = None if found[3] is None else round(float(found[3]) * _UNITS[found[4]])
+        start = None if match[1] is None else round(float(match[1]) * _UNITS[match[2]])
+        end = None if match[3] is None else round(float(match[3]) * _UNITS[match[4]])
         if (start is not None and end is not None and start >= end) or max(start or 0, end or 0) >= _MAX_NS:
             raise ValueError(text)
     except ValueError:
@@ -177,12 +177,14 @@ def _build_masks(
     return masks
 
 
-def _select_of_rank(trace: Trace, kept: MaskArray, masks: dict[str, MaskArray], window: TimeRange) -> Trace:
+def _select_of_rank(
+    trace: Trace, selected: MaskArray, masks: dict[str, MaskArray], window: TimeRange
+) -> Trace:
     """The part of one rank: these events, and under names and categories the marks of steps that other filters keep."""
     if "name" in masks or "category" in masks:
-        others = [mask for asked_for, mask in masks.items() if asked_for in ("step", "time")]
-        kept = kept | np.logical_and.reduce([_is_step_annotation(trace.events), *others])
-    part = keep_events(trace, kept)
+        others = [mask for filter_name, mask in masks.items() if filter_name in ("step", "time")]
+        selected = selected | np.logical_and.reduce([_is_step_annotation(trace.events), *others])
+    part = keep_events(trace, selected)
     rest = {
         name: part.table(name).filter(pl.Series(_is_within(part.table(name)["ts"], window)))
         for name in ("memory", "counters", "flows")
@@ -268,10 +270,10 @@ def _filter_table(trace: Trace, name: str, keep: MaskArray) -> pl.DataFrame:
         if column.refers != "events":
             continue
         row = rows_of_ids(events, frame[column.name])
-        gone = (row < 0) | ~keep[row] if keep.size else np.ones(row.size, dtype=np.bool_)
-        gone &= frame[column.name].is_not_null().to_numpy()
+        is_dropped = (row < 0) | ~keep[row] if keep.size else np.ones(row.size, dtype=np.bool_)
+        is_dropped &= frame[column.name].is_not_null().to_numpy()
         if (name, column.name) in _OPTIONAL_REFERENCES:
-            frame = frame.with_columns(frame[column.name].set(pl.Series(gone), None))
+            frame = frame.with_columns(frame[column.name].set(pl.Series(is_dropped), None))
         else:
-            frame = frame.filter(pl.Series(~gone))
+            frame = frame.filter(pl.Series(~is_dropped))
     return frame

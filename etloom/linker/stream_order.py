@@ -43,16 +43,16 @@ def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     Work that was launched out of sight counts where it ended before the call did.
     """
     stream = ["device", "stream"]
-    seen, hidden = (work.filter(known) for known in (pl.col("known"), ~pl.col("known")))
-    found = syncs.sort("at").join_asof(
-        seen.select(*stream, "launched", "on", pl.col("ts").alias("began")),
+    launched_in_trace, hidden = (work.filter(is_known) for is_known in (pl.col("known"), ~pl.col("known")))
+    matches = syncs.sort("at").join_asof(
+        launched_in_trace.select(*stream, "launched", "on", pl.col("ts").alias("began")),
         left_on="at",
         right_on="launched",
         by=stream,
         check_sortedness=False,
     )
     if hidden.height:
-        found = found.sort("until").join_asof(
+        matches = matches.sort("until").join_asof(
             hidden.sort("end").select(
                 *stream, "end", pl.col("on").alias("other"), pl.col("ts").alias("other_began")
             ),
@@ -62,8 +62,8 @@ def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
             check_sortedness=False,
         )
         later = pl.col("began").is_null() | (pl.col("other_began") > pl.col("began"))
-        found = found.with_columns(pl.when(later).then("other").otherwise("on").alias("on"))
-    return found.drop_nulls("on")
+        matches = matches.with_columns(pl.when(later).then("other").otherwise("on").alias("on"))
+    return matches.drop_nulls("on")
 
 
 def find_first_after(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:

@@ -35,16 +35,16 @@ def add_sync_dependencies(trace: Trace) -> Trace:
     work = order_by_launch(trace)
     if not work.height:
         return trace.replace(sync_dependencies=trace.table("sync_dependencies").clear())
-    recorded, seen, vague = _from_sync_events(trace, work)
-    calls = _find_sync_calls(events).join(seen, on="call", how="anti")
-    found = [
+    recorded, explained_calls, vague = _from_sync_events(trace, work)
+    calls = _find_sync_calls(events).join(explained_calls, on="call", how="anti")
+    parts = [
         *recorded,
         _wait_for_all_streams(calls.filter(pl.col("kind") == "Context Sync"), work),
         _wait_for_completed(calls.filter(pl.col("kind").is_in(["Stream Sync", "Event Sync"])), work),
         _wait_between_streams(trace, calls.filter(pl.col("kind") == "Stream Wait Event"), work),
-        _wait_for_copies(events, trace, seen),
+        _wait_for_copies(events, trace, explained_calls),
     ]
-    waits = pl.concat([frame.select(_COLUMNS) for frame in found], how="vertical_relaxed")
+    waits = pl.concat([frame.select(_COLUMNS) for frame in parts], how="vertical_relaxed")
     waits = TABLES["sync_dependencies"].conform(waits.unique().sort("event", "on", "kind", "sync", "how"))
     unknown = calls.join(waits, left_on="call", right_on="sync", how="anti").height
     return trace.replace(sync_dependencies=waits).with_stats(
@@ -123,7 +123,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
             pl.col("call").fill_null(pl.col("sync")).alias("event"),
         )
     )
-    seen = syncs.select("call").drop_nulls().unique()
+    explained_calls = syncs.select("call").drop_nulls().unique()
     context = _wait_for_all_streams(
         syncs.filter(pl.col("kind") == "Context Sync"), work, on=["device"], sync="sync", how="recorded"
     )
@@ -138,7 +138,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
     calls = events.filter(pl.col("correlation") > 0).filter(
         pl.col("cat").is_in(list(categories.RUNTIME_CATEGORIES))
     )
-    told = (
+    event_syncs = (
         syncs.filter(pl.col("kind").is_in(["Event Sync", "Stream Wait Event"]))
         .join(
             calls.unique("correlation", keep="none").select(
@@ -149,8 +149,10 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
         )
         .with_columns(pl.col("wait_stream").alias("stream"))
     )
-    vague = told.filter(pl.col("noted").is_null() | pl.col("stream").is_null()).height
-    waited = find_last_before(told.drop_nulls(["noted", "stream"]).drop("at").rename({"noted": "at"}), work)
+    vague = event_syncs.filter(pl.col("noted").is_null() | pl.col("stream").is_null()).height
+    waited = find_last_before(
+        event_syncs.drop_nulls(["noted", "stream"]).drop("at").rename({"noted": "at"}), work
+    )
     host = waited.filter(pl.col("kind") == "Event Sync")
     device = find_first_after(
         waited.filter(pl.col("kind") == "Stream Wait Event")
@@ -163,7 +165,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
         context,
         *(frame.with_columns(pl.lit("recorded").alias("how")) for frame in (stream, host, device)),
     ]
-    return frames, seen, vague
+    return frames, explained_calls, vague
 
 
 def _wait_for_all_streams(
@@ -176,8 +178,8 @@ def _wait_for_all_streams(
 ) -> pl.DataFrame:
     """Waits for the last work launched before on every stream (of the device, where ``on`` says so)."""
     streams = work.select("device", "stream").unique()
-    asked = syncs.drop("device", strict=False) if on is None else syncs
-    every = asked.join(streams, on=on, how="inner") if on else asked.join(streams, how="cross")
+    sync_calls = syncs.drop("device", strict=False) if on is None else syncs
+    every = sync_calls.join(streams, on=on, how="inner") if on else sync_calls.join(streams, how="cross")
     every = every if "event" in every.columns else every.with_columns(pl.col("call").alias("event"))
     return find_last_before(every, work).with_columns(pl.col(sync).alias("sync"), pl.lit(how).alias("how"))
 
@@ -228,22 +230,22 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
     streams = pl.concat([work, waits], how="diagonal_relaxed").select(
         pl.struct("device", "stream").rank("dense").alias("code")
     )["code"]
-    of_work, own = streams[: work.height].to_numpy(), streams[work.height :].to_numpy()
+    work_streams, wait_streams = streams[: work.height].to_numpy(), streams[work.height :].to_numpy()
     at = work["launched"].search_sorted(waits["noted"], side="right").to_numpy().astype(np.int64) - 1
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(of_work)) + 1])
-    run = edges[np.searchsorted(edges, np.arange(len(of_work)), side="right") - 1]
-    at = np.where((at >= 0) & (of_work[at] == own), run[at] - 1, at)
-    found = work[np.maximum(at, 0)].select("on", "end")
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(work_streams)) + 1])
+    run = edges[np.searchsorted(edges, np.arange(len(work_streams)), side="right") - 1]
+    at = np.where((at >= 0) & (work_streams[at] == wait_streams), run[at] - 1, at)
+    last_work = work[np.maximum(at, 0)].select("on", "end")
     return (
         waits.with_columns(
-            found["on"], found["end"], pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
+            last_work["on"], last_work["end"], pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
         )
         .filter(pl.Series(at >= 0))
         .filter(pl.col("end") <= pl.col("ts"))
     )
 
 
-def _wait_for_copies(events: pl.DataFrame, trace: Trace, seen: pl.DataFrame) -> pl.DataFrame:
+def _wait_for_copies(events: pl.DataFrame, trace: Trace, explained_calls: pl.DataFrame) -> pl.DataFrame:
     """Waits of copying calls that returned only after the copy had ended."""
     launches = trace.launches.drop_nulls("launch")
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
@@ -252,7 +254,7 @@ def _wait_for_copies(events: pl.DataFrame, trace: Trace, seen: pl.DataFrame) -> 
     blocking &= end[work] <= end[call]
     return (
         launches.filter(blocking)
-        .join(seen, left_on="launch", right_on="call", how="anti")
+        .join(explained_calls, left_on="launch", right_on="call", how="anti")
         .select(
             pl.col("launch").alias("event"),
             pl.col("device_event").alias("on"),

@@ -95,12 +95,14 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
     ends = starts + np.where(runs, events["dur"].fill_null(0).to_numpy()[rows], 0)
     lanes = nesting.track_codes(events)[rows]
     depths = events["depth"].fill_null(0).to_numpy()[rows]
-    found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     pids = events["pid"].fill_null(0).to_numpy()[rows]
     for pid in np.unique(pids):
-        own = np.flatnonzero(pids == pid)
-        pauses = own[_starts_after_pause(lanes[own], starts[own], ends[own], threshold_ns)]
-        ran = own[runs[own]]
+        process_rows = np.flatnonzero(pids == pid)
+        pauses = process_rows[
+            _starts_after_pause(lanes[process_rows], starts[process_rows], ends[process_rows], threshold_ns)
+        ]
+        ran = process_rows[runs[process_rows]]
         by_end = ran[np.lexsort((-depths[ran], lanes[ran], -starts[ran], ends[ran]))]
         if not by_end.size:
             continue
@@ -111,8 +113,8 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
         run_start = edges[np.searchsorted(edges, np.arange(len(lane)), side="right") - 1]
         last = np.where((last >= 0) & (lane[last] == lanes[pauses]), run_start[last] - 1, last)
         ok = last >= 0
-        found.append((rows[pauses[ok]], rows[by_end[last[ok]]]))
-    after, before = (np.concatenate(part) for part in zip(*found, strict=True))
+        pairs.append((rows[pauses[ok]], rows[by_end[last[ok]]]))
+    after, before = (np.concatenate(part) for part in zip(*pairs, strict=True))
     order = np.argsort(after, kind="stable")
     return after[order], before[order]
 

@@ -44,7 +44,7 @@ def compute_activity(trace: Trace) -> Activity:
     """When each kind of work ran. Raises AnalysisError for a trace of neither device work nor operators."""
     device = select_device_events(trace, "kind", "ts", "dur")
     if device.height:
-        times = {kind: to_intervals(own) for (kind,), own in device.group_by("kind")}
+        times = {kind: to_intervals(events_of_type) for (kind,), events_of_type in device.group_by("kind")}
         return Activity("device", {kind: times.get(kind, EMPTY) for kind in categories.KERNEL_TYPES})
     calls = select_host_calls(trace)
     computes = pl.col("kind") == "computation"
@@ -107,8 +107,12 @@ def _compute_launched_column(trace: Trace, column: str) -> pl.Series:
     pair, call = trace.compute_once(_find_launch_rows)
     if column in ("launch", "operator"):
         return take_rows(trace.launches[column], pair)
-    said = take_rows(trace.events[_CALL_COLUMNS[column]], call).alias(column)
-    return said + take_rows(trace.events["dur"], call).fill_null(0) if column == "launch_end" else said
+    values_of_call = take_rows(trace.events[_CALL_COLUMNS[column]], call).alias(column)
+    return (
+        values_of_call + take_rows(trace.events["dur"], call).fill_null(0)
+        if column == "launch_end"
+        else values_of_call
+    )
 
 
 _CALL_COLUMNS = {
@@ -126,9 +130,9 @@ def _find_launch_rows(trace: Trace) -> tuple[RowArray, RowArray]:
     events of the call; -1 where the call lies outside the trace."""
     work, launches = select_device_events(trace, "id"), trace.launches
     pair = np.full(work.height, -1, dtype=np.int64)
-    of = rows_of_ids(work, launches["device_event"])
-    told = np.flatnonzero(of >= 0)[::-1]
-    pair[of[told]] = told
+    work_rows = rows_of_ids(work, launches["device_event"])
+    matched = np.flatnonzero(work_rows >= 0)[::-1]
+    pair[work_rows[matched]] = matched
     call = rows_of_ids(trace.events, take_rows(launches["launch"], pair))
     pair[call < 0] = -1
     return pair, call
@@ -166,7 +170,7 @@ def select_host_calls(trace: Trace) -> pl.DataFrame:
     )
     columns = ("id", "cat", "name", "ts", "dur", "pid", "tid", "step")
     events = trace.events.lazy().filter(host).select(columns).collect()
-    known = (
+    kernel_types = (
         events.select("name")
         .unique()
         .with_columns(
@@ -178,7 +182,7 @@ def select_host_calls(trace: Trace) -> pl.DataFrame:
             categories.is_backend_range().alias("backend"),
         )
     )
-    calls = events.join(known, on="name", how="left", maintain_order="left").filter(
+    calls = events.join(kernel_types, on="name", how="left", maintain_order="left").filter(
         pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) | pl.col("backend")
     )
     if not calls.height:

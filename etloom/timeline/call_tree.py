@@ -57,10 +57,10 @@ def build_call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False
     node, first = _number_nodes(calls, parent, level)
     many = len(first)
     sums = np.zeros((3, many), np.int64)
-    of_work = node[work["row"].to_numpy()]
+    work_nodes = node[work["row"].to_numpy()]
     np.add.at(sums[0], node, calls["self_ns"].to_numpy())
-    np.add.at(sums[1], of_work, work["dur"].to_numpy())
-    np.add.at(sums[2], of_work, 1)
+    np.add.at(sums[1], work_nodes, work["dur"].to_numpy())
+    np.add.at(sums[2], work_nodes, 1)
     count = np.zeros(many, np.int64)
     np.add.at(count, node, calls["count"].to_numpy())
 
@@ -69,8 +69,8 @@ def build_call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False
     by_level = [np.flatnonzero(depth == at) for at in range(int(depth.max(initial=-1)) + 1)]
     within, size = sums.copy(), np.ones(many, np.int64)
     for nodes in reversed(by_level[1:]):
-        for one in within:
-            np.add.at(one, above[nodes], one[nodes])
+        for column in within:
+            np.add.at(column, above[nodes], column[nodes])
         np.add.at(size, above[nodes], size[nodes])
     lanes = calls.select("pid", "tid")[first]
     root = nesting.find_nearest_ancestor(above, above < 0, np.arange(many))
@@ -100,11 +100,11 @@ def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFra
     events = trace.events
     on_lane = events["depth"].is_not_null()
     rows = np.flatnonzero(on_lane.to_numpy())
-    row_of = np.full(events.height + 1, -1, np.int64)  # the last one answers for -1
-    row_of[rows] = np.arange(len(rows))
-    parent = row_of[arrays.rows_of_ids(events, events["parent"])[rows]]
+    call_row = np.full(events.height + 1, -1, np.int64)  # the last one answers for -1
+    call_row[rows] = np.arange(len(rows))
+    parent = call_row[arrays.rows_of_ids(events, events["parent"])[rows]]
     if joined:
-        parent = _attach_backward(trace, rows, row_of, parent)
+        parent = _attach_backward(trace, rows, call_row, parent)
     calls = events.select("pid", "tid", "name", "depth", category="cat").filter(on_lane)
     calls = calls.with_columns(
         _merge_step_names(calls["name"]).alias("name"),
@@ -114,17 +114,17 @@ def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFra
     )
     launches = trace.launches.select("device_event", "launch")
     launches = launches.unique("device_event", keep="first", maintain_order=True)
-    done = events.select("id", "name", "dur", category="cat").filter(
+    device_events = events.select("id", "name", "dur", category="cat").filter(
         pl.col("category").is_in(list(categories.DEVICE_CATEGORIES)) & pl.col("dur").is_not_null()
     )
-    work = done.join(
+    work = device_events.join(
         launches,
         left_on="id",
         right_on="device_event",
         how="left",
         maintain_order="left",
     )
-    called = row_of[arrays.rows_of_ids(events, work["launch"])]
+    called = call_row[arrays.rows_of_ids(events, work["launch"])]
     if (called < 0).any():
         nowhere = {"category": None, "name": UNLAUNCHED, "depth": 0, "count": 0, "self_ns": 0, "parent": -1}
         stray = pl.DataFrame([nowhere]).cast(
@@ -141,20 +141,22 @@ def _merge_step_names(names: pl.Series) -> pl.Series:
     return names.set(pl.Series(steps), ALL_STEPS) if steps.any() else names
 
 
-def _attach_backward(trace: Trace, rows: RowArray, row_of: RowArray, parent: RowArray) -> RowArray:
+def _attach_backward(trace: Trace, rows: RowArray, call_row: RowArray, parent: RowArray) -> RowArray:
     """The parents with the outermost backward record of each forward operator under that operator.
 
     The forward operator begins before, so that no circle comes of it.
     """
     joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
-    backward, forward = (row_of[arrays.rows_of_ids(trace.events, joins[name])] for name in ("event", "after"))
+    backward, forward = (
+        call_row[arrays.rows_of_ids(trace.events, joins[name])] for name in ("event", "after")
+    )
     starts = trace.events["ts"].to_numpy()[rows]
     good = (backward >= 0) & (forward >= 0)
     good[good] = starts[forward[good]] < starts[backward[good]]
     backward, forward = backward[good], forward[good]
-    of = np.full(len(parent) + 1, -1, np.int64)
-    of[backward] = forward
-    outermost = of[parent[backward]] != forward
+    forward_by_call = np.full(len(parent) + 1, -1, np.int64)
+    forward_by_call[backward] = forward
+    outermost = forward_by_call[parent[backward]] != forward
     joined = parent.copy()
     joined[backward[outermost]] = forward[outermost]
     return joined
@@ -164,11 +166,11 @@ def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
     """How many calls are around each: their depth, where that is given and fits the parents, else by pointer
     doubling."""
     if depth is not None and not depth.null_count():
-        said = depth.to_numpy()
-        around = said[parent]
+        depths = depth.to_numpy()
+        around = depths[parent]
         around[parent < 0] = -1
-        if (said == around + 1).all():
-            return said.astype(np.int64)
+        if (depths == around + 1).all():
+            return depths.astype(np.int64)
     jump, level = parent.copy(), (parent >= 0).astype(np.int64)
     while (jump >= 0).any():
         level = level + np.where(jump >= 0, level[jump], 0)
@@ -180,18 +182,18 @@ def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tup
     """The node of each call, and the first call of each node; a node is numbered after the one above it."""
     roots = np.flatnonzero(level == 0)
     lanes = nesting.track_codes(calls.select("pid", "tid")[roots])
-    said, names = _encode_text(calls["name"])
+    text_codes, names = _encode_text(calls["name"])
     categories, many = _encode_text(calls["category"])
-    said, names = said * many + categories, names * many
+    text_codes, names = text_codes * many + categories, names * many
     node = np.full(len(parent), -1, np.int64)
     first: list[RowArray] = [np.zeros(0, np.int64)]
     before = count = 0
     for at in range(int(level.max(initial=-1)) + 1):
-        own = np.flatnonzero(level == at) if at else roots
-        above = node[parent[own]] - before if at else lanes
-        index, inverse = _find_distinct(above * names + said[own])
-        node[own] = count + inverse
-        first.append(own[index])
+        calls_here = np.flatnonzero(level == at) if at else roots
+        above = node[parent[calls_here]] - before if at else lanes
+        index, inverse = _find_distinct(above * names + text_codes[calls_here])
+        node[calls_here] = count + inverse
+        first.append(calls_here[index])
         before, count = count, count + len(index)
     return node, np.concatenate(first)
 
@@ -205,37 +207,37 @@ def _find_distinct(keys: RowArray) -> tuple[RowArray, RowArray]:
     # So few that a table of them takes less time than to sort.
     place = np.full(size, -1, np.int64)
     place[keys[::-1]] = np.arange(len(keys))[::-1]
-    known = np.flatnonzero(place >= 0)
-    index = place[known]
-    place[known] = np.arange(len(known))
+    distinct = np.flatnonzero(place >= 0)
+    index = place[distinct]
+    place[distinct] = np.arange(len(distinct))
     return index, place[keys]
 
 
 def _encode_text(column: pl.Series) -> tuple[RowArray, int]:
     """A number for each text of a categorical column, from 0, and how many there are."""
     distinct = column.unique().to_physical()
-    known = arrays.to_array(distinct, -1).astype(np.int64) + 1  # 0 for null
-    code = np.zeros(int(known.max(initial=0)) + 1, np.int64)
-    code[known] = np.arange(len(known))
-    return code[arrays.to_array(column.to_physical(), -1).astype(np.int64) + 1], len(known)
+    physical = arrays.to_array(distinct, -1).astype(np.int64) + 1  # 0 for null
+    code = np.zeros(int(physical.max(initial=0)) + 1, np.int64)
+    code[physical] = np.arange(len(physical))
+    return code[arrays.to_array(column.to_physical(), -1).astype(np.int64) + 1], len(physical)
 
 
 def _order_nodes(
-    by_level: list[RowArray], above: RowArray, size: RowArray, within: RowArray, lanes: RowArray
+    by_level: list[RowArray], above: RowArray, size: RowArray, within: RowArray, tracks: RowArray
 ) -> RowArray:
     """The place of each node: threads by their time, then a node before what is below it, siblings by their time."""
     place = np.zeros(len(above), np.int64)
     if not by_level:
         return place
-    of_lane = np.zeros((2, int(lanes.max(initial=0)) + 1), np.int64)
-    for one, sums in zip(of_lane, within, strict=False):
-        np.add.at(one, lanes[by_level[0]], sums[by_level[0]])
+    track_sums = np.zeros((2, int(tracks.max(initial=0)) + 1), np.int64)
+    for row, sums in zip(track_sums, within, strict=False):
+        np.add.at(row, tracks[by_level[0]], sums[by_level[0]])
     for at, nodes in enumerate(by_level):
         keys = [np.arange(len(nodes)), -within[1, nodes], -within[0, nodes]]
         if at:
             keys.append(above[nodes])
         else:
-            keys += [lanes[nodes], -of_lane[1, lanes[nodes]], -of_lane[0, lanes[nodes]]]
+            keys += [tracks[nodes], -track_sums[1, tracks[nodes]], -track_sums[0, tracks[nodes]]]
         order = nodes[np.lexsort(keys)]
         before = np.cumsum(size[order]) - size[order]
         if at:
