@@ -1,11 +1,11 @@
-"""What names mean: categories, kinds of device work, communication, collectives, element types.
+"""Meaning of names: event categories, kernel types, communication, collectives, element types.
 
-The one place where meaning is taken from a name. Everything else asks here; a vendor that spells something in
-a new way is one more line here and one more row of tests/test_kinds.py.
+The only place that derives meaning from a name; all other code calls it. A vendor with a new spelling is one more
+line here and one more row in tests/core/test_kinds.py.
 
 Categories: Kineto's ActivityType.h, and the spellings of profilers before Kineto ("Kernel", "Operator", ...).
-Kernel names: what NCCL, RCCL, HCCL, oneCCL, MSCCL, NVSHMEM, DeepEP, PyTorch's symmetric memory, vLLM,
-TensorRT-LLM and MTIA call their kernels. A name counts by its own identifier, never by its argument types.
+Kernel names: those of NCCL, RCCL, HCCL, oneCCL, MSCCL, NVSHMEM, DeepEP, PyTorch's symmetric memory, vLLM,
+TensorRT-LLM and MTIA. A kernel is classified by its own identifier, never by its argument types.
 """
 
 from __future__ import annotations
@@ -77,11 +77,17 @@ _CALL = rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^\w+::\w
 
 
 def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:
-    """The kind of a device event, one of `KINDS`; null for what is no device work. See `with_kind` for speed.
+    """Return an expression for the type of a device event, one of `KERNEL_TYPES`; see `add_kernel_type` for speed.
 
-    cat, name: expressions of text (default: the columns of that name). Copies and sets are known by category
-    or name; of the rest, collectives and sends between devices are communication, MTIA's bookkeeping other,
-    and everything else computation.
+    Memcpy and memset are recognized by category or name. Of the rest, collectives and sends between devices are
+    communication, MTIA's bookkeeping is other, and everything else is computation.
+
+    Args:
+        cat: Expression of the category (default: the column ``cat``).
+        name: Expression of the name (default: the column ``name``).
+
+    Returns:
+        An expression named ``kind``; null for events that are not GPU activity.
     """
     cat = (pl.col("cat") if cat is None else cat).cast(pl.String)
     name = (pl.col("name") if name is None else name).cast(pl.String)
@@ -104,33 +110,36 @@ def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.E
 
 
 def recorded_extent() -> tuple[pl.Expr, pl.Expr]:
-    """Expressions of events: when the work that was recorded begins and when the last of it ends, null of none."""
+    """Return expressions for the first start and the last end of recorded events; null if there are none."""
     work = is_profiler_internal().not_()
     end = pl.col("ts") + pl.col("dur").fill_null(0)
     return pl.col("ts").filter(work).min(), end.filter(work).max()
 
 
 def is_profiler_internal() -> pl.Expr:
-    """What Kineto writes of itself, which is no work and may begin seconds before it or end after it: the span of the
-    recording (category Trace, "PyTorch Profiler (0)") and instants of no category ("Record Window End")."""
+    """Return an expression that is true for events that Kineto writes about itself.
+
+    They may begin seconds before the recorded work or end after it: the span of the recording (category Trace,
+    "PyTorch Profiler (0)") and instants without a category ("Record Window End").
+    """
     is_internal = (pl.col("cat") == "Trace") | (pl.col("cat").is_null() & pl.col("ph").is_in(["i", "I"]))
     return is_internal.fill_null(False)
 
 
 def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
-    """events (cat, name, ...) with a column ``kind``, worked out once a distinct (cat, name)."""
+    """Return events with a column ``kind``, computed once per distinct (cat, name)."""
     distinct = events.select("cat", "name").unique().with_columns(kernel_type())
     return events.join(distinct, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")
 
 
 def is_communication(name: pl.Expr | None = None) -> pl.Expr:
-    """Whether a host event is a communication call (c10d::, ...) or a backend's range of one (gloo:, ...)."""
+    """Return an expression that is true for communication calls (c10d::, ...) and ranges of a backend (gloo:, ...)."""
     name = (pl.col("name") if name is None else name).cast(pl.String)
     return name.str.contains(f"{_CALL}|{_BACKEND_RANGE}")
 
 
 def is_backend_range(name: pl.Expr | None = None) -> pl.Expr:
-    """Whether a host event is a backend's range of a collective (gloo:, ...), which nests in nothing."""
+    """Return an expression that is true for a backend's range of a collective (gloo:, ...), which does not nest."""
     name = (pl.col("name") if name is None else name).cast(pl.String)
     return name.str.contains(_BACKEND_RANGE)
 
@@ -157,11 +166,12 @@ _COLLECTIVES = {
 
 @cache
 def parse_collective(name: str) -> str | None:
-    """The collective that a communication's name speaks of, spelt all_reduce, all_gather, ...; null if none.
+    """Return the collective that a communication's name refers to: all_reduce, all_gather, ...; None for other names.
 
-    name: a call (``c10d::allreduce_``), a backend's range (``nccl:send 0->1``), a kernel
-    (``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``) or a recorded name (``_allgather_base``); anything else
-    (``aten::gather``) is none. NCCL runs sends, receives and all-to-alls in one kernel: send_recv.
+    Args:
+        name: A call (``c10d::allreduce_``), a backend's range (``nccl:send 0->1``), a kernel
+            (``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``) or a recorded name (``_allgather_base``). Other names
+            (``aten::gather``) give None. NCCL runs sends, receives and all-to-alls in one kernel: send_recv.
     """
     if not _COMMUNICATION.search(name):
         return None
@@ -172,7 +182,7 @@ def parse_collective(name: str) -> str | None:
 
 
 def parse_collectives(names: pl.Series) -> pl.Series:
-    """`collective` of each name, worked out once a distinct one; Categorical."""
+    """Return `parse_collective` of each name, computed once per distinct name; Categorical."""
     distinct = names.unique().drop_nulls().cast(pl.String)
     collectives_by_name = [parse_collective(name) for name in distinct]
     return (
@@ -183,15 +193,17 @@ def parse_collectives(names: pl.Series) -> pl.Series:
 
 
 def parse_argument_names(op_schema: str) -> list[str]:
-    """The arguments of an operator by its schema, ``c10d::send(Tensor[] tensors, int dst) -> Work``: tensors, dst."""
+    """Return the argument names in an operator schema: tensors, dst of ``c10d::send(Tensor[] tensors, int dst) ->
+    Work``.
+    """
     inside = op_schema.partition("(")[2].partition(") ->")[0]
     return [re.split(r"[\s=]", part.partition("=")[0].strip())[-1] for part in inside.split(",")]
 
 
 def get_tensor_directions(operator: str, argument: str) -> tuple[bool, bool]:
-    """Whether what a c10d operator sends is in a tensor argument of that name, and whether what it receives is.
+    """Return whether a tensor argument of a c10d operator is sent, and whether it is received into.
 
-    Arguments called output_tensors, input_tensor, ... say which; others (tensors) are used in place.
+    Arguments called output_tensors, input_tensor, ... have one direction; others (tensors) are used in place.
     """
     if argument.startswith(("input", "output")):
         return argument.startswith("input"), argument.startswith("output")
@@ -215,7 +227,7 @@ _ITEMSIZE_BY_DTYPE = {
 
 
 def itemsize(dtype: str | None) -> int | None:
-    """Bytes of an element of a type: float, c10::BFloat16, long int, torch.int64, ...; None if unknown."""
+    """Return the bytes of an element of a type (float, c10::BFloat16, long int, torch.int64, ...); None if unknown."""
     if dtype is None:
         return None
     plain = re.sub(r"c10::|torch\.|std::|^nccl|_t$", "", dtype.strip()).lower()

@@ -1,13 +1,13 @@
-"""The errors a user can meet.
+"""The errors that users meet.
 
-EtloomError            exit status 1 (2 where it is of an `option`), one line: what, where, what to do
-├── ReadError          a file is missing, unreadable, or no trace
+EtloomError            exit status 1 (2 if caused by an `option`), one line: what is wrong, where, what to do
+├── ReadError          a file is missing, unreadable, or not a trace
 ├── LimitError         an input exceeds a stated bound (a gzip bomb, a nesting depth)
 ├── LinkError          the traces are not of one program, so pairing them would be wrong
-├── AnalysisError      a question the trace cannot answer (no steps, no device work)
-├── UnknownName        no such reader, analysis, export, table or column
+├── AnalysisError      the trace cannot answer the question (no steps, no GPU activity)
+├── UnknownName        there is no such reader, analysis, export, table or column
 ├── CollectError       collection cannot start
-└── DataLoss           --strict, and the stats table holds a row of severity data_loss or error
+└── DataLoss           --strict, and the stats table has a row of severity data_loss or error
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from typing import Any
 
 
 class EtloomError(Exception):
-    """What went wrong, where, and what to do about it, as one line.
+    """An error as one line: what is wrong, where, and what to do.
 
-    option: the parameter whose value is wrong whatever the files hold, as Python calls it (max_bytes). A command tells
-    it as the flag of that parameter, and as wrong usage.
+    Args:
+        what: The problem, with the wrong value.
+        where: The file, rank or module.
+        remedy: The next step for the user.
+        option: The parameter whose value is wrong whatever the files hold, as Python calls it (max_bytes). A command
+            prints it as its flag and exits with the status of wrong usage.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class EtloomError(Exception):
         super().__init__(" ".join(line.split()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors cross process borders: pickle's own way would call __init__ with the finished line alone."""
+        """Support errors that cross processes: pickle's default would call __init__ with the finished line alone."""
         return _restore_error, (type(self), self.args, self.__dict__)
 
 
@@ -83,7 +87,7 @@ class DataLoss(EtloomError):
 
 
 class UnknownName(EtloomError):
-    """A name that is not registered; the remedy is the nearest known one, of an option all that there are."""
+    """A name that is not registered; the remedy is the nearest known name, or for an option all of them."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, option: str | None = None) -> None:
         known = list(known) if option else sorted(known)

@@ -1,7 +1,7 @@
-"""Sets of time: the algebra that every overlap, idle and coverage question calls.
+"""Sets of time intervals: union, intersection, difference and coverage, for overlap and idle time.
 
-An `Intervals` is a set of ticks (int64 nanoseconds), held as half-open, disjoint, sorted intervals that do
-not touch. To build one from n unsorted intervals costs a sort; an operation on built ones is about linear.
+An `Intervals` is a set of ticks (int64 nanoseconds), held as half-open, disjoint, sorted intervals that do not touch.
+Building one from n unsorted intervals costs a sort; an operation on existing sets is about linear.
 
     busy = Intervals.of(ts, ts + dur)
     (communication - computation).total        # exposed communication
@@ -23,14 +23,14 @@ _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """A set of time as intervals [start, end). `of` makes one, and the order all rely on."""
+    """A set of times as intervals [start, end). Use `of` to build one: all operations rely on the order."""
 
     starts: Ticks  # (n,) ascending
     ends: Ticks  # (n,) starts[i] < ends[i] < starts[i + 1]
 
     @classmethod
     def of(cls, starts: ArrayLike, ends: ArrayLike) -> Intervals:
-        """The union of any intervals, in any order, overlapping or not; end <= start holds no time."""
+        """Return the union of intervals in any order, overlapping or not; one with end <= start is empty."""
         begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
         empty = end <= begin
         if empty.any():
@@ -82,7 +82,7 @@ class Intervals:
         return self & other.gaps(_FIRST, _LAST) if other else self
 
     def gaps(self, start: int | None = None, end: int | None = None) -> Intervals:
-        """The time in [start, end) that is not in the set; the default window is the set's own span."""
+        """Return the time in [start, end) that is not in the set (default: within the span of the set)."""
         if not self:
             return EMPTY if start is None or end is None else Intervals.of([start], [end])
         low = self.starts[0] if start is None else np.int64(start)
@@ -92,7 +92,7 @@ class Intervals:
         return Intervals(begin[begin < finish], finish[begin < finish])
 
     def clip(self, start: int, end: int) -> Intervals:
-        """The part of the set in [start, end)."""
+        """Return the part of the set in [start, end)."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left"))
         if first >= last or start >= end:
@@ -103,13 +103,13 @@ class Intervals:
         )
 
     def covered(self, starts: ArrayLike, ends: ArrayLike) -> Ticks:
-        """The time of the set in each window [start, end), in any order; 0 where end <= start."""
+        """Return the time of the set within each window [start, end), in any order; 0 if end <= start."""
         low, high = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
         inside: Ticks = np.maximum(self._before(high) - self._before(low), 0)
         return inside
 
     def _before(self, ticks: Ticks) -> Ticks:
-        """The time of the set before each tick."""
+        """Return the time of the set before each tick."""
         if not self:
             return np.zeros(ticks.shape, dtype=np.int64)
         length = self.ends - self.starts
@@ -119,7 +119,7 @@ class Intervals:
         return np.where(last < 0, 0, until[last] + inside)
 
     def _at(self, ticks: Ticks, *, start: bool = False, end: bool = False) -> NDArray[np.bool_]:
-        """Which ticks lie strictly inside an interval, or also at its start or end."""
+        """Return a mask of the ticks strictly inside an interval, or (start, end) also at its start or end."""
         last = np.searchsorted(self.starts, ticks, side="right" if start else "left") - 1
         finish = self.ends[last]
         return (last >= 0) & ((ticks <= finish) if end else (ticks < finish))
@@ -129,7 +129,7 @@ EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def union(sets: Iterable[Intervals]) -> Intervals:
-    """The time in any of the sets."""
+    """Return the times that are in any of the sets."""
     nonempty = [each for each in sets if each]
     if len(nonempty) < 2:
         return nonempty[0] if nonempty else EMPTY
@@ -139,8 +139,11 @@ def union(sets: Iterable[Intervals]) -> Intervals:
 
 
 def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDArray[np.intp]:
-    """Of each tick the row of the window [start, end) around it that begins last, of those the one that ends first; -1
-    in none. Windows in any order, nested or not."""
+    """Return for each tick the row of the innermost window [start, end) around it, -1 for none.
+
+    Innermost is the window that begins last, and of those the one that ends first. Windows may come in any order,
+    nested or not.
+    """
     begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
     order = np.lexsort((-end, begin))
     order = order[begin[order] < end[order]]
@@ -159,5 +162,5 @@ def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDAr
 
 
 def _merge_sorted(a: Ticks, b: Ticks) -> Ticks:
-    """Two ascending arrays as one; numpy's stable sort finds the two runs."""
+    """Return two ascending arrays as one; numpy's stable sort detects the two runs."""
     return np.sort(np.concatenate((a, b)), kind="stable")

@@ -1,4 +1,4 @@
-"""What this machine has left."""
+"""The available memory of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def available_memory() -> int:
-    """The bytes that may be used without swapping, as far as the system says."""
+    """Return the bytes that can be used without swapping, as far as the system reports them."""
     with contextlib.suppress(OSError):
         if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
             return int(match[1]) << 10

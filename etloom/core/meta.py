@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict
 
 
 class LinkMeta(TypedDict, total=False):
-    """How far linking reached (``meta["link"]``)."""
+    """Figures of linking (``meta["link"]``)."""
 
     how: str | None
     """The key by which operators were paired: rf_id, external_id, op_id, align or file."""

@@ -1,10 +1,10 @@
-"""A kind of plugin is a folder, a plugin is a file in it.
+"""Plugins: each kind is a package, each plugin a module in it.
 
-``analyses/comm_overlap.py`` *is* the analysis ``comm-overlap``; nothing is registered by hand. Other packages
-join through the entry points ``etloom.formats``, ``etloom.analyses`` and ``etloom.exports``, each naming a
-module (docs/plugins.md has an example). What a module of each kind must hold is said in `CONTRACT` and held by the
-conformance tests; beside that, the first line of its docstring says what it does, and an option is a keyword-only
-argument with a type and a default.
+``analyses/comm_overlap.py`` is the analysis ``comm-overlap``; nothing is registered by hand. Other packages add
+plugins through the entry points ``etloom.readers``, ``etloom.analyses`` and ``etloom.exports``, each naming a module
+(docs/plugins.md has an example). `CONTRACT` lists what a module of each kind must define; conformance tests check it.
+The first line of its docstring describes the plugin, and each keyword-only argument with a type and a default is an
+option.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _KIND_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "export",
 
 @dataclass(frozen=True)
 class Option:
-    """A keyword-only argument of a plugin's function: what a command-line flag is made of."""
+    """A keyword-only argument of a plugin's function, from which a command-line flag is made."""
 
     name: str
     type: Any
@@ -78,15 +78,16 @@ class Option:
 
 
 def list_plugins(kind: str) -> list[str]:
-    """The names of all plugins of a kind, sorted."""
+    """Return the names of all plugins of a kind, sorted."""
     return sorted(_find_plugins(kind))
 
 
 def get(kind: str, name: str) -> ModuleType:
-    """The module of a plugin.
+    """Import and return the module of a plugin.
 
-    Raises UnknownName, with the nearest known one, and EtloomError for one that cannot be imported or does
-    not hold what its kind must.
+    Raises:
+        UnknownName: There is no such plugin; the remedy is the nearest name.
+        EtloomError: It cannot be imported or does not define what its kind requires.
     """
     plugins = _find_plugins(kind)
     name = name.replace("_", "-")
@@ -112,7 +113,7 @@ def get(kind: str, name: str) -> ModuleType:
 
 
 def find_package(kind: str, name: str) -> str | None:
-    """The package of another project that brings a plugin; None for one of ours. Raises UnknownName."""
+    """Return the distribution that provides a plugin of another project, else None. Raises UnknownName."""
     plugins = _find_plugins(kind)
     name = name.replace("_", "-")
     if name not in plugins:
@@ -122,7 +123,9 @@ def find_package(kind: str, name: str) -> str | None:
 
 @contextmanager
 def name_plugin_in_errors(kind: str, name: str) -> Iterator[None]:
-    """What a plugin of another package raises inside, other than an EtloomError, names the plugin and its package."""
+    """Convert any exception of another project's plugin, except EtloomError, to one that names the plugin and its
+    package.
+    """
     try:
         yield
     except EtloomError:
@@ -137,7 +140,7 @@ def name_plugin_in_errors(kind: str, name: str) -> Iterator[None]:
 
 
 def check_answer(name: str, answer: Any) -> None:
-    """Raise EtloomError where the answer of an analysis of another package is not the table that it declares."""
+    """Raise EtloomError if the result of another project's analysis is not the table that it declares."""
     if find_package("analyses", name) is None:
         return  # the conformance tests hold ours
     import polars as pl
@@ -171,7 +174,7 @@ def _format_exception(error: Exception) -> str:
 
 
 def _find_contract_violation(kind: str, module: ModuleType) -> str | None:
-    """What a module does not hold as `CONTRACT` says, as the end of a sentence."""
+    """Return how a module violates `CONTRACT`, as the end of a sentence; None if it does not."""
     if missing := [part for part in CONTRACT[kind] if not hasattr(module, part)]:
         return f"lacks {', '.join(missing)}"
     for part, wanted in CONTRACT[kind].items():
@@ -194,15 +197,15 @@ def _do_nothing() -> None:
 
 
 def get_summary(kind: str, name: str) -> str:
-    """The first line of a plugin's docstring."""
+    """Return the first line of a plugin's docstring."""
     return (get(kind, name).__doc__ or "").strip().partition("\n")[0]
 
 
 def list_options(kind: str, name: str) -> list[Option]:
-    """The keyword-only arguments of a plugin's function, in their order.
+    """Return the keyword-only arguments of a plugin's function, in order.
 
-    The help of an option is what follows ``option:`` where a line or sentence begins, in the docstring of the
-    function or the module, to the end of that paragraph or the next option.
+    The help of an option is the text after ``option:`` at the beginning of a line or sentence, in the docstring of
+    the function or module, up to the end of the paragraph or the next option.
     """
     module = get(kind, name)
     function = getattr(module, _ENTRY_FUNCTIONS[kind])
@@ -220,7 +223,7 @@ def list_options(kind: str, name: str) -> list[Option]:
 
 
 def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
-    """The name of the export whose SUFFIX ends the path; the longest wins. Raises UnknownName."""
+    """Return the name of the export whose SUFFIX ends the path; the longest wins. Raises EtloomError."""
     # What bears its format's name (run.parquet) needs no look at the others, which takes longer.
     for name in set(fspath(path).split(".")).intersection(list_plugins(kind)):
         if fspath(path).endswith(get_suffixes(kind, name)):
@@ -237,7 +240,7 @@ def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
 
 
 def get_suffixes(kind: str, name: str) -> tuple[str, ...]:
-    """What names of files of this plugin end in."""
+    """Return the suffixes of the files of a plugin."""
     plugins = _find_plugins(kind)
     suffix = _read_constant(plugins[name].module, "SUFFIX") if name in plugins else None
     suffix = get(kind, name).SUFFIX if suffix is None else suffix
@@ -245,7 +248,7 @@ def get_suffixes(kind: str, name: str) -> tuple[str, ...]:
 
 
 def _read_constant(module: str, name: str) -> Any:
-    """A constant of a module as its source says it in one line, without importing what the module needs; else None."""
+    """Return a one-line constant from the source of a module, without importing what the module needs; else None."""
     if module in sys.modules:
         return getattr(sys.modules[module], name, None)
     spec = importlib.util.find_spec(module)
@@ -259,7 +262,7 @@ def _read_constant(module: str, name: str) -> Any:
 
 
 def _parse_option_help(text: str, options: Collection[str]) -> dict[str, str]:
-    """Option -> what the text says of it, in one line."""
+    """Return the help of each option in a docstring, as one line."""
     if not options:
         return {}
     mark = rf"(?:^|(?<=\. )|(?<=\.\n))[ \t]*(?:[-*][ \t]+)?`{{0,2}}({'|'.join(options)})`{{0,2}}:\s"
@@ -280,7 +283,7 @@ class _Plugin:
 
 @cache
 def _find_plugins(kind: str) -> dict[str, _Plugin]:
-    """The plugins of a kind by name. Importing the folder's __init__ imports none of its files."""
+    """Return the plugins of a kind by name. Importing the package's __init__ imports none of its modules."""
     folder = importlib.import_module(PACKAGES[kind])
     helpers = getattr(folder, "HELPERS", ())
     plugins = {

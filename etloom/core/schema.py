@@ -1,15 +1,16 @@
 """The tables of a Trace, declared once: column, type, unit, foreign key, meaning.
 
-Everything that fills, checks, saves or documents a table reads it from here. Conventions:
+All code that fills, checks, saves or documents a table reads these declarations. Conventions:
 
-- Times are int64 nanoseconds since the Unix epoch where the file says its base, else since its own zero;
-  ``meta["clock"]`` says which ("epoch" or "relative").
-- Absent is null, never -1.
+- Times are int64 nanoseconds since the Unix epoch if the file states its base, otherwise since a zero of its own;
+  ``meta["clock"]`` is "epoch" or "relative".
+- An absent value is null, never -1.
 - ``id`` numbers the rows of a table from 0 when it is read and stays with the row when rows are filtered.
   Foreign keys name the table whose ``id`` they hold.
-- Text that repeats is ``Categorical``: as text to the user, as 32-bit codes in memory. Lists that repeat (shapes,
-  strides, argument values) are kept as the JSON text the file holds, so a column of them costs 4 bytes a row;
-  `parse_distinct` turns such a column into values at the price of its distinct ones.
+- Repeated text is ``Categorical``: text to the user, 32-bit codes in memory. Repeated lists (shapes, strides,
+argument
+  values) are kept as the JSON text of the file, so a column of them costs 4 bytes per row; `parse_distinct` parses
+  such a column at the cost of its distinct values.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ class Table:
         return pl.DataFrame(schema=self.schema)
 
     def conform(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame with exactly the declared columns in their order and types; absent ones become null.
+        """Return the frame with exactly the declared columns in order and type; missing columns become null.
 
-        Raises ValueError for a column that is not declared and polars' own error for a lossy cast.
+        Raises:
+            ValueError: A column is not declared.
+            polars.exceptions.PolarsError: A cast would lose values.
         """
         if list(frame.schema.items()) == list(self.schema.items()):
             return frame
@@ -354,16 +357,27 @@ UNITS = {
 
 
 def find_unit(column: str) -> str | None:
-    """The unit of a column of an answer, by its name: ``mean_gb_per_s``, ``transfer_p95_ns``."""
+    """Return the unit of a result column by its name, such as ``mean_gb_per_s`` or ``transfer_p95_ns``; None if it
+    has none.
+    """
     return next((unit for end, unit in UNITS.items() if f"_{column}".endswith(f"_{end}")), None)
 
 
 def parse_distinct(
     frame: pl.DataFrame, column: str, parse: Callable[[Any], Any], dtype: Any, *, alias: str | None = None
 ) -> pl.DataFrame:
-    """frame with a column ``alias`` (default: column) of ``parse(json value)``, computed once a distinct text.
+    """Parse a column of JSON text, once per distinct text.
 
-    A text that is no JSON, and a value on which parse raises ValueError, TypeError or KeyError, gives null.
+    Args:
+        frame: A table with the column.
+        column: The column of JSON text.
+        parse: Converts a JSON value into a value of ``dtype``.
+        dtype: The polars type of the result.
+        alias: Name of the result column (default: replace ``column``).
+
+    Returns:
+        The frame with the parsed column; null for text that is not JSON, and if parse raises ValueError, TypeError or
+        KeyError.
     """
 
     def value(text: str) -> Any:

@@ -1,5 +1,5 @@
-"""SQL over tables, in the dialect of polars (https://docs.pola.rs/api/python/stable/reference/sql): SELECT and nothing
-else, and of the tables that are given and of no file.
+"""SQL over tables, in the dialect of polars (https://docs.pola.rs/api/python/stable/reference/sql): SELECT only,
+over the given tables and no files.
 """
 
 from __future__ import annotations
@@ -28,10 +28,19 @@ _FILE_SCAN_PLAN = re.compile(r"^\s*(?!DF\b)\w+ SCAN\b", re.MULTILINE)
 def run_query(
     scan: Callable[[str], pl.LazyFrame], sql: str, engine: Literal["in-memory", "streaming"]
 ) -> pl.DataFrame:
-    """The answer to an SQL SELECT over the tables of `etloom.core.schema` that ``scan(name)`` gives.
+    """Run an SQL SELECT over the tables of `etloom.core.schema`.
 
-    Text columns are strings; a count(*) without a name is called count. Raises as `check`, and EtloomError for what
-    polars refuses to do with the values there are.
+    Args:
+        scan: Returns a table by name.
+        sql: The query.
+        engine: The engine of polars that collects the result.
+
+    Returns:
+        The result; text columns are strings, and an unnamed count(*) is called count.
+
+    Raises:
+        UnknownName: A table or column does not exist.
+        EtloomError: The query is not a SELECT, reads a file, or is refused by polars.
     """
     # Only what the text may name is put together: a Job has tables times ranks frames.
     named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
@@ -47,10 +56,15 @@ def run_query(
 
 
 def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> None:
-    """Raise for a query that is wrong whatever the tables hold: UnknownName for a table or column that is not there,
-    EtloomError for what is no SELECT, would open a file, or is refused by polars.
+    """Check a query independently of the data in the tables.
 
-    schemas: of the tables (default: those of a Job).
+    Args:
+        sql: The query.
+        schemas: Columns of the tables (default: those of a Job).
+
+    Raises:
+        UnknownName: A table or column does not exist.
+        EtloomError: The query is not a SELECT, would open a file, or is refused by polars.
     """
     if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
         raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
@@ -70,7 +84,7 @@ def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> Non
 
 
 def _job_schemas() -> dict[str, pl.Schema]:
-    """The columns of the tables of a Job as a query sees them."""
+    """Return the columns of the tables of a Job as a query sees them."""
     empty = (pl.LazyFrame(schema={"rank": pl.Int64, **table.schema}) for table in TABLES.values())
     return {
         name: frame.with_columns(_CATEGORICAL_AS_TEXT).collect_schema()
@@ -83,10 +97,10 @@ def _execute(frames: dict[str, pl.LazyFrame], sql: str) -> pl.LazyFrame:
 
 
 def _find_file_function(sql: str) -> str | None:
-    """The function by which the text would read a file, if there is one.
+    """Return the function by which the query would read a file, if there is one.
 
-    Where it is plain what is text and what is not, texts may say anything. Where it is not, the name alone is enough,
-    wherever it stands: whoever hides it must still spell it.
+    If string literals can be told apart safely, they may contain anything. Otherwise the name of such a function
+    alone is enough, wherever it occurs: a hidden call must still spell it.
     """
 
     def without_text(token: re.Match[str]) -> str:
@@ -108,7 +122,7 @@ def _file_access_error(function: str) -> EtloomError:
 
 
 def _translate_error(reason: str, sql: str, schemas: Mapping[str, pl.Schema]) -> EtloomError:
-    """Polars' refusal as one line, with the nearest name where it misses a table or column."""
+    """Return an error of polars as one line, with the nearest name if a table or column does not exist."""
     if table := re.match(r"relation '(.*?)' was not found", reason):
         return UnknownName("table", table[1], TABLES)
     if column := re.match(r'unable to find column "(.*?)"; valid columns: \[(.*?)\]', reason):

@@ -106,5 +106,5 @@ class TableAttributes:
 
     @property
     def stats(self) -> pl.DataFrame:
-        """What could not be read, was repaired, could not be linked."""
+        """Counts of what could not be read, was repaired, or could not be linked."""
         return self.table("stats")

@@ -1,4 +1,4 @@
-"""How ranks are told of: thousands of them in a few words."""
+"""Text for messages: ranges of numbers, rank lists, counts with plurals."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from etloom.core.errors import AnalysisError
 
 
 def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
-    """0-7, 9, 12-14: whole numbers in order, three and more that follow each other as one; no more than so many parts,
-    and then ", ..."."""
+    """Return whole numbers as ranges, such as "0-7, 9, 12-14"; more than ``most`` parts end in ", ..."."""
     parts = _split_ranges(sorted(set(numbers)), most)
     return ", ".join(parts[:most]) + (", ..." if len(parts) > most else "")
 
 
 def format_ranks(ranks: Iterable[int], most: int = 8) -> str:
-    """rank 3; ranks 0-7, 9; where that would get long the first of them and how many: 1,000 ranks (0, 2, 4, ...)."""
+    """Return ranks as text: "rank 3", "ranks 0-7, 9", or if that is too long "1,000 ranks (0, 2, 4, ...)"."""
     distinct = sorted(set(ranks))
     if not distinct:
         return "no ranks"
@@ -25,13 +24,13 @@ def format_ranks(ranks: Iterable[int], most: int = 8) -> str:
 
 
 def unknown_rank_error(requested: int | Iterable[int], available: Iterable[int]) -> AnalysisError:
-    """What to raise where a rank, or some, were asked for that a run does not hold."""
+    """Return the error for ranks that a run does not hold."""
     named = format_ranges([requested] if isinstance(requested, int) else requested)
     return AnalysisError(f"there is no rank {named}", remedy=f"the run holds {format_ranks(available)}")
 
 
 def _split_ranges(numbers: list[int], most: int) -> list[str]:
-    """The parts of `ranges`, all of them or more than ``most``."""
+    """Return the parts of `format_ranges`; may stop after more than ``most`` parts."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
