@@ -66,7 +66,7 @@ def _format_summary(job: Job) -> str:
 
     summary = summarize_run(job)
     sentences = Table(box=None, pad_edge=False, show_header=False)
-    for sentence in summary.sentences:
+    for sentence in summary.lines:
         color = {"warn": "yellow", "bad": "red"}.get(sentence.tone, "")
         figure = Text(make_printable(sentence.figure), style=f"bold {color}".strip())
         sentences.add_row(Text(sentence.topic), figure, Text(make_printable(sentence.text)))

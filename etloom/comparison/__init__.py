@@ -46,7 +46,7 @@ class Difference:
         return shift(*(step_values(job, "step-time") for job in (self.before, self.after)))
 
     @cached_property
-    def quiet(self) -> BestCaseShift | None:
+    def best_case(self) -> BestCaseShift | None:
         """Of a step that nothing disturbs; None where that cannot be told."""
         return estimate_best_case_shift([self.before], [self.after])
 
@@ -131,7 +131,7 @@ class Difference:
             lines.append("a run marks no steps, so both are taken whole")
         elif counts[0] != counts[1]:
             lines.append(f"steps: {counts[0]} before, {counts[1]} after; figures are per step")
-        if (found := self.quiet) and self.step_time:
+        if (found := self.best_case) and self.step_time:
             clear = found.low > 0 or found.high < 0
             interval = f"{100 * CONFIDENCE:.0f} % interval {found.low:+.1f} to {found.high:+.1f} %"
             quietest = f"at its quietest a step takes {found.percent:+.1f} % ({interval})"

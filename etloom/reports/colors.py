@@ -1,4 +1,4 @@
-"""What the timeline tells apart by colour, and which of them an event is."""
+"""Colors of the timeline, and the assignment of events to them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from etloom.core import categories
 COLORS = (
     ("compute", "compute kernel"),
     ("communication", "communication"),
-    ("memory", "memory copy or set"),
+    ("memory", "memcpy or memset"),
     ("operator", "operator"),
     ("runtime", "runtime call"),
     ("annotation", "annotation"),
     ("python", "Python"),
     ("other", "other"),
 )
-"""(name of the colour in report.css, as the legend says it); the order is that of the codes `with_colour` gives."""
+"""(name of the color in report.css, label in the legend), in the order of the codes of `add_color_code`."""
 
 _CODE = {name: code for code, (name, _) in enumerate(COLORS)}
 
 
 def add_color_code(events: pl.DataFrame) -> pl.DataFrame:
-    """events (cat, name, ...) with a column ``colour``, an index into `COLOURS`, in the same order."""
+    """Add the column ``colour`` to events (cat, name, ...): an index into `COLORS`. Keeps the order."""
     cat = pl.col("cat").cast(pl.String)
 
-    def among(*categories: frozenset[str]) -> pl.Expr:
+    def category_in(*categories: frozenset[str]) -> pl.Expr:
         return cat.is_in(sorted(frozenset().union(*categories)))
 
     def code(name: str) -> pl.Expr:
@@ -48,19 +48,19 @@ def add_color_code(events: pl.DataFrame) -> pl.DataFrame:
     colour = (
         pl.when(pl.col("kind").is_not_null())
         .then(device)
-        .when(among(categories.OPERATOR_CATEGORIES, annotations) & categories.is_communication())
+        .when(category_in(categories.OPERATOR_CATEGORIES, annotations) & categories.is_communication())
         .then(code("communication"))
-        .when(among(categories.OPERATOR_CATEGORIES))
+        .when(category_in(categories.OPERATOR_CATEGORIES))
         .then(code("operator"))
-        .when(among(categories.RUNTIME_CATEGORIES))
+        .when(category_in(categories.RUNTIME_CATEGORIES))
         .then(code("runtime"))
-        .when(among(annotations))
+        .when(category_in(annotations))
         .then(code("annotation"))
-        .when(among(categories.PYTHON_CATEGORIES))
+        .when(category_in(categories.PYTHON_CATEGORIES))
         .then(code("python"))
         .otherwise(code("other"))
     )
-    known = categories.add_kernel_type(events.select("cat", "name").unique()).select(
+    codes = categories.add_kernel_type(events.select("cat", "name").unique()).select(
         "cat", "name", colour.alias("colour")
     )
-    return events.join(known, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")
+    return events.join(codes, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")

@@ -1,7 +1,6 @@
-"""The page of two runs: whether one is slower, what explains it, the steps of both, and every table with its bars.
+"""The HTML report of a difference: whether a run is slower, what explains it, the steps of both, and the tables.
 
-Put together as the report is (html.py), and as closed: it asks the network for nothing, and what traces say comes in as
-escaped text.
+It uses the page of the report of a run, is as self-contained, and escapes all text from traces.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ import polars as pl
 
 from etloom.comparison import BY, Difference
 from etloom.core.trace import Job
-from etloom.core.version import __version__
 from etloom.reports.difference_sections import has_gpu_time, label_sides, render_explanation, render_steps
 from etloom.reports.formatting import count_noun, format_duration
 from etloom.reports.html_tables import render_table
-from etloom.reports.page import content_security_policy, fill_template, read_asset
+from etloom.reports.page import Page, Section, titled_section
 from etloom.reports.summary import PART_LABELS
 
 SCRIPTS = ("tables.js", "difference.js")
@@ -26,51 +24,55 @@ MAX_ROWS = 300
 _TABLE_TITLES = {
     "category": (
         "Where the time went",
-        "Parts of the step; a later part holds only what no earlier one covers.",
+        "Parts of the step; a later part contains only time that no earlier part covers.",
     ),
-    "family": ("Families", "Device work by what it computes, whatever its kernels are called."),
+    "family": ("Families", "GPU activities by the kind of computation, independent of kernel names."),
     "operator": (
         "Operators",
-        "Own time, on the host and of the device work that each launched itself.",
+        "Exclusive time on the host, and GPU activities that each operator launched directly.",
     ),
-    "kernel": ("Kernels", "Device work by name, sums of durations: work at one time counts twice."),
+    "kernel": ("Kernels", "GPU activities by name, sums of durations: concurrent kernels count twice."),
     "collective": (
         "Collectives",
-        "The shortest time of a rank in each, the wait for the last rank, and the transfer.",
+        "The shortest time of a rank in each collective, the wait for the last rank, and the transfer.",
     ),
 }
 
 
-def write_page(found: Difference, path: str | os.PathLike[str]) -> None:
-    """Write the page of a difference between two linked runs."""
-    Path(path).write_text(render_page(found), encoding="utf-8")
+def write_page(difference: Difference, path: str | os.PathLike[str]) -> None:
+    """Write the report of a difference between two linked runs."""
+    Path(path).write_text(render_page(difference), encoding="utf-8")
 
 
-def render_page(found: Difference) -> str:
-    """The page as text."""
-    css, script = read_asset("report.css"), "\n".join(map(read_asset, SCRIPTS))
-    names = _name_runs(found)
-    tables = {by: table for by in BY if by != "step" and (table := found.table(by)).height}
-    return fill_template(
-        read_asset("difference.html"),
-        csp=content_security_policy(css, script),
-        title=escape(f"{names[0]} and {names[1]} - etloom diff"),
-        heading=escape(f"{names[0]} → {names[1]}"),
-        subtitle=escape(f"before: {_describe_run(found.before)} · after: {_describe_run(found.after)}"),
-        css=css,
-        verdict=_render_summary(found),
-        explained=render_explanation(found, tables),
-        steps=render_steps(found),
-        links="".join(f'<a href="#{by}-section">{_TABLE_TITLES[by][0]}</a>' for by in tables),
-        tables="".join(_render_table_section(by, table) for by, table in tables.items()),
-        version=escape(__version__),
-        script=script,
-    )
+def render_page(difference: Difference) -> str:
+    """Return the report of a difference as HTML."""
+    before, after = _name_runs(difference)
+    tables = {by: table for by in BY if by != "step" and (table := difference.table(by)).height}
+    sections = [
+        titled_section(
+            "explained",
+            "What changed",
+            render_explanation(difference, tables),
+            "What explains the difference",
+        ),
+        titled_section("steps", "Steps", render_steps(difference), "Steps of both runs"),
+        *(_render_table_section(by, table) for by, table in tables.items()),
+    ]
+    return Page(
+        title=f"{before} and {after} - etloom diff",
+        heading=f"{before} → {after}",
+        subtitle=escape(
+            f"before: {_describe_run(difference.before)} · after: {_describe_run(difference.after)}"
+        ),
+        summary=_render_summary(difference),
+        sections=sections,
+        scripts=SCRIPTS,
+    ).render()
 
 
-def _name_runs(found: Difference) -> list[str]:
-    """A name for each run, with as much of its path as tells them apart."""
-    paths = [Path(str(job.meta.get("path") or side)) for job, side in label_sides(found)]
+def _name_runs(difference: Difference) -> list[str]:
+    """Return a name for each run, with as much of its path as distinguishes them."""
+    paths = [Path(str(job.meta.get("path") or side)) for job, side in label_sides(difference)]
     for depth in (1, 2, 3):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if names[0] != names[1]:
@@ -88,27 +90,27 @@ def _describe_run(job: Job) -> str:
     return ", ".join([count_noun(len(job), "rank"), *sorted(devices)])
 
 
-def _render_summary(found: Difference) -> str:
-    steps = found.table("step")
-    what = "step" if found.stepped else "run"
-    row = steps.row(by_predicate=pl.col("measure") == "step time", named=True) if steps.height else {}
-    tone, headline = _summarize_step_time(found)
-    tiles = [(tone, f"A {what}", headline, found.verdict)]
+def _render_summary(difference: Difference) -> str:
+    measures = difference.table("step")
+    unit = "step" if difference.stepped else "run"
+    row = measures.row(by_predicate=pl.col("measure") == "step time", named=True) if measures.height else {}
+    tone, headline = _summarize_step_time(difference)
+    tiles = [(tone, f"A {unit}", headline, difference.verdict)]
     for side in ("before", "after"):
         if row.get(side) is not None:
-            text = f"median of {count_noun(row[f'values_{side}'], what)}"
+            text = f"median of {count_noun(row[f'values_{side}'], unit)}"
             tiles.append(("plain", side.capitalize(), format_duration(row[side]), text))
-    if quiet := found.quiet:
+    if best_case := difference.best_case:
         tiles.append(
             (
                 "plain",
-                "At its quietest",
-                f"{quiet.percent:+.1f} %",
-                f"90 % interval {quiet.low:+.1f} to {quiet.high:+.1f} %: what a step takes when nothing disturbs it, "
-                f"{format_duration(quiet.before)} before, {format_duration(quiet.after)} after",
+                "Best-case step",
+                f"{best_case.percent:+.1f} %",
+                f"90 % interval {best_case.low:+.1f} to {best_case.high:+.1f} %: a step without noise takes "
+                f"{format_duration(best_case.before)} before, {format_duration(best_case.after)} after",
             )
         )
-    for other in steps.filter(pl.col("measure") != "step time").iter_rows(named=True):
+    for other in measures.filter(pl.col("measure") != "step time").iter_rows(named=True):
         if other["change"] and other["unit"] == "B":
             change = f"{other['change'] / 1e6:+,.1f} MB"
             tiles.append(("plain", "Peak memory", change, f"now {other['after'] / 1e6:,.1f} MB"))
@@ -117,51 +119,57 @@ def _render_summary(found: Difference) -> str:
         f"<span>{escape(text)}</span></li>"
         for tone, topic, figure, text in tiles
     )
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in found.notes)
-    return f'<ul class="verdict fitting">{items}</ul>{notes}'
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in difference.notes)
+    return f'<ul class="summary fitting">{items}</ul>{notes}'
 
 
-def _summarize_step_time(found: Difference) -> tuple[str, str]:
-    shift = found.step_time
-    if shift is None:
-        return "plain", "not known"
-    if not shift.is_known:
+def _summarize_step_time(difference: Difference) -> tuple[str, str]:
+    step_time = difference.step_time
+    if step_time is None:
+        return "plain", "unknown"
+    if not step_time.is_known:
         return "warn", "too few steps"
-    if not shift.is_clear:
+    if not step_time.is_clear:
         return "plain", "no clear change"
-    return ("bad", f"{shift.percent:+.1f} %") if shift.percent > 0 else ("good", f"{shift.percent:+.1f} %")
+    return (
+        ("bad", f"{step_time.percent:+.1f} %")
+        if step_time.percent > 0
+        else ("good", f"{step_time.percent:+.1f} %")
+    )
 
 
-def _render_table_section(by: str, table: pl.DataFrame) -> str:
+def _render_table_section(by: str, table: pl.DataFrame) -> Section:
     title, note = _TABLE_TITLES[by]
-    of_device = has_gpu_time(table)
-    bar = "device_change_ns" if of_device else "change_ns"
+    is_gpu = has_gpu_time(table)
+    bar = "device_change_ns" if is_gpu else "change_ns"
     sides = [name for name in table.columns if name.endswith(("before_ns", "after_ns", "change_ns"))]
     counts = [name for name in table.columns if name.startswith("count_")]
     main = [
         name
         for name in sides
-        if name.startswith("device_") == of_device and not name.startswith(("wait", "transfer"))
+        if name.startswith("device_") == is_gpu and not name.startswith(("wait", "transfer"))
     ]
     first = [name for name in table.columns if name not in (*sides, *counts, "change_pct", "share_pct")]
     order = [*first, *main, "change_pct", "share_pct", *counts, *(name for name in sides if name not in main)]
-    silent = [
+    hidden = [
         name
         for name in order
         if table[name].null_count() == table.height or (name in sides and not (table[name] != 0).any())
     ]
-    whole = [pl.col(name).cast(pl.Int64) for name in counts if (table[name] % 1 == 0).all()]
-    shown = (
+    integers = [pl.col(name).cast(pl.Int64) for name in counts if (table[name] % 1 == 0).all()]
+    visible = (
         table.select(order)
-        .with_columns(whole)
+        .with_columns(integers)
         .filter(pl.max_horizontal(main) > 0)
-        .drop(name for name in silent if name != bar)
+        .drop(name for name in hidden if name != bar)
     )
     net = int(table[bar].sum())
     if table["share_pct"].null_count() < table.height:
-        note += f" Share: of the change of the sum, {'+' if net > 0 else '-'}{format_duration(abs(net))}."
+        note += f" Share: of the total change, {'+' if net > 0 else '-'}{format_duration(abs(net))}."
     if by == "category":
-        shown = shown.with_columns(pl.col(by).cast(pl.String).replace(PART_LABELS))
+        visible = visible.with_columns(pl.col(by).cast(pl.String).replace(PART_LABELS))
     absent = {by: f"no {by}", "change_pct": "-", "share_pct": "-"}
-    html = render_table(shown, by, title, note, limit=MAX_ROWS, bar=bar, absent=absent)
-    return f'<section id="{by}-section" aria-label="{title}">{html}</section>'
+    html = render_table(visible, by, title, note, limit=MAX_ROWS, bar=bar, absent=absent)
+    return Section(
+        f"{by}-section", title, f'<section id="{by}-section" aria-label="{title}">{html}</section>'
+    )

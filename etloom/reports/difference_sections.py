@@ -1,4 +1,4 @@
-"""What a difference between two runs is made of, drawn: the parts of a step, the largest changes, the steps."""
+"""Sections on the difference between two runs: the parts of a step, the largest changes, the steps."""
 
 from __future__ import annotations
 
@@ -17,50 +17,52 @@ from etloom.reports.html_tables import render_bars
 from etloom.reports.summary import PART_LABELS
 
 MAX_STEPS = 500
-"""Steps of a run that are drawn, the first ones."""
-LISTED_CHANGES = {"category": 4, "operator": 6, "collective": 3}
-"""How many changes of each grouping are said in words, where they are more than LITTLE of all."""
-MIN_LISTED_SHARE = 0.03
+"""Steps charts per run, the first ones."""
+CHANGES_PER_GROUPING = {"category": 4, "operator": 6, "collective": 3}
+"""Number of changes listed per grouping, if above MIN_CHANGE_SHARE."""
+MIN_CHANGE_SHARE = 0.03
 
 
-def label_sides(found: Difference) -> list[tuple[Job, str]]:
-    return [(found.before, "before"), (found.after, "after")]
+def label_sides(difference: Difference) -> list[tuple[Job, str]]:
+    return [(difference.before, "before"), (difference.after, "after")]
 
 
-def render_explanation(found: Difference, tables: Mapping[str, pl.DataFrame]) -> str:
+def render_explanation(difference: Difference, tables: Mapping[str, pl.DataFrame]) -> str:
     bars = _render_category_bars(tables["category"]) if "category" in tables else ""
     rows = [
         row
-        for by, most in LISTED_CHANGES.items()
+        for by, limit in CHANGES_PER_GROUPING.items()
         if by in tables
-        for row in _largest_changes(by, tables[by], most)
+        for row in _largest_changes(by, tables[by], limit)
     ]
     top = max((abs(change) for _, _, change, _, _ in rows), default=1)
     items = "".join(_render_change(*row, top) for row in rows)
     note = (
-        '<p class="soft">Per step and rank. Categories share the step between them; operators and collectives tell the '
-        "same time again, by who spent it.</p>"
+        '<p class="soft">Per step and rank. Categories partition the step; operators and collectives show the '
+        "same time by its cause.</p>"
     )
-    listed = f'<ol class="findings">{items}</ol>' if items else '<p class="soft">Nothing changed.</p>'
-    return f"{bars}{note}{listed}"
+    changes_html = f'<ol class="findings">{items}</ol>' if items else '<p class="soft">Nothing changed.</p>'
+    return f"{bars}{note}{changes_html}"
 
 
 def _render_category_bars(table: pl.DataFrame) -> str:
-    """Before and after as bars of one scale, by category."""
+    """Draw before and after as bars on one scale, by category."""
     names = [name for name, *_ in table.filter(pl.max_horizontal("before_ns", "after_ns") > 0).iter_rows()]
     ordered = [part for part in PART_LABELS if part in names]
     longest = max(float(table[f"{side}_ns"].sum()) for side in ("before", "after")) or 1.0
-    of = {row["category"]: row for row in table.iter_rows(named=True)}
+    by_category = {row["category"]: row for row in table.iter_rows(named=True)}
     rows: list[tuple[str, Mapping[str, float]]] = [
-        (side, {part: of[part][f"{side}_ns"] / longest for part in ordered}) for side in ("before", "after")
+        (side, {part: by_category[part][f"{side}_ns"] / longest for part in ordered})
+        for side in ("before", "after")
     ]
     texts = {
-        (side, part): format_duration(of[part][f"{side}_ns"])
+        (side, part): format_duration(by_category[part][f"{side}_ns"])
         for side in ("before", "after")
         for part in ordered
     }
     legend = "".join(
-        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{PART_COLORS[part]}" width="10" height="10"/></svg>'
+        f'<li><svg viewBox="0 0 10 10" aria-hidden="true">'
+        f'<rect class="{PART_COLORS[part]}" width="10" height="10"/></svg>'
         f"{escape(PART_LABELS[part])}</li>"
         for part in ordered
     )
@@ -71,14 +73,14 @@ def _render_category_bars(table: pl.DataFrame) -> str:
 Change = tuple[str, Mapping[str, Any], int, str, float | None]
 
 
-def _largest_changes(by: str, table: pl.DataFrame, most: int) -> list[Change]:
-    """The changes worth a line: grouping, row, change in ns, which column, share in percent."""
+def _largest_changes(by: str, table: pl.DataFrame, limit: int) -> list[Change]:
+    """Return the changes to list: grouping, row, change in ns, prefix of its column, share in percent."""
     stem = "device_" if has_gpu_time(table) else ""
     gross = float(table[f"{stem}change_ns"].abs().sum())
     return [
         (by, row, row[f"{stem}change_ns"], stem, row["share_pct"])
-        for row in table.head(most).iter_rows(named=True)
-        if abs(row[f"{stem}change_ns"]) > MIN_LISTED_SHARE * gross
+        for row in table.head(limit).iter_rows(named=True)
+        if abs(row[f"{stem}change_ns"]) > MIN_CHANGE_SHARE * gross
     ]
 
 
@@ -92,13 +94,13 @@ def _render_change(
     by: str, row: Mapping[str, Any], change: int, stem: str, share: float | None, top: int
 ) -> str:
     name = row[by] if row[by] is not None else f"no {by}"
-    what = PART_LABELS.get(name, name) if by == "category" else name
+    label = PART_LABELS.get(name, name) if by == "category" else name
     sides = f"{format_duration(row[f'{stem}before_ns'])} → {format_duration(row[f'{stem}after_ns'])}"
     calls = ""
     if "count_before" in row and row["count_before"] != row["count_after"]:
-        calls = f" · {row['count_before']:,.4g} → {row['count_after']:,.4g} a step"
-    words = {"both": "", "added": " · only after", "removed": " · only before"}[row["in"]]
-    kind = f"device work of the {by}" if stem else by
+        calls = f" · {row['count_before']:,.4g} → {row['count_after']:,.4g} per step"
+    presence = {"both": "", "added": " · only after", "removed": " · only before"}[row["in"]]
+    subject = f"GPU activities of the {by}" if stem else by
     size = ""
     if by == "collective":
         size = f" of {row['bytes']:,} B" if row["bytes"] is not None else ""
@@ -110,51 +112,53 @@ def _render_change(
         f'<li><div class="cost"><b>{sign}{escape(format_duration(abs(change)))}</b><span>{part}</span>'
         f'<svg viewBox="0 0 100 5" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="{side}" width="{max(1, 100 * abs(change) / max(top, 1)):.1f}" height="5"/></svg></div>'
-        f'<div><p class="what">{escape(str(what))}{escape(size)}</p>'
-        f'<p class="soft">{escape(kind)} · {escape(sides)}{escape(calls)}{escape(words)}</p></div></li>'
+        f'<div><p class="what">{escape(str(label))}{escape(size)}</p>'
+        f'<p class="soft">{escape(subject)} · {escape(sides)}{escape(calls)}{escape(presence)}</p></div></li>'
     )
 
 
-def render_steps(found: Difference) -> str:
-    """The times of the steps of both runs, as bars of one scale."""
-    series = [step_values(job, "step-time") for job, _ in label_sides(found)]
-    if max(map(len, series)) < 2:
-        return '<p class="soft">One step, or none, on each side: there is nothing to draw.</p>'
-    every = pl.Series([value for side in series for value in side[:MAX_STEPS]], dtype=pl.Float64)
-    middle: Any = every.median()
-    # One step of a hundred times the rest must not flatten the others.
-    top = min(float(every.max() or 1), 4 * float(middle or 1))  # type: ignore[arg-type]
-    drawn = [
-        _render_step_bars(side, name, top) for side, (_, name) in zip(series, label_sides(found), strict=True)
+def render_steps(difference: Difference) -> str:
+    """Draw the step times of both runs as bars on one scale."""
+    step_times = [step_values(job, "step-time") for job, _ in label_sides(difference)]
+    if max(map(len, step_times)) < 2:
+        return '<p class="soft">Each run has at most one step: nothing to draw.</p>'
+    times = pl.Series([value for side in step_times for value in side[:MAX_STEPS]], dtype=pl.Float64)
+    median: Any = times.median()
+    # A step of a hundred times the others must not flatten them.
+    top = min(float(times.max() or 1), 4 * float(median or 1))  # type: ignore[arg-type]
+    charts = [
+        _render_step_bars(side, name, top)
+        for side, (_, name) in zip(step_times, label_sides(difference), strict=True)
     ]
-    cut = sum(value > top for value in every)
-    note = f" {count_noun(cut, 'step')} longer than {format_duration(top)} are cut off there." if cut else ""
-    more = max(len(side) for side in series) - MAX_STEPS
-    left = f" The first {MAX_STEPS:,} are drawn." if more > 0 else ""
-    return f'<p class="soft">One scale; the line is the median.{note}{left}</p>{"".join(drawn)}'
+    cut_count = sum(value > top for value in times)
+    note = (
+        f" {count_noun(cut_count, 'step')} longer than {format_duration(top)} cut off." if cut_count else ""
+    )
+    more = max(len(side) for side in step_times) - MAX_STEPS
+    margin = f" The first {MAX_STEPS:,} are charts." if more > 0 else ""
+    return f'<p class="soft">One scale; the line is the median.{note}{margin}</p>{"".join(charts)}'
 
 
 def _render_step_bars(side: Sequence[float], name: str, top: float) -> str:
-    width, height, left = 1000, 110, 90
-    shown = side[:MAX_STEPS]
-    room = min((width - left) / max(len(shown), 1), 40.0)
-    gap = 1 if room > 4 else 0
+    width, height, margin = 1000, 110, 90
+    displayed = side[:MAX_STEPS]
+    width_per_step = min((width - margin) / max(len(displayed), 1), 40.0)
+    gap = 1 if width_per_step > 4 else 0
     bars = "".join(
         f"<g><title>{escape(f'step {i + 1} of {len(side)}: {format_duration(value)}')}</title>"
-        f'<rect class="step" x="{left + i * room:.2f}" y="{height * (1 - min(value / top, 1)):.2f}" '
-        f'width="{room - gap:.2f}" height="{height * min(value / top, 1):.2f}"/></g>'
-        for i, value in enumerate(shown)
+        f'<rect class="step" x="{margin + i * width_per_step:.2f}" y="{height * (1 - min(value / top, 1)):.2f}" '
+        f'width="{width_per_step - gap:.2f}" height="{height * min(value / top, 1):.2f}"/></g>'
+        for i, value in enumerate(displayed)
     )
-    middle: Any = pl.Series(side, dtype=pl.Float64).median()
-    if middle is None:
+    median: Any = pl.Series(side, dtype=pl.Float64).median()
+    if median is None:
         return ""
-    at = height * (1 - min(float(middle) / top, 1))
-    line = (
-        f'<line class="median" x1="{left}" x2="{left + room * len(shown):.2f}" y1="{at:.2f}" y2="{at:.2f}"/>'
-    )
+    y = height * (1 - min(float(median) / top, 1))
+    right = f"{margin + width_per_step * len(displayed):.2f}"
+    line = f'<line class="median" x1="{margin}" x2="{right}" y1="{y:.2f}" y2="{y:.2f}"/>'
     label = (
         f'<text x="0" y="{height - 22}">{escape(name)}</text>'
-        f'<text class="quiet" x="0" y="{height - 6}">{escape(format_duration(float(middle)))}</text>'
+        f'<text class="quiet" x="0" y="{height - 6}">{escape(format_duration(float(median)))}</text>'
     )
     return (
         f'<div class="bars-wrap"><svg class="bars" viewBox="0 0 {width} {height}" role="img" '

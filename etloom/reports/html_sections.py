@@ -1,4 +1,4 @@
-"""Sections of the page that say what to mend: findings, the critical path, what ranks do to each other."""
+"""Sections of the report: findings, the critical path, collectives and the comparison of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from etloom.reports.html_tables import render_table
 _LOCATION_COLUMNS = ("operator", "module", "frame", "step", "stream")
 MAX_ROWS = 500
 OPEN_FINDINGS = 6
-"""Findings that are open when the page is; the others are one click away."""
+"""Findings that are visible when the page opens; the others are one click away."""
 _OMITTED_COLUMNS = {
     "collective-summary": ("transfer_p95_ns", "transfer_max_ns", "slowest_over_median"),
     "collectives": (
@@ -29,44 +29,46 @@ _OMITTED_COLUMNS = {
     ),
     "stragglers": ("communications", "worst_start_ns"),
 }
-"""Columns of answers that the page has no room for."""
+"""Columns of analyses that the page has no room for."""
 _LEADING_COLUMNS = ("start_ns", "collective", "bytes", "wait_ns", "transfer_ns", "first_rank", "last_rank")
-"""Of a collective, what is in sight also on a narrow page."""
+"""Columns of a collective that are visible on a narrow page, too."""
 
 
-def render_findings(table: pl.DataFrame, of_ranks: int, most: int) -> str:
-    """The costliest findings as a list, each with where it is and what to do."""
+def render_findings(table: pl.DataFrame, rank_count: int, limit: int) -> str:
+    """Render the costliest findings as a list, each with its location and advice."""
     if table.is_empty():
-        return '<p class="soft">No pattern was found that costs half a percent of the run or more.</p>'
-    top = float(table["cost_ns"].max() or 1)  # type: ignore[arg-type]
-    items = [_render_finding(row, top, of_ranks) for row in table.head(most).iter_rows(named=True)]
-    open_, folded = items[:OPEN_FINDINGS], items[OPEN_FINDINGS:]
+        return '<p class="soft">No finding costs half a percent of the run or more.</p>'
+    largest_cost = float(table["cost_ns"].max() or 1)  # type: ignore[arg-type]
+    items = [
+        _render_finding(row, largest_cost, rank_count) for row in table.head(limit).iter_rows(named=True)
+    ]
+    visible, folded = items[:OPEN_FINDINGS], items[OPEN_FINDINGS:]
     if len(folded) == 1:
-        open_, folded = items, []
-    more = table.height - most
+        visible, folded = items, []
+    more = table.height - limit
     rest = (
         f'<p class="soft">{count_noun(more, "smaller finding")} in <code>etloom analyze findings</code>.</p>'
         if more > 0
         else ""
     )
     note = (
-        '<p class="soft">Cost: what the rank would gain at most. Costs of different patterns can be of the same time, '
-        "so they do not add up.</p>"
+        '<p class="soft">Cost: upper bound of the time that the rank would save. Costs of different patterns can '
+        "overlap, so they do not add up.</p>"
     )
-    listed = f'<ol class="findings">{"".join(open_)}</ol>'
+    html = f'<ol class="findings">{"".join(visible)}</ol>'
     if folded:
-        most_of_rest = format_duration(table["cost_ns"][OPEN_FINDINGS])
-        listed += (
-            f"<details><summary>{len(folded)} more, of {escape(most_of_rest)} and less</summary>"
+        largest_folded = format_duration(table["cost_ns"][OPEN_FINDINGS])
+        html += (
+            f"<details><summary>{len(folded)} more, up to {escape(largest_folded)}</summary>"
             f'<ol class="findings">{"".join(folded)}</ol></details>'
         )
-    return f"{note}{listed}{rest}"
+    return f"{note}{html}{rest}"
 
 
-def _render_finding(row: Mapping[str, Any], top: float, of_ranks: int) -> str:
-    place = [f"{name} {row[name]}" for name in _LOCATION_COLUMNS if row[name] is not None]
-    if of_ranks > 1:
-        place.insert(
+def _render_finding(row: Mapping[str, Any], largest_cost: float, rank_count: int) -> str:
+    location = [f"{name} {row[name]}" for name in _LOCATION_COLUMNS if row[name] is not None]
+    if rank_count > 1:
+        location.insert(
             0, f"rank {row['rank']}" + (f" and {row['ranks'] - 1:,} more" if row["ranks"] > 1 else "")
         )
     show = ""
@@ -79,20 +81,21 @@ def _render_finding(row: Mapping[str, Any], top: float, of_ranks: int) -> str:
     return (
         f'<li><div class="cost"><b>{escape(format_duration(row["cost_ns"]))}</b><span>{share}</span>'
         f'<svg viewBox="0 0 100 5" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="bar" width="{max(1, 100 * row["cost_ns"] / top):.1f}" height="5"/></svg></div>'
+        f'<rect class="bar" width="{max(1, 100 * row["cost_ns"] / largest_cost):.1f}" height="5"/></svg></div>'
         f'<div><p class="what">{_escape_with_code(row["title"])}</p><p>{_escape_with_code(row["advice"])}</p>'
-        f'<p class="soft">{escape(" · ".join(place))}{" · " if place else ""}{escape(row["confidence"])} confidence · '
+        f'<p class="soft">{escape(" · ".join(location))}{" · " if location else ""}'
+        f"{escape(row['confidence'])} confidence · "
         f"<code>{escape(row['pattern'])}</code> {show}</p></div></li>"
     )
 
 
 def _escape_with_code(text: str) -> str:
-    """The text escaped, what stands between backticks as code."""
+    """Escape a text, with backticks as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def render_critical_path(table: pl.DataFrame) -> str:
-    """The critical path by what it consists of; nothing where there is none."""
+    """Render the critical path grouped by kind and event; empty if there is none."""
     if table.is_empty():
         return ""
     total = table["time_ns"].sum()
@@ -106,33 +109,35 @@ def render_critical_path(table: pl.DataFrame) -> str:
     if not (rows["unexplained_ns"] != 0).any():
         rows = rows.drop("unexplained_ns")
     note = (
-        "The chain of work and waits on which the end of the run hangs; the button above the timeline marks it there. "
-        "Unexplained: beyond the least that such a step takes."
+        "The chain of work and waits that determines the end of the run; the button above the timeline highlights it. "
+        "Unexplained: time beyond the minimum latency."
     )
     if not table["explainable"].all():
-        note = f"Not to be relied on: the graph does not explain the recording (etloom analyze graph-quality). {note}"
-    shown = render_table(rows, "critical-path", "Critical path", note, limit=500)
-    return f'<section id="critical-path-section" aria-label="Critical path">{shown}</section>'
+        note = (
+            f"Not reliable: the graph does not explain the recording (etloom analyze graph-quality). {note}"
+        )
+    html = render_table(rows, "critical-path", "Critical path", note, limit=500)
+    return f'<section id="critical-path-section" aria-label="Critical path">{html}</section>'
 
 
-def render_rank_tables(tables: Mapping[str, pl.DataFrame], of_ranks: int) -> str:
-    """Collectives with arrival, wait and transfer, and the ranks side by side; nothing of a run without any."""
+def render_rank_tables(tables: Mapping[str, pl.DataFrame], rank_count: int) -> str:
+    """Render collectives with arrival, wait and transfer, and the comparison of ranks; empty for a run without any."""
     texts = {
         "collective-summary": (
             "Collectives",
-            "Sums by group and size. Wait: from the first rank's coming to the last's. Transfer: the shortest time "
-            "that a rank spent. GB = 1e9 B.",
+            "Sums by group and size. Wait: from the arrival of the first rank to that of the last. Transfer: the "
+            "shortest time of a rank. GB = 1e9 B.",
         ),
         "collectives": (
             "Each collective",
-            "The costliest first. Start: when the first rank came. Wait: from then until the last rank came.",
+            "The costliest first. Start: arrival of the first rank. Wait: from then to the arrival of the last rank.",
         ),
         "stragglers": (
-            "Who comes late",
-            "Delay: how much later than the last but one, and what the rank did meanwhile.",
+            "Late ranks",
+            "Delay: arrival after the second to last rank, and what the rank did meanwhile.",
         ),
-        "imbalance": ("Ranks side by side", "Each part of the breakdown over the ranks."),
-        "clocks": ("Clocks", "Against the first rank, told from the ends of collectives."),
+        "imbalance": ("Comparison of ranks", "Each part of the breakdown over the ranks."),
+        "clocks": ("Clocks", "Relative to the first rank, estimated from the ends of collectives."),
     }
     parts = [
         render_table(
@@ -143,21 +148,21 @@ def render_rank_tables(tables: Mapping[str, pl.DataFrame], of_ranks: int) -> str
     ]
     if not parts:
         return ""
-    title, alone = "Between ranks", ""
-    if of_ranks == 1:
+    title, note_on_single_rank = "Between ranks", ""
+    if rank_count == 1:
         title = "Collectives of this rank"
-        alone = (
-            '<p class="note">One rank alone does not say who waited for whom, nor how long a transfer took: '
-            "a duration here is wait and transfer together. Open the folder that holds all ranks.</p>"
+        note_on_single_rank = (
+            '<p class="note">A single rank does not show which rank waited, nor how long a transfer took: '
+            "a duration here includes wait and transfer. Open the folder with all ranks.</p>"
         )
     return (
         '<section id="ranks-section" aria-labelledby="ranks-title">'
-        f'<h2 id="ranks-title">{title}</h2>{alone}{"".join(parts)}</section>'
+        f'<h2 id="ranks-title">{title}</h2>{note_on_single_rank}{"".join(parts)}</section>'
     )
 
 
 def _select_columns(name: str, table: pl.DataFrame) -> pl.DataFrame:
-    """What the page shows of an answer that the terminal gives whole."""
+    """Select and order the columns that the page shows; the terminal shows all."""
     table = table.drop(_OMITTED_COLUMNS.get(name, ()), strict=False)
     if name == "collectives":
         cost = pl.sum_horizontal("wait_ns", "transfer_ns")
@@ -171,5 +176,5 @@ def _select_columns(name: str, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _drop_null_columns(table: pl.DataFrame) -> pl.DataFrame:
-    """Without the columns of nulls."""
+    """Drop the columns that contain only nulls."""
     return table.drop(name for name in table.columns if table[name].null_count() == table.height)

@@ -1,4 +1,4 @@
-"""Tables and bars as HTML and SVG. Every text is escaped here and nowhere else."""
+"""Renders tables and bars as HTML and SVG. All text in them is escaped here."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from etloom.reports.kernel_labels import shorten_labels
 
 MAX_ROWS = 2000
 MAX_UNSCROLLED_ROWS = 40
-"""Rows that are higher than the box they scroll in."""
+"""Number of rows above which a table is higher than the box it scrolls in."""
 BREAKABLE_COLUMNS = frozenset({"name", "note", "example", "kernel"})
-"""Columns of text that may break anywhere, so that a kernel's name does not push the numbers out of sight. Names of
-kernels are made short in them, and are whole where the pointer rests, and for the filter."""
+"""Columns of text that may break anywhere, so that the name of a kernel does not push the numbers out of view. Kernel
+names are shortened in them; the tooltip shows the full name, and the filter uses it."""
 
 
 def render_table(
@@ -29,10 +29,12 @@ def render_table(
     limit: int = MAX_ROWS,
     bar: str | None = None,
 ) -> str:
-    """A sortable table as HTML, its first ``limit`` rows; what is left out is said.
+    """Render a sortable table as HTML: its first ``limit`` rows, with a note if there are more.
 
-    note: plain text beside the title. absent: what null means in a column, "none" where not said. bar: a column of
-    changes that are drawn beside their numbers, to the right where there is more.
+    Args:
+        note: plain text next to the title.
+        absent: text for null by column; default: "none".
+        bar: a column of changes that are drawn next to their numbers, increases to the right.
     """
     columns = [choose_column_format(frame, column) for column in frame.columns]
     if frame.height > limit:
@@ -42,14 +44,14 @@ def render_table(
         for column in columns
     )
     nulls = [(absent or {}).get(column, "none") for column in frame.columns]
-    most = 0.0 if bar is None else float(frame.head(limit)[bar].abs().max() or 0)  # type: ignore[arg-type]
-    tops = [most if column == bar else 0.0 for column in frame.columns]
+    largest = 0.0 if bar is None else float(frame.head(limit)[bar].abs().max() or 0)  # type: ignore[arg-type]
+    largest_by_column = [largest if column == bar else 0.0 for column in frame.columns]
     short = [
         _shortened_texts(frame[column].head(limit)) if column in BREAKABLE_COLUMNS else {}
         for column in frame.columns
     ]
     rows = "".join(
-        f"<tr>{''.join(map(_render_cell, columns, frame.columns, row, nulls, short, tops))}</tr>"
+        f"<tr>{''.join(map(_render_cell, columns, frame.columns, row, nulls, short, largest_by_column))}</tr>"
         for row in frame.head(limit).iter_rows()
     )
     return (
@@ -64,17 +66,17 @@ def render_table(
 
 
 def _wrapper_classes(frame: pl.DataFrame) -> str:
-    """The classes of the box around a table: what is surely higher than the box need not be laid out out of sight."""
+    """Return the classes of the box around a table; a table that is higher than its box is laid out lazily."""
     return "wrap many" if frame.height > MAX_UNSCROLLED_ROWS else "wrap"
 
 
 def _shortened_texts(texts: pl.Series) -> dict[str, str]:
-    """Text -> what is shown in place of it, of those texts of a column that are not shown whole."""
+    """Return text -> shortened text, for the texts of a column that are shortened."""
     if texts.dtype != pl.String and texts.dtype != pl.Categorical:
         return {}
     distinct = texts.drop_nulls().cast(pl.String).unique().to_list()
     pairs = zip(distinct, shorten_labels(distinct), strict=True)
-    return {text: said for text, said in pairs if said is not None and said != text}
+    return {text: short_text for text, short_text in pairs if short_text is not None and short_text != text}
 
 
 def _class_attribute(column: ColumnFormat, *more: str) -> str:
@@ -95,14 +97,14 @@ def _render_cell(
     if text in short:
         attribute += f' title="{escape(text)}"'
     text = short.get(text, text)
-    inside = f"<div>{escape(text)}</div>" if name in BREAKABLE_COLUMNS else escape(text)
+    content = f"<div>{escape(text)}</div>" if name in BREAKABLE_COLUMNS else escape(text)
     if top:
-        inside = _render_change_bar(value / top) + inside
-    return f"<td{_class_attribute(column, *classes)}{attribute}>{inside}</td>"
+        content = _render_change_bar(value / top) + content
+    return f"<td{_class_attribute(column, *classes)}{attribute}>{content}</td>"
 
 
 def _render_change_bar(share: float) -> str:
-    """A bar from the middle: to the right, and worse, where the share (-1 to 1) is positive."""
+    """Render a bar from the middle: to the right, and worse, if the share (-1 to 1) is positive."""
     side, size = "worse" if share > 0 else "better", 40 * abs(share)
     x = 40.0 if share > 0 else 40 - size
     return (
@@ -113,32 +115,36 @@ def _render_change_bar(share: float) -> str:
 
 def render_bars(
     rows: list[tuple[str, Mapping[str, float]]],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
     labels: Mapping[str, str],
     texts: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
-    """Stacked bars as SVG: per row a label and the share (0 to 1) of each part; ``colours`` gives a part's class.
+    """Render stacked bars as SVG: per row a label and the share (0 to 1) of each part.
 
-    texts: what a bar says, by row and part; its share where not given. Sizes are attributes, since the page's policy
-    allows no inline style.
+    Sizes are attributes, since the policy of the page does not allow inline styles.
+
+    Args:
+        colors: class of each part in report.css.
+        labels: label of each part.
+        texts: text of a bar by row and part; default: its share.
     """
-    width, height, left = 1000, 24, 90
-    room = width - left
+    width, height, label_width = 1000, 24, 90
+    bar_width = width - label_width
     parts = []
     for i, (label, shares) in enumerate(rows):
-        y, x = i * (height + 6), float(left)
+        y, x = i * (height + 6), float(label_width)
         parts.append(f'<text x="0" y="{y + 16}">{escape(label)}</text>')
         for part, share in shares.items():
-            size = max(0.0, share) * room
+            size = max(0.0, share) * bar_width
             text = texts[label, part] if texts else f"{100 * share:.1f} %"
             title = f"{label}, {labels[part]}: {text}"
             parts.append(
-                f'<g><title>{escape(title)}</title><rect class="{colours[part]}" x="{x:.2f}" y="{y}" '
+                f'<g><title>{escape(title)}</title><rect class="{colors[part]}" x="{x:.2f}" y="{y}" '
                 f'width="{size:.2f}" height="{height}"/>'
             )
             if size > 44:
                 parts.append(
-                    f'<text class="inside on-{colours[part]}" x="{x + 6:.2f}" y="{y + 16}">'
+                    f'<text class="inside on-{colors[part]}" x="{x + 6:.2f}" y="{y + 16}">'
                     f"{escape(text)}</text>"
                 )
             parts.append("</g>")

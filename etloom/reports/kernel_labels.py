@@ -1,4 +1,4 @@
-"""Names of kernels that fit a table: what a C++ compiler wrote, without what tells a reader nothing.
+"""Shortens kernel names for tables: C++ names without the parts that do not inform a reader.
 
 ``void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int,
 at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)`` becomes ``vectorized_elementwise_kernel<4,
@@ -12,49 +12,49 @@ from collections import Counter
 from collections.abc import Sequence
 
 MAX_LABEL = 96
-"""Characters of a name in a table; of one that is longer the middle goes."""
+"""Maximum length of a name in a table; the middle of a longer name is omitted."""
 SEQUENCE_SEPARATOR = " -> "
 _COMPILER_GENERATED = re.compile(r"^(?:void |[\w:]+(?:::|<)|\S{97})")
 _UNNAMED = re.compile(r"(?:\(anonymous namespace\)|<unnamed>)::")
 _LAMBDAS = re.compile(
     r"::(?:operator ?\(\)(?:\(\))?(?: const)?|\{lambda\([^{}]*\)#\d+\}|\[lambda\([^\[\]]*\) \(instance \d+\)\])"
 )
-"""As CUPTI and Nsight Systems spell them."""
+"""Lambdas as CUPTI and Nsight Systems write them."""
 _INNERMOST = re.compile(r"\([^()]*\)(?: const)?")
 _SCOPES = re.compile(r"\b[A-Za-z_]\w*::(?=\w)")
 
 
 def shorten_labels(texts: Sequence[str | None]) -> list[str | None]:
-    """The texts of a column, names of kernels among them (and sequences of such, joined by " -> ") made short.
+    """Shorten the kernel names in a column (also sequences of them, joined by " -> ").
 
-    Names that would look the same keep more, at most all; whatever is no name stays as it is.
+    Names that would become equal keep more, up to their full length; other texts are unchanged.
     """
-    left = {text for text in texts if text}
-    found: dict[str, str] = {}
-    for most, lambdas in ((MAX_LABEL, False), (2 * MAX_LABEL, True), (4 * MAX_LABEL, True)):
+    remaining = {text for text in texts if text}
+    labels: dict[str, str] = {}
+    for limit, lambdas in ((MAX_LABEL, False), (2 * MAX_LABEL, True), (4 * MAX_LABEL, True)):
         short = {
             text: SEQUENCE_SEPARATOR.join(
-                _shorten(part, most, lambdas) for part in text.split(SEQUENCE_SEPARATOR)
+                _shorten(part, limit, lambdas) for part in text.split(SEQUENCE_SEPARATOR)
             )
-            for text in left
+            for text in remaining
         }
-        alike = Counter([*short.values(), *found.values()])
-        found |= {text: said for text, said in short.items() if alike[said] == 1}
-        left -= found.keys()
-    return [found.get(text, text) if text else text for text in texts]
+        occurrences = Counter([*short.values(), *labels.values()])
+        labels |= {text: label for text, label in short.items() if occurrences[label] == 1}
+        remaining -= labels.keys()
+    return [labels.get(text, text) if text else text for text in texts]
 
 
-def _shorten(name: str, most: int, lambdas: bool) -> str:
-    """A name of at most so many characters, where lambdas are left out if these are not asked for."""
+def _shorten(name: str, limit: int, lambdas: bool) -> str:
+    """Shorten a name to at most ``limit`` characters; with or without its lambdas."""
     if len(name) <= MAX_LABEL or not _COMPILER_GENERATED.match(name):
         return name
     plain = _UNNAMED.sub("", name.replace("void ", ""))
     plain = plain if lambdas else _LAMBDAS.sub("", plain)
-    # Parameters, from the inside out: what a template is filled with tells kernels apart, and so they do not.
-    while (without := _INNERMOST.sub("", plain)) != plain:
-        plain = without
+    # Remove parameters from the inside out: template arguments already distinguish kernels.
+    while (shorter := _INNERMOST.sub("", plain)) != plain:
+        plain = shorter
     plain = _SCOPES.sub("", plain).replace(" >", ">").strip()
-    if len(plain) <= most:
+    if len(plain) <= limit:
         return plain
-    tail = most // 3
-    return f"{plain[: most - tail - 1]}…{plain[-tail:]}"
+    tail = limit // 3
+    return f"{plain[: limit - tail - 1]}…{plain[-tail:]}"

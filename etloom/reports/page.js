@@ -1,8 +1,8 @@
 // The page around the timeline: the panel of details, searching, and the start.
 
 const FACTS = JSON.parse(document.getElementById("facts").textContent);
-const COLOURS = FACTS.colours.map(([name]) => name);
-const LABELS = FACTS.colours.map(([, label]) => label);
+const COLOURS = FACTS.colors.map(([name]) => name);
+const LABELS = FACTS.colors.map(([, label]) => label);
 
 const FIRST = 8; // ranks that are open when the page is
 

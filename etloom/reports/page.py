@@ -1,24 +1,83 @@
-"""A page put together: the files beside this one, a template filled in, and the policy that lets nothing else run."""
+"""Assembles an HTML page: fills the template next to this file, with a policy that allows nothing else to run."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 from importlib import resources
+from typing import NamedTuple
+
+from etloom.core.version import __version__
+
+
+class Section(NamedTuple):
+    """A section of a page: its id, the text of the link to it, its HTML."""
+
+    id: str
+    link: str
+    html: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """The contents of a page. Plain text except ``subtitle``, ``summary``, ``sections`` and ``data``, which are HTML.
+
+    ``scripts``: names of the JavaScript files next to this module, in order. ``data``: script elements with data.
+    """
+
+    title: str
+    heading: str
+    subtitle: str
+    summary: str
+    sections: Sequence[Section]
+    scripts: Sequence[str]
+    data: str = ""
+
+    def render(self) -> str:
+        """Return the page as HTML."""
+        css, script = read_asset("report.css"), "\n".join(map(read_asset, self.scripts))
+        return fill_template(
+            read_asset("page.html"),
+            csp=content_security_policy(css, script),
+            title=escape(self.title),
+            heading=escape(self.heading),
+            subtitle=self.subtitle,
+            css=css,
+            summary=self.summary,
+            links="".join(f'<a href="#{section.id}">{section.link}</a>' for section in self.sections),
+            sections="\n".join(section.html for section in self.sections),
+            version=escape(__version__),
+            data=self.data,
+            script=script,
+        )
+
+
+def titled_section(name: str, link: str, html: str, title: str | None = None) -> Section:
+    """Return a section below a heading, by default the text of the link."""
+    return Section(
+        name,
+        link,
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title or link)}</h2>\n'
+        f"{html}\n</section>",
+    )
 
 
 def read_asset(name: str) -> str:
+    """Return the text of a file next to this module."""
     return resources.files("etloom.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def fill_template(template: str, **parts: str) -> str:
-    """The template with each {{name}} replaced, in one pass: what is put in is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    """Replace each {{name}} in one pass: inserted text is not searched again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
 def content_security_policy(css: str, script: str) -> str:
-    """The content security policy of a page with this very style and script and nothing else."""
+    """Return the content security policy of a page with exactly this style and script and nothing else."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

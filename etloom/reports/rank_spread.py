@@ -1,4 +1,4 @@
-"""What is said of many ranks where a line each would be no answer: what their figures run from and to."""
+"""Tables on many ranks, for which a row per rank would be too long: the range of each figure."""
 
 from __future__ import annotations
 
@@ -10,35 +10,44 @@ from etloom.core.text import format_ranges
 from etloom.reports.formatting import choose_column_format
 
 MAX_LISTED_RANKS = 32
-"""Ranks beyond which a text has no line for each."""
+"""Number of ranks above which a text does not have a line for each."""
 
 
 def summarize_rank_spread(frame: pl.DataFrame) -> pl.DataFrame:
-    """Of a table that has a row a rank: figure (a column of numbers), least, its rank, median, most, its rank; in text,
-    with units. Columns that say nothing are left out."""
+    """Summarize a table with one row per rank: figure (a column of numbers), minimum and its rank, median, maximum and
+    its rank, as text with units. Columns without values are omitted."""
     rows = []
     for name in frame.drop("rank").columns:
-        known = frame.select("rank", name).drop_nulls(name)
-        if not known.schema[name].is_numeric() or known.is_empty():
+        values = frame.select("rank", name).drop_nulls(name)
+        if not values.schema[name].is_numeric() or values.is_empty():
             continue
-        column = choose_column_format(known, name)
-        ordered = known.sort(name, "rank")
-        least, most = ordered.row(0), ordered.filter(pl.col(name) == pl.col(name).max()).row(0)
-        middle = column.text(_int_if_whole(known[name].median()))
-        rows.append((column.header, column.text(least[1]), least[0], middle, column.text(most[1]), most[0]))
-    names = ("figure", "least", "of rank", "median", "most", "of rank ")
+        column = choose_column_format(values, name)
+        ordered = values.sort(name, "rank")
+        smallest, largest = ordered.row(0), ordered.filter(pl.col(name) == pl.col(name).max()).row(0)
+        median = column.text(_to_integer(values[name].median()))
+        rows.append(
+            (
+                column.header,
+                column.text(smallest[1]),
+                smallest[0],
+                median,
+                column.text(largest[1]),
+                largest[0],
+            )
+        )
+    names = ("figure", "minimum", "rank", "median", "maximum", "rank ")
     schema = {name: pl.Int64 if "rank" in name else pl.String for name in names}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _int_if_whole(value: Any) -> Any:
+def _to_integer(value: Any) -> Any:
     return int(value) if value == int(value) else value
 
 
 def group_stats_by_name(stats: pl.DataFrame) -> pl.DataFrame:
-    """The stats of a run, those of one name in a row: ranks, name, severity, count (the sum), example (the first)."""
+    """Group the stats of a run by name: ranks, name, severity, count (sum), example (the first)."""
     groups = stats.group_by("name", "severity", maintain_order=True).agg(
         pl.col("rank"), pl.col("count").sum(), pl.col("example").drop_nulls().first()
     )
-    told = [format_ranges(ranks) or "run" for ranks in groups["rank"].list.drop_nulls().to_list()]
-    return groups.select(pl.Series("ranks", told, pl.String), "name", "severity", "count", "example")
+    ranks = [format_ranges(ranks) or "run" for ranks in groups["rank"].list.drop_nulls().to_list()]
+    return groups.select(pl.Series("ranks", ranks, pl.String), "name", "severity", "count", "example")

@@ -1,7 +1,8 @@
-"""What a run comes to: a few sentences with numbers, and the tables they were taken from.
+"""Summarizes a run: a few lines with figures, and the tables that they are taken from.
 
-The HTML report and the terminal summary show the same Verdict. A question that a rank cannot answer (no steps, no
-device work) leaves the rank out of that table and is named in ``unanswered``.
+The HTML report and the terminal show the same `RunSummary`. A rank that cannot answer an analysis (no steps, no GPU
+activities) is missing in that table and reported in ``unanswered``. A run of execution traces alone has no times: its
+summary counts operators and communication.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.answers import answer_by_rank
+from etloom.analyses.answers import answer, answer_by_rank
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 from etloom.core.text import format_ranks
-from etloom.core.trace import Job
+from etloom.core.trace import Job, Trace
+from etloom.graphs import critical_paths
 from etloom.linker.placement import SEVERAL_DEVICES
-from etloom.reports import summary_lines, untimed_summary
-from etloom.reports.summary_line import SummaryLine
+from etloom.reports.formatting import SIZE_UNITS, choose_unit, count_noun, format_duration, format_number
 
-ANALYSES = ("steps", "temporal-breakdown", "comm-overlap", "top-ops", "kernel-breakdown", "link-quality")
+RANK_ANALYSES = (
+    "steps",
+    "temporal-breakdown",
+    "comm-overlap",
+    "top-ops",
+    "kernel-breakdown",
+    "link-quality",
+)
 JOB_ANALYSES = (
     "findings",
     "critical-path",
@@ -35,12 +43,14 @@ JOB_ANALYSES = (
 """Analyses of all ranks together."""
 ANALYSIS_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "critical-path": {"by": "edge"},
-    "top-ops": {"top": 10**9},  # what is first over all ranks may be further down on one
+    "top-ops": {"top": 10**9},  # the first over all ranks may be further down on a single rank
 }
 MAX_OPERATORS = 20
-"""Operators of a rank that are listed, those of most own time."""
+"""Operators listed per rank, by exclusive time."""
 MAX_GRAPH_EVENTS = 8_000_000
-"""Of a larger run the critical path is left to `etloom analyze critical-path`, for the memory that its graph takes."""
+"""The critical path of a larger run is left to `etloom analyze critical-path`: its graph takes too much memory."""
+MIN_LINKED_PCT = 95.0
+"""Percentage of linked host operators below which the summary warns."""
 PART_LABELS = {
     "compute": "compute",
     "exposed_communication": "exposed communication",
@@ -48,25 +58,49 @@ PART_LABELS = {
     "exposed_other": "exposed other",
     "idle": "idle",
 }
-"""Parts of temporal-breakdown, which sum to the span, as they are called in text."""
+"""Parts of temporal-breakdown, which sum to the span, and their labels."""
+
+
+@dataclass(frozen=True)
+class SummaryLine:
+    """One line of the summary: a tile of the page, a line in the terminal.
+
+    ``figure`` is the number that matters, ``text`` explains it; tone is "plain", "warn" or "bad".
+    """
+
+    topic: str
+    figure: str
+    text: str
+    tone: str = "plain"
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """``tables``: by analysis, ``rank`` first; ``overview``, a row a rank (see `_overview`); and of a run without times
-    ``recorded``, its operators."""
+    """The summary of a run.
+
+    ``tables``: by analysis, ``rank`` first; ``overview``, one row per rank (see `_build_overview`); for a run without
+    times also ``recorded``, its operators. ``basis``: what the breakdown refers to: "device", "host", "mixed" or
+    "none". ``unanswered``: analysis -> reason why some rank cannot answer it.
+    """
 
     ranks: tuple[int, ...]
-    sentences: tuple[SummaryLine, ...]
+    lines: tuple[SummaryLine, ...]
     tables: Mapping[str, pl.DataFrame]
     stats: pl.DataFrame
-    basis: str  # "device" | "host" | "mixed" | "none": what the breakdown is of
-    unanswered: Mapping[str, str] = field(default_factory=dict)  # analysis -> why some rank has no answer
+    basis: str
+    unanswered: Mapping[str, str] = field(default_factory=dict)
 
 
 def summarize_run(job: Job) -> RunSummary:
-    """The verdict on a run whose traces are linked."""
+    """Summarize a run of linked traces; computed once per job."""
     return job.compute_once(_compute_summary)
+
+
+def is_untimed(job: Job) -> bool:
+    """Return whether the traces contain nodes but no events."""
+    return any(trace.rows("nodes") for trace in job.values()) and not any(
+        trace.rows("events") for trace in job.values()
+    )
 
 
 def _compute_summary(job: Job) -> RunSummary:
@@ -81,79 +115,76 @@ def _compute_summary(job: Job) -> RunSummary:
     stats = job.stats
     bases = overview["basis"].drop_nulls().unique().to_list()
     basis = bases[0] if len(bases) == 1 else "mixed" if bases else "none"
-    if untimed_summary.is_untimed(job):
-        told = (
-            *untimed_summary.summarize_untimed_run(job),
-            summary_lines.summarize_data_loss(stats),
-            summary_lines.summarize_size(job),
+    if is_untimed(job):
+        tables["recorded"] = count_recorded_operators(job)
+        lines = (
+            _summarize_recorded_operators(tables["recorded"]),
+            _summarize_recorded_communication(job),
+            _summarize_recorded_times(tables["recorded"]),
+            _summarize_data_loss(stats),
+            _summarize_size(job),
         )
-        return RunSummary(
-            tuple(job.ranks),
-            told,
-            {**tables, "recorded": untimed_summary.count_recorded_operators(job)},
-            stats,
-            basis,
-        )
+        return RunSummary(tuple(job.ranks), lines, tables, stats, basis)
     devices = dict(stats.filter(pl.col("name") == SEVERAL_DEVICES).select("rank", "count").iter_rows())
-    sentences = (
-        summary_lines.summarize_top_finding(tables["findings"]),
-        summary_lines.summarize_step_time(tables["steps"]),
-        *summary_lines.summarize_time_shares(
-            tables["temporal-breakdown"], tables["comm-overlap"], basis, devices
-        ),
-        summary_lines.summarize_critical_path(tables["critical-path"], unanswered.get("critical-path")),
-        summary_lines.summarize_top_operator(operators),
-        summary_lines.summarize_links(tables["link-quality"]),
-        summary_lines.summarize_data_loss(stats),
-        summary_lines.summarize_size(job),
+    lines = (
+        _summarize_top_finding(tables["findings"]),
+        _summarize_step_time(tables["steps"]),
+        *_summarize_time_shares(tables["temporal-breakdown"], tables["comm-overlap"], basis, devices),
+        _summarize_critical_path(tables["critical-path"], unanswered.get("critical-path")),
+        _summarize_top_operator(operators),
+        _summarize_links(tables["link-quality"]),
+        _summarize_data_loss(stats),
+        _summarize_size(job),
     )
-    return RunSummary(tuple(job.ranks), sentences, tables, stats, basis, unanswered)
+    return RunSummary(tuple(job.ranks), lines, tables, stats, basis, unanswered)
 
 
 def _analyze_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
-    """Return the tables of the analyses of ranks, and for each analysis why some ranks have no answer."""
-    analyses = {name: registry.get("analyses", name) for name in ANALYSES}
-    answers = answer_by_rank(
-        job,
-        {
-            name: partial(analysis.analyze, **ANALYSIS_OPTIONS.get(name, {}))
-            for name, analysis in analyses.items()
-        },
-    )
-    tables: dict[str, pl.DataFrame] = {}
-    reasons: dict[str, str] = {}
-    for name, answer in answers.items():
-        empty = pl.DataFrame(schema={"rank": pl.Int64, **analyses[name].COLUMNS})
-        tables[name] = answer.table if answer.table.width else empty
-        if answer.refused:
-            first = next(iter(answer.refused.values()))
-            reasons[name] = f"{first.what} ({format_ranks(answer.refused)})"
-    return tables, reasons
+    """Return the tables of the analyses of single ranks, and why some ranks cannot answer."""
+    tables, unanswered = {}, {}
+    for name, result in answer_by_rank(
+        job, {name: partial(_analyze_rank, name) for name in RANK_ANALYSES}
+    ).items():
+        tables[name] = result.table
+        if result.table.is_empty() and not result.table.columns:
+            columns = registry.get("analyses", name).COLUMNS
+            tables[name] = pl.DataFrame(schema={"rank": pl.Int64, **columns})
+        if result.refused:
+            reason = next(iter(result.refused.values())).what
+            unanswered[name] = f"{reason} ({format_ranks(result.refused)})"
+    return tables, unanswered
+
+
+def _analyze_rank(name: str, trace: Trace) -> pl.DataFrame:
+    return answer(trace, name, **ANALYSIS_OPTIONS.get(name, {})).table
 
 
 def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
-    """The answer of the job; no reason is given where one rank alone was asked to be compared."""
-    analysis = registry.get("analyses", name)
-    nothing = pl.DataFrame(schema=analysis.COLUMNS)
+    """Return the table of an analysis of all ranks, and the reason if it has no answer.
+
+    A single rank is not a reason: it cannot be compared with other ranks.
+    """
+    empty = pl.DataFrame(schema=registry.get("analyses", name).COLUMNS)
     if name == "critical-path" and sum(trace.rows("events") for trace in job.values()) > MAX_GRAPH_EVENTS:
-        return nothing, f"more than {MAX_GRAPH_EVENTS:,} events: ask `etloom analyze critical-path`"
+        return empty, f"more than {MAX_GRAPH_EVENTS:,} events: run `etloom analyze critical-path`"
     try:
-        return analysis.analyze(job, **ANALYSIS_OPTIONS.get(name, {})), None
+        return answer(job, name, **ANALYSIS_OPTIONS.get(name, {})).table, None
     except AnalysisError as error:
-        return nothing, error.what if len(job) > 1 and name in ("stragglers", "clocks") else None
+        return empty, error.what if len(job) > 1 and name in ("stragglers", "clocks") else None
 
 
 def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    """rank, basis, steps, step_mean_ns, step_std_ns, span_ns, <part>_pct of the span, overlap_pct."""
+    """Return one row per rank: rank, basis, steps, step_mean_ns, step_std_ns, span_ns, <part>_pct of the span,
+    overlap_pct."""
     dur = pl.col("dur_ns")
     steps = (
         tables["steps"]
         .group_by("rank")
         .agg(pl.len().alias("steps"), dur.mean().alias("step_mean_ns"), dur.std().alias("step_std_ns"))
     )
-    whole = pl.col("step").is_null()
-    time = tables["temporal-breakdown"].filter(whole)
-    overlap = tables["comm-overlap"].filter(whole).select("rank", "overlap_pct")
+    is_total = pl.col("step").is_null()
+    time = tables["temporal-breakdown"].filter(is_total)
+    overlap = tables["comm-overlap"].filter(is_total).select("rank", "overlap_pct")
     return (
         pl.DataFrame({"rank": list(job)}, schema={"rank": pl.Int64})
         .join(steps, on="rank", how="left", maintain_order="left")
@@ -170,3 +201,227 @@ def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFram
             "overlap_pct",
         )
     )
+
+
+def _summarize_top_finding(findings: pl.DataFrame) -> SummaryLine:
+    """Describe the costliest finding."""
+    if findings.is_empty():
+        return SummaryLine("Top finding", "nothing found", "no pattern costs half a percent of the run")
+    first = findings.row(0, named=True)
+    text = (
+        f"{first['title']} ({first['pct']:.1f} % of rank {first['rank']}, {first['confidence']} confidence)"
+    )
+    return SummaryLine("Top finding", format_duration(first["cost_ns"]), text)
+
+
+def _summarize_critical_path(path: pl.DataFrame, reason: str | None) -> SummaryLine:
+    """Describe the critical path by kind, or the reason why it is unknown."""
+    total = int(path["time_ns"].sum()) if path.height else 0
+    if not total:
+        return SummaryLine("Critical path", "unknown", reason or "no timed operators and no GPU activities")
+    first, *rest = critical_paths.format_path_shares(path, digits=1, most=4)
+    text = f"of {format_duration(total)}; then {', '.join(rest)}" if rest else "of all"
+    if not path["explainable"].all():
+        text += "; not reliable: the graph does not explain the recording"
+    return SummaryLine("Critical path", first, text)
+
+
+def _summarize_step_time(steps: pl.DataFrame) -> SummaryLine:
+    """Describe mean, spread and median of the step times; a step time is the mean over its ranks, as in comparisons."""
+    if steps.is_empty():
+        return SummaryLine("Step time", "unknown", "no ProfilerStep annotation in these traces")
+    times = steps.group_by("step").agg(pl.col("dur_ns").mean())["dur_ns"]
+    mean, median, shortest, longest = (
+        float(value or 0) for value in (times.mean(), times.median(), times.min(), times.max())
+    )  # type: ignore[arg-type]
+    ranks = steps["rank"].n_unique()
+    if len(times) == 1 or not mean:
+        only = "the only step" if len(times) == 1 else "mean"
+        return SummaryLine(
+            "Step time", format_duration(mean), f"{only}, mean over {ranks:,} ranks" if ranks > 1 else only
+        )
+    each = f", each the mean over {ranks:,} ranks" if ranks > 1 else ""
+    spread = 100 * float(times.std() or 0) / mean  # type: ignore[arg-type]
+    return SummaryLine(
+        "Step time",
+        f"{format_duration(mean)} ± {format_number(spread, 2)} %",
+        f"mean and standard deviation of {count_noun(len(times), 'step')}{each}; "
+        f"median {format_duration(median)}, shortest {format_duration(shortest)}, longest {format_duration(longest)}",
+    )
+
+
+def _summarize_time_shares(
+    time: pl.DataFrame, overlap: pl.DataFrame, basis: str, devices: Mapping[int, int]
+) -> list[SummaryLine]:
+    """Describe compute, exposed communication and idle time as shares of the summed spans of all ranks.
+
+    devices: rank -> number of devices, for ranks with several.
+    """
+    is_total = pl.col("step").is_null()
+    total = time.filter(is_total).select(pl.exclude("rank", "step", "basis").sum()).row(0, named=True)
+    span = total["span_ns"] if time.height else 0
+    if not span:
+        reason = "the traces contain no GPU activities and no operators with a duration"
+        return [SummaryLine("Compute", "unknown", reason)]
+    basis_time = "device time" if basis == "device" else "host time" if basis == "host" else "time"
+    comm = (
+        overlap.filter(is_total).select(pl.col("communication_ns", "overlapped_ns").sum()).row(0, named=True)
+    )
+
+    def share(name: str) -> str:
+        return f"{100 * total[name] / span:.1f} %"
+
+    if comm["communication_ns"]:
+        hidden = 100 * comm["overlapped_ns"] / comm["communication_ns"]
+        communication = (
+            f"communication takes {100 * comm['communication_ns'] / span:.1f} % of the {basis_time}; "
+            f"{hidden:.1f} % of it overlaps computation"
+        )
+    else:
+        communication = "no communication in these traces"
+    copies = total["exposed_memory_ns"] + total["exposed_other_ns"]
+    busy = (
+        f"of the {basis_time} between the first and the last {'kernel' if basis == 'device' else 'operator'}, "
+        f"{format_duration(span / time['rank'].n_unique())} per rank"
+    )
+    if stepped_ns := int(time.filter(~is_total)["span_ns"].sum()):
+        busy += f"; its steps take {format_duration(stepped_ns / time['rank'].n_unique())}"
+    idle = "no GPU activity runs" if basis == "device" else "outside operators: Python, input, waiting"
+    if devices:
+        have = "has" if len(devices) == 1 else "have up to"
+        are = "is" if len(devices) == 1 else "are"
+        idle += (
+            f"; {format_ranks(devices)} {have} {max(devices.values())}, and {are} idle when all of them are"
+        )
+    if copies:
+        idle += f"; memcpy and memset alone take {100 * copies / span:.1f} %"
+    return [
+        SummaryLine("Compute", share("compute_ns"), busy),
+        SummaryLine("Exposed communication", share("exposed_communication_ns"), communication),
+        SummaryLine("Idle", share("idle_ns"), idle),
+    ]
+
+
+def _summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:
+    """Describe the operator with the largest exclusive time over all ranks. operators: all operators of each rank."""
+    if operators.is_empty():
+        return SummaryLine("Top operator", "unknown", "the traces contain no operators")
+    total_ns = int(operators["exclusive_ns"].sum())
+    top = (
+        operators.group_by("name")
+        .agg(pl.col("exclusive_ns").sum(), pl.col("count").sum())
+        .sort("exclusive_ns", "name", descending=[True, False])
+        .row(0, named=True)
+    )
+    share = (
+        f"{100 * top['exclusive_ns'] / total_ns:.1f} % of the operators' exclusive time, " if total_ns else ""
+    )
+    return SummaryLine(
+        "Top operator",
+        top["name"] or "unnamed",
+        f"{share}{format_duration(top['exclusive_ns'])} in {count_noun(top['count'], 'call')}",
+    )
+
+
+def _summarize_links(quality: pl.DataFrame) -> SummaryLine:
+    """Describe the share of linked host operators; without an execution trace, of linked GPU activities."""
+    sums = {
+        row["subject"]: row
+        for row in quality.group_by("subject").agg(pl.col("total", "linked").sum()).iter_rows(named=True)
+    }
+    for subject, to in (("host operators", "profiler events"), ("device work", "the calls that launched it")):
+        counts: dict[str, Any] | None = sums.get(subject)
+        if counts and counts["total"]:
+            share = 100 * counts["linked"] / counts["total"]
+            # Rounded down: 100 % means all.
+            figure = f"{int(share * 100) / 100:g} % linked"
+            text = f"{counts['linked']:,} of {counts['total']:,} {subject} to {to}"
+            return SummaryLine("Links", figure, text, "plain" if share >= MIN_LINKED_PCT else "warn")
+    return SummaryLine("Links", "none", "one trace per rank without GPU activities: nothing to link")
+
+
+def _summarize_data_loss(stats: pl.DataFrame) -> SummaryLine:
+    """Count the rows of stats by severity."""
+    rows = dict(stats.group_by("severity").len().rows())
+    errors, losses, infos = (rows.get(severity, 0) for severity in ("error", "data_loss", "info"))
+    tone = "bad" if errors else "warn" if losses else "plain"
+    figure = f"{count_noun(errors, 'error')}, {losses:,} lost" if errors or losses else "nothing lost"
+    return SummaryLine(
+        "Data loss",
+        figure,
+        f"reading stats by severity: {errors:,} error, {losses:,} data loss, {infos:,} info; see Data quality",
+        tone,
+    )
+
+
+def _summarize_size(job: Job) -> SummaryLine:
+    """Count ranks, events and nodes."""
+    events, nodes = (sum(trace.rows(table) for trace in job.values()) for table in ("events", "nodes"))
+    worlds = {int(size) for trace in job.values() if (size := trace.meta.get("world_size"))}
+    world = f" of {max(worlds):,}" if worlds and max(worlds) != len(job) else ""
+    return SummaryLine(
+        "Read",
+        f"{len(job):,}{world} rank{'' if len(job) == 1 and not world else 's'}",
+        f"{count_noun(events, 'profiler event')}, {count_noun(nodes, 'execution-trace node')}",
+    )
+
+
+def count_recorded_operators(job: Job) -> pl.DataFrame:
+    """Count the nodes of each rank by name.
+
+    Returns:
+        rank, name, count, total_ns (sum of the durations that Chakra nodes state, null for other nodes), the most
+        frequent first.
+    """
+    from etloom.formats.chakra import recorded_duration_ns
+
+    duration = recorded_duration_ns()
+    counts = [
+        trace.nodes.group_by(pl.col("name").cast(pl.String))
+        .agg(
+            pl.len().cast(pl.Int64).alias("count"),
+            pl.when(duration.count() > 0).then(duration.sum()).alias("total_ns"),
+        )
+        .select(pl.lit(rank, pl.Int64).alias("rank"), "name", "count", "total_ns")
+        for rank, trace in job.items()
+    ]
+    return pl.concat(counts).sort("count", "name", "rank", descending=(True, False, False))
+
+
+def _summarize_recorded_operators(operators: pl.DataFrame) -> SummaryLine:
+    """Count the operators, and name the most frequent one. operators: see `count_recorded_operators`."""
+    by_name = (
+        operators.group_by("name").agg(pl.col("count").sum()).sort("count", "name", descending=(True, False))
+    )
+    most_frequent, times = by_name.row(0)
+    text = f"with {count_noun(by_name.height, 'name')}; most frequent: {most_frequent}, {count_noun(times, 'time')}"
+    return SummaryLine("Operators", f"{by_name['count'].sum():,}", text)
+
+
+def _summarize_recorded_times(operators: pl.DataFrame) -> SummaryLine:
+    """Sum the durations that nodes state, or explain why there are none."""
+    total_ns = int(operators["total_ns"].sum())
+    if not total_ns:
+        reason = (
+            "an execution trace has operators and tensors; add the profiler trace of the same steps for times"
+        )
+        return SummaryLine("Times", "not recorded", reason)
+    text = "sum over nodes, which state their duration but not their start"
+    return SummaryLine("Times", format_duration(total_ns), text)
+
+
+def _summarize_recorded_communication(job: Job) -> SummaryLine:
+    """Count the collectives and messages of execution traces, and their bytes."""
+    comms = pl.concat(
+        trace.comms.select(pl.col("collective").cast(pl.String), "bytes") for trace in job.values()
+    )
+    calls = comms.filter(pl.col("collective").is_not_null() & ~pl.col("collective").is_in(["wait", "init"]))
+    if calls.is_empty():
+        return SummaryLine("Communication", "none", "no communication in these traces")
+    size = int(calls["bytes"].sum())
+    unit, factor = choose_unit(size, SIZE_UNITS)
+    by_name = calls.group_by("collective").len().sort("len", "collective", descending=(True, False))
+    names = ", ".join(f"{name} {count:,}" for name, count in by_name.head(3).iter_rows())
+    more = ", ..." if by_name.height > 3 else ""
+    text = f"calls: {names}{more}; {format_number(size / factor)} {unit} in total"
+    return SummaryLine("Communication", f"{calls.height:,}", text)

@@ -284,7 +284,7 @@ class Timeline extends Picture {
     this.tip.hidden = !hit && !item?.lane;
     if (this.tip.hidden) return;
     this.tip.replaceChildren(...(hit ? tipLines(hit) : [element("strong", { textContent: item.lane.name })]));
-    if (!hit && item.lane.left_out) this.tip.append(element("div", { textContent: `${formatCount(item.lane.left_out)} events left out` }));
+    if (!hit && item.lane.omitted) this.tip.append(element("div", { textContent: `${formatCount(item.lane.omitted)} events left out` }));
     const { width, height } = this.tip.getBoundingClientRect();
     const left = event.clientX + 14 + width > innerWidth ? event.clientX - width - 10 : event.clientX + 14;
     const top = event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18;

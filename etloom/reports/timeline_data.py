@@ -1,6 +1,6 @@
-"""The events of one rank as the report's timeline draws them, in packed columns.
+"""Packs the events of one rank into columns for the timeline of the report.
 
-`etloom.reports.timeline_tracks` says in which lane and row each lies; `pack` gives bytes that ``data.js`` unpacks:
+`timeline_tracks` assigns tracks and rows; `pack` returns bytes that ``data.js`` unpacks:
 
     gzip( u32 length of the header | header (JSON, padded to 4 bytes) | columns, little endian )
 
@@ -36,18 +36,18 @@ NULL_WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class PackedTimeline:
-    """One rank's timeline: the bytes, and what they leave out."""
+    """The timeline of one rank: its bytes, and counts of what they omit."""
 
     rank: int
     data: bytes
     total: int
-    kept: int
-    colours: frozenset[int]  # those that occur, as indices into palette.COLOURS
-    sharing_last_row: int  # events that share the last row of their lane with one they overlap
+    plotted: int
+    colours: frozenset[int]  # occurring colors, as indices into colors.COLORS
+    sharing_last_row: int  # events that share the last row of their track with an overlapping event
 
     @property
-    def left_out(self) -> int:
-        return self.total - self.kept
+    def omitted(self) -> int:
+        return self.total - self.plotted
 
 
 def pack_timeline(
@@ -59,64 +59,67 @@ def pack_timeline(
     zero: int | None = None,
     critical: pl.Series | None = None,
 ) -> PackedTimeline:
-    """The timeline of a rank. ``origin`` is the time, in ns, from which starts are counted, none of them before it;
-    ``zero`` the one that the page calls zero (default: the same).
+    """Pack the timeline of a rank.
 
-    critical: ids of the events on the critical path. Of more than ``max_events`` events, those stay that are on it,
-    then those that are the longest in their lane and bucket of time.
+    Args:
+        origin: time from which starts are counted, ns; no event starts earlier.
+        zero: time that the page shows as zero, ns; default: origin.
+        critical: ids of the events on the critical path.
+        max_events: with more events, those on the critical path are kept, then the longest of their track and time
+            bucket.
     """
     events = trace.events
-    lanes = list_tracks(trace)
+    tracks = list_tracks(trace)
     key = ["_pid", "_tid", "_class"]
-    placed = add_track_key(events.drop_nulls("ts")).join(
-        lanes.select(*key, "_lane"), on=key, how="left", nulls_equal=True
+    on_tracks = add_track_key(events.drop_nulls("ts")).join(
+        tracks.select(*key, "_track"), on=key, how="left", nulls_equal=True
     )
     on_path = pl.lit(False) if critical is None else pl.col("id").is_in(critical.cast(pl.UInt32).implode())
-    kept = keep_longest(placed.with_columns(on_path.alias("_critical")), max_events)
-    rows, crowded = assign_rows(kept)
-    kept = kept.with_columns(pl.Series("_row", rows, pl.UInt32)).sort("_lane", "_row", "ts", "id")
-    lanes = lanes.join(kept.group_by("_lane").agg(pl.len().alias("_kept")), on="_lane", how="left")
-    strings, texts = _encode_texts(trace, kept)
-    steps, step = _encode_steps(events, kept, origin)
-    edges = _encode_launches(trace, kept)
-    colours = add_color_code(kept)["colour"]
-    group = kept.select(pl.struct("_lane", "_row").rle_id()).to_series()
-    ends = kept.select((pl.col("ts") - origin).alias("start"), group.alias("group"))
+    plotted = keep_longest(on_tracks.with_columns(on_path.alias("_critical")), max_events)
+    rows, crowded = assign_rows(plotted)
+    plotted = plotted.with_columns(pl.Series("_row", rows, pl.UInt32)).sort("_track", "_row", "ts", "id")
+    tracks = tracks.join(plotted.group_by("_track").agg(pl.len().alias("_drawn")), on="_track", how="left")
+    strings, texts = _encode_texts(trace, plotted)
+    steps, step = _encode_steps(events, plotted, origin)
+    edges = _encode_launches(trace, plotted)
+    colours = add_color_code(plotted)["colour"]
+    group = plotted.select(pl.struct("_track", "_row").rle_id()).to_series()
+    ends = plotted.select((pl.col("ts") - origin).alias("start"), group.alias("group"))
     starts = ends.select(
         (pl.col("start") - pl.col("start").shift(1).over("group").fill_null(0)).clip(0)
     ).to_series()
     columns: list[tuple[str, str, bytes]] = [
         ("start", "wide", _encode_wide(starts)),
-        ("dur", "wide", _encode_wide(kept["dur"])),
-        ("correlation", "wide", _encode_wide(kept["correlation"])),
-        ("id", "u32", _encode_words(kept["id"])),
+        ("dur", "wide", _encode_wide(plotted["dur"])),
+        ("correlation", "wide", _encode_wide(plotted["correlation"])),
+        ("id", "u32", _encode_words(plotted["id"])),
         ("colour", "u8", _encode_bytes(colours)),
-        ("critical", "u8", _encode_bytes(kept["_critical"].cast(pl.UInt8))),
+        ("critical", "u8", _encode_bytes(plotted["_critical"].cast(pl.UInt8))),
         ("step", "u32", _encode_words(step)),
         *((name, "u32", _encode_words(values)) for name, values in {**texts, **edges}.items()),
     ]
     header = {
         "rank": rank,
         "zero": 0 if zero is None else zero - origin,
-        "events": kept.height,
+        "events": plotted.height,
         "strings": strings,
         "steps": steps,
-        "lanes": track_headers(lanes, kept),
+        "lanes": track_headers(tracks, plotted),
     }
     used = frozenset(colours.unique().to_list())
-    return PackedTimeline(rank, _frame_file(header, columns), events.height, kept.height, used, crowded)
+    return PackedTimeline(rank, _frame_file(header, columns), events.height, plotted.height, used, crowded)
 
 
-def _encode_texts(trace: Trace, kept: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:
-    """The distinct texts, and per text column 1 + the index of each event's text, 0 for none."""
-    columns = kept.select("id", pl.col("name").cast(pl.String))
-    for name, facts in (
+def _encode_texts(trace: Trace, plotted: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:
+    """Return the distinct texts, and per text column 1 + the index of each event's text, 0 for none."""
+    columns = plotted.select("id", pl.col("name").cast(pl.String))
+    for name, event_texts in (
         ("shapes", trace.arguments.select("event", pl.col("dims").cast(pl.String).alias("shapes"))),
         ("geometry", trace.kernels.select("event", _format_geometry().alias("geometry"))),
         ("communication", trace.comms.select("event", _format_communication().alias("communication"))),
     ):
-        once = facts.filter(pl.col(name) != "").unique("event", keep="first")
-        columns = columns.join(once, left_on="id", right_on="event", how="left", maintain_order="left")
+        first_text = event_texts.filter(pl.col(name) != "").unique("event", keep="first")
+        columns = columns.join(first_text, left_on="id", right_on="event", how="left", maintain_order="left")
     columns = columns.drop("id").with_columns(
         pl.when(pl.all().str.len_chars() > MAX_TEXT)
         .then(pl.all().str.slice(0, MAX_TEXT) + "…")
@@ -131,13 +134,13 @@ def _encode_texts(trace: Trace, kept: pl.DataFrame) -> tuple[list[str], dict[str
     index = pl.DataFrame(
         {"text": strings, "index": pl.int_range(1, strings.len() + 1, dtype=pl.UInt32, eager=True)}
     )
-    found = {
+    indices = {
         name: columns.select(pl.col(name).alias("text"))
         .join(index, on="text", how="left", maintain_order="left")["index"]
         .fill_null(0)
         for name in columns.columns
     }
-    return strings.to_list(), found
+    return strings.to_list(), indices
 
 
 def _format_geometry() -> pl.Expr:
@@ -170,8 +173,10 @@ def _format_communication() -> pl.Expr:
     return pl.concat_str(parts, separator=", ", ignore_nulls=True)
 
 
-def _encode_steps(events: pl.DataFrame, kept: pl.DataFrame, origin: int) -> tuple[list[list[int]], pl.Series]:
-    """[step, start, duration] of every profiler step, and 1 + the index of each kept event's step."""
+def _encode_steps(
+    events: pl.DataFrame, plotted: pl.DataFrame, origin: int
+) -> tuple[list[list[int]], pl.Series]:
+    """Return [step, start, duration] of each step, and 1 + the index of each plotted event's step."""
     steps = (
         events.filter((pl.col("cat") == "user_annotation") & pl.col("dur").is_not_null())
         .with_columns(parse_step().alias("step"))
@@ -179,25 +184,25 @@ def _encode_steps(events: pl.DataFrame, kept: pl.DataFrame, origin: int) -> tupl
         .unique("step", keep="first", maintain_order=True)
         .select("step", pl.col("ts") - origin, "dur")
     )
-    known = steps.select("step", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("_step"))
-    step = kept.select("step").join(known, on="step", how="left", maintain_order="left")["_step"]
+    step_index = steps.select("step", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("_step"))
+    step = plotted.select("step").join(step_index, on="step", how="left", maintain_order="left")["_step"]
     return [list(row) for row in steps.iter_rows()], step.fill_null(0)
 
 
-def _encode_launches(trace: Trace, kept: pl.DataFrame) -> dict[str, pl.Series]:
-    """1 + the packed index of the launch call and of the operator behind each device event."""
-    place = kept.select("id", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("place"))
+def _encode_launches(trace: Trace, plotted: pl.DataFrame) -> dict[str, pl.Series]:
+    """Return 1 + the packed index of the launch call and of the operator of each GPU event."""
+    packed = plotted.select("id", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("place"))
     launches = trace.launches.unique("device_event", keep="first")
-    found = kept.select("id").join(
+    indices = plotted.select("id").join(
         launches, left_on="id", right_on="device_event", how="left", maintain_order="left"
     )
 
-    def of(column: str) -> pl.Series:
-        return found.join(place, left_on=column, right_on="id", how="left", maintain_order="left")[
+    def packed_index(column: str) -> pl.Series:
+        return indices.join(packed, left_on=column, right_on="id", how="left", maintain_order="left")[
             "place"
         ].fill_null(0)
 
-    return {"launch": of("launch"), "operator": of("operator")}
+    return {"launch": packed_index("launch"), "operator": packed_index("operator")}
 
 
 def _encode_wide(values: pl.Series) -> bytes:

@@ -1,4 +1,4 @@
-"""The timelines of all ranks: which are drawn, from which zero, and what is left out of them."""
+"""Selects the timelines to draw, their origin, and the notes on what they omit."""
 
 from __future__ import annotations
 
@@ -13,67 +13,75 @@ from etloom.reports.formatting import count_noun
 from etloom.reports.timeline_data import PackedTimeline, pack_timeline
 
 MAX_TOTAL_EVENTS = 1_200_000
-"""Events drawn of all ranks together: what a browser opens in a blink and a mail carries."""
+"""Events drawn for all ranks together: a browser still opens the file quickly, and it fits into a mail."""
 MAX_RANK_NOTES = 4
-"""Ranks each of which may have a note of its own."""
+"""Up to this number of ranks, each has its own note."""
 
 
 def pack_timelines(
     job: Job, max_events: int, max_ranks: int, critical: pl.DataFrame
 ) -> tuple[list[PackedTimeline], list[str]]:
-    """The packed ranks, and what a reader of the page must be told about what they leave out."""
-    drawn = {rank: trace for rank, trace in job.items() if trace.rows("events")}
+    """Return the packed ranks, and notes on what they omit."""
+    timed = {rank: trace for rank, trace in job.items() if trace.rows("events")}
     notes = []
-    if empty := [rank for rank in job if rank not in drawn]:
-        notes.append(f"No profiler events were read of {format_ranks(empty)}: there is no timeline to draw.")
-    if len(drawn) > max_ranks:
-        rest = list(drawn)[max_ranks:]
+    if empty := [rank for rank in job if rank not in timed]:
+        notes.append(f"No profiler events were read for {format_ranks(empty)}: there is no timeline.")
+    if len(timed) > max_ranks:
+        rest = list(timed)[max_ranks:]
         notes.append(
-            f"The timelines of {count_noun(len(rest), 'rank')} ({format_ranges(rest)}) are left out; the tables cover them."
+            f"The timelines of {count_noun(len(rest), 'rank')} ({format_ranges(rest)}) are omitted; "
+            "the tables cover them."
         )
-        drawn = dict(list(drawn.items())[:max_ranks])
-    starts = find_origins(drawn)
-    zeros = find_first_work(drawn, starts)
+        timed = dict(list(timed.items())[:max_ranks])
+    starts = find_origins(timed)
+    zeros = find_first_work(timed, starts)
     if len(set(starts.values())) > 1:
-        notes.append("The ranks share no clock: each timeline starts at its own zero.")
-    most = min(max_events, MAX_TOTAL_EVENTS // max(1, len(drawn)))
+        notes.append("The ranks have no common clock: each timeline starts at its own zero.")
+    max_per_rank = min(max_events, MAX_TOTAL_EVENTS // max(1, len(timed)))
     packed = [
         pack_timeline(
             trace,
             rank=rank,
             origin=starts[rank],
             zero=zeros[rank],
-            max_events=most,
+            max_events=max_per_rank,
             critical=critical.filter(pl.col("rank") == rank)["event"].drop_nulls(),
         )
-        for rank, trace in drawn.items()
+        for rank, trace in timed.items()
     ]
-    for total, left_out, crowded, who in _summarize_omissions(packed):
-        if left_out:
+    for total, omitted, crowded, subject in _summarize_omissions(packed):
+        if omitted:
             notes.append(
-                f"{who}: {left_out:,} of {total:,} events are left out of the timeline; "
-                "the longest of each lane and time are drawn. The tables count all."
+                f"{subject}: {omitted:,} of {total:,} events are omitted from the timeline; "
+                "the longest of each track and time are drawn. The tables include all."
             )
         if crowded:
-            notes.append(f"{who}: {crowded:,} events overlap so many others that they share a row.")
+            notes.append(f"{subject}: {crowded:,} events overlap so many others that they share a row.")
     return packed, notes
 
 
 def _summarize_omissions(packed: list[PackedTimeline]) -> list[tuple[int, int, int, str]]:
-    """(events, left out, crowded, of whom): a rank each, or of many ranks their sum."""
+    """Return (events, omitted, sharing a row, subject) for each rank, or the sum over many ranks."""
     if len(packed) <= MAX_RANK_NOTES:
-        return [(one.total, one.left_out, one.sharing_last_row, f"Rank {one.rank}") for one in packed]
-    total, left_out, crowded = (
-        sum(of) for of in zip(*((p.total, p.left_out, p.sharing_last_row) for p in packed), strict=True)
+        return [
+            (timeline.total, timeline.omitted, timeline.sharing_last_row, f"Rank {timeline.rank}")
+            for timeline in packed
+        ]
+    total, omitted, crowded = (
+        sum(values)
+        for values in zip(
+            *((timeline.total, timeline.omitted, timeline.sharing_last_row) for timeline in packed),
+            strict=True,
+        )
     )
-    return [(total, left_out, crowded, f"All {len(packed):,} ranks together")]
+    return [(total, omitted, crowded, f"All {len(packed):,} ranks together")]
 
 
 def find_origins(traces: Mapping[int, Trace]) -> dict[int, int]:
-    """The time from which starts are counted, per rank: the earliest of all where the ranks share a clock.
+    """Return by rank the time from which starts are counted: the earliest of all if the ranks share a clock.
 
-    They do where each file says its base and the ranks ran at one time: else a rank would be a speck far from the
-    others.
+    They share one if each file states its base time and the ranks ran at the same time; otherwise a rank would be a
+    dot far away from the others.
     """
     bounds = pl.col("ts").min().alias("from"), pl.col("ts").max().alias("to")
     spans = {
@@ -83,25 +91,25 @@ def find_origins(traces: Mapping[int, Trace]) -> dict[int, int]:
     starts = {rank: start for rank, (start, _) in spans.items()}
     if not spans:
         return {}
-    absolute = all(trace.meta.get("clock") == "epoch" for trace in traces.values())
-    together = max(starts.values()) <= min(end for _, end in spans.values())
-    if absolute and together:
+    is_absolute = all(trace.meta.get("clock") == "epoch" for trace in traces.values())
+    is_concurrent = max(starts.values()) <= min(end for _, end in spans.values())
+    if is_absolute and is_concurrent:
         return dict.fromkeys(spans, min(starts.values()))
     return starts
 
 
 def find_first_work(traces: Mapping[int, Trace], starts: Mapping[int, int]) -> dict[int, int]:
-    """The time that is zero on the page, per rank: when the first work began, of all ranks that count from one start.
+    """Return by rank the time shown as zero: the start of the first work over all ranks with the same origin.
 
-    The recorder's own span may begin seconds before: see `etloom.core.categories.recorded_extent`.
+    The recorder's own span may begin seconds earlier: see `etloom.core.categories`.
     """
-    began = {
+    first_starts = {
         rank: trace.scan("events").select(categories.recorded_extent()[0]).collect(engine=trace.engine).item()
         for rank, trace in traces.items()
     }
-    known = {rank: starts[rank] if at is None else at for rank, at in began.items()}
+    starts_or_origin = {rank: starts[rank] if at is None else at for rank, at in first_starts.items()}
     first = {
-        start: min(at for rank, at in known.items() if starts[rank] == start)
+        start: min(at for rank, at in starts_or_origin.items() if starts[rank] == start)
         for start in set(starts.values())
     }
     return {rank: first[start] for rank, start in starts.items()}

@@ -1,7 +1,7 @@
-"""Where the report's timeline draws what: lanes, rows that hide nothing, and which events of too many.
+"""Lays out the timeline of the report: tracks, rows without overlap, and the events to draw if there are too many.
 
-A lane is a thread or a stream; a row is a line of a lane in which no two events overlap. Host events sit at their
-nesting depth, device events on the first free row.
+A track is a thread or a stream; a row is a line of a track in which no two events overlap. Host events lie at
+their nesting depth, GPU events on the first free row.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from etloom.core import categories
 from etloom.core.trace import Trace
 
 BUCKETS = 2000
-"""Pieces of time among which the events of a lane compete for a place when there are too many."""
+"""Time buckets in which the events of a track compete for a place if there are too many."""
 MAX_ROWS = 64
-"""Rows of a lane; events that overlap even more share the last one."""
+"""Rows of a track; events that overlap even more share the last row."""
 
 
 HOST_STACK, HOST_OFF_STACK, GPU_ANNOTATIONS, GPU, RECORDER = range(5)
-"""Classes of lanes: call stacks of the host, its events off them, annotations seen from the device, device work, and
-what the recorder says of itself, one lane a rank."""
+"""Classes of tracks: host call stacks, host events off the stacks, GPU annotations, GPU activities, and the recorder's
+own events (one track per rank)."""
 
 
 def add_track_key(events: pl.DataFrame) -> pl.DataFrame:
-    """The events with _pid, _tid, _class, which together name a lane."""
-    kind = (
+    """Add _pid, _tid, _class, which together identify a track."""
+    track_class = (
         pl.when(categories.is_profiler_internal())
         .then(RECORDER)
         .when(pl.col("depth").is_not_null())
@@ -37,16 +37,16 @@ def add_track_key(events: pl.DataFrame) -> pl.DataFrame:
         .then(GPU)
         .otherwise(HOST_OFF_STACK)
     )
-    known = events.with_columns(kind.alias("_class"))
-    of_thread = pl.when(pl.col("_class") != RECORDER)
-    return known.with_columns(
-        of_thread.then("pid").alias("_pid"), of_thread.then("tid").alias("_tid"), "_class"
+    classified = events.with_columns(track_class.alias("_class"))
+    by_thread = pl.when(pl.col("_class") != RECORDER)
+    return classified.with_columns(
+        by_thread.then("pid").alias("_pid"), by_thread.then("tid").alias("_tid"), "_class"
     )
 
 
 def list_tracks(trace: Trace) -> pl.DataFrame:
-    """_pid, _tid, _class, _total, _lane (place from the top), _name; in the order that the file asks for."""
-    lanes = add_track_key(trace.events).group_by("_pid", "_tid", "_class").agg(pl.len().alias("_total"))
+    """Return _pid, _tid, _class, _total, _track (place from the top), _name; in the order that the file requests."""
+    tracks = add_track_key(trace.events).group_by("_pid", "_tid", "_class").agg(pl.len().alias("_total"))
     threads = trace.threads
 
     def last(column: str) -> pl.Expr:
@@ -66,8 +66,8 @@ def list_tracks(trace: Trace) -> pl.DataFrame:
         .group_by(_pid="pid", _tid="tid")
         .agg(last("name").alias("_thread"), last("sort_index").alias("_tsort"))
     )
-    lanes = (
-        lanes.join(process, on="_pid", how="left")
+    tracks = (
+        tracks.join(process, on="_pid", how="left")
         .join(thread, on=["_pid", "_tid"], how="left")
         .sort(
             pl.col("_class") == RECORDER,
@@ -76,35 +76,36 @@ def list_tracks(trace: Trace) -> pl.DataFrame:
             *("_pid", "_tsort", "_tid", "_class"),
             nulls_last=True,
         )
-        .with_row_index("_lane")
+        .with_row_index("_track")
     )
-    keys = lanes.select("_pid", "_tid", "_class").rows()
-    stacked = {(pid, tid) for pid, tid, kind in keys if kind == HOST_STACK}
-    names = [_track_name(row, (row["_pid"], row["_tid"]) in stacked) for row in lanes.iter_rows(named=True)]
-    return lanes.with_columns(pl.Series("_name", names, pl.String))
+    keys = tracks.select("_pid", "_tid", "_class").rows()
+    stacked = {(pid, tid) for pid, tid, track_class in keys if track_class == HOST_STACK}
+    names = [_track_name(row, (row["_pid"], row["_tid"]) in stacked) for row in tracks.iter_rows(named=True)]
+    return tracks.with_columns(pl.Series("_name", names, pl.String))
 
 
 def _track_name(row: dict[str, Any], stacked: bool) -> str:
-    kind, tid = row["_class"], row["_tid"]
-    if kind == RECORDER:
+    track_class, tid = row["_class"], row["_tid"]
+    if track_class == RECORDER:
         return "recorder"
-    # A negative number stands for a name that the file used in place of one.
+    # A negative number replaces a name in the file.
     number = None if tid is None or tid < 0 else tid
     name = row["_thread"] or (
-        (f"stream {number}" if kind >= GPU_ANNOTATIONS else f"thread {number}")
+        (f"stream {number}" if track_class >= GPU_ANNOTATIONS else f"thread {number}")
         if number is not None
         else None
     )
-    if kind >= GPU_ANNOTATIONS and row["_labels"]:
+    if track_class >= GPU_ANNOTATIONS and row["_labels"]:
         name = f"{row['_labels']} {name or ''}".strip()
     name = name or row["_process"] or "other"
     suffix = {HOST_OFF_STACK: ", off the stack" if stacked else "", GPU_ANNOTATIONS: ", annotations"}.get(
-        kind, ""
+        track_class, ""
     )
     return f"{name}{suffix}"
 
 
 def keep_longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
+    """Keep at most max_events: those on the critical path, then the longest of each track and time bucket."""
     if events.height <= max_events:
         return events
     start, stop = events.select(pl.col("ts").min(), pl.col("ts").max().alias("stop")).row(0)
@@ -112,7 +113,7 @@ def keep_longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
     longest = pl.col("dur").fill_null(0)
     return (
         events.with_columns(((pl.col("ts") - start) // width).alias("_bucket"))
-        .with_columns(longest.rank("ordinal", descending=True).over("_lane", "_bucket").alias("_place"))
+        .with_columns(longest.rank("ordinal", descending=True).over("_track", "_bucket").alias("_place"))
         .sort(~pl.col("_critical"), "_place", longest * -1, "id")
         .head(max_events)
         .sort("id")
@@ -121,53 +122,54 @@ def keep_longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
 
 
 def assign_rows(events: pl.DataFrame) -> tuple[list[int], int]:
-    """The row of each event in its lane, and how many had to share the last one.
+    """Return the row of each event in its track, and the number of events that share the last row.
 
-    Events come by start, the longest first; each takes the first row, from its depth on, whose last event has ended.
+    Events are ordered by start, the longest first; each takes the first row, from its depth on, whose last event has
+    ended.
     """
     free: dict[int, list[int]] = {}
-    rows, crowded = [], 0
+    rows, sharing_last_row = [], 0
     columns = events.select(
-        "_lane", "ts", pl.col("dur").fill_null(0).clip(1), pl.col("depth").fill_null(0).clip(0)
+        "_track", "ts", pl.col("dur").fill_null(0).clip(1), pl.col("depth").fill_null(0).clip(0)
     )
-    for lane, ts, dur, depth in columns.iter_rows():
-        ends = free.setdefault(lane, [])
+    for track, ts, dur, depth in columns.iter_rows():
+        ends = free.setdefault(track, [])
         row = min(depth, MAX_ROWS - 1)
         while row < len(ends) and ends[row] > ts:
             row += 1
         if row >= MAX_ROWS:
             row = MAX_ROWS - 1
-            crowded += 1
+            sharing_last_row += 1
             ends[row] = max(ends[row], ts + dur)
         else:
             ends.extend([0] * (row + 1 - len(ends)))
             ends[row] = ts + dur
         rows.append(row)
-    return rows, crowded
+    return rows, sharing_last_row
 
 
-def track_headers(lanes: pl.DataFrame, kept: pl.DataFrame) -> list[dict[str, Any]]:
-    """Per lane its name and the index at which each of its rows begins, and at last ends."""
-    counts = kept.group_by("_lane", "_row").agg(pl.len()).sort("_lane", "_row")
+def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return per track its name and the indices at which its rows begin, and the end of the last."""
+    counts = plotted.group_by("_track", "_row").agg(pl.len()).sort("_track", "_row")
     sizes: dict[int, dict[int, int]] = {}
-    for lane, row, size in counts.rows():
-        sizes.setdefault(lane, {})[row] = size
-    headers, at = [], 0
-    for lane in lanes.iter_rows(named=True):
-        rows = sizes.get(lane["_lane"])
+    for track, row, size in counts.rows():
+        sizes.setdefault(track, {})[row] = size
+    headers, index = [], 0
+    for track in tracks.iter_rows(named=True):
+        rows = sizes.get(track["_track"])
         if rows is None:
             continue
-        bounds = [at]
+        bounds = [index]
         for row in range(max(rows) + 1):
-            at += rows.get(row, 0)
-            bounds.append(at)
-        left_out = lane["_total"] - lane["_kept"]
+            index += rows.get(row, 0)
+            bounds.append(index)
+        omitted = track["_total"] - track["_drawn"]
         headers.append(
             {
-                "name": lane["_name"],
-                "work": lane["_class"] not in (HOST_OFF_STACK, RECORDER),
+                "name": track["_name"],
+                "work": track["_class"] not in (HOST_OFF_STACK, RECORDER),
                 "rows": bounds,
-                "left_out": left_out,
+                "omitted": omitted,
             }
         )
     return headers

@@ -106,7 +106,7 @@ def test_no_event_hides_another(times: list[tuple[int, int | None]]) -> None:
     trace = linked([{**kernel("k", ts, 0), "dur": dur} for ts, dur in times])
     packed = pack_timeline(trace, rank=0, origin=0, max_events=1000)
     assert packed.sharing_last_row == 0
-    assert packed.kept == len(times)
+    assert packed.plotted == len(times)
     found = unpack(packed.data)
     assert sorted(zip(found["start"], [d or 0 for d in found["dur"]], strict=True)) == sorted(
         (ts, dur or 0) for ts, dur in times
@@ -133,14 +133,14 @@ def test_a_lane_has_a_last_row_and_says_who_shares_it() -> None:
 def test_of_too_many_events_the_longest_of_each_time_stay() -> None:
     events = [kernel("k", ts, 9 if ts % 4 == 1 else 2) for ts in range(8000)]  # four in each piece of time
     packed = pack_timeline(linked(events), rank=0, origin=0, max_events=2000)
-    assert (packed.total, packed.kept, packed.left_out) == (8000, 2000, 6000)
+    assert (packed.total, packed.plotted, packed.omitted) == (8000, 2000, 6000)
     assert set(unpack(packed.data)["dur"]) == {9}
     bursts = [kernel("long", ts, 1000, stream=1) for ts in range(0, 200_000, 1000)]
     bursts += [kernel("short", 2_000_000 + ts, 1, stream=2) for ts in range(200)]
     kept = unpack(pack_timeline(linked(bursts), rank=0, origin=0, max_events=250).data)
     short = [lane for lane in kept["lanes"] if lane["name"] == "stream 2"]
     assert short, "a lane of short events does not vanish"
-    assert sum(lane["left_out"] for lane in kept["lanes"]) == 150
+    assert sum(lane["omitted"] for lane in kept["lanes"]) == 150
 
 
 @settings(deadline=None, max_examples=40)
@@ -148,7 +148,7 @@ def test_of_too_many_events_the_longest_of_each_time_stay() -> None:
 def test_any_trace_is_packed(trace: Trace) -> None:
     packed = pack_timeline(trace, rank=0, origin=0, max_events=3)
     found = unpack(packed.data)
-    assert found["events"] == packed.kept <= 3
+    assert found["events"] == packed.plotted <= 3
     assert packed.total == trace.events.height
 
 
@@ -174,13 +174,13 @@ def test_colours() -> None:
 
 def test_the_verdict_says_what_the_run_shows(job: Job) -> None:
     found = summarize_run(job)
-    said = {sentence.topic: sentence for sentence in found.sentences}
+    said = {sentence.topic: sentence for sentence in found.lines}
     # Device work of a rank from 400 to 1050 us: gemm 600, the all-reduce alone from 1000 on.
     assert said["Step time"].figure == "1.000 ms"
     assert said["Step time"].text == "the only step, mean over 2 ranks"
     assert said["Compute"].figure == "92.3 %"
     assert said["Exposed communication"].figure == "7.7 %"
-    assert "computation hides 80.0 % of that" in said["Exposed communication"].text
+    assert "80.0 % of it overlaps computation" in said["Exposed communication"].text
     assert said["Idle"].figure == "0.0 %"
     # mm: 250 us less its launch call of 20, on 2 ranks
     assert said["Top operator"].figure == "aten::mm"
@@ -188,7 +188,7 @@ def test_the_verdict_says_what_the_run_shows(job: Job) -> None:
         said["Top operator"].text.endswith("460 µs in 2 calls") or "in 2 calls" in said["Top operator"].text
     )
     assert said["Links"].figure == "100 % linked"
-    assert said["Trouble"].figure == "nothing lost"
+    assert said["Data loss"].figure == "nothing lost"
     assert said["Read"].figure == "2 ranks"
     assert found.basis == "device"
     assert found.tables["overview"]["exposed_communication_pct"].to_list() == pytest.approx(
@@ -198,7 +198,7 @@ def test_the_verdict_says_what_the_run_shows(job: Job) -> None:
 
 def test_the_verdict_counts_trouble(job: Job) -> None:
     bad = Job({0: job[0].with_stats([("read.broken", "data_loss", 2, "x"), ("read.wrong", "error", 1, "y")])})
-    trouble = next(sentence for sentence in summarize_run(bad).sentences if sentence.topic == "Trouble")
+    trouble = next(sentence for sentence in summarize_run(bad).lines if sentence.topic == "Data loss")
     assert (trouble.figure, trouble.tone) == ("1 error, 1 lost", "bad")
 
 
@@ -206,7 +206,7 @@ def test_a_rank_without_an_answer_is_named() -> None:
     found = summarize_run(Job({0: Trace({}, {"rank": 0, "linked": True})}))
     assert "(rank 0)" in found.unanswered["temporal-breakdown"]
     page = html_report.render_page(Job({0: Trace({}, {"rank": 0, "linked": True})}))
-    assert "No profiler events were read of rank 0" in page
+    assert "No profiler events were read for rank 0" in page
     assert "<canvas" not in page
 
 
@@ -284,8 +284,8 @@ def test_the_policy_allows_what_is_written_and_nothing_else(job: Job) -> None:
 
 def test_the_page_says_what_it_leaves_out(job: Job) -> None:
     page = html_report.render_page(job, max_events=4, max_ranks=1)
-    assert "The timelines of 1 rank (1) are left out; the tables cover them." in page
-    assert f"Rank 0: {job[0].events.height - 4} of {job[0].events.height} events are left out" in page
+    assert "The timelines of 1 rank (1) are omitted; the tables cover them." in page
+    assert f"Rank 0: {job[0].events.height - 4} of {job[0].events.height} events are omitted" in page
     assert page.count("data-rank=") == 1
     whole = html_report.render_page(job)
     assert "left out" not in "".join(Elements(whole).text)
@@ -398,10 +398,10 @@ def test_step_time_is_of_steps_each_the_mean_over_its_ranks_as_diff_and_check_ha
     steps = etloom.analyze(job, "steps")["dur_ns"].to_list()
     first, second = (steps[0] + steps[2]) / 2, (steps[1] + steps[3]) / 2
     mean, spread = (first + second) / 2, abs(second - first) / 2**0.5
-    said = {sentence.topic: sentence for sentence in summarize_run(job).sentences}["Step time"]
+    said = {sentence.topic: sentence for sentence in summarize_run(job).lines}["Step time"]
     assert said.figure == f"{mean / 1e6:.1f} ms ± {100 * spread / mean:.1f} %" == "617.2 ms ± 2.2 %"
     assert said.text == (
-        "mean and standard deviation of 2 steps, of each the mean over 2 ranks; "
+        "mean and standard deviation of 2 steps, each the mean over 2 ranks; "
         f"median {mean / 1e6:.1f} ms, shortest {first / 1e6:.1f} ms, longest {second / 1e6:.1f} ms"
     )
     (row,) = etloom.diff(job, job).table("step").filter(measure="step time").iter_rows(named=True)

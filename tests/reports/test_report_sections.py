@@ -56,7 +56,7 @@ def test_the_costliest_findings_are_open_and_the_rest_a_click_away(number: int, 
     assert titles(folded) == [f"finding {at}" for at in range(open_, min(number, 12))]
     if folded:
         assert (
-            f"<summary>{min(number, 12) - OPEN_FINDINGS} more, of {number - OPEN_FINDINGS:.3f} µs and less</summary>"
+            f"<summary>{min(number, 12) - OPEN_FINDINGS} more, up to {number - OPEN_FINDINGS:.3f} µs</summary>"
             in folded
         )
     assert ("3 smaller findings in <code>etloom analyze findings</code>" in page) == (number == 15)
@@ -83,16 +83,16 @@ def test_each_collective_is_told_with_its_wait_and_transfer(data: Path) -> None:
 def test_one_rank_says_what_it_cannot_know(data: Path) -> None:
     page = html_report.render_page(etloom.open(data / "tracelens" / "b200_eager.json.gz"))
     assert "Collectives of this rank" in page and "Between ranks" not in page
-    assert "One rank alone does not say who waited for whom" in page
+    assert "A single rank does not show which rank waited" in page
 
 
 def test_an_execution_trace_alone_is_told_without_times(data: Path, tmp_path: Path) -> None:
     job = etloom.open(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
     found = summarize_run(job)
-    said = {one.topic: (one.figure, one.text) for one in found.sentences}
-    assert list(said) == ["Operators", "Communication", "Times", "Trouble", "Read"]
-    assert said["Operators"] == ("14,392", "of 103 names; aten::empty most often, 1,590 times")
-    assert said["Communication"] == ("21", "calls: all_reduce 15, broadcast 6; 307.3 MB in all")
+    said = {one.topic: (one.figure, one.text) for one in found.lines}
+    assert list(said) == ["Operators", "Communication", "Times", "Data loss", "Read"]
+    assert said["Operators"] == ("14,392", "with 103 names; most frequent: aten::empty, 1,590 times")
+    assert said["Communication"] == ("21", "calls: all_reduce 15, broadcast 6; 307.3 MB in total")
     assert said["Times"][0] == "not recorded" and found.unanswered == {}
     page = html_report.render_page(job)
     assert re.findall(r'<a href="#([\w-]+)"', page) == ["recorded-section", "quality"]
@@ -113,7 +113,7 @@ def test_hostile_names_of_nodes_are_text() -> None:
 
 def test_chakra_s_nodes_say_how_long_they_take(data: Path) -> None:
     job = etloom.open(data / "chakra" / "chakra.0.et.gz")
-    (times,) = [one for one in summarize_run(job).sentences if one.topic == "Times"]
+    (times,) = [one for one in summarize_run(job).lines if one.topic == "Times"]
     stated = sum(json.loads(text).get("duration_micros", 0) for text in job[0].nodes["attrs"].drop_nulls())
     assert stated > 0 and times.figure == format_duration(1000 * stated)
     recorded = summarize_run(job).tables["recorded"]
@@ -156,9 +156,9 @@ def test_notes_of_many_ranks_are_one(tmp_path: Path) -> None:
     one = etloom.open(small.write_run(tmp_path / "run"))[0]
     few, many = (Job(dict.fromkeys(range(number), one)) for number in (2, 6))
     size = one.events.height
-    assert html_report.render_page(few, max_events=4).count("events are left out of the timeline") == 2
+    assert html_report.render_page(few, max_events=4).count("events are omitted from the timeline") == 2
     page = html_report.render_page(many, max_events=4)
-    said = re.findall(r"([^>]*) events are left out of the timeline", page)
+    said = re.findall(r"([^>]*) events are omitted from the timeline", page)
     assert said == [f"All 6 ranks together: {6 * (size - 4)} of {6 * size}"]
 
 
@@ -188,7 +188,7 @@ def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> No
         head = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(head | {"traceEvents": events}))
     job = etloom.open(tmp_path)
-    (said,) = [one for one in summarize_run(job).sentences if one.topic == "Top operator"]
+    (said,) = [one for one in summarize_run(job).lines if one.topic == "Top operator"]
     # Own times: rank 0 200 + 900 us, rank 1 2,000 + 90 us.
     assert (said.figure, said.text) == (
         "aten::common",
@@ -215,23 +215,23 @@ def test_a_rank_of_several_devices_says_when_it_is_idle(tmp_path: Path) -> None:
                 run.kernel(device + 1, 10, 100, device=device)
             head = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": len(ranks)}}
             (folder / f"rank{rank}.json").write_text(json.dumps(head | {"traceEvents": run.events}))
-        (said,) = [one for one in summarize_run(etloom.open(folder)).sentences if one.topic == "Idle"]
+        (said,) = [one for one in summarize_run(etloom.open(folder)).lines if one.topic == "Idle"]
         return said.text
 
-    assert idle(1) == "nothing runs on the device"
-    assert idle(2) == "nothing runs on the device; rank 0 has 2, and is idle when all of them are"
+    assert idle(1) == "no GPU activity runs"
+    assert idle(2) == "no GPU activity runs; rank 0 has 2, and is idle when all of them are"
     assert (
         idle(2, 1, 3)
-        == "nothing runs on the device; ranks 0, 2 have up to 3, and are idle when all of them are"
+        == "no GPU activity runs; ranks 0, 2 have up to 3, and are idle when all of them are"
     )
 
 
 def test_a_path_that_is_not_worked_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = etloom.open(small.write_run(tmp_path / "run"))
     monkeypatch.setattr("etloom.reports.summary.MAX_GRAPH_EVENTS", 1)
-    (said,) = [one for one in summarize_run(job).sentences if one.topic == "Critical path"]
+    (said,) = [one for one in summarize_run(job).lines if one.topic == "Critical path"]
     assert (said.figure, said.text) == (
-        *("not known", "more than 1 events: ask `etloom analyze critical-path`"),
+        *("unknown", "more than 1 events: run `etloom analyze critical-path`"),
     )
 
 
@@ -248,7 +248,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(
     run = small.write_run(tmp_path / "run")
     (tmp_path / "file").write_text("kept")
     places = {
-        tmp_path: "is a folder, not a file to write",
+        tmp_path: "is a folder; expected a file to write",
         tmp_path / "file" / "report.html": "cannot be written: Not a directory",
         Path("/proc/nowhere/report.html"): "cannot be written: ",
     }
@@ -258,7 +258,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(
         assert cli.main([verb, *runs, option, str(place)]) == 1
         said = capsys.readouterr().err
         assert said.startswith(f"etloom: {place}: {why}") and said.endswith(
-            f"name another place with {option}\n"
+            f"choose another path with {option}\n"
         )
     assert (tmp_path / "file").read_text() == "kept"
 
@@ -270,7 +270,7 @@ def test_a_folder_of_others_is_told_before_the_work(
     run = small.write_run(tmp_path / "run")
     run.chmod(0o555)
     assert cli.main(["report", str(run)]) == 1
-    assert "Permission denied; name another place with --out" in capsys.readouterr().err
+    assert "Permission denied; choose another path with --out" in capsys.readouterr().err
     run.chmod(0o755)
 
 

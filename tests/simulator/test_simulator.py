@@ -285,7 +285,7 @@ def test_the_path_is_told_as_the_report_tells_it(data: Path) -> None:
     done = etloom.simulate(job, "kernel x1")
     (said,) = [one for one in done.reasons if one.startswith("the critical path was ")]
     assert said == "the critical path was 97 % memcpy and memset, 2 % kernels"
-    (told,) = [one for one in summarize_run(job).sentences if one.topic == "Critical path"]
+    (told,) = [one for one in summarize_run(job).lines if one.topic == "Critical path"]
     assert (told.figure, told.text.split("; ")[1].split(", ")[0]) == (
         *("97.0 % memcpy and memset", "then 2.3 % kernels"),
     )
@@ -322,6 +322,6 @@ def test_a_path_through_what_nothing_explains_says_so(data: Path, capsys: pytest
         assert main(["analyze", "critical-path", str(data / name)]) == 0
         assert ("do not rely on this path" in capsys.readouterr().err) is not explained
         sentence = next(
-            one for one in summarize_run(etloom.open(data / name)).sentences if one.topic == "Critical path"
+            one for one in summarize_run(etloom.open(data / name)).lines if one.topic == "Critical path"
         )
         assert ("not to be relied on" in sentence.text) is not explained

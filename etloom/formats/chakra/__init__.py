@@ -212,3 +212,9 @@ def _describe_communication(node: Any, comm: dict[str, Any], attrs: dict[str, An
 def _to_signed(value: int) -> int:
     """Convert an id, unsigned in the file and signed in the tables; wrapping around keeps ids distinct."""
     return value - (1 << 64) if value > _MAX_INT64 else value
+
+
+def recorded_duration_ns() -> pl.Expr:
+    """Return an expression over `nodes`: the duration that a Chakra node states, ns; null for nodes without one."""
+    text = pl.col("attrs").cast(pl.String).str.json_path_match("$.duration_micros")
+    return 1000 * text.cast(pl.Int64, strict=False)
