@@ -347,7 +347,12 @@ DECLARED_STATS = (
     DeclaredStat("read.unfinished_file", "info", "the recording process was killed, or is still writing"),
     DeclaredStat("read.open_operators", "info", "operators that had not ended when the file or window did"),
     DeclaredStat("read.overwritten_operators", "info", "operators that the ring has overwritten"),
-    DeclaredStat("read.truncated_chunks", "data_loss", "missing chunks at the end of the file", _TRUNCATED),
+    DeclaredStat(
+        "read.truncated_chunks",
+        "data_loss",
+        "the file ends inside a chunk or before its last chunk",
+        _TRUNCATED,
+    ),
     DeclaredStat("read.damaged_chunk", "data_loss", "chunks with a wrong checksum; skipped", _COLLECT_AGAIN),
     DeclaredStat(
         "read.damaged_record",
@@ -371,7 +376,7 @@ DECLARED_STATS = (
         "read.observer_no_dictionary", "data_loss", "names or argument lists beyond the dictionary's capacity"
     ),
     DeclaredStat("read.observer_arguments_omitted", "data_loss", "argument lists too long for a record"),
-    DeclaredStat("read.observer_lists_cut", "data_loss", "lists truncated to 4,096 items"),
+    DeclaredStat("read.observer_lists_truncated", "data_loss", "lists truncated to 4,096 items"),
     DeclaredStat("read.observer_failed", "data_loss", "argument lists that torch did not provide"),
     DeclaredStat("read.observer_reentrant", "data_loss", "operators caused by the observer itself; skipped"),
     DeclaredStat("read.observer_raised", "info", "operators that ended with an exception"),

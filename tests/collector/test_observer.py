@@ -350,7 +350,7 @@ torch.autograd._record_function_with_args_exit(h)
 """)
 def test_long_lists_are_cut_and_counted(trace: etloom.Trace) -> None:
     assert json.loads(trace.nodes.filter(pl.col("name") == "it")["inputs"][0])[0] == list(range(4096))
-    assert count(trace, "read.observer_lists_cut") == 1
+    assert count(trace, "read.observer_lists_truncated") == 1
 
 
 MANY = """observer.start()

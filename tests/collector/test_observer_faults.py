@@ -134,7 +134,7 @@ FAULTS = {
     "a list is cut and nothing says so": Fault(
         START + "say(list(range(5000)))" + STOP,
         lambda left: len(left.named("said")[0]["inputs"]["values"][0]) < 5000,
-        lambda left: left.stat("read.observer_lists_cut") == 1,
+        lambda left: left.stat("read.observer_lists_truncated") == 1,
     ),
     "an operator that raises leaves its mark on the stack": Fault(
         START

@@ -17,7 +17,7 @@ COUNTERS = (
     "no_space",
     "no_dictionary",
     "arguments_omitted",
-    "lists_cut",
+    "lists_truncated",
     "failed",
     "reentrant",
     "raised",

@@ -48,7 +48,7 @@ _COUNTERS = (
     ("no_space", "data_loss", "operators not recorded because of the size limit or a full disk"),
     ("no_dictionary", "data_loss", "names or argument lists that exceed the size of the dictionary"),
     ("arguments_omitted", "data_loss", "argument lists too long for a record"),
-    ("lists_cut", "data_loss", "lists truncated to 4,096 items"),
+    ("lists_truncated", "data_loss", "lists truncated to 4,096 items"),
     ("failed", "data_loss", "argument lists that torch could not provide"),
     ("reentrant", "data_loss", "operators caused by the observer itself"),
     ("raised", "info", "operators that ended with an exception"),
