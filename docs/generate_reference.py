@@ -94,7 +94,7 @@ def analyses_page() -> str:
         text += f"\n## {name}\n\n{registry.get_summary('analyses', name)} ({scope})\n\n"
         text += "".join(f"{note}\n\n" for note in notes)
         text += f"Columns: {', '.join(f'`{column}`' for column in module.COLUMNS)}\n"
-        if options := registry.options("analyses", name):
+        if options := registry.list_options("analyses", name):
             text += "\n" + table(
                 ("option", "default", "meaning"),
                 ((f"`{option.name}`", f"`{option.default!r}`", option.help) for option in options),
