@@ -299,7 +299,7 @@ def test_views_and_virtual_tables_are_not_queried(tmp_path: Path) -> None:
             db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, 1, 2)", (5 << 24,))
         except sqlite3.OperationalError:
             pytest.skip("this SQLite has no rtree to make a virtual table of")
-    with pytest.raises(ReadError, match=r"holds no CUDA activity and no NVTX range .*not read.; record"):
+    with pytest.raises(ReadError, match=r"has no CUDA activity and no NVTX range .*not read.; record"):
         nsys.read(path)
 
 
@@ -313,7 +313,7 @@ def test_a_report_of_a_process_without_cuda_says_what_it_holds(tmp_path: Path) -
         db.execute("CREATE TABLE PROFILER_OVERHEAD (start)")
     with pytest.raises(ReadError) as raised:
         nsys.read(path)
-    assert raised.value.what == "holds no CUDA activity and no NVTX range (rows in OSRT_API 3, not read)"
+    assert raised.value.what == "has no CUDA activity and no NVTX range (rows in OSRT_API 3, not read)"
 
 
 def test_nothing_is_written_beside_the_file(export: Path) -> None:

@@ -1,6 +1,6 @@
-"""The two containers of an Nsight Systems export, SQLite and a folder of Parquet files, one interface.
+"""The two containers of an Nsight Systems export, SQLite and a folder of Parquet files, with one interface.
 
-Nsight makes tables lazily and their columns vary by version: an absent table is empty, an absent column null.
+Nsight creates tables on demand, and their columns vary by version: an absent table is empty, an absent column is null.
 """
 
 from __future__ import annotations
@@ -20,41 +20,45 @@ from etloom.formats.tables.building import build_series
 STRINGS = "StringIds"
 I64, TEXT = pl.Int64, pl.String
 _ROWS = 100_000
-_ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote bytes that are no UTF-8
+_ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote invalid UTF-8
 
 
 def int_columns(names: str) -> dict[str, Any]:
-    """The columns of these space-separated names, as int64."""
+    """Return the schema of these space-separated column names, all int64."""
     return dict.fromkeys(names.split(), I64)
 
 
 class ExportFile(Protocol):
+    """An export in one of the containers."""
+
     tables: Mapping[str, frozenset[str]]
     """The columns of each table."""
     stats: list[Stat]
 
-    def frame(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
-        """These columns of a table in these types, rows in the file's order."""
+    def read_table(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
+        """Read these columns of a table, cast to these types, with rows in the file's order."""
         ...
 
-    def height(self, table: str) -> int: ...
+    def count_rows(self, table: str) -> int:
+        """Return the number of rows of a table; 0 if it is absent."""
+        ...
 
-    def texts(self, ids: pl.Series) -> pl.DataFrame:
-        """(id, value) of StringIds for these ids."""
+    def read_strings(self, ids: pl.Series) -> pl.DataFrame:
+        """Read (id, value) of StringIds for these ids."""
         ...
 
 
 class SqliteExport:
     """An export of ``nsys export --type sqlite``, opened read-only.
 
-    Only plain tables are read: a view or a virtual table of a hostile file could run any query.
+    Only ordinary tables are read: a view or a virtual table of a malicious file could run any query.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.path = path
         self.stats: list[Stat] = []
         self._connection = connection
-        # Text that is no UTF-8 costs its bad bytes, not the row.
+        # In invalid UTF-8 text only the invalid bytes are lost, not the row.
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA query_only = ON")
@@ -72,8 +76,8 @@ class SqliteExport:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[SqliteExport]:
-        """Raises ReadError for a file that is no SQLite database or whose table of contents is damaged."""
-        # immutable: no journal is looked for and nothing is written beside the user's file.
+        """Open a file. Raises ReadError if it is not a SQLite database, or its table of contents is damaged."""
+        # immutable: SQLite neither looks for a journal nor writes next to the user's file.
         uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
         try:
             connection = sqlite3.connect(uri, uri=True)
@@ -84,21 +88,21 @@ class SqliteExport:
                 source = cls(connection, path)
             except _ERRORS as error:
                 raise ReadError(
-                    f"no readable SQLite file: {error}", where=path, remedy="export the .nsys-rep again"
+                    f"is not a readable SQLite file: {error}", where=path, remedy="export the .nsys-rep again"
                 ) from None
             yield source
 
-    def height(self, table: str) -> int:
+    def count_rows(self, table: str) -> int:
         if table not in self.tables:
             return 0
         try:
             return int(self._connection.execute(f"SELECT count(*) FROM {_quote(table)}").fetchone()[0])  # noqa: S608
         except _ERRORS:
-            return 0  # frame() has counted, or will count, the damage
+            return 0  # read_table counts the damage
 
-    def frame(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
+    def read_table(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
         present = {name: dtype for name, dtype in columns.items() if name in self.tables.get(table, ())}
-        present = self._filled(table, present)
+        present = self._select_non_empty(table, present)
         if not present:
             return pl.DataFrame(schema=dict(columns))
         # binaryData is declared TEXT yet holds bytes.
@@ -106,15 +110,15 @@ class SqliteExport:
             f"CAST({_quote(name)} AS BLOB)" if dtype == pl.Binary else _quote(name)
             for name, dtype in present.items()
         )
-        parts = list(self._parts(table, f"SELECT {chosen} FROM {_quote(table)}", present))  # noqa: S608
+        parts = list(self._query(table, f"SELECT {chosen} FROM {_quote(table)}", present))  # noqa: S608
         frame = pl.concat(parts) if parts else pl.DataFrame(schema=present)
         return frame.select(
             pl.col(name) if name in present else pl.lit(None, dtype=dtype).alias(name)
             for name, dtype in columns.items()
         )
 
-    def _filled(self, table: str, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns that hold anything. Most of NVTX's hold nothing, and SQLite counts faster than Python reads."""
+    def _select_non_empty(self, table: str, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns with any value. Most of NVTX's are empty, and SQLite counts faster than Python reads."""
         if len(columns) < 2:
             return columns
         counts = ", ".join(f"count({_quote(name)})" for name in columns)
@@ -122,44 +126,42 @@ class SqliteExport:
             row = self._connection.execute(f"SELECT {counts}, count(*) FROM {_quote(table)}").fetchone()  # noqa: S608
         except _ERRORS:
             return columns
-        filled = {name: dtype for (name, dtype), count in zip(columns.items(), row, strict=False) if count}
-        return filled if filled or not row[-1] else dict([next(iter(columns.items()))])
+        non_empty = {name: dtype for (name, dtype), count in zip(columns.items(), row, strict=False) if count}
+        return non_empty if non_empty or not row[-1] else dict([next(iter(columns.items()))])
 
-    def _parts(
+    def _query(
         self, table: str, sql: str, columns: Mapping[str, Any], parameters: tuple[int, ...] = ()
     ) -> Iterator[pl.DataFrame]:
         rows_read = wrong = 0
         try:
             cursor = self._connection.execute(sql, parameters)
             while rows := cursor.fetchmany(_ROWS):
-                made = [
+                columns_read = [
                     build_series(name, values, dtype)
                     for (name, dtype), values in zip(columns.items(), zip(*rows, strict=True), strict=True)
                 ]
-                wrong += sum(lost for _, lost in made)
+                wrong += sum(lost for _, lost in columns_read)
                 rows_read += len(rows)
-                yield pl.DataFrame([series for series, _ in made])
+                yield pl.DataFrame([series for series, _ in columns_read])
         except _ERRORS as error:
             self.stats.append(
                 Stat("read.nsys_damaged_table", "data_loss", 1, f"{table}: {error} after {rows_read:,} rows")
             )
         if wrong:
-            self.stats.append(
-                Stat("read.nsys_wrong_type", "data_loss", wrong, f"{table}: the value became null")
-            )
+            self.stats.append(Stat("read.nsys_wrong_type", "data_loss", wrong, f"{table}: now null"))
 
-    def texts(self, ids: pl.Series) -> pl.DataFrame:
+    def read_strings(self, ids: pl.Series) -> pl.DataFrame:
         columns = {"id": pl.Int64, "value": pl.String}
         if not columns.keys() <= self.tables.get(STRINGS, frozenset()) or ids.is_empty():
             return pl.DataFrame(schema=columns)
-        if ids.len() * 4 > self.height(STRINGS):
-            return self.frame(STRINGS, columns)
-        wanted = ids.to_list()
+        if ids.len() * 4 > self.count_rows(STRINGS):
+            return self.read_table(STRINGS, columns)
+        requested = ids.to_list()
         parts: list[pl.DataFrame] = []
-        for begin in range(0, len(wanted), 30_000):  # SQLite takes 32,766 parameters
-            some = tuple(wanted[begin : begin + 30_000])
-            sql = f"SELECT id, value FROM {STRINGS} WHERE id IN ({','.join('?' * len(some))})"  # noqa: S608
-            parts.extend(self._parts(STRINGS, sql, columns, some))
+        for begin in range(0, len(requested), 30_000):  # SQLite takes 32,766 parameters
+            batch = tuple(requested[begin : begin + 30_000])
+            sql = f"SELECT id, value FROM {STRINGS} WHERE id IN ({','.join('?' * len(batch))})"  # noqa: S608
+            parts.extend(self._query(STRINGS, sql, columns, batch))
         return pl.concat(parts) if parts else pl.DataFrame(schema=columns)
 
 
@@ -174,27 +176,27 @@ class ParquetExport:
             try:
                 tables[file.stem] = frozenset(pl.read_parquet_schema(file))
             except (OSError, pl.exceptions.PolarsError) as error:
-                self._damaged(file.stem, error)
+                self._count_damage(file.stem, error)
         self.tables: Mapping[str, frozenset[str]] = tables
 
-    def _damaged(self, table: str, error: Exception) -> None:
+    def _count_damage(self, table: str, error: Exception) -> None:
         self.stats.append(Stat("read.nsys_damaged_table", "data_loss", 1, f"{table}: {str(error)[:200]}"))
 
-    def height(self, table: str) -> int:
+    def count_rows(self, table: str) -> int:
         if table not in self.tables:
             return 0
         return int(
             pl.scan_parquet(self.path / f"{table}.parquet", glob=False).select(pl.len()).collect().item()
         )
 
-    def frame(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
+    def read_table(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
         present = [name for name in columns if name in self.tables.get(table, ())]
         if not present:
             return pl.DataFrame(schema=dict(columns))
         try:
             read = pl.read_parquet(self.path / f"{table}.parquet", columns=present, glob=False)
         except (OSError, pl.exceptions.PolarsError) as error:
-            self._damaged(table, error)
+            self._count_damage(table, error)
             return pl.DataFrame(schema=dict(columns))
         frame = read.select(
             _cast(read, name, dtype) if name in present else pl.lit(None, dtype=dtype).alias(name)
@@ -202,13 +204,11 @@ class ParquetExport:
         )
         wrong = sum(frame[name].null_count() - read[name].null_count() for name in present)
         if wrong:
-            self.stats.append(
-                Stat("read.nsys_wrong_type", "data_loss", wrong, f"{table}: the value became null")
-            )
+            self.stats.append(Stat("read.nsys_wrong_type", "data_loss", wrong, f"{table}: now null"))
         return frame
 
-    def texts(self, ids: pl.Series) -> pl.DataFrame:
-        return self.frame(STRINGS, {"id": pl.Int64, "value": pl.String}).join(
+    def read_strings(self, ids: pl.Series) -> pl.DataFrame:
+        return self.read_table(STRINGS, {"id": pl.Int64, "value": pl.String}).join(
             pl.DataFrame({"id": ids.cast(pl.Int64)}), on="id", how="semi"
         )
 

@@ -1,4 +1,4 @@
-"""CUDA activity of an Nsight Systems export as events in Kineto's categories and spelling."""
+"""Converts the CUDA activities of an Nsight Systems export to events with Kineto's categories and names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etloom.formats.nsys.event_tables import (
 )
 
 NONE32 = 0xFFFFFFFF
-"""CUPTI's 'no stream' and 'no event'."""
+"""CUPTI's id for no stream and no event."""
 
 MEMCPY_KINDS = dict(
     enumerate(["Unknown", *("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")])
@@ -31,16 +31,16 @@ SYNC_KINDS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Con
 
 
 def read_labels(source: ExportFile, table: str, fallback: dict[int, str]) -> dict[int, str]:
-    """The file's own enumeration: its numbers may change with the version, its names do not."""
-    rows = source.frame(table, {"id": I64, "name": TEXT}).drop_nulls().rows()
+    """Return the file's own enumeration: its numbers may change between versions, its names do not."""
+    rows = source.read_table(table, {"id": I64, "name": TEXT}).drop_nulls().rows()
     short = {name.upper().replace(" ", "_"): name for name in fallback.values()}
-    known = {
+    labels = {
         number: short.get(
             next((s for s in sorted(short, key=len, reverse=True) if name.endswith("_" + s)), "")
         )
         for number, name in rows
     }
-    return fallback | {number: label for number, label in known.items() if label}
+    return fallback | {number: label for number, label in labels.items() if label}
 
 
 def map_codes(column: str, names: dict[int, str], default: str = "Unknown") -> pl.Expr:
@@ -50,12 +50,12 @@ def map_codes(column: str, names: dict[int, str], default: str = "Unknown") -> p
 
 
 def null_if_none(column: str) -> pl.Expr:
-    """A CUPTI id, null where it says 'none'."""
+    """Return a CUPTI id, null for the id that means none."""
     return pl.when(pl.col(column) != NONE32).then(pl.col(column))
 
 
-def device_columns() -> dict[str, pl.Expr]:
-    """Device work lies on Kineto's lanes: the device is its process, the stream its thread."""
+def build_device_columns() -> dict[str, pl.Expr]:
+    """Return columns of GPU activities on Kineto's tracks: the device is the process, the stream is the thread."""
     return {
         "ph": pl.lit("X"),
         "pid": pl.col("deviceId"),
@@ -71,12 +71,12 @@ _WORK = int_columns("start end deviceId streamId contextId correlationId globalP
 
 
 def read_kernels(source: ExportFile) -> EventTables:
-    axes = {f"{what}{axis}": I64 for what in ("grid", "block", "cluster") for axis in "XYZ"}
+    axes = {f"{shape}{axis}": I64 for shape in ("grid", "block", "cluster") for axis in "XYZ"}
     names = int_columns("demangledName shortName mangledName")
     more = int_columns(
         "registersPerThread staticSharedMemory dynamicSharedMemory localMemoryPerThread launchType"
     )
-    frame = source.frame(CUPTI + "KERNEL", _WORK | names | axes | more)
+    frame = source.read_table(CUPTI + "KERNEL", _WORK | names | axes | more)
     frame = resolve_names(source, frame, *names)
     clustered = pl.col("clusterX") > 0
     args = pl.struct(
@@ -90,7 +90,7 @@ def read_kernels(source: ExportFile) -> EventTables:
         cat=pl.lit("kernel"),
         name=pl.coalesce(*names),
         args=pl.when(unusual).then(args),
-        **device_columns(),
+        **build_device_columns(),
     )
     blocks = pl.col("gridX") * pl.col("gridY") * pl.col("gridZ")
     threads = pl.col("blockX") * pl.col("blockY") * pl.col("blockZ")
@@ -99,12 +99,12 @@ def read_kernels(source: ExportFile) -> EventTables:
     side = frame.with_row_index("row").select(
         "row",
         *(
-            pl.col(f"{what}{axis}").alias(f"{what}_{axis.lower()}")
-            for what in ("grid", "block")
+            pl.col(f"{shape}{axis}").alias(f"{shape}_{axis.lower()}")
+            for shape in ("grid", "block")
             for axis in "XYZ"
         ),
         pl.col("registersPerThread").alias("registers"),
-        # One of the two is absent in some versions; both absent is unknown, not zero.
+        # Some versions lack one of the two; if both are absent, the value is unknown, not zero.
         shared_mem=pl.when(
             pl.any_horizontal(pl.col("staticSharedMemory", "dynamicSharedMemory").is_not_null())
         ).then(pl.sum_horizontal("staticSharedMemory", "dynamicSharedMemory")),
@@ -118,9 +118,11 @@ def read_kernels(source: ExportFile) -> EventTables:
 
 
 def read_sm_counts(source: ExportFile) -> dict[int, int]:
-    """Streaming multiprocessors by CUDA device index."""
-    devices = source.frame("TARGET_INFO_CUDA_DEVICE", {"cudaId": I64, "numMultiprocessors": I64}).drop_nulls()
-    gpus = source.frame("TARGET_INFO_GPU", {"id": I64, "smCount": I64}).drop_nulls()
+    """Return CUDA device index -> number of streaming multiprocessors."""
+    devices = source.read_table(
+        "TARGET_INFO_CUDA_DEVICE", {"cudaId": I64, "numMultiprocessors": I64}
+    ).drop_nulls()
+    gpus = source.read_table("TARGET_INFO_GPU", {"id": I64, "smCount": I64}).drop_nulls()
     return dict(gpus.rows()) | dict(devices.rows())
 
 
@@ -133,23 +135,23 @@ def map_numbers(column: str, numbers: dict[int, int]) -> pl.Expr:
 
 
 def read_graphs(source: ExportFile) -> EventTables:
-    """Graphs launched with --cuda-graph-trace=graph: one row stands for all the kernels inside."""
-    frame = source.frame(CUPTI + "GRAPH_TRACE", _WORK)
+    """Read graphs recorded with --cuda-graph-trace=graph: one row represents all kernels of a graph."""
+    frame = source.read_table(CUPTI + "GRAPH_TRACE", _WORK)
     events = select_event_columns(
         frame,
         cat=pl.lit("kernel"),
         name=pl.format("CUDA graph {}", pl.col("graphId").cast(pl.String).fill_null("")),
-        **device_columns(),
+        **build_device_columns(),
     )
     side = frame.with_row_index("row").select("row", context="contextId", graph_id="graphId")
-    note = "each stands for all the kernels of its graph; profile with --cuda-graph-trace=node to see them"
+    note = "each represents all kernels of its graph; profile with --cuda-graph-trace=node to record them"
     return EventTables(
         events, {"kernels": side}, [Stat("read.nsys_whole_graph", "info", events.height, note)]
     )
 
 
 def read_memcpys(source: ExportFile) -> EventTables:
-    frame = source.frame(CUPTI + "MEMCPY", _WORK | int_columns("bytes copyKind srcKind dstKind"))
+    frame = source.read_table(CUPTI + "MEMCPY", _WORK | int_columns("bytes copyKind srcKind dstKind"))
     memory = read_labels(source, "ENUM_CUDA_MEM_KIND", MEMORY_KINDS)
     name = pl.format(
         "Memcpy {} ({} -> {})",
@@ -157,16 +159,20 @@ def read_memcpys(source: ExportFile) -> EventTables:
         map_codes("srcKind", memory),
         map_codes("dstKind", memory),
     )
-    events = select_event_columns(frame, cat=pl.lit("gpu_memcpy"), name=name, **device_columns())
+    events = select_event_columns(frame, cat=pl.lit("gpu_memcpy"), name=name, **build_device_columns())
     return EventTables(events, {"kernels": _transfer(frame)})
 
 
 def read_memsets(source: ExportFile) -> EventTables:
-    frame = source.frame(CUPTI + "MEMSET", _WORK | int_columns("bytes memKind value"))
+    frame = source.read_table(CUPTI + "MEMSET", _WORK | int_columns("bytes memKind value"))
     kind = map_codes("memKind", read_labels(source, "ENUM_CUDA_MEM_KIND", MEMORY_KINDS))
     args = pl.struct("value").struct.json_encode()
     events = select_event_columns(
-        frame, cat=pl.lit("gpu_memset"), name=pl.format("Memset ({})", kind), args=args, **device_columns()
+        frame,
+        cat=pl.lit("gpu_memset"),
+        name=pl.format("Memset ({})", kind),
+        args=args,
+        **build_device_columns(),
     )
     return EventTables(events, {"kernels": _transfer(frame)})
 
@@ -190,27 +196,32 @@ def read_syncs(source: ExportFile) -> EventTables:
     Nsight Systems writes device 0 for all of them: the device is that of the work in their context.
     """
     key = ["globalPid", "eventId", "eventSyncId"]
-    frame = source.frame(CUPTI + "SYNCHRONIZATION", _WORK | dict.fromkeys(("syncType", *key), I64))
+    frame = source.read_table(CUPTI + "SYNCHRONIZATION", _WORK | dict.fromkeys(("syncType", *key), I64))
     stats: list[Stat] = []
     if frame.height:
-        told = frame.join(
+        resolved = frame.join(
             _find_context_devices(source), on=["globalPid", "contextId"], how="left", maintain_order="left"
         ).with_columns(pl.coalesce("used", "deviceId").alias("deviceId"))
-        moved = int((told["deviceId"] != frame["deviceId"]).sum())
+        moved = int((resolved["deviceId"] != frame["deviceId"]).sum())
         stats = [
-            Stat("read.nsys_device_of_sync", "info", moved, "the device is that of the work in its context")
+            Stat(
+                "read.nsys_device_of_sync",
+                "info",
+                moved,
+                "the device is inferred from the activities of its context",
+            )
         ]
-        frame = told.drop("used")
+        frame = resolved.drop("used")
     records = (
-        source.frame(CUPTI + "CUDA_EVENT", dict.fromkeys((*key, "streamId", "correlationId"), I64))
+        source.read_table(CUPTI + "CUDA_EVENT", dict.fromkeys((*key, "streamId", "correlationId"), I64))
         .drop_nulls(key)
         .unique(key, keep="last")
         .rename({"streamId": "wait_stream", "correlationId": "record_correlation"})
     )
     frame = frame.join(records, on=key, how="left", maintain_order="left")
     kind = map_codes("syncType", SYNC_KINDS)
-    lane = device_columns() | {"stream": null_if_none("streamId"), "tid": null_if_none("streamId")}
-    events = select_event_columns(frame, cat=pl.lit("cuda_sync"), name=kind, **lane)
+    columns = build_device_columns() | {"stream": null_if_none("streamId"), "tid": null_if_none("streamId")}
+    events = select_event_columns(frame, cat=pl.lit("cuda_sync"), name=kind, **columns)
     side = frame.with_row_index("row").select(
         "row",
         kind.alias("kind"),
@@ -222,16 +233,16 @@ def read_syncs(source: ExportFile) -> EventTables:
 
 
 def _find_context_devices(source: ExportFile) -> pl.DataFrame:
-    """globalPid, contextId, used: the device on which a context has work."""
+    """Return globalPid, contextId, used: the device on which a context has activities."""
     columns = int_columns("globalPid contextId deviceId")
-    tables = (source.frame(CUPTI + table, columns).unique() for table in ("KERNEL", "MEMCPY", "MEMSET"))
+    tables = (source.read_table(CUPTI + table, columns).unique() for table in ("KERNEL", "MEMCPY", "MEMSET"))
     used = pl.concat(tables).drop_nulls().unique()
     return used.unique(["globalPid", "contextId"], keep="none").rename({"deviceId": "used"})
 
 
 def read_calls(source: ExportFile) -> EventTables:
-    """Runtime and driver calls. Nsight puts both in one table and a version behind the name: _v7000."""
-    frame = source.frame(
+    """Read runtime and driver calls. Nsight writes both to one table, and appends a version to the name: _v7000."""
+    frame = source.read_table(
         CUPTI + "RUNTIME",
         int_columns("start end globalTid correlationId nameId returnValue"),
     )
@@ -239,17 +250,17 @@ def read_calls(source: ExportFile) -> EventTables:
     events = select_event_columns(
         frame,
         ph=pl.lit("X"),
-        # cuLaunchKernel is the driver's, cudaLaunchKernel the runtime's.
+        # cuLaunchKernel is a driver call, cudaLaunchKernel a runtime call.
         cat=pl.when(pl.col("nameId").str.contains("^cu[A-Z]"))
         .then(pl.lit("cuda_driver"))
         .otherwise(pl.lit("cuda_runtime")),
-        # Four digits and more: cuMemAlloc_v2 is a name of its own.
+        # Only versions of four digits and more: cuMemAlloc_v2 is a different function.
         name=pl.col("nameId").str.replace(r"_v\d{4,}$", ""),
         correlation=pl.col("correlationId"),
         args=pl.when(pl.col("returnValue") != 0).then(
             pl.concat_str(pl.lit('{"return value":'), pl.col("returnValue"), pl.lit("}"))
         ),
-        **_host_columns("globalTid"),
+        **_build_host_columns("globalTid"),
     )
     failed = frame.filter(pl.col("returnValue") != 0)["nameId"]
     stats: list[Stat] = [
@@ -259,7 +270,7 @@ def read_calls(source: ExportFile) -> EventTables:
 
 
 def read_overheads(source: ExportFile) -> EventTables:
-    frame = source.frame(
+    frame = source.read_table(
         CUPTI + "OVERHEAD",
         int_columns("start end globalTid correlationId nameId overheadType"),
     )
@@ -270,19 +281,19 @@ def read_overheads(source: ExportFile) -> EventTables:
         cat=pl.lit("overhead"),
         name=pl.col("nameId"),
         correlation=None,  # the correlation of the call it delayed would pair it with the kernel
-        **_host_columns("globalTid"),
+        **_build_host_columns("globalTid"),
     )
     return EventTables(events)
 
 
-def _host_columns(column: str) -> dict[str, pl.Expr]:
+def _build_host_columns(column: str) -> dict[str, pl.Expr]:
     return {"process": extract_process(column), "pid": extract_pid(column), "tid": extract_tid(column)}
 
 
 def read_memory(source: ExportFile) -> pl.DataFrame:
-    """Rows of the memory table, with ``process``: device allocations (--cuda-memory-usage=true)."""
+    """Read GPU allocations (--cuda-memory-usage=true) as rows of the memory table, with ``process``."""
     columns = int_columns("start globalPid globalTid deviceId address bytes memoryOperationType")
-    frame = source.frame("CUDA_GPU_MEMORY_USAGE_EVENTS", columns)
+    frame = source.read_table("CUDA_GPU_MEMORY_USAGE_EVENTS", columns)
     freed = pl.col("memoryOperationType") == 1
     return frame.select(
         process=extract_process("globalPid"),
@@ -297,14 +308,14 @@ def read_memory(source: ExportFile) -> pl.DataFrame:
 
 
 def read_gpu_metrics(source: ExportFile) -> pl.DataFrame:
-    """GPU_METRICS as rows of the counters table, with ``gpu``, the index of the GPU in the machine."""
+    """Read GPU_METRICS as rows of the counters table, with ``gpu``, the index of the GPU in the machine."""
     key = {"typeId": I64, "metricId": I64}
-    frame = source.frame("GPU_METRICS", {"timestamp": I64, "value": pl.Float64} | key)
-    about = source.frame("TARGET_INFO_GPU_METRICS", key | {"metricName": TEXT}).unique(
+    frame = source.read_table("GPU_METRICS", {"timestamp": I64, "value": pl.Float64} | key)
+    names = source.read_table("TARGET_INFO_GPU_METRICS", key | {"metricName": TEXT}).unique(
         list(key), keep="first"
     )
     # The low byte of typeId numbers the GPU.
     gpu = pl.col("typeId") & 0xFF
-    return frame.join(about, on=list(key), how="left", maintain_order="left").select(
+    return frame.join(names, on=list(key), how="left", maintain_order="left").select(
         gpu=gpu, ts="timestamp", name="metricName", series=pl.format("GPU {}", gpu), value="value"
     )

@@ -1,4 +1,4 @@
-"""What the kinds of Nsight's activity share: the columns of an event, processes, names, enumerations."""
+"""The parts shared by all activities of Nsight: event columns, process ids, names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from etloom.formats.nsys.containers import I64, ExportFile
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 
 EVENT_COLUMNS = {
-    "process": I64,  # globalPid: virtual machine and pid, which is what correlation ids are unique in
+    "process": I64,  # globalPid: virtual machine and pid; correlation ids are unique within it
     "ph": pl.Categorical,
     "cat": pl.Categorical,
     "name": pl.Categorical,
@@ -27,22 +27,22 @@ EVENT_COLUMNS = {
     "seq_id": I64,
     "args": pl.Categorical,
 }
-"""The columns of every `Part`'s events; those a kind has not are added as null."""
+"""The columns of the events of all `EventTables`; absent ones are null."""
 
 
 @dataclass
 class EventTables:
-    """The events of one kind, and rows of other tables about them, keyed by ``row`` of these events."""
+    """The events of one kind of activity, and rows of other tables for them, with ``row``, the row of the event."""
 
     events: pl.DataFrame
     sides: dict[str, pl.DataFrame] = field(default_factory=dict)
     stats: list[Stat] = field(default_factory=list)
     ranks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """process -> (rank, ranks of the job), where these events say so."""
+    """Process -> (rank, number of ranks), if these events have it."""
 
 
 def extract_process(column: str) -> pl.Expr:
-    """globalPid of a globalTid or globalPid."""
+    """Return the globalPid of a globalTid or globalPid."""
     return pl.col(column) & ~0xFFFFFF
 
 
@@ -55,7 +55,7 @@ def extract_tid(column: str) -> pl.Expr:
 
 
 def select_event_columns(frame: pl.DataFrame, **columns: pl.Expr | pl.Series | None) -> pl.DataFrame:
-    """frame with the columns of EVENT: those given as expressions, the rest as they are or null."""
+    """Return the columns of `EVENT_COLUMNS`: the given expressions, else the column of the frame, else null."""
     return frame.select(
         (
             expression
@@ -71,9 +71,9 @@ def select_event_columns(frame: pl.DataFrame, **columns: pl.Expr | pl.Series | N
 
 
 def resolve_names(source: ExportFile, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
-    """frame with these columns of StringIds ids replaced by their text."""
+    """Replace the ids of StringIds in these columns by their text."""
     ids = pl.concat([frame[column] for column in columns]).unique().drop_nulls().sort()
-    texts = source.texts(ids).unique("id", keep="first")
+    texts = source.read_strings(ids).unique("id", keep="first")
     for column in columns:
         frame = (
             frame.join(

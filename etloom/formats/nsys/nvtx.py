@@ -1,4 +1,4 @@
-"""NVTX ranges and marks of an Nsight Systems export: PyTorch's operators, user ranges, NCCL's payloads."""
+"""Converts the NVTX ranges and marks of an Nsight Systems export: PyTorch operators, user ranges, NCCL payloads."""
 
 from __future__ import annotations
 
@@ -23,48 +23,30 @@ from etloom.formats.tables.building import build_frame
 
 MARKS, DOMAINS, THREAD_NAMES = (34, 65), (75,), (39, 72)
 RANGES = (59, 70, 60, 71, 35, 37, 66, 68)
-"""Push/pop, start/end and, where the end is missing, a push or start alone; Nvtxt and Nvtx."""
+"""Push/pop, start/end and, if the end is missing, push or start alone; Nvtxt and Nvtx."""
 START_END = (60, 71, 37, 68)
 
-# What torch.autograd.profiler.emit_nvtx and `nsys --pytorch` write, in this order and each part optional:
+# The text of torch.autograd.profiler.emit_nvtx and `nsys --pytorch`, in this order; each part is optional:
 # aten::mul, seq = 45328, op_id = 990726, sizes = [[2, 3], [3]], input_op_ids = [(990725,0)]
 _TORCH = (
     r"^(?P<name>.+?)(?:, seq = (?P<seq>\d+))?(?:, op_id = (?P<op>\d+))?"
     r"(?:, sizes = (?P<sizes>\[.*?\]))?(?:, input_op_ids = (?P<inputs>\[.*\]))?$"
 )
-# RecordFunctions of user scope, which Kineto calls user_annotation; NVTX text does not state the scope.
+# RecordFunctions of user scope, which Kineto calls user_annotation; NVTX text does not contain the scope.
 _ANNOTATION = rf"^({STEP_PREFIX}|Optimizer\.|nccl:|gloo:|DistributedDataParallel\.|FSDP::)"
 
 
+_PAYLOAD_VALUES = ("uint64Value", "int64Value", "uint32Value", "int32Value")
+
+
 def read_ranges(source: ExportFile) -> EventTables:
-    """Events of every range and mark; comms where NCCL's payloads are there, arguments where sizes are."""
-    values = ["uint64Value", "int64Value", "uint32Value", "int32Value"]
-    columns = dict.fromkeys(
-        ["start", "end", "eventType", "category", "globalTid", "textId", "domainId", *values], I64
-    )
-    more = {"text": TEXT, "jsonText": TEXT, "binaryData": pl.Binary, "doubleValue": pl.Float64}
-    every = source.frame("NVTX_EVENTS", columns | more)
-    texts = source.texts(every["textId"].unique().drop_nulls().sort()).unique("id", keep="first")
-    every = (
-        every.join(texts, left_on="textId", right_on="id", how="left", maintain_order="left")
-        .with_columns(text=pl.coalesce("text", "value"), process=extract_process("globalTid"))
-        .drop("value", "textId")
-    )
-    domains = (
-        every.filter(pl.col("eventType").is_in(DOMAINS))
-        .select("process", "domainId", domain="text")
-        .drop_nulls()
-        .unique(["process", "domainId"], keep="last")
-    )
-    frame = every.filter(pl.col("eventType").is_in([*RANGES, *MARKS])).join(
-        domains, on=["process", "domainId"], how="left", maintain_order="left"
-    )
-    frame = pl.concat([frame, _parse_torch_texts(frame["text"])], how="horizontal")
+    """Read ranges and marks as events, NCCL's payloads as comms, and sizes as arguments."""
+    records, frame = _read_events(source)
     mark = pl.col("eventType").is_in(MARKS)
     operator = pl.any_horizontal(pl.col("op", "seq").is_not_null()) & ~pl.col("name").str.contains(
         _ANNOTATION
     )
-    payload = pl.coalesce(*values)
+    payload = pl.coalesce(*_PAYLOAD_VALUES)
     args = {
         "domain": pl.col("domain"),
         "category": pl.col("category"),
@@ -83,37 +65,63 @@ def read_ranges(source: ExportFile) -> EventTables:
         tid=extract_tid("globalTid"),
         rf_id=pl.col("op"),
         seq_id=pl.col("seq"),
-        args=_compact_json(frame, args),
+        args=_encode_fields(frame, args),
     )
     sizes = frame.with_row_index("row").filter(pl.col("sizes").is_not_null()).select("row", dims="sizes")
     comms, ranks, payload_stats = _read_payloads(source, frame)
     open_ranges = frame.filter(~mark & pl.col("end").is_null())
     unnamed = frame["text"].null_count()
     stats: list[Stat] = [
-        Stat("read.nsys_open_range", "info", open_ranges.height, "never closed: their duration is null"),
+        Stat("read.nsys_open_range", "info", open_ranges.height, "range not closed: the duration is null"),
         Stat("read.nsys_no_text", "info", unnamed, "NVTX ranges without a text"),
         *payload_stats,
         Stat(
             "read.nsys_nvtx_kind",
             "info",
-            every.filter(~pl.col("eventType").is_in([*RANGES, *MARKS, *DOMAINS, *THREAD_NAMES])).height,
-            "NVTX records that are no range or mark: categories, resource names",
+            records.filter(~pl.col("eventType").is_in([*RANGES, *MARKS, *DOMAINS, *THREAD_NAMES])).height,
+            "NVTX records other than ranges and marks: categories, resource names",
         ),
     ]
     return EventTables(events, {"arguments": sizes, "comms": comms}, stats, ranks)
 
 
+def _read_events(source: ExportFile) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return all NVTX records with their text; and ranges and marks with the domain and the parts of PyTorch's text."""
+    columns = dict.fromkeys(
+        ["start", "end", "eventType", "category", "globalTid", "textId", "domainId", *_PAYLOAD_VALUES], I64
+    )
+    more = {"text": TEXT, "jsonText": TEXT, "binaryData": pl.Binary, "doubleValue": pl.Float64}
+    records = source.read_table("NVTX_EVENTS", columns | more)
+    texts = source.read_strings(records["textId"].unique().drop_nulls().sort()).unique("id", keep="first")
+    records = (
+        records.join(texts, left_on="textId", right_on="id", how="left", maintain_order="left")
+        .with_columns(text=pl.coalesce("text", "value"), process=extract_process("globalTid"))
+        .drop("value", "textId")
+    )
+    domains = (
+        records.filter(pl.col("eventType").is_in(DOMAINS))
+        .select("process", "domainId", domain="text")
+        .drop_nulls()
+        .unique(["process", "domainId"], keep="last")
+    )
+    frame = records.filter(pl.col("eventType").is_in([*RANGES, *MARKS])).join(
+        domains, on=["process", "domainId"], how="left", maintain_order="left"
+    )
+    frame = pl.concat([frame, _parse_torch_texts(frame["text"])], how="horizontal")
+    return records, frame
+
+
 def _parse_torch_texts(text: pl.Series) -> pl.DataFrame:
-    """name, seq, op, sizes, inputs of each text; a text that is not PyTorch's is its own name."""
+    """Parse name, seq, op, sizes and inputs of each text; any other text than PyTorch's is the name."""
     frame = pl.DataFrame({"text": text})
-    # The pattern costs a microsecond a text, so only texts that can match are tried.
+    # The pattern takes a microsecond per text, so only texts that can match are tried.
     candidate = pl.any_horizontal(
         pl.col("text").str.contains(p, literal=True) for p in (", seq = ", ", op_id = ")
     )
     fields = pl.when(candidate).then(pl.col("text")).str.extract_groups(_TORCH)
     return (
-        frame.select(fields.alias("found"), "text")
-        .unnest("found")
+        frame.select(fields.alias("fields"), "text")
+        .unnest("fields")
         .select(
             pl.coalesce("name", "text").alias("name"),
             pl.col("seq", "op").cast(I64, strict=False),
@@ -122,51 +130,51 @@ def _parse_torch_texts(text: pl.Series) -> pl.DataFrame:
     )
 
 
-def _compact_json(frame: pl.DataFrame, fields: dict[str, pl.Expr]) -> pl.Series:
-    """A JSON object a row of the fields that are not null; null where all are."""
+def _encode_fields(frame: pl.DataFrame, fields: dict[str, pl.Expr]) -> pl.Series:
+    """Return a JSON object per row with the fields that are not null; null if all are."""
     values = frame.select(**fields)
     distinct = values.unique().filter(pl.any_horizontal(pl.all().is_not_null()))
     texts = [
         json.dumps({key: value for key, value in row.items() if value is not None})
         for row in distinct.iter_rows(named=True)
     ]
-    known = distinct.with_columns(pl.Series("\0", texts, dtype=pl.String))
-    return values.join(known, on=list(fields), how="left", nulls_equal=True, maintain_order="left")["\0"]
+    encoded = distinct.with_columns(pl.Series("\0", texts, dtype=pl.String))
+    return values.join(encoded, on=list(fields), how="left", nulls_equal=True, maintain_order="left")["\0"]
 
 
-# NVTX's payload entry types (nvToolsExtPayload.h) that NCCL uses, and their layout.
+# The payload entry types of NVTX (nvToolsExtPayload.h) that NCCL uses, and their layout.
 _ENTRY = {
     3: "<h", 4: "<H", 5: "<i", 6: "<I", 7: "<q", 8: "<Q", 9: "<q", 10: "<Q", 11: "<b", 12: "<B", 13: "<h",
     14: "<H", 15: "<i", 16: "<I", 17: "<q", 18: "<Q", 19: "<f", 20: "<d", 22: "<Q", 23: "<Q",
 }  # fmt: skip
 _FIRST_SCHEMA_ID = 1 << 24
-"""An entry type from here on is the id of another schema or of an enumeration, stored as an int."""
+"""Entry types from here on are ids of other schemas or of enumerations, stored as an int."""
 _HEADER = struct.Struct("<IIIIQQ")  # domain, -, schema, -, payload size, size of both
 _REDUCTIONS: dict[Any, str] = dict(enumerate(("sum", "prod", "max", "min", "avg")))  # ncclRedOp_t
 
 
 def read_schemas(source: ExportFile) -> dict[tuple[int, int], list[tuple[str, str, int]]]:
-    """(domain, schema) -> its entries as (name, struct format, offset)."""
+    """Return (domain, schema) -> entries as (name, struct format, offset)."""
     columns = int_columns("domainId schemaId idx type offset") | {"name": TEXT}
-    rows = source.frame("NVTX_PAYLOAD_SCHEMA_ENTRIES", columns).unique(["domainId", "schemaId", "idx"])
-    found: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
+    rows = source.read_table("NVTX_PAYLOAD_SCHEMA_ENTRIES", columns).unique(["domainId", "schemaId", "idx"])
+    schemas: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
     for domain, schema, _, kind, offset, name in rows.sort("domainId", "schemaId", "idx").iter_rows():
         layout = "<i" if (kind or 0) >= _FIRST_SCHEMA_ID else _ENTRY.get(kind)
         if layout and name:
-            found.setdefault((domain, schema), []).append((name, layout, offset or 0))
-    return found
+            schemas.setdefault((domain, schema), []).append((name, layout, offset or 0))
+    return schemas
 
 
-def decode_payload(data: bytes, known: dict[tuple[int, int], list[tuple[str, str, int]]]) -> dict[str, Any]:
-    """The fields of every payload in data. Raises ValueError where the bytes and the schema disagree."""
+def decode_payload(data: bytes, schemas: dict[tuple[int, int], list[tuple[str, str, int]]]) -> dict[str, Any]:
+    """Decode the fields of a payload. Raises ValueError if the bytes and the schema disagree."""
     if len(data) < _HEADER.size:
         raise ValueError("shorter than its header")
     domain, _, schema, _, size, _ = _HEADER.unpack_from(data)
     body = memoryview(data)[_HEADER.size :]
-    if size > len(body) or (domain, schema) not in known:
-        raise ValueError("no such schema, or cut off")
+    if size > len(body) or (domain, schema) not in schemas:
+        raise ValueError("unknown schema, or cut off")
     try:
-        return {name: struct.unpack_from(layout, body, at)[0] for name, layout, at in known[domain, schema]}
+        return {name: struct.unpack_from(layout, body, at)[0] for name, layout, at in schemas[domain, schema]}
     except struct.error as error:
         raise ValueError(str(error)) from None
 
@@ -174,31 +182,34 @@ def decode_payload(data: bytes, known: dict[tuple[int, int], list[tuple[str, str
 def _read_payloads(
     source: ExportFile, frame: pl.DataFrame
 ) -> tuple[pl.DataFrame, dict[int, tuple[int, int]], list[Stat]]:
-    """Rows of the comms table; process -> (rank, ranks) in its largest communicator; losses.
+    """Read NCCL's payloads.
 
-    NCCL says the communicator and the bytes with each call, the size of the communicator where it is made.
+    NCCL records the communicator and the bytes with each call, and the size of the communicator at its creation.
+
+    Returns:
+        Rows of the comms table; process -> (rank, number of ranks) in its largest communicator; stats.
     """
-    known = read_schemas(source)
+    schemas = read_schemas(source)
     rows = frame.with_row_index("row").filter(pl.col("binaryData").is_not_null())
     undecoded = 0
-    found: list[dict[str, Any]] = []
-    made: dict[tuple[int, int], int] = {}
+    comm_rows: list[dict[str, Any]] = []
+    communicator_sizes: dict[tuple[int, int], int] = {}
     ranks: dict[int, tuple[int, int]] = {}
     for row, process, name, data in rows.select("row", "process", "name", "binaryData").iter_rows():
         try:
-            values = decode_payload(data, known)
+            values = decode_payload(data, schemas)
         except ValueError:
             undecoded += 1
             continue
         communicator, size = values.get("NCCL communicator ID"), values.get("No. of ranks")
         if isinstance(size, int):
             rank = values.get("Rank")
-            made[process, communicator or 0] = size
+            communicator_sizes[process, communicator or 0] = size
             if isinstance(rank, int) and 0 <= rank < size > ranks.get(process, (0, 0))[1]:
                 ranks[process] = rank, size
         if "Message size [bytes]" in values:
             reduction = values.get("Reduction operation")
-            found.append(
+            comm_rows.append(
                 {
                     "row": row,
                     "process": process,
@@ -211,11 +222,11 @@ def _read_payloads(
                     "is_p2p": "Peer rank" in values,
                 }
             )
-    for comm in found:
-        comm["group_size"] = made.get((comm.pop("process"), comm["comms_id"] or 0))
+    for comm in comm_rows:
+        comm["group_size"] = communicator_sizes.get((comm.pop("process"), comm["comms_id"] or 0))
     stats: list[Stat] = [
-        Stat("read.nsys_payload", "data_loss", undecoded, "an NVTX payload that its schema does not describe")
+        Stat("read.nsys_payload", "data_loss", undecoded, "an NVTX payload that does not match its schema")
     ]
-    row_numbers = pl.Series("row", [comm["row"] for comm in found], dtype=pl.UInt32)
-    comms = build_frame("comms", found, stats).drop("id", "node", "event").with_columns(row_numbers)
+    row_numbers = pl.Series("row", [comm["row"] for comm in comm_rows], dtype=pl.UInt32)
+    comms = build_frame("comms", comm_rows, stats).drop("id", "node", "event").with_columns(row_numbers)
     return comms, ranks, stats

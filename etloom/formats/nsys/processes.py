@@ -1,4 +1,4 @@
-"""Which processes of an Nsight Systems export are ranks of the job, and what is said once of the run."""
+"""The processes, ranks, threads and devices of an Nsight Systems export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etloom.formats.nsys.containers import I64, TEXT, ExportFile, int_columns
 from etloom.formats.nsys.cuda import read_sm_counts
 from etloom.formats.nsys.event_tables import extract_pid, extract_process, extract_tid, resolve_names
 
-# Set for each rank by torchrun, Open MPI, Slurm and MPICH, in that order of trust.
+# Set for each rank by torchrun, Open MPI, Slurm and MPICH, the most reliable first.
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _RANK_IN_NAME = re.compile(r"rank[ _:=#-]?(\d+)", re.IGNORECASE)
 
@@ -23,25 +23,35 @@ def get_pid(process: int) -> int:
 
 
 def assign_ranks(
-    source: ExportFile, processes: Iterable[int], known: Mapping[int, tuple[int, int]]
+    source: ExportFile, processes: Iterable[int], nccl_ranks: Mapping[int, tuple[int, int]]
 ) -> tuple[dict[int, int | None], list[Stat]]:
-    """process -> rank, and how it was told.
+    """Assign ranks to processes.
 
-    ``known`` is what NCCL said. After it the launcher's environment variable is asked, where the export has
-    one process (Nsight records the environment of the program it launched, which all its children share);
-    then the names of the processes; else ranks go by ascending pid, which torchrun makes likely, not sure.
+    The sources, in this order: NCCL; the launcher's environment variable, if the export has one process (Nsight records
+    the environment of the launched program, which all its children share); the names of the processes; the order of
+    the pids, which with torchrun is likely the order of the ranks, but not certain.
+
+    Args:
+        source: The export.
+        processes: The global pids.
+        nccl_ranks: Process -> (rank, number of ranks) as recorded by NCCL.
+
+    Returns:
+        Process -> rank, and a stat if the ranks are guessed.
     """
     order = sorted(processes, key=lambda process: (get_pid(process), process))
-    told: dict[int, int | None] = {process: known[process][0] for process in order if process in known}
-    if len(told) == len(order) and len(set(told.values())) == len(order):
-        return told, []
+    ranks: dict[int, int | None] = {
+        process: nccl_ranks[process][0] for process in order if process in nccl_ranks
+    }
+    if len(ranks) == len(order) and len(set(ranks.values())) == len(order):
+        return ranks, []
     if len(order) == 1:
         return {order[0]: _read_rank_from_environment(source)}, []
-    names = dict(source.frame("PROCESSES", {"globalPid": I64, "name": TEXT}).drop_nulls().rows())
-    found = {process: _RANK_IN_NAME.search(names.get(process, "")) for process in order}
-    told = {process: int(match[1]) for process, match in found.items() if match}
-    if len(told) == len(order) and len(set(told.values())) == len(order):
-        return told, []
+    names = dict(source.read_table("PROCESSES", {"globalPid": I64, "name": TEXT}).drop_nulls().rows())
+    matches = {process: _RANK_IN_NAME.search(names.get(process, "")) for process in order}
+    ranks = {process: int(match[1]) for process, match in matches.items() if match}
+    if len(ranks) == len(order) and len(set(ranks.values())) == len(order):
+        return ranks, []
     example = ", ".join(f"pid {get_pid(process)} is rank {rank}" for rank, process in enumerate(order[:4]))
     return {process: rank for rank, process in enumerate(order)}, [
         Stat("read.nsys_guessed_rank", "info", len(order), f"by ascending pid: {example}")
@@ -49,7 +59,7 @@ def assign_ranks(
 
 
 def _read_rank_from_environment(source: ExportFile) -> int | None:
-    rows = source.frame("META_DATA_CAPTURE", {"name": TEXT, "value": TEXT})
+    rows = source.read_table("META_DATA_CAPTURE", {"name": TEXT, "value": TEXT})
     lines = rows.filter(pl.col("name") == "PROCESS_0:ENVIRONMENT_VARIABLE")["value"].drop_nulls()
     values = {name: value.strip('"') for name, _, value in (line.partition("=") for line in lines)}
     for variable in _RANK_VARIABLES:
@@ -59,11 +69,13 @@ def _read_rank_from_environment(source: ExportFile) -> int | None:
 
 
 def read_meta(source: ExportFile) -> dict[str, Any]:
-    """clock, base_ns, device_properties (in Kineto's spelling) and header of the run."""
-    start = source.frame("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": I64})["utcEpochNs"].drop_nulls()
+    """Read clock, base_ns, device_properties (with Kineto's keys) and header of the run."""
+    start = source.read_table("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": I64})[
+        "utcEpochNs"
+    ].drop_nulls()
     base = int(start[0]) if start.len() else None
     export = dict(
-        source.frame("META_DATA_EXPORT", {"name": TEXT, "value": TEXT})
+        source.read_table("META_DATA_EXPORT", {"name": TEXT, "value": TEXT})
         .filter(
             pl.col("name").is_in(["EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION"])
         )
@@ -86,7 +98,7 @@ def _read_devices(source: ExportFile) -> list[dict[str, Any]]:
     numbers = int_columns(
         "id totalMemory computeMajor computeMinor threadsPerWarp memoryBandwidth maxShmemPerSm"
     )
-    gpus = source.frame("TARGET_INFO_GPU", {"name": TEXT} | numbers).drop_nulls("id")
+    gpus = source.read_table("TARGET_INFO_GPU", {"name": TEXT} | numbers).drop_nulls("id")
     processors = read_sm_counts(source)
     return [
         {
@@ -109,25 +121,25 @@ def _read_devices(source: ExportFile) -> list[dict[str, Any]]:
 
 
 def read_threads(source: ExportFile) -> pl.DataFrame:
-    """Rows of the threads table of every process, with ``process``."""
-    processes = source.frame("PROCESSES", {"globalPid": I64, "name": TEXT}).select(
+    """Read the names of processes and threads as rows of the threads table, with ``process``."""
+    processes = source.read_table("PROCESSES", {"globalPid": I64, "name": TEXT}).select(
         process=extract_process("globalPid"),
         pid=extract_pid("globalPid"),
         tid=pl.lit(None, dtype=I64),
         name="name",
     )
-    lanes = source.frame("ThreadNames", int_columns("nameId globalTid"))
-    lanes = resolve_names(source, lanes, "nameId").select(
+    threads = source.read_table("ThreadNames", int_columns("nameId globalTid"))
+    threads = resolve_names(source, threads, "nameId").select(
         process=extract_process("globalTid"),
         pid=extract_pid("globalTid"),
         tid=extract_tid("globalTid"),
         name="nameId",
     )
-    return pl.concat([processes, lanes]).unique(["process", "pid", "tid"], keep="last", maintain_order=True)
+    return pl.concat([processes, threads]).unique(["process", "pid", "tid"], keep="last", maintain_order=True)
 
 
 def build_device_tracks(events: pl.DataFrame) -> pl.DataFrame:
-    """Rows of the threads table for the devices and streams of one trace's events."""
+    """Build rows of the threads table for the devices and streams of one trace's events."""
     work = events.filter(pl.col("device").is_not_null())
     devices = work.select("pid", device="device").unique().sort("pid")
     streams = work.filter(pl.col("stream").is_not_null()).select("pid", "tid").unique().sort("pid", "tid")
