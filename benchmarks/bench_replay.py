@@ -5,7 +5,7 @@
 Communication: all_reduce of 1 MB over gloo on 2 ranks, CALLS (1,000) of them, in turns of 50 with a plain
 torch.distributed loop in the same processes: medians of a call, and their ratio (aim: 1.05). Computation: training
 steps of an MLP, a transformer and a small ResNet, recorded here, in turn with their replay: medians, and their ratio
-(aim: within 10 %), also of the CPU time of the process, which a busy machine disturbs less.
+(aim: within 10 %), also of the CPU time of the process, which a busy executor disturbs less.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def communicate(rank: int, port: int, calls: int) -> None:
         runner.run()
         for _ in range(calls // TURN):
             times = runner.run()
-            replayed += ((times.done - times.made)[0] / 1e3).tolist()
+            replayed += ((times.completed - times.issued)[0] / 1e3).tolist()
             dist.barrier()
             for _ in range(TURN):
                 start = time.perf_counter()
@@ -89,19 +89,19 @@ def computed(step: Callable[[], Any]) -> tuple[float, float, float, float]:
             step()
         read = etloom.read(f"{folder}/torch_et_0.json")
     assert isinstance(read, etloom.Trace)
-    machine = Executor(build_program(etloom.link(read)), torch.device("cpu"))
-    machine.trial_run()
+    executor = Executor(build_program(etloom.link(read)), torch.device("cpu"))
+    executor.trial_run()
     original: list[tuple[float, float]] = []
     replayed: list[tuple[float, float]] = []
     for _ in range(60):
-        for work, times in ((step, original), (machine.run, replayed)):
+        for work, times in ((step, original), (executor.run, replayed)):
             start, cpu = time.perf_counter(), time.process_time()
             work()
             times.append(((time.perf_counter() - start) * 1e3, time.process_time() - cpu))
     (wall, busy), (again, busy_again) = (
         map(statistics.median, zip(*times, strict=True)) for times in (original, replayed)
     )
-    share = sum(one.result == "replayed" for one in machine.outcomes) / len(machine.outcomes)
+    share = sum(one.result == "replayed" for one in executor.outcomes) / len(executor.outcomes)
     return wall, again, busy_again / busy, share
 
 

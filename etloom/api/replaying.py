@@ -90,7 +90,7 @@ def _replay_comms(
     plan_values, comms_values = _split_options(options, PlanOptions, CommsOptions)
     plan_options = PlanOptions(**plan_values)
     if dry_run:
-        return plan_table(plan_replay(as_job(run), Process.here().world_size, plan_options))
+        return plan_table(plan_replay(as_job(run), Process.current().world_size, plan_options))
     return replay_comms(
         partial(as_job, run), plan_options, CommsOptions(**comms_values), _make_callbacks(notify), path=path
     )

@@ -42,7 +42,7 @@ def replay(args: argparse.Namespace) -> None:
     Raises:
         EtloomError: The run cannot be replayed like this.
     """
-    process = Process.here()
+    process = Process.current()
     if process.rank == 0:
         for line in comms_flags.describe_ignored_flags(args):
             sys.stderr.write(f"etloom-comms-replay: {line}\n")
@@ -132,7 +132,7 @@ def summarize_batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
     completion."""
     batches = (
         calls.group_by("rank", "repeat", batch=pl.col("call") // size)
-        .agg(pl.len(), took=(pl.col("done_ns").max() - pl.col("made_ns").min()) / 1e6)
+        .agg(pl.len(), took=(pl.col("completed_ns").max() - pl.col("issued_ns").min()) / 1e6)
         .filter(pl.col("len") == size)
     )
     return batches.select(
@@ -153,7 +153,9 @@ def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]
     from etloom.core.categories import itemsize
 
     rank_calls, groups = plan.calls[rank], plan.groups
-    ended = calls.with_columns(last=pl.col("done_ns").max().over("instance")).filter(pl.col("rank") == rank)
+    ended = calls.with_columns(last=pl.col("completed_ns").max().over("instance")).filter(
+        pl.col("rank") == rank
+    )
     return [
         {
             "comms": (call := rank_calls[row["call"]]).collective, "seqnum": row["call"], "req": call.seq,
@@ -161,7 +163,7 @@ def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]
             "dtype_size": itemsize(call.dtype), "in_split": list(call.in_split), "out_split": list(call.out_split),
             "root": call.root, "peer": call.peer, "global_ranks": list(call.group), "world_size": len(call.group),
             "pg_id": groups.index(call.group) if call.peer is None else None, "replay": row["repeat"],
-            "latency_us": row["latency_ns"] / 1e3, "global_latency_us": (row["last"] - row["made_ns"]) / 1e3,
+            "latency_us": row["latency_ns"] / 1e3, "global_latency_us": (row["last"] - row["issued_ns"]) / 1e3,
         }
         for row in ended.iter_rows(named=True)
     ]  # fmt: skip

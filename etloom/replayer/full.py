@@ -74,7 +74,7 @@ def replay_full(
     """
     # torch reports a lost connection with pages of messages of its own; the watchdog reports it in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    process = process or Process.here()
+    process = process or Process.current()
     if options.backend != "auto":
         check_backend(options.backend)
     options = resolve_options(options)

@@ -44,7 +44,7 @@ class Process:
     local_rank: int
 
     @classmethod
-    def here(cls, environment: Mapping[str, str] = os.environ) -> Process:
+    def current(cls, environment: Mapping[str, str] = os.environ) -> Process:
         """Identify this process by the launcher's variables; without any it is the only one.
 
         Raises:

@@ -81,7 +81,7 @@ def test_what_is_no_basic_trace(tmp_path: Path, text: str) -> None:
 def test_a_type_that_is_not_there_is_an_error(data: Path) -> None:
     with pytest.raises(EtloomError, match="no trace of type 'basic'"):
         plan_replay(etloom.open(data / "dlrm"), 4, PlanOptions(trace_type="basic"))
-    with pytest.raises(EtloomError, match="trace_type: no type of traces is called 'nsys'"):
+    with pytest.raises(EtloomError, match="trace_type: no trace type is called 'nsys'"):
         plan_replay(etloom.open(data / "dlrm"), 4, PlanOptions(trace_type="nsys"))
 
 
@@ -128,8 +128,8 @@ def test_dry_run_and_flags_without_effect(data: Path, capsys: pytest.CaptureFixt
 
 def test_batches_of_calls() -> None:
     calls = pl.DataFrame(
-        {"rank": [0] * 5, "repeat": [0] * 5, "call": range(5), "made_ns": [0, 10, 20, 30, 40],
-         "done_ns": [9, 25, 21, 39, 99]}
+        {"rank": [0] * 5, "repeat": [0] * 5, "call": range(5), "issued_ns": [0, 10, 20, 30, 40],
+         "completed_ns": [9, 25, 21, 39, 99]}
     )  # fmt: skip
     found = comms_replay.summarize_batches(calls, 2)
     assert found.select("batches", "min_ms", "max_ms", "total_ms").row(0) == pytest.approx(

@@ -115,7 +115,7 @@ def test_waits_come_between_the_operators(monkeypatch: pytest.MonkeyPatch) -> No
     times = runner.run()
     # A number: the operators before that node; None: all others.
     assert seen == [15, 35, 40, "wait 1", 50, "wait 0", 75, 80, "wait 2", 90, "wait 3", None]
-    assert (times.done > times.made).all()
+    assert (times.completed > times.issued).all()
 
 
 def test_of_a_gpu_the_stream_of_the_operators_waits(monkeypatch: pytest.MonkeyPatch) -> None:

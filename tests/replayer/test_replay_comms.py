@@ -260,12 +260,12 @@ def test_nothing_to_replay_is_an_error(data: Path) -> None:
     ],
 )
 def test_the_launcher_says_which_process_this_is(environment: dict[str, str], place: Process) -> None:
-    assert Process.here(environment) == place
+    assert Process.current(environment) == place
 
 
 def test_nonsense_from_a_launcher() -> None:
     with pytest.raises(EtloomError, match="are not a rank and a world size"):
-        Process.here({"RANK": "x", "WORLD_SIZE": "2"})
+        Process.current({"RANK": "x", "WORLD_SIZE": "2"})
 
 
 def test_dry_run_needs_no_process_group(data: Path, call: Callable[..., tuple[int, str, str]]) -> None:
@@ -450,7 +450,7 @@ def test_figures_of_a_replay_worked_out_by_hand() -> None:
         1: times([[1_000, 3_200], [5_500, 8_000]], [[2_000, 4_000], [7_500, 9_600]], 5_000),
     }
     table = call_table(made, measured)
-    assert table.filter(pl.col("rank") == 1)["made_ns"].to_list() == [1_000, 3_200, 5_500, 8_000]
+    assert table.filter(pl.col("rank") == 1)["issued_ns"].to_list() == [1_000, 3_200, 5_500, 8_000]
     found = {row["collective"]: row for row in summarize_calls(table).iter_rows(named=True)}
     row = found["all_reduce"]  # latencies 2, 2, 1 and 2 us
     assert (row["count"], row["bytes"], row["group_size"]) == (4, 1_000, 2)

@@ -25,15 +25,15 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize(("rank", "world"), [("2", "2"), ("-1", "2"), ("0", "0"), ("", "2"), ("1.0", "2")])
 def test_ranks_that_cannot_be(rank: str, world: str) -> None:
     with pytest.raises(EtloomError, match="are not a rank and a world size"):
-        Process.here({"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": world})
+        Process.current({"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": world})
 
 
 def test_the_most_particular_launcher_is_asked_first() -> None:
     slurm = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"}
     hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}
-    assert Process.here({**slurm, **hydra}) == Process(3, 4, 1)
+    assert Process.current({**slurm, **hydra}) == Process(3, 4, 1)
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert Process.here({**slurm, **hydra, **torchrun}) == Process(1, 2, 1)
+    assert Process.current({**slurm, **hydra, **torchrun}) == Process(1, 2, 1)
 
 
 @pytest.mark.parametrize("options", [(), ("--use-one-trace",)])
@@ -79,7 +79,7 @@ def test_a_thousand_ranks_ask_the_store_a_few_things_a_beat() -> None:
         watch = object.__new__(Watchdog)
         watch._process, watch._store = Process(rank, 1000, 0), Counted()
         watch._start_watching()
-        assert watch._find_gone() is None
+        assert watch._find_reason() is None
         assert len(watch._store.asked) == 3
         assert sum(map(len, watch._store.asked)) == (1 + 2 * 999 if rank == 0 else 3)
 
@@ -129,7 +129,7 @@ def test_rank_0_may_plan_in_silence(rank: int, doing: str, gone: bool) -> None:
     watch._process, watch._store = Process(1 - rank, 2, 0), Kept({f"beat/{rank}": f"3 {doing}"})
     watch._start_watching()
     watch._last_beats = {rank: (f"3 {doing}", time.monotonic() - 100)}
-    assert watch._find_gone() == (f"rank {rank} is gone; it was at {doing}" if gone else None)
+    assert watch._find_reason() == (f"rank {rank} is gone; it was at {doing}" if gone else None)
 
 
 def test_a_process_that_sees_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

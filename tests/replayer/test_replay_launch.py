@@ -75,13 +75,13 @@ def test_a_host_that_is_not_known_is_told_at_once() -> None:
 
 def test_a_batch_script_of_slurm_is_one_process_alone() -> None:
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
-    assert Process.here(batch) == Process(0, 1, 0)
-    assert Process.here({**batch, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}) == Process(1, 2, 0)
+    assert Process.current(batch) == Process(0, 1, 0)
+    assert Process.current({**batch, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}) == Process(1, 2, 0)
 
 
 def test_the_rank_on_its_host_under_pmi2_is_slurms() -> None:
     step = {"PMI_RANK": "5", "PMI_SIZE": "8", "SLURM_LOCALID": "2"}
-    assert Process.here(step) == Process(5, 8, 2)
+    assert Process.current(step) == Process(5, 8, 2)
 
 
 def test_latencies_of_a_crowded_host_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from etloom.replayer.compute import progress  # noqa: E402
 from etloom.replayer.compute.memory_limits import WORKING_OVERHEAD, estimate_memory, memory_limit  # noqa: E402
 from etloom.replayer.compute.operator_replay import ComputeReplay  # noqa: E402
 from etloom.replayer.compute.program import build_program  # noqa: E402
-from etloom.replayer.compute.progress import OUT_OF_TIME, Stopped, TrialProgress  # noqa: E402
+from etloom.replayer.compute.progress import TIME_LIMIT_REACHED, Stopped, TrialProgress  # noqa: E402
 
 pytestmark = pytest.mark.torch
 MB = 1 << 18  # elements of float
@@ -169,10 +169,13 @@ def test_time_that_is_up_stops_a_rehearsal_or_the_repeats(
 ) -> None:
     trace = of_nodes(tmp_path, *chain(4))
     none = replay_trace(trace, deadline=0)
-    assert results(none) == {("skipped", f"not tried: {OUT_OF_TIME}"): 4} and none.stopped == OUT_OF_TIME
+    assert (
+        results(none) == {("skipped", f"not tried: {TIME_LIMIT_REACHED}"): 4}
+        and none.stopped == TIME_LIMIT_REACHED
+    )
     repeated = replay_trace(trace, repeats=1_000_000_000, deadline=time.monotonic() + 1)
     assert results(repeated) == {("replayed", None): 4}
-    assert repeated.stopped == OUT_OF_TIME and len(repeated.repeats_ns) > 10
+    assert repeated.stopped == TIME_LIMIT_REACHED and len(repeated.repeats_ns) > 10
     assert stats(repeated.trace)["replay.trial_run"][1] == 4
     assert stats(repeated.trace)["replay.stopped"][:2] == ("info", 1)
 
@@ -216,7 +219,7 @@ def test_the_rest_is_expected_to_take_what_its_like_took(
     assert (steps.tried, steps.total) == (2, 5)
     assert steps.remaining_s() == pytest.approx(5 / 3 + 1 + 1)
     now = 10.5
-    with pytest.raises(Stopped, match=OUT_OF_TIME):
+    with pytest.raises(Stopped, match=TIME_LIMIT_REACHED):
         steps.begin_next()
 
 

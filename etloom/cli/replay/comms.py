@@ -43,14 +43,14 @@ class TraceType(str, enum.Enum):
 
 
 class Timing(str, enum.Enum):
-    """When calls are made."""
+    """Timing of calls."""
 
     fast = "fast"
     recorded = "recorded"
 
 
 class Gap(str, enum.Enum):
-    """How gaps between calls are filled."""
+    """Methods to fill gaps between calls."""
 
     spin = "spin"
     load = "load"
@@ -133,7 +133,7 @@ _SOURCE_OPTIONS = OptionGroup(
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How the calls are run."""
+    """Options for running the calls."""
 
     timing: Timing
     gap: Gap
@@ -168,7 +168,7 @@ _TIMING_OPTIONS = OptionGroup(
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the results go."""
+    """Destinations of the results."""
 
     out: Path | None
     per: Per
@@ -247,7 +247,7 @@ def comms(
     import etloom
     from etloom.replayer.launch_environment import Process
 
-    process = Process.here()
+    process = Process.current()
 
     def open_run() -> Job:
         job = etloom.open(path, rank_pattern=source.rank_pattern)

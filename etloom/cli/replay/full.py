@@ -68,7 +68,7 @@ def full(
     from etloom.replayer.launch_environment import Process
     from etloom.replayer.plan import plan_notes
 
-    process = Process.here()
+    process = Process.current()
 
     def open_run() -> Job:
         job = etloom.open(path)

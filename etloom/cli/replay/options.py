@@ -21,7 +21,7 @@ class Device(str, enum.Enum):
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """How the processes of a replay communicate, and where they meet."""
+    """Backend of the processes of a replay, and the address where they meet."""
 
     backend: str
     device: Device | None
@@ -58,7 +58,7 @@ PROCESS_OPTIONS = OptionGroup(
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the results of a replay go."""
+    """Destinations of the results."""
 
     out: Path | None
     format: Format | None

@@ -25,7 +25,7 @@ def end_process(reason: str) -> NoReturn:
     An interrupt is reported by rank 0 only.
     """
     is_interrupt = ": interrupted at " in reason
-    if not is_interrupt or Process.here().rank == 0:
+    if not is_interrupt or Process.current().rank == 0:
         print_message(reason)
     sys.stderr.flush()
     os._exit(EXIT_INTERRUPTED if is_interrupt else 1)

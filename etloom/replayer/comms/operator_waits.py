@@ -45,9 +45,7 @@ def node_starts(trace: Trace) -> NodeStarts:
 
     The host runs ahead of the GPU, so GPU work counts with its own time, for the outermost operator that launched it.
     """
-    node_of_event = trace.links.select("event", node=pl.col("node").cast(pl.Int64)).unique(
-        "node", keep="first"
-    )
+    event_nodes = trace.links.select("event", node=pl.col("node").cast(pl.Int64)).unique("node", keep="first")
     if has_device_events(trace):
         launched = select_launched_events(trace, "ts", "operator").drop_nulls("operator")
         outermost = pl.DataFrame(
@@ -57,13 +55,13 @@ def node_starts(trace: Trace) -> NodeStarts:
         )
         starts = (
             launched.with_columns(pl.col("operator").cast(pl.Int64))
-            .join(node_of_event.with_columns(operator=pl.col("event").cast(pl.Int64)), on="operator")
+            .join(event_nodes.with_columns(operator=pl.col("event").cast(pl.Int64)), on="operator")
             .join(outermost, on="node")
             .group_by(node="top")
             .agg(start=pl.col("ts").min())
         )
     else:
-        starts = node_of_event.join(trace.events.select(start="ts", event="id"), on="event")
+        starts = event_nodes.join(trace.events.select(start="ts", event="id"), on="event")
     starts = starts.drop_nulls("start").sort("node")
     return NodeStarts(starts["node"].to_numpy(), starts["start"].to_numpy())
 

@@ -50,7 +50,7 @@ def rendezvous_address(
             remedy="specify one that all processes reach (--master-addr)",
             option="master_addr" if address else None,
         ) from error
-    return host, port or _port_next_to(environment.get("MASTER_PORT", "")) or _port_of_run(environment)
+    return host, port or _port_next_to(environment.get("MASTER_PORT", "")) or _run_port(environment)
 
 
 def _port_next_to(used: str) -> int | None:
@@ -59,7 +59,7 @@ def _port_next_to(used: str) -> int | None:
     return int(used) + 1 if int(used) + 1 < 1 << 16 else int(used) - 1
 
 
-def _port_of_run(environment: Mapping[str, str]) -> int:
+def _run_port(environment: Mapping[str, str]) -> int:
     """Return a port that differs between runs on the same host."""
     for names in _RUN_ID_VARIABLES:
         if all(name in environment for name in names):

@@ -52,7 +52,7 @@ def replay_comms(
     """
     if options.backend != "auto":
         check_backend(options.backend)
-    process = process or Process.here()
+    process = process or Process.current()
 
     def make_plan(world_size: int) -> Plan:
         plan = plan_replay(open_job(), world_size, plan_options)

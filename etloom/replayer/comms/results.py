@@ -28,9 +28,9 @@ CALL_COLUMNS = {
     "instance": pl.Int64,  # the same, counted per repeat
     "bytes": pl.Int64,
     "bus_bytes": pl.Float64,  # the part of the bytes that a bus bandwidth counts
-    "made_ns": pl.Int64,  # since all ranks started, on the clock of rank 0
+    "issued_ns": pl.Int64,  # since all ranks started, on the clock of rank 0
     "returned_ns": pl.Int64,
-    "done_ns": pl.Int64,
+    "completed_ns": pl.Int64,
     "latency_ns": pl.Int64,  # from the call to its completion
     "recorded_ns": pl.Int64,
 }
@@ -81,14 +81,14 @@ def call_table(plan: Plan, times: Mapping[int, CallTimes]) -> pl.DataFrame:
     table = pl.concat(frames, how="vertical_relaxed")
     key = ("collective", "group", "key")
     return table.with_columns(
-        latency_ns=pl.col("done_ns") - pl.col("made_ns"),
+        latency_ns=pl.col("completed_ns") - pl.col("issued_ns"),
         communication=pl.struct(key).rank("dense").cast(pl.Int64) - 1,
         instance=pl.struct("repeat", *key).rank("dense").cast(pl.Int64) - 1,
     ).select(pl.col(name).cast(dtype) for name, dtype in CALL_COLUMNS.items())
 
 
 def _rank_calls(calls: Sequence[Call], rank: int, times: CallTimes) -> pl.DataFrame:
-    repeats, count = times.made.shape
+    repeats, count = times.issued.shape
     columns: dict[str, Sequence[Any]] = {
         "call": [call.index for call in calls],
         "collective": ["message" if call.peer is not None else call.collective for call in calls],
@@ -105,7 +105,7 @@ def _rank_calls(calls: Sequence[Call], rank: int, times: CallTimes) -> pl.DataFr
         pl.lit(rank, pl.Int64).alias("rank"),
         *(
             pl.Series(f"{name}_ns", getattr(times, name).ravel() - times.zero)
-            for name in ("made", "returned", "done")
+            for name in ("issued", "returned", "completed")
         ),
     )
 
@@ -143,7 +143,7 @@ def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
         .agg(
             pl.len().alias("count"),
             pl.col("call").sort_by("rank").first(),
-            pl.col("made_ns").min(),
+            pl.col("issued_ns").min(),
             *(latency.quantile(q / 100, "linear").alias(f"p{q}_us") for q in (50, 95, 99)),
             latency.min().alias("min_us"),
             latency.max().alias("max_us"),
@@ -162,7 +162,7 @@ def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
         )
     )
     if per == "call":
-        return rows.sort("made_ns", "communication").select(
+        return rows.sort("issued_ns", "communication").select(
             pl.col(name).cast(dtype) for name, dtype in {"call": pl.Int64, **SUMMARY_COLUMNS}.items()
         )
     rows = rows.sort("total_ms", "collective", "group", "bytes", descending=(True, False, False, False))
@@ -173,8 +173,8 @@ def _median_transfers(table: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     """Return the median skew and transfer time (ns) of the instances per key."""
     instances = table.group_by("instance", maintain_order=True).agg(
         pl.col(*key, "bus_bytes").first(),
-        skew=pl.col("made_ns").max() - pl.col("made_ns").min(),
-        transfer=pl.col("done_ns").max() - pl.col("made_ns").max(),
+        skew=pl.col("issued_ns").max() - pl.col("issued_ns").min(),
+        transfer=pl.col("completed_ns").max() - pl.col("issued_ns").max(),
     )
     return instances.group_by(key).agg(pl.col("skew", "transfer", "bus_bytes").median())
 
@@ -261,8 +261,8 @@ def _build_trace(
             "id": ids,
             "cat": ["cpu_op"] * len(calls),
             "name": [f"c10d::{call.collective}" for call in calls],
-            "ts": table["made_ns"],
-            "dur": table["returned_ns"] - table["made_ns"],
+            "ts": table["issued_ns"],
+            "dur": table["returned_ns"] - table["issued_ns"],
         }
     )
     annotations = pl.DataFrame(
@@ -270,7 +270,7 @@ def _build_trace(
             "id": ids + 1,
             "cat": ["user_annotation"] * len(calls),
             "name": [f"{backend}:{call.collective}" for call in calls],
-            "ts": table["made_ns"],
+            "ts": table["issued_ns"],
             "dur": table["latency_ns"],
         }
     )

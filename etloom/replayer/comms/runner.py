@@ -39,15 +39,15 @@ class CallTimes:
     """Times of one rank in ns on its monotonic clock.
 
     Attributes:
-        made, returned, done: [repeat, call] when the call was made, returned, and completed.
+        issued, returned, completed: [repeat, call] when the call was issued, returned, and completed.
         zero: When all ranks started the first repeat.
         span: [repeat] duration from the first call to the end of the last.
         blocked: [repeat] part of the span in which the host waited.
     """
 
-    made: np.ndarray
+    issued: np.ndarray
     returned: np.ndarray
-    done: np.ndarray
+    completed: np.ndarray
     zero: int
     span: np.ndarray
     blocked: np.ndarray
@@ -132,16 +132,16 @@ class Runner:
             zero = zero if repeat else begin
             times.append(self._run_pass(None))
             spans.append((time.monotonic_ns() - begin, self._clock.blocked_ns))
-        made, returned, done = (
+        issued, returned, completed = (
             np.array([pass_times[column] for pass_times in times], dtype=np.int64) for column in range(3)
         )
         span, blocked = np.array(spans, dtype=np.int64).T
-        return CallTimes(made, returned, done, zero, span, blocked)
+        return CallTimes(issued, returned, completed, zero, span, blocked)
 
     def _run_pass(self, check: _Check | None) -> tuple[list[int], list[int], list[int]]:
-        """Make all calls once; return when each was made, returned and completed."""
+        """Make all calls once; return when each was issued, returned and completed."""
         count = len(self.calls)
-        made, returned = [0] * count, [0] * count
+        issued, returned = [0] * count, [0] * count
         pending: dict[int, Any] = {}
         clock = self._clock
         clock.begin(count)
@@ -161,7 +161,7 @@ class Runner:
             if check:
                 self._fill_inputs(batch)
             for message in batch:
-                made[message] = time.monotonic_ns()
+                issued[message] = time.monotonic_ns()
             works = (
                 [prepared.start()]
                 if len(batch) == 1
@@ -176,7 +176,7 @@ class Runner:
         for index in list(pending):
             self._complete(index, pending, check)
         self.position = count
-        return made, returned, clock.finish()
+        return issued, returned, clock.finish()
 
     def _fill_inputs(self, indices: range) -> None:
         """Fill the tensors of calls with the value by which results are verified."""

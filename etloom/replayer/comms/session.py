@@ -196,9 +196,11 @@ def _gather_times(store: Any, times: CallTimes, process: Process) -> dict[int, C
     Processes of one host have the same clock, and therefore the same zero. Those of other hosts have their own: they
     started together as closely as a barrier allows.
     """
-    shape = times.made.shape
+    shape = times.issued.shape
     if process.rank:
-        store.set(f"times/{process.rank}", np.stack((times.made, times.returned, times.done)).tobytes())
+        store.set(
+            f"times/{process.rank}", np.stack((times.issued, times.returned, times.completed)).tobytes()
+        )
         store.set(f"passes/{process.rank}", np.stack((times.span, times.blocked)).tobytes())
         store.set(f"zero/{process.rank}", f"{times.zero} {shape[0]} {shape[1]} {clock_domain()}")
         store.wait(["taken"], _NO_TIMEOUT)
@@ -210,8 +212,10 @@ def _gather_times(store: Any, times: CallTimes, process: Process) -> dict[int, C
         *numbers, domain = store.get(f"zero/{rank}").decode().split()
         zero, repeats, count = map(int, numbers)
         zero = zeros.setdefault(domain, zero)
-        made, returned, done = np.frombuffer(store.get(f"times/{rank}"), np.int64).reshape(3, repeats, count)
+        issued, returned, completed = np.frombuffer(store.get(f"times/{rank}"), np.int64).reshape(
+            3, repeats, count
+        )
         span, blocked = np.frombuffer(store.get(f"passes/{rank}"), np.int64).reshape(2, repeats)
-        gathered[rank] = CallTimes(made, returned, done, zero, span, blocked)
+        gathered[rank] = CallTimes(issued, returned, completed, zero, span, blocked)
     store.set("taken", "1")
     return gathered

@@ -68,7 +68,7 @@ class Watchdog:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                reason = self._find_gone(SUSPECT_LIMIT_S, list(self._last_beats))
+                reason = self._find_reason(SUSPECT_LIMIT_S, list(self._last_beats))
             except RuntimeError:
                 reason = STORE_LOST
             if reason or time.monotonic() > deadline:
@@ -79,7 +79,7 @@ class Watchdog:
     def describe_others(self) -> str:
         """Return the last reported activity of the other processes."""
         beats = sorted((rank, beat) for rank, (beat, _) in self._last_beats.items())
-        return "; ".join(f"rank {rank} is at {_activity_of(beat)}" for rank, beat in beats[:8])
+        return "; ".join(f"rank {rank} is at {_parse_activity(beat)}" for rank, beat in beats[:8])
 
     def __enter__(self) -> Watchdog:
         self._send_beat(0)
@@ -119,7 +119,7 @@ class Watchdog:
             number += 1
             try:
                 self._send_beat(number)
-                reason = self._find_gone()
+                reason = self._find_reason()
             except RuntimeError:
                 reason = STORE_LOST
             if reason and not self._stopped.is_set():
@@ -134,7 +134,9 @@ class Watchdog:
         if self._process.rank == 0:
             time.sleep(1.5 * HEARTBEAT_S)
 
-    def _find_gone(self, limit_s: float = SILENCE_LIMIT_S, ranks: Sequence[int] | None = None) -> str | None:
+    def _find_reason(
+        self, limit_s: float = SILENCE_LIMIT_S, ranks: Sequence[int] | None = None
+    ) -> str | None:
         """Return why this process has to end, or None."""
         if self._store.check(["gave_up"]):
             reason = str(self._store.get("gave_up").decode())
@@ -145,10 +147,10 @@ class Watchdog:
             self._last_beats[rank] = (beat, since if beat == last_beat else now)
             # Reading large traces may hold the interpreter lock, and with it the heartbeat, for long. The loss of
             # rank 0 also shows as the loss of the store.
-            if rank == 0 and _activity_of(beat) in (STARTING, PLANNING):
+            if rank == 0 and _parse_activity(beat) in (STARTING, PLANNING):
                 continue
             if beat != "done" and now - self._last_beats[rank][1] > limit_s:
-                return f"rank {rank} is gone; it was at {_activity_of(beat)}"
+                return f"rank {rank} is gone; it was at {_parse_activity(beat)}"
         return None
 
     def _read_beats(self, ranks: Sequence[int]) -> list[tuple[int, str]]:
@@ -160,5 +162,5 @@ class Watchdog:
         return [(rank, beats.get(rank, b"").decode()) for rank in ranks]
 
 
-def _activity_of(beat: str) -> str:
+def _parse_activity(beat: str) -> str:
     return beat.partition(" ")[2] or ("the end" if beat == "done" else "its start")

@@ -36,7 +36,7 @@ _BOOTSTRAP = (
 )
 
 
-def run_isolated(command: Sequence[str], quiet: bool = False) -> tuple[int, dict[int, str]]:
+def run_isolated(command: Sequence[str], discard_output: bool = False) -> tuple[int, dict[int, str]]:
     """Run ``python -m`` and the command until it ends by itself.
 
     Each time a signal ends it, the node that it reported last (`connect_to_parent`) is skipped from then on; so is one
@@ -45,7 +45,7 @@ def run_isolated(command: Sequence[str], quiet: bool = False) -> tuple[int, dict
 
     Args:
         command: A module and its arguments.
-        quiet: Discard its output.
+        discard_output: Discard its output.
 
     Returns:
         Its exit status, and node -> reason for the nodes that it had to skip.
@@ -60,7 +60,7 @@ def run_isolated(command: Sequence[str], quiet: bool = False) -> tuple[int, dict
             channel = Path(folder, "node")
             channel.unlink(missing_ok=True)
             Path(folder, "skipped").write_text(json.dumps(skipped))
-            status = _run_once(command, folder, channel, quiet)
+            status = _run_once(command, folder, channel, discard_output)
             if status is not None and status >= 0:
                 return status, skipped
             if status == -signal.SIGKILL:
@@ -77,19 +77,19 @@ def run_isolated(command: Sequence[str], quiet: bool = False) -> tuple[int, dict
             )
 
 
-def _run_once(command: Sequence[str], folder: str, channel: Path, quiet: bool) -> int | None:
+def _run_once(command: Sequence[str], folder: str, channel: Path, discard_output: bool) -> int | None:
     """Return the exit status of one child; None if an operator took too long."""
     environment = {_CHANNEL_VARIABLE: folder, _PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     child = subprocess.Popen(
         [sys.executable, "-c", _BOOTSTRAP, *command],
         env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL if quiet else None,
-        stderr=subprocess.DEVNULL if quiet else None,
+        stdout=subprocess.DEVNULL if discard_output else None,
+        stderr=subprocess.DEVNULL if discard_output else None,
     )
     try:
         return _wait_for_exit(child, channel)
     except KeyboardInterrupt:
-        if quiet:
+        if discard_output:
             raise
         if os.name == "posix":  # only a terminal interrupts both processes
             child.send_signal(signal.SIGINT)

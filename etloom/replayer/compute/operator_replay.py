@@ -18,7 +18,7 @@ from etloom.core.text import count_noun
 from etloom.core.trace import Trace
 from etloom.replayer.compute import memory_limits
 from etloom.replayer.compute.compute_options import DEVICES, ComputeHooks, ComputeOptions
-from etloom.replayer.compute.progress import INTERRUPTED, NOT_TRIED, OUT_OF_TIME, TrialProgress
+from etloom.replayer.compute.progress import INTERRUPTED, NOT_TRIED, TIME_LIMIT_REACHED, TrialProgress
 
 if TYPE_CHECKING:
     from etloom.replayer.compute.executor import Executor
@@ -173,7 +173,7 @@ def _measure_passes(
         hooks.notify(_describe_passes(options, expected_ns))
     for kind, name in _plan_passes(options):
         if options.deadline is not None and time.monotonic() + expected_ns / 1e9 > options.deadline:
-            passes.stopped = OUT_OF_TIME
+            passes.stopped = TIME_LIMIT_REACHED
             return
         start = time.perf_counter_ns()
         if kind == _TRACED:

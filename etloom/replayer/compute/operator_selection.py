@@ -12,7 +12,7 @@ from etloom.replayer.recorded_calls import RAISED_REASON, raised_exception
 
 Node = dict[str, Any]
 COMMUNICATION_REASON = "communication: etloom replay comms"
-COMPILED_REASON = "its kernels were not recorded (never for C++; for Triton with record_shapes); use TORCH_COMPILE_DISABLE=1"
+COMPILED_REASON = "its kernels were not recorded (C++ never, Triton with record_shapes); use TORCH_COMPILE_DISABLE=1"
 _COMPILED_PREFIX = "## Call CompiledFxGraph"
 _COMMUNICATION_PREFIXES = (
     "record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:",
@@ -28,13 +28,13 @@ class OperatorSelection:
         run: The nodes to run, with their operators.
         omitted: Nodes that cannot run, neither themselves nor parts of them, with the reason.
         compiled: Compiled code without recorded operators, with the ids of its recorded nodes.
-        top_of: Node -> the node of the above that it is part of.
+        top_nodes: Node -> the node of the above that it is part of.
     """
 
     run: list[tuple[Node, Operator]] = field(default_factory=list)
     omitted: list[tuple[Node, str]] = field(default_factory=list)
     compiled: list[tuple[Node, list[int]]] = field(default_factory=list)
-    top_of: dict[int, int] = field(default_factory=dict)
+    top_nodes: dict[int, int] = field(default_factory=dict)
 
 
 def select_operators(nodes: pl.DataFrame, namespaces: frozenset[str]) -> OperatorSelection:
@@ -73,9 +73,9 @@ class _Selector:
 
     def add(self, node: Node) -> None:
         index, parent = node["id"], node["parent"]
-        top_of = self._selection.top_of
-        if parent in self._tops or parent in top_of:
-            top_of[index] = parent if parent in self._tops else top_of[parent]
+        top_nodes = self._selection.top_nodes
+        if parent in self._tops or parent in top_nodes:
+            top_nodes[index] = parent if parent in self._tops else top_nodes[parent]
             return
         outer = parent if parent in self._refused else self._refused_around.get(parent)
         if outer is not None:

@@ -85,7 +85,7 @@ def build_program(
     refused = ((node, None) for node, _ in selection.omitted)
     ordered = sorted([*selection.run, *refused], key=lambda pair: pair[0]["id"])
     tensors = _tensors_by_node(trace, [node["id"] for node, _ in ordered])
-    inner_results = _inner_results(trace, selection.top_of)
+    inner_results = _inner_results(trace, selection.top_nodes)
     steps: list[ProgramStep] = []
     storages = StorageVersions()
     for node, operator in ordered:
@@ -131,10 +131,11 @@ def _tensors_by_node(trace: Trace, nodes: list[int]) -> dict[int, list[dict[str,
     return tensors
 
 
-def _inner_results(trace: Trace, top_of: Mapping[int, int]) -> dict[int, list[int]]:
+def _inner_results(trace: Trace, top_nodes: Mapping[int, int]) -> dict[int, list[int]]:
     """Return top node -> storage ids of the results of nodes inside of it."""
     inner = pl.DataFrame(
-        {"node": list(top_of), "top": list(top_of.values())}, schema={"node": pl.UInt32, "top": pl.Int64}
+        {"node": list(top_nodes), "top": list(top_nodes.values())},
+        schema={"node": pl.UInt32, "top": pl.Int64},
     )
     results = trace.tensors.filter(pl.col("io") == OUTPUT).join(inner, on="node")
     return dict(results.group_by("top").agg("storage_id").iter_rows())

@@ -10,7 +10,7 @@ from etloom.replayer.compute.program_steps import ProgramStep, tensor_views
 
 INTERRUPTED = "interrupted"
 NOT_TRIED = "not tried"
-OUT_OF_TIME = "the time limit was reached"
+TIME_LIMIT_REACHED = "the time limit was reached"
 _CALL_OVERHEAD_BYTES = 1 << 20
 """Cost of a call that moves no data, in bytes: small calls say little about large ones."""
 
@@ -56,7 +56,7 @@ class TrialProgress:
         if self.tried:
             self._learn(self.tried - 1, now - self._began)
         if self._deadline is not None and now > self._deadline:
-            raise Stopped(OUT_OF_TIME)
+            raise Stopped(TIME_LIMIT_REACHED)
         self._began = now
         self.tried += 1
 

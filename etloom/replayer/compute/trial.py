@@ -32,7 +32,7 @@ def find_crashing_operators(trace: Trace, options: ComputeOptions, resources: Pa
             "namespaces": sorted(options.namespaces),
             "resources": None if resources is None else str(resources),
         }
-        _, skipped = isolation.run_isolated([__name__, json.dumps(request)], quiet=True)
+        _, skipped = isolation.run_isolated([__name__, json.dumps(request)], discard_output=True)
     return skipped
 
 
