@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from etloom.core.errors import EtloomError
+from etloom.core.text import count_noun
 from etloom.core.trace import Job
 from etloom.replayer.comms.backends import check_backend
 from etloom.replayer.comms.callbacks import Callbacks, RankWork
@@ -157,4 +158,5 @@ class _RankComputation:
         rank, reasons = self._process.rank, set(crashing.values())
         for row in self.coverage.iter_rows(named=True):
             if row["result"] == "skipped" and (rank == 0 or row["reason"] in reasons):
-                self._notify(f"skipped {row['count']} times on rank {rank}: {row['name']}: {row['reason']}")
+                calls = count_noun(row["count"], "call")
+                self._notify(f"rank {rank} skips {calls} of {row['name']}: {row['reason']}")

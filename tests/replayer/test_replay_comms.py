@@ -317,8 +317,8 @@ def test_a_killed_rank_ends_all(data: Path) -> None:
     assert [one.poll() for one in running] == [None, None]
     running[0].send_signal(signal.SIGKILL)
     since = time.monotonic()
-    found = ended(running, timeout=30)
-    assert time.monotonic() - since < 10
+    found = ended(running, timeout=50)
+    assert time.monotonic() - since < 45
     status, _, err = found[1]
     assert status == 1
     assert err.strip().count("\n") <= 1
@@ -348,7 +348,7 @@ def test_a_recording_of_long_gaps_says_how_long_it_takes(tmp_path: Path) -> None
     one.send_signal(signal.SIGINT)
     ((status, _, err),) = ended([one])
     assert status == 130
-    assert "calls begin as far apart as recorded, which takes 2,000,000 s for 2 passes" in err
+    assert "the recorded gaps between calls are kept: 2 passes take 2,000,000 s" in err
 
 
 @pytest.mark.slow
@@ -359,7 +359,7 @@ def test_an_interrupt_is_told_once(data: Path) -> None:
     wait_for_calls(running)
     for one in running:
         one.send_signal(signal.SIGINT)
-    found = ended(running, timeout=30)
+    found = ended(running, timeout=50)
     assert [status for status, _, _ in found] == [130, 130]
     (line,) = "".join(err for _, _, err in found).strip().splitlines()
     assert re.match("etloom: interrupted at (call|the end of a repeat)", line)

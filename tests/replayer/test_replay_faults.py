@@ -44,10 +44,11 @@ def test_one_process_for_several_ranks_is_one_line(tmp_path: Path, options: tupl
     assert "2 ranks to replay, but 1 process; start 2 (torchrun --nproc-per-node 2" in err
 
 
-def test_the_store_outlives_those_who_still_ask_it() -> None:
+def test_the_store_outlives_those_who_still_ask_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has gathered all; rank 1 takes a second more to say that it is done."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    monkeypatch.setattr("etloom.replayer.comms.watchdog.SILENCE_LIMIT_S", 120)
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     ended: list[str] = []
     late = threading.Timer(1.0, lambda: TCPStore("127.0.0.1", store.port, None, False).set("beat/1", "done"))
@@ -55,7 +56,8 @@ def test_the_store_outlives_those_who_still_ask_it() -> None:
         store.set("beat/1", "1 gathering")
         late.start()
         since = time.monotonic()
-    assert 0.9 < time.monotonic() - since < 4
+    assert 0.9 < time.monotonic() - since < 60
+    assert store.get("beat/1") == b"done"
     late.join()
     assert ended == []
 
@@ -188,8 +190,8 @@ def test_a_rank_that_stands_still_ends_all(data: Path) -> None:
         wait_for_calls(running)
         running[1].send_signal(signal.SIGSTOP)
         since = time.monotonic()
-        _, err = running[0].communicate(timeout=30)
-        assert time.monotonic() - since < 10
+        _, err = running[0].communicate(timeout=50)
+        assert time.monotonic() - since < 45
     finally:
         running[1].kill()
         running[1].communicate()
@@ -222,9 +224,9 @@ def test_no_process_outlives_its_launcher(data: Path) -> None:
     assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGKILL)
     since = time.monotonic()
-    said, _ = launcher.communicate(timeout=30)
+    said, _ = launcher.communicate(timeout=50)
     while any(alive(one) for one in ranks):
-        assert time.monotonic() - since < 10
+        assert time.monotonic() - since < 45
         time.sleep(0.1)
     assert launcher.returncode != 0
     assert "signal 9" in said or "rank 1 is gone" in said, said

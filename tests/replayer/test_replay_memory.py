@@ -85,10 +85,10 @@ def test_the_most_at_a_time_is_the_recordings(tmp_path: Path, step: Callable[[],
 KEEPS = """
 import resource, sys
 import torch
-from etloom.replayer import memory
+from etloom.replayer.compute import memory_limits
 
 if sys.argv[1] == "kept":
-    memory.keep()
+    memory_limits.keep_freed_memory()
 
 
 def faults():

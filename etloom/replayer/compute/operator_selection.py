@@ -12,7 +12,9 @@ from etloom.replayer.recorded_calls import RAISED_REASON, raised_exception
 
 Node = dict[str, Any]
 COMMUNICATION_REASON = "communication: etloom replay comms"
-COMPILED_REASON = "its kernels were not recorded (C++ never, Triton with record_shapes); use TORCH_COMPILE_DISABLE=1"
+COMPILED_REASON = (
+    "its kernels were not recorded (C++ never, Triton with record_shapes); use TORCH_COMPILE_DISABLE=1"
+)
 _COMPILED_PREFIX = "## Call CompiledFxGraph"
 _COMMUNICATION_PREFIXES = (
     "record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:",
