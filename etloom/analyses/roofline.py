@@ -6,9 +6,11 @@ call needs at the tighter of its two limits, relative to the time it took; bound
 came from a cache, or less was computed than the shapes imply. Times include all GPU activity of the call (zeroing,
 split products), and concurrent activities slow it down. A memcpy over the host's bus has no roofline.
 
+The precision of a matrix product is that of its inputs (tf32 if a kernel's name indicates it); other operators use the
+vector units.
+
 by: arguments, operator (all its shapes), or kernel (flops and bytes of a call are divided among its kernels by time).
-precision is for matrix products that of the inputs (tf32 if a kernel's name indicates it), else that of the vector
-units. step: only this step. top: number of rows, longest time first. device_peaks: a file of device peaks, as shown in
+step: only this step. top: number of rows, longest time first. device_peaks: a file of device peaks, as shown in
 docs/flops.md. peak_tflops: use this peak for matrix products of any precision. bandwidth_gbs: use this memory
 bandwidth.
 

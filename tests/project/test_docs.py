@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
-from pathlib import Path
 
+import pytest
 from places import ROOT
 
 from etloom import cli
@@ -13,9 +13,13 @@ from etloom import cli
 DOCS = ROOT / "docs"
 
 
-def test_the_page_of_analyses_is_what_they_say_of_themselves() -> None:
-    page = runpy.run_path(str(DOCS / "analyses.py"))["page"]()
-    assert (DOCS / "analyses.md").read_text(encoding="utf-8") == page, "run python docs/analyses.py"
+GENERATED = runpy.run_path(str(DOCS / "generate_reference.py"))["PAGES"]
+
+
+@pytest.mark.parametrize("file", [name for name in GENERATED if (DOCS / "reference" / name).exists()])
+def test_generated_pages_are_up_to_date(file: str) -> None:
+    page = (DOCS / "reference" / file).read_text(encoding="utf-8")
+    assert page == GENERATED[file](), "run python docs/generate_reference.py"
 
 
 def test_the_page_of_exit_statuses_has_every_verb_once() -> None:
