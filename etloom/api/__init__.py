@@ -11,7 +11,7 @@ Each verb accepts a Trace, a Job, or a path wherever it needs a run.
 from __future__ import annotations
 
 from etloom.api.files import collect, convert, export, gather, lint, salvage
-from etloom.api.questions import analyze, check, diff, graph, report, simulate
+from etloom.api.questions import analyze, check, diff, graph, plot, report, simulate
 from etloom.api.replaying import replay
 from etloom.api.runs import info, link, open, query, read, select
 
@@ -28,6 +28,7 @@ __all__ = [
     "link",
     "lint",
     "open",
+    "plot",
     "query",
     "read",
     "replay",

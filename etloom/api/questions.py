@@ -19,6 +19,8 @@ from etloom.core.plugin_options import check_options
 from etloom.core.trace import Job, Trace
 
 if TYPE_CHECKING:
+    import altair
+
     from etloom.comparison import Difference
     from etloom.graphs import DependencyGraph
     from etloom.simulator import Simulated
@@ -190,6 +192,28 @@ def report(run: Run | Difference, path: StrPath) -> Path:
         elif job is not None:
             html_report.write_page(job, target)
     return target
+
+
+@verb
+def plot(run: Run, what: str, **options: Any) -> altair.Chart:
+    """Draw a chart of the report with Altair, for notebooks; needs ``pip install "etloom[plot]"``.
+
+    Args:
+        run: a Trace, a Job or a path; linked first if necessary.
+        what: ``breakdown``, ``roofline``, ``memory``, ``arrival-skew`` or ``critical-path``.
+        options: of the analysis that the chart shows.
+
+    Returns:
+        An `altair.Chart`, which notebooks display.
+
+    Raises:
+        UnknownName: there is no such chart.
+        EtloomError: Altair is not installed.
+        AnalysisError: the traces have no data for it.
+    """
+    from etloom.reports.plot import plot as draw
+
+    return draw(as_job(run).map(linker.linked), what, **options)
 
 
 def _as_runs(runs: Run | Sequence[Run]) -> Sequence[Run]:

@@ -424,7 +424,7 @@ def test_more_findings_are_a_click_away(show: Open, data: Path) -> None:
     page = show(etloom.open(data / "dlrm"))
     hidden = page.locator(".findings .what").nth(6)
     assert not hidden.is_visible()
-    page.get_by_text(" more, of ").click()
+    page.get_by_text(" more, up to ").click()
     assert hidden.is_visible()
 
 
