@@ -53,7 +53,7 @@ def open(
     jobs: int | None = None,
     use_cache: bool = True,
     lazy: bool = False,
-    room: int | None = None,
+    max_table_bytes: int | None = None,
     inter_thread_threshold_us: float = 1000,
     iterations: str = "best",
 ) -> Job:
@@ -71,7 +71,7 @@ def open(
         lazy: leave tables of Parquet files on disk until they are accessed. A Kineto file of more than
             `etloom.loading.large_files.SPILL_BYTES` is converted to Parquet in bounded memory, left on disk, and not
             linked.
-        room: bytes of memory for tables; default: half of the available memory. If the ranks' tables would exceed it,
+        max_table_bytes: memory for tables; default: half of the available memory. If the ranks' tables would exceed it,
             they are kept on disk and loaded on access.
         inter_thread_threshold_us: see `link`.
         iterations: see `link`.
@@ -90,7 +90,7 @@ def open(
     from etloom import loading
 
     linking = _changed_options(inter_thread_threshold_us, iterations)
-    options = loading.LoadOptions(progress, jobs, use_cache, lazy, room, linking)
+    options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, linking)
     if isinstance(path, Mapping):
         return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)
     return loading.load_path(Path(path), options, rank_pattern)

@@ -82,7 +82,7 @@ def open_job(path: Path, run: RunOptions, *, lazy: bool = False, warn: bool = Tr
             jobs=run.jobs,
             use_cache=run.cache,
             lazy=lazy,
-            room=MAX_TABLE_BYTES,
+            max_table_bytes=MAX_TABLE_BYTES,
             **linking,
         )
     if run.strict:

@@ -1,8 +1,8 @@
-"""What was read and linked once is kept as Parquet, so that opening unchanged files again costs a tenth.
+"""The cache: linked traces as Parquet, so that opening unchanged files again takes a tenth of the time.
 
-The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never beside the user's files. An entry is
-keyed by the files' paths, sizes and times of change, by the options, and by our own version and schema. The entries
-used longest ago are removed when all of them take more than ``$ETLOOM_CACHE_BYTES`` (default 4 GB).
+The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never next to the user's files. The key of
+an entry consists of the files' paths, sizes and modification times, the options, and etloom's version and schema. The
+least recently used entries are removed when the total size exceeds ``$ETLOOM_CACHE_BYTES`` (default 4 GB).
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from etloom.loading.cache_usage import EntryLease, find_entries_in_use, get_usag
 
 LIMIT_BYTES = 4 * 10**9
 _PRUNE_FRACTION = 64
-"""Part of the limit that is written before the folder is looked through again: of many ranks each is an entry."""
+"""The folder is searched again after this fraction of the limit was written: each rank is an entry."""
 
 _WRITE_ERRORS = (OSError, pl.exceptions.PolarsError)
-"""What a full disk raises: polars has errors of its own for it."""
+"""Exceptions that a full disk raises: polars has its own."""
 
 
 def cache_folder() -> Path:
-    """Where entries are kept; it need not exist yet."""
-    if chosen := os.environ.get("ETLOOM_CACHE"):
-        return Path(chosen)
+    """Return the folder of the entries; it need not exist yet."""
+    if folder := os.environ.get("ETLOOM_CACHE"):
+        return Path(folder)
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "etloom"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etloom"
 
 
 def entry_key(files: Sequence[Path], **options: Any) -> str | None:
-    """The key of what these files give with these options; None for what cannot be known by a file's state."""
+    """Return the key of files read with these options; None if one is not a regular file."""
     try:
         states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     except OSError:
@@ -63,7 +63,7 @@ def entry_key(files: Sequence[Path], **options: Any) -> str | None:
 
 
 def load_entry(key: str | None) -> Trace | None:
-    """The entry of that key, or None; a damaged entry is none."""
+    """Load an entry into memory; None if it does not exist or is damaged."""
     if key is None:
         return None
     entry = cache_folder() / key
@@ -75,62 +75,68 @@ def load_entry(key: str | None) -> Trace | None:
     except EtloomError:
         _remove_entry(entry)
         return None
-    # Another process may have removed or replaced the entry meanwhile: a table that was away would read as empty.
+    # If another process removed or replaced the entry meanwhile, a missing table would read as empty.
     if before is None or _inode(entry) != before:
         return None
     with contextlib.suppress(OSError):
-        os.utime(entry / "meta.json")  # the time of use, by which the oldest are removed
+        os.utime(entry / "meta.json")  # the time of use, for the order of removal
     return trace if isinstance(trace, Trace) else None
 
 
 def open_or_create(keys: Sequence[str | None], make: Callable[[Path], None]) -> Trace:
-    """The first entry of these keys that there is, its tables left on disk; else that of the last one, made.
+    """Open the first existing entry of the keys with its tables left on disk, or create that of the last key.
 
-    make: writes the Trace to a folder. Where the cache cannot be used (a key is None, a read-only home, a full disk,
-    what is in use fills it) this is a temporary one, which goes with the Trace. Raises what ``make`` raises, and
-    ReadError where no disk has room.
+    If the cache cannot be used (the key is None, the home is read-only, the disk is full, or entries in use fill the
+    cache), the entry is a temporary folder that is removed with the Trace.
+
+    Args:
+        keys: keys of the entries; None for none.
+        make: writes the Trace to a folder; what it raises is passed on.
+
+    Raises:
+        ReadError: no disk has enough space.
     """
     for key in keys:
-        if (found := open_entry(key)) is not None:
-            return found
-    if (key := keys[-1]) is not None and (found := _create_entry(key, make)) is not None:
-        return found
-    owner, place = EntryLease(), Path(tempfile.mkdtemp(prefix="etloom-"))
-    weakref.finalize(owner, shutil.rmtree, place, ignore_errors=True)  # also when the process ends
+        if (trace := open_entry(key)) is not None:
+            return trace
+    if (key := keys[-1]) is not None and (trace := _create_entry(key, make)) is not None:
+        return trace
+    lease, folder = EntryLease(), Path(tempfile.mkdtemp(prefix="etloom-"))
+    weakref.finalize(lease, shutil.rmtree, folder, ignore_errors=True)  # also when the process ends
     try:
-        make(place / "trace.parquet")
+        make(folder / "trace.parquet")
     except _WRITE_ERRORS as error:
         raise ReadError(
-            f"cannot hold the tables of a trace: {str(error).partition(chr(10))[0]}",
-            where=place.parent,
-            remedy="set TMPDIR to a folder on a disk with room",
+            f"cannot write the tables of a trace: {str(error).partition(chr(10))[0]}",
+            where=folder.parent,
+            remedy="set TMPDIR to a folder on a disk with enough space",
         ) from None
-    made = reader.read(place / "trace.parquet", lazy=True, owner=owner)
-    assert isinstance(made, Trace)
-    return made
+    temporary = reader.read(folder / "trace.parquet", lazy=True, owner=lease)
+    assert isinstance(temporary, Trace)
+    return temporary
 
 
 def _create_entry(key: str, make: Callable[[Path], None]) -> Trace | None:
-    """The entry of that key, made, its tables left on disk; None where the cache cannot be used."""
-    entry, held = cache_folder() / key, get_usage(cache_folder())
-    if held.in_use >= _limit_bytes() or not _is_writable(cache_folder()):
+    """Create an entry and open it with its tables left on disk; None if the cache cannot be used."""
+    entry, usage = cache_folder() / key, get_usage(cache_folder())
+    if usage.in_use >= _limit_bytes() or not _is_writable(cache_folder()):
         return None
     with contextlib.suppress(*_WRITE_ERRORS):
-        _open = held.hold(entry, 0)  # nobody removes it before it is opened
+        _lease = usage.hold(entry, 0)  # no other process removes it before it is opened
         make(entry)
-        found = open_entry(key)
+        trace = open_entry(key)
         _register_entry(entry)
-        return found
+        return trace
     return None
 
 
 def open_entry(key: str | None) -> Trace | None:
-    """The entry of that key, its tables left on disk, or None; a damaged entry is none."""
+    """Open an entry with its tables left on disk; None if it does not exist or is damaged."""
     if key is None or not reader.sniff_folder(entry := cache_folder() / key):
         return None
     try:
-        owner = get_usage(cache_folder()).hold(entry, _entry_bytes(entry))
-        trace = reader.read(entry, lazy=True, owner=owner)
+        lease = get_usage(cache_folder()).hold(entry, _entry_bytes(entry))
+        trace = reader.read(entry, lazy=True, owner=lease)
         os.utime(entry / "meta.json")
     except (OSError, EtloomError):
         _remove_entry(entry)
@@ -147,7 +153,7 @@ def _is_writable(path: Path) -> bool:
 
 
 def store_entry(key: str | None, trace: Trace) -> None:
-    """Keep an entry. A cache that cannot be written (read-only home, full disk) is no trouble of the caller's."""
+    """Store an entry; a cache that cannot be written (read-only home, full disk) is ignored."""
     if key is None:
         return
     try:
@@ -159,14 +165,14 @@ def store_entry(key: str | None, trace: Trace) -> None:
 
 
 def _register_entry(entry: Path) -> None:
-    """Note that an entry was written, and remove others where they take too much."""
+    """Record that an entry was written, and remove others if the cache is too large."""
     with contextlib.suppress(OSError):  # another process may have removed it
-        if get_usage(cache_folder()).wrote(_entry_bytes(entry), _limit_bytes() // _PRUNE_FRACTION):
+        if get_usage(cache_folder()).record_write(_entry_bytes(entry), _limit_bytes() // _PRUNE_FRACTION):
             _prune(_limit_bytes())
 
 
 def clear_cache() -> int:
-    """Remove all entries; their bytes."""
+    """Remove all entries and return their size in bytes."""
     sizes = [size for _, size, _ in _list_entries()]
     for _, _, entry in _list_entries():
         _remove_entry(entry)
@@ -201,9 +207,12 @@ def _inode(entry: Path) -> int | None:
 
 
 def _remove_entry(entry: Path) -> None:
-    """Remove an entry, out of sight first: whoever reads it at that moment can see that it went."""
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix=".gone-", dir=entry.parent) as gone:
-        entry.rename(Path(gone, entry.name))
+    """Remove an entry by renaming it first: a process that reads it at that moment notices."""
+    with (
+        contextlib.suppress(OSError),
+        tempfile.TemporaryDirectory(prefix=".removed-", dir=entry.parent) as trash,
+    ):
+        entry.rename(Path(trash, entry.name))
 
 
 def _entry_bytes(entry: Path) -> int:
@@ -211,11 +220,11 @@ def _entry_bytes(entry: Path) -> int:
 
 
 def _list_entries() -> list[tuple[float, int, Path]]:
-    """(time of last use, bytes, path) of every entry of ours; nothing else in the folder is touched."""
-    found = []
+    """List (time of last use, bytes, path) of every entry; other files in the folder are ignored."""
+    entries = []
     for meta in cache_folder().glob("*/meta.json"):
         if not re.fullmatch("[0-9a-f]{32}", meta.parent.name) or meta.parent.is_symlink():
             continue
         with contextlib.suppress(OSError):
-            found.append((meta.stat().st_mtime, _entry_bytes(meta.parent), meta.parent))
-    return found
+            entries.append((meta.stat().st_mtime, _entry_bytes(meta.parent), meta.parent))
+    return entries

@@ -1,8 +1,8 @@
-"""Which entries of the cache are open, so that no process removes one from under another, and how much was written.
+"""The entries of the cache that processes have open, so that no process removes an entry that another one reads.
 
-A process that leaves tables of an entry on disk appends to a file of its own in the cache folder: ``+KEY`` when it
-opens the entry, ``-KEY`` when nobody needs it any more. It keeps the file locked as long as it lives, so that one that
-is not locked is of a process that ended, however it did.
+A process that leaves tables of an entry on disk appends to its own file in the cache folder: ``+KEY`` when it opens the
+entry, ``-KEY`` when the entry is no longer needed. It keeps the file locked as long as it lives, so a file that is not
+locked is from a process that has ended, in whatever way.
 """
 
 from __future__ import annotations
@@ -20,65 +20,66 @@ _PREFIX = ".open-"
 
 
 class EntryLease:
-    """Lives as long as the files of an entry, or of a temporary folder, are needed."""
+    """An object that lives as long as the files of an entry, or of a temporary folder, are needed."""
 
 
 class CacheUsage:
-    """What this process has open of a cache folder, and what it wrote there."""
+    """The entries of a cache folder that this process has open, and the bytes it wrote there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._bytes = 0
-        self._gone: deque[tuple[str, int]] = deque()
+        self._released: deque[tuple[str, int]] = deque()
         self._file: int | None = None
         self._written: int | None = None
 
     def hold(self, entry: Path, size: int) -> EntryLease:
-        """Note that an entry of so many bytes is open, as long as the Owner lives."""
-        owner = EntryLease()
+        """Record that an entry of ``size`` bytes is open as long as the returned lease lives."""
+        lease = EntryLease()
         with self._lock:
             self._settle()
             self._bytes += size
             self._note(f"+{entry.name}\n")
-        # Where and when it is called is not ours to say: it takes no lock.
-        weakref.finalize(owner, self._gone.append, (entry.name, size)).atexit = False
-        return owner
+        # Finalizers run at any time, in any thread, so this one takes no lock.
+        weakref.finalize(lease, self._released.append, (entry.name, size)).atexit = False
+        return lease
 
     @property
     def in_use(self) -> int:
-        """Bytes of the entries that are open here."""
+        """Bytes of the entries that this process has open."""
         with self._lock:
             self._settle()
             return self._bytes
 
-    def wrote(self, size: int, often: int) -> bool:
-        """Note that so many bytes were written. Whether it is time to look the folder through: at first, and each time
-        ``often`` bytes were written."""
+    def record_write(self, size: int, interval: int) -> bool:
+        """Record that ``size`` bytes were written.
+
+        Returns:
+            True if the folder is to be searched for entries to remove: at first, and after each ``interval`` bytes.
+        """
         with self._lock:
             self._settle()
-            due = self._written is None or self._written + size > often
+            due = self._written is None or self._written + size > interval
             self._written = 0 if due else (self._written or 0) + size
             return due
 
     def _settle(self) -> None:
-        while self._gone:
-            name, size = self._gone.popleft()
+        while self._released:
+            name, size = self._released.popleft()
             self._bytes -= size
             self._note(f"-{name}\n")
 
     def _note(self, line: str) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # of what cannot be noted others do not know; this process still does
+        with contextlib.suppress(OSError):  # without the note only this process knows
             if self._file is None:
                 self._file = _create_locked_file(self._folder)
             os.write(self._file, line.encode())
 
 
 def _create_locked_file(folder: Path) -> int:
-    """A new file in the folder, locked as long as this process lives."""
-    import fcntl  # which not every system has
+    """Create a file in the folder that is locked as long as this process lives."""
+    import fcntl  # not available on every system
 
     file, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
     try:
@@ -91,19 +92,19 @@ def _create_locked_file(folder: Path) -> int:
 
 
 def get_usage(folder: Path) -> CacheUsage:
-    """That of this process for a cache folder."""
+    """Return the usage of a cache folder by this process."""
     return _get_usage(folder, os.getpid())
 
 
 @functools.cache
 def _get_usage(folder: Path, process: int) -> CacheUsage:
-    """A process that was forked begins anew: what it lets go its parent may still need."""
+    """Return one object per process: a forked one starts empty, since its parent may still need the entries."""
     return CacheUsage(folder)
 
 
 def find_entries_in_use(folder: Path) -> set[str]:
-    """The entries of a cache folder that a process has open which is alive. What others left behind is removed."""
-    get_usage(folder).in_use  # noqa: B018 - what went here is noted
+    """Return the names of entries that living processes have open; files of ended processes are removed."""
+    get_usage(folder).in_use  # noqa: B018 - records released entries
     names: set[str] = set()
     try:
         import fcntl
@@ -119,6 +120,6 @@ def find_entries_in_use(folder: Path) -> set[str]:
                     line[1:] for line in lines if line[0] == "+" and lines[line] > lines[f"-{line[1:]}"]
                 }
             else:
-                if path.stat().st_size:  # else it was made this moment, and is not locked yet
+                if path.stat().st_size:  # otherwise it was created just now and is not locked yet
                     path.unlink()
     return names

@@ -1,4 +1,4 @@
-"""What the files of a run, beside each other, give reason to doubt: rows of stats, never a failure."""
+"""Contradictions between the files of a run, as rows of stats; they never make loading fail."""
 
 from __future__ import annotations
 
@@ -15,62 +15,70 @@ from etloom.core.trace import Trace
 from etloom.loading.rank_discovery import find_rank_in_name
 
 _MAX_SEARCHED_RANKS = 10_000
-"""Of the ranks that are missing; a file may speak of any world."""
+"""Missing ranks that are looked for; a file may state any world size."""
 
 
 def check_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
-    """What the files say of their rank and world against where they stand."""
+    """Check the ranks and world sizes that files state against each other, and clocks and process groups across ranks.
+
+    Args:
+        traces: rank -> its trace.
+    """
     stats: list[Stat] = []
     wrong = [(rank, trace.rank) for rank, trace in traces.items() if trace.rank not in (None, rank)]
     if wrong:
-        example = f"a file in the place of rank {wrong[0][0]} says it is rank {wrong[0][1]}"
+        example = f"a file used for rank {wrong[0][0]} states rank {wrong[0][1]}"
         stats.append(Stat("job.rank_disagrees", "error", len(wrong), example))
     worlds = {world for trace in traces.values() if (world := trace.meta.get("world_size")) is not None}
     if len(worlds) > 1:
         stats.append(Stat("job.world_size_disagrees", "error", len(worlds), f"world sizes {sorted(worlds)}"))
     elif worlds:
         (world,) = worlds
-        beyond = [rank for rank in traces if rank >= world]
-        if beyond:
-            example = f"rank {beyond[0]} of a world of {world} ranks"
-            stats.append(Stat("job.world_size_disagrees", "error", len(beyond), example))
-        missing = world - (len(traces) - len(beyond))
+        too_high = [rank for rank in traces if rank >= world]
+        if too_high:
+            example = f"rank {too_high[0]}, but the world size is {world}"
+            stats.append(Stat("job.world_size_disagrees", "error", len(too_high), example))
+        missing = world - (len(traces) - len(too_high))
         if missing > 0:
             absent = (rank for rank in itertools.count() if rank not in traces)
-            some = format_ranges(itertools.islice(absent, min(missing, _MAX_SEARCHED_RANKS)))
-            more = ", ..." if missing > _MAX_SEARCHED_RANKS and not some.endswith("...") else ""
+            numbers = format_ranges(itertools.islice(absent, min(missing, _MAX_SEARCHED_RANKS)))
+            more = ", ..." if missing > _MAX_SEARCHED_RANKS and not numbers.endswith("...") else ""
             stats.append(
-                Stat("job.missing_ranks", "info", missing, f"no trace of rank {some}{more} of {world}")
+                Stat("job.missing_ranks", "info", missing, f"no trace of rank {numbers}{more} of {world}")
             )
     return [*stats, *_check_common_time(traces), *_check_group_sizes(traces)]
 
 
 def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
-    """Groups in which more ranks did something together than they have: one name for several groups."""
+    """Report groups used by more ranks than they have members: one name for several groups."""
     if len(traces) < 2:
         return []
     facts = dict.fromkeys(("collective", "pg_name", "ranks"), pl.String) | {"group_size": pl.Int64}
     calls = []
     for rank, trace in traces.items():
-        own = trace.scan("comms").filter(pl.col("pg_name").is_not_null() & ~pl.col("is_p2p").fill_null(False))
-        found = own.group_by(*facts).agg(start=pl.col("id").min().cast(pl.Int64))
-        calls.append(
-            found.collect(engine=trace.engine).cast(facts).with_columns(rank=pl.lit(rank), event="start")  # type: ignore[arg-type]
+        calls_in_groups = trace.scan("comms").filter(
+            pl.col("pg_name").is_not_null() & ~pl.col("is_p2p").fill_null(False)
         )
-    beyond = matching.find_ambiguous_groups(pl.concat(calls)).sort("group", "rank")
-    if not beyond.height:
+        first_calls = calls_in_groups.group_by(*facts).agg(start=pl.col("id").min().cast(pl.Int64))
+        calls.append(
+            first_calls.collect(engine=trace.engine)
+            .cast(facts)  # type: ignore[arg-type]
+            .with_columns(rank=pl.lit(rank), event="start")
+        )
+    ambiguous = matching.find_ambiguous_groups(pl.concat(calls)).sort("group", "rank")
+    if not ambiguous.height:
         return []
-    group, size = beyond.select("group", "group_size").row(0)
-    names = beyond["group"].n_unique()
+    group, size = ambiguous.select("group", "group_size").row(0)
+    names = ambiguous["group"].n_unique()
     example = (
-        f"group {group} of {size} ranks: more ranks use its name, or name theirs each in its own way, and who is in "
-        "which was not recorded: what they did together is not matched"
+        f"group {group} of {size} ranks: more ranks use its name, or each rank names its groups differently, and the "
+        "members were not recorded: its communication is not matched across ranks"
     )
     return [Stat("job.ranks_beyond_group", "data_loss", names, example)]
 
 
 def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
-    """Whether a rank, by its clock, had ended before another began: a clock is off, or they are of two runs."""
+    """Report a rank that ended, by its clock, before another began: a clock is wrong, or the files are of two runs."""
     spans = {}
     for rank, trace in traces.items():
         if trace.meta.get("clock") == "epoch":
@@ -86,30 +94,30 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
     gap_ns = spans[late][0] - spans[early][1]
     if gap_ns <= 0:
         return []
-    on = {rank: f" on {host}" if (host := traces[rank].meta.get("host")) else "" for rank in (early, late)}
+    hosts = {rank: f" on {host}" if (host := traces[rank].meta.get("host")) else "" for rank in (early, late)}
     example = (
-        f"rank {late}{on[late]} began {gap_ns / 1e9:,.3f} s after rank {early}{on[early]} had ended: their clocks "
-        "differ (etloom analyze clocks), or they are of two runs; times across ranks are wrong by as much"
+        f"rank {late}{hosts[late]} began {gap_ns / 1e9:,.3f} s after rank {early}{hosts[early]} ended: their clocks "
+        "differ (etloom analyze clocks), or the files are of two runs; times across ranks are wrong by that much"
     )
     return [Stat("job.no_common_moment", "error", 1, example)]
 
 
 def check_file_ranks(traces: Sequence[Trace]) -> list[Stat]:
-    """Whether traces to be linked to each other are of different ranks, by what they say or else by their names.
+    """Report traces of different ranks that are linked to each other, by their contents or else their names.
 
-    Where both say it themselves, the linker tells.
+    If both state their rank, the linker reports it.
     """
-    known: dict[int, str] = {}
+    facts_by_rank: dict[int, str] = {}
     worlds = [world for trace in traces if (world := trace.meta.get("world_size")) is not None]
     for trace in traces:
         for file in map(Path, trace.meta.get("files", ())):
             rank = find_rank_in_name(file) if trace.rank is None else trace.rank
             # A number beyond the world counts something else, such as steps.
             if rank is not None and (trace.rank is not None or rank < min(worlds, default=rank + 1)):
-                how = "its name" if trace.rank is None else "what it says"
-                known.setdefault(rank, f"{file.name} is of rank {rank} by {how}")
-    by_name = any(text.endswith("its name") for text in known.values())
-    if len(known) < 2 or not by_name:
+                evidence = "its name" if trace.rank is None else "its contents"
+                facts_by_rank.setdefault(rank, f"{file.name} is of rank {rank} by {evidence}")
+    by_name = any(text.endswith("its name") for text in facts_by_rank.values())
+    if len(facts_by_rank) < 2 or not by_name:
         return []
-    example = f"{'; '.join(known.values())}: their ids may agree, their times do not belong together"
+    example = f"{'; '.join(facts_by_rank.values())}: their ids may match, but their times are unrelated"
     return [Stat("link.ranks_differ", "error", 1, example)]

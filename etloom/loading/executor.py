@@ -59,7 +59,7 @@ class _Execution:
         self.plan = plan
         self.options = plan.options
         self.skip_unreadable = skip_unreadable
-        self.resident = ResidentTables(plan.room)
+        self.resident = ResidentTables(plan.max_table_bytes)
         self.unreadable: dict[Path, EtloomError] = {}
 
     def load_single_file(self, rank_plan: RankPlan) -> Job:

@@ -1,4 +1,4 @@
-"""Kineto files of which the tables should not all be in memory at once: to Parquet part by part, and left there."""
+"""Kineto files whose tables should not be in memory all at once: converted to Parquet part by part, left on disk."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from etloom.loading import cache
 from etloom.loading.file_reading import Progress, convert_panics, estimate_text_bytes
 
 SPILL_BYTES = 10**9
-"""A Kineto file of more than so many bytes unpacked is turned into Parquet part by part."""
-_EVENT_BYTES = 350  # text of a usual event
+"""Kineto files of more than this many bytes, decompressed, are converted to Parquet part by part."""
+_EVENT_BYTES = 350  # text of a typical event
 
 
 def is_large(path: Path) -> bool:
-    """Whether a file is a Kineto trace of which the tables should not all be in memory at once."""
+    """Return whether a file is a Kineto trace whose tables should not be in memory all at once."""
     return (
         path.is_file() and formats.detect_format(path) == "kineto" and estimate_text_bytes(path) > SPILL_BYTES
     )
 
 
 def has_too_many_events(trace: Trace) -> bool:
-    """Whether the file of these events would have been large."""
+    """Return whether a trace has so many events that its Kineto file would be large."""
     rows = trace.scan("events").select(pl.len()).collect().item()
     return bool(rows * _EVENT_BYTES > SPILL_BYTES)
 
 
 def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) -> None:
-    """Turn a Kineto file into a folder of Parquet, part by part. Raises ReadError, LimitError, EtloomError."""
+    """Convert a Kineto file to a folder of Parquet, part by part. Raises ReadError, LimitError, EtloomError."""
     from etloom.formats.kineto.large_file import convert_large_file  # only large files need pyarrow
 
     with writer.create_atomically(out) as folder:
@@ -46,7 +46,7 @@ def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) ->
 
 
 def open_on_disk(path: Path, progress: Progress | None, use_cache: bool, linking: Mapping[str, Any]) -> Trace:
-    """A large Kineto file as Parquet: linked if another verb has kept it so, else as it is."""
+    """Open a large Kineto file as Parquet: its linked cache entry if there is one, else unlinked."""
     keys = (
         [cache.entry_key([path], **linking), cache.entry_key([path], form="parts")] if use_cache else [None]
     )
@@ -54,10 +54,10 @@ def open_on_disk(path: Path, progress: Progress | None, use_cache: bool, linking
 
 
 def count_unlinked(job: Job) -> list[Stat]:
-    """The row of stats that counts the ranks which were left unlinked."""
+    """Return the row of stats that counts ranks that are not linked."""
     ranks = [rank for rank, trace in job.items() if not is_linked(trace)]
     example = (
-        "too large to be joined while it is read: parent, depth and step of events, launches, thread_dependencies and "
-        "sync_dependencies are empty; etloom link PATH --out RUN.parquet joins it, in memory"
+        "too large to link while reading: parent, depth and step of events, launches, thread_dependencies and "
+        "sync_dependencies are empty; etloom link PATH --out RUN.parquet links it, in memory"
     )
     return [Stat("job.not_linked", "info", len(ranks), example)]

@@ -1,4 +1,4 @@
-"""Ranks side by side, as many as memory holds."""
+"""Processing of ranks in parallel threads, as many as memory allows."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from etloom.core.trace import Trace
 from etloom.loading.file_reading import estimate_text_bytes
 
 MEMORY_FACTOR = 1.5
-"""What reading and linking a rank takes at most, in bytes for each byte of text (measured: 0.5 to 1.1)."""
+"""Upper bound of the memory for reading and linking a rank per byte of its text (measured: 0.5 to 1.1)."""
 
 
 def max_parallel_ranks(files: Mapping[int, Sequence[Path]], jobs: int) -> int:
-    """How many ranks can be read at a time, at most ``jobs``, so that the largest of them together fit in memory."""
+    """Return the number of ranks to read at a time: at most ``jobs``; the largest ones must fit in memory together."""
     if jobs == 1:
         return 1
     sizes = (sum(estimate_text_bytes(path) for path in paths if path.is_file()) for paths in files.values())
     largest = sorted((size * MEMORY_FACTOR for size in sizes), reverse=True)[:jobs]
-    room = available_memory()
-    return max(1, sum(total <= room for total in itertools.accumulate(largest)))
+    available = available_memory()
+    return max(1, sum(total <= available for total in itertools.accumulate(largest)))
 
 
 def run_in_parallel(
     work: Callable[[int], Trace | None], ranks: Sequence[int], jobs: int
 ) -> dict[int, Trace | None]:
-    """work(rank) of every rank in ``jobs`` threads, in the order of ranks. Raises what work raised first.
+    """Return work(rank) of every rank, in the order of ranks, computed in ``jobs`` threads.
 
-    The threads are daemons, so that Ctrl-C need not wait for a read that hangs, as an executor's would.
+    The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
+    make Ctrl-C wait for a read that hangs.
     """
-    left = iter(ranks)
-    done: dict[int, Trace | None] = {}
+    remaining = iter(ranks)
+    results: dict[int, Trace | None] = {}
     raised: list[BaseException] = []
 
     def run() -> None:
-        for rank in left:  # an iterator over a sequence gives each item to one thread
+        for rank in remaining:  # an iterator over a sequence gives each item to one thread
             if raised:
                 return
             try:
-                done[rank] = work(rank)
+                results[rank] = work(rank)
             except BaseException as error:  # raised again below
                 raised.append(error)
 
@@ -50,7 +51,7 @@ def run_in_parallel(
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(0.1)  # not for ever: polars makes waiting for a lock deaf to Ctrl-C
+            thread.join(0.1)  # with a timeout: polars makes waiting for a lock ignore Ctrl-C
     if raised:
         raise raised[0]
-    return {rank: done[rank] for rank in ranks}
+    return {rank: results[rank] for rank in ranks}

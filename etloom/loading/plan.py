@@ -33,7 +33,7 @@ class LoadOptions:
         use_cache: read files that were slow to read from the cache, and add them to it.
         lazy: leave tables of etloom's Parquet on disk; convert a large Kineto file to that, and do not link it, since
             linking needs all of it in memory.
-        room: bytes of memory for tables; default: half of the available memory.
+        max_table_bytes: bytes of memory for tables; default: half of the available memory.
         linking: options of `etloom.linker.link` that differ from the defaults.
     """
 
@@ -41,12 +41,12 @@ class LoadOptions:
     jobs: int | None = None
     use_cache: bool = True
     lazy: bool = False
-    room: int | None = None
+    max_table_bytes: int | None = None
     linking: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Source(Enum):
-    """Where the tables of a rank come from."""
+    """The origin of the tables of a rank."""
 
     FILES = "files, or their cache entry, read into memory and linked"
     LARGE_KINETO = "a Kineto file that is converted to Parquet in bounded memory, not linked"
@@ -54,16 +54,16 @@ class Source(Enum):
 
 
 class Storage(Enum):
-    """Where the tables of a rank are kept while the Job is used."""
+    """The place of the tables of a rank while the Job is used."""
 
     MEMORY = "in memory"
     DISK = "on disk, loaded at each access"
-    EVICTABLE = "on disk, loaded on access and kept in memory while there is room"
+    EVICTABLE = "on disk, loaded on access and kept in memory while memory allows"
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """How the tables of one rank, or of a single file, are loaded."""
+    """The plan for the tables of one rank, or of a single file."""
 
     files: tuple[Path, ...]
     source: Source = Source.FILES
@@ -72,18 +72,18 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """How a run is loaded.
+    """The plan for a run.
 
     Attributes:
         ranks: the plan of each rank; a single file, which may hold any ranks, has the key None alone.
         options: the caller's options.
-        room: bytes of memory for evictable tables.
+        max_table_bytes: bytes of memory for evictable tables.
         parallel: number of ranks read at a time.
     """
 
     ranks: Mapping[int | None, RankPlan]
     options: LoadOptions
-    room: int
+    max_table_bytes: int
     parallel: int = 1
 
 
@@ -93,23 +93,25 @@ def plan_file(path: Path, options: LoadOptions) -> LoadPlan:
     Raises:
         ReadError: the format cannot be detected because the file cannot be opened.
     """
-    room = _get_room(options)
+    max_table_bytes = _limit_table_bytes(options)
     source, storage = Source.FILES, Storage.MEMORY
     if options.lazy and path.exists() and formats.detect_format(path) == "parquet":
         source, storage = Source.PARQUET, Storage.DISK
     elif options.lazy and large_files.is_large(path):
         source, storage = Source.LARGE_KINETO, Storage.DISK
-    elif not options.linking and _is_large_parquet_run(path, room):
+    elif not options.linking and _is_large_parquet_run(path, max_table_bytes):
         source, storage = Source.PARQUET, Storage.EVICTABLE
-    return LoadPlan({None: RankPlan((path,), source, storage)}, options, room)
+    return LoadPlan({None: RankPlan((path,), source, storage)}, options, max_table_bytes)
 
 
 def plan_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions) -> LoadPlan:
     """Decide how the files of each rank are loaded: on disk if the tables of all ranks would not fit in memory."""
-    room = _get_room(options)
+    max_table_bytes = _limit_table_bytes(options)
     files = [path for path in itertools.chain(*files_by_rank.values()) if path.is_file()]
     table_bytes = sum(map(estimate_text_bytes, files)) * _TABLE_BYTES_PER_TEXT_BYTE
-    storage = Storage.EVICTABLE if len(files_by_rank) > 1 and table_bytes > room else Storage.MEMORY
+    storage = (
+        Storage.EVICTABLE if len(files_by_rank) > 1 and table_bytes > max_table_bytes else Storage.MEMORY
+    )
     ranks: dict[int | None, RankPlan] = {}
     for rank, paths in files_by_rank.items():
         if options.lazy and len(paths) == 1 and large_files.is_large(paths[0]):
@@ -117,16 +119,16 @@ def plan_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions
         else:
             ranks[rank] = RankPlan(tuple(paths), Source.FILES, storage)
     parallel = max_parallel_ranks(files_by_rank, options.jobs or os.cpu_count() or 1)
-    return LoadPlan(ranks, options, room, parallel)
+    return LoadPlan(ranks, options, max_table_bytes, parallel)
 
 
-def _get_room(options: LoadOptions) -> int:
-    return available_memory() // 2 if options.room is None else options.room
+def _limit_table_bytes(options: LoadOptions) -> int:
+    return available_memory() // 2 if options.max_table_bytes is None else options.max_table_bytes
 
 
-def _is_large_parquet_run(path: Path, room: int) -> bool:
+def _is_large_parquet_run(path: Path, max_table_bytes: int) -> bool:
     """Return whether the path is a saved run of several ranks whose tables would exceed the memory."""
     if not path.is_dir() or formats.detect_format(path) != "parquet":
         return False
     parquet_bytes = sum(file.stat().st_size for file in path.glob("rank=*/*.parquet"))
-    return parquet_bytes * _TABLE_BYTES_PER_PARQUET_BYTE > room
+    return parquet_bytes * _TABLE_BYTES_PER_PARQUET_BYTE > max_table_bytes

@@ -39,9 +39,9 @@ _TRACE_NAME = re.compile(
     r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|fr_trace)_(?:rank)?\d+[^/]*\.json(?:\.gz|\.zst)?$"
     r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
 )
-_MAX_LISTED_FILES = 12
+_MAX_NAMED_FILES = 12
 """Files that a message names."""
-_MAX_LISTED_RANKS = 8
+_MAX_NAMED_RANKS = 8
 _PATTERN_EXAMPLE = r"for example 'host-(\d+)'"
 _SALVAGED = ".salvaged"
 _FORMAT_SIDES = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
@@ -94,7 +94,7 @@ def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None)
     discovery.check_has_traces()
     discovery.assign_ranks()
     discovery.add_metrics()
-    discovery.keep_one_per_side()
+    discovery.select_one_per_side()
     discovery.note_unreadable_files()
     discovery.note_salvaged_files()
     discovery.note_missing_ranks()
@@ -200,11 +200,11 @@ class _Discovery:
         if len(self.ranks) <= 1 and len(formats) == len(set(formats)):
             self.ranks.setdefault(next(iter(self.ranks), 0), []).extend(unranked)
             return
-        names = ", ".join(path.name for path in unranked[:_MAX_LISTED_FILES])
-        more = f" and {len(unranked) - _MAX_LISTED_FILES} more" if len(unranked) > _MAX_LISTED_FILES else ""
+        names = ", ".join(path.name for path in unranked[:_MAX_NAMED_FILES])
+        more = f" and {len(unranked) - _MAX_NAMED_FILES} more" if len(unranked) > _MAX_NAMED_FILES else ""
         placed = [f"{path.name} ({rank})" for rank, paths in self.ranks.items() for path in paths]
-        others = f"; others have a rank: {', '.join(placed[:_MAX_LISTED_FILES])}" if placed else ""
-        others += ", ..." if len(placed) > _MAX_LISTED_FILES else ""
+        others = f"; others have a rank: {', '.join(placed[:_MAX_NAMED_FILES])}" if placed else ""
+        others += ", ..." if len(placed) > _MAX_NAMED_FILES else ""
         raise ReadError(
             f"the rank of {len(unranked)} traces is unknown: {names}{more}{others}",
             where=self.folder,
@@ -216,12 +216,12 @@ class _Discovery:
         placed = {path for paths in self.ranks.values() for path in paths}
         self.ranks[min(self.ranks)] += [path for path in self._list_metrics() if path not in placed]
 
-    def keep_one_per_side(self) -> None:
+    def select_one_per_side(self) -> None:
         """Keep one host and one device trace of each rank, or one of another format; and its metrics."""
         for rank, paths in sorted(self.ranks.items()):
-            self.ranks[rank] = self._keep_one_per_side(paths, self.stats[rank])
+            self.ranks[rank] = self._select_one_per_side(paths, self.stats[rank])
 
-    def _keep_one_per_side(self, paths: list[Path], stats: list[Stat]) -> list[Path]:
+    def _select_one_per_side(self, paths: list[Path], stats: list[Stat]) -> list[Path]:
         sides = {path: _FORMAT_SIDES.get(self.formats[path], self.formats[path]) for path in paths}
         traces = [side for side in sides.values() if side != "metrics"]
         selected = {"host", "device"} & set(traces) or set(traces[:1])
@@ -260,8 +260,8 @@ class _Discovery:
         missing = max(self.ranks) + 1 - len(self.ranks)
         if missing:
             gaps = (rank for rank in itertools.count() if rank not in self.ranks)
-            first = ", ".join(map(str, itertools.islice(gaps, min(missing, _MAX_LISTED_RANKS))))
-            more = ", ..." if missing > _MAX_LISTED_RANKS else ""
+            first = ", ".join(map(str, itertools.islice(gaps, min(missing, _MAX_NAMED_RANKS))))
+            more = ", ..." if missing > _MAX_NAMED_RANKS else ""
             self.stats[None].append(
                 Stat("job.missing_ranks", "info", missing, f"no trace of rank {first}{more}")
             )
@@ -396,11 +396,11 @@ def _suggest_remedy(folder: Path, ignored: Iterable[Path]) -> str:
     if (unfinished := find_unfinished_recording(folder)) is not None:
         return unfinished
     endings = Counter(_file_ending(path) for path in ignored)
-    most_common = endings.most_common(_MAX_LISTED_FILES // 2)
+    most_common = endings.most_common(_MAX_NAMED_FILES // 2)
     contents = ", ".join(f"{count:,} {ending}" for ending, count in most_common)
     if not contents:
         return "it is empty"
-    more = ", ..." if len(endings) > _MAX_LISTED_FILES // 2 else ""
+    more = ", ..." if len(endings) > _MAX_NAMED_FILES // 2 else ""
     supported = "PyTorch's traces, Nsight Systems exports, Chakra .et and others of README's table"
     return f"it contains {contents}{more}; supported are {supported}; `etloom info FILE` describes one file"
 

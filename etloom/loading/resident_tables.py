@@ -17,16 +17,16 @@ from etloom.core.trace import Results, TableLoader, Trace
 
 
 class ResidentTables:
-    """Bounds the memory of the loaded tables of a run to ``room`` bytes, or to the tables of one rank."""
+    """Bounds the memory of the loaded tables of a run to ``max_table_bytes`` bytes, or to the tables of one rank."""
 
-    def __init__(self, room: int) -> None:
-        self._room = room
+    def __init__(self, max_table_bytes: int) -> None:
+        self._max_table_bytes = max_table_bytes
         self._bytes_by_rank: dict[_RankTables, int] = {}  # least recently used first
         self._total = 0
         self._lock = threading.Lock()
 
     def add(self, trace: Trace) -> Trace:
-        """Return the trace with its stored tables held in memory as long as there is room for them."""
+        """Return the trace with its stored tables held in memory as long as memory allows."""
         rank = _RankTables(self, trace.loaders)
         return trace.replace_loaders(rank.loaders, rank.new_results)
 
@@ -35,7 +35,7 @@ class ResidentTables:
         with self._lock:
             self._bytes_by_rank[rank] = self._bytes_by_rank.pop(rank, 0) + added_bytes
             self._total += added_bytes
-            while self._total > self._room and len(self._bytes_by_rank) > 1:
+            while self._total > self._max_table_bytes and len(self._bytes_by_rank) > 1:
                 oldest = next(iter(self._bytes_by_rank))
                 self._total -= self._bytes_by_rank.pop(oldest)
                 oldest.evict()

@@ -1,6 +1,6 @@
-"""run.json, which `etloom collect` writes beside the traces, and the hidden folders it has while it records.
+"""run.json, which `etloom collect` writes next to the traces, and its hidden folders during recording.
 
-Read: what run.json says of how the processes and the command ended, as rows of stats. The rest of it is kept as it is.
+How the processes and the command ended becomes rows of stats; everything else in run.json is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from typing import Any
 from etloom.core.schema import Stat
 
 _MAX_BYTES = 1 << 26
-_HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)  # by host, process and chance
+_HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)  # host, process, random number
 
 
 def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | None, dict[int, Stat]]:
-    """The run.json of `etloom collect`, if there is one, and of each rank of which something is lost the row that says
-    what; rows of stats where a process or the command ended oddly."""
-    if (left := find_unfinished_recording(folder)) is not None:
-        stats.append(Stat("job.left_behind", "data_loss", 1, left))
+    """Read the run.json of `etloom collect` in a folder.
+
+    Args:
+        folder: the folder of a run.
+        stats: receives rows of stats about the run, for example how the command ended.
+
+    Returns:
+        The contents of run.json, None if there is no valid one; and for each rank with data loss a row of stats.
+    """
+    if (remedy := find_unfinished_recording(folder)) is not None:
+        stats.append(Stat("job.left_behind", "data_loss", 1, remedy))
     path = folder / "run.json"
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return None, {}
@@ -42,18 +49,20 @@ def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | Non
     if not cut_short and (row := _describe_loss(run)):
         stats.append(row)
     if run.get("returncode") is None and _is_launched(run):
-        unseen = "etloom collect did not see the job end: it was killed, or the job still runs"
-        stats.append(Stat("job.end_not_seen", "info", 1, unseen))
+        unknown_end = "etloom collect was killed before the job ended, or the job still runs"
+        stats.append(Stat("job.end_not_seen", "info", 1, unknown_end))
     elif run.get("returncode"):
         stats.append(Stat("job.failed", "info", 1, f"the command ended with status {run['returncode']}"))
     return run, cut_short
 
 
 def find_unfinished_recording(folder: Path) -> str | None:
-    """What to do about unfinished files that the processes of a run have in a folder, where there are any."""
-    found = (path for path in folder.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir())
-    if any(_has_started(place) for hidden in found for place in _list_inside(hidden)):
-        return f"a job records here; if it was killed, etloom salvage {folder} keeps what it left"
+    """Return what to do about files of an unfinished recording in a folder; None if there are none."""
+    hidden_folders = (
+        path for path in folder.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir()
+    )
+    if any(_has_started(place) for hidden in hidden_folders for place in _list_inside(hidden)):
+        return f"a job records here; if it was killed, etloom salvage {folder} keeps its traces"
     return None
 
 
@@ -62,7 +71,7 @@ def _has_started(place: Path) -> bool:
 
 
 def _list_inside(folder: Path) -> list[Path]:
-    """Nothing where it is another user's, or went this moment: a job may end while its folder is read."""
+    """List a folder; empty if it belongs to another user or was just removed by a job that ended."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -70,7 +79,7 @@ def _list_inside(folder: Path) -> list[Path]:
 
 
 def _is_launched(run: dict[str, Any]) -> bool:
-    """By `etloom collect`, which waits for the command; not by etloom.record."""
+    """Return whether `etloom collect`, which waits for the command, started the run; not etloom.record."""
     jobs = [rank.get("job") for rank in _list_ranks(run)]
     return any(isinstance(job, dict) and job.get("supervised") for job in jobs)
 
@@ -80,6 +89,6 @@ def _list_ranks(run: dict[str, Any]) -> list[dict[str, Any]]:
     return [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
 
 
-def _describe_loss(what: dict[str, Any]) -> Stat | None:
-    lost = what.get("lost")
+def _describe_loss(facts: dict[str, Any]) -> Stat | None:
+    lost = facts.get("lost")
     return Stat("job.cut_short", "data_loss", 1, lost[:500]) if isinstance(lost, str) and lost else None

@@ -115,7 +115,7 @@ def test_a_killed_run_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[
     left(run, 0, 2**22 + 1)
     left(run, 1, 2**22 + 2, end_ns=10**18 + 9, steps=[5, 6])
     assert main(["info", str(run)]) == 1
-    assert f"if it was killed, etloom salvage {run} keeps what it left" in capsys.readouterr().err
+    assert f"if it was killed, etloom salvage {run} keeps its traces" in capsys.readouterr().err
     assert main(["salvage", str(run)]) == 0
     assert capsys.readouterr().err == (
         f"etloom: {run}: rank 0 was killed in its window, or left by os._exit; rank 1 "

@@ -384,5 +384,5 @@ def test_a_clock_that_is_off_is_told(tmp_path: Path) -> None:
     (row,) = stats.select("severity", "example").rows()
     assert row[0] == "error"
     assert row[1].startswith(
-        "rank 1 on node1 began 7.000 s after rank 0 on node0 had ended: their clocks differ"
+        "rank 1 on node1 began 7.000 s after rank 0 on node0 ended: their clocks differ"
     )

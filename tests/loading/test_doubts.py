@@ -117,8 +117,8 @@ def test_files_of_two_ranks_are_linked_with_a_row_that_says_so(
         (
             "error",
             1,
-            "torch_et_0.json.gz is of rank 0 by its name; kineto_trace_1.json.gz is of rank 1 by what it says: "
-            "their ids may agree, their times do not belong together",
+            "torch_et_0.json.gz is of rank 0 by its name; kineto_trace_1.json.gz is of rank 1 by its contents: "
+            "their ids may match, but their times are unrelated",
         )
     ]
     out = tmp_path / "x.parquet"

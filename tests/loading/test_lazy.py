@@ -160,7 +160,7 @@ def test_info_and_query_tell_that_it_is_not_joined(run: Path, capsys: pytest.Cap
     assert cli.main(["query", str(run), "select count(*) as n from events", "--format", "csv"]) == 0
     told = capsys.readouterr()
     assert told.out == "n\n14\n"
-    assert told.err.startswith(f"etloom: {run}: too large to be joined")
+    assert told.err.startswith(f"etloom: {run}: too large to link")
     assert cli.main(["info", str(run), "--format", "csv"]) == 0
     header, first, _ = capsys.readouterr().out.splitlines()
     row = dict(zip(header.split(","), first.split(","), strict=True))

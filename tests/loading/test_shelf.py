@@ -56,7 +56,7 @@ def entries() -> list[Path]:
 
 
 def test_a_run_answers_alike_whether_its_tables_are_held_or_lie_on_disk(run: Path) -> None:
-    whole, shelved = etloom.open(run, use_cache=False), etloom.open(run, room=0)
+    whole, shelved = etloom.open(run, use_cache=False), etloom.open(run, max_table_bytes=0)
     assert evictable(whole) == [False] * 4
     assert evictable(shelved) == [True] * 4
     assert [dict(trace.meta) for trace in shelved.values()] == [dict(trace.meta) for trace in whole.values()]
@@ -73,7 +73,7 @@ def test_a_run_answers_alike_whether_its_tables_are_held_or_lie_on_disk(run: Pat
 
 
 def test_only_the_rank_that_was_used_last_holds_tables_where_there_is_room_for_none(run: Path) -> None:
-    job = etloom.open(run, room=0)
+    job = etloom.open(run, max_table_bytes=0)
     assert held(job) == [0, 0, 0, 0]
     for rank in RANKS:
         assert job[rank].events.height == 7
@@ -82,7 +82,7 @@ def test_only_the_rank_that_was_used_last_holds_tables_where_there_is_room_for_n
 
 
 def test_what_was_asked_once_goes_with_the_tables(run: Path) -> None:
-    job, asked = etloom.open(run, room=0), []
+    job, asked = etloom.open(run, max_table_bytes=0), []
 
     def question(trace: Trace) -> int:
         asked.append(trace.rank)
@@ -94,7 +94,7 @@ def test_what_was_asked_once_goes_with_the_tables(run: Path) -> None:
 
 def test_as_many_ranks_are_held_as_there_is_room_for(run: Path) -> None:
     size = int(etloom.open(run, use_cache=False)[0].events.estimated_size())
-    job = etloom.open(run, room=2 * size + size // 2)
+    job = etloom.open(run, max_table_bytes=2 * size + size // 2)
     for rank in (0, 1, 0, 2):
         assert job[rank].events.height == 7
     assert held(job) == [1, 0, 1, 0]  # rank 1 was used longest ago
@@ -113,7 +113,7 @@ def test_whether_a_run_is_held_is_told_from_the_length_of_its_text(own: Path) ->
         (limit + 1, False),
         (3 * takes, False),
     ):
-        job = etloom.open(own / "ddp_2", room=room)
+        job = etloom.open(own / "ddp_2", max_table_bytes=room)
         assert evictable(job) == [expected, expected], room
 
 
@@ -146,10 +146,10 @@ def test_what_several_threads_use_at_once_is_counted_one_after_the_other() -> No
 
 
 def test_a_second_opening_reads_what_the_first_one_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    etloom.open(run, room=0)
+    etloom.open(run, max_table_bytes=0)
     assert len(entries()) == 4
     monkeypatch.setattr("etloom.linker.link", None)
-    assert etloom.open(run, room=0)[3].events.height == 7
+    assert etloom.open(run, max_table_bytes=0)[3].events.height == 7
 
 
 def test_without_a_cache_the_tables_lie_in_temporary_folders_which_go_with_the_run(
@@ -157,7 +157,7 @@ def test_without_a_cache_the_tables_lie_in_temporary_folders_which_go_with_the_r
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    job = etloom.open(run, room=0, use_cache=False)
+    job = etloom.open(run, max_table_bytes=0, use_cache=False)
     assert not cache.cache_folder().exists()
     assert job[2].events.height == 7
     assert len(list((tmp_path / "temporary").iterdir())) == 4
@@ -172,13 +172,13 @@ def test_the_cache_stays_within_its_limit_and_the_rest_lies_elsewhere(
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("ETLOOM_CACHE_BYTES", "1")
-    job = etloom.open(run, room=0, jobs=1)
+    job = etloom.open(run, max_table_bytes=0, jobs=1)
     assert len(entries()) == 1
     assert [trace.events.height for trace in job.values()] == [7, 7, 7, 7]
 
 
 def test_a_table_put_in_stays_and_a_pickle_holds_all(run: Path) -> None:
-    trace = etloom.open(run, room=0)[1]
+    trace = etloom.open(run, max_table_bytes=0)[1]
     changed = trace.replace(events=trace.events.head(2), meta={"seen": True})
     assert any(isinstance(one, ResidentTable) for one in changed.loaders.values())
     assert (changed.events.height, changed.meta["seen"], trace.events.height) == (2, True, 7)
@@ -199,7 +199,7 @@ def test_a_rank_of_which_a_file_cannot_be_read_is_not_kept(
         return read(path, progress)
 
     monkeypatch.setattr(file_reading, "read_single_rank", fails)
-    job = etloom.open(run, room=0)
+    job = etloom.open(run, max_table_bytes=0)
     assert job.stats.filter(pl.col("name") == "job.unreadable_file")["rank"].to_list() == [1]
     assert [trace.events.height for trace in job.values()] == [7, 7, 7, 7]
     assert len(entries()) == 3
@@ -209,13 +209,13 @@ def test_a_saved_run_stays_where_it_is(run: Path, tmp_path: Path) -> None:
     whole = etloom.open(run, use_cache=False)
     saved = etloom.export(whole, tmp_path / "run.parquet")
     assert evictable(etloom.open(saved)) == [False] * 4
-    shelved = etloom.open(saved, room=0)
+    shelved = etloom.open(saved, max_table_bytes=0)
     assert evictable(shelved) == [True] * 4
     assert etloom.analyze(shelved, "findings").equals(etloom.analyze(whole, "findings"))
     assert shelved.run_stats.equals(whole.run_stats)
     assert not cache.cache_folder().exists()
     # What is to be linked otherwise is linked, in memory.
-    assert evictable(etloom.open(saved, room=0, iterations="all")) == [False] * 4
+    assert evictable(etloom.open(saved, max_table_bytes=0, iterations="all")) == [False] * 4
 
 
 def test_a_process_that_is_terminated_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:
