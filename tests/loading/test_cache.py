@@ -162,7 +162,7 @@ def test_a_full_disk_is_no_trouble_and_where_both_are_full_one_line(
     (tmp_path / "temporary").mkdir()
     assert cache.open_or_create(["a" * 32], full).events.height == 3
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    with pytest.raises(ReadError, match="temporary: cannot hold the tables of a trace: No space left"):
+    with pytest.raises(ReadError, match="temporary: cannot write the tables of a trace: No space left"):
         cache.open_or_create(["a" * 32], full)
     gc.collect()
     assert list((tmp_path / "temporary").iterdir()) == []

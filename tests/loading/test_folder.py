@@ -471,7 +471,7 @@ def test_a_run_is_linked_once_as_asked(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ({5: (0, 2)}, [("job.missing_ranks", 2, "no trace of rank 0, 1 of 2"),
                        ("job.rank_disagrees", 1, "a file used for rank 5 states rank 0"),
-                       ("job.world_size_disagrees", 1, "rank 5 of a world of 2 ranks")]),
+                       ("job.world_size_disagrees", 1, "rank 5, but the world size is 2")]),
         ({0: (0, 1)}, []),
         ({1: (1, 3)}, [("job.missing_ranks", 2, "no trace of rank 0, 2 of 3")]),
         ({0: (0, 12), 2: (2, 12)},

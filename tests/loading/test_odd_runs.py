@@ -65,7 +65,7 @@ def test_ids_far_apart_take_no_table_of_their_size(tmp_path: Path) -> None:
     assert len(etloom.open(tmp_path / "moved.parquet", use_cache=False)) == 1
     beyond = first.replace(events=first.events.with_columns(id=pl.col("id") + (1 << 31)))
     etloom.export(Job({0: beyond}), tmp_path / "beyond.parquet")
-    with pytest.raises(ReadError, match="ids are numbers of rows"):
+    with pytest.raises(ReadError, match="ids are row numbers"):
         etloom.open(tmp_path / "beyond.parquet", use_cache=False)
 
 
