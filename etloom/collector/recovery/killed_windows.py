@@ -34,7 +34,7 @@ _HIDDEN_NAME = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)
 _WINDOW_NAME = re.compile(r"(\d{1,9})(?:-[0-9a-f]{12})?", re.ASCII)
 """The folder of a window in it: pid and a random part, because ranks in containers may all be process 1."""
 _UNFINISHED_NAME = re.compile(
-    r"(?:et|kineto|flight_recorder)\.(?:etob|json)(?:\.gz|\.tmp)?|killed\.json|started|\.?seen-.+|\..+\.[0-9a-f]{12}"
+    r"(?:et|kineto|flight_recorder)\.(?:etob|json)(?:\.gz|\.tmp)?|killed\.json|started|\.?status-.+|\..+\.[0-9a-f]{12}"
 )
 """Unfinished files, which may be removed once the run is finished."""
 

@@ -18,9 +18,9 @@ from ..atomic_file import write_atomically
 from ..rank_environment import current_rank
 from ..run_folder import read_json, write_json
 
-REQUEST_FILE = ".etloom-asked"
+REQUEST_FILE = ".etloom-request"
 _WINDOW_FILE = ".etloom-window.json"
-_START_FILE = ".etloom-zero"
+_START_FILE = ".etloom-start"
 _POLL_S = 0.02
 
 

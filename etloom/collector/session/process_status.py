@@ -16,7 +16,7 @@ from typing import Any
 from ..atomic_file import write_atomically
 from ..run_folder import read_json
 
-_FILE_PREFIX = "seen-"
+_FILE_PREFIX = "status-"
 _MAX_NAMES = 1000
 _REPORTED_NAMES = 3
 

@@ -212,7 +212,7 @@ def test_what_ranks_agree_on_is_written_through_no_link(
         on_demand.request_recording(run, timeout_s=0)
     assert not (tmp_path / "made").exists()
     monkeypatch.setattr(os, "urandom", bytes)  # a stranger who guesses
-    link = run / f".etloom-zero.{'00' * 6}"
+    link = run / f".etloom-start.{'00' * 6}"
     link.symlink_to(own)
     assert on_demand.agree_on_start_ns(run) > 10**18 and own.read_text() == "mine"
     on_demand.clear_requests(run)

@@ -428,10 +428,10 @@ run = Path(sys.argv[1])
 for step in range(40):
     if step == 2:
         os.kill(os.getppid(), signal.SIGUSR2)
-        while not (run / ".etloom-asked").exists(): time.sleep(0.01)
+        while not (run / ".etloom-request").exists(): time.sleep(0.01)
     if step == 20:
         while not (run / "step_6" / "run.json").exists(): time.sleep(0.05)
-        (run / ".etloom-asked").touch()
+        (run / ".etloom-request").touch()
     net(torch.ones(1, 2)).sum().backward(); optimizer.step()
 """
 )

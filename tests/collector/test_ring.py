@@ -80,7 +80,8 @@ def test_what_a_ring_holds_and_lost(tmp_path: Path, call: Callable[..., tuple[in
     assert partly in ([], [f"etloom:overwritten step {numbers[0] - 1}"])
     (row,) = trace.stats.filter(pl.col("name") == "read.overwritten_operators").to_dicts()
     assert (
-        row["count"] == lost and f"holds {len(numbers)} complete steps ({numbers[0]} to 399)" in row["example"]
+        row["count"] == lost
+        and f"holds {len(numbers)} complete steps ({numbers[0]} to 399)" in row["example"]
     )
     shown = " ".join(call("info", path, "--no-cache")[1].split())
     assert f"holds {len(numbers)} whole steps ({numbers[0]}-399) of the last" in shown
@@ -106,7 +107,7 @@ def test_a_job_says_what_its_ring_holds(tmp_path: Path, capfd: pytest.CaptureFix
     facts = json.loads((out / "rank_0.json").read_text())
     steps = facts["steps"]
     assert steps == list(range(steps[0], 60)) and 5 < steps[0] < 59
-    assert line.startswith(f"{out}: the ring holds {len(steps)} whole steps ({steps[0]}-59) of the last ")
+    assert line.startswith(f"{out}: the ring holds {len(steps)} complete steps ({steps[0]}-59) of the last ")
     assert f"{facts['ring']['overwritten_operators']:,} operators of the " in line
     trace = etloom.open(out)[0]
     assert sorted(trace.events["step"].drop_nulls().unique()) == steps

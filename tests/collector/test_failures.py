@@ -16,8 +16,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from test_collect_windows import Window as Standin
-from test_collect_windows import made as made
+from test_windows import Window as Standin
+from test_windows import made as made
 
 import etloom
 from etloom.api import recording

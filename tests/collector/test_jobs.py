@@ -674,7 +674,7 @@ def test_what_a_killed_window_held_is_kept_by_the_native_observer(tmp_path: Path
     collected = collect([sys.executable, str(TINY), "sigkill"], out, CollectOptions("2:5", observer="native"))
     assert collected.exit_status == 137
     assert any("rank 0 was killed in its window" in line for line in collected.warnings)
-    lost = "what our observer saw up to then is kept, but the Kineto trace of rank 0 is lost: "
+    lost = "the native observer's trace up to then is kept, but the Kineto trace of rank 0 is lost: "
     assert any(lost in line for line in collected.warnings)
     trace = etloom.read(out / "observer_0.etob")
     assert "ProfilerStep#2" in set(trace.nodes["name"].cast(pl.String))
