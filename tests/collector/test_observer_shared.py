@@ -1,4 +1,4 @@
-"""The native observer with other users: processes that name one file, children that record, threads that hang or end."""
+"""The native observer with other users: processes that name one file, children that record, threads that hang."""
 
 from __future__ import annotations
 

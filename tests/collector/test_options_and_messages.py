@@ -331,5 +331,5 @@ def test_a_step_that_the_ring_overwrote_in_part_is_named_so() -> None:
 
 
 def test_record_names_the_nearest_option(tmp_path: Path) -> None:
-    with pytest.raises(CollectError, match="etloom.record has no option 'shape'; did you mean 'shapes'"):
+    with pytest.raises(CollectError, match=r"etloom\.record has no option 'shape'; did you mean 'shapes'"):
         record(tmp_path, shape=False)  # type: ignore[call-arg]
