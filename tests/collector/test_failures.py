@@ -1,4 +1,4 @@
-"""What goes wrong around a recording costs as little as it can: kills, full disks, containers, questions too late."""
+"""Failures around a recording: kills, full disks, containers, late requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from etloom.collector.session.window import Window
 HERE = socket.gethostname()
 
 
-def test_threads_of_a_process_leave_what_it_saw_at_once(tmp_path: Path) -> None:
+def test_concurrent_status_writes_keep_their_order(tmp_path: Path) -> None:
     facts = process_status.ProcessStatus(str(tmp_path))
     left: list[bool] = []
 
@@ -52,7 +52,7 @@ def test_threads_of_a_process_leave_what_it_saw_at_once(tmp_path: Path) -> None:
     assert [found["missed"] for found in process_status.read_statuses(tmp_path)] == [["x" * 299]]
 
 
-def test_ranks_in_containers_are_all_process_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_in_containers_share_pid_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1)
     options = RecordingOptions(
         str(tmp_path), f"{tmp_path}/.etloom-host-9-abc", et=False, kineto=False, every=10
@@ -77,7 +77,7 @@ def test_ranks_in_containers_are_all_process_1(tmp_path: Path, monkeypatch: pyte
     assert [facts["ended"]["how"] for facts in run_folder.read_rank_records(tmp_path)] == ["killed", "exited"]
 
 
-def test_who_was_killed_after_the_seal_lost_nothing(tmp_path: Path) -> None:
+def test_kill_after_publishing_loses_nothing(tmp_path: Path) -> None:
     scratch = tmp_path / f".etloom-{HERE}-1-abc"
     folder = scratch / f"{2**22 + 1}-{'0' * 12}"
     folder.mkdir(parents=True)
@@ -105,9 +105,7 @@ def test_who_was_killed_after_the_seal_lost_nothing(tmp_path: Path) -> None:
     assert not scratch.exists() and (tmp_path / "observer_0.etob").read_text() == "whole"
 
 
-def test_who_is_killed_as_he_prunes_leaves_it_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_pruning_is_completed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(3):
         (tmp_path / f"step_{step}").mkdir()
         for name in (
@@ -141,7 +139,7 @@ def test_who_is_killed_as_he_prunes_leaves_it_to_the_next(
 
 @pytest.mark.torch
 @pytest.mark.parametrize("where", ["prepare", "start"])
-def test_a_disk_full_for_a_moment_costs_the_windows_of_it(
+def test_a_temporarily_full_disk_skips_windows(
     made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
     full, does = {8, 12}, getattr(Standin, where)
@@ -167,7 +165,7 @@ def test_a_disk_full_for_a_moment_costs_the_windows_of_it(
 
 
 @pytest.mark.torch
-def test_what_is_no_matter_of_the_disk_ends_the_recording(
+def test_other_errors_end_the_recording(
     made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(window: Standin) -> None:
@@ -183,7 +181,7 @@ def test_what_is_no_matter_of_the_disk_ends_the_recording(
     )
 
 
-def test_of_many_missed_windows_few_are_said_and_all_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missed_windows_are_reported_sparingly(capsys: pytest.CaptureFixture[str]) -> None:
     words = MessageLog()
     for number in range(1, 1235):
         words.report_missed(f"busy at {number}", sparingly=True)
@@ -207,7 +205,7 @@ def test_of_many_missed_windows_few_are_said_and_all_are_counted(capsys: pytest.
 
 
 @pytest.mark.torch
-def test_recordings_that_are_over_are_let_go(tmp_path: Path) -> None:
+def test_finished_recordings_are_freed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     recordings = []
     for number in range(3):
@@ -239,7 +237,7 @@ print("done")
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_steps_by_time_leave_the_jobs_own_profile_alone(tmp_path: Path) -> None:
+def test_steps_by_time_do_not_disturb_the_jobs_profiler(tmp_path: Path) -> None:
     """The first module, from which time is counted, is made while the job profiles itself."""
     asked = ["--out", str(tmp_path / "run"), "--step-by", "1s", "--steps", "4:5"]
     done = subprocess.run(
@@ -265,7 +263,7 @@ def test_steps_by_time_leave_the_jobs_own_profile_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_a_profiler_that_was_left_past_the_guard_is_over() -> None:
+def test_a_profiler_that_exits_past_the_guard_is_inactive() -> None:
     torch = pytest.importorskip("torch")
     with torch.autograd.profiler.profile():
         # `with` has looked up its __exit__ before the guard came.
@@ -276,7 +274,7 @@ def test_a_profiler_that_was_left_past_the_guard_is_over() -> None:
 
 
 @pytest.mark.torch
-def test_a_warm_up_that_fails_is_not_the_jobs_matter(
+def test_a_failed_warm_up_does_not_reach_the_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(recorder: Any, torch: Any) -> None:
@@ -298,9 +296,7 @@ def test_a_warm_up_that_fails_is_not_the_jobs_matter(
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("ring", "scopes"), [(True, 40_000), (False, 65_600)])
-def test_names_that_are_made_up_leave_room_for_those_of_operators(
-    tmp_path: Path, ring: bool, scopes: int
-) -> None:
+def test_unlimited_scope_names_leave_room_for_operator_names(tmp_path: Path, ring: bool, scopes: int) -> None:
     torch = pytest.importorskip("torch")
     from etloom.collector.observer import BuildError, ExecutionTraceObserver, build_library
 
@@ -336,7 +332,7 @@ def test_names_that_are_made_up_leave_room_for_those_of_operators(
 # After the command
 
 
-def test_large_files_are_not_read_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_not_converted_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     monkeypatch.setattr("etloom.api.files.convert", lambda source, target, form: read.append(source))
     monkeypatch.setattr(recording, "_MAX_TOTAL_BYTES", 100 << 20)
@@ -363,7 +359,7 @@ def test_large_files_are_not_read_unasked(tmp_path: Path, monkeypatch: pytest.Mo
 # Questions
 
 
-def test_a_question_of_an_earlier_job_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
+def test_a_request_to_an_earlier_job_is_ignored(tmp_path: Path) -> None:
     on_demand.request_window(tmp_path)
     later = on_demand.WindowRequests(tmp_path, is_cleared=False)
     assert later.next_window(5, 2, 3) is None and not (tmp_path / on_demand.REQUEST_FILE).exists()
@@ -378,7 +374,7 @@ def test_a_question_of_an_earlier_job_is_not_taken_for_one_of_this(tmp_path: Pat
 
 
 @pytest.mark.torch
-def test_a_question_too_late_is_told_and_taken_away(
+def test_a_late_request_is_reported_and_removed(
     made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = made(on_demand=2)
@@ -392,7 +388,7 @@ def test_a_question_too_late_is_told_and_taken_away(
     ]
 
 
-def test_the_launcher_tells_of_a_question_too_late(tmp_path: Path) -> None:
+def test_the_launcher_reports_a_late_request(tmp_path: Path) -> None:
     options = RecordingOptions(str(tmp_path), str(tmp_path / "s"), on_demand=2, supervised=True)
     (tmp_path / "s").mkdir()
     facts = process_status.ProcessStatus(options.scratch)
@@ -406,7 +402,7 @@ def test_the_launcher_tells_of_a_question_too_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_an_answer_that_the_job_does_not_live_to_is_told(
+def test_a_requested_window_after_the_end_is_reported(
     made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = made(on_demand=2)

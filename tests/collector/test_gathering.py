@@ -1,4 +1,4 @@
-"""What several hosts recorded, put into one folder: of one job, each rank once, nothing overwritten."""
+"""Joining the folders of several hosts: one job only, each rank once, nothing overwritten."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def of(**more: Any) -> dict[str, Any]:
     return {"batch": None, "rendezvous": None, "launch": None} | more
 
 
-def test_folders_of_several_hosts_are_gathered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gather_folders_of_several_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = host(tmp_path / "a", range(2), [3, 4]), host(tmp_path / "b", range(2, 4), [3, 4])
     out = tmp_path / "run"
     assert main(["gather", str(one), str(two), "--out", str(out)]) == 0
@@ -69,9 +69,7 @@ def test_folders_of_several_hosts_are_gathered(tmp_path: Path, capsys: pytest.Ca
     assert "no traces of rank 2-3 of 4" in capsys.readouterr().err
 
 
-def test_windows_of_several_hosts_are_gathered_side_by_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gather_windows_of_several_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, ranks in (("a", range(2)), ("b", range(2, 4))):
         for window in ("step_5", "step_10"):
             host(tmp_path / folder, ranks, [5] if folder == "a" else [6], window)
@@ -80,7 +78,7 @@ def test_windows_of_several_hosts_are_gathered_side_by_side(
     assert "different steps" in capsys.readouterr().err
 
 
-def test_windows_of_one_job_are_not_taken_for_two_jobs(tmp_path: Path) -> None:
+def test_windows_of_one_job_are_recognized(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for number, window in enumerate(("step_5", "step_10")):
         host(run, range(1), [5], window, job={"launch": "a-1-abc"}, start_ns=(10 + number) * SECOND)
@@ -92,7 +90,7 @@ def test_windows_of_one_job_are_not_taken_for_two_jobs(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_gathered(tmp_path: Path) -> None:
+def test_gather_refuses_different_recordings(tmp_path: Path) -> None:
     one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(1, 3), [3])
     words = r"rank 1 is also in .*/a, of process 101 on a; here of process 101 on b; gather one job"
     with pytest.raises(CollectError, match=words):
@@ -113,9 +111,7 @@ def test_what_cannot_be_gathered(tmp_path: Path) -> None:
     ("source", "out"),
     [("run/step_3", "run"), ("run", "run/step_3"), ("run", "run/all"), ("run/node0", "run")],
 )
-def test_nothing_is_gathered_into_a_part_of_itself(
-    tmp_path: Path, source: str, out: str, linked: bool
-) -> None:
+def test_gather_refuses_an_overlapping_target(tmp_path: Path, source: str, out: str, linked: bool) -> None:
     host(tmp_path / "run", range(2), [3], "step_3")
     host(tmp_path / "run" / "node0", range(2), [3])
     if linked:
@@ -127,7 +123,7 @@ def test_nothing_is_gathered_into_a_part_of_itself(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_nothing_is_gathered_into_a_link_to_itself(tmp_path: Path) -> None:
+def test_gather_refuses_a_target_linked_to_a_source(tmp_path: Path) -> None:
     host(tmp_path / "a", range(2), [3], "step_3")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "step_3").symlink_to(tmp_path / "a" / "step_3")
@@ -172,7 +168,7 @@ def test_traces_of_different_jobs_are_refused(
     assert said[0].startswith("joined because of --same-job, although ")
 
 
-def test_the_lives_of_a_restarted_job_are_of_one_window_each(tmp_path: Path) -> None:
+def test_restarts_of_a_job_are_gathered_by_window(tmp_path: Path) -> None:
     for name, ranks in (("a", range(2)), ("b", range(2, 4))):
         host(tmp_path / name, ranks, [5], "step_5", job=of(rendezvous="first"))
         host(tmp_path / name, ranks, [9], "step_9", job=of(rendezvous="second"), restart=1)
@@ -188,7 +184,7 @@ def test_the_lives_of_a_restarted_job_are_of_one_window_each(tmp_path: Path) -> 
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "again")
 
 
-def test_what_is_the_same_is_taken_once(tmp_path: Path) -> None:
+def test_duplicates_are_gathered_once(tmp_path: Path) -> None:
     one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(2, 4), [3])
     shutil.copytree(one, tmp_path / "copy")
     (tmp_path / "copy" / "torch_et_1.json.gz").write_text("made later, of the same recording")
@@ -203,7 +199,7 @@ def test_what_is_the_same_is_taken_once(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "torch_et_1.json.gz").exists()
 
 
-def test_traces_without_a_seal_are_compared(tmp_path: Path) -> None:
+def test_traces_without_a_record_are_compared(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "observer_0.etob").write_text("as it was")
@@ -220,7 +216,7 @@ def test_traces_without_a_seal_are_compared(tmp_path: Path) -> None:
         gather([tmp_path / "a", tmp_path / "b"], tmp_path / "three")
 
 
-def test_clocks_that_differ_are_told(tmp_path: Path) -> None:
+def test_clock_differences_are_reported(tmp_path: Path) -> None:
     one = host(tmp_path / "a", range(2), [3], job=of(launch="l"))
     two = host(tmp_path / "b", range(2, 4), [3], job=of(launch="l"), start_ns=10**18 + 300 * SECOND)
     (line,) = gather([one, two], tmp_path / "run").warnings
@@ -230,7 +226,7 @@ def test_clocks_that_differ_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_full_disk_leaves_nothing_half_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = host(tmp_path / "a", range(2), [3]), host(tmp_path / "b", range(2, 4), [3])
     copy = shutil.copy2
 
@@ -256,7 +252,7 @@ def test_a_full_disk_leaves_nothing_half_gathered(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("seal", [{}, [], None, {"rank": 0}, "x", {"rank": 7, "world_size": 9}])
-def test_a_seal_that_says_too_little_is_left_out(tmp_path: Path, seal: Any) -> None:
+def test_invalid_records_are_left_out(tmp_path: Path, seal: Any) -> None:
     one = host(tmp_path / "a", range(2), [3])
     (one / "rank_0.json").write_text(json.dumps(seal))
     (one / "torch_et_1.json.gz").mkdir()
@@ -275,7 +271,9 @@ def test_a_seal_that_says_too_little_is_left_out(tmp_path: Path, seal: Any) -> N
         gather([one], tmp_path / "again")
 
 
-def test_hosts_apart_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_other_hosts_are_not_reported_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where every rank of this host is there, the others are another folder's."""
     monkeypatch.setattr("socket.gethostname", lambda: "a")
     folder = host(tmp_path / "a", range(2), [3], local_world_size=2)
@@ -358,7 +356,7 @@ def test_two_hosts(tmp_path: Path, out: str) -> None:
     assert sorted(job) == [0, 1] and all(trace.nodes.height for trace in job.values())
 
 
-def test_a_clock_that_is_off_is_told(tmp_path: Path) -> None:
+def test_a_wrong_clock_is_reported(tmp_path: Path) -> None:
     """Of two ranks, by the clocks of their hosts, one had ended before the other began."""
 
     def events(rank: int, at_us: int) -> dict[str, Any]:
@@ -383,6 +381,4 @@ def test_a_clock_that_is_off_is_told(tmp_path: Path) -> None:
             assert stats.is_empty()
     (row,) = stats.select("severity", "example").rows()
     assert row[0] == "error"
-    assert row[1].startswith(
-        "rank 1 on node1 began 7.000 s after rank 0 on node0 ended: their clocks differ"
-    )
+    assert row[1].startswith("rank 1 on node1 began 7.000 s after rank 0 on node0 ended: their clocks differ")

@@ -1,4 +1,4 @@
-"""The collector, in the processes of jobs that it must not disturb. Traces are read with the standard library alone."""
+"""Recording in the processes of jobs, which must not be disturbed. Traces are read with the standard library."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_steps_are_a_slice(text: str | None, window: tuple[int, int | None]) -> 
 
 
 @pytest.mark.parametrize("text", ["", "5:3", "3:3", "-1:2", "1:5:2", "three", "3-5"])
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_invalid_step_ranges_are_refused(text: str) -> None:
     with pytest.raises(CollectError, match="3:5 for steps 3 and 4"):
         parse_steps(text)
 
@@ -160,7 +160,7 @@ def test_any_name_of_a_node_reads_back(name: str) -> None:
     }
 
 
-def test_a_cut_file_gets_no_final_form(tmp_path: Path) -> None:
+def test_truncated_files_are_not_packed(tmp_path: Path) -> None:
     whole = '{"nodes": [\n],\n"finish_ts": 12\n}\n'
     (tmp_path / "et.json").write_text(whole[:-4])
     with pytest.raises(OSError, match=r"torch wrote an incomplete et\.json"):
@@ -191,7 +191,7 @@ def facts(rank: int, pid: int, restart: int = 0) -> dict[str, Any]:
     }
 
 
-def test_sealing(tmp_path: Path) -> None:
+def test_publish_rank(tmp_path: Path) -> None:
     options = RecordingOptions(str(tmp_path), str(tmp_path / "s"))
     assert run_folder.publish_rank(packed(tmp_path / "s", "first"), tmp_path, facts(1, 11), options) == []
     assert run_folder.publish_rank(packed(tmp_path / "s", "zero"), tmp_path, facts(0, 10), options) == []
@@ -211,7 +211,7 @@ def test_sealing(tmp_path: Path) -> None:
     assert [rank["pid"] for rank in run_folder.read_rank_records(tmp_path)] == [10, 13]
 
 
-def test_run_is_written_again_when_a_rank_was_sealed_meanwhile(
+def test_run_json_is_rewritten_if_a_rank_is_published_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rank_0.json").write_text(json.dumps(facts(0, 10)))
@@ -227,7 +227,7 @@ def test_run_is_written_again_when_a_rank_was_sealed_meanwhile(
     assert [rank["rank"] for rank in json.loads((tmp_path / "run.json").read_text())["ranks"]] == [0, 1]
 
 
-def test_a_full_disk_leaves_no_half_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, value: dict[str, Any], scratch: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -253,7 +253,7 @@ def test_ranks_of_one_run_do_not_refuse_each_other(tmp_path: Path) -> None:
 # The command
 
 
-def test_launch_refuses_before_it_runs(tmp_path: Path) -> None:
+def test_collect_refuses_before_it_runs(tmp_path: Path) -> None:
     proof = tmp_path / "ran"
     command = [sys.executable, "-c", f"open({str(proof)!r}, 'w')"]
     (tmp_path / "a file").write_text("")
@@ -283,7 +283,7 @@ def test_a_command_without_torch(tmp_path: Path) -> None:
     assert "no Python of the command imported torch.optim" in warning and "PYTHONPATH" in warning
 
 
-def test_a_signal_becomes_128_and_more(tmp_path: Path) -> None:
+def test_exit_status_of_a_signal(tmp_path: Path) -> None:
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     assert collect([sys.executable, "-c", kill], tmp_path / "out").exit_status == 143
 
@@ -384,7 +384,7 @@ def test_a_killed_window_leaves_nothing_under_final_names(tmp_path: Path, case: 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_process_that_is_gone_before_its_window_leaves_nothing(tmp_path: Path, native: None) -> None:
+def test_a_process_that_ends_before_its_window_leaves_nothing(tmp_path: Path, native: None) -> None:
     """In step 3, in which the profilers for step 4 are ready already."""
     out = tmp_path / "run"
     done = tiny(out, "os_exit", "4:6")
@@ -474,7 +474,7 @@ def test_nothing_recorded_and_the_job_undisturbed(
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_fewer_steps_than_asked_for(tmp_path: Path, native: None) -> None:
+def test_fewer_steps_than_requested(tmp_path: Path, native: None) -> None:
     done = tiny(tmp_path / "run", "plain", "4:20")
     assert done.said == [
         "etloom: the job ended in step 6: recorded 2 complete steps of the requested steps 4:20"
@@ -669,7 +669,7 @@ def test_the_native_observer_through_the_command_line(tmp_path: Path, native: No
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_what_a_killed_window_held_is_kept_by_the_native_observer(tmp_path: Path, native: None) -> None:
+def test_the_native_observer_keeps_a_killed_window(tmp_path: Path, native: None) -> None:
     out = tmp_path / "run"
     collected = collect([sys.executable, str(TINY), "sigkill"], out, CollectOptions("2:5", observer="native"))
     assert collected.exit_status == 137
@@ -702,7 +702,7 @@ def test_ranks_are_numbers_and_ranges(text: str | None, ranks: tuple[int, ...] |
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "1,,2"])
-def test_what_names_no_ranks_is_refused(text: str) -> None:
+def test_invalid_ranks_are_refused(text: str) -> None:
     with pytest.raises(CollectError, match="0,8-15"):
         parse_ranks(text)
 
@@ -745,7 +745,7 @@ def test_steps_by_the_name_of_a_scope(tmp_path: Path) -> None:
     assert sorted(named["step"].drop_nulls().unique()) == [3, 4]
 
 
-def test_a_step_name_that_is_no_expression(tmp_path: Path) -> None:
+def test_invalid_step_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match="invalid regular expression"):
         collect(["true"], tmp_path / "run", CollectOptions(step_name="("))
 
@@ -792,7 +792,9 @@ def test_examples_of_each_kind(
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("profile", 0)])
-def test_examples_that_end_oddly_are_not_changed(tmp_path: Path, native: None, how: str, status: int) -> None:
+def test_examples_with_other_endings_keep_their_status(
+    tmp_path: Path, native: None, how: str, status: int
+) -> None:
     command = [sys.executable, *LIGHTLY, str(EXAMPLES / "train_oddly.py"), how]
     alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
     out = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Who ended how: what the launcher seals and says after a kill, and what it says where it was killed too."""
+"""Endings of processes: what the launcher records and recovers after a kill, and what salvage recovers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[st
         ([ended(0, "raised", error="{x}"), ended(1, "raised", error="{x}")], "ranks 0-1 ended with {x}"),
     ],
 )
-def test_who_ended_how_in_words(ranks: list[dict[str, Any]], words: str | None) -> None:
+def test_describe_endings(ranks: list[dict[str, Any]], words: str | None) -> None:
     assert process_endings.describe_endings(ranks) == words
 
 
@@ -97,7 +97,7 @@ def test_who_ended_how_in_words(ranks: list[dict[str, Any]], words: str | None) 
         ([{"ended": None}, {"ended": {"how": "raised", "in_window": True, "error": "E"}}], None),
     ],
 )  # fmt: skip
-def test_what_a_kill_cost_in_words(changes: list[dict[str, Any]], words: str | None) -> None:
+def test_describe_losses(changes: list[dict[str, Any]], words: str | None) -> None:
     facts = {
         "sources": ["kineto", "et"],
         "files": ["observer_0.etob"],
@@ -110,7 +110,7 @@ def test_what_a_kill_cost_in_words(changes: list[dict[str, Any]], words: str | N
     assert said is None if words is None else said is not None and words in said
 
 
-def test_a_killed_run_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_salvage_a_killed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     left(run, 0, 2**22 + 1)
     left(run, 1, 2**22 + 2, end_ns=10**18 + 9, steps=[5, 6])
@@ -149,7 +149,7 @@ def test_windows_of_a_run_that_was_moved(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_what_is_sealed_or_no_record_of_ours_stays(tmp_path: Path) -> None:
+def test_published_and_foreign_files_are_not_touched(tmp_path: Path) -> None:
     mine = left(tmp_path, 0, 2**22 + 1)
     (tmp_path / "rank_0.json").write_text(
         json.dumps({"rank": 0, "host": "a", "start_ns": 1, "world_size": 1, "versions": {}})
@@ -165,7 +165,7 @@ def test_what_is_sealed_or_no_record_of_ours_stays(tmp_path: Path) -> None:
     assert (mine / "et.etob").exists() and (stock / "et.json").exists()
 
 
-def test_a_rank_that_was_killed_as_it_sealed(tmp_path: Path) -> None:
+def test_a_rank_killed_while_publishing(tmp_path: Path) -> None:
     folder = left(tmp_path, 1, 2**22 + 1, end_ns=10**18 + 5, steps=[3])
     (folder / "et.etob").rename(tmp_path / "observer_1.etob")
     (tmp_path / "kineto_trace_1.json.gz").touch()
@@ -205,7 +205,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, linked: str) -> None:
     assert not (run / "run.json").exists() and not (run / "rank_0.json").exists()
 
 
-def test_what_takes_the_place_of_a_link_leaves_its_end(tmp_path: Path) -> None:
+def test_replacing_a_link_keeps_its_target(tmp_path: Path) -> None:
     run, own = tmp_path / "run", tmp_path / "own"
     left(run, 0, 2**22 + 1, window="step_7")
     left(run, 1, 2**22 + 2)
@@ -222,9 +222,7 @@ def test_what_takes_the_place_of_a_link_leaves_its_end(tmp_path: Path) -> None:
     assert not (run / "run.json").is_symlink() and not (run / "run.yaml").is_symlink()
 
 
-def test_files_are_written_under_a_name_that_nobody_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_files_have_unique_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of who can tell our chance, a link in the place of the unfinished file is refused, not followed."""
     own = tmp_path / "own"
     own.write_text("mine")
@@ -239,7 +237,7 @@ def test_files_are_written_under_a_name_that_nobody_has(
     assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1} and own.read_text() == "mine"
 
 
-def test_what_we_did_not_write_is_not_removed(tmp_path: Path) -> None:
+def test_files_of_users_are_not_removed(tmp_path: Path) -> None:
     notes = tmp_path / ".etloom-notes"
     notes.mkdir()
     (notes / "plan.txt").write_text("mine")
@@ -262,7 +260,7 @@ def test_what_we_did_not_write_is_not_removed(tmp_path: Path) -> None:
     assert (notes / "plan.txt").exists() and not list(tmp_path.glob(".etloom-*-*"))
 
 
-def test_a_life_that_was_followed_by_another_leaves_nothing(tmp_path: Path) -> None:
+def test_leftovers_of_a_restarted_job_are_removed(tmp_path: Path) -> None:
     left(tmp_path, 0, 2**22 + 1)
     seal = {"rank": 0, "host": HERE, "start_ns": 1, "world_size": 1, "versions": {}, "restart": 1}
     (tmp_path / "rank_0.json").write_text(json.dumps(seal))
@@ -270,7 +268,7 @@ def test_a_life_that_was_followed_by_another_leaves_nothing(tmp_path: Path) -> N
     assert not list(tmp_path.glob(".etloom-*")) and not (tmp_path / "observer_0.etob").exists()
 
 
-def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
+def test_a_running_recording_is_not_salvaged(tmp_path: Path) -> None:
     run = {**os.environ, "ETLOOM_COLLECT": f"{tmp_path}/.etloom-{HERE}-1-abc"}
     process = subprocess.Popen(["sleep", "60"], env=run)
     try:
@@ -307,7 +305,7 @@ def test_what_still_records_is_left_alone(tmp_path: Path) -> None:
     assert len(salvage(tmp_path)[0]) == 1
 
 
-def test_each_launch_notes_the_ends_of_its_own_ranks(tmp_path: Path) -> None:
+def test_each_launch_records_the_endings_of_its_ranks(tmp_path: Path) -> None:
     for rank, launched in ((0, "one"), (1, "one"), (2, "two")):
         seal = {"rank": rank, "host": "a", "pid": rank, "job": {"launch": launched}, "ended": None}
         seal |= {"world_size": 3, "start_ns": 1}
@@ -350,7 +348,7 @@ def test_each_launch_notes_the_ends_of_its_own_ranks(tmp_path: Path) -> None:
         ({"returncode": None, "ranks": 5, "ended": 7, "lost": 7}, {}),
     ],
 )
-def test_a_reader_of_a_run_is_told(tmp_path: Path, run: dict[str, Any], stats: dict[str, str]) -> None:
+def test_stats_of_a_killed_run(tmp_path: Path, run: dict[str, Any], stats: dict[str, str]) -> None:
     (tmp_path / "torch_et_0.json").write_text('{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}')
     (tmp_path / "run.json").write_text(json.dumps({"schema": "etloom-run-1", **run}))
     found = etloom.open(tmp_path).stats.filter(pl.col("name").cast(pl.String).str.starts_with("job."))
@@ -359,7 +357,7 @@ def test_a_reader_of_a_run_is_told(tmp_path: Path, run: dict[str, Any], stats: d
     assert all(words in told[name] for name, words in stats.items())
 
 
-def test_what_a_kill_cost_is_told_of_the_ranks_that_lost_it(tmp_path: Path) -> None:
+def test_losses_are_reported_for_the_affected_ranks(tmp_path: Path) -> None:
     """Also of a rank that left no file: that is a row of the run."""
     facts = {"sources": ["kineto", "et"], "steps_asked": "3:6", "start_ns": 1, "world_size": 3, "pid": 1}
     killed = {"ended": process_endings.KILLED_IN_WINDOW, "steps": [3], "end_ns": None}

@@ -1,4 +1,4 @@
-"""The native observer: what it records, beside torch's own, and what breaks neither it nor the job.
+"""The native observer: what it records, compared with torch's observer, and its robustness.
 
 Each script runs in a process of its own, for an observer that fails may take its process along.
 """
@@ -130,7 +130,7 @@ observer.start(); step()
 """
 
 
-def test_it_records_what_torchs_observer_does(tmp_path: Path) -> None:
+def test_it_records_the_same_as_torchs_observer(tmp_path: Path) -> None:
     stock, own = tmp_path / "stock.json", tmp_path / "own.etob"
     for imports, path in ((STOCK, stock), (OWN, own)):
         done = python(imports + HEAD + STEP + TAIL, str(path))
@@ -273,7 +273,7 @@ loss.backward()
 
 
 @scenario(UNSEEN)
-def test_backward_of_a_forward_it_did_not_see(trace: etloom.Trace) -> None:
+def test_backward_of_an_unrecorded_forward(trace: etloom.Trace) -> None:
     assert "SumBackward0" in names(trace) and "MmBackward0" in names(trace)
 
 
@@ -318,7 +318,7 @@ for _ in range(50):
     torch.zeros(1000)
 y = torch.zeros(10); y.add_(1); z = y.view(2, 5); z.mul_(2)
 """)
-def test_an_address_used_again_is_another_tensor(trace: etloom.Trace) -> None:
+def test_a_reused_address_is_another_tensor(trace: etloom.Trace) -> None:
     named = trace.nodes.select(node="id", name=pl.col("name").cast(pl.String))
     out = trace.tensors.filter(pl.col("io") == 1).join(named, on="node")
     zeros = out.filter(pl.col("name") == "aten::zeros")
@@ -360,7 +360,7 @@ for i in range(30_000):
 
 
 @scenario(MANY, HEAD.replace("Observer()", "Observer(max_bytes=1 << 20)"))
-def test_the_cap_ends_recording(trace: etloom.Trace) -> None:
+def test_the_size_limit_ends_recording(trace: etloom.Trace) -> None:
     assert names(trace)[0] == "step 0" and len(names(trace)) < 30_000
     # Of the one that was open when the cap was reached the end is missing too.
     lost = count(trace, "read.observer_no_space") - count(trace, "read.open_operators")
@@ -369,7 +369,7 @@ def test_the_cap_ends_recording(trace: etloom.Trace) -> None:
 
 
 @scenario(MANY, HEAD.replace("Observer()", "Observer(max_bytes=1 << 20, ring=True)"))
-def test_a_ring_keeps_the_last(trace: etloom.Trace) -> None:
+def test_a_ring_keeps_the_newest_operators(trace: etloom.Trace) -> None:
     assert names(trace)[-1] == "step 29" and "step 0" not in names(trace)
     assert count(trace, "read.observer_no_space") == 0 and count(trace, "read.observer_overwritten") > 0
     assert Path(trace.meta["files"][0]).stat().st_size < (1 << 20) + 5000
@@ -383,7 +383,7 @@ try: Observer().register_callback("/dev/full")
 except OSError: pass
 observer.start(); x + 1
 """)
-def test_a_path_that_cannot_be_written_spoils_nothing(trace: etloom.Trace) -> None:
+def test_an_unwritable_path_has_no_effect(trace: etloom.Trace) -> None:
     assert top(trace) == ["aten::add"]
 
 
@@ -408,7 +408,7 @@ threads = [threading.Thread(target=work) for _ in range(8)]
 for t in threads: t.start()
 for t in threads: t.join()
 """)
-def test_threads_record_side_by_side(trace: etloom.Trace) -> None:
+def test_threads_record_concurrently(trace: etloom.Trace) -> None:
     added = trace.nodes.filter(pl.col("name") == "aten::add")
     assert added.height == 16_000 and added["rf_id"].n_unique() == 16_000
     assert added["tid"].n_unique() == 8
@@ -427,7 +427,7 @@ assert not observer.is_registered
 """,
     tail="",
 )
-def test_the_profiler_takes_it_and_both_see_the_same(trace: etloom.Trace) -> None:
+def test_profiler_and_observer_record_the_same(trace: etloom.Trace) -> None:
     linked = etloom.link(trace, etloom.read(trace.meta["files"][0] + ".json"))
     assert linked.links.height == len(names(trace)) > 30
     assert set(linked.links["how"].cast(pl.String)) == {"rf_id"}
@@ -462,7 +462,7 @@ profiler = profile(); profiler.start(); x - 1; profiler.stop()  # and it records
 export_chrome_trace(profiler, Path(path + ".json"))
 assert '"aten::sub"' in Path(path + ".json").read_text()
 """)
-def test_a_profile_is_written_while_the_job_goes_on(trace: etloom.Trace) -> None:
+def test_a_profile_is_exported_while_the_job_runs(trace: etloom.Trace) -> None:
     assert "aten::add" in names(trace)
 
 
@@ -595,9 +595,7 @@ touch "$CALM"; kill -INT $PPID; exec sleep 20
 
 
 @pytest.mark.slow
-def test_an_interrupted_build_leaves_nothing_and_the_next_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cc").write_text(HALF)
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "cc"))

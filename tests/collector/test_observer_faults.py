@@ -1,4 +1,4 @@
-"""What torch's ExecutionTraceObserver (2.13) gets wrong, and ours beside it: a script a fault, run under both.
+"""Faults of torch's ExecutionTraceObserver (2.13) that the native observer does not have: one script per fault.
 
 `stock` says what is wrong in what torch's observer left, `ours` that it is right in ours. A torch that mends a fault
 fails its row here, which then may go.
@@ -342,7 +342,7 @@ def file_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_torchs_observer_is_none_of_ours(left: Callable[[str, str], Left], name: str) -> None:
+def test_the_native_observer_has_none_of_torchs_faults(left: Callable[[str, str], Left], name: str) -> None:
     assert FAULTS[name].stock(left("stock", name)), "torch's observer does not have this fault any more"
     found = left("ours", name)
     assert FAULTS[name].ours(found), found.stderr

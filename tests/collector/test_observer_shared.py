@@ -108,7 +108,7 @@ o.stop(); o.unregister_callback()
     assert lost(tmp_path / "parent.etob") == lost(tmp_path / "child.etob") == []
 
 
-def test_a_process_that_names_the_file_of_another_takes_nothing_from_it(tmp_path: Path) -> None:
+def test_two_processes_with_the_same_path_do_not_interfere(tmp_path: Path) -> None:
     """What is mapped and then cut off ends the process that touches it."""
     script = """import subprocess
 o = register("same.etob"); o.start()
@@ -137,7 +137,7 @@ o = register("pipe.etob"); o.start()
     assert names(tmp_path / "there.etob")["aten::add"] == 1
 
 
-def test_a_thread_that_hangs_in_a_slow_disk_may_return_when_all_is_over(tmp_path: Path, slow: str) -> None:
+def test_a_thread_blocked_by_the_disk_may_return_after_the_end(tmp_path: Path, slow: str) -> None:
     script = """o = register("stuck.etob"); o.start()
 go = True
 def work():
@@ -151,7 +151,7 @@ open("released", "w").close(); go = False; thread.join(); print("in order")
     assert (found.returncode, found.stdout.split("\n")[:2]) == (0, ["1", "in order"]), found.stderr
 
 
-def test_threads_that_end_while_a_window_stops_leave_the_next_one_whole(tmp_path: Path, slow: str) -> None:
+def test_threads_ending_during_stop_do_not_damage_the_next_window(tmp_path: Path, slow: str) -> None:
     script = """from etloom.formats import observer
 done = False
 def short():

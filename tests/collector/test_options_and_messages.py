@@ -1,4 +1,4 @@
-"""What the collector says: wrong options as they were typed, why nothing was recorded, what a ring still holds."""
+"""Messages of the collector: invalid options, why nothing was recorded, contents of a ring."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Call = Callable[..., tuple[int, str, str]]
         ("--trigger other", "--trigger", "cannot be combined with a command"),
     ],
 )
-def test_a_wrong_option_is_told_as_it_was_typed(
+def test_wrong_options_are_reported_by_their_flag(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, flag: str, words: str
 ) -> None:
     monkeypatch.setattr("etloom.collector.observer.find_library", lambda: None)
@@ -80,7 +80,7 @@ def test_a_wrong_option_is_told_as_it_was_typed(
     assert not ran.exists() and not (tmp_path / "run").exists()
 
 
-def test_what_is_recorded_of_the_options() -> None:
+def test_resolve_sources() -> None:
     def of(sources: str | None = None, **options: Any) -> list[str]:
         fields = option_rules.resolve_sources(CollectOptions(sources=sources, **options))
         return sorted(name for name, is_recorded in fields.items() if is_recorded)
@@ -104,7 +104,7 @@ def test_a_ring_without_the_native_observer_is_refused(
     assert bounded.warnings[:2] == ("no compiler here", "--max-size has no effect on torch's observer")
 
 
-def test_the_observer_is_built_where_it_is_used(
+def test_the_observer_is_built_only_if_used(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[str] = []
@@ -119,7 +119,7 @@ def test_the_observer_is_built_where_it_is_used(
     assert built == ["native"] * 2
 
 
-def test_the_building_of_the_observer_is_announced(
+def test_the_build_of_the_observer_is_announced(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etloom.collector.observer.find_library", lambda: None)
@@ -129,7 +129,7 @@ def test_the_building_of_the_observer_is_announced(
         assert err.startswith("etloom: building the native observer") == announced
 
 
-def test_many_paths_are_of_a_folder(call: Call, tmp_path: Path) -> None:
+def test_several_paths_suggest_their_folder(call: Call, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
     for path in paths:
         path.touch()
@@ -168,14 +168,12 @@ ONE: dict[str, Any] = {"began": True, "rank": 0, "steps": 6, "ended": True}
         ({"on_demand": 2}, [ONE | {"requested": [7, 9]}], "ended after 6 steps, before requested step 7 began"),
     ],
 )  # fmt: skip
-def test_each_cause_has_a_sentence(
-    options: dict[str, Any], processes: list[dict[str, Any]], said: str
-) -> None:
+def test_explain_empty_run(options: dict[str, Any], processes: list[dict[str, Any]], said: str) -> None:
     told = diagnosis.explain_empty_run(RecordingOptions("out", "scratch", **options), processes)
     assert said in told and "\n" not in told and "above" not in told
 
 
-def test_a_command_that_failed_is_the_first_cause() -> None:
+def test_a_failed_command_is_reported_first() -> None:
     options = RecordingOptions("out", "scratch", first=3)
     assert diagnosis.explain_empty_run(options, [], 2).startswith(
         "the command ended with status 2 before a Python imported torch.optim, or PYTHONPATH was lost"
@@ -201,9 +199,7 @@ def test_a_ring_runs_to_the_end_unless_steps_are_named() -> None:
     assert option_parsing.parse_window(None, None, None, None) == (3, 5)
 
 
-def test_what_ranks_agree_on_is_written_through_no_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_files_do_not_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, own = tmp_path / "run", tmp_path / "own"
     run.mkdir()
     own.write_text("mine")
@@ -219,7 +215,7 @@ def test_what_ranks_agree_on_is_written_through_no_link(
     assert not link.exists() and list(run.iterdir()) == [] and own.read_text() == "mine"
 
 
-def test_a_process_leaves_what_it_saw(tmp_path: Path) -> None:
+def test_process_status_round_trip(tmp_path: Path) -> None:
     facts = process_status.ProcessStatus(str(tmp_path))
     for number in range(3000):
         facts.count_name("forward")
@@ -235,7 +231,7 @@ def test_a_process_leaves_what_it_saw(tmp_path: Path) -> None:
 # What is held
 
 
-def test_what_a_ring_holds_is_said_of_the_rank_that_holds_least() -> None:
+def test_describe_ring() -> None:
     def rank(number: int, steps: list[int], lost: int) -> dict[str, Any]:
         ring = {"overwritten_operators": lost, "whole_since_ns": 9_000_000_000}
         return {"rank": number, "steps": steps, "start_ns": 0, "end_ns": 10_500_000_000, "ring": ring}
@@ -251,7 +247,7 @@ def test_what_a_ring_holds_is_said_of_the_rank_that_holds_least() -> None:
     )
 
 
-def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks: list[dict[str, Any]] = [
         {"steps": [3, 4], "operators": 900},
         {"steps": [3, 4, 6], "operators": 335},
@@ -283,13 +279,13 @@ def test_the_closing_line_names_steps_and_operators(tmp_path: Path, monkeypatch:
     assert recording.describe_window(tmp_path) == ""
 
 
-def test_words() -> None:
+def test_text_helpers() -> None:
     assert format_ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8" and format_ranges([]) == ""
     assert format_ranges(list(range(0, 40, 2))).endswith("12, 14, ...")
     assert (count_noun(1, "step"), count_noun(1234, "step")) == ("1 step", "1,234 steps")
 
 
-def test_a_remark_is_said_once_and_sealed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_remark_is_printed_once_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     words = MessageLog()
     words.remark("two optimizers")
     assert words.take_for_record(has_several_windows=True) == ["two optimizers"]
@@ -300,7 +296,7 @@ def test_a_remark_is_said_once_and_sealed(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "etloom: two optimizers\netloom: full disk\n"
 
 
-def test_a_step_that_the_ring_overwrote_in_part_is_named_so() -> None:
+def test_partially_overwritten_steps_are_renamed() -> None:
     operators = pl.DataFrame(
         {
             "name": [

@@ -1,4 +1,4 @@
-"""A ring says what it lost: operators and seconds, and which steps it holds whole."""
+"""Ring buffers: counters of lost operators, and the complete steps they hold."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ observer.unregister_callback()
 OF_A_STEP = 106  # operators, itself among them
 
 
-def test_what_a_ring_holds_and_lost(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+def test_ring_counters(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     path = tmp_path / "ring.etob"
     done = subprocess.run(
         [sys.executable, "-c", STEPS, str(path)], capture_output=True, text=True, check=True
@@ -99,7 +99,7 @@ for step in range(60):
 """
 
 
-def test_a_job_says_what_its_ring_holds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ring_of_a_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-c", TRAINING]
     collected = collect(command, out, CollectOptions("2:500", sources="et", ring=True, max_bytes=1 << 20))

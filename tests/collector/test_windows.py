@@ -1,4 +1,4 @@
-"""Which windows are recorded and what is in them: by steps of every kind, again and again, on demand, under nsys."""
+"""Windows: their steps and contents, periodic, on demand, under nsys."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_windows(asked: Any, window: tuple[int, int]) -> None:
         (("3:", 100, None, None), "expected a last step with --every"),
     ],
 )
-def test_windows_that_cannot_be(asked: Any, words: str) -> None:
+def test_invalid_windows_are_refused(asked: Any, words: str) -> None:
     with pytest.raises(CollectError, match=words):
         option_parsing.parse_window(*asked)
 
 
-def test_what_is_recorded_is_a_list() -> None:
+def test_parse_sources() -> None:
     given = option_parsing.parse_sources("kineto, et,stacks,flight-recorder")
     assert [name for name, wanted in given.items() if wanted] == ["kineto", "et", "stack", "flight_recorder"]
     for text, words in (
@@ -83,7 +83,7 @@ def test_what_is_recorded_is_a_list() -> None:
             option_parsing.parse_sources(text)
 
 
-def test_what_makes_a_step() -> None:
+def test_parse_step_by() -> None:
     assert option_parsing.parse_step_by(None) == option_parsing.parse_step_by("optimizer") == {}
     assert option_parsing.parse_step_by("500ms") == {"step_ns": 500_000_000}
     assert option_parsing.parse_step_by("1.5s") == {"step_ns": 1_500_000_000}
@@ -93,7 +93,7 @@ def test_what_makes_a_step() -> None:
             option_parsing.parse_step_by(text)
 
 
-def test_names_carry_host_rank_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expand_folder_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
     monkeypatch.setenv("SLURM_PROCID", "3")
     assert option_parsing.expand_folder_name("/x/{host}/r{rank}") == "/x/node7/r3"
@@ -168,7 +168,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.torch
-def test_windows_come_again_and_a_full_disk_costs_one(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_periodic_windows_and_a_full_disk(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     job = made(first=10, last=12, every=10)
     for _ in range(31):
         job.end_step()
@@ -185,7 +185,7 @@ def test_windows_come_again_and_a_full_disk_costs_one(made: Any, capsys: pytest.
 
 
 @pytest.mark.torch
-def test_what_every_window_finds_is_said_once_and_sealed_with_its_own(
+def test_repeated_warnings_are_printed_once_and_recorded_each_time(
     made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sealed: list[list[str]] = []
@@ -210,7 +210,7 @@ def test_what_every_window_finds_is_said_once_and_sealed_with_its_own(
 
 
 @pytest.mark.torch
-def test_a_slow_disk_costs_windows_and_no_steps(
+def test_a_slow_disk_skips_windows(
     made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gate = threading.Event()
@@ -257,7 +257,7 @@ def test_the_newest_windows_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "step_30").iterdir()) == ["notes.txt", "step_30.yaml"]
 
 
-def test_ranks_that_prune_at_once_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_pruning_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def seal(step: int, rank: int, when: int) -> Path:
         place = tmp_path / f"step_{step}"
         place.mkdir(exist_ok=True)
@@ -294,7 +294,7 @@ def test_ranks_that_prune_at_once_leave_no_folder(tmp_path: Path, monkeypatch: p
     assert not left.exists()
 
 
-def test_a_card_that_goes_away_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vanished_card_is_not_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload_card.write_card(tmp_path, {"ranks": []}, tmp_path)
     assert workload_card.generated_cards(tmp_path) == [tmp_path / f"{tmp_path.name}.yaml"]
     monkeypatch.setattr(Path, "exists", lambda path: True)  # as it was when it was asked
@@ -302,14 +302,14 @@ def test_a_card_that_goes_away_is_nobodys(tmp_path: Path, monkeypatch: pytest.Mo
     assert workload_card.generated_cards(tmp_path) == []
 
 
-def test_a_job_that_sealed_nothing_gets_no_card(tmp_path: Path) -> None:
+def test_a_job_without_records_gets_no_card(tmp_path: Path) -> None:
     (tmp_path / "observer_0.etob").write_bytes(b"")
     run_folder.add_sequence_length(tmp_path, 128)
     assert [path.name for path in tmp_path.iterdir()] == ["observer_0.etob"]
 
 
 @pytest.mark.torch
-def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
+def test_repeated_windows_on_demand(made: Any, tmp_path: Path) -> None:
     job = made(on_demand=2)
     for step in range(30):
         if step in (2, 20):
@@ -320,7 +320,7 @@ def test_windows_on_demand_come_again(made: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_what_a_job_that_recorded_nothing_tells_its_launcher(
+def test_the_status_explains_an_empty_run(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(ranks: tuple[int, ...] | None = None, steps: int = 6, **options: Any) -> str:
@@ -352,7 +352,7 @@ def test_what_a_job_that_recorded_nothing_tells_its_launcher(
 
 
 @pytest.mark.torch
-def test_steps_of_time_that_went_by_are_none(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unmarked_steps_by_time_do_not_count(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def ran(*counts: int, **options: Any) -> list[Any]:
         Window.done.clear()
         job = made(step_ns=20_000_000, first=3, last=6, **options)
@@ -378,7 +378,7 @@ def test_steps_of_time_that_went_by_are_none(made: Any, capsys: pytest.CaptureFi
 
 
 @pytest.mark.torch
-def test_a_ring_holds_what_came_before_the_question(made: Any, tmp_path: Path) -> None:
+def test_a_ring_keeps_what_came_before_a_request(made: Any, tmp_path: Path) -> None:
     job = made(first=3, last=5, on_demand=2, ring=True)
     for step in range(30):
         if step == 20:
@@ -392,7 +392,7 @@ def test_a_ring_holds_what_came_before_the_question(made: Any, tmp_path: Path) -
 
 
 @pytest.mark.torch
-def test_what_a_ring_holds_as_the_job_raises_is_kept(
+def test_a_ring_is_kept_if_the_job_raises(
     made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = made(first=3, last=5, on_demand=2, ring=True)
@@ -439,7 +439,7 @@ for step in range(40):
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_job_is_asked_by_signal_and_by_file(
+def test_requests_by_signal_and_by_file(
     tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -540,7 +540,7 @@ for step in range(3):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("why", ["full", "another torch"])
-def test_a_poorer_recording_is_told_in_one_line(
+def test_a_limited_recording_is_reported_in_one_line(
     tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why != "full":  # as where the job's Python has another one than this
@@ -593,13 +593,13 @@ ALONE = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_rank_by_each_launchers_environment(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+def test_rank_from_each_launcher(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
     set_launcher(monkeypatch, LAUNCHERS[launcher])
     assert (current_rank(), rank_from_environment()) == ((2, 4), 2)
 
 
 @pytest.mark.parametrize("launcher", ALONE)
-def test_no_rank_by_the_environment(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+def test_no_rank_in_the_environment(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
     set_launcher(monkeypatch, ALONE[launcher])
     assert (current_rank(), rank_from_environment()) == ((0, 1), None)
 
@@ -635,7 +635,7 @@ time.sleep(0.2)  # see examples/train_ddp.py
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_under_srun_all_ranks_record_the_step_they_are_asked_for(
+def test_all_ranks_of_srun_record_the_requested_steps(
     tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "srun").write_text(SRUN)
@@ -662,9 +662,7 @@ def test_under_srun_all_ranks_record_the_step_they_are_asked_for(
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_tasks_of_srun_without_torch_distributed_are_ranks(
-    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_of_srun_are_ranks(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch) -> None:
     set_launcher(monkeypatch, {})
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
@@ -728,7 +726,7 @@ def test_under_nsys(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatc
         ("torchrun train", None),
     ],
 )  # fmt: skip
-def test_nsys_stands_around_the_program_of_a_rank(command: str, around: str | None) -> None:
+def test_nsys_wraps_the_program_of_a_rank(command: str, around: str | None) -> None:
     words = nsys_command.wrap_command(shlex.split(command), "/r")
     if around is None:
         assert words is None
@@ -741,7 +739,7 @@ def test_nsys_stands_around_the_program_of_a_rank(command: str, around: str | No
     assert " ".join([*words[:start], f"NSYS_{rank}", *words[end + 1 :]]) == around
 
 
-def test_which_ranks_nsys_wrote_no_report_of(tmp_path: Path) -> None:
+def test_explain_missing_reports(tmp_path: Path) -> None:
     (tmp_path / "nsys_1.nsys-rep").touch()
     assert nsys_command.explain_missing_reports(tmp_path, [1]) is None
     assert (nsys_command.explain_missing_reports(tmp_path, [0, 1]) or "").startswith(
@@ -784,7 +782,7 @@ def test_the_command_for_a_cluster_is_printed(
 # The card
 
 
-def test_the_card_says_what_the_ranks_know(tmp_path: Path) -> None:
+def test_the_card_contains_the_facts_of_the_ranks(tmp_path: Path) -> None:
     def rank(number: int, stage: int) -> dict[str, Any]:
         return {
             "rank": number,
@@ -862,7 +860,7 @@ print(json.dumps(model_facts.collect_model_facts()))
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_what_a_process_knows_of_its_model() -> None:
+def test_collect_model_facts() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FACTS, str(ROOT)], capture_output=True, text=True, check=True
     )
@@ -883,7 +881,7 @@ def test_what_a_process_knows_of_its_model() -> None:
 
 
 @pytest.mark.torch
-def test_what_a_loader_reads_is_asked_without_running_code_of_the_jobs() -> None:
+def test_the_data_set_is_found_without_running_code_of_the_job() -> None:
     from torch.utils.data import Subset as TorchSubset
 
     from etloom.collector.session import model_facts
@@ -907,7 +905,7 @@ def test_what_a_loader_reads_is_asked_without_running_code_of_the_jobs() -> None
 
 
 @pytest.mark.torch
-def test_a_model_that_cannot_be_asked_does_not_cost_the_window(
+def test_an_error_in_the_model_does_not_cost_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
@@ -930,7 +928,7 @@ def test_a_model_that_cannot_be_asked_does_not_cost_the_window(
 
 @pytest.mark.torch
 @pytest.mark.parametrize("error", [OSError("file too short"), AttributeError("etloom_export")])
-def test_a_library_that_cannot_be_loaded_leaves_the_trace_to_torch(
+def test_without_the_library_torch_exports_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     pytest.importorskip("torch")
@@ -957,7 +955,7 @@ def test_a_library_that_cannot_be_loaded_leaves_the_trace_to_torch(
 # After the job
 
 
-def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
+def test_failures_after_the_job_keep_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def launched(*_: Any, **__: Any) -> CollectResult:
@@ -980,9 +978,7 @@ def test_what_fails_after_the_job_is_one_line_and_its_status_stands(
     ]
 
 
-def test_the_length_of_a_sequence_beside_a_nested_tensor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sequence_length_with_a_nested_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from etloom.api import recording
 
     (tmp_path / "observer_0.etob").write_bytes(b"")
