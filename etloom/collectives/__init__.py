@@ -1,10 +1,10 @@
-"""What ranks do together: the parts each recorded, who met, how far their clocks differ.
+"""Collective instances across ranks: participations, matching, clocks, waiting and lateness.
 
-parts      one row a rank's part of a communication
-meetings   which parts are one communication
-clocks     offset and drift of the clocks of ranks
-waits      how long each rank stood waiting for others
-lateness   who kept them waiting, and what it did meanwhile
+- participations: one row per communication of a rank
+- matching: the participations that form one collective instance
+- clocks: offset and drift between the clocks of ranks
+- waiting: how long each rank waited for others
+- lateness: the rank that arrived last, and what it did in the meantime
 """
 
 from __future__ import annotations
@@ -35,31 +35,40 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class MatchedCollectives:
-    """parts: `meetings.COLUMNS`, start and end on the clock of the rank's reference, own_start and own_end on the
-    rank's own; residual, how far that clock may still be off, null where it cannot be compared. clocks:
-    `clocks.COLUMNS`."""
+    """The communication of a job, matched across ranks.
+
+    Attributes:
+        parts: `matching.COLUMNS`, with start and end on the clock of the rank's reference, own_start and own_end on the
+            rank's own clock, and residual, the remaining uncertainty of the clock (null if it cannot be compared).
+        clocks: `clocks.COLUMNS`.
+    """
 
     parts: pl.DataFrame
     clocks: pl.DataFrame
 
     @cached_property
     def comparable(self) -> pl.DataFrame:
-        """The parts, those of one operator as one, of which those whose clock cannot be compared met nobody;
-        error, how far apart two clocks of a meeting may be (null without one); and `waits.COLUMNS`."""
-        instance = pl.when(pl.col("residual").is_not_null()).then("meeting")
-        table = _merge_by_operator(self.parts.with_columns(instance.alias("meeting")))
-        alone = pl.len().over("meeting") < 2
+        """The participations with comparable clocks, one per operator, with waiting times.
+
+        Participations whose clock cannot be compared count as unmatched. Adds error, the largest possible difference of
+        two clocks of the instance (null if unmatched), and `waiting.COLUMNS`.
+        """
+        comparable_instance = pl.when(pl.col("residual").is_not_null()).then("meeting")
+        table = _merge_by_operator(self.parts.with_columns(comparable_instance.alias("meeting")))
+        unmatched = pl.len().over("meeting") < 2
         table = table.with_columns(
-            pl.when(~alone & pl.col("meeting").is_not_null()).then(name).alias(name)
+            pl.when(~unmatched & pl.col("meeting").is_not_null()).then(name).alias(name)
             for name in ("meeting", "how")
         )
-        # Each is so far from the reference at most: two are apart by the two greatest.
-        clock_error = pl.col("residual").top_k(2).sum().over("meeting")
-        return add_waits(table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(clock_error)))
+        # Each clock differs from the reference by at most its residual, two clocks by the two largest residuals.
+        max_clock_error = pl.col("residual").top_k(2).sum().over("meeting")
+        return add_waits(
+            table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(max_clock_error))
+        )
 
 
 def match_collectives(job: Job) -> MatchedCollectives:
-    """The communications of all ranks of a job, matched, on one clock. Raises LinkError if a rank is not linked."""
+    """Match the communication of all ranks of a job on one clock. Raises LinkError if a rank is not linked."""
     return job.compute_once(_compute_matches)
 
 
@@ -67,29 +76,31 @@ def _compute_matches(job: Job) -> MatchedCollectives:
     for rank, trace in job.items():
         check_linked(trace, rank)
     participations = pl.concat([trace.compute_once(list_participations, rank) for rank, trace in job.items()])
-    # Of a trace that counts from its own zero the host's clock tells nothing.
+    # If a trace counts from its own zero, the host's clock gives no information.
     hosts = {
         rank: trace.meta.get("host") for rank, trace in job.items() if trace.meta.get("clock") == "epoch"
     }
     table = estimate_clocks(match_participations(participations), hosts)
-    # What is told from order and time is told again where a clock was off.
-    own_times = participations.select("rank", "event", own_start="start", own_end="end")
+    # Matches inferred from order and time are inferred again with corrected clocks.
+    local_times = participations.select("rank", "event", own_start="start", own_end="end")
     matched = match_participations(correct_clocks(participations, table))
-    matched = matched.join(own_times, on=("rank", "event"), how="left", maintain_order="left")
+    matched = matched.join(local_times, on=("rank", "event"), how="left", maintain_order="left")
     residuals = table.filter(pl.col("verdict").is_in(COMPARABLE)).select("rank", residual="residual_ns")
     return MatchedCollectives(matched.join(residuals, on="rank", how="left", maintain_order="left"), table)
 
 
 def _merge_by_operator(parts: pl.DataFrame) -> pl.DataFrame:
-    """A backend on the host may work off one operator in several ranges (gloo's reduce_scatter: an all-reduce for each
-    of its tensors): one part, from the first start to the last end."""
+    """Merge the ranges of one operator into one participation, from the first start to the last end.
+
+    A backend on the host may execute one operator in several ranges (gloo's reduce_scatter: one all-reduce per tensor).
+    """
     key = ("rank", "where", "issuer", "collective", "source", "destination")
-    several = (pl.col("where") == "host") & pl.col("issuer").is_not_null() & (pl.len().over(key) > 1)
-    if not parts.select(several.any()).item():
+    is_split = (pl.col("where") == "host") & pl.col("issuer").is_not_null() & (pl.len().over(key) > 1)
+    if not parts.select(is_split.any()).item():
         return parts
     first = pl.exclude(*key, "end", "own_end", "meeting").sort_by("start", "event").first()
     ends = pl.col("end", "own_end").max()
     merged = (
-        parts.filter(several).group_by(key, maintain_order=True).agg(first, ends, pl.col("meeting").min())
+        parts.filter(is_split).group_by(key, maintain_order=True).agg(first, ends, pl.col("meeting").min())
     )
-    return pl.concat((parts.filter(~several), merged.select(parts.columns))).sort("rank", "start", "event")
+    return pl.concat((parts.filter(~is_split), merged.select(parts.columns))).sort("rank", "start", "event")

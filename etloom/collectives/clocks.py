@@ -1,17 +1,17 @@
-"""How far the clocks of ranks differ, told from what they did together.
+"""Clock offsets between ranks, inferred from collectives.
 
-Of a communication in which every rank both brings and gets data, no rank can leave before the last has come: this
-bounds the offset of two clocks from both sides, whatever the network does. Its ranks also leave at nearly the same
-time: the median difference of their ends estimates the offset, and the spread of the differences says how well.
-A clock that may be right, since zero lies within its bounds and within the spread, is left as it is.
+In a collective in which every rank both sends and receives data, no rank can leave before the last one has arrived.
+This bounds the offset of two clocks from both sides, whatever the network does. The ranks also leave at nearly the same
+time: the median difference of their ends estimates the offset, and the spread of the differences gives its uncertainty.
+A clock that may be right, since zero lies within its bounds and within the spread, is not corrected.
 
-How far it may still be off, the residual, follows from the same: three spreads about the estimate (of fewer than MANY
-ends, all that they differ by), as far as the bounds allow them. Processes of one host read one clock, so where ranks
-name the same host and nothing contradicts it, the residual is what reading it costs (TRUSTED_NS), however unevenly
-they leave; or, of times that devices took, what putting these on the host's clock costs (DEVICE_NS).
+The residual, by which a clock may still be wrong, follows from the same data: three spreads around the estimate (or
+the full range of fewer than MIN_FOR_RELIABLE_SPREAD ends), limited by the bounds. Processes of one host read the same
+clock. If ranks name the same host and nothing contradicts it, the residual is therefore the cost of reading that clock
+(HOST_CLOCK_ERROR_NS), or for device times the cost of converting them to it (DEVICE_CLOCK_ERROR_NS).
 
-Ranks are compared with the lowest rank of each group, and through it with each other. Ranks that share no group, not
-even through others, have a reference each.
+Ranks are compared with the lowest rank of each group, and through it with each other. Ranks that share no group, even
+indirectly, have separate references.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ import numpy as np
 import polars as pl
 
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Collectives after which all ranks have heard of all."""
+"""Collectives in which every rank depends on all others."""
 
 MIN_FOR_DRIFT = 16
-"""Communications, over a second or more, from which a drift is told."""
+"""Number of communications, over at least a second, from which a drift is estimated."""
 
 HOST_CLOCK_ERROR_NS = 10_000
-"""Clocks of one host differ by less than this."""
+"""Upper bound of the difference between two reads of one host's clock."""
 
 MIN_FOR_SPREAD = 3
-"""Of fewer communications the ends tell no spread: only the bounds are told."""
+"""With fewer communications the spread is unknown and only the bounds are used."""
 
 MIN_FOR_RELIABLE_SPREAD = 10
-"""Ends, of which the spread is no accident."""
+"""Number of ends from which the spread is reliable."""
 
 GENERIC_HOST_NAMES = ("", "localhost", "localhost.localdomain", "(none)")
-"""Names of hosts that say nothing."""
+"""Host names that do not identify a host."""
 
 COMPARABLE = ("reference", "agrees", "unsure", "corrected")
-"""Verdicts on ranks whose times can be compared with those of their reference, within residual_ns."""
+"""Verdicts of ranks whose times can be compared with their reference, within residual_ns."""
 
 DEVICE_CLOCK_ERROR_NS = 100_000
-"""Profilers put the times of devices of one host on its clock within this."""
+"""Upper bound of a profiler's error when it converts device times to the host's clock."""
 
 TIMESTAMP_RESOLUTION_NS = 2_000
-"""Times that are kept in whole us may contradict each other by this much."""
+"""Possible contradiction between times that are stored in whole us."""
 
 COLUMNS = {
     "rank": pl.Int32,
     "reference": pl.Int32,  # the rank whose clock this one is compared with
     "communications": pl.Int64,
-    "offset_ns": pl.Int64,  # this clock minus the reference's, at since_ns; null where nothing tells
-    "lower_bound_ns": pl.Int64,  # bounds of it, by cause and effect
+    "offset_ns": pl.Int64,  # this clock minus the reference's, at since_ns; null if unknown
+    "lower_bound_ns": pl.Int64,  # bounds of the offset, from causality
     "upper_bound_ns": pl.Int64,
-    "spread_ns": pl.Int64,  # of ends after the offset (and drift) was taken out: half of them lie within
-    "drift_ppm": pl.Float64,  # how much faster this clock runs; null where it is not told or none
+    "spread_ns": pl.Int64,  # median deviation of the ends after offset (and drift) are removed
+    "drift_ppm": pl.Float64,  # how much faster this clock runs; null if unknown or none
     "since_ns": pl.Int64,  # on the clock of the reference
-    "residual_ns": pl.Int64,  # the two clocks may differ by so much still, once offset and drift are taken out
-    "same_host": pl.Boolean,  # as the reference, by name; null where one does not say
+    "residual_ns": pl.Int64,  # remaining uncertainty once offset and drift are removed
+    "same_host": pl.Boolean,  # same host name as the reference; null if either is unknown
     "verdict": pl.String,  # reference | agrees | unsure | corrected | impossible | unknown
 }
 
@@ -76,89 +76,95 @@ class _RankPair:
     highest: float
     spread: float
     margin: float
-    """How far from the offset the truth may lie, bounds aside."""
+    """Uncertainty of the offset, not considering the bounds."""
     drift: float | None
 
 
 def estimate_clocks(matched: pl.DataFrame, hosts: Mapping[int, str | None] | None = None) -> pl.DataFrame:
-    """A row a rank (COLUMNS) from parts with their meetings (`meetings.meet`).
+    """Estimate the clock of each rank from matched participations (`matching.match_participations`).
 
-    hosts: what each rank calls its host. verdict: "agrees", the clock is right, as far as it could be told within
-    TRUSTED_NS, or by the host; "unsure", it may be right or off by residual_ns, and is left; "corrected", it is off by
-    offset_ns; "impossible", no offset is in accord with what was recorded; "unknown", the rank did nothing together
-    with others.
+    Args:
+        matched: Participations with their instances.
+        hosts: Host name of each rank.
+
+    Returns:
+        One row per rank (COLUMNS). verdict: "agrees", the clock is right within HOST_CLOCK_ERROR_NS, or by its host;
+        "unsure", it may be right or wrong by residual_ns, and is not corrected; "corrected", it is wrong by offset_ns;
+        "impossible", no offset fits the recording; "unknown", the rank took part in nothing with others.
     """
     hosts = hosts or {}
     ranks = sorted(matched["rank"].unique().to_list())
     since = matched.select(pl.col("end").filter(pl.col("meeting").is_not_null()).min()).item()
     pairs = _compare_with_hubs(matched, since)
-    compared_ranks = {end for pair in pairs for end in (pair.rank, pair.hub)}
-    pair_by_rank: dict[int, _RankPair] = {}
+    compared = {end for pair in pairs for end in (pair.rank, pair.hub)}
+    rank_pairs: dict[int, _RankPair] = {}
     for rank in ranks:
-        if rank in pair_by_rank or (rank not in compared_ranks and rank != ranks[0]):
+        if rank in rank_pairs or (rank not in compared and rank != ranks[0]):
             continue
-        pair_by_rank[rank] = _RankPair(rank, rank, 0, 0, 0, 0, 0, 0, None)
-        while edge := _next_edge(pairs, pair_by_rank):
+        rank_pairs[rank] = _RankPair(rank, rank, 0, 0, 0, 0, 0, 0, None)
+        while edge := _next_edge(pairs, rank_pairs):
             pair, towards = edge
-            through = pair_by_rank[pair.hub if towards else pair.rank]
-            pair_by_rank[pair.rank if towards else pair.hub] = _chain_pairs(through, pair, towards)
+            base = rank_pairs[pair.hub if towards else pair.rank]
+            rank_pairs[pair.rank if towards else pair.hub] = _chain_pairs(base, pair, towards)
     on_device = set(matched.filter(pl.col("where") == "device")["rank"].unique())
     error = {rank: DEVICE_CLOCK_ERROR_NS if rank in on_device else HOST_CLOCK_ERROR_NS for rank in ranks}
-    rows = [_build_row(pair_by_rank.get(rank), rank, ranks[0], since, hosts, error) for rank in ranks]
+    rows = [_build_row(rank_pairs.get(rank), rank, ranks[0], since, hosts, error) for rank in ranks]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
 def correct_clocks(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """The parts with start and end on the reference's clock, where a rank's verdict is "corrected"."""
-    off = table.filter(pl.col("verdict") == "corrected").select("rank", "offset_ns", "drift_ppm", "since_ns")
+    """Put start and end of ranks with the verdict "corrected" on the reference's clock."""
+    corrections = table.filter(pl.col("verdict") == "corrected").select(
+        "rank", "offset_ns", "drift_ppm", "since_ns"
+    )
     drift = pl.col("drift_ppm").fill_null(0.0) / 1e6
 
-    def moved(time: str) -> pl.Expr:
+    def correct(time: str) -> pl.Expr:
         ahead = pl.col("offset_ns") + drift * (pl.col(time) - pl.col("since_ns"))
         return pl.col(time) - ahead.round().cast(pl.Int64).fill_null(0)
 
-    joined = parts.join(off, on="rank", how="left", maintain_order="left")
-    return joined.with_columns(start=moved("start"), end=moved("end")).select(parts.columns)
+    joined = parts.join(corrections, on="rank", how="left", maintain_order="left")
+    return joined.with_columns(start=correct("start"), end=correct("end")).select(parts.columns)
 
 
 def _compare_with_hubs(matched: pl.DataFrame, since: int | None) -> list[_RankPair]:
-    """Each rank against the lowest rank of its meetings."""
+    """Compare each rank with the lowest rank of its instances."""
     is_synchronizing = pl.col("collective").is_in(SYNCHRONIZING)
     matched = matched.filter(
         pl.col("meeting").is_not_null() & (is_synchronizing | (pl.col("collective") == "message"))
     )
     hubs = matched.sort("rank").unique("meeting", keep="first").select("meeting", "rank", "start", "end")
     both = matched.join(hubs, on="meeting", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
-    heard = is_synchronizing | (pl.col("destination") == pl.col("rank"))
-    was_heard = is_synchronizing | (pl.col("source") == pl.col("rank"))
+    receives = is_synchronizing | (pl.col("destination") == pl.col("rank"))
+    sends = is_synchronizing | (pl.col("source") == pl.col("rank"))
     bounds = both.select(
         "rank",
         "rank_hub",
         at=pl.col("end_hub") - (since or 0),
         apart=pl.when(is_synchronizing).then(pl.col("end") - pl.col("end_hub")).cast(pl.Float64),
-        lowest=pl.when(was_heard).then(pl.col("start") - pl.col("end_hub")),
-        highest=pl.when(heard).then(pl.col("end") - pl.col("start_hub")),
+        lowest=pl.when(sends).then(pl.col("start") - pl.col("end_hub")),
+        highest=pl.when(receives).then(pl.col("end") - pl.col("start_hub")),
     )
     return [
-        _compare_clocks(rank, hub, rank_bounds)  # type: ignore[arg-type]
-        for (rank, hub), rank_bounds in bounds.group_by("rank", "rank_hub", maintain_order=True)
+        _compare_clocks(rank, hub, pair_rows)  # type: ignore[arg-type]
+        for (rank, hub), pair_rows in bounds.group_by("rank", "rank_hub", maintain_order=True)
     ]
 
 
-def _compare_clocks(rank: int, hub: int, bounds_table: pl.DataFrame) -> _RankPair:
-    bounds = _offset_bounds(bounds_table, 0.0)
+def _compare_clocks(rank: int, hub: int, pair_rows: pl.DataFrame) -> _RankPair:
+    bounds = _offset_bounds(pair_rows, 0.0)
     half = max(bounds[1] - bounds[0], 0.0) / 2
-    ends = bounds_table.drop_nulls("apart")
+    ends = pair_rows.drop_nulls("apart")
     if not ends.height:
-        # Messages bound the offset only: zero, where it may be, else the middle.
+        # Messages only bound the offset: take zero if possible, else the middle.
         middle = 0.0 if bounds[0] <= 0 <= bounds[1] else sum(bounds) / 2
         return _RankPair(
-            rank, hub, bounds_table.height, middle, *bounds, spread=half, margin=2 * half, drift=None
+            rank, hub, pair_rows.height, middle, *bounds, spread=half, margin=2 * half, drift=None
         )
     at, differences = ends["at"].to_numpy(), ends["apart"].to_numpy()
     if len(differences) < MIN_FOR_SPREAD:
         return _RankPair(
-            rank, hub, bounds_table.height, float(np.median(differences)), *bounds, half, 2 * half, None
+            rank, hub, pair_rows.height, float(np.median(differences)), *bounds, half, 2 * half, None
         )
     slope = (
         _theil_sen_slope(at, differences) if len(differences) >= MIN_FOR_DRIFT and np.ptp(at) >= 1e9 else 0.0
@@ -174,26 +180,26 @@ def _compare_clocks(rank: int, hub: int, bounds_table: pl.DataFrame) -> _RankPai
     return _RankPair(
         rank,
         hub,
-        bounds_table.height,
+        pair_rows.height,
         float(np.median(level)),
-        *_offset_bounds(bounds_table, slope),
+        *_offset_bounds(pair_rows, slope),
         spread,
         margin,
         drift,
     )
 
 
-def _offset_bounds(bounds_table: pl.DataFrame, slope: float) -> tuple[float, float]:
-    """The least and the most that the offset can be at time 0, for a drift of ``slope``."""
+def _offset_bounds(pair_rows: pl.DataFrame, slope: float) -> tuple[float, float]:
+    """Lower and upper bound of the offset at time 0, for a drift of ``slope``."""
     drifted = slope * pl.col("at")
-    lowest, highest = bounds_table.select(
+    lowest, highest = pair_rows.select(
         (pl.col("lowest") - drifted).max(), (pl.col("highest") - drifted).min()
     ).row(0)
     return -math.inf if lowest is None else lowest, math.inf if highest is None else highest
 
 
 def _theil_sen_slope(at: np.ndarray, values: np.ndarray) -> float:
-    """Theil and Sen's slope, of points at some distance: the median of slopes, which outliers do not move."""
+    """Theil-Sen slope over distant pairs of points: the median of slopes, which is robust against outliers."""
     order = np.argsort(at)
     half = len(at) // 2
     near, far = order[: len(at) - half], order[half:]
@@ -201,29 +207,29 @@ def _theil_sen_slope(at: np.ndarray, values: np.ndarray) -> float:
     return float(np.median((values[far] - values[near])[run > 0] / run[run > 0]))
 
 
-def _median_deviation(values: np.ndarray) -> float:
-    return float(np.median(np.abs(values - np.median(values))))
+def _median_deviation(differences: np.ndarray) -> float:
+    return float(np.median(np.abs(differences - np.median(differences))))
 
 
-def _next_edge(pairs: list[_RankPair], pair_by_rank: dict[int, _RankPair]) -> tuple[_RankPair, bool] | None:
-    """The pair of smallest spread that leads from a known rank to another, and whether that is its rank."""
-    leading = [pair for pair in pairs if (pair.rank in pair_by_rank) != (pair.hub in pair_by_rank)]
+def _next_edge(pairs: list[_RankPair], rank_pairs: dict[int, _RankPair]) -> tuple[_RankPair, bool] | None:
+    """The pair with the smallest spread that joins a known rank to a new one, and whether the new one is its rank."""
+    leading = [pair for pair in pairs if (pair.rank in rank_pairs) != (pair.hub in rank_pairs)]
     best = min(leading, key=lambda pair: (pair.spread, -pair.count), default=None)
-    return None if best is None else (best, best.hub in pair_by_rank)
+    return None if best is None else (best, best.hub in rank_pairs)
 
 
-def _chain_pairs(through: _RankPair, pair: _RankPair, towards: bool) -> _RankPair:
+def _chain_pairs(base: _RankPair, pair: _RankPair, towards: bool) -> _RankPair:
     lowest, highest = (pair.lowest, pair.highest) if towards else (-pair.highest, -pair.lowest)
-    drifts = [drift for drift in (through.drift, pair.drift if towards else _negate(pair.drift)) if drift]
+    drifts = [drift for drift in (base.drift, pair.drift if towards else _negate(pair.drift)) if drift]
     return _RankPair(
         pair.rank if towards else pair.hub,
-        through.hub,
+        base.hub,
         pair.count,
-        through.offset + (pair.offset if towards else -pair.offset),
-        through.lowest + lowest,
-        through.highest + highest,
-        through.spread + pair.spread,
-        through.margin + pair.margin,
+        base.offset + (pair.offset if towards else -pair.offset),
+        base.lowest + lowest,
+        base.highest + highest,
+        base.spread + pair.spread,
+        base.margin + pair.margin,
         sum(drifts) if drifts else None,
     )
 
@@ -243,26 +249,26 @@ def _build_row(
     if pair is None:
         return [rank, first, 0, None, None, None, None, None, None, None, None, "unknown"]
     same = _is_same_host(hosts.get(rank), hosts.get(pair.hub))
-    as_it_is = _residual_offset(pair, 0.0)
-    residual: float | None = as_it_is
-    about = max(error[rank], error[pair.hub])
-    may_be = pair.lowest <= 0 <= pair.highest
+    uncorrected = _residual_offset(pair, 0.0)
+    residual: float | None = uncorrected
+    clock_error = max(error[rank], error[pair.hub])
+    zero_possible = pair.lowest <= 0 <= pair.highest
     if rank == pair.hub:
         verdict = "reference"
     elif pair.lowest > pair.highest + TIMESTAMP_RESOLUTION_NS:
         verdict, residual = "impossible", None
-    elif may_be and abs(pair.offset) <= max(pair.margin, HOST_CLOCK_ERROR_NS):
-        residual = min(about, as_it_is) if same else as_it_is
+    elif zero_possible and abs(pair.offset) <= max(pair.margin, HOST_CLOCK_ERROR_NS):
+        residual = min(clock_error, uncorrected) if same else uncorrected
         verdict = "agrees" if residual <= HOST_CLOCK_ERROR_NS else "unsure"
-    elif may_be and same and about == HOST_CLOCK_ERROR_NS:
-        # A host's own clock is not moved for a rank that always leaves late.
+    elif zero_possible and same and clock_error == HOST_CLOCK_ERROR_NS:
+        # A host's clock is not corrected because of a rank that always leaves late.
         verdict = "unsure"
     else:
         verdict, residual = "corrected", _residual_offset(pair, pair.offset)
     if residual is not None and math.isinf(residual):
         verdict = "unknown"
     times = (pair.offset, pair.lowest, pair.highest, pair.spread)
-    residual_ns = None if residual is None else _round_finite(residual)
+    rounded_residual = None if residual is None else _round_finite(residual)
     return [
         rank,
         pair.hub,
@@ -270,14 +276,14 @@ def _build_row(
         *map(_round_finite, times),
         pair.drift,
         since,
-        residual_ns,
+        rounded_residual,
         same,
         verdict,
     ]
 
 
 def _residual_offset(pair: _RankPair, correction: float) -> float:
-    """How far the offset can be from the one that is taken out."""
+    """The largest possible distance between the true offset and the correction."""
     lowest = max(pair.lowest, pair.offset - pair.margin)
     highest = min(pair.highest, pair.offset + pair.margin)
     return max(highest - correction, correction - lowest, 0.0)

@@ -1,13 +1,13 @@
-"""Which parts of different ranks are one communication.
+"""Matching of participations of different ranks to collective instances.
 
-By number: parts with the same group, collective and sequence number; where a rank runs several kernels for one
-number, the first with the first, and so on. By order: where no number was recorded, each rank's parts of a collective
-in a group in their order, as far as they overlap in time. Where more than STRANGERS of such parts meet nobody, the
-ranks that were recorded are not those that met: none of them is believed.
+By number: participations with the same group, collective and sequence number; if a rank runs several kernels for one
+number, the first matches the first, and so on. By order: without recorded numbers, each rank's participations of a
+collective in a group match in their order, if they overlap in time. If more than MAX_UNMATCHED_SHARE of them stay
+unmatched, the recorded ranks did not communicate with each other, and none of these matches is used.
 
-More ranks than the group has do not meet: where a name is that of several groups, and who is in which was not
-recorded, a number tells nothing, and what order tells has to fit. Nor do sends and receives meet of which the other end
-is not known; nor, by order, parts with different roots, or with a root and without.
+An instance never has more ranks than its group: if a name belongs to several groups with unknown members, numbers are
+ambiguous and matches by order must fit. Sends and receives with an unknown peer do not match; neither do, by order,
+participations with different roots, or with and without a root.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ import polars as pl
 from etloom.collectives.participations import COLUMNS as PART
 
 MAX_UNMATCHED_SHARE = 0.1
-"""Where more of the parts of a name than this share meet nobody, the others met by chance."""
+"""If a larger share of the participations of a name stays unmatched, the other matches are coincidences."""
 
 COLUMNS = {
     **PART,
     "group": pl.String,  # the same text on all ranks of a group
-    "meeting": pl.Int64,  # parts of one communication share it; null for a part on its own
+    "meeting": pl.Int64,  # shared by the participations of one instance; null if unmatched
     "how": pl.String,  # seq | order
 }
 _UNPAIRED_MESSAGES = ("send", "recv")
-"""Of which the other end is not known: with it they are messages."""
+"""Point-to-point calls with an unknown peer; with a known peer they are messages."""
 _P2P = (*_UNPAIRED_MESSAGES, "send_recv", "message")
-"""Of which a group may be told that is larger or smaller than those who take part."""
+"""Calls whose stated group may be larger or smaller than the ranks that take part."""
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _KEY = ("where", "collective", "group", "source", "destination")
 
 
 def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
-    """The parts of all ranks (`parts.COLUMNS`) with group, meeting and how."""
+    """Add group, meeting (the instance) and how to the participations of all ranks (`participations.COLUMNS`)."""
     named = add_group(parts).with_row_index("part")
     matchable = named.filter(~pl.col("collective").is_in(_UNPAIRED_MESSAGES).fill_null(False))
     by_number = _match_by_number(matchable.filter(pl.col("seq").is_not_null() & ~is_overfull()))
     by_order = _match_by_order(matchable.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null()))
     by_order = by_order.with_columns(pl.col("meeting") + by_number["meeting"].n_unique())
-    matches = pl.concat((by_number, by_order))
-    matched = named.join(matches, on="part", how="left", maintain_order="left")
+    instances = pl.concat((by_number, by_order))
+    matched = named.join(instances, on="part", how="left", maintain_order="left")
     within_group = (pl.col("rank").n_unique() <= pl.col("group_size").min()).over("meeting").fill_null(True)
     matched = matched.with_columns(
         pl.when(within_group | _is_message()).then(name).alias(name) for name in ("meeting", "how")
@@ -53,8 +53,10 @@ def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def is_overfull() -> pl.Expr:
-    """Whether more ranks did something in the group of a part than the group has, so that the name is that of several
-    groups. Messages name both ends, and need no group."""
+    """Mask of participations whose group more ranks used than it has members, so that several groups share the name.
+
+    Messages name both ends and need no group.
+    """
     collective = ~pl.col("collective").is_in(_P2P).fill_null(False)
     ranks, size = (pl.col(name).filter(collective) for name in ("rank", "group_size"))
     more = (ranks.n_unique() > size.min()).over("group").fill_null(False)
@@ -62,8 +64,14 @@ def is_overfull() -> pl.Expr:
 
 
 def find_ambiguous_groups(parts: pl.DataFrame) -> pl.DataFrame:
-    """Of parts (rank, collective, pg_name, ranks, group_size, start, event) those that no number matches, since more
-    ranks share the name of their group, or its turn, than the group has; with ``group``."""
+    """Select participations that numbers cannot match, since more ranks share the group's name or turn than it has.
+
+    Args:
+        parts: Columns rank, collective, pg_name, ranks, group_size, start, event.
+
+    Returns:
+        The selected rows with ``group``.
+    """
     named = add_group(parts)
     alone = (
         (pl.col("rank").n_unique() == 1).over("group")
@@ -79,10 +87,10 @@ def _is_message() -> pl.Expr:
 
 
 def add_group(parts: pl.DataFrame) -> pl.DataFrame:
-    """The parts with one name for each group on all ranks.
+    """Give each group the same name on all ranks.
 
-    Some recorders name a group by an address, another on every rank: such names are taken in the order in which each
-    rank first uses them. Where nothing was recorded the group is null, and all ranks might be in it.
+    Some recorders name a group by an address, which differs on every rank: such names are matched in the order in which
+    each rank first uses them. Without any recorded name the group is null, and may contain all ranks.
     """
     label = pl.concat_str(
         pl.col("pg_name").fill_null(""), pl.col("ranks").str.replace_all(" ", "").fill_null(""), separator=" "
@@ -92,17 +100,17 @@ def add_group(parts: pl.DataFrame) -> pl.DataFrame:
     if parts["rank"].n_unique() < 2:
         return _add_group_size(parts)
     is_private = pl.col("rank").n_unique().over("group") == 1
-    # A group of ranks that are known needs no guess; nor does one of several.
+    # A group with known members needs no inference; neither does one whose name several ranks share.
     private = pl.col("group").is_not_null() & is_private & pl.col("ranks").is_null()
-    # Of more ranks than a group has, it is not told which share it: each keeps its own name.
-    is_unambiguous = (pl.len() <= pl.col("group_size").min()).over("turn").fill_null(True)
+    # If more ranks use a turn than the group has, their membership is unknown: each keeps its own name.
+    within_group = (pl.len() <= pl.col("group_size").min()).over("turn").fill_null(True)
     turns = (
         parts.filter(private.fill_null(False))
         .sort("start", "event")
         .group_by("rank", "group", maintain_order=True)
         .agg(pl.col("group_size").min())
         .with_columns(pl.int_range(pl.len()).over("rank").alias("turn"))
-        .filter(is_unambiguous)
+        .filter(within_group)
         .select("rank", "group", "turn")
     )
     joined = parts.join(turns, on=("rank", "group"), how="left", maintain_order="left")
@@ -111,56 +119,57 @@ def add_group(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_group_size(parts: pl.DataFrame) -> pl.DataFrame:
-    """group_size where only another part of the group states it."""
+    """Fill in group_size if only another participation of the group states it."""
     largest = pl.col("group_size").max().over("group")
-    group_size = pl.when(pl.col("group").is_not_null()).then(pl.coalesce("group_size", largest))
-    return parts.with_columns(group_size.otherwise("group_size").alias("group_size"))
+    size = pl.when(pl.col("group").is_not_null()).then(pl.coalesce("group_size", largest))
+    return parts.with_columns(size.otherwise("group_size").alias("group_size"))
 
 
 def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
-    """part, meeting, how of numbered parts."""
+    """Match numbered participations: columns part, meeting, how."""
     key = (*_KEY, "seq", "turn")
     numbered = parts.sort("start", "event").with_columns(
         pl.int_range(pl.len()).over("rank", *_KEY, "seq").alias("turn")
     )
-    matched = numbered.with_columns(pl.col("rank").n_unique().over(key).alias("met")).filter(
-        pl.col("met") > 1
+    matched = numbered.with_columns(pl.col("rank").n_unique().over(key).alias("rank_count")).filter(
+        pl.col("rank_count") > 1
     )
     return matched.select("part", meeting=pl.struct(key).rank("dense").cast(pl.Int64) - 1, how=pl.lit("seq"))
 
 
 def _match_by_order(parts: pl.DataFrame) -> pl.DataFrame:
-    """part, meeting, how of parts without a number."""
-    participation_ids: list[int] = []
+    """Match participations without a number: columns part, meeting, how."""
+    matched_ids: list[int] = []
     meetings: list[int] = []
     rooted = pl.when(pl.col("collective").is_in(_ROOTED)).then("root")
-    # Of which root a part is that names none cannot be told beside those of others.
-    parts = parts.with_columns(of=rooted).filter(
-        pl.col("of").is_not_null() | (pl.col("of").count() == 0).over("where", "collective", "group")
+    # A participation without a root cannot be assigned if others of the group name one.
+    parts = parts.with_columns(root_key=rooted).filter(
+        pl.col("root_key").is_not_null()
+        | (pl.col("root_key").count() == 0).over("where", "collective", "group")
     )
-    for _, candidates in parts.group_by(*_KEY, "of", maintain_order=True):
-        if candidates["rank"].n_unique() < 2:
+    for _, rows in parts.group_by(*_KEY, "root_key", maintain_order=True):
+        if rows["rank"].n_unique() < 2:
             continue
-        together = _match_overlapping(candidates)
-        if sum(len(instance) == 1 for instance in together) > MAX_UNMATCHED_SHARE * candidates.height:
+        instances = _match_overlapping(rows)
+        if sum(len(members) == 1 for members in instances) > MAX_UNMATCHED_SHARE * rows.height:
             continue
-        for instance in together:
-            if len(instance) > 1:
-                participation_ids += instance
-                meetings += [len(meetings)] * len(instance)
+        for members in instances:
+            if len(members) > 1:
+                matched_ids += members
+                meetings += [len(meetings)] * len(members)
     return pl.DataFrame(
-        {"part": participation_ids, "meeting": meetings, "how": ["order"] * len(participation_ids)},
+        {"part": matched_ids, "meeting": meetings, "how": ["order"] * len(matched_ids)},
         schema={"part": parts.schema["part"], "meeting": pl.Int64, "how": pl.String},
     )
 
 
-def _match_overlapping(candidates: pl.DataFrame) -> list[list[int]]:
-    """Of the next parts of all ranks, those meet that came before the first of them to leave left.
+def _match_overlapping(rows: pl.DataFrame) -> list[list[int]]:
+    """Match the next participations of all ranks that arrived before the first of them departed.
 
-    So ranks of several groups that go by one name meet with their own.
+    So ranks of several groups with the same name match within their group.
     """
     waiting: dict[int, list[int]] = defaultdict(list)
-    order = candidates.sort("start", "event", descending=True)
+    order = rows.sort("start", "event", descending=True)
     latest, earliest = order["start"].to_list(), order["end"].to_list()
     for at, (part_rank, source, root, collective) in enumerate(
         order.select("rank", "source", "root", "collective").iter_rows()
@@ -172,9 +181,9 @@ def _match_overlapping(candidates: pl.DataFrame) -> list[list[int]]:
     ids = order["part"].to_list()
     meetings = []
     while waiting:
-        first_end = min(earliest[queue[-1]] for queue in waiting.values())
-        heads = {rank: queue[-1] for rank, queue in waiting.items() if latest[queue[-1]] <= first_end}
-        if not heads:  # a sender that all others await, and that came after they left: a clock is off
+        first_departure = min(earliest[queue[-1]] for queue in waiting.values())
+        heads = {rank: queue[-1] for rank, queue in waiting.items() if latest[queue[-1]] <= first_departure}
+        if not heads:  # all others wait for a sender that arrived after they departed: a clock is wrong
             first = min(waiting, key=lambda rank: earliest[waiting[rank][-1]])
             heads = {first: waiting[first][-1]}
         meetings.append([ids[at] for at in heads.values()])
@@ -186,9 +195,9 @@ def _match_overlapping(candidates: pl.DataFrame) -> list[list[int]]:
 
 
 def get_roles(rank: int, source: int | None, root: int | None, collective: str | None) -> tuple[bool, bool]:
-    """Whether others wait for this rank to come, and whether it waits for others.
+    """Return whether others wait for this rank, and whether it waits for others.
 
-    A message may be gone before there is a place for it: only its receiver surely waits.
+    A message may be sent before its receiver is ready: only the receiver certainly waits.
     """
     if collective == "message":
         return rank == source, rank != source
@@ -200,7 +209,7 @@ def get_roles(rank: int, source: int | None, root: int | None, collective: str |
 
 
 def is_sender() -> pl.Expr:
-    """`roles`, whether others wait for the rank, of columns of parts."""
+    """Expression form of `get_roles`: whether others wait for the rank."""
     to_others = pl.col("collective").is_in(("broadcast", "scatter")) & pl.col("root").is_not_null()
     return (
         pl.when(_is_message())
@@ -212,7 +221,7 @@ def is_sender() -> pl.Expr:
 
 
 def is_receiver() -> pl.Expr:
-    """`roles`, whether the rank waits for others, of columns of parts."""
+    """Expression form of `get_roles`: whether the rank waits for others."""
     is_root = pl.col("rank") == pl.col("root")
     rooted = pl.col("collective").is_in(_ROOTED) & pl.col("root").is_not_null()
     return (

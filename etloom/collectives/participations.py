@@ -1,8 +1,8 @@
-"""What each rank recorded of what ranks do together: one row a rank's part of a communication.
+"""Participations: one row per communication of a rank.
 
-A part is a collective's kernel on a device or, where the backend works on the host, its range there (gloo:all_reduce),
-which belongs to the communication operator that began last before it. Such a range is opened by a thread of the
-backend, late at times: the part starts with the operator.
+A participation is a collective's kernel on a device or, if the backend works on the host, its range there
+(gloo:all_reduce), which belongs to the last communication operator that began before it. A thread of the backend opens
+such a range, sometimes late: the participation starts with the operator.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from etloom.core.trace import Trace
 from etloom.timeline.activity import select_device_events
 
 WAIT_PATTERN = r"(?i)::_?wait|^wait"
-"""Calls of a communication library that issue nothing."""
+"""Calls of a communication library that start no communication."""
 
 COLUMNS = {
     "rank": pl.Int32,
     "event": pl.UInt32,  # events.id of the kernel or range
-    "issuer": pl.UInt32,  # events.id of the host operator behind it
+    "issuer": pl.UInt32,  # events.id of the host operator that issued it
     "where": pl.String,  # device | host
     "collective": pl.String,  # all_reduce, ...; message where both ends of a send and receive are known
     "pg_name": pl.String,
@@ -36,8 +36,8 @@ COLUMNS = {
     "destination": pl.Int64,
     "root": pl.Int64,
     "dtype": pl.String,
-    "bytes": pl.Int64,  # message size, see `message`
-    "moved": pl.Int64,  # bytes through the busier direction of this rank's link, where splits say it
+    "bytes": pl.Int64,  # message size, see `compute_message_size`
+    "moved": pl.Int64,  # bytes through the busier direction of this rank's link, if splits are recorded
     "start": pl.Int64,
     "end": pl.Int64,
 }
@@ -50,12 +50,12 @@ _FACT_COLUMNS: tuple[pl.Expr, ...] = (
 
 
 def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
-    """The parts of a rank, in order of start; COLUMNS says the columns. Needs a linked trace."""
-    participations = pl.concat((_from_device(trace), _from_host(trace)), how="diagonal_relaxed")
-    # One fact a part: that of its own event, else of the operator behind it.
+    """List the participations of a rank (COLUMNS) in order of start. Needs a linked trace."""
+    events = pl.concat((_from_device(trace), _from_host(trace)), how="diagonal_relaxed")
+    # The attributes of the event itself take precedence over those of the issuing operator.
     facts = trace.comms.drop_nulls("event").select(*_FACT_COLUMNS).unique("event", keep="first")
     described = (
-        participations.join(facts, on="event", how="left")
+        events.join(facts, on="event", how="left")
         .join(facts, left_on="issuer", right_on="event", how="left", suffix="_issuer")
         .with_columns(
             pl.coalesce(name, f"{name}_issuer").alias(name) for name in facts.columns if name != "event"
@@ -76,19 +76,19 @@ def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
 
 
 def parse_collective_column(name: str) -> pl.Expr:
-    """The collective that a name speaks of."""
+    """Expression for the collective that a name denotes."""
     return pl.col(name).map_batches(
         lambda names: categories.parse_collectives(names).cast(pl.String), pl.String
     )
 
 
 def compute_message_size(collective: str | None, into: int | None, out: int | None) -> int | None:
-    """The size of a collective in bytes: what nccl-tests calls its size, from the bytes into and out of one rank.
+    """Compute the size of a collective in bytes, as nccl-tests defines it, from the input and output bytes of one rank.
 
-    The whole result of an all-gather, the whole input of a reduce-scatter, of the others what one rank gives or gets.
+    The whole result of an all-gather, the whole input of a reduce-scatter, else what one rank sends or receives.
     """
     sizes = [size for size in (into, out) if size is not None]
-    if not sizes or collective == "barrier":  # which brings a tensor, but no data
+    if not sizes or collective == "barrier":  # a barrier passes a tensor, but no data
         return None
     if collective in ("all_gather", "gather"):
         return max(sizes)
@@ -98,7 +98,7 @@ def compute_message_size(collective: str | None, into: int | None, out: int | No
 
 
 def get_bus_factor(collective: str | None, size: int | None) -> float | None:
-    """Bus bandwidth over algorithm bandwidth of a collective on ``size`` ranks, as nccl-tests defines it."""
+    """Return the ratio of bus to algorithm bandwidth of a collective on ``size`` ranks, as nccl-tests defines it."""
     if not size:
         return None
     if collective == "all_reduce":
@@ -125,7 +125,7 @@ def _from_device(trace: Trace) -> pl.DataFrame:
 
 
 def _from_host(trace: Trace) -> pl.DataFrame:
-    """Ranges of a backend that works on the host: those off the stacks, since a device's backend only launches."""
+    """Ranges of a backend that works on the host: those outside the call stacks (a device backend only launches)."""
     events = trace.events
     host = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
     ranged = host & events["depth"].is_null().to_numpy() & events["dur"].is_not_null().to_numpy()
@@ -137,7 +137,7 @@ def _from_host(trace: Trace) -> pl.DataFrame:
     )
     described = trace.comms.filter(pl.col("collective") != "wait")["event"].drop_nulls()
     if len(described):
-        # Not the wrappers around them, which begin in between.
+        # Not the enclosing wrappers, which begin in between.
         calls &= events["id"].is_in(described.implode()).to_numpy()
     else:
         calls &= arrays.match_text(events["name"], categories.is_communication)
@@ -153,10 +153,10 @@ def _from_host(trace: Trace) -> pl.DataFrame:
             issuers[range_rows] = np.where(at >= 0, ids[call_rows[at]], -1)
     ranged &= ~watched[np.searchsorted(ids, np.maximum(issuers, 0))] | (issuers < 0)
     called = np.where(issuers >= 0, starts[np.searchsorted(ids, np.maximum(issuers, 0))], starts)
-    with_issuer = events.select("id", "name", "ts", "dur").with_columns(
+    rows = events.select("id", "name", "ts", "dur").with_columns(
         issuer=pl.Series(issuers), called=pl.Series(called)
     )
-    return with_issuer.filter(pl.Series(ranged)).select(
+    return rows.filter(pl.Series(ranged)).select(
         event="id",
         issuer=pl.when(pl.col("issuer") >= 0).then("issuer").cast(pl.UInt32),
         where=pl.lit("host"),
@@ -167,27 +167,31 @@ def _from_host(trace: Trace) -> pl.DataFrame:
 
 
 def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
-    """A row of COLUMNS: sizes in bytes, both ends of a message."""
+    """Complete a row of COLUMNS: sizes in bytes, both ends of a message."""
     collective, size = row["collective"], categories.itemsize(row["dtype"])
     into = None if size is None or row["in_nelems"] is None else row["in_nelems"] * size
     out = None if size is None or row["out_nelems"] is None else row["out_nelems"] * size
     sent, received = _parse_numbers(row["in_split"]), _parse_numbers(row["out_split"])
     members = _parse_numbers(row["ranks"])
-    full = {name: row.get(name) for name in COLUMNS}
-    full |= {"rank": rank, "collective": collective, "bytes": compute_message_size(collective, into, out)}
-    full["group_size"] = row["group_size"] or (len(members) or len(sent) or None)
+    completed = {name: row.get(name) for name in COLUMNS}
+    completed |= {
+        "rank": rank,
+        "collective": collective,
+        "bytes": compute_message_size(collective, into, out),
+    }
+    completed["group_size"] = row["group_size"] or (len(members) or len(sent) or None)
     if collective in ("send", "recv") and row["peer"] is not None:
         ends = (rank, row["peer"]) if collective == "send" else (row["peer"], rank)
-        full |= {"collective": "message", "source": ends[0], "destination": ends[1]}
+        completed |= {"collective": "message", "source": ends[0], "destination": ends[1]}
     me = members.index(rank) if rank in members else rank
     if size and me < min(len(sent), len(received)):
-        full["moved"] = size * max(sum(sent) - sent[me], sum(received) - received[me])
-    return full
+        completed["moved"] = size * max(sum(sent) - sent[me], sum(received) - received[me])
+    return completed
 
 
 @lru_cache(maxsize=1024)
 def _parse_numbers(text: str | None) -> tuple[int, ...]:
-    """A JSON list of whole numbers, empty where it is none."""
+    """Parse a JSON list of integers; empty if the text is not one."""
     try:
         values = json.loads(text) if text else []
     except ValueError:

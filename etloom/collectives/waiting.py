@@ -1,9 +1,9 @@
-"""What each rank waited in what ranks do together: the one definition, for whoever asks.
+"""Waiting time of each rank in a collective instance: the only definition.
 
-A rank waits for those whose data it gets; one that only sends waits, where it stands there so long, for those who get
-its data: gloo keeps a sender until there is a place for the message, NCCL lets go of a small one before. So of a rank
-that left before another came it is not said that it waited for that one. A rank that gets data cannot leave before
-this was sent: where clocks say so, it waited until it left.
+A rank waits for those whose data it receives. A rank that only sends may wait for its receivers: gloo holds a sender
+until the receiver is ready, NCCL releases a small message earlier. So a sender that departed before a receiver arrived
+did not wait for it. A receiver cannot depart before the data was sent: if clocks contradict this, it waited until it
+departed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from etloom.collectives.matching import is_receiver, is_sender
 COLUMNS = {
     "sends": pl.Boolean,  # others wait for this rank
     "receives": pl.Boolean,  # it waits for others
-    "awaited": pl.Int64,  # when the last one came whom it stood waiting for; null where it waited for none
-    "wait": pl.Int64,  # from its own start until then, at most until its own end; null where it met nobody
+    "awaited": pl.Int64,  # arrival of the last rank it waited for; null if it waited for none
+    "wait": pl.Int64,  # from its own start until then, at most until its own end; null if unmatched
 }
 
 
 def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
-    """The parts of meetings (rank, meeting, start, end and what `roles` asks for) with COLUMNS, in ns."""
+    """Add COLUMNS, in ns, to matched participations (rank, meeting, start, end and the columns of `get_roles`)."""
     table = parts.with_columns(sends=is_sender(), receives=is_receiver()).with_row_index("part")
     last_arrival = pl.col("start").filter("sends").max().over("meeting")
     until = pl.when("receives").then(last_arrival).otherwise(_last_receiver_arrivals(table))
@@ -36,9 +36,9 @@ def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _last_receiver_arrivals(table: pl.DataFrame) -> pl.Series:
-    """Of each part that only sends, when the last of those came that it sends to and that came before it left."""
-    only = table.filter(~pl.col("receives")).select("part", "meeting", "end")
-    arrivals = table.filter("receives").select("meeting", came="start")
-    last = only.join(arrivals, on="meeting").filter(pl.col("came") <= pl.col("end"))
-    last_arrivals = last.group_by("part").agg(pl.col("came").max())
-    return table.select("part").join(last_arrivals, on="part", how="left", maintain_order="left")["came"]
+    """For each pure sender, the arrival of the last of its receivers that arrived before it departed."""
+    senders = table.filter(~pl.col("receives")).select("part", "meeting", "end")
+    receivers = table.filter("receives").select("meeting", arrival="start")
+    last = senders.join(receivers, on="meeting").filter(pl.col("arrival") <= pl.col("end"))
+    arrivals = last.group_by("part").agg(pl.col("arrival").max())
+    return table.select("part").join(arrivals, on="part", how="left", maintain_order="left")["arrival"]
