@@ -160,7 +160,7 @@ def salvage(
         CollectError: there is nothing to complete in the folder, or a process still records.
 
     Example:
-        >>> etloom.salvage("run/kineto_trace_0.json").is_whole
+        >>> etloom.salvage("run/kineto_trace_0.json").is_intact
         True
     """
     source = Path(path)

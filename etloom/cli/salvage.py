@@ -62,7 +62,7 @@ def salvage(path: Path, out: Path | None) -> None:
 def _print_file(path: Path, result: SalvagedFile) -> None:
     import polars as pl
 
-    if result.is_whole:
+    if result.is_intact:
         print_message(f"{path}: nothing to repair in {result.kept:,} rows; nothing was written")
         return
     rows: list[tuple[str, int, str | None]] = [

@@ -126,8 +126,8 @@ def _recover_entries(text: str) -> dict[str, Any]:
 
 
 def _to_int(value: Any) -> int | None:
-    fits = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
-    return value if fits else None
+    is_valid = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
+    return value if is_valid else None
 
 
 def _to_text(value: Any) -> str | None:

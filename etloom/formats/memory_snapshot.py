@@ -135,8 +135,8 @@ def _to_lists(value: Any) -> list[list[Any]]:
 
 def _to_int(value: Any) -> int | None:
     """Return a number of bytes, microseconds or an address; None for any other value."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-    return value if fits else None
+    is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+    return value if is_valid else None
 
 
 def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
@@ -210,10 +210,10 @@ def _add_totals(rows: list[dict[str, Any]], allocated: int, reserved: int, count
         after = [end]
         for row in reversed(rows):
             after.append(after[-1] - row[column])
-        is_known = min(after) >= 0
-        counts["totals_unknown"] += 0 if is_known else len(rows)
+        is_consistent = min(after) >= 0
+        counts["totals_unknown"] += 0 if is_consistent else len(rows)
         for row, now in zip(reversed(rows), after, strict=False):
-            row[total] = now if is_known else None
+            row[total] = now if is_consistent else None
     for row in rows:
         del row["reserved"]
 

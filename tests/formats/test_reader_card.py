@@ -65,15 +65,15 @@ def test_cards_are_found_by_content(tmp_path: Path) -> None:
         ),
         ("version: 1\nworkload: !!python/name:os.system\n", "could not determine a constructor"),
         ("version: 1\na: &a [x]\nworkload: [*a, *a]\n", "an alias"),
-        ("version: 2\nworkload: {}\n", "of version 2; version 1 is read"),
+        ("version: 2\nworkload: {}\n", "of version 2; only version 1 is supported"),
         ("workload: {}\n", "of version None"),
         ("version: 1\n", "has no workload"),
         ("- version: 1\n", "has no workload"),
         ("", "has no workload"),
-        ("version: 1\nworkload: {\n", "is no workload card"),
-        ("version: 1\nworkload: 2026-99-99\n", "is no workload card"),
+        ("version: 1\nworkload: {\n", "is not a workload card"),
+        ("version: 1\nworkload: 2026-99-99\n", "is not a workload card"),
         ("version: 1\nworkload: " + "[" * 20_000, "nested too deeply"),
-        ("version: 1\n? [a, b]\n: 3\nworkload: {[1]: 2}\n", "is no workload card"),
+        ("version: 1\n? [a, b]\n: 3\nworkload: {[1]: 2}\n", "is not a workload card"),
     ],
     ids=range(12),
 )
@@ -89,7 +89,7 @@ def test_what_is_no_card_is_one_line_and_runs_nothing(text: str, complaint: str,
 def test_bytes_that_are_no_utf8_and_a_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_bytes(b"version: 1\nworkload: \xff\n")
-    with pytest.raises(ReadError, match="is no workload card"):
+    with pytest.raises(ReadError, match="is not a workload card"):
         workload_card.read_card(path)
     with pytest.raises(ReadError, match="cannot be read"):
         workload_card.read_card(tmp_path / "absent.yaml")

@@ -83,7 +83,7 @@ def test_any_name_in_raw_form_costs_no_node(
     file = tmp_path_factory.mktemp("x") / "et.json"
     file.write_bytes(raw(names).encode())
     out = file.with_name("out.json")
-    if not salvage(file, out).is_whole:
+    if not salvage(file, out).is_intact:
         file = out
     told = [node["name"] for node in strict(file)["nodes"]]
     # A raw backslash may happen to begin an escape that JSON knows: then the name is what JSON says it is.
@@ -120,7 +120,7 @@ def test_real_files_cut_anywhere(data: Path, tmp_path: Path, name: str) -> None:
                                   "hta_misc/triton_example.json.gz", "et_schemas/hf_gpt2.json.gz"])  # fmt: skip
 def test_a_valid_file_is_left_alone(data: Path, tmp_path: Path, name: str) -> None:
     found = salvage(data / name, tmp_path / "out.json")
-    assert found.is_whole
+    assert found.is_intact
     assert found.kept > 10
     assert list(tmp_path.iterdir()) == []
 

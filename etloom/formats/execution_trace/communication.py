@@ -55,7 +55,7 @@ def build_comms(
     tensors: pl.DataFrame,
     named_attributes: pl.DataFrame,
     stats: list[Stat],
-    group_of_node: Mapping[int, str] | None = None,
+    groups_by_node: Mapping[int, str] | None = None,
 ) -> pl.DataFrame:
     """Build the comms table of an execution trace.
 
@@ -64,7 +64,7 @@ def build_comms(
         tensors: The tensors table.
         named_attributes: A row for each record with the named attributes that records have since schema 1.1.0.
         stats: Receives rows about losses.
-        group_of_node: Node -> pg_name, where it is known from elsewhere.
+        groups_by_node: Node -> pg_name, if it is known from another source.
     """
     calls = arrays.match_text(nodes["name"], lambda name: (name == COMM_RECORD) | name.str.contains(_C10D))
     text = nodes.filter(calls).select("id", pl.col("name", "op_schema", "inputs").cast(pl.String))
@@ -84,7 +84,7 @@ def build_comms(
                 break
             rows.pop(ancestor, None)
             ancestor = int(parents[ancestor])
-    for node, group in (group_of_node or {}).items():
+    for node, group in (groups_by_node or {}).items():
         if node in rows and not rows[node].get("pg_name"):
             rows[node]["pg_name"] = group
     members = dict(build_groups(read_group_config(nodes)).select("pg_name", "ranks").iter_rows())

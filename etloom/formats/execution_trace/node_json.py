@@ -252,7 +252,7 @@ def make_attribute(name: str, kind: str, value: Any) -> dict[str, Any]:
 
 
 def _list_attributes(rest: str | None, comm: dict[str, Any] | None) -> list[dict[str, Any]]:
-    known = (
+    attributes = (
         []
         if comm is None
         else [
@@ -261,7 +261,7 @@ def _list_attributes(rest: str | None, comm: dict[str, Any] | None) -> list[dict
             if comm[column] is not None
         ]
     )
-    return known + [
+    return attributes + [
         make_attribute(name, _infer_attribute_type(value), value)
         for name, value in json.loads(rest or "{}").items()
     ]
@@ -287,16 +287,16 @@ def _build_templates(texts: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
 
     Returns:
         The text up to the first null (`_TEMPLATE`), and the text after each null (`_SLOT`); both for the values and for
-        their shapes, which are [] where there is no tensor.
+        their shapes, which are [] if there is no tensor.
     """
     templates: list[tuple[str, str, str]] = []
     slots: list[tuple[str, int, int | None, str, str]] = []
     for text in texts:
-        values, shapes, where = _split_around_nulls(text)
+        values, shapes, places = _split_around_nulls(text)
         templates.append((text, values[0], shapes[0]))
         slots += [
             (text, *place, value, shape)
-            for place, value, shape in zip(where, values[1:], shapes[1:], strict=True)
+            for place, value, shape in zip(places, values[1:], shapes[1:], strict=True)
         ]
     return (
         pl.DataFrame(templates, schema=_TEMPLATE, orient="row"),
@@ -313,7 +313,7 @@ def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int
     """
     values: list[str] = []
     shapes: list[str] = []
-    where: list[tuple[int, int | None]] = []
+    places: list[tuple[int, int | None]] = []
     shape, begin, depth, index, number, objects = "", 0, 0, 0, 0, 0
     for token in _TOKEN.finditer(text):
         mark = token[0]
@@ -323,7 +323,7 @@ def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int
         elif objects:
             continue  # there are no tensors in an object
         elif mark == "null":
-            where.append((min(index, _MAX_INDEX), None if depth == 1 else number))
+            places.append((min(index, _MAX_INDEX), None if depth == 1 else number))
             number += 1
             values.append(text[begin : token.start()])
             shapes.append(shape)
@@ -337,4 +337,4 @@ def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int
             depth += 1 if mark == "[" else -1
         else:
             shape += "[]"
-    return [*values, text[begin:]], [*shapes, shape], where
+    return [*values, text[begin:]], [*shapes, shape], places

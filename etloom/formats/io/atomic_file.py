@@ -14,9 +14,9 @@ from isal import igzip
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing, gzip if its name ends in .gz; it is renamed to ``path`` when the block completes."""
     partial = path.with_name(f".{path.name}.partial")
-    is_packed = path.name.endswith(".gz")
+    is_compressed = path.name.endswith(".gz")
     try:
-        with igzip.open(partial, "wb") if is_packed else partial.open("wb") as file:  # type: ignore[no-untyped-call]
+        with igzip.open(partial, "wb") if is_compressed else partial.open("wb") as file:  # type: ignore[no-untyped-call]
             yield file
         partial.replace(path)
     finally:

@@ -67,23 +67,23 @@ class _DecompressedStream:
 
 def _iter_gzip(raw: BinaryIO) -> Iterator[bytes]:
     """Yield decompressed pieces; raise one of `DECOMPRESSION_ERRORS` after the last that could be decompressed."""
-    packed = b""
+    compressed = b""
     while True:
         # isal's GzipFile would lose up to one read of good bytes before a damaged place.
         member = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         while not member.eof:
             if member.needs_input:
-                packed = packed or raw.read(_COMPRESSED_CHUNK)
-                if not packed:
+                compressed = compressed or raw.read(_COMPRESSED_CHUNK)
+                if not compressed:
                     raise EOFError("the compressed data ends early")
-            piece = member.decompress(packed, _CHUNK)
-            packed = b""
+            piece = member.decompress(compressed, _CHUNK)
+            compressed = b""
             if piece:
                 yield piece
-        packed = (member.unused_data or raw.read(_COMPRESSED_CHUNK)).lstrip(
+        compressed = (member.unused_data or raw.read(_COMPRESSED_CHUNK)).lstrip(
             b"\0"
         )  # tape blocks are padded with zeros
-        if not packed:
+        if not compressed:
             return
 
 
@@ -125,7 +125,7 @@ def read_chunks(
         LimitError: Beyond ``limit`` bytes, or if a compressed file grows by more than `BOMB_RATIO`.
         DECOMPRESSION_ERRORS: One of them, after all bytes before a damaged place.
     """
-    is_packed = detect_compression(path) is not None
+    is_compressed = detect_compression(path) is not None
     with _open_raw(path) as raw:
         size = path.stat().st_size
         bound = max(size * BOMB_RATIO, BOMB_FLOOR)
@@ -136,7 +136,7 @@ def read_chunks(
                 progress(position - reported)
                 reported = position
             total += len(piece)
-            if is_packed and total > bound:
+            if is_compressed and total > bound:
                 raise LimitError(
                     f"decompresses to more than {BOMB_RATIO} times its {size:,} bytes",
                     where=path,

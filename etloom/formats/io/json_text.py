@@ -28,5 +28,5 @@ def format_microseconds(column: str) -> pl.Expr:
     """Return integer nanoseconds as exact decimal microseconds."""
     ns = pl.col(column)
     sign = pl.when(ns < 0).then(pl.lit("-")).when(ns >= 0).then(pl.lit(""))
-    whole, rest = (ns.abs() // 1000).cast(pl.String), (ns.abs() % 1000).cast(pl.String).str.zfill(3)
-    return pl.concat_str(sign, whole, pl.lit("."), rest)
+    integer, rest = (ns.abs() // 1000).cast(pl.String), (ns.abs() % 1000).cast(pl.String).str.zfill(3)
+    return pl.concat_str(sign, integer, pl.lit("."), rest)

@@ -108,7 +108,7 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
     stop = threading.Event()
 
-    def put(piece: bytes | Exception | None) -> None:
+    def enqueue(piece: bytes | Exception | None) -> None:
         while not stop.is_set():
             with contextlib.suppress(queue.Full):
                 pieces.put(piece, timeout=0.1)
@@ -117,12 +117,12 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
     def work() -> None:
         try:
             for piece in read_chunks(path, progress=progress):
-                put(piece)
+                enqueue(piece)
                 if stop.is_set():
                     return
-            put(None)
+            enqueue(None)
         except Exception as error:  # passed to the consumer, which raises it
-            put(error)
+            enqueue(error)
 
     thread = threading.Thread(target=work, name="etloom-read", daemon=True)
     thread.start()

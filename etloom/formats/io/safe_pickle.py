@@ -41,13 +41,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_plain_values(
-    data: bytes, where: object, max_values: int | None = 10_000_000, remedy: str = FLIGHT_RECORDER_REMEDY
+    data: bytes, path: object, max_values: int | None = 10_000_000, remedy: str = FLIGHT_RECORDER_REMEDY
 ) -> Any:
     """Load a pickle that contains plain values only.
 
     Args:
         data: The pickle.
-        where: The file, for messages.
+        path: The file, for messages.
         max_values: The largest accepted number of parts of the value, written out in full (shared parts count as often
             as they occur). None if the caller bounds its own walk by the length of the file.
         remedy: What to do about a pickle with other opcodes, for the message.
@@ -61,28 +61,28 @@ def load_plain_values(
             if opcode.name not in _ALLOWED:
                 raise ReadError(
                     f"is a pickle with more than plain values: {opcode.name} at byte {position}",
-                    where=str(where),
+                    where=str(path),
                     remedy=remedy,
                 )
             # The memo is an array as long as its highest index: a few bytes could allocate all memory.
             if opcode.name in _MEMO and isinstance(argument, int) and argument > len(data):
-                raise ReadError(f"is a damaged pickle: memo {argument} at byte {position}", where=str(where))
+                raise ReadError(f"is a damaged pickle: memo {argument} at byte {position}", where=str(path))
             if isinstance(argument, int) and argument.bit_length() > 4 * _MAX_DIGITS:
-                raise LimitError(f"contains an integer of more than {_MAX_DIGITS} digits", where=str(where))
+                raise LimitError(f"contains an integer of more than {_MAX_DIGITS} digits", where=str(path))
         value = _Unpickler(io.BytesIO(data)).load()
     except (ReadError, LimitError):
         raise
     # The exceptions of a damaged pickle are not documented: pickle's own error and those of the values it builds.
     except (pickle.UnpicklingError, ValueError, EOFError, TypeError, IndexError, KeyError) as error:
-        raise ReadError(f"is a damaged pickle: {error}", where=str(where)) from None
+        raise ReadError(f"is a damaged pickle: {error}", where=str(path)) from None
     except (AttributeError, UnicodeError, OverflowError, MemoryError, RecursionError) as error:
-        raise ReadError(f"is a damaged pickle: {error}", where=str(where)) from None
+        raise ReadError(f"is a damaged pickle: {error}", where=str(path)) from None
     if max_values is not None:
-        _check_value_count(value, where, max_values)
+        _check_value_count(value, path, max_values)
     return value
 
 
-def _check_value_count(value: Any, where: object, limit: int) -> None:
+def _check_value_count(value: Any, path: object, limit: int) -> None:
     parts, pending = 0, [value]
     while pending:
         item = pending.pop()
@@ -95,4 +95,4 @@ def _check_value_count(value: Any, where: object, limit: int) -> None:
         elif isinstance(item, (str, bytes)):
             parts += len(item) // _TEXT_UNIT
         if parts + len(pending) > limit:
-            raise LimitError(f"contains more than {limit:,} values", where=str(where))
+            raise LimitError(f"contains more than {limit:,} values", where=str(path))

@@ -44,7 +44,7 @@ class SalvagedFile:
     """The result of repairing a file.
 
     Attributes:
-        path: The new file; not written if ``is_whole``.
+        path: The new file; not written if ``is_intact``.
         kept: Rows in the new file.
         repaired: Rows of these that were not valid JSON.
         lost: Pieces that are not rows even after repair.
@@ -58,7 +58,7 @@ class SalvagedFile:
     problems: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
-    def is_whole(self) -> bool:
+    def is_intact(self) -> bool:
         """True if there was nothing to repair."""
         return not self.problems
 
@@ -91,7 +91,7 @@ def salvage(path: Path, out: Path, progress: Callable[[int], None] | None = None
             new = Path(scratch, out.name)
             with _open_output(new) as file:
                 _copy(_RowSource(path, result, progress), file, result)
-            if not result.is_whole:
+            if not result.is_intact:
                 new.replace(out)
     except OSError as error:
         raise EtloomError(

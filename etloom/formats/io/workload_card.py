@@ -1,8 +1,8 @@
-"""CCL-Bench's workload card: a YAML file beside the traces that says what was run, on what and how.
+"""CCL-Bench's workload card: a YAML file next to the traces that describes the workload, hardware and software.
 
-Read: version 1, as the mapping that it is. Keys: description, workload (model, data, hardware), Model-executor
+Supported: version 1, read as a mapping. Keys: description, workload (model, data, hardware), Model-executor
 (framework, model_plan_parallelization, communication_library), metric_source, ...; unknown ones are kept.
-YAML is read with the safe loader, which makes plain values only, and without aliases, which could grow without bound.
+YAML is read with the safe loader, which creates plain values only, and without aliases, which could grow without bound.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def is_card(head: bytes) -> bool:
-    """Whether a YAML file looks like a workload card, by the keys at its left margin."""
+    """Return whether a YAML file has the top-level keys of a workload card."""
     lines = head.split(b"\n")
     return any(line.startswith(b"version:") for line in lines) and any(
         line.startswith((b"workload:", b"Model-executor:", b"metric_source:")) for line in lines
@@ -35,7 +35,7 @@ def is_card(head: bytes) -> bool:
 
 
 def find_cards(folder: Path) -> Iterator[Path]:
-    """The workload cards in a folder, by name."""
+    """Yield the workload cards in a folder, sorted by name."""
     for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
         with path.open("rb") as file:
             if is_card(file.read(1 << 16)):
@@ -43,9 +43,11 @@ def find_cards(folder: Path) -> Iterator[Path]:
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """The card as plain values that JSON can hold.
+    """Read a card as values that JSON can represent.
 
-    Raises ReadError for a file that is no card, has tags, aliases or another version, LimitError above 1 MiB.
+    Raises:
+        ReadError: If the file is not a card, or has tags, aliases or another version.
+        LimitError: Above 1 MiB.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -56,20 +58,22 @@ def read_card(path: Path) -> dict[str, Any]:
         raise ReadError(f"cannot be read: {error.strerror}", where=path) from None
     except RecursionError:
         raise ReadError("is nested too deeply", where=path) from None
-    # ValueError: what the safe loader raises for 0o9, an impossible date or bytes that are no UTF-8.
+    # ValueError: raised by the safe loader for 0o9, an impossible date or invalid UTF-8.
     except (yaml.YAMLError, ValueError) as error:
-        raise ReadError(f"is no workload card: {error}", where=path) from None
+        raise ReadError(f"is not a workload card: {error}", where=path) from None
     if not isinstance(card, dict) or not card.keys() & {"workload", "Model-executor", "metric_source"}:
-        raise ReadError("is no workload card: it has no workload", where=path)
+        raise ReadError("is not a workload card: it has no workload", where=path)
     if card.get("version") != VERSION:
         raise ReadError(
-            f"is a workload card of version {card.get('version')!r}", where=path, remedy="version 1 is read"
+            f"is a workload card of version {card.get('version')!r}",
+            where=path,
+            remedy="only version 1 is supported",
         )
     return {str(key): _to_plain(value) for key, value in card.items()}
 
 
 def _to_plain(value: Any) -> Any:
-    """Dates and keys that are no text as text."""
+    """Convert dates, and keys that are not text, to text."""
     if isinstance(value, dict):
         return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, set, tuple)):

@@ -30,7 +30,7 @@ _EPOCH_NS = 10**18
 """Larger than any relative time (31 years), and smaller than any absolute time since 2001."""
 
 _TRACK_KEYS = ("name", "labels", "sort_index")
-_MAX_KEPT_METADATA = 1000
+_MAX_OTHER_METADATA = 1000
 """The number of metadata events without a table that are kept in the meta of the Trace."""
 
 
@@ -83,15 +83,15 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
     tables = normalize_tables(parsed.tables, stats)
     threads, others = _build_threads(tables.pop("metadata"), tables.pop("lanes"))
     if others:
-        severity = "info" if len(others) <= _MAX_KEPT_METADATA else "data_loss"
-        example = f"without a table; meta has the first {_MAX_KEPT_METADATA}: {others[0]['name']}"
+        severity = "info" if len(others) <= _MAX_OTHER_METADATA else "data_loss"
+        example = f"without a table; meta has the first {_MAX_OTHER_METADATA}: {others[0]['name']}"
         stats.append(Stat("read.other_metadata", severity, len(others), example))
     first = tables["events"]["ts"].min() if first_ts is None else first_ts
     first = first if isinstance(first, int) else 0
     meta = _build_meta(parsed.header, path)
     base = _read_base_ns(parsed.header, first, stats)
     if others:
-        meta["metadata_events"] = others[:_MAX_KEPT_METADATA]
+        meta["metadata_events"] = others[:_MAX_OTHER_METADATA]
     meta["base_ns"] = base
     meta["clock"] = "epoch" if base or first > _EPOCH_NS else "relative"
     for name in ("events", "memory", "counters", "flows"):

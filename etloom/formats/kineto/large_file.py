@@ -52,10 +52,10 @@ def convert_large_file(
     """
     with tempfile.TemporaryDirectory(prefix=".parts-", dir=folder) as scratch:
         parts = Path(scratch)
-        whole, offsets = _write_parts(path, parts, part_rows, progress)
+        parsed, offsets = _write_parts(path, parts, part_rows, progress)
         times = _scan_events(parts).select("ts").collect()["ts"]
         first = times.min()
-        trace = kineto.to_trace(whole, path, first if isinstance(first, int) else None)
+        trace = kineto.to_trace(parsed, path, first if isinstance(first, int) else None)
         base = trace.meta["base_ns"]
         new_ids = _merge_events(parts, folder, base, times, part_rows)
         del times
@@ -109,11 +109,11 @@ def _write_parts(
             parser.cut()
             write_part(take_frames(parser))
     parser.finish()
-    whole = collect_result(parser, path, stats)
-    write_part(dict(whole.tables))
-    shared = {name: frame.clear() for name, frame in whole.tables.items()}
-    shared |= {"metadata": pl.concat(metadata), "lanes": whole.tables["lanes"]}
-    return ParsedFile(shared, whole.header, whole.stats, whole.rows), offsets
+    parsed = collect_result(parser, path, stats)
+    write_part(dict(parsed.tables))
+    shared = {name: frame.clear() for name, frame in parsed.tables.items()}
+    shared |= {"metadata": pl.concat(metadata), "lanes": parsed.tables["lanes"]}
+    return ParsedFile(shared, parsed.header, parsed.stats, parsed.rows), offsets
 
 
 def _merge_events(parts: Path, folder: Path, base: int, times: pl.Series, part_rows: int) -> np.ndarray:

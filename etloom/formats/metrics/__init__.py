@@ -166,7 +166,7 @@ def _build_counters(table: pl.DataFrame, times: pl.Series) -> tuple[pl.DataFrame
         ]
         if len(keys) > 1:  # the model of a GPU adds nothing to its index
             keys = [column for column in keys if normalize_name(column) != "name"]
-        chosen = [
+        selected = [
             column
             for column in table.columns
             if not _KEYS.match(normalize_name(column)) and column not in keys
@@ -178,7 +178,7 @@ def _build_counters(table: pl.DataFrame, times: pl.Series) -> tuple[pl.DataFrame
                     text=pl.col(column).cast(pl.String),
                     value=_parse_numbers(table, column),
                 )
-                for column in chosen
+                for column in selected
             ]
             or [pl.DataFrame(schema={"name": pl.String, "text": pl.String, "value": pl.Float64})]
         )

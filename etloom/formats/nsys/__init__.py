@@ -87,7 +87,7 @@ def _open_export(path: Path, timeout: float) -> Iterator[ExportFile]:
         head = stream.read(len(_REPORT))
     with decompressed_file(path, ".nsys-rep" if head == _REPORT else ".sqlite") as plain:
         if head == _REPORT:
-            with _export_report(plain, path, timeout) as made, SqliteExport.open(made) as source:
+            with _export_report(plain, path, timeout) as export, SqliteExport.open(export) as source:
                 yield source
         else:
             with SqliteExport.open(plain) as source:
@@ -268,14 +268,14 @@ class _ProcessTables:
             rows = side.join(event_ids, on="position", how="inner").drop("position").sort("event")
             if rows.height:
                 tables[table] = rows.with_row_index("id") if table == "comms" else rows
-        for table, whole in {
+        for table, frame in {
             "memory": self._memory,
             "counters": self._select_counters(process, ranks, first),
         }.items():
             rows = (
-                whole.filter(pl.col("process") == process).drop("process")
-                if "process" in whole.columns
-                else whole
+                frame.filter(pl.col("process") == process).drop("process")
+                if "process" in frame.columns
+                else frame
             )
             if rows.height:
                 tables[table] = rows.sort("ts", maintain_order=True).with_row_index("id")

@@ -106,11 +106,11 @@ class SqliteExport:
         if not present:
             return pl.DataFrame(schema=dict(columns))
         # binaryData is declared TEXT yet holds bytes.
-        chosen = ", ".join(
+        selected = ", ".join(
             f"CAST({_quote(name)} AS BLOB)" if dtype == pl.Binary else _quote(name)
             for name, dtype in present.items()
         )
-        parts = list(self._query(table, f"SELECT {chosen} FROM {_quote(table)}", present))  # noqa: S608
+        parts = list(self._query(table, f"SELECT {selected} FROM {_quote(table)}", present))  # noqa: S608
         frame = pl.concat(parts) if parts else pl.DataFrame(schema=present)
         return frame.select(
             pl.col(name) if name in present else pl.lit(None, dtype=dtype).alias(name)

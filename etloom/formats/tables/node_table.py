@@ -173,10 +173,10 @@ class NodeTableBuilder:
         repeated = ids.filter(pl.col("len") > 1)
         by_et_id = ids.select(recorded_parent="et_id", parent="id")
         nodes = nodes.join(by_et_id, on="recorded_parent", how="left", maintain_order="left")
-        row_of = nodes.select(place="file_order", node="id")
+        node_by_place = nodes.select(place="file_order", node="id")
 
         edges = self._build_edges()
-        edges = edges.join(row_of, on="place", how="left", maintain_order="left").join(
+        edges = edges.join(node_by_place, on="place", how="left", maintain_order="left").join(
             ids.select("et_id", on="id"), on="et_id", how="left", maintain_order="left"
         )
         dangling = edges.filter(pl.col("on").is_null())
@@ -184,8 +184,8 @@ class NodeTableBuilder:
         stats = _count_problems(repeated, dangling, orphans)
         tables = {
             "nodes": nodes.select(*TABLES["nodes"].schema),
-            "tensors": _replace_places("tensors", self._tensors, row_of, lost),
-            "comms": _replace_places("comms", self._comms, row_of, lost),
+            "tensors": _replace_places("tensors", self._tensors, node_by_place, lost),
+            "comms": _replace_places("comms", self._comms, node_by_place, lost),
             "dependencies": edges.filter(pl.col("on").is_not_null())
             .select("node", "on", "kind")
             .unique(maintain_order=True)
@@ -193,16 +193,16 @@ class NodeTableBuilder:
         }
         tables["comms"] = tables["comms"].drop("id").with_row_index("id")
         if self._events:
-            tables["events"], tables["links"] = self._build_events(row_of, lost)
+            tables["events"], tables["links"] = self._build_events(node_by_place, lost)
         return tables, [*stats, *lost]
 
-    def _build_events(self, row_of: pl.DataFrame, lost: list[Stat]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _build_events(self, node_by_place: pl.DataFrame, lost: list[Stat]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the events table, and the links between events and their nodes."""
         places = pl.Series("place", [row["place"] for row in self._events], dtype=pl.UInt32)
         position = pl.Series("position", range(len(places)), dtype=pl.UInt32)
         rows = build_frame("events", self._events, lost).drop("id").with_columns(places, position)
         events = sort_events(rows).with_row_index("id")
-        links = events.select("place", event="id").join(row_of, on="place", how="left", maintain_order="left")
+        links = events.select("place", event="id").join(node_by_place, on="place", how="left", maintain_order="left")
         links = links.select("node", "event", how=pl.lit("file"), score=pl.lit(1.0)).sort("node")
         return events.drop("place"), links
 
@@ -237,11 +237,11 @@ def _count_problems(repeated: pl.DataFrame, dangling: pl.DataFrame, orphans: pl.
 
 
 def _replace_places(
-    table: str, rows: list[dict[str, Any]], row_of: pl.DataFrame, stats: list[Stat]
+    table: str, rows: list[dict[str, Any]], node_by_place: pl.DataFrame, stats: list[Stat]
 ) -> pl.DataFrame:
     """Build a table with the node's id instead of its place in the file, in the order of the nodes."""
     places = pl.DataFrame({"place": pl.Series([row["place"] for row in rows], dtype=pl.UInt32)})
-    node = places.join(row_of, on="place", how="left", maintain_order="left")["node"]
+    node = places.join(node_by_place, on="place", how="left", maintain_order="left")["node"]
     return build_frame(table, rows, stats).with_columns(node).sort("node", maintain_order=True)
 
 
