@@ -118,7 +118,7 @@ def test_a_late_rank_is_named(data: Path) -> None:
     assert (ranks["later start"], ranks["transfer"], ranks["segment"]) == (2, 3, None)
     (said,) = critical_path.remarks(table)
     assert said.startswith(
-        "later start: for 6.887 ms (34 % of the time) nothing recorded leads to the path's first"
+        "later start: for 6.887 ms (34 % of the time) no recorded dependency explains the start of the path"
     )
     assert "on rank 2:" in said
     edges = etloom.analyze(opened(data, "dlrm"), "critical-path", by="edge")
@@ -236,13 +236,13 @@ def test_the_path_of_a_step_begins_and_ends_with_it(run: Job) -> None:
     assert table["start_ns"].min() == small.BASE_NS + 100_000
     assert table["time_ns"].sum() == 1_000_000
     assert (table["start_ns"][1:] == (table["start_ns"] + table["time_ns"])[:-1]).all()
-    with pytest.raises(AnalysisError, match="there is no step 4"):
+    with pytest.raises(AnalysisError, match="the trace contains no step 4"):
         etloom.analyze(run, "critical-path", step=4)
     with pytest.raises(AnalysisError, match="there is no rank 9"):
         etloom.analyze(run, "critical-path", rank=9)
     with pytest.raises(UnknownName, match="grouping"):
         etloom.analyze(run, "critical-path", by="colour")
-    with pytest.raises(AnalysisError, match="0 rows are no table"):
+    with pytest.raises(AnalysisError, match="expected at least 1 row, got 0"):
         etloom.analyze(run, "critical-path", top=0)
 
 
@@ -257,7 +257,7 @@ def test_the_first_rows_of_the_path_and_of_slack(run: Job) -> None:
     (rank_help,) = (
         one.help for one in registry.list_options("analyses", "critical-path") if one.name == "rank"
     )
-    assert rank_help == "the path to the last thing that this rank did (default: that any rank did)."
+    assert rank_help == "the path to the last event of this rank (default: of any rank)."
 
 
 def test_the_residual_of_a_job_is_of_the_time_of_all_its_ranks(run: Job) -> None:
@@ -277,9 +277,9 @@ def test_a_step_that_not_all_ranks_have() -> None:
     job = Job(ranks)
     path = etloom.analyze(job, "critical-path", step=4, by="edge")
     assert (path["rank"].unique().to_list(), path["time_ns"].sum()) == ([0], 90_000)
-    with pytest.raises(AnalysisError, match="rank 1: there is no step 4"):
+    with pytest.raises(AnalysisError, match="rank 1: the trace contains no step 4"):
         etloom.analyze(job, "critical-path", step=4, rank=1)
-    with pytest.raises(AnalysisError, match="there is no step 5"):
+    with pytest.raises(AnalysisError, match="the trace contains no step 5"):
         etloom.analyze(job, "critical-path", step=5)
 
 

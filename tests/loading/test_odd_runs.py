@@ -79,7 +79,7 @@ def test_a_step_of_a_number_that_nothing_holds_is_no_step(tmp_path: Path) -> Non
     job = opened(tmp_path, [small.slice_("user_annotation", f"ProfilerStep#{10**22}", 1, 900, 1, 1),
                             small.slice_("cpu_op", "aten::mm", 5, 10, 1, 1)])  # fmt: skip
     etloom.report(job, tmp_path / "r.html")
-    with pytest.raises(AnalysisError, match=f"there is no step {10**30}"):
+    with pytest.raises(AnalysisError, match=f"no step {10**30}"):
         etloom.select(job, step=10**30)
     with pytest.raises(AnalysisError, match="is no stretch of time"):
         etloom.select(job, time="99999999999999999999s:")
