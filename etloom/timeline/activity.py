@@ -84,9 +84,10 @@ def encode_streams(trace: Trace) -> RowArray:
 
 def _device_column(trace: Trace, column: str) -> pl.Series:
     """A column of `device_work`."""
+    rows = trace.compute_once(_find_device_rows)
     if column == "kind":
-        return categories.add_kernel_type(select_device_events(trace, "cat", "name"))["kind"]
-    return trace.events[column][trace.compute_once(_find_device_rows)]
+        return categories.add_kernel_type(trace.events.select("cat", "name")[rows])["kind"]
+    return trace.events[column][rows]
 
 
 def _launched_column(trace: Trace, column: str) -> pl.Series:

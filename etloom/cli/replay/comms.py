@@ -24,14 +24,18 @@ from etloom.cli.replay.printing import (
     print_summary,
 )
 from etloom.cli.run_arguments import RANK_PATTERN, report_loss
+from etloom.replayer.comms.backends import check_backend
+from etloom.replayer.comms.callbacks import Callbacks
+from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
+from etloom.replayer.launch_environment import Process
 
 if TYPE_CHECKING:
     import polars as pl
 
     from etloom.core.trace import Job
-    from etloom.replayer.comms.comms_options import CommsOptions
     from etloom.replayer.comms.plan_options import PlanOptions
     from etloom.replayer.comms.session import CommsReplay
+    from etloom.replayer.plan import Plan
 
 
 class TraceType(str, enum.Enum):
@@ -240,12 +244,9 @@ def comms(
       torchrun --nproc-per-node 4 -m etloom replay comms run/ --shrink --verify
     """
     path = source.run_path()
-    from etloom.replayer.comms.backends import check_backend
-
     check_backend(processes.backend)
     output.check()
     import etloom
-    from etloom.replayer.launch_environment import Process
 
     process = Process.current()
 
@@ -257,10 +258,10 @@ def comms(
     plan_options = source.plan_options()
     if dry_run:
         if process.rank == 0:
-            _print_plan(open_run(), process.world_size, plan_options, output)
+            from etloom.replayer.comms.plan_options import plan_replay
+
+            _print_plan(plan_replay(open_run(), process.world_size, plan_options), output)
         return
-    from etloom.replayer.comms.callbacks import Callbacks
-    from etloom.replayer.comms.comms_options import Rendezvous
     from etloom.replayer.comms.replay import replay_comms
 
     load = load_average()
@@ -279,8 +280,6 @@ def comms(
 
 
 def _comms_options(processes: ProcessOptions, run: TimingOptions) -> CommsOptions:
-    from etloom.replayer.comms.comms_options import CommsOptions
-
     return CommsOptions(
         processes.backend,
         "auto" if processes.device is None else processes.device.value,
@@ -294,11 +293,9 @@ def _comms_options(processes: ProcessOptions, run: TimingOptions) -> CommsOption
     )
 
 
-def _print_plan(job: Job, world_size: int, options: PlanOptions, output: OutputOptions) -> None:
-    from etloom.replayer.comms.plan_options import plan_replay
+def _print_plan(plan: Plan, output: OutputOptions) -> None:
     from etloom.replayer.plan import plan_caveats, plan_table
 
-    plan = plan_replay(job, world_size, options)
     table = plan_table(plan)
     if output.json_file:
         output.json_file.write_text(to_json(table))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,7 +26,13 @@ from etloom.cli.replay.printing import (
     print_summary,
 )
 from etloom.cli.run_arguments import PATH, report_loss
-from etloom.core.trace import Job
+from etloom.replayer.comms.callbacks import Callbacks
+from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
+from etloom.replayer.launch_environment import Process
+
+if TYPE_CHECKING:
+    from etloom.core.trace import Job
+    from etloom.replayer.full import FullReplay
 
 _OUTPUT_OPTIONS = OptionGroup(
     "output",
@@ -62,11 +69,7 @@ def full(
       srun -n 16 etloom replay full run/ --backend nccl
     """
     import etloom
-    from etloom.replayer.comms.callbacks import Callbacks
-    from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
     from etloom.replayer.full import replay_full
-    from etloom.replayer.launch_environment import Process
-    from etloom.replayer.plan import plan_notes
 
     process = Process.current()
 
@@ -94,8 +97,13 @@ def full(
             process=process,
             rendezvous=Rendezvous(processes.master_addr, processes.master_port),
         )
-    if replay is None:
-        return
+    if replay is not None:
+        _print_replay(replay, output, load)
+
+
+def _print_replay(replay: FullReplay, output: OutputOptions, load: float | None) -> None:
+    from etloom.replayer.plan import plan_notes
+
     for line in plan_notes(replay.comms.plan):
         print_message(line)
     print_summary(replay.comms.summary, output.format)
@@ -108,6 +116,8 @@ def full(
     if warning := contention_warning(load, replay.comms.options.device, _thread_count()):
         print_message(warning)
     if output.out:
+        import etloom
+
         etloom.export(replay.comms.job, output.out)
         print_message(f"wrote {output.out}")
 

@@ -52,7 +52,7 @@ def build_plan(
     """
     replayed = _select_ranks(job, ranks, world_size)
     new_ranks = {rank: index for index, rank in enumerate(replayed)}
-    extracted, inferred_groups = _extract_all(job, replayed)
+    extracted, inferred_groups = _extract_all(job, matched_instances(job), replayed)
     calls_by_rank: list[tuple[Call, ...]] = []
     skipped: list[Skipped] = []
     for rank in replayed:
@@ -91,9 +91,10 @@ def _select_ranks(job: Job, ranks: Collection[int] | None, world_size: int | Non
     return candidates[:size]
 
 
-def _extract_all(job: Job, replayed: Sequence[int]) -> tuple[Mapping[int, _Extracted], int]:
+def _extract_all(
+    job: Job, instances: Mapping[int, Mapping[int, Instance]], replayed: Sequence[int]
+) -> tuple[Mapping[int, _Extracted], int]:
     """Extract the calls of every rank; return them and the number of replayed calls whose group was inferred."""
-    instances = matched_instances(job)
     groups = recorded_groups(job)
     if len(groups) > 1:
         # A match by time alone may mix two groups that communicated at the same time.
