@@ -118,7 +118,7 @@ test-only: setup $(VENV)/.browser
 	$(BIN)/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
 
 docs: setup $(VENV)/.docs ## build the documentation into build/site; fails on dead links
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 reference: setup ## write the generated pages of docs/reference
 	$(BIN)/python docs/generate_reference.py
