@@ -238,29 +238,17 @@ def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str],
     from etloom.core.errors import CollectError
 
     windows = [list(window.records.values()) for window in contents.values()]
-    every_rank = [facts for ranks in windows for facts in ranks]
-    # A job that was restarted may have windows of each of its lives.
-    lives = [
-        [facts for facts in every_rank if facts.get("restart") == restart]
-        for restart in {facts.get("restart") for facts in every_rank}
-    ]
-    reasons = [
-        reason
-        for ranks in (*windows, *lives)
-        if (reason := job_identity.find_contradiction(ranks)) is not None
-    ]
-    for ranks in windows:
-        if not job_identity.is_same_launch(ranks) and (gap := _describe_gap(ranks)) is not None:
-            reasons.append(gap)
-    if reasons and not same_job:
+    contradictions = _find_contradictions(windows)
+    if contradictions and not same_job:
         sources = {str(folder) for window in contents.values() for folder in window.folders.values()}
         raise CollectError(
-            f"the traces belong to several jobs: {reasons[0]}",
+            f"the traces belong to several jobs: {contradictions[0]}",
             where=", ".join(sorted(sources)),
             remedy="gather one job at a time, or use --same-job if you know that they belong to one",
         )
-    warnings += [f"joined because of --same-job, although {reason}" for reason in dict.fromkeys(reasons)]
-    if not reasons:
+    for contradiction in dict.fromkeys(contradictions):
+        warnings.append(f"joined because of --same-job, although {contradiction}")
+    if not contradictions:
         gaps = [gap for ranks in windows if (gap := _describe_gap(ranks, 0)) is not None]
         warnings += [f"the clocks of the hosts differ: {gap}" for gap in gaps]
     unknown = {
@@ -270,6 +258,19 @@ def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str],
     }
     if unknown:
         warnings.append(f"{', '.join(sorted(unknown))}: the job of traces without rank_<r>.json is unknown")
+
+
+def _find_contradictions(windows: list[list[Facts]]) -> list[str]:
+    """Return why the ranks of these windows cannot belong to one job; empty if nothing contradicts it."""
+    every_rank = [facts for ranks in windows for facts in ranks]
+    # A job that was restarted may have windows of each of its lives.
+    lives = [
+        [facts for facts in every_rank if facts.get("restart") == restart]
+        for restart in {facts.get("restart") for facts in every_rank}
+    ]
+    contradictions = [job_identity.find_contradiction(ranks) for ranks in (*windows, *lives)]
+    contradictions += [_describe_gap(ranks) for ranks in windows if not job_identity.is_same_launch(ranks)]
+    return [contradiction for contradiction in contradictions if contradiction is not None]
 
 
 def _describe_gap(ranks: list[Facts], max_gap_ns: int = _MAX_GAP_NS) -> str | None:
