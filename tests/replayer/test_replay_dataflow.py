@@ -169,7 +169,7 @@ def spied(machine: Executor) -> tuple[dict[int, Any], list[list[Any]]]:
     """Storage -> what was made up for it; and what each step gave, of the rehearsal and of each later pass."""
     made: dict[int, Any] = {}
     given: list[list[Any]] = []
-    make, take, run = machine._make, machine._store_results, machine.run
+    make, take, run = machine._allocate, machine._store_results, machine.run
 
     def making(view: Any) -> Any:
         whole = make(view)
@@ -199,7 +199,7 @@ def spied(machine: Executor) -> tuple[dict[int, Any], list[list[Any]]]:
         followed.spied = True  # type: ignore[attr-defined]
         return followed
 
-    machine._make, machine._store_results, machine.run = making, taking, running  # type: ignore[method-assign]
+    machine._allocate, machine._store_results, machine.run = making, taking, running  # type: ignore[method-assign]
     return made, given
 
 
