@@ -1,4 +1,4 @@
-"""Two runs side by side: by category, operator, kernel and collective, per step and rank."""
+"""Tables that compare two runs: by category, operator, kernel and collective, per step and rank."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from etloom.timeline.activity import find_steps, select_device_events, to_interv
 
 BY = ("category", "family", "operator", "kernel", "collective", "step")
 NEGLIGIBLE = 0.001
-"""Of a whole: a change of less is no headline, and a percentage of less says nothing."""
+"""Share of a total below which percentages are not meaningful."""
 MIN_NET_SHARE = 0.2
-"""Of the changes without their signs: where the whole changed by less, no row has a share in it."""
+"""Share of the sum of absolute changes: if the total changed by less, rows have no share in it."""
 MIN_MENTIONED_SHARE = 0.03
 MIN_COMMON_SHARE = 1 / 3
-"""Of the time on a side: where operators that the other has too take less, the runs may be of two programs."""
+"""Share of the time in operators of both runs below which they may be different programs."""
 _PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
 
 
 def has_steps(job: Job) -> bool:
-    """Whether every rank marks steps; if not, the run is taken as one."""
+    """Return whether every rank has step annotations; if not, the run is compared as a whole."""
     return all(find_steps(trace).height for trace in job.values())
 
 
 def by_category(job: Job, stepped: bool) -> pl.DataFrame:
-    """category, ns: the parts of temporal-breakdown."""
+    """Return category, ns: the parts of temporal-breakdown."""
     parts = []
     for trace in job.values():
         table = temporal_breakdown.analyze(trace)
@@ -42,75 +42,77 @@ def by_category(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
-    """operator, count, ns (own time on the host: self time and calls of the runtime), device_ns (of what it launched
-    itself, not an operator inside it).
+    """Return operator, count, ns (exclusive time on the host: self time and runtime calls), device_ns (of GPU
+    activities that it launched directly, not through an inner operator).
 
-    Device work that no operator launched has a row whose operator is null, so that device_ns sums to all device work.
+    GPU activities without an operator have a row with a null operator, so that device_ns sums to all GPU activities.
     """
-    found = [_operators(trace, stepped) for trace in job.values()]
-    return _mean_over_ranks(found, ["name"]).rename({"name": "operator"})
+    by_rank = [_operators(trace, stepped) for trace in job.values()]
+    return _mean_over_ranks(by_rank, ["name"]).rename({"name": "operator"})
 
 
 def _operators(trace: Trace, stepped: bool) -> pl.DataFrame:
     sums = pl.len().alias("count"), pl.col("exclusive_ns").sum().alias("ns")
-    called = _per_step(trace, measure_operators(trace), stepped, ["name"], *sums)
+    calls = _per_step(trace, measure_operators(trace), stepped, ["name"], *sums)
     by = trace.launches.select("device_event", id="operator").unique("device_event", keep="first")
     names = by.join(trace.events.select("id", "name"), on="id").select(id="device_event", operator="name")
-    work = _assign_steps(trace).drop("name").join(names, on="id", how="left").rename({"operator": "name"})
-    launched = _per_step(trace, work, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
-    both = called.join(launched, on="name", how="full", coalesce=True, nulls_equal=True)
+    activities = (
+        _assign_steps(trace).drop("name").join(names, on="id", how="left").rename({"operator": "name"})
+    )
+    launched = _per_step(trace, activities, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
+    both = calls.join(launched, on="name", how="full", coalesce=True, nulls_equal=True)
     return both.select("name", "count", "ns", "device_ns").fill_null(0.0)
 
 
 def by_family(job: Job, stepped: bool) -> pl.DataFrame:
-    """family, count, ns (sum of durations): kernel-families, which kernels of two vendors share."""
+    """Return family, count, ns (sum of durations) by kernel family, which is independent of the vendor."""
     sums = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
-    found = []
+    by_rank = []
     for trace in job.values():
-        work = _assign_steps(trace)
-        if work.height:
+        activities = _assign_steps(trace)
+        if activities.height:
             named = kernel_families.classify_kernels(trace).select("id", "family")
-            work = work.join(named, on="id", how="left")
+            activities = activities.join(named, on="id", how="left")
         else:
-            work = work.with_columns(family=pl.lit(None, pl.String))
-        found.append(_per_step(trace, work, stepped, ["family"], *sums))
-    return _mean_over_ranks(found, ["family"])
+            activities = activities.with_columns(family=pl.lit(None, pl.String))
+        by_rank.append(_per_step(trace, activities, stepped, ["family"], *sums))
+    return _mean_over_ranks(by_rank, ["family"])
 
 
 def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
-    """kernel, kind, count, ns (sum of durations)."""
+    """Return kernel, kind, count, ns (sum of durations)."""
     keys = ["name", "kind"]
     sums = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
-    found = [_per_step(trace, _assign_steps(trace), stepped, keys, *sums) for trace in job.values()]
-    return _mean_over_ranks(found, keys).rename({"name": "kernel"})
+    by_rank = [_per_step(trace, _assign_steps(trace), stepped, keys, *sums) for trace in job.values()]
+    return _mean_over_ranks(by_rank, keys).rename({"name": "kernel"})
 
 
 def _assign_steps(trace: Trace) -> pl.DataFrame:
-    """Device work by start, with the step of its launch; what no recorded call launched has the innermost step in whose
-    time it starts, unless `_from_before` says that it belongs to none."""
-    work = _with_launched(trace, select_device_events(trace).sort("ts"))
+    """Return GPU activities by start, with the step of their launch. Without a recorded launch, the step is the
+    innermost one at their start, unless they were launched before the recording."""
+    activities = _with_launched(trace, select_device_events(trace).sort("ts"))
     marks = find_steps(trace)
-    around = take_rows(marks["step"], find_innermost(marks["start"], marks["end"], work["ts"]))
-    alone = pl.when(~pl.col("launched") & ~_launched_before_recording()).then(around)
-    return work.with_columns(step=pl.coalesce("step", alone)).drop("launched")
+    enclosing = take_rows(marks["step"], find_innermost(marks["start"], marks["end"], activities["ts"]))
+    inferred_step = pl.when(~pl.col("launched") & ~_launched_before_recording()).then(enclosing)
+    return activities.with_columns(step=pl.coalesce("step", inferred_step)).drop("launched")
 
 
-def _with_launched(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    """Device work and whether a call that the trace holds launched it."""
+def _with_launched(trace: Trace, activities: pl.DataFrame) -> pl.DataFrame:
+    """Add ``launched``: True for GPU activities with a recorded launch call."""
     by_a_call = trace.launches.drop_nulls("launch")["device_event"].implode()
-    return work.with_columns(launched=work["id"].is_in(by_a_call))
+    return activities.with_columns(launched=activities["id"].is_in(by_a_call))
 
 
 def _launched_before_recording() -> pl.Expr:
-    """Of each row of `_with_launched` whether it was launched before the trace began: it has no recorded launch, and
-    the first launched work of its stream, or else of any, comes after it. Streams work in the order of launches."""
+    """Return an expression: True for activities launched before the recording began. They have no recorded launch, and
+    the first launched activity of their stream, or else of any, is later. Streams work in the order of launches."""
     start = pl.when("launched").then("ts")
     first = pl.coalesce(start.min().over("device", "stream"), start.min())
     return (~pl.col("launched") & (pl.col("ts") < first)).fill_null(False)
 
 
 def unattributed_gpu_ns(trace: Trace) -> int:
-    """ns of the marked steps in which device work ran that was launched before the trace began, or in no step."""
+    """Return the time in steps with GPU activities launched before the recording or outside of steps, ns."""
     marks = find_steps(trace)
     if not marks.height:
         return 0
@@ -119,45 +121,45 @@ def unattributed_gpu_ns(trace: Trace) -> int:
 
 
 def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
-    """collective, group_size, bytes, count, ns (the shortest time of a rank in each, summed), wait_ns, transfer_ns: of
-    the communications that a rank takes part in."""
+    """Return collective, group_size, bytes, count, ns (sum of the shortest time of a rank in each), wait_ns,
+    transfer_ns of the communications in which a rank participates."""
     keys = ["collective", "group_size", "bytes"]
     schema = {"collective": pl.String, "group_size": pl.Int64, "bytes": pl.Int64}
     names = ("ns", "wait_ns", "transfer_ns")
     if not match_collectives(job).parts.height:
         return pl.DataFrame(schema={**schema, **dict.fromkeys(("count", *names), pl.Float64)})
     parts = number_instances(match_collectives(job).comparable)
-    whole = summarize_instances(parts).select("meeting", *keys, "wait_ns", "transfer_ns", ns="duration_ns")
+    totals = summarize_instances(parts).select("meeting", *keys, "wait_ns", "transfer_ns", ns="duration_ns")
     sums = pl.len().alias("count"), *(pl.col(name).sum() for name in names)
-    found = []
+    by_rank = []
     for rank, trace in job.items():
-        own = parts.filter(pl.col("rank") == rank).select("event", "where", "issuer", "meeting")
-        own = own.join(whole, on="meeting", maintain_order="left")
-        own = own.join(
+        participations = parts.filter(pl.col("rank") == rank).select("event", "where", "issuer", "meeting")
+        participations = participations.join(totals, on="meeting", maintain_order="left")
+        participations = participations.join(
             _assign_steps(trace).select("step", event="id"), on="event", how="left", maintain_order="left"
         )
-        # A backend on the host may begin its work in a later step than that of the call.
-        call = own.select(pl.coalesce("issuer", "event")).to_series()
-        called = take_rows(trace.events["step"], rows_of_ids(trace.events, call))
-        of_call = pl.when(pl.col("where") == "host").then(called)
-        own = own.with_columns(step=pl.coalesce("step", of_call))
-        found.append(_per_step(trace, own, stepped, keys, *sums))
-    return _mean_over_ranks(found, keys).cast(schema)  # type: ignore[arg-type]
+        # A host backend may begin its work in a later step than that of the call.
+        call = participations.select(pl.coalesce("issuer", "event")).to_series()
+        calls = take_rows(trace.events["step"], rows_of_ids(trace.events, call))
+        call_step = pl.when(pl.col("where") == "host").then(calls)
+        participations = participations.with_columns(step=pl.coalesce("step", call_step))
+        by_rank.append(_per_step(trace, participations, stepped, keys, *sums))
+    return _mean_over_ranks(by_rank, keys).cast(schema)  # type: ignore[arg-type]
 
 
 def _per_step(
     trace: Trace, events: pl.DataFrame, stepped: bool, keys: list[str], *sums: pl.Expr
 ) -> pl.DataFrame:
-    """The sums of the events of a rank's steps, over the number of steps."""
+    """Return the sums over the events of a rank's steps, divided by the number of steps."""
     number = find_steps(trace).height if stepped else 1
-    chosen = events.filter(pl.col("step").is_not_null()) if stepped else events
-    grouped = chosen.group_by(pl.col(key).cast(pl.String) for key in keys).agg(sums)
+    in_steps = events.filter(pl.col("step").is_not_null()) if stepped else events
+    grouped = in_steps.group_by(pl.col(key).cast(pl.String) for key in keys).agg(sums)
     return grouped.with_columns(pl.exclude(keys).cast(pl.Float64) / number)
 
 
-def _mean_over_ranks(found: Sequence[pl.DataFrame], keys: list[str]) -> pl.DataFrame:
-    """The mean over ranks, of which one that lacks a row counts as 0."""
-    return pl.concat(found).group_by(keys).agg(pl.exclude(keys).sum() / len(found))
+def _mean_over_ranks(by_rank: Sequence[pl.DataFrame], keys: list[str]) -> pl.DataFrame:
+    """Return the mean over ranks; a missing row counts as 0."""
+    return pl.concat(by_rank).group_by(keys).agg(pl.exclude(keys).sum() / len(by_rank))
 
 
 TABLES = {
@@ -170,18 +172,18 @@ TABLES = {
 
 
 def join_sides(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) -> pl.DataFrame:
-    """Both tables in one, greatest change first: each sum before and after, the change, and ``in``: both, or "added",
-    "removed".
+    """Join both tables, largest change first: each sum before and after, the change, and ``in``: both, added or
+    removed.
 
-    change_pct: of the sum before; null where that is less than NEGLIGIBLE of the table's. share_pct: of the change of
-    the table's sum, so that it sums to 100; null where changes of both signs nearly cancel, and unless ``clear``.
+    change_pct: relative to the sum before; null if that is below NEGLIGIBLE of the table's sum. share_pct: share of the
+    total change, summing to 100; null if changes of both signs nearly cancel, and unless ``clear``.
     """
     sums = [name for name in before.columns if name == "count" or name.endswith("ns")]
     keys = [name for name in before.columns if name not in sums]
     joined = before.with_columns(was=True).join(
         after.with_columns(will=True), on=keys, how="full", coalesce=True, nulls_equal=True, suffix="_after"
     )
-    mark = (
+    presence = (
         pl.when(pl.col("was").is_null())
         .then(pl.lit("added"))
         .when(pl.col("will").is_null())
@@ -197,7 +199,7 @@ def join_sides(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) ->
         columns = [first.alias(f"{stem}before{unit}"), second.alias(f"{stem}after{unit}")]
         return [*columns, (second - first).alias(f"{stem}change{unit}")] if unit else columns
 
-    table = joined.select(*keys, mark.alias("in"), *(column for name in sums for column in pair(name)))
+    table = joined.select(*keys, presence.alias("in"), *(column for name in sums for column in pair(name)))
     main = main_column(before, after)
     change, base = pl.col(f"{main}change_ns"), pl.col(f"{main}before_ns")
     net, gross = table.select(change.sum().alias("net"), change.abs().sum().alias("gross")).row(0)
@@ -211,34 +213,34 @@ def join_sides(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) ->
 
 
 def main_column(before: pl.DataFrame, after: pl.DataFrame) -> str:
-    """What a table is ordered by and shares are of: "device_" where both sides tell of device work, else ""."""
-    told = all("device_ns" in side.columns and side["device_ns"].sum() for side in (before, after))
-    return "device_" if told else ""
+    """Return the prefix of the column that orders a table: "device_" if both sides have GPU time, else ""."""
+    has_gpu_time = all("device_ns" in side.columns and side["device_ns"].sum() for side in (before, after))
+    return "device_" if has_gpu_time else ""
 
 
 def common_operator_shares(operators: pl.DataFrame) -> tuple[float, float] | None:
-    """Of `beside`'s table of operators the part of the time before and after that is of operators of both; None where
-    most time of a side is of no known operator."""
+    """Return the share of the time before and after in operators of both runs (table of `join_sides`); None if most
+    time of a side has no known operator."""
     stem = "device_" if operators["device_before_ns"].sum() and operators["device_after_ns"].sum() else ""
     times = [f"{stem}before_ns", f"{stem}after_ns"]
-    whole = operators.select(times).sum().row(0)
+    totals = operators.select(times).sum().row(0)
     named = operators.drop_nulls("operator")
-    known = named.select(times).sum().row(0)
-    if any(2 * some <= every for some, every in zip(known, whole, strict=True)):
+    named_totals = named.select(times).sum().row(0)
+    if any(2 * part <= total for part, total in zip(named_totals, totals, strict=True)):
         return None
     first, second = named.filter(pl.col("in") == "both").select(times).sum().row(0)
-    return first / known[0], second / known[1]
+    return first / named_totals[0], second / named_totals[1]
 
 
 def describe_largest_changes(table: pl.DataFrame, name: str, change: str, most: int = 3) -> list[str]:
     """The changes of a table worth a word, the largest first: those above MENTIONED of all, without their signs."""
     gross = float(table[change].abs().sum())
     rows = table.sort(pl.col(change).abs(), descending=True, maintain_order=True).head(most)
-    worth = rows.filter(pl.col(change).abs() > MIN_MENTIONED_SHARE * gross)
-    names = worth[name].cast(pl.String).fill_null(f"no {name}").to_list()
-    # Parts of a step have no names of their own.
+    mentioned = rows.filter(pl.col(change).abs() > MIN_MENTIONED_SHARE * gross)
+    names = mentioned[name].cast(pl.String).fill_null(f"no {name}").to_list()
+    # Parts of a step are column names.
     words = [text.replace("_", " ") for text in names] if name == "category" else names
-    return [f"{word} {format_signed_time(ns)}" for word, ns in zip(words, worth[change], strict=True)]
+    return [f"{word} {format_signed_time(ns)}" for word, ns in zip(words, mentioned[change], strict=True)]
 
 
 def format_signed_time(ns: float) -> str:

@@ -1,15 +1,15 @@
-"""Whether a run is slower than a baseline by more than a limit, beyond noise: what a CI job asks.
+"""Judges whether a run is slower than a baseline by more than a limit, beyond noise: the gate of a CI job.
 
-A measure has failed where all of its interval lies above the limit. It has passed where its change is not above the
-limit and its interval is narrow enough that a change of twice the limit would have failed, or lies below the limit
-whole. Else nothing can be told, and a gate that cannot tell does not pass: more steps or runs narrow the interval. One
-run of hosts against one passes where their steps alone would have it pass; to fail, it must be slower by more than
-such runs differ (`etloom.comparison.best_case.SINGLE_RUN_ERROR`).
+A measure fails if its whole interval is above the limit. It passes if its change is not above the limit and its
+interval is narrow enough that a change of twice the limit would have failed, or if its whole interval is below the
+limit. Otherwise it is undecided, which does not pass: more steps or runs narrow the interval. One host-only run against
+one passes if their steps alone would pass; to fail, it must be slower by more than such runs differ
+(`etloom.comparison.best_case.SINGLE_RUN_ERROR`).
 
-Step time is judged by the quiet step (`etloom.comparison.best_case`) where that can be told. What the steps took then stands
-in the table beside it and is judged only if it is asked for, as wall-step-time: on a machine that is shared, it follows
-what else the machine does. Yet the quiet step does not pass against it where other work is no reason for longer steps,
-since they are even, or where the quiet step holds much that was not measured at its own place.
+Step time is judged by the best-case step (`etloom.comparison.best_case`) if it can be estimated. The recorded step time
+is then noted in the table and judged only on request, as wall-step-time: on a shared machine it depends on other work.
+However, the best case does not pass against a failed recorded step time if the steps are even, so that other work is
+not the reason, or if much of the best case was not measured at its own place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from etloom.core.trace import Job
 
 STEP_TIME, WALL_STEP_TIME = "step-time", "wall-step-time"
 METRICS = (STEP_TIME, WALL_STEP_TIME, *(name for name in MEASURES if name != STEP_TIME))
-BEST_CASE = "quiet step time"
+BEST_CASE = "best-case step time"
 COLUMNS = {
     "measure": pl.String,
     "verdict": pl.String,
@@ -47,10 +47,10 @@ COLUMNS = {
     "more_runs": pl.Int64,
 }
 MAX_EVEN_RATIO = 1.1
-"""How many times its fastest step the median step of a run may take: other work on the machine comes and goes. Of runs
-beside other work it took 1.9 to 7 times that."""
+"""Maximum ratio of median and fastest step of a run with even steps; with other work on the machine, the ratio was 1.9
+to 7."""
 MAX_ADVISED = 10_000
-"""Steps or runs: where more would be needed, that is no advice."""
+"""Steps or runs: larger numbers are not advised."""
 
 
 def judge_regression(
@@ -59,11 +59,20 @@ def judge_regression(
     max_regression: float,
     metrics: Sequence[str] = (STEP_TIME,),
 ) -> pl.DataFrame:
-    """COLUMNS, a row a measure. verdict: passed, failed, undecided, or noted (not judged). change is change_pct of
-    before, of which the verdict is (see `etloom.comparison.measures.compare_measure`).
+    """Judge runs against baselines.
 
-    max_regression: percent. more_steps, more_runs: of each side, what an undecided measure would take; null where that
-    is no way. Raises UnknownName for a metric that is not there, and AnalysisError for one that a side lacks.
+    Args:
+        max_regression: allowed change, percent.
+        metrics: measures to judge, of `METRICS`.
+
+    Returns:
+        One row per measure (`COLUMNS`). verdict: passed, failed, undecided, or noted (not judged). change: change_pct
+        of before, on which the verdict is based (see `measures.compare_measure`). more_steps, more_runs: needed on each
+        side to decide an undecided measure; null if that would not help.
+
+    Raises:
+        UnknownName: there is no such metric.
+        AnalysisError: a side lacks the measure.
     """
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys(metrics):
@@ -71,41 +80,49 @@ def judge_regression(
             raise UnknownName("metric", name, METRICS, option="metric")
         if name in (STEP_TIME, WALL_STEP_TIME) and not all(map(has_steps, (*baselines, *runs))):
             raise AnalysisError(
-                "a run marks no steps, so there is no step time to judge",
+                "a run has no step annotations, so there is no step time to judge",
                 remedy="record it with etloom collect or torch.profiler's schedule, or judge another --metric",
             )
-        if name == STEP_TIME and (found := estimate_best_case_shift(baselines, runs)):
+        if name == STEP_TIME and (estimate := estimate_best_case_shift(baselines, runs)):
             row = {
                 "measure": BEST_CASE,
                 "unit": "ns",
-                "before": found.before,
-                "after": found.after,
-                "change": found.after - found.before,
-                "change_pct": found.percent,
-                "low_pct": found.low,
-                "high_pct": found.high,
+                "before": estimate.before,
+                "after": estimate.after,
+                "change": estimate.after - estimate.before,
+                "change_pct": estimate.percent,
+                "low_pct": estimate.low,
+                "high_pct": estimate.high,
                 "confidence_pct": 100 * CONFIDENCE,
-                "values_before": found.steps_before,
-                "values_after": found.steps_after,
+                "values_before": estimate.steps_before,
+                "values_after": estimate.steps_after,
             }
-            quiet = _judge(row, max_regression, min(len(runs), len(baselines)), found.least)
-            if found.alone and quiet["verdict"] == "undecided":
-                low, high = found.alone
-                seen = _judge({**row, "low_pct": low, "high_pct": high}, max_regression, 1, found.least)
-                quiet |= {"verdict": "passed"} if _passed(seen) else {"more_steps": None, "more_runs": 2}
+            best_case = _judge(row, max_regression, min(len(runs), len(baselines)), estimate.least)
+            if estimate.alone and best_case["verdict"] == "undecided":
+                low, high = estimate.alone
+                steps_only = _judge(
+                    {**row, "low_pct": low, "high_pct": high}, max_regression, 1, estimate.least
+                )
+                best_case |= (
+                    {"verdict": "passed"} if _passed(steps_only) else {"more_steps": None, "more_runs": 2}
+                )
             wall = _compare_or_raise(runs, baselines, STEP_TIME)
-            steady, even = _judge(wall, max_regression), found.uneven <= MAX_EVEN_RATIO
-            if _passed(quiet) and steady["verdict"] == "failed" and (even or found.rare > max_regression):
-                quiet["verdict"] = "undecided"
+            steady, even = _judge(wall, max_regression), estimate.uneven <= MAX_EVEN_RATIO
+            if (
+                _passed(best_case)
+                and steady["verdict"] == "failed"
+                and (even or estimate.rare > max_regression)
+            ):
+                best_case["verdict"] = "undecided"
             if WALL_STEP_TIME in metrics:
-                rows.append(quiet)
+                rows.append(best_case)
                 continue
-            may_pass = quiet["verdict"] == "undecided" and quiet["change_pct"] <= max_regression
+            may_pass = best_case["verdict"] == "undecided" and best_case["change_pct"] <= max_regression
             if even and may_pass and _passed(steady):
-                # Steps so even need no more of them to tell.
-                rows += [steady, {**quiet, "verdict": "noted", "more_steps": None, "more_runs": None}]
+                # Steps this even need no more of them to decide.
+                rows += [steady, {**best_case, "verdict": "noted", "more_steps": None, "more_runs": None}]
             else:
-                rows += [quiet, {**wall, "verdict": "noted"}]
+                rows += [best_case, {**wall, "verdict": "noted"}]
             continue
         measure = STEP_TIME if name == WALL_STEP_TIME else name
         rows.append(_judge(_compare_or_raise(runs, baselines, measure), max_regression))
@@ -116,19 +133,19 @@ def _compare_or_raise(runs: Sequence[Job], baselines: Sequence[Job], measure: st
     row = compare_measure(baselines, runs, measure)
     if not row["values_before"] or not row["values_after"]:
         raise AnalysisError(
-            f"the runs do not both tell of {MEASURES[measure][0]}",
+            f"not all runs recorded {MEASURES[measure][0]}",
             remedy="leave the measure out, or record it",
         )
     return row
 
 
 def _judge(row: dict[str, Any], limit: float, runs: int = 1, least: float = 0.0) -> dict[str, Any]:
-    """The row with verdict, limit_pct and what more it would take. least: half the width that no step takes away."""
+    """Add verdict, limit_pct, more_steps and more_runs. least: half the width that remains with any number of steps."""
     change, low, high = row["change_pct"], row["low_pct"], row["high_pct"]
     row = {**row, "limit_pct": limit}
     if row.get("negligible"):
         return {**row, "verdict": "passed"}
-    if change is None:  # next to nothing before: what is there now is new
+    if change is None:  # negligible before: the present value is new
         return {**row, "verdict": "failed"}
     if low is None:
         fewest = min(row["values_before"], row["values_after"])
@@ -141,12 +158,12 @@ def _judge(row: dict[str, Any], limit: float, runs: int = 1, least: float = 0.0)
     target = abs(change - limit) if change > limit else limit
     steps = min(row["values_before"], row["values_after"]) / runs
     more = steps * ((width**2 - least**2) / (target**2 - least**2) - 1) if target > least else inf
-    others = ceil(runs * (width / target) ** 2) - runs if target > 0 else inf
+    more_runs = ceil(runs * (width / target) ** 2) - runs if target > 0 else inf
     return {
         **row,
         "verdict": "undecided",
         "more_steps": max(1, ceil(more)) if more < MAX_ADVISED else None,
-        "more_runs": max(1, int(others)) if others < MAX_ADVISED else None,
+        "more_runs": max(1, int(more_runs)) if more_runs < MAX_ADVISED else None,
     }
 
 
@@ -155,7 +172,7 @@ def _passed(row: dict[str, Any]) -> bool:
 
 
 def explain_row(table: pl.DataFrame, row: int) -> list[str]:
-    """What is to be said of a row of `gate`'s table, if more than that it passed."""
+    """Explain a row of the table of `judge_regression`, unless it just passed."""
     line = _explanation(table.row(row, named=True), table)
     return [line] if line else []
 
@@ -165,7 +182,7 @@ def _explanation(row: dict[str, Any], table: pl.DataFrame) -> str | None:
         return None
     name = row["measure"]
     if row["change_pct"] is None:
-        return f"{name}: next to nothing in the baseline, now {_format_value(row['after'], row['unit'])}"
+        return f"{name}: negligible in the baseline, now {_format_value(row['after'], row['unit'])}"
     change = f"{row['change_pct']:+.1f} %"
     if row["low_pct"] is not None:
         interval = f"{row['confidence_pct']:.0f} % interval {row['low_pct']:+.1f} to {row['high_pct']:+.1f} %"
@@ -175,16 +192,17 @@ def _explanation(row: dict[str, Any], table: pl.DataFrame) -> str | None:
     if row["verdict"] == "noted":
         return None if name == BEST_CASE else _explain_wall_step_time(row, change, table)
     needs = [
-        f"{row[column]:,} more {what}{'' if row[column] == 1 else 's'} on each side"
-        for column, what in (("more_steps", "step"), ("more_runs", "run"))
+        f"{row[column]:,} more {noun}{'' if row[column] == 1 else 's'} on each side"
+        for column, noun in (("more_steps", "step"), ("more_runs", "run"))
         if row[column] is not None
     ]
-    advice = (
-        f"needs about {' or '.join(needs)}" if needs else "it lies at the limit, or the noise is too great"
-    )
+    advice = f"needs about {' or '.join(needs)}" if needs else "it is at the limit, or the noise is too large"
     if name == BEST_CASE and _passed(_judge(row, row["limit_pct"])):
-        advice = f"the steps took longer than that, and their pieces do not show why; --metric {WALL_STEP_TIME} judges it"
-    return f"{name}: cannot tell, {change} against {row['limit_pct']:g} % allowed; {advice}"
+        advice = (
+            "the steps took longer than that, and their segments do not show why; "
+            f"--metric {WALL_STEP_TIME} judges it"
+        )
+    return f"{name}: undecided, {change} with {row['limit_pct']:g} % allowed; {advice}"
 
 
 def _format_value(value: float, unit: str) -> str:
@@ -192,13 +210,11 @@ def _format_value(value: float, unit: str) -> str:
 
 
 def _explain_wall_step_time(row: dict[str, Any], change: str, table: pl.DataFrame) -> str | None:
-    """What there is to say of step time where the quiet step is judged: that it is longer, and the quiet one is not."""
-    quiet = table.row(by_predicate=pl.col("measure") == BEST_CASE, named=True)
-    if quiet["verdict"] == "failed" or row["low_pct"] is None or row["low_pct"] <= quiet["limit_pct"]:
+    """Explain a longer recorded step time if the best-case step is judged and did not fail."""
+    best_case = table.row(by_predicate=pl.col("measure") == BEST_CASE, named=True)
+    if best_case["verdict"] == "failed" or row["low_pct"] is None or row["low_pct"] <= best_case["limit_pct"]:
         return None
-    if quiet["verdict"] == "passed":
-        why = "but not at its quietest: the machine did other work, or something is slow now and then;"
-        return f"{row['measure']}: {change}, {why} --metric {WALL_STEP_TIME} judges it"
-    return (
-        f"{row['measure']}: {change}; where the machine did nothing else, --metric {WALL_STEP_TIME} judges it"
-    )
+    if best_case["verdict"] == "passed":
+        reason = "but not in the best case: other work on the machine, or occasional slowness;"
+        return f"{row['measure']}: {change}, {reason} --metric {WALL_STEP_TIME} judges it"
+    return f"{row['measure']}: {change}; on a machine without other work, --metric {WALL_STEP_TIME} judges it"

@@ -1,9 +1,9 @@
-"""How far one sample lies above another, with an interval: Hodges-Lehmann's estimate and the Mann-Whitney interval.
+"""Estimates the shift between two samples: the Hodges-Lehmann estimate and the Mann-Whitney interval.
 
 The estimate is the median of all pairwise differences; the interval ends at those pairwise differences at which a
-two-sided Mann-Whitney test of the level would just not refuse (Hollander, Wolfe and Chicken, Nonparametric
-Statistical Methods, section 4.3). A slow step moves it no further than one that is barely slow. Times are compared as
-logarithms where all are positive, so that the shift is a ratio.
+two-sided Mann-Whitney test of the level would just not reject (Hollander, Wolfe and Chicken, Nonparametric
+Statistical Methods, section 4.3). An outlier moves it no further than a slightly slower step. Times are compared as
+logarithms if all are positive, so that the shift is a ratio.
 
 Neighbouring steps are not independent: a machine that is busy now is busy in the next step. The interval is widened
 by sqrt((1 + r) / (1 - r)), the effect on a mean of a first-order autocorrelation r, taken of the samples' ranks. Where
@@ -29,7 +29,8 @@ _MIN_FOR_AUTOCORRELATION = 8
 
 @dataclass(frozen=True)
 class Shift:
-    """Of the second sample against the first, in percent of it; confidence 0 says that no interval is known."""
+    """The shift of the second sample relative to the first, in percent; confidence 0 means that no interval is
+    known."""
 
     percent: float
     low: float
@@ -38,20 +39,20 @@ class Shift:
 
     @property
     def is_known(self) -> bool:
-        """Whether there were values enough for an interval of the asked confidence."""
+        """True if there are enough values for an interval of this confidence."""
         return self.confidence >= CONFIDENCE
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves 0 out."""
+        """True if the interval excludes 0."""
         return self.is_known and (self.low > 0 or self.high < 0)
 
 
 def estimate_shift(before: ArrayLike, after: ArrayLike) -> Shift | None:
-    """How far after lies above before, in percent; None where one is empty, or the first is 0 and the second is not.
+    """Estimate the shift from before to after, in percent; None if one is empty, or only the first is 0.
 
-    Too few values for an interval of CONFIDENCE (fewer than 4 on each side) give the widest one, and what it is
-    worth; equal values on both sides, whatever their number, differ by nothing.
+    With too few values for an interval of CONFIDENCE (fewer than 4 on each side), the widest interval and its actual
+    confidence are returned; equal samples of any size have a shift of 0.
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if not first.size or not second.size:
@@ -66,14 +67,14 @@ def estimate_shift(before: ArrayLike, after: ArrayLike) -> Shift | None:
     if ratio:
         first, second = np.log(first), np.log(second)
     pairs = np.sort(np.subtract.outer(second, first), axis=None)
-    left, confidence = _interval_rank(first.size, second.size, _inflation(first, second))
-    ends = np.median(pairs), pairs[left - 1], pairs[-left]
+    first_rank, confidence = _interval_rank(first.size, second.size, _inflation(first, second))
+    ends = np.median(pairs), pairs[first_rank - 1], pairs[-first_rank]
     percent, low, high = (float(100 * np.expm1(end) if scale is None else scale * end) for end in ends)
     return Shift(percent, low, high, confidence)
 
 
 def _interval_rank(n: int, m: int, inflation: float) -> tuple[int, float]:
-    """Which pairwise difference from either end bounds the interval (1 is the outermost), and its confidence."""
+    """Return the rank of the pairwise differences that bound the interval (1: outermost), and its confidence."""
     if n * m <= _MAX_EXACT_PAIRS:
         rank = 1
         while rank < n * m // 2 and _exact_confidence(n, m, rank + 1) >= CONFIDENCE:
@@ -109,10 +110,10 @@ def _inflation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float
 
 
 def _autocorrelation(values: NDArray[np.float64]) -> float:
-    """Lag 1, of the ranks, between 0 and 0.95; 0 where there are too few to tell it from chance."""
+    """Return the autocorrelation of the ranks at lag 1, between 0 and 0.95; 0 with too few values."""
     if values.size < _MIN_FOR_AUTOCORRELATION:
         return 0.0
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (values.size - 1) / 2
-    found = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
-    # Of independent values it is below 1 / sqrt(n) five times of six.
-    return min(found, 0.95) if found > 1 / sqrt(values.size) else 0.0
+    correlation = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
+    # For independent values it is below 1 / sqrt(n) in five of six cases.
+    return min(correlation, 0.95) if correlation > 1 / sqrt(values.size) else 0.0

@@ -1,4 +1,4 @@
-"""The steps of the thread that marks them, cut wherever one of its events begins or ends; and kinds of such pieces."""
+"""Splits steps into segments, wherever an event of their thread begins or ends, and classifies the segments."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class StepSegments:
 
 
 def split_steps(trace: Trace) -> StepSegments | None:
-    """The pieces of the steps, of the thread that marks them."""
+    """Split the steps on the thread with the step annotations; None with fewer than MIN_STEPS."""
     windows = find_steps(trace)
     if windows.height < MIN_STEPS:
         return None
     events = trace.events.filter(pl.col("depth").is_not_null() & pl.col("dur").is_not_null())
-    marks = events.filter(pl.Series(match_steps(events["name"])))
-    if marks.is_empty():
-        return None  # they lie on no stack of calls
-    pid, tid = marks.select("pid", "tid").row(0)
+    annotations = events.filter(pl.Series(match_steps(events["name"])))
+    if annotations.is_empty():
+        return None  # the annotations are not on a call stack
+    pid, tid = annotations.select("pid", "tid").row(0)
     events = events.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
     waits = is_in(events["cat"], categories.RUNTIME_CATEGORIES) | match_text(
         events["name"], categories.is_communication
@@ -87,12 +87,13 @@ def split_steps(trace: Trace) -> StepSegments | None:
 
 
 def _classify_segments(cut: pl.DataFrame) -> tuple[NDArray[np.int64], ...]:
-    """Of each piece the number of its kind, of kinds ever coarser: by the calls at its ends, their shapes, which piece
-    of these it is in its step and of how many; without how many; without which; without shapes."""
+    """Number the kind of each segment, from the finest to the coarsest classification: by the calls at its ends, their
+    shapes, its place among such segments of its step and their count; without the count; without the place; without
+    shapes."""
     calls = _number_groups(*(cut[name] for name in ("name", "opens", "to", "to_opens")))
     shaped = _number_groups(calls, cut["dims"], cut["to_dims"])
-    here = cut.select(step="number").with_columns(kind=shaped)
-    place, often = here.select(
+    by_step = cut.select(step="number").with_columns(kind=shaped)
+    place, often = by_step.select(
         pl.int_range(pl.len()).over("step", "kind").alias("place"),
         pl.len().over("step", "kind").alias("often"),
     )
@@ -108,7 +109,7 @@ def _classify_segments(cut: pl.DataFrame) -> tuple[NDArray[np.int64], ...]:
 
 
 def _number_groups(*columns: ArrayLike) -> NDArray[np.int64]:
-    """The same number from 0 where all of the columns, whole numbers, are the same."""
+    """Number the distinct combinations of integer columns from 0."""
     number, size = np.zeros(1, dtype=np.int64), 1
     for column in columns:
         values = np.asarray(column).astype(np.int64)

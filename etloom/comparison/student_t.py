@@ -7,8 +7,8 @@ from statistics import NormalDist
 
 
 def student_t_quantile(probability: float, freedom: int) -> float:
-    """Of t with so many degrees of freedom; exact for 1 and 2, else within 1 % by Cornish and Fisher's expansion
-    (Abramowitz and Stegun, 26.7.5), for probabilities from 0.9 to 0.99."""
+    """Return the quantile of t with ``freedom`` degrees of freedom; exact for 1 and 2, else within 1 % by Cornish and
+    Fisher's expansion (Abramowitz and Stegun, 26.7.5), for probabilities from 0.9 to 0.99."""
     if freedom <= 1:
         return tan(pi * (probability - 0.5))
     if freedom == 2:

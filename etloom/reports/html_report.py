@@ -257,7 +257,7 @@ def _drop_empty_columns(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.drop(dropped)
 
 
-def _render_data_quality(summary: RunSummary) -> tuple[str, str, str]:
+def _render_data_quality(summary: RunSummary) -> Section:
     order = pl.col("severity").replace_strict({"error": 0, "data_loss": 1, "info": 2}, default=3)
     stats = summary.stats.sort(order, "rank", "name")
     if len(summary.ranks) > MAX_LISTED_RANKS:

@@ -117,7 +117,7 @@ def _compute_summary(job: Job) -> RunSummary:
     basis = bases[0] if len(bases) == 1 else "mixed" if bases else "none"
     if is_untimed(job):
         tables["recorded"] = count_recorded_operators(job)
-        lines = (
+        lines: tuple[SummaryLine, ...] = (
             _summarize_recorded_operators(tables["recorded"]),
             _summarize_recorded_communication(job),
             _summarize_recorded_times(tables["recorded"]),
@@ -231,9 +231,8 @@ def _summarize_step_time(steps: pl.DataFrame) -> SummaryLine:
     if steps.is_empty():
         return SummaryLine("Step time", "unknown", "no ProfilerStep annotation in these traces")
     times = steps.group_by("step").agg(pl.col("dur_ns").mean())["dur_ns"]
-    mean, median, shortest, longest = (
-        float(value or 0) for value in (times.mean(), times.median(), times.min(), times.max())
-    )  # type: ignore[arg-type]
+    statistics: tuple[Any, ...] = (times.mean(), times.median(), times.min(), times.max())
+    mean, median, shortest, longest = (float(value or 0) for value in statistics)
     ranks = steps["rank"].n_unique()
     if len(times) == 1 or not mean:
         only = "the only step" if len(times) == 1 else "mean"

@@ -125,11 +125,11 @@ def runs(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 def test_categories_add_up_to_the_change(runs: tuple[Path, Path, Path]) -> None:
     found = etloom.diff(*(etloom.open(runs[at]) for at in (0, 2)))
-    assert found.verdict.startswith("slower by 5.0 % a step")
+    assert found.verdict.startswith("slower by 5.0 % per step")
     # Half of each step of 1004 us in the median is one operator's.
     assert (
         found.explanation
-        == "of +50.2 us a step: compute +25.1 us, idle +25.1 us; own time that changed most: aten::mm +25.1 us"
+        == "of +50.2 us a step: compute +25.1 us, idle +25.1 us; exclusive time that changed most: aten::mm +25.1 us"
     )
     assert etloom.diff(*(etloom.open(runs[at]) for at in (0, 1))).explanation is None  # nothing beyond noise
     rows = {row["category"]: row for row in found.table().iter_rows(named=True)}
@@ -157,8 +157,8 @@ def test_two_devices_share_operators_and_no_gemm(data: Path) -> None:
     assert kernels["attn_fwd"] == "removed"
     assert "too few steps" in found.verdict
     assert found.explanation == (
-        "of +4.41 ms a step: compute +4.35 ms, exposed memory +202.3 us, idle -140.9 us; "
-        "device work that changed most: aten::mul +2.21 ms, aten::mm -1.99 ms, aten::copy_ +1.91 ms"
+        "of +4.41 ms per step: compute +4.35 ms, exposed memory +202.3 us, idle -140.9 us; "
+        "GPU time that changed most: aten::mul +2.21 ms, aten::mm -1.99 ms, aten::copy_ +1.91 ms"
     )
     families = found.table("family")
     assert {row["family"]: row["in"] for row in families.iter_rows(named=True)}["gemm"] == "both"
@@ -177,7 +177,7 @@ def test_what_was_launched_before_the_recording_is_no_work_of_the_step(data: Pat
     kernels, category = found.table("kernel"), found.table("category")
     gemm = kernels.filter(pl.col("kernel").str.starts_with("sm90_xmma_gemm_bf16"))
     assert gemm["count_before"].to_list() == [168.0]
-    (note,) = (line for line in found.notes if "before the recording" in line)
+    (note,) = (line for line in found.notes if "outside the recorded steps" in line)
     assert "13.48 ms before and 13.13 ms after" in note
     busy = sum(ns for name, ns in category.select("category", "before_ns").rows() if name != "idle")
     # What was launched in the step and runs on after it counts in kernels, and not in busy.
@@ -239,8 +239,8 @@ def test_two_programs_have_little_in_common(data: Path) -> None:
         return [line for line in found.notes if "in common" in line]
 
     assert told("dlrm", "critical_path/alexnet.json.gz") == [
-        "little in common: operators that both runs have take 3 % of the time before and 90 % after; "
-        "if these are two programs, the change says little"
+        "little in common: operators of both runs take 3 % of the time before and 90 % after; "
+        "for two different programs, the change is not meaningful"
     ]
     assert told("tracelens/mi300_qwen.json.gz", "tracelens/h100_qwen.json.gz") == []
 

@@ -109,7 +109,7 @@ def test_work_launched_before_the_first_step_is_none_of_it(tmp_path: Path) -> No
     found = etloom.diff(run("plain", False), run("warm", True))
     for by in ("operator", "kernel", "family"):
         assert found.table(by)["in"].to_list() == ["both"], by
-    (note,) = (line for line in found.notes if "outside the steps" in line)
+    (note,) = (line for line in found.notes if "outside the recorded steps" in line)
     assert "0.00 ms before and 0.10 ms after" in note
 
 

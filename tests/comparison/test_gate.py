@@ -264,7 +264,7 @@ def test_what_cannot_be_measured_does_not_pass_against_the_steps(
     assert abs(table["change_pct"][0]) < 20
     (line,) = explain_row(table, 0)
     assert line.endswith(
-        "the steps took longer than that, and their pieces do not show why; --metric wall-step-time judges it"
+        "the steps took longer than that, and their segments do not show why; --metric wall-step-time judges it"
     )
     assert judge_regression(after, before, 20.0, ["wall-step-time"])["verdict"].to_list() == ["failed"]
     assert judge_regression(before[:1], before[1:], 20.0)["verdict"][0] == "passed"
@@ -291,7 +291,7 @@ def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.C
     assert main(["check", slow, "--baseline", a, "--baseline", b, "--junit", str(junit), "--github"]) == 1
     suite = tree.parse(junit).getroot()
     assert suite.get("failures") == "1" and suite.find("testcase/failure") is not None
-    assert "::error title=etloom check::quiet step time: +5.0 %25 (" in capfd.readouterr().err
+    assert "::error title=etloom check::best-case step time: +5.0 %25 (" in capfd.readouterr().err
     assert main(["check", slow, "--baseline", a, "--max-regression", "8%"]) == 0
     for wrong, said in (
         (
@@ -319,7 +319,7 @@ def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path, capfd: pytest.Cap
     assert main(["check", few[0], "--baseline", few[1], "--junit", str(junit), "--github"]) == 3
     assert tree.parse(junit).getroot().get("errors") == "1"
     said = capfd.readouterr().err
-    assert "::warning title=etloom check::step time: cannot tell, +0.0 %25 against 3 %25 allowed" in said
+    assert "::warning title=etloom check::step time: undecided, +0.0 %25 with 3 %25 allowed" in said
     assert "needs about 3 more steps on each side" in said
 
 
@@ -328,7 +328,7 @@ def test_near_the_limit_it_says_what_more_it_takes() -> None:
     before, after = [busy_run(rng, 40) for _ in range(2)], [busy_run(rng, 41)]
     table = judge_regression(after, before, 1.8)
     (line,) = explain_row(table, 0)
-    assert table["verdict"][0] == "undecided" and "cannot tell" in line and "more run" in line
+    assert table["verdict"][0] == "undecided" and "undecided" in line and "more run" in line
     assert judge_regression(after, before, 6.0)["verdict"][0] == "passed"
 
 
@@ -374,7 +374,7 @@ def test_what_was_nearly_nothing_is_no_percentage(tmp_path: Path) -> None:
         assert (row["verdict"], row["change_pct"]) == (verdict, None)
         assert row["change"] == pytest.approx(1000 * (us - 0.2))
     table = judge_regression([job[100]], [job[0.2]], 3.0, ["exposed-communication"])
-    assert explain_row(table, 0) == ["exposed communication: next to nothing in the baseline, now 0.10 ms"]
+    assert explain_row(table, 0) == ["exposed communication: negligible in the baseline, now 0.10 ms"]
 
 
 def test_a_message_for_github_is_one_line() -> None:

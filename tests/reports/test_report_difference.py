@@ -48,7 +48,7 @@ def test_the_page_says_the_change_and_draws_the_steps(
 ) -> None:
     out = tmp_path / "diff.html"
     assert main(["diff", *map(str, runs), "--html", str(out)]) == 0
-    assert "slower by 10.0 % a step" in capfd.readouterr().out
+    assert "slower by 10.0 % per step" in capfd.readouterr().out
     page = Parsed(out.read_text())
     assert page.texts[page.texts.index("A step") + 1] == "+10.0 %"
     assert page.of("li", "bad")
