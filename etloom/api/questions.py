@@ -100,7 +100,7 @@ def simulate(run: Run, *changes: str | AnyChange) -> Simulated:
 
     Example:
         >>> etloom.simulate("run/", "comm x0").table.columns[:3]
-        ['rank', 'step', 'before_ns']
+        ['scope', 'rank', 'step']
     """
     from etloom import simulator
 

@@ -38,7 +38,7 @@ def read(path: StrPath, format: str | None = None, **options: Any) -> Trace | Jo
         EtloomError: unknown format or option.
 
     Example:
-        >>> trace = etloom.read("run/kineto_trace_0.json")
+        >>> trace = etloom.read("run/kineto_trace_0.json.gz")
         >>> names = trace.events["name"]
     """
     return formats.read(path, format, **options)
@@ -116,7 +116,7 @@ def link(
         LinkError: the traces are not of one program.
 
     Example:
-        >>> trace = etloom.link("run/torch_et_0.json", "run/kineto_trace_0.json")
+        >>> trace = etloom.link("run/torch_et_0.json.gz", "run/kineto_trace_0.json.gz")
         >>> trace.meta["linked"]
         True
     """
@@ -157,7 +157,7 @@ def select(
         AnalysisError: there is no such rank or category, or nothing is left.
 
     Example:
-        >>> part = etloom.select("run/", rank=0, step=3)
+        >>> part = etloom.select("run/", rank=0, step=2)
     """
     opened = as_run(run)
     part = selection.select_part(
