@@ -129,7 +129,7 @@ def test_categories_add_up_to_the_change(runs: tuple[Path, Path, Path]) -> None:
     # Half of each step of 1004 us in the median is one operator's.
     assert (
         found.explanation
-        == "of +50.2 us a step: compute +25.1 us, idle +25.1 us; exclusive time that changed most: aten::mm +25.1 us"
+        == "of +50.2 us per step: compute +25.1 us, idle +25.1 us; exclusive time that changed most: aten::mm +25.1 us"
     )
     assert etloom.diff(*(etloom.open(runs[at]) for at in (0, 1))).explanation is None  # nothing beyond noise
     rows = {row["category"]: row for row in found.table().iter_rows(named=True)}
@@ -178,7 +178,7 @@ def test_what_was_launched_before_the_recording_is_no_work_of_the_step(data: Pat
     gemm = kernels.filter(pl.col("kernel").str.starts_with("sm90_xmma_gemm_bf16"))
     assert gemm["count_before"].to_list() == [168.0]
     (note,) = (line for line in found.notes if "outside the recorded steps" in line)
-    assert "13.48 ms before and 13.13 ms after" in note
+    assert "13.48 ms (before) and 13.13 ms (after)" in note
     busy = sum(ns for name, ns in category.select("category", "before_ns").rows() if name != "idle")
     # What was launched in the step and runs on after it counts in kernels, and not in busy.
     assert kernels["before_ns"].sum() + 13_480_000 == pytest.approx(busy, rel=0.06)

@@ -110,7 +110,7 @@ def test_work_launched_before_the_first_step_is_none_of_it(tmp_path: Path) -> No
     for by in ("operator", "kernel", "family"):
         assert found.table(by)["in"].to_list() == ["both"], by
     (note,) = (line for line in found.notes if "outside the recorded steps" in line)
-    assert "0.00 ms before and 0.10 ms after" in note
+    assert "0.00 ms (before) and 0.10 ms (after)" in note
 
 
 def remembering(events: list[tuple[int, int, int, int]], windows: list[tuple[int, int]]) -> Trace:
