@@ -1,18 +1,19 @@
-"""Operators of an execution trace paired with profiler events by their order, where no id pairs them.
+"""Align the operators of an execution trace with profiler events by their order, if no id pairs them.
 
-Ids are missing in traces of before 2023, and meet nothing where the two tracers recorded different
-iterations. Each thread of the execution trace is then sought in the profiler's threads, as one window of
-consecutive operators:
+Ids are missing in traces recorded before 2023, and have no counterpart if the two tracers recorded different
+iterations. Each thread of the execution trace is then searched in the profiler's threads, as one window of
+consecutive
+operators:
 
-1. where: the number of equal names at every offset of one sequence in the other, by one correlation of random
-signs; 2. how far: a shortest edit path from there (`etloom._native.edit_path`) gives the pairs of the window;
-3. which: windows that follow each other are iterations. The longest thread chooses; of each other thread the
-window
-   is taken that starts where the order of the nodes says it should.
+1. position: the number of equal names at every offset of one sequence in the other, by one correlation of random
+signs; 2. extent: a shortest edit path from there (`etloom._native.edit_path`) gives the pairs of the window;
+3. choice: windows that follow each other are iterations. The longest thread chooses; of each other thread the window
+is
+   taken that starts where the order of the nodes puts it.
 
-score = pairs of one name and one depth / the longer of both sequences, over all threads. Right pairs of
-recordings reach 0.997, wrong ones at most 0.63 (docs/decisions/0012). A backend's ranges (gloo:*) count on
-neither side: see `ranges`.
+score = pairs of one name and one depth / the longer of both sequences, over all threads. Correct pairs of recordings
+reach 0.997, wrong ones at most 0.63 (docs/decisions/0012). Ranges of a backend (gloo:*) count on neither side: see
+`backend_ranges`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class OperatorSequence:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """A stretch of a lane in which a thread was found: the rows of nodes and events that pair."""
+    """A stretch of a profiler thread that matches a thread of the nodes: the rows of nodes and events that pair."""
 
     lane: int
     node: np.ndarray
@@ -70,7 +71,7 @@ class Window:
 
 @dataclass(eq=False)
 class Iteration:
-    """One window for each thread: where in the profile the whole execution trace was found."""
+    """One window for each thread: one place of the profile that matches the whole execution trace."""
 
     windows: list[Window] = field(default_factory=list)
     longer: int = 0
@@ -93,7 +94,7 @@ class Iteration:
 
 
 def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
-    """Where in the profile the execution trace is found, in order of time, be it well or poorly."""
+    """Return the places of the profile that match the execution trace, well or poorly, in order of time."""
     node_codes, event_codes = encode_names(nodes, events)
     sequences = sorted(_node_sequences(nodes, node_codes), key=lambda thread: (-len(thread), thread.key))
     lanes = _event_sequences(events, event_codes)
@@ -136,7 +137,7 @@ def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration
 
 
 def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
-    """The best of iterations that share operators; those that share hardly any all stay, in order of time."""
+    """Return the best of iterations that share operators, in order of time; others are all kept."""
     selected: list[tuple[int, int, Iteration]] = []
     for iteration in sorted(iterations, key=lambda iteration: -iteration.matched):
         first, last = iteration.windows[0].event[[0, -1]].tolist()
@@ -148,7 +149,7 @@ def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
 
 
 def measure_resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
-    """How many names of the longest thread agree at the best offset in any lane, and of how many."""
+    """Return the number of names of the longest thread that agree at the best offset in any thread, and its length."""
     node_codes, event_codes = encode_names(nodes, events)
     thread = max(_node_sequences(nodes, node_codes), key=len, default=None)
     lanes = _event_sequences(events, event_codes)
@@ -169,7 +170,7 @@ def _node_sequences(nodes: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequ
 
 
 def _event_sequences(events: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequence]:
-    """Operators and annotations of each lane; their depth counts nothing else, as an execution trace does."""
+    """Return the operators and annotations of each thread; depths ignore other events, as an execution trace does."""
     at = nesting.nest_events(events, nesting.RECORD_FUNCTION_CATEGORIES)
     rows = np.concatenate([at.entered, np.setdiff1d(at.detached, at.entered)])
     rows = rows[~find_backend_ranges(events)[rows]]
@@ -187,7 +188,7 @@ def _event_sequences(events: pl.DataFrame, codes: np.ndarray) -> list[OperatorSe
 
 
 def _compute_depths(parent: np.ndarray) -> np.ndarray:
-    """How many rows are around each, by pointer doubling; a row that is its own parent is at the top."""
+    """Return the number of ancestors of each row, by pointer doubling; a row that is its own parent is a root."""
     above = np.append(np.where(parent == np.arange(len(parent)), -1, parent), -1)
     depth = (above >= 0).astype(np.int64)
     while (above >= 0).any():
@@ -197,7 +198,7 @@ def _compute_depths(parent: np.ndarray) -> np.ndarray:
 
 
 def _find_windows(thread: OperatorSequence, lane: OperatorSequence, starts: np.ndarray) -> list[Window]:
-    """The stretches of a lane in which most of a thread is found; they may overlap."""
+    """Return the stretches of a profiler thread that contain most of a thread of the nodes; they may overlap."""
     size = max(int(thread.codes.max()), int(lane.codes.max())) + 2
     common = np.minimum(
         np.bincount(thread.codes + 1, minlength=size), np.bincount(lane.codes + 1, minlength=size)
@@ -231,7 +232,7 @@ def _keep_nearly_best(windows: list[Window]) -> list[Window]:
 
 
 def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
-    """Of windows on nearly one diagonal the best: two offsets lead to one place where operators lack."""
+    """Return the best of windows on nearly one diagonal: where operators are missing, two offsets lead to one place."""
     best: list[Window] = []
     for window in sorted(windows, key=lambda window: window.diagonal):
         if not best or window.diagonal - best[-1].diagonal > near:
@@ -242,10 +243,10 @@ def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
 
 
 def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Offsets of a in b (from 1 - len(a)) at which the names agree best, each the best one near it.
+    """Return the offsets of a in b (from 1 - len(a)) with the most equal names, each the best within its vicinity.
 
-    A sequence that repeats itself is also found shifted by its period; which shift is right is seen from the
-    other threads. So all stand, up to a number that keeps the time linear.
+    A repetitive sequence also matches when shifted by its period; the other threads decide which shift is correct.
+    So all such offsets are returned, up to a number that keeps the time linear.
     """
     n, near = len(a), _same_place_distance(a)
     equal = _count_agreements(a, b)
@@ -264,15 +265,16 @@ def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _same_place_distance(codes: np.ndarray) -> int:
-    """Offsets that lie this near to each other are one place."""
+    """Return the distance within which offsets count as one place."""
     return max(1, min(_MAX_START_SHIFT, len(codes) // 2))
 
 
 def _count_agreements(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How many names of a equal those of b at each offset from 1 - len(a) to len(b) - 1, for a long a about.
+    """Return the number of equal names at each offset of a in b from 1 - len(a) to len(b) - 1, for a long a
+    approximately.
 
-    Each name gets a random sign. The product of two signs is 1 where the names are equal and 0 on average
-    elsewhere, so the correlation counts equal names, give or take the root of len(a).
+    Each name gets a random sign. The product of two signs is 1 for equal names and 0 on average for others, so the
+    correlation counts equal names with an error of about the square root of len(a).
     """
     n, m = len(a), len(b)
     if n <= _MAX_EXACT_LENGTH:
@@ -288,11 +290,16 @@ def _count_agreements(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _choose_window(windows: list[Window], anchor: Window, starts: np.ndarray) -> Window:
-    """The window of another thread that belongs to an iteration: of those near, the one that fits in best.
+    """Return the window of another thread that belongs to an iteration: the best fitting one of those nearby.
 
-    Node ids tell in which order the operators of all threads began, so in the right window as many operators
-    of the anchor precede each operator as in the execution trace. Where several do, the nearest. windows: in
-    order of time.
+    Node ids give the order in which the operators of all threads began, so in the correct window each operator is
+    preceded by as many operators of the anchor as in the execution trace. Of several such windows the nearest is
+    chosen.
+
+    Args:
+        windows: Windows in order of time.
+        anchor: The window of the thread that defines the iteration.
+        starts: Start of each event, ns.
     """
 
     def misplaced(window: Window) -> tuple[int, int]:

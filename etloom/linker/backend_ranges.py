@@ -1,8 +1,8 @@
-"""Ranges of a communication backend (gloo:all_reduce) paired by what began around them on the caller's thread.
+"""Pair the ranges of a communication backend (gloo:all_reduce) by the operators that began around them.
 
-They begin on the caller's thread and often end on a worker's, on which a profiler may draw them: as part of a
-thread's sequence, one side has them and the other has not. So alignment leaves them out, and here each is sought
-between the events of the operators that began before and after it on its thread.
+Such a range begins on the caller's thread and often ends on a worker's, where a profiler may draw it: it is part of a
+thread's sequence on one side only. So alignment ignores these ranges, and each is searched here between the events of
+the operators that began before and after it on its thread.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from etloom.core import arrays, categories, nesting
 
 
 def find_backend_ranges(table: pl.DataFrame) -> np.ndarray:
-    """Which rows of nodes or events are a backend's ranges."""
+    """Return a mask of the rows of nodes or events that are ranges of a backend."""
     return arrays.match_text(table["name"], categories.is_backend_range)
 
 
 def pair_backend_ranges(
     nodes: pl.DataFrame, events: pl.DataFrame, node: np.ndarray, event: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the backend's ranges of both tables that belong together, given the rows of operators that do.
+    """Return the paired rows of the backend's ranges in both tables, given the paired rows of operators.
 
-    Those of one name between the starts of the same two operators of their thread are taken in their order. What
-    begins before the first operator, or after all have ended, is left out.
+    Ranges of one name between the starts of the same two operators of their thread are paired in order. A range
+    before the first operator, or after all have ended, is not paired.
     """
     range_nodes = np.flatnonzero(find_backend_ranges(nodes))
     offered = np.flatnonzero(

@@ -1,8 +1,7 @@
-"""A communication's record, its operator and its kernels brought together in `comms`.
+"""Combine a communication's record, its operator and its kernels in `comms`.
 
-NCCL wraps what it launches in a record_param_comms operator, which both tracers describe. What is launched
-directly inside a described operator is that communication's device work, whatever its name (on one rank NCCL
-copies).
+NCCL wraps its launches in a record_param_comms operator, which both tracers describe. Everything launched directly
+inside a described operator is GPU activity of that communication, whatever its name (on one rank NCCL copies).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _FACT_COLUMNS = [name for name in TABLES["comms"].schema if name not in ("id", "
 
 
 def join_comms(trace: Trace) -> Trace:
-    """The Trace with one `comms` row a call and a device event of one, the facts of both files joined."""
+    """Return the Trace with one row of `comms` per call and per device event of a call, from both files."""
     comms = trace.comms
     if not comms.height:
         return trace
@@ -46,7 +45,7 @@ def join_comms(trace: Trace) -> Trace:
 
 
 def _select_device_rows(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """A row for each device event launched directly inside a communication call, with the call's facts."""
+    """Return a row for each device event launched directly inside a communication call, with the facts of the call."""
     caused = trace.launches.drop_nulls("operator").select("operator", "device_event")
     return (
         calls.join(caused, left_on="event", right_on="operator")
@@ -56,7 +55,7 @@ def _select_device_rows(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _merge_by_event(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row an event: of each fact the first that is known."""
+    """Return one row per event, with the first known value of each fact."""
     if rows["event"].is_unique().all():
         return rows
     facts = [pl.col(name).drop_nulls().first() for name in ("node", *_FACT_COLUMNS)]
@@ -64,7 +63,7 @@ def _merge_by_event(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_device_communication(trace: Trace) -> pl.DataFrame:
-    """Device events that are communication by name: id, and ``known``, whether `comms` has a row of it."""
+    """Return the device events that are communication by name: id, and ``known``, true if `comms` has a row of it."""
     work = trace.events.filter(arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)).select(
         "id", "cat", "name"
     )

@@ -1,9 +1,9 @@
-"""Operators of an execution trace paired with profiler events by an id that both recorded.
+"""Pair operators of an execution trace with profiler events by an id that both recorded.
 
-rf_id: nodes.rf_id is Kineto's "Record function id" (of an Nsight trace: the op_id of the NVTX text). Kineto's
-"External id" is tried only where the file has no Record function id at all, as in 2023. A join is accepted or
-rejected whole, by how far the names agree: ids of another run still meet, by chance. Kineto's "Ev Idx" is an
-index into its own file and links nothing.
+rf_id: nodes.rf_id is Kineto's "Record function id" (in an Nsight trace the op_id of the NVTX text). Kineto's
+"External id" is used only if the file has no Record function id at all, as in 2023. A join is accepted or rejected
+as a whole, by the share of names that agree: ids of another run match by chance. Kineto's "Ev Idx" is an index into
+its own file and links nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MIN_PAIRS = 16
 
 @dataclass(frozen=True)
 class IdJoin:
-    """What one id pairs: rows of nodes and of events, and how far their names agree."""
+    """The pairs of one id: rows of nodes and of events, and how many names agree."""
 
     how: str
     node: np.ndarray
@@ -41,14 +41,14 @@ class IdJoin:
 
 
 def join_by_id(nodes: pl.DataFrame, events: pl.DataFrame, formats: list[str]) -> IdJoin:
-    """The join by the id that these tables hold; it pairs nothing where a side has none."""
+    """Return the join by the id that these tables hold; without ids it has no pairs."""
     if events.select((pl.col("rf_id") > 0).any()).item():
         return _join_on("op_id" if "nsys" in formats else "rf_id", "rf_id", nodes, events)
     return _join_on("external_id", "external_id", nodes, events)
 
 
 def is_linkable(nodes: pl.DataFrame) -> np.ndarray:
-    """Which nodes a profiler can see: not the roots of process and threads nor process groups."""
+    """Return a mask of the nodes that a profiler records: not the roots of process and threads, nor process groups."""
     is_internal = arrays.match_text(
         nodes["name"],
         lambda name: name.str.starts_with("[pytorch|") | name.str.contains("process_group:init"),
@@ -57,7 +57,7 @@ def is_linkable(nodes: pl.DataFrame) -> np.ndarray:
 
 
 def encode_names(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers for the names of both, equal for one operator: ``aten::add_.Tensor`` is ``aten::add_``."""
+    """Return numbers for the names of both tables, equal for one operator: ``aten::add_.Tensor`` is ``aten::add_``."""
     distinct = pl.concat([nodes["name"].unique(), events["name"].unique()]).unique().drop_nulls()
     plain = distinct.cast(pl.String).str.replace(r"^(\w+::\w+)\.\w+$", "$1")
     code_by_name = pl.DataFrame({"name": distinct, "code": plain.rank("dense").cast(pl.Int32)})
@@ -69,7 +69,7 @@ def encode_names(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray,
     return codes(nodes), codes(events)
 
 
-def _join_on(how: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> IdJoin:
+def _join_on(id_name: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> IdJoin:
     recorded = np.flatnonzero(arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES))
     sides = [
         pl.DataFrame({"id": frame[column], row: rows}).filter(pl.col("id") > 0)
@@ -88,8 +88,6 @@ def _join_on(how: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> I
     example = None
     if other.size:
         at = int(other[0])
-        example = (
-            f"{how} {pairs['id'][at]}: {nodes['name'][int(node[at])]} and {events['name'][int(event[at])]}"
-        )
+        example = f"{id_name} {pairs['id'][at]}: {nodes['name'][int(node[at])]} and {events['name'][int(event[at])]}"
     least = min(_MIN_PAIRS, -(-min(side.height for side in sides) // 2))
-    return IdJoin(how, node[same], event[same], len(node), int(same.sum()), repeated, least, example)
+    return IdJoin(id_name, node[same], event[same], len(node), int(same.sum()), repeated, least, example)

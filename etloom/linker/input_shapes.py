@@ -1,4 +1,4 @@
-"""Input shapes that both files recorded, to tell iterations apart that call the same operators."""
+"""Input shapes that both files recorded, to distinguish iterations that call the same operators."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import polars as pl
 
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
-from etloom.linker.placement import ids_of_rows
+from etloom.linker.placement import get_ids
 
 
 def count_equal_shapes(trace: Trace, node: np.ndarray, event: np.ndarray) -> int:
-    """Of pairs of rows of nodes and events, how many have the same input shapes; 0 where a file has none.
+    """Return how many pairs of rows of nodes and events have equal input shapes; 0 if a file has none.
 
-    Scalars are left out: Kineto writes one shape, [], for a number and for a tensor without dimensions.
+    Scalars are ignored: Kineto writes one shape, [], for a number and for a tensor without dimensions.
     """
-    pairs = pl.DataFrame({"node": ids_of_rows(trace.nodes, node), "event": ids_of_rows(trace.events, event)})
+    pairs = pl.DataFrame({"node": get_ids(trace.nodes, node), "event": get_ids(trace.events, event)})
     node_shapes = (
         trace.tensors.filter((pl.col("io") == 0) & pl.col("shape").is_not_null())
         .join(pairs.select("node"), on="node", how="semi")
@@ -38,7 +38,7 @@ def count_equal_shapes(trace: Trace, node: np.ndarray, event: np.ndarray) -> int
 
 
 def _flatten_shapes(dims: Any) -> list[str]:
-    """The shapes in a nest of lists, as text; what has no dimensions is left out."""
+    """Return the shapes in nested lists, as text; values without dimensions are ignored."""
     if not isinstance(dims, list) or not dims:
         return []
     if all(isinstance(size, int) for size in dims):

@@ -1,7 +1,7 @@
-"""Device work joined to the call that launched it and to the operator around that call.
+"""Join GPU activity to the call that launched it and to the operator around that call.
 
-A launch is what shares a correlation with device work: no list of API names, so memsets, peer copies,
-cooperative, graph and driver launches of any vendor are found alike.
+A launch is any call that shares a correlation with GPU activity. There is no list of API names, so memsets, peer
+copies, cooperative, graph and driver launches of any vendor are all recognized.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from etloom.core.arrays import rows_of_ids
 from etloom.core.schema import Stat
 from etloom.core.steps import match_steps
 from etloom.core.trace import Trace
-from etloom.linker.placement import format_example, ids_of_rows
+from etloom.linker.placement import format_example, get_ids
 
 
 def join_launches(trace: Trace) -> Trace:
-    """The Trace with `launches`, and the steps of device work, of its ranges and of synchronisations."""
+    """Return the Trace with `launches`, and with the steps of GPU activity, of GPU annotations and of
+    synchronizations.
+    """
     events = trace.events
     work = np.flatnonzero(arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES))
     if not work.size:
@@ -28,9 +30,9 @@ def join_launches(trace: Trace) -> Trace:
     around = np.where(call >= 0, find_enclosing_operator(events, call), _operators_from_file(trace, work))
     launches = pl.DataFrame(
         {
-            "launch": ids_of_rows(events, call),
-            "device_event": ids_of_rows(events, work),
-            "operator": ids_of_rows(events, around),
+            "launch": get_ids(events, call),
+            "device_event": get_ids(events, work),
+            "operator": get_ids(events, around),
         }
     )
     missing = work[(call < 0) & (around < 0)]
@@ -65,7 +67,7 @@ def join_launches(trace: Trace) -> Trace:
 
 
 def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
-    """For rows of device work the row of the operator that the file itself names (ET+), or -1."""
+    """Return for rows of GPU activity the row of the operator that the file itself names (ET+), or -1."""
     operator = np.full(trace.events.height + 1, -1)  # the last for -1
     named = trace.launches.drop_nulls("operator")
     operator[rows_of_ids(trace.events, named["device_event"])] = rows_of_ids(trace.events, named["operator"])
@@ -76,13 +78,16 @@ def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
 def find_calls(
     events: pl.DataFrame, rows: np.ndarray, process: np.ndarray | None = None
 ) -> tuple[np.ndarray, int]:
-    """For device events the row of the call with their correlation (or -1), and how many calls repeat one.
+    """Return for device events the row of the call with their correlation (or -1), and how many calls repeat one.
 
-    process: of each event, where it is known already (`processes`).
+    Correlations are unique within a process: if several processes launch and the device events have their pids, both
+    must agree. Of several calls with one correlation, the last that starts before the device event is taken, else
+    the first one after it.
 
-    Correlations are numbers of a process: where several processes launch and the device events bear their
-    pids, both must agree. Of calls that repeat a correlation the last one that starts before the device event
-    is taken, else the first one after it.
+    Args:
+        events: The table ``events``.
+        rows: Rows of device events.
+        process: The process number of each event, if `encode_processes` has been called.
     """
     correlation = arrays.to_array(events["correlation"], 0)
     hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.HOST_CATEGORIES) & (correlation > 0))
@@ -112,9 +117,9 @@ def find_calls(
 
 
 def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
-    """For each event the number of its process, as far as correlations are numbers of one: else all are 0.
+    """Return the process number of each event, as far as correlations are numbered per process; otherwise all are 0.
 
-    That is where several processes launch and these rows, device events, bear their pids.
+    That is the case if several processes launch and these rows, device events, have their pids.
     """
     hosts = (
         arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
@@ -130,12 +135,17 @@ def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
 def classify_missing_launches(
     events: pl.DataFrame, process: np.ndarray, missing: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """These rows of device work without a launch call, by the reason; process: of each event (`processes`).
+    """Return rows of GPU activity without a launch call, grouped by the reason.
 
-    A process numbers its calls upwards. So what bears a lower number than all calls recorded of it was
-    launched_before_recording, its host running ahead of the device, and a higher one launched_after_recording;
-    within, the recorder lost the call: launch_not_recorded. without_correlation: nothing says which call it was.
-    no_calls_recorded: the recording holds the device side alone.
+    A process numbers its calls upwards. So GPU activity with a lower number than all recorded calls of its process
+    was launched_before_recording (the host runs ahead of the device), with a higher one launched_after_recording;
+    otherwise the recorder lost the call: launch_not_recorded. without_correlation: the call is unknown.
+    no_calls_recorded: the recording holds the device side only.
+
+    Args:
+        events: The table ``events``.
+        process: The process number of each event (`encode_processes`).
+        missing: Rows of GPU activity without a launch call.
     """
     correlation = arrays.to_array(events["correlation"], 0)
     calls = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & (correlation > 0))
@@ -153,7 +163,7 @@ def classify_missing_launches(
 
 
 def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By group the lowest and the highest number of these rows; of a group without any, what none goes beyond."""
+    """Return the lowest and the highest number of these rows per group; an unlimited range for a group without rows."""
     size = int(group.max(initial=0)) + 1
     lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
     np.minimum.at(lowest, group[rows], numbers[rows])
@@ -164,7 +174,7 @@ def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> 
 
 
 def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.ndarray:
-    """Rows of calls that launched nothing in sight, of the kinds of calls that launch elsewhere."""
+    """Return rows of calls without recorded GPU activity, of the call names that launch elsewhere in the trace."""
     used = np.unique(call[call >= 0])
     launching = events["name"].is_in(events["name"][used].unique().implode()).fill_null(False).to_numpy()
     numbered = (events["correlation"] > 0).fill_null(False).to_numpy()
@@ -174,10 +184,10 @@ def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.nda
 
 
 def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
-    """For host events the row of the innermost operator around each, else of an annotation, else -1.
+    """Return for host events the row of the innermost operator around each, else of an annotation, else -1.
 
-    A step is no operator. An annotation inside an operator (nccl:all_reduce in record_param_comms) gives way
-    to it, as in Kineto's own External ids.
+    A step is not an operator. An annotation inside an operator (nccl:all_reduce in record_param_comms) is skipped in
+    favour of the operator, as in Kineto's own External ids.
     """
     parent = rows_of_ids(events, events["parent"])
     outer = np.where(rows >= 0, parent[rows], -1)
@@ -191,7 +201,7 @@ def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarra
 
 
 def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] | None) -> pl.DataFrame:
-    """events with the step of what the device side shows: its launch's, its call's, its annotation's."""
+    """Return events with the step of device-side rows: of the launch, call or annotation they belong to."""
     step = events["step"].fill_null(0).to_numpy().copy()
     has_step = events["step"].is_not_null().to_numpy().copy()
     caused = [] if launched is None else [launched]
@@ -209,7 +219,7 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
 
 
 def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
-    """For annotations as the device saw them the row of the host's, by External id and name, or -1."""
+    """Return for annotations on the device the row of the host's annotation, by External id and name, or -1."""
     hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES))
     keys = ["external_id", "name"]
     host = (

@@ -1,4 +1,4 @@
-"""The traces of one rank put together: an execution trace, a profiler trace, or what is already both."""
+"""Merge the traces of one rank: an execution trace, a profiler trace, or one trace that holds both."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _CONCATENATED_META = ("files", "formats")
 
 
 def merge_traces(traces: tuple[Trace, ...]) -> Trace:
-    """One Trace with the tables of all; what an earlier link derived is left out, and what a file states is not.
+    """Return one Trace with the tables of all; results of an earlier link are dropped, links stated by a file are
+    kept.
 
-    Raises LinkError where there is nothing to link, or where two traces hold profiler events or operators
-    both.
+    Raises:
+        LinkError: There is nothing to link, or two traces hold profiler events, or two hold operators.
     """
     if not traces:
         raise LinkError("no trace to link", remedy="give an execution trace, a profiler trace, or both")
@@ -59,9 +60,12 @@ def merge_traces(traces: tuple[Trace, ...]) -> Trace:
 
 
 def select_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) -> Trace:
-    """The Trace of one rank in what a file holds, with ``meta["rank"]`` and a row of stats where it says another one.
+    """Return the Trace of one rank of a file, with ``meta["rank"]``, and a row of stats if the file states another
+    rank.
 
-    Raises EtloomError where the file holds several and none is asked for, AnalysisError for one that it does not hold.
+    Raises:
+        EtloomError: The file holds several ranks and none is requested.
+        AnalysisError: The file does not hold the rank.
     """
     if isinstance(read, Job):
         if rank is None:
@@ -78,7 +82,7 @@ def select_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) 
 
 
 def _drop_observer_times(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
-    """Our observer's times give way to those of a profiler trace beside it, which are on the device's clock."""
+    """Drop the events of etloom's observer if there is a profiler trace, whose times are on the device's clock."""
     if not any(trace.events.height and trace.meta.get("formats") != ["observer"] for trace in traces):
         return traces
     return tuple(

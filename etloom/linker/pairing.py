@@ -1,4 +1,4 @@
-"""Nodes of the execution trace paired with profiler events: by the ids both hold, else by their order."""
+"""Pair nodes of the execution trace with profiler events: by the ids in both, else by their order."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ from etloom.linker.alignment import (
 from etloom.linker.backend_ranges import pair_backend_ranges
 from etloom.linker.id_join import IdJoin, is_linkable, join_by_id
 from etloom.linker.input_shapes import count_equal_shapes
-from etloom.linker.placement import ids_of_rows
+from etloom.linker.placement import get_ids
 
 
 def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
-    """The Trace with `links`; ``meta["link"]`` says how, with what score, and how many iterations tie.
+    """Return the Trace with `links`; ``meta["link"]`` has the key, the score, and the number of equally good
+    iterations.
 
-    iterations, where the profile holds what the execution trace shows several times over: "best", the best
-    match, of equal ones the middle; "all"; or a number, counted from 0 in order of time.
+    Args:
+        trace: A merged Trace with depths and launches.
+        iterations: The iteration to link if the profile holds several that match: "best", the best match (of equally
+        good
+            ones the middle); "all"; or a number, counted from 0 in order of time.
 
-    Raises LinkError where the operators do not match, or where the iteration asked for is not there.
+    Raises:
+        LinkError: The operators do not match, or there is no such iteration.
     """
     nodes, events, stated = trace.nodes, trace.events, trace.links
     trace = trace.replace(links=stated.clear(), meta={"link": {}})
@@ -125,7 +130,9 @@ def _add_backend_ranges(trace: Trace, iteration: Iteration) -> tuple[np.ndarray,
 
 
 def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
-    """The iterations that match best, in names and then in shapes, in order of time."""
+    """Return the iterations with the most equal names, of these the ones with the most equal shapes, in order of
+    time.
+    """
     most = max(iteration.matched for iteration in good)
     best = [iteration for iteration in good if iteration.matched == most]
     if len(best) > 1:
@@ -135,22 +142,22 @@ def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
 
 
 def _iteration_number(good: list[Iteration], selected: Iteration) -> int:
-    """Which iteration this is, or the one that it shares operators with."""
+    """Return the number of an iteration, or of the one with which it shares operators."""
     begin = selected.windows[0].start
     return min(range(len(good)), key=lambda at: abs(good[at].windows[0].start - begin))
 
 
 def _add_links(
-    trace: Trace, pairs: list[tuple[np.ndarray, np.ndarray, float]], how: str, **figures: int | None
+    trace: Trace, pairs: list[tuple[np.ndarray, np.ndarray, float]], key: str, **figures: int | None
 ) -> Trace:
     frames = [
         pl.DataFrame(
-            {"node": ids_of_rows(trace.nodes, node), "event": ids_of_rows(trace.events, event)}
-        ).with_columns(pl.lit(how, dtype=pl.Categorical).alias("how"), pl.lit(score).alias("score"))
+            {"node": get_ids(trace.nodes, node), "event": get_ids(trace.events, event)}
+        ).with_columns(pl.lit(key, dtype=pl.Categorical).alias("how"), pl.lit(score).alias("score"))
         for node, event, score in pairs
     ]
     score = float(np.mean([score for _, _, score in pairs]))
-    link = {"how": how, "score": score, **figures}
+    link = {"how": key, "score": score, **figures}
     return trace.replace(links=pl.concat(frames).sort("node", "event"), meta={"link": link})
 
 
@@ -174,7 +181,7 @@ def _list_files(trace: Trace) -> str:
 
 
 def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Stat]:
-    """Stats of the nodes without an event: those of threads that the profiler did not see, and others."""
+    """Return stats of the nodes without an event: those of threads that the profiler did not record, and others."""
     able = is_linkable(nodes)
     has = np.zeros(nodes.height, bool)
     has[linked] = True

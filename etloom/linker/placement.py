@@ -1,4 +1,4 @@
-"""Where each event stands: enclosing event, depth, step. And how rows and ids of events meet."""
+"""Placement of each host event: enclosing event, depth, step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEVERAL_DEVICES = "link.several_devices"
 _MAX_NAME_LENGTH = 80  # characters of a name in an example
 
 
-def ids_of_rows(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UInt32) -> pl.Series:
+def get_ids(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UInt32) -> pl.Series:
     """The ids of these rows of a table; null for -1."""
     table_ids = events["id"].to_numpy()
     none = rows < 0
@@ -25,14 +25,14 @@ def ids_of_rows(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType]
 
 
 def place_events(trace: Trace) -> Trace:
-    """events with parent, depth and step of the host side; stats of what did not nest."""
+    """Return the Trace whose events have parent, depth and step of the host side, with stats of what does not nest."""
     events = trace.events
     if not events.height:
         return trace
     at = nesting.nest_events(events)
     depth = pl.Series(at.depth).set(pl.Series(at.depth < 0), None)
     events = events.with_columns(
-        ids_of_rows(events, at.parent).alias("parent"),
+        get_ids(events, at.parent).alias("parent"),
         depth.alias("depth"),
         _find_event_steps(events).alias("step"),
     )
@@ -49,7 +49,7 @@ def place_events(trace: Trace) -> Trace:
 
 
 def _count_shared_steps(events: pl.DataFrame) -> list[Stat]:
-    """Steps that several processes mark under one number, which tables by step cannot tell apart."""
+    """Return a row of stats for steps that several processes annotate with one number, which tables by step merge."""
     marks = _step_annotations(events).group_by("number").agg(pl.col("pid").n_unique()).drop_nulls()
     shared = marks.filter(pl.col("pid") > 1).sort("number")
     if not shared.height:
@@ -63,7 +63,9 @@ def _count_shared_steps(events: pl.DataFrame) -> list[Stat]:
 
 
 def _count_devices(events: pl.DataFrame) -> list[Stat]:
-    """Devices that did timed work for one rank: what is asked of a rank's device is of all of them together."""
+    """Return a row of stats if a rank used several devices: device results of the rank are then of all of them
+    together.
+    """
     did = arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES) & events["dur"].is_not_null().to_numpy()
     devices = events["device"].filter(pl.Series(did)).drop_nulls().unique().sort().to_list()
     if len(devices) < 2:
@@ -73,7 +75,7 @@ def _count_devices(events: pl.DataFrame) -> list[Stat]:
 
 
 def _step_annotations(events: pl.DataFrame) -> pl.DataFrame:
-    """ts, end, pid and number of what marks a step; number is null where no integer holds it."""
+    """Return ts, end, pid and number of step annotations; number is null if it exceeds an integer."""
     annotations = (
         arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & events["dur"].is_not_null().to_numpy()
     )
@@ -87,7 +89,7 @@ def _step_annotations(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def format_example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
-    """The first of these rows of a table sorted by time, in words; None if there is none."""
+    """Return the first of these rows of a table sorted by time as text; None if there is none."""
     if not rows.size:
         return None
     name, when = events["name"][int(rows[0])] or "(no name)", events["ts"][int(rows[0])] - events["ts"][0]
@@ -96,10 +98,10 @@ def format_example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
 
 
 def _find_event_steps(events: pl.DataFrame) -> pl.Series:
-    """N of the ProfilerStep#N in whose range a host event starts, on any thread, the innermost of several; null
-    elsewhere.
+    """Return the number of the step in which each host event starts, on any thread; of nested steps the innermost,
+    else null.
 
-    Where several processes have steps, an event belongs to one of its own process.
+    If several processes have steps, an event belongs to a step of its own process.
     """
     number = np.zeros(events.height, np.int64)
     has_step = np.zeros(events.height, bool)

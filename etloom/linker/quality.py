@@ -1,4 +1,4 @@
-"""How far linking reached, as a table and as the few figures that stand in ``meta["link"]``."""
+"""Quality of linking, as a table and as the figures in ``meta["link"]``."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ _CATEGORIES = {
 
 
 def summarize_links(trace: Trace) -> pl.DataFrame:
-    """One row a subject (`COLUMNS`) of a linked trace; share_pct is null where there is nothing to link.
+    """Return one row per subject (`COLUMNS`) of a linked trace; share_pct is null if there is nothing to link.
 
-    host operators: nodes of the execution trace with an event. device work: kernels, copies and sets with their
-    launch call, or the operator that the file names; each of these alone, where the trace holds several. launches:
-    calls with an operator around them. collectives: device work that is communication by name, with a row in comms.
-    steps: host and device events that belong to a ProfilerStep.
+    host operators: nodes of the execution trace with an event. device work: kernels, memcpys and memsets with their
+    launch call, or the operator that the file names; each of these separately if the trace holds several. launches:
+    calls with an operator around them. collectives: GPU activity that is communication by name, with a row in comms.
+    steps: host and device events that belong to a step.
     """
     events, launches = trace.events, trace.launches
     link = trace.meta.get("link", {})
@@ -110,14 +110,14 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
         [
             (
                 subject,
-                how,
+                key,
                 total,
                 linked,
                 total - linked,
                 100 * linked / total if total else None,
                 _format_note(subject, link, counts, steps, total - linked),
             )
-            for subject, how, total, linked in rows
+            for subject, key, total, linked in rows
         ],
         schema=COLUMNS,
         orient="row",
@@ -127,7 +127,7 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
 def _count_by_category(
     events: pl.DataFrame, launches: pl.DataFrame, launched: np.ndarray, by: str
 ) -> list[tuple[str, str, int, int]]:
-    """Device work by category, as rows of `summary`; none where all is of one."""
+    """Return GPU activity by category, as rows of `summarize_links`; empty if all is of one category."""
     cats = launches.join(
         events.select("id", "cat"), left_on="device_event", right_on="id", maintain_order="left"
     )["cat"]
@@ -140,10 +140,10 @@ def _count_by_category(
 
 
 def count_links(trace: Trace) -> LinkMeta:
-    """What ``meta["link"]`` holds: how, score, ties and the like of the pairing, and the counts of `summary`.
+    """Return the figures of ``meta["link"]``: those of the pairing, and the counts of `summarize_links`.
 
-    host_operators, linked and coverage (linked / host_operators, null where either file is missing) of the
-    execution trace; device_work and launched of the profiler's.
+    coverage is linked / host_operators of the execution trace, None if either file is missing; device_work and
+    launched are of the profiler trace.
     """
     table = {row["subject"]: row for row in summarize_links(trace).iter_rows(named=True)}
     operators, work = table["host operators"], table["device work"]

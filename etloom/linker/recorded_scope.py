@@ -1,4 +1,4 @@
-"""What device work belongs to the part of a run that the execution trace shows."""
+"""The GPU activity within the part of a run that the execution trace covers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from etloom.linker.placement import format_example
 
 
 def count_unscoped_work(trace: Trace) -> Trace:
-    """The Trace with a row of stats for the device work that is of other iterations than the execution trace."""
+    """Return the Trace with a row of stats for the GPU activity of other iterations than the execution trace."""
     if not trace.links.height:
         return trace
     unscoped = np.flatnonzero(~is_in_scope(trace, find_launching_nodes(trace)))
@@ -21,16 +21,16 @@ def count_unscoped_work(trace: Trace) -> Trace:
 
 
 def find_launching_nodes(trace: Trace) -> pl.Series:
-    """For each row of launches the id of the node of the operator around the call, or of the nearest linked event
-    around that; null where there is none.
+    """Return for each row of launches the id of the node of the operator around the call, or of the nearest linked
+    event around that; null if there is none.
     """
     return find_enclosing_nodes(trace, trace.launches.select(pl.coalesce("operator", "launch")).to_series())
 
 
 def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
-    """Which rows of launches have a node, or were launched between the first linked operator and the last one.
+    """Return a mask of launches with a node, or launched between the first and the last linked operator.
 
-    Work without a known launch counts by its own start. Where nothing is linked, all belong.
+    GPU activity without a known launch counts by its own start. If nothing is linked, all are in scope.
     """
     events, launches = trace.events, trace.launches
     linked = rows_of_ids(events, trace.links["event"])
@@ -48,7 +48,7 @@ def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
 
 
 def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
-    """For ids of events (or null) the node of each, or of the nearest linked event around it."""
+    """Return for ids of events (or null) the node of each, or of the nearest linked event around it."""
     linked = rows_of_ids(trace.events, trace.links["event"])
     node = np.zeros(trace.events.height + 1, np.uint32)  # the last for -1
     node[linked] = trace.links["node"].to_numpy()

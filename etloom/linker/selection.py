@@ -1,21 +1,24 @@
-"""A part of a run as a run of its own: some ranks, a step, a stretch of time, names, categories.
+"""Select a part of a run as a run of its own: ranks, a step, a time range, names, categories.
 
-What is asked for is kept and everything that is told of the rest goes with it, so that any question can be put to the
-part. Several filters keep what all of them keep:
+Selected events are kept together with the rows of other tables that describe them, so that every analysis works on
+the
+part. Several filters keep the events that all of them keep:
 
 - ranks: only these.
-- step: the events of this ProfilerStep; device work is of the step that launched it.
-- time: what begins in [start, end), whole, counted from the first event of the run (of the rank, where clocks are not
-  the epoch's) that is no note of the profiler about itself. So stretches that follow each other share out all events:
-  what straddles a border belongs to the first.
-- names: the events whose name fits one of these globs (* ? [...], upper and lower case told apart), all that is nested
-  in them on their thread, all device work that was launched there, and the call that launched any device work kept.
-- categories: the events of these categories (cpu_op, kernel, gpu_memcpy, ...), the device work of these kinds
-  (computation, communication, memory, other), and the call that launched any device work kept.
+- step: the events of this step; GPU activity is of the step that launched it.
+- time: events that begin in [start, end), complete, counted from the first recorded event of the run (of the rank, if
+  clocks are not the epoch's) that is not internal to the profiler. So consecutive ranges partition all events: an
+  event across a border belongs to the first.
+- names: the events whose name matches one of these globs (* ? [...], case-sensitive), all events nested in them on
+their
+  thread, all GPU activity launched there, and the call that launched any selected GPU activity.
+- categories: the events of these categories (cpu_op, kernel, gpu_memcpy, ...), the GPU activity of these types
+  (computation, communication, memory, other), and the call that launched any selected GPU activity.
 
-The marks of steps stay under names and categories, so that answers by step still are. An event whose parent is gone
-hangs on the nearest one around it that is left. A row of another table that describes a dropped event goes; one that
-merely mentions it (the call of a launch, the operator around it) loses the mention. Nodes of execution traces stay.
+Step annotations stay under names and categories, so that results by step remain valid. An event whose parent is
+dropped gets the nearest remaining ancestor as its parent. A row of another table that describes a dropped event is
+dropped; one that only refers to it (the call of a launch, the operator around it) loses the reference. Nodes of
+execution traces stay.
 """
 
 from __future__ import annotations
@@ -61,9 +64,18 @@ def select_part(
     names: Collection[str] = (),
     categories: Collection[str] = (),
 ) -> Job:
-    """The part of a linked job that all these filters keep; without any, the job itself. time: ns.
+    """Return the part of a linked job that all these filters keep; without filters the job itself.
 
-    Raises AnalysisError where a rank is not there, and where nothing is left.
+    Args:
+        job: A linked job.
+        ranks: Ranks to keep.
+        step: Number of a step.
+        time: Start and end in ns.
+        names: Globs of event names.
+        categories: Event categories or kernel types.
+
+    Raises:
+        AnalysisError: There is no such rank or category, or nothing is left.
     """
     if missing := sorted(set(ranks) - set(job)):
         raise unknown_rank_error(missing, job)
@@ -85,7 +97,7 @@ def select_part(
         selected = np.logical_and.reduce(list(masks.values()))
         for filter_name, mask in {**masks, "all": selected}.items():
             matched[filter_name] |= bool(mask.any())
-        parts[rank] = _select_of_rank(trace, selected, masks, window)
+        parts[rank] = _select_rank_part(trace, selected, masks, window)
     if not matched["all"]:
         raise _empty_selection_error(job, step, names, categories, matched, bool(time))
     return Job(parts, job.meta, job.run_stats)
@@ -99,7 +111,7 @@ def _empty_selection_error(
     matched: dict[str, bool],
     timed: bool,
 ) -> AnalysisError:
-    """Which filter matched nothing, or that all of them together did."""
+    """Return the error that names the filter that matched nothing, or all filters if only their combination does."""
     scope = f" of {format_ranks(job)}"
     reasons = {
         "step": (step is not None, f"there is no step {step}{scope}", _describe_steps(job)),
@@ -137,7 +149,7 @@ def _describe_steps(job: Job) -> str:
 
 
 def parse_time_range(text: str) -> TimeRange:
-    """(start, end) in ns of "10ms:1.5s"; either may be left out. Raises AnalysisError."""
+    """Return (start, end) in ns of text such as "10ms:1.5s"; either may be missing. Raises AnalysisError."""
     match = re.fullmatch(r"(?:([\d.]+)(ns|us|ms|s))?:(?:([\d.]+)(ns|us|ms|s))?", text.strip())
     try:
         if match is None:
@@ -162,7 +174,7 @@ def _build_masks(
     names: Collection[str],
     categories: Collection[str],
 ) -> dict[str, MaskArray]:
-    """What each filter that is given keeps of the events of one rank; window: ns on the rank's clock."""
+    """Return the events of one rank that each given filter keeps; window is in ns on the rank's clock."""
     masks: dict[str, MaskArray] = {}
     if step is not None:
         masks["step"] = np.zeros(trace.events.height, dtype=np.bool_)
@@ -177,10 +189,12 @@ def _build_masks(
     return masks
 
 
-def _select_of_rank(
+def _select_rank_part(
     trace: Trace, selected: MaskArray, masks: dict[str, MaskArray], window: TimeRange
 ) -> Trace:
-    """The part of one rank: these events, and under names and categories the marks of steps that other filters keep."""
+    """Return the part of one rank: these events, and under names and categories the step annotations that other
+    filters keep.
+    """
     if "name" in masks or "category" in masks:
         others = [mask for filter_name, mask in masks.items() if filter_name in ("step", "time")]
         selected = selected | np.logical_and.reduce([_is_step_annotation(trace.events), *others])
@@ -194,7 +208,7 @@ def _select_of_rank(
 
 
 def keep_events(trace: Trace, keep: MaskArray) -> Trace:
-    """The part of a trace of these events (a mask of its events), and what other tables tell of them."""
+    """Return the part of a trace with these events (a mask), and the rows of other tables that describe them."""
     tables = {name: _filter_table(trace, name, keep) for name in trace.tables if name != "events"}
     return Trace({**tables, "events": _filter_events(trace.events, keep)}, trace.meta)
 
@@ -231,7 +245,7 @@ def _match_categories(trace: Trace, categories: Collection[str]) -> MaskArray:
 
 
 def _add_launch_calls(trace: Trace, keep: MaskArray) -> MaskArray:
-    """Also the calls that launched device work kept."""
+    """Add the calls that launched selected GPU activity."""
     device, call = (
         rows_of_ids(trace.events, trace.launches[column]) for column in ("device_event", "launch")
     )
@@ -240,13 +254,13 @@ def _add_launch_calls(trace: Trace, keep: MaskArray) -> MaskArray:
 
 
 def _is_step_annotation(events: pl.DataFrame) -> MaskArray:
-    """The marks of steps."""
+    """Return a mask of step annotations."""
     steps: MaskArray = match_steps(events["name"])
     return is_in(events["cat"], kinds.ANNOTATION_CATEGORIES) & steps
 
 
 def _filter_events(events: pl.DataFrame, keep: MaskArray) -> pl.DataFrame:
-    """The events kept, each under the nearest one around it that is kept too, at the depth it then has."""
+    """Return the selected events, with the nearest selected ancestor as parent and the resulting depth."""
     if keep.all():
         return events
     parent = rows_of_ids(events, events["parent"])
@@ -264,7 +278,7 @@ def _filter_events(events: pl.DataFrame, keep: MaskArray) -> pl.DataFrame:
 
 
 def _filter_table(trace: Trace, name: str, keep: MaskArray) -> pl.DataFrame:
-    """A table without what it tells of dropped events."""
+    """Return a table without the rows and references of dropped events."""
     frame, events = trace.table(name), trace.events
     for column in TABLES[name].columns:
         if column.refers != "events":

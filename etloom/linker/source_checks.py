@@ -58,8 +58,8 @@ def check_processes(traces: Sequence[Trace]) -> list[Stat]:
         next(iter(processes.items())) for processes in (node_processes, event_processes)
     )
     example = (
-        f"the execution trace is of process {node_pid}{node_time}, the Kineto trace of process {event_pid}{event_time}: "
-        "operators, shapes and sizes are of one run and times of another"
+        f"the execution trace is of process {node_pid}{node_time}, the Kineto trace of process {event_pid}"
+        f"{event_time}: operators, shapes and sizes are of one run and times of another"
     )
     return [Stat("link.processes_differ", "error", 1, example)]
 

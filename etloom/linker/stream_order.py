@@ -1,6 +1,6 @@
-"""What streams did, in the order in which it was launched: the last work before a call, the first one after.
+"""GPU activity of streams in order of launch: the last before a call, the first after it.
 
-A stream is first in, first out, so to wait for a stream is to wait for the last work launched on it before.
+A stream is first in, first out, so waiting for a stream is waiting for the last activity launched on it before.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from etloom.core.trace import Trace
 
 
 def order_by_launch(trace: Trace) -> pl.DataFrame:
-    """Device work in order of launch: on, device, stream, ts, end, launched, known (whether its launch is).
+    """Return GPU activity in order of launch: on, device, stream, ts, end, launched, known (true if its launch is
+    recorded).
 
-    What was launched out of sight, mostly before the trace began, has its own start for its launch.
+    Activity whose launch is not recorded, mostly before the trace began, uses its own start as launch.
     """
     events = trace.events
     launches = trace.launches.select("launch", pl.col("device_event").alias("on"))
@@ -38,12 +39,15 @@ def order_by_launch(trace: Trace) -> pl.DataFrame:
 
 
 def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """syncs (at, until, device, stream) with ``on``, the last work on the stream launched before, if there is.
+    """Return syncs (at, until, device, stream) with ``on``, the last activity launched on the stream before, if
+    there is one.
 
-    Work that was launched out of sight counts where it ended before the call did.
+    Activity without a recorded launch counts if it ended before the call did.
     """
     stream = ["device", "stream"]
-    launched_in_trace, hidden = (work.filter(is_known) for is_known in (pl.col("known"), ~pl.col("known")))
+    launched_in_trace, hidden = (
+        work.filter(has_launch) for has_launch in (pl.col("known"), ~pl.col("known"))
+    )
     matches = syncs.sort("at").join_asof(
         launched_in_trace.select(*stream, "launched", "on", pl.col("ts").alias("began")),
         left_on="at",
@@ -67,7 +71,9 @@ def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_first_after(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """syncs (at, device, stream) with ``event``, the first work launched on the stream after, if there is."""
+    """Return syncs (at, device, stream) with ``event``, the first activity launched on the stream after, if there is
+    one.
+    """
     return (
         syncs.sort("at")
         .join_asof(

@@ -1,8 +1,8 @@
-"""Who waited for the device: synchronising calls, stream waits and blocking copies, on every step.
+"""Synchronization dependencies: host calls, streams and blocking copies that waited for GPU activity.
 
-From `syncs` where the device tracer recorded them (cuda_sync events name the stream, and the call that
-recorded the event waited for), else from the calls and their times; `waits.how` says which. What a stream is
-waited for is the last work launched on it before: a stream is first in, first out.
+They come from `syncs` if the device tracer recorded them (cuda_sync events name the stream, and the call that
+recorded the event waited for), else from the calls and their times; ``sync_dependencies.how`` distinguishes the two.
+Waiting for a stream means waiting for the last activity launched on it before: a stream is first in, first out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from etloom.core.arrays import rows_of_ids
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 from etloom.linker.launches import find_calls
-from etloom.linker.placement import ids_of_rows
+from etloom.linker.placement import get_ids
 from etloom.linker.stream_order import find_first_after, find_last_before, order_by_launch
 
 _CALL_PATTERNS = {
@@ -30,7 +30,7 @@ _COLUMNS = ("event", "on", "kind", "sync", "how")
 
 
 def add_sync_dependencies(trace: Trace) -> Trace:
-    """The Trace with `waits`, which needs its `launches`."""
+    """Return the Trace with `sync_dependencies`; it needs `launches`."""
     events = trace.events
     work = order_by_launch(trace)
     if not work.height:
@@ -66,7 +66,7 @@ def add_sync_dependencies(trace: Trace) -> Trace:
 
 
 def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
-    """Calls that synchronise: call (id), kind, pid, tid, at (start), until (end)."""
+    """Return the calls that synchronize: call (id), kind, pid, tid, at (start), until (end)."""
     runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
     calls = events.select("id", "name", "pid", "tid", "ts", "dur")[runtime]
     parts = [
@@ -88,7 +88,9 @@ def _match_name(events: pl.DataFrame, pattern: str) -> np.ndarray:
 
 
 def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.DataFrame, int]:
-    """Waits by cuda_sync events, the calls they explain, how many wait for an event recorded out of sight."""
+    """Return dependencies from cuda_sync events, the calls they explain, and how many wait for an event recorded
+    elsewhere.
+    """
     events = trace.events
     rows = np.flatnonzero(arrays.is_in(events["cat"], ("cuda_sync",)))
     if not rows.size:
@@ -105,7 +107,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
             pl.col("stream").fill_null(pl.col("tid")).alias("waiting"),
             pl.col("ts").alias("seen"),
             (pl.col("ts") + pl.col("dur").fill_null(0)).alias("over"),
-            ids_of_rows(events, call).alias("call"),
+            get_ids(events, call).alias("call"),
         )
         .join(record.with_columns(pl.col("kind").cast(pl.String)), left_on="sync", right_on="event")
         .join(
@@ -125,7 +127,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
     )
     explained_calls = syncs.select("call").drop_nulls().unique()
     context = _wait_for_all_streams(
-        syncs.filter(pl.col("kind") == "Context Sync"), work, on=["device"], sync="sync", how="recorded"
+        syncs.filter(pl.col("kind") == "Context Sync"), work, on=["device"], sync="sync", source="recorded"
     )
     stream = find_last_before(
         syncs.filter(pl.col("kind") == "Stream Sync").with_columns(
@@ -174,18 +176,20 @@ def _wait_for_all_streams(
     *,
     on: list[str] | None = None,
     sync: str = "call",
-    how: str = "inferred",
+    source: str = "inferred",
 ) -> pl.DataFrame:
-    """Waits for the last work launched before on every stream (of the device, where ``on`` says so)."""
+    """Return dependencies on the last activity launched before on every stream (of the device, if ``on`` names it)."""
     streams = work.select("device", "stream").unique()
     sync_calls = syncs.drop("device", strict=False) if on is None else syncs
     every = sync_calls.join(streams, on=on, how="inner") if on else sync_calls.join(streams, how="cross")
     every = every if "event" in every.columns else every.with_columns(pl.col("call").alias("event"))
-    return find_last_before(every, work).with_columns(pl.col(sync).alias("sync"), pl.lit(how).alias("how"))
+    return find_last_before(every, work).with_columns(pl.col(sync).alias("sync"), pl.lit(source).alias("how"))
 
 
 def _wait_for_completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Waits of stream and event synchronisations: for what ended last within the call, launched before it."""
+    """Return dependencies of stream and event synchronizations: on the last activity to end within the call,
+    launched before.
+    """
     ends = work.sort("end", "ts").select("end", "launched", "known", "on")
     return (
         calls.sort("until")
@@ -198,11 +202,11 @@ def _wait_for_completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame
 
 
 def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Waits of a stream for an event, without the tracer's word on which.
+    """Return dependencies of a stream on an event, if the tracer did not record which.
 
-    What waits is the work that the thread launches next. The event is the one that the thread recorded last,
-    and stands for the last work launched before that on another stream. Left out where the work did not wait
-    for it.
+    The waiting activity is the next one that the thread launches. The event is the last one that the thread
+    recorded, and stands for the last activity launched before that on another stream. Left out if the activity did
+    not wait for it.
     """
     events = trace.events
     runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
@@ -246,7 +250,7 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
 
 
 def _wait_for_copies(events: pl.DataFrame, trace: Trace, explained_calls: pl.DataFrame) -> pl.DataFrame:
-    """Waits of copying calls that returned only after the copy had ended."""
+    """Return dependencies of copying calls that returned only after the copy had ended."""
     launches = trace.launches.drop_nulls("launch")
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
     end = events["ts"].to_numpy() + arrays.to_array(events["dur"], 0)

@@ -1,4 +1,4 @@
-"""What passes from thread to thread: backward operators to their forward ones, and work after a pause."""
+"""Dependencies between threads: backward operators on their forward ones, and work after a pause."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import polars as pl
 from etloom.core import arrays, categories, nesting
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
-from etloom.linker.placement import ids_of_rows
+from etloom.linker.placement import get_ids
 
 
 def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trace:
-    """The Trace with `handoffs`.
+    """Return the Trace with `thread_dependencies`.
 
-    threshold_us: how long a thread must be without an operator before its next one is taken to follow on the
-    work of another thread.
+    Args:
+        trace: A Trace with depths.
+        threshold_us: Pause of a thread, in microseconds, after which its next operator is assumed to depend on
+        another
+            thread.
     """
     events = trace.events
     backward, forward, unknown = match_forward_operators(events)
     after_pause, before = find_operators_after_pauses(events, round(1000 * threshold_us))
     frames = [
-        pl.DataFrame({"event": ids_of_rows(events, event), "after": ids_of_rows(events, after)}).with_columns(
+        pl.DataFrame({"event": get_ids(events, event), "after": get_ids(events, after)}).with_columns(
             pl.lit(kind, dtype=pl.Categorical).alias("kind")
         )
         for kind, event, after in (("fwd_bwd", backward, forward), ("thread", after_pause, before))
@@ -40,11 +43,11 @@ def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trac
 
 
 def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, int]:
-    """Rows of backward operators, of the forward operator of each, and how many backward ones have none.
+    """Return rows of backward operators, of their forward operators, and how many backward operators have none.
 
-    A backward operator bears the sequence number of its forward one and PyTorch's own number of its thread,
-    which is matched to the thread that has most of its sequence numbers. Of the forward operators of one
-    sequence number (a composite and those inside it) the last one to begin before is taken.
+    A backward operator has the sequence number of its forward one and PyTorch's own number of its thread, which is
+    matched to the thread that has most of its sequence numbers. Of several forward operators of one sequence number
+    (a composite and its parts) the last to begin before is taken.
     """
     operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     numbered = operators & (events["seq_id"] >= 0).fill_null(False).to_numpy()
@@ -79,11 +82,11 @@ def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarra
 
 
 def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of operators that begin after a pause of their thread, and of the one each follows on.
+    """Return rows of operators that begin after a pause of their thread, and of the operator each depends on.
 
-    That is the operator of another thread of the process that ended last before, of several at once the
-    outermost. The first operator of a thread comes after a pause without beginning. An annotation runs
-    nothing, so it may be open during a pause; it may also be what ends one.
+    That is the operator of another thread of the process that ended last before; of several at once the outermost.
+    The first operator of a thread counts as after a pause. An annotation runs nothing, so it may be open during a
+    pause; it may also end one.
     """
     standing = (
         arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES)
@@ -122,7 +125,9 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
 def _starts_after_pause(
     lanes: np.ndarray, starts: np.ndarray, ends: np.ndarray, threshold_ns: int
 ) -> np.ndarray:
-    """Which operators, sorted by start, begin more than a threshold after all before on their lane ended."""
+    """Return a mask of operators, sorted by start, that begin more than a threshold after all earlier ones of their
+    track ended.
+    """
     order = np.argsort(lanes, kind="stable")
     pauses = np.zeros(len(lanes), bool)
     for part in np.split(order, np.flatnonzero(np.diff(lanes[order])) + 1):

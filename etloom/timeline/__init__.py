@@ -1,1 +1,1 @@
-"""What ran when on one rank: busy and idle intervals, and the call tree."""
+"""Activity over time on one rank: busy and idle intervals, and the call tree."""

@@ -1,13 +1,12 @@
-"""What ran when, by kind: on the device or, where a trace holds no device work, on the host.
+"""Activity over time by kernel type: on the device or, if a trace has no GPU activity, on the host.
 
-basis "device": the kernels, copies and sets of all streams. A synchronisation is no work, and collectives that
-the host itself carries out (gloo) are not seen.
+basis "device": the kernels, memcpys and memsets of all streams. Synchronizations do not count, and collectives that
+the host itself executes (gloo) are not included.
 
-basis "host": the operators of all threads. Communication is the time in a communication call (c10d::,
-...) or in a backend's range of one (gloo:, ...) on any thread. Computation is the time in which some
-thread is in another operator but in no communication call. A backend's range does not stop its thread
-from computing: it belongs to an asynchronous operation, which Kineto draws where it was started. What is
-neither is idle, or Python between operators.
+basis "host": the operators of all threads. Communication is the time in a communication call (c10d::, ...) or in a
+backend's range of one (gloo:, ...) on any thread. Computation is the time in which some thread is in another operator
+and not in a communication call. A backend's range does not stop its thread from computing: it belongs to an
+asynchronous operation, which Kineto draws where it was started. The rest is idle, or Python between operators.
 """
 
 from __future__ import annotations
@@ -41,10 +40,14 @@ class Activity:
 
 
 def compute_activity(trace: Trace) -> Activity:
-    """When each kind of work ran. Raises AnalysisError for a trace of neither device work nor operators."""
+    """Return the intervals of each kernel type.
+
+    Raises:
+        AnalysisError: The trace has neither GPU activity nor operators.
+    """
     device = select_device_events(trace, "kind", "ts", "dur")
     if device.height:
-        times = {kind: to_intervals(events_of_type) for (kind,), events_of_type in device.group_by("kind")}
+        times = {kind: to_intervals(type_events) for (kind,), type_events in device.group_by("kind")}
         return Activity("device", {kind: times.get(kind, EMPTY) for kind in categories.KERNEL_TYPES})
     calls = select_host_calls(trace)
     computes = pl.col("kind") == "computation"
@@ -58,7 +61,9 @@ def compute_activity(trace: Trace) -> Activity:
 
 
 def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
-    """The device events that have a duration, with their ``kind``; of their columns those asked for, by default all."""
+    """Return the device events that have a duration, with their type ``kind``; only the given columns, if there are
+    any.
+    """
     if columns:
         return pl.DataFrame([trace.compute_once(_device_column, name) for name in columns])
     return trace.events[trace.compute_once(_find_device_rows)].with_columns(
@@ -67,23 +72,28 @@ def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
 
 
 def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
-    """Device work by start, with these columns: of events; kind, end; and of its launch call, null where that lies
-    outside the trace: launch (id), api, launch_ts, launch_end, operator (id)."""
+    """Return GPU activity in order of start, with these columns.
+
+    Args:
+        trace: A linked trace.
+        columns: Columns of events; kind, end; and those of its launch call, null if the call is outside of the trace:
+            launch (id), api, launch_ts, launch_end, operator (id).
+    """
     return pl.DataFrame([trace.compute_once(_launched_column, name) for name in columns])
 
 
 def select_launched_array(trace: Trace, column: str, absent: int) -> RowArray:
-    """A column of `launched` as an array, ``absent`` in place of null."""
+    """Return a column of `select_launched_events` as an array, with ``absent`` in place of null."""
     return trace.compute_once(_compute_launched_array, column, absent)
 
 
 def encode_streams(trace: Trace) -> RowArray:
-    """A number from 0 for the device and stream of each row of `launched`."""
+    """Return a number from 0 for the device and stream of each row of `select_launched_events`."""
     return trace.compute_once(_compute_stream_codes)
 
 
 def _device_column(trace: Trace, column: str) -> pl.Series:
-    """A column of `device_work`."""
+    """Return a column of `select_device_events`."""
     rows = trace.compute_once(_find_device_rows)
     if column == "kind":
         return categories.add_kernel_type(trace.events.select("cat", "name")[rows])["kind"]
@@ -91,14 +101,14 @@ def _device_column(trace: Trace, column: str) -> pl.Series:
 
 
 def _launched_column(trace: Trace, column: str) -> pl.Series:
-    """A column of `launched`."""
+    """Return a column of `select_launched_events`."""
     values = _compute_launched_column(trace, column)
     start = trace.compute_once(_device_column, "ts")
     return values if start.is_sorted() else values[np.argsort(start.to_numpy(), kind="stable")]
 
 
 def _compute_launched_column(trace: Trace, column: str) -> pl.Series:
-    """A column of `launched`, in the order of `device_work`."""
+    """Return a column of `select_launched_events`, in the order of `select_device_events`."""
     if column == "end":
         return (trace.compute_once(_device_column, "ts") + trace.compute_once(_device_column, "dur")).alias(
             column
@@ -108,11 +118,11 @@ def _compute_launched_column(trace: Trace, column: str) -> pl.Series:
     pair, call = trace.compute_once(_find_launch_rows)
     if column in ("launch", "operator"):
         return take_rows(trace.launches[column], pair)
-    values_of_call = take_rows(trace.events[_CALL_COLUMNS[column]], call).alias(column)
+    call_values = take_rows(trace.events[_CALL_COLUMNS[column]], call).alias(column)
     return (
-        values_of_call + take_rows(trace.events["dur"], call).fill_null(0)
+        call_values + take_rows(trace.events["dur"], call).fill_null(0)
         if column == "launch_end"
-        else values_of_call
+        else call_values
     )
 
 
@@ -127,8 +137,10 @@ _CALL_COLUMNS = {
 
 
 def _find_launch_rows(trace: Trace) -> tuple[RowArray, RowArray]:
-    """Of each piece of device work the row of launches that tells its launch, the first of several, and the row of
-    events of the call; -1 where the call lies outside the trace."""
+    """Return for each device event its row of launches (the first of several), and the row of the call in events.
+
+    Both are -1 if the call is outside of the trace.
+    """
     work, launches = select_device_events(trace, "id"), trace.launches
     pair = np.full(work.height, -1, dtype=np.int64)
     work_rows = rows_of_ids(work, launches["device_event"])
@@ -148,7 +160,7 @@ def _compute_stream_codes(trace: Trace) -> RowArray:
 
 
 def has_device_events(trace: Trace) -> bool:
-    """Whether the trace holds any device event that has a duration."""
+    """Return whether the trace has a device event with a duration."""
     return trace.compute_once(_find_device_rows).size > 0
 
 
@@ -160,10 +172,13 @@ def _find_device_rows(trace: Trace) -> RowArray:
 
 
 def select_host_calls(trace: Trace) -> pl.DataFrame:
-    """Operators and backends' ranges with a duration: id, cat, name, ts, dur, pid, tid, step, their ``kind`` and
-    whether they are a ``backend``'s.
+    """Return operators and ranges of backends with a duration.
 
-    Raises AnalysisError where there are none; asked only of a trace without device work.
+    Meant for traces without GPU activity. Columns: id, cat, name, ts, dur, pid, tid, step, their type ``kind``, and
+    ``backend``, true for the range of a backend.
+
+    Raises:
+        AnalysisError: There are none.
     """
     host = (
         pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES | categories.ANNOTATION_CATEGORIES))
@@ -196,13 +211,13 @@ def select_host_calls(trace: Trace) -> pl.DataFrame:
 
 
 def to_intervals(events: pl.DataFrame) -> Intervals:
-    """The time in any of the events (ts, dur)."""
+    """Return the time in any of the events (ts, dur)."""
     starts = events["ts"].to_numpy()
     return Intervals.of(starts, starts + events["dur"].to_numpy())
 
 
 def find_steps(trace: Trace) -> pl.DataFrame:
-    """step, start, end of each step that a ProfilerStep#N marks on the host, in order of N; maybe no rows."""
+    """Return step, start and end of each step annotated on the host, in order of the number; may be empty."""
     return trace.compute_once(_compute_steps).clone()
 
 
@@ -221,12 +236,12 @@ def _compute_steps(trace: Trace) -> pl.DataFrame:
 
 
 def find_step_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
-    """id, step: of the nodes of an execution trace that mark one."""
+    """Return id and step of the nodes of an execution trace that annotate a step."""
     return nodes.select("id", step=parse_step()).drop_nulls("step")
 
 
 def explain_missing_times(trace: Trace) -> AnalysisError | None:
-    """Why nothing of a trace without events has a time; None where there are events."""
+    """Return the error for a trace without events, in which nothing has a time; None if there are events."""
     if trace.rows("events"):
         return None
     if not trace.rows("nodes"):
@@ -240,5 +255,5 @@ def explain_missing_times(trace: Trace) -> AnalysisError | None:
 
 
 def describe_rank(trace: Trace) -> str | None:
-    """What an error says of where it is."""
+    """Return the location for errors about a trace."""
     return None if trace.rank is None else f"rank {trace.rank}"

@@ -1,8 +1,8 @@
-"""The calls of each thread as one tree: who called whom, how often, and the host and device time of it.
+"""The calls of each thread as one tree: callers and callees with counts, host time and device time.
 
-Calls of one name at one place count together and are a node; the steps are one, ``ProfilerStep#*``. Device work belongs
-to the call that launched it; what no call of the recording launched is a node of its own, UNLAUNCHED, of no thread.
-Records that end on another thread than they began on (gloo's) are in no call and are left out.
+Calls of one name under one caller are one node; all steps are one, ``ProfilerStep#*``. GPU activity belongs to the
+call that launched it; activity without a recorded launch is a node of its own, UNLAUNCHED, of no thread. Records
+that end on another thread than they began on (gloo's) belong to no call and are ignored.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ SCHEMA = {
 
 
 def build_call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False) -> pl.DataFrame:
-    """SCHEMA, a row a node: a caller before what it calls, siblings and threads by their time, longest first.
+    """Return one row per node (SCHEMA): callers before callees, siblings and threads by their time, longest first.
 
-    total_ns and device_ns are the self times of a node and of all below it, so that parts sum to the whole; kernels
-    counts the kernels, copies and sets. The trace must be linked.
+    total_ns and device_ns are the self times of a node and of all nodes below it, so that parts sum to the whole;
+    kernels counts kernels, memcpys and memsets.
 
-    joined: a backward operator is called by its forward one, wherever it ran. kernels: device work is nodes too.
+    Args:
+        trace: A linked trace.
+        joined: Put a backward operator below its forward one, on whichever thread it ran.
+        kernels: Add nodes for GPU activity.
     """
     calls, work = _collect_calls(trace, joined)
     if kernels:
@@ -95,8 +98,9 @@ def _null_column(name: str) -> pl.Expr:
 
 
 def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """A row a call (pid, tid, category, name, count, self_ns, parent: a row of this table, -1 for none), and a row of
-    device work (category, name, dur, parent)."""
+    """Return a row per call (pid, tid, category, name, count, self_ns, parent: a row of this table, -1 for none),
+    and a row per device event (category, name, dur, parent).
+    """
     events = trace.events
     on_lane = events["depth"].is_not_null()
     rows = np.flatnonzero(on_lane.to_numpy())
@@ -136,15 +140,15 @@ def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFra
 
 
 def _merge_step_names(names: pl.Series) -> pl.Series:
-    """The names, the marks of all steps under one."""
+    """Return the names with all step annotations under one name."""
     steps = match_steps(names)
     return names.set(pl.Series(steps), ALL_STEPS) if steps.any() else names
 
 
 def _attach_backward(trace: Trace, rows: RowArray, call_row: RowArray, parent: RowArray) -> RowArray:
-    """The parents with the outermost backward record of each forward operator under that operator.
+    """Return the parents with the outermost backward record of each forward operator below that operator.
 
-    The forward operator begins before, so that no circle comes of it.
+    The forward operator begins earlier, so this creates no cycle.
     """
     joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     backward, forward = (
@@ -163,8 +167,9 @@ def _attach_backward(trace: Trace, rows: RowArray, call_row: RowArray, parent: R
 
 
 def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
-    """How many calls are around each: their depth, where that is given and fits the parents, else by pointer
-    doubling."""
+    """Return the number of callers of each call: the depth, if it is given and fits the parents, else by pointer
+    doubling.
+    """
     if depth is not None and not depth.null_count():
         depths = depth.to_numpy()
         around = depths[parent]
@@ -179,7 +184,7 @@ def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
 
 
 def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tuple[RowArray, RowArray]:
-    """The node of each call, and the first call of each node; a node is numbered after the one above it."""
+    """Return the node of each call, and the first call of each node; a node has a higher number than its caller."""
     roots = np.flatnonzero(level == 0)
     lanes = nesting.track_codes(calls.select("pid", "tid")[roots])
     text_codes, names = _encode_text(calls["name"])
@@ -189,17 +194,19 @@ def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tup
     first: list[RowArray] = [np.zeros(0, np.int64)]
     before = count = 0
     for at in range(int(level.max(initial=-1)) + 1):
-        calls_here = np.flatnonzero(level == at) if at else roots
-        above = node[parent[calls_here]] - before if at else lanes
-        index, inverse = _find_distinct(above * names + text_codes[calls_here])
-        node[calls_here] = count + inverse
-        first.append(calls_here[index])
+        level_calls = np.flatnonzero(level == at) if at else roots
+        above = node[parent[level_calls]] - before if at else lanes
+        index, inverse = _find_distinct(above * names + text_codes[level_calls])
+        node[level_calls] = count + inverse
+        first.append(level_calls[index])
         before, count = count, count + len(index)
     return node, np.concatenate(first)
 
 
 def _find_distinct(keys: RowArray) -> tuple[RowArray, RowArray]:
-    """Where each of these numbers (0 and more) comes first, in their order, and which of them each is."""
+    """Return the first position of each distinct number (0 and more), ascending, and the index of each number among
+    them.
+    """
     size = int(keys.max(initial=-1)) + 1
     if size > 4 * len(keys) + 4096:
         _, index, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -214,7 +221,7 @@ def _find_distinct(keys: RowArray) -> tuple[RowArray, RowArray]:
 
 
 def _encode_text(column: pl.Series) -> tuple[RowArray, int]:
-    """A number for each text of a categorical column, from 0, and how many there are."""
+    """Return a number from 0 for each text of a categorical column, and how many there are."""
     distinct = column.unique().to_physical()
     physical = arrays.to_array(distinct, -1).astype(np.int64) + 1  # 0 for null
     code = np.zeros(int(physical.max(initial=0)) + 1, np.int64)
@@ -225,7 +232,7 @@ def _encode_text(column: pl.Series) -> tuple[RowArray, int]:
 def _order_nodes(
     by_level: list[RowArray], above: RowArray, size: RowArray, within: RowArray, tracks: RowArray
 ) -> RowArray:
-    """The place of each node: threads by their time, then a node before what is below it, siblings by their time."""
+    """Return the position of each node: threads by their time, a node before those below it, siblings by their time."""
     place = np.zeros(len(above), np.int64)
     if not by_level:
         return place
