@@ -1,6 +1,6 @@
 """Write the generated pages of docs/reference from what the code declares: python docs/generate_reference.py.
 
-Each function that ends in ``_page`` returns the text of one page. tests/project/test_docs.py compares them with the files.
+Each function that ends in ``_page`` returns the text of one page; tests/project/test_docs.py compares it with the file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def tables_page() -> str:
     text = (
         "# Tables\n\nThe tables of a `Trace` (`trace.events`, ...) and, with a column `rank` first, of a `Job`. "
         "`etloom query` runs SQL over them. Absent values are null. Times are nanoseconds since the Unix epoch where "
-        "the file states its base, else since the file's own zero (`meta[\"clock\"]`). `id` numbers the rows of a table "
-        "when it is read and stays with the row; a foreign key names the table whose `id` it holds.\n"
+        "the file states its base, else since the file's own zero (`meta[\"clock\"]`). `id` numbers the rows of a "
+        "table when it is read and stays with the row; a foreign key names the table whose `id` it holds.\n"
     )
     for declared in TABLES.values():
         rows = (
@@ -61,9 +61,9 @@ def tables_page() -> str:
 def stats_page() -> str:
     """The names that rows of the table `stats` bear, with their meaning and remedy."""
     text = (
-        "# Data quality: the names in `stats`\n\nNothing is dropped, repaired or inferred in silence: each case is a row "
-        "of the table `stats` (name, severity, count, example). Severities: `info` (nothing is lost), `data_loss` (part "
-        "of the input was skipped), `error` (an answer may be wrong). `etloom info` and the report show the rows; "
+        "# Data quality: the names in `stats`\n\nNothing is dropped, repaired or inferred in silence: each case is a "
+        "row of the table `stats` (name, severity, count, example). Severities: `info` (nothing is lost), `data_loss` "
+        "(part of the input was skipped), `error` (an answer may be wrong). `etloom info` and the report show the rows; "
         "`--strict` turns the last two into exit status 1.\n\n"
     )
     return text + table(

@@ -1,7 +1,7 @@
 """Identifiers and docstrings are plain English with the field's terms.
 
-A value is a noun ("events", not "found"), a function a verb with an object ("match_collectives"), a docstring a sentence
-that begins with a verb or names the thing. The words below are those that creep in where a name was not thought of.
+A value is a noun ("events", not "found"), a function a verb with an object ("match_collectives"), a docstring a
+sentence that begins with a verb or names the thing.
 """
 
 from __future__ import annotations
