@@ -14,16 +14,13 @@ from etloom.compat.hta.frames import UNTIMED_CATEGORY
 from etloom.core import categories, nesting
 from etloom.core.arrays import is_in, rows_of_ids
 from etloom.core.schema import TABLES
-from etloom.core.trace import Job, Trace
-from etloom.exports.chrome.critical_path_overlay import build_critical_path_arrows
-from etloom.graphs import build_graph
-from etloom.graphs.graph import EdgeKind
+from etloom.core.trace import Trace
+from etloom.exports.chrome.graph_overlays import build_critical_path_arrows, build_edge_arrows
 from etloom.linker.selection import keep_events
 
 _EVENT_TABLES = ("arguments", "kernels", "syncs", "frames", "comms")
 _IN_ARGS = ("device", "stream", "correlation", "external_id", "rf_id", "seq_id", "fwd_tid")
 """Columns that a trace file keeps in an event's args."""
-_EDGES = "dependency"
 _FIRST_EDGE = 1 << 40
 """First id of the arrows of edges, above the ids of a file's own arrows."""
 
@@ -80,7 +77,7 @@ def add_critical_path(
     arguments = pl.select(pl.when(on_path).then(pl.lit('{"critical": 1}'))).to_series()
     ends = [trace.flows, _flows(trace, build_critical_path_arrows({rank: trace}, 0)[rank])]
     if all_edges and not only_critical:
-        ends.append(_flows(trace, _edges(Job({rank: trace}))))
+        ends.append(_flows(trace, build_edge_arrows(trace, _FIRST_EDGE)))
     overlay = _add_argument(trace, arguments).replace(None, flows=pl.concat(ends))
     if not only_critical:
         return overlay
@@ -112,24 +109,6 @@ def _calls_around(trace: Trace, calls: NDArray[np.int64]) -> NDArray[np.int64]:
     is_complete = (launch >= 0) & (work >= 0)
     at[work[is_complete]] = at[launch[is_complete]]
     return at
-
-
-def _edges(job: Job) -> pl.DataFrame:
-    """The edges of the graph between different events, as ends of arrows: ph, cat, name (its kind), ts, flow, id."""
-    graph = build_graph(job).graph
-    source, target = graph.source, graph.target
-    joins_events = (
-        (graph.event[source] >= 0) & (graph.event[target] >= 0) & (graph.event[source] != graph.event[target])
-    )
-    labels = pl.Series([EdgeKind(code).label for code in graph.kind[joins_events]], dtype=pl.String)
-    flow = pl.Series(np.arange(_FIRST_EDGE, _FIRST_EDGE + labels.len()))
-    ends = (("s", source[joins_events]), ("f", target[joins_events]))
-    return pl.concat(
-        pl.DataFrame(
-            {"name": labels, "ts": graph.time[points], "flow": flow, "id": graph.event[points]}
-        ).with_columns(ph=pl.lit(ph), cat=pl.lit(_EDGES))
-        for ph, points in ends
-    )
 
 
 def _flows(trace: Trace, ends: pl.DataFrame) -> pl.DataFrame:

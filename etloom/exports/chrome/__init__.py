@@ -77,7 +77,7 @@ def _format_job(traces: dict[int, Trace], base: int, *, overlay: bool) -> Iterat
         first_flow += trace.launches.height + trace.flows["flow"].n_unique()
     if overlay:
         # Imported here, because only an overlay needs the dependency graph.
-        from etloom.exports.chrome.critical_path_overlay import build_critical_path_arrows
+        from etloom.exports.chrome.graph_overlays import build_critical_path_arrows
 
         for rank, ends in build_critical_path_arrows(traces, first_flow).items():
             arrows = ends.join(positions[rank].drop("ts"), on="id", maintain_order="left")

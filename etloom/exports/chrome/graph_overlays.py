@@ -1,16 +1,19 @@
-"""Builds arrows that connect the slices on the critical path."""
+"""Builds arrows between slices from the dependency graph: the critical path, or all edges."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import polars as pl
 
 from etloom.core.trace import Job, Trace
 from etloom.graphs import build_graph
 from etloom.graphs.critical_paths import find_critical_path
+from etloom.graphs.graph import EdgeKind
 
 ARROW_NAME = "critical path"
+EDGE_CATEGORY = "dependency"
 
 
 def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[int, pl.DataFrame]:
@@ -54,3 +57,29 @@ def _clip_to_slices(pieces: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     slices = events.select("id", low="ts", high=pl.col("ts") + (pl.col("dur").fill_null(0) - 1).clip(0))
     joined = pieces.with_columns(pl.col("event").cast(pl.UInt32)).join(slices, left_on="event", right_on="id")
     return joined.with_columns(pl.col("start", "end").clip(pl.col("low"), pl.col("high"))).drop("low", "high")
+
+
+def build_edge_arrows(trace: Trace, first: int) -> pl.DataFrame:
+    """Build an arrow for each edge of the dependency graph between different events of one rank.
+
+    Args:
+        trace: A linked trace.
+        first: Number of the first arrow.
+
+    Returns:
+        The ends of the arrows: name (kind of the edge), ts, flow (number of the arrow), id (of the event), ph, cat.
+    """
+    graph = build_graph(Job({trace.rank or 0: trace})).graph
+    source, target = graph.source, graph.target
+    joins_events = (
+        (graph.event[source] >= 0) & (graph.event[target] >= 0) & (graph.event[source] != graph.event[target])
+    )
+    labels = pl.Series([EdgeKind(code).label for code in graph.kind[joins_events]], dtype=pl.String)
+    flow = pl.Series(np.arange(first, first + labels.len()))
+    ends = (("s", source[joins_events]), ("f", target[joins_events]))
+    return pl.concat(
+        pl.DataFrame(
+            {"name": labels, "ts": graph.time[points], "flow": flow, "id": graph.event[points]}
+        ).with_columns(ph=pl.lit(ph), cat=pl.lit(EDGE_CATEGORY))
+        for ph, points in ends
+    )
