@@ -35,11 +35,13 @@ class FullReplay:
         comms: The communication of all ranks.
         coverage: Outcome of the operators of rank 0 (`operator_replay.COVERAGE_COLUMNS`).
         outcomes: Outcome of each of its operators that can run in principle: replayed, substituted or skipped.
+        threads: Threads of an operator on a CPU.
     """
 
     comms: CommsReplay
     coverage: pl.DataFrame
     outcomes: tuple[str, ...]
+    threads: int
 
 
 def replay_full(
@@ -88,7 +90,9 @@ def replay_full(
     communication = run_session(make_plan, options, process, rendezvous, hooks)
     if communication is None:
         return None
-    return FullReplay(communication, computation.coverage, computation.outcomes)
+    import torch
+
+    return FullReplay(communication, computation.coverage, computation.outcomes, torch.get_num_threads())
 
 
 class _RankComputation:

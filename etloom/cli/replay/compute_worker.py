@@ -96,7 +96,7 @@ def _print_replay(replay: ComputeReplay, device: str, load: float | None) -> Non
         print_message(f"saved values of {count:,} tensors are not used: {reason}")
     if replay.repeats_ns:
         best = min(replay.repeats_ns)
-        replay_threads, recorded_threads = _thread_notes(device)
+        replay_threads, recorded_threads = _thread_notes(device, replay.threads)
         recorded = ""
         if replay.recorded_ns:
             recorded = f", recorded {replay.recorded_ns / 1e6:,.3f} ms{recorded_threads}"
@@ -108,15 +108,12 @@ def _print_replay(replay: ComputeReplay, device: str, load: float | None) -> Non
         print_message(f"incomplete: {replay.stopped}")
 
 
-def _thread_notes(device: str) -> tuple[str, str]:
+def _thread_notes(device: str, threads: int) -> tuple[str, str]:
     """Return notes about the threads of an operator on a CPU, in the replay and in the recording."""
     if device != "cpu":
         return "", ""
-    import torch
-
-    threads = count_noun(torch.get_num_threads(), "thread")
     return (
-        f" with {threads} per operator",
+        f" with {count_noun(threads, 'thread')} per operator",
         " (its number of threads is not recorded; torchrun sets 1: --threads)",
     )
 

@@ -113,16 +113,10 @@ def _print_replay(replay: FullReplay, output: OutputOptions, load: float | None)
         "replay compute lists them"
     )
     print_passes(replay.comms.passes)
-    if warning := contention_warning(load, replay.comms.options.device, _thread_count()):
+    if warning := contention_warning(load, replay.comms.options.device, replay.threads):
         print_message(warning)
     if output.out:
         import etloom
 
         etloom.export(replay.comms.job, output.out)
         print_message(f"wrote {output.out}")
-
-
-def _thread_count() -> int:
-    import torch
-
-    return torch.get_num_threads()

@@ -58,6 +58,7 @@ class ComputeReplay:
         unused_tensors: Reason -> number of saved tensors that were not used.
         stopped: Why the replay ended early; this is also a row of the trace's stats.
         failed: An operator failed that had run before.
+        threads: Threads of an operator on a CPU.
     """
 
     coverage: pl.DataFrame
@@ -69,6 +70,7 @@ class ComputeReplay:
     unused_tensors: Mapping[str, int] = field(default_factory=dict)
     stopped: str | None = None
     failed: bool = False
+    threads: int = 1
 
     def covered(self, by: str = "count") -> float | None:
         """Return the share of operators that were replayed or substituted.
@@ -109,11 +111,11 @@ def replay_operators(
     Raises:
         EtloomError: The trace has nothing to replay, or the device does not exist.
     """
+    import torch
+
     from etloom.replayer.compute.replay_trace import trial_run_trace
 
     if options.threads is not None:
-        import torch
-
         torch.set_num_threads(options.threads)
     executor = _create_executor(trace, options, resources)
     with _trial_run(executor, options, hooks, skip):
@@ -133,6 +135,7 @@ def replay_operators(
         executor.saved.refused,
         passes.stopped,
         passes.failed,
+        torch.get_num_threads(),
     )
 
 
