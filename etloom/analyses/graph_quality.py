@@ -1,4 +1,4 @@
-"""How well the dependency graph explains each rank; read it before critical-path or a simulation.
+"""Quality of the dependency graph: how well it explains each rank; read it before critical-path or a simulation.
 
 One row per rank, and one with a null rank for the whole job. explainable: whether predictions of the graph are
 meaningful; if not, reason says why: a sampled trace, too few kernels, or unexplained delays.

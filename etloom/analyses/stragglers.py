@@ -97,12 +97,12 @@ def _compare_links(parts: pl.DataFrame) -> pl.DataFrame:
         usual_without = (
             transfers.join(rank_transfers, on="number", how="anti")
             .group_by(kind)
-            .agg(usual=pl.col("transfer_ns").median())
+            .agg(median_ns=pl.col("transfer_ns").median())
         )
         usual_with = rank_transfers.group_by(kind).agg(pl.col("transfer_ns").median(), count=pl.len())
         compared = usual_with.join(usual_without, on=kind)
         excess = compared.select(
-            ((pl.col("transfer_ns") - pl.col("usual")).clip(0) * pl.col("count")).sum()
+            ((pl.col("transfer_ns") - pl.col("median_ns")).clip(0) * pl.col("count")).sum()
         ).item()
         slow_links[rank] = round(excess) if compared.height else None
     table = pl.DataFrame({"rank": list(slow_links), "slow_link_ns": list(slow_links.values())})

@@ -90,12 +90,12 @@ def group_by_place(
         .agg(
             pl.col("cost_ns").sum(),
             pl.len().alias("count"),
-            pl.col("cost_ns").max().alias("most"),
+            pl.col("cost_ns").max().alias("largest"),
             pl.col("row").get(pl.col("cost_ns").arg_max()),
             longest=pl.col("cost_ns").top_k(LONGEST_COUNT).sort(descending=True),
         )
         .filter(pl.col("count") >= min_rows)
-        .sort("cost_ns", "most", "row", descending=(True, True, False))
+        .sort("cost_ns", "largest", "row", descending=(True, True, False))
     )
     for place_sums in sums.head(max_places).iter_rows(named=True):
         row = located.row(place_sums["row"], named=True) | place_sums

@@ -81,25 +81,27 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
     """Yield notes for terminal output."""
-    lacking = table.filter(pl.col("counted") < pl.col("calls")).with_columns(
-        lost=pl.col("time_pct") * (1 - pl.col("covered_pct").fill_null(0) / 100) / table["rank"].n_unique(),
-        lacks=pl.col("calls") - pl.col("counted"),
-        who=pl.coalesce("name", pl.format("{} kernels without known operator", "family"))
+    uncovered = table.filter(pl.col("counted") < pl.col("calls")).with_columns(
+        uncounted_pct=pl.col("time_pct")
+        * (1 - pl.col("covered_pct").fill_null(0) / 100)
+        / table["rank"].n_unique(),
+        uncounted=pl.col("calls") - pl.col("counted"),
+        label=pl.coalesce("name", pl.format("{} kernels without known operator", "family"))
         if table["name"].count()
         else pl.col("family"),
     )
-    if lacking.is_empty():
+    if uncovered.is_empty():
         return
-    names_table = lacking.group_by("who").agg(pl.col("lost", "lacks").sum())
-    names_table = names_table.drop_nulls("who").sort(
-        "lost", "lacks", "who", descending=(True, True, False), nulls_last=True
+    by_label = uncovered.group_by("label").agg(pl.col("uncounted_pct", "uncounted").sum())
+    by_label = by_label.drop_nulls("label").sort(
+        "uncounted_pct", "uncounted", "label", descending=(True, True, False), nulls_last=True
     )
-    timed = lacking["lost"].count() > 0
+    timed = uncovered["uncounted_pct"].count() > 0
     each = [
-        f"{name} ({lost:.1f} %)" if timed else f"{name} ({lacks:,} calls)"
-        for name, lost, lacks in names_table.head(_MAX_NAMES).iter_rows()
-        if not timed or lost >= _MIN_PCT
+        f"{name} ({uncounted_pct:.1f} %)" if timed else f"{name} ({uncounted:,} calls)"
+        for name, uncounted_pct, uncounted in by_label.head(_MAX_NAMES).iter_rows()
+        if not timed or uncounted_pct >= _MIN_PCT
     ]
-    share = f", {lacking['lost'].sum():.1f} % of the time" if timed else ""
-    examples = f": {', '.join(each)}{', ...' if names_table.height > _MAX_NAMES else ''}" if each else ""
-    yield f"flops and bytes are unknown for {lacking['lacks'].sum():,} calls{share}{examples}"
+    share = f", {uncovered['uncounted_pct'].sum():.1f} % of the time" if timed else ""
+    examples = f": {', '.join(each)}{', ...' if by_label.height > _MAX_NAMES else ''}" if each else ""
+    yield f"flops and bytes are unknown for {uncovered['uncounted'].sum():,} calls{share}{examples}"

@@ -91,9 +91,11 @@ def compute_node_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     calls = calls.join(keys, on="node", how="left", maintain_order="left")
     # One node represents all with the same name, tensors and values.
     distinct = calls.group_by("name", "inputs", "key", maintain_order=True).agg(
-        pl.col("node").first().alias("like")
+        pl.col("node").first().alias("sample_node")
     )
-    distinct_tensors = tensors.join(distinct.select("like"), left_on="node", right_on="like", how="semi")
+    distinct_tensors = tensors.join(
+        distinct.select("sample_node"), left_on="node", right_on="sample_node", how="semi"
+    )
     lists = {
         key: group.to_dicts() for (key,), group in distinct_tensors.group_by("node", maintain_order=True)
     }
@@ -108,7 +110,7 @@ def compute_node_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
         plain = [row for row in tensor_rows if not row["io"]]
         rows.append(tuple(_format_list(plain, column) for column in ("shape", "dtype")))
     arguments = pl.DataFrame(rows, schema={"dims": pl.String, "types": pl.String}, orient="row")
-    distinct = distinct.drop("like").hstack(arguments).hstack(_make_frame(costs))
+    distinct = distinct.drop("sample_node").hstack(arguments).hstack(_make_frame(costs))
     keyed = ["name", "inputs", "key"]
     return calls.join(distinct, on=keyed, how="left", nulls_equal=True, maintain_order="left").drop(
         "inputs", "key"

@@ -196,8 +196,8 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
     """
     # Without known operator, each kernel is a unit of its own.
     kernel_id = pl.when(pl.col("row") < 0).then(pl.col("id").cast(pl.Int64)).otherwise(-1)
-    work = work.with_columns(own=kernel_id).sort("row", "own", "ts")
-    row, kernel_ids = work["row"].to_numpy(), work["own"].to_numpy()
+    work = work.with_columns(kernel=kernel_id).sort("row", "kernel", "ts")
+    row, kernel_ids = work["row"].to_numpy(), work["kernel"].to_numpy()
     start, end = work["ts"].to_numpy(), work["end"].to_numpy()
     begins = np.flatnonzero(
         np.append(True, (row[1:] != row[:-1]) | (kernel_ids[1:] != kernel_ids[:-1]))[: row.size]
@@ -215,13 +215,13 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
     sides = pl.col("gradient").replace("", None).drop_nulls().n_unique()
     gradients_certain = (pl.col("gradient") != "").all()
     return (
-        work.with_columns(pl.Series("of", group), pl.Series("fresh", added))
-        .group_by("of", maintain_order=True)
+        work.with_columns(pl.Series("group", group), pl.Series("added_ns", added))
+        .group_by("group", maintain_order=True)
         .agg(
             pl.col("row", "step").first(),
             pl.col("kernel_family").get(pl.col("dur").arg_max()),
             pl.len().cast(pl.Int64).alias("kernels"),
-            pl.col("fresh").sum().alias("time_ns"),
+            pl.col("added_ns").sum().alias("time_ns"),
             pl.col("tf32", "bus").any(),
             (pl.col("product") & (pl.col("kernel_family") == "gemm")).sum().cast(pl.Int64).alias("products"),
             # A kernel of unknown gradient may belong to either: the number is only certain if both were observed.
@@ -230,6 +230,7 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
             .otherwise(0)
             .alias("gradients"),
         )
+        .drop("group")
         .with_columns(basis=pl.lit("device"))
     )
 

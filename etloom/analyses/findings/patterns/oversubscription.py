@@ -11,11 +11,11 @@ from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 
 MIN_CALLS = 20
-"""Calls of one operator with one shape needed to know their usual duration."""
+"""Calls of one operator with one shape needed to know their usual_ns duration."""
 MIN_RATIO = 3
 MIN_DELAY_NS = 500_000
-"""A call that takes TIMES its usual duration, and this much longer, was interrupted: schedulers assign a processor to
-other threads for a millisecond or more.
+"""A call that takes MIN_RATIO times its usual_ns duration, and this much longer, was interrupted: schedulers
+assign a processor to other threads for a millisecond or more.
 """
 MIN_INTERRUPTED = 3
 
@@ -31,12 +31,12 @@ def find(view: RankView) -> Iterator[Finding]:
     signature = ("name", "dims")
     repeated = (
         leaves.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event", how="left")
-        .with_columns(usual=pl.col("dur").median().over(signature), often=pl.len().over(signature))
-        .filter(pl.col("often") >= MIN_CALLS)
-        .with_columns(start="ts", cost_ns=(pl.col("dur") - pl.col("usual")).round().cast(pl.Int64))
+        .with_columns(usual_ns=pl.col("dur").median().over(signature), calls_alike=pl.len().over(signature))
+        .filter(pl.col("calls_alike") >= MIN_CALLS)
+        .with_columns(start="ts", cost_ns=(pl.col("dur") - pl.col("usual_ns")).round().cast(pl.Int64))
     )
     interrupted = repeated.filter(
-        (pl.col("cost_ns") > MIN_DELAY_NS) & (pl.col("dur") > MIN_RATIO * pl.col("usual"))
+        (pl.col("cost_ns") > MIN_DELAY_NS) & (pl.col("dur") > MIN_RATIO * pl.col("usual_ns"))
     )
     if interrupted.height < MIN_INTERRUPTED:
         return
