@@ -602,7 +602,7 @@ def test_an_interrupted_build_is_repeated(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CALM", str(tmp_path / "calm"))
     monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
     calm = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    script = calm + "from etloom.collector.observer import build; print(build_library().name)"
+    script = calm + "from etloom.collector.observer import build_library; print(build_library().name)"
     interrupted = python(script)
     assert "KeyboardInterrupt" in interrupted.stderr and not interrupted.stdout
     assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["lock"]

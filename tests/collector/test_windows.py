@@ -421,7 +421,7 @@ def native() -> None:
 ASKING = (
     LIGHT
     + """
-import os, signal, sys, time, torch
+import os, signal, sys, threading, time, torch
 from pathlib import Path
 net = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(net.parameters(), 0.1)
 run = Path(sys.argv[1])
@@ -431,6 +431,7 @@ for step in range(40):
         while not (run / ".etloom-request").exists(): time.sleep(0.01)
     if step == 20:
         while not (run / "step_6" / "run.json").exists(): time.sleep(0.05)
+        while any(thread.name == "etloom-writer" for thread in threading.enumerate()): time.sleep(0.01)
         (run / ".etloom-request").touch()
     net(torch.ones(1, 2)).sum().backward(); optimizer.step()
 """
