@@ -110,12 +110,20 @@ def test_a_missing_file_and_a_folder_are_one_line(tmp_path: Path) -> None:
 def test_each_file_is_claimed_by_one_reader(data: Path, own: Path) -> None:
     readers = {name: registry.get("readers", name) for name in registry.list_plugins("readers")}
     expected = {"chakra": "chakra", "nsys": "nsys", "flight_recorder": "flight-recorder"}
+    results = {
+        "vtrain",
+        "xplane",
+        "straggler_what_if",
+        "serving",
+        "astra_sim",
+        "flight_recorder",
+    }  # not only traces
     for path in (*data.rglob("*.*"), *(own / "flight_recorder").glob("nccl*")):
         if path.suffix in (".md", ".py") or path.is_dir():
             continue
         with compression.open_decompressed(path) as stream:
             head = stream.read(1 << 16)
         claims = [name for name, reader in readers.items() if reader.sniff(head)]
-        assert len(claims) == 1, path
         folder = path.relative_to(data).parts[0] if path.is_relative_to(data) else path.parent.name
-        assert expected.get(folder, claims[0]) == claims[0], path
+        assert len(claims) == 1 or (not claims and folder in results), path
+        assert not claims or expected.get(folder, claims[0]) == claims[0], path
