@@ -12,7 +12,7 @@ from test_flops_traces import Made, row
 
 import etloom
 from etloom.analyses.flops import counting
-from etloom.core.arrays import (rows_of_ids)
+from etloom.core.arrays import rows_of_ids
 from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.trace import Trace
 

@@ -14,7 +14,7 @@ MIN_CALLS = 20
 """Calls of one operator with one shape needed to know their usual_ns duration."""
 MIN_RATIO = 3
 MIN_DELAY_NS = 500_000
-"""A call that takes MIN_RATIO times its usual_ns duration, and this much longer, was interrupted: schedulers
+"""A call that takes MIN_RATIO times its usual duration, and this much longer, was interrupted: schedulers
 assign a processor to other threads for a millisecond or more.
 """
 MIN_INTERRUPTED = 3
