@@ -14,6 +14,7 @@ import polars as pl
 from etloom import linker
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
+from etloom.core.plugin_options import check_options
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job, Trace
 
@@ -48,9 +49,11 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
 
     Raises:
         UnknownName: there is no such analysis.
+        EtloomError: it has no such option.
         AnalysisError: no rank can answer.
     """
     analysis = registry.get("analyses", name)
+    check_options("analyses", name, options)
 
     def analyze(subject: Trace | Job) -> pl.DataFrame:
         with registry.name_plugin_in_errors("analyses", name):

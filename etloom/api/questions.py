@@ -210,6 +210,9 @@ def plot(run: Run, what: str, **options: Any) -> altair.Chart:
         UnknownName: there is no such chart.
         EtloomError: Altair is not installed.
         AnalysisError: the traces have no data for it.
+
+    Example:
+        >>> chart = etloom.plot("run/", "breakdown")  # doctest: +SKIP
     """
     from etloom.reports.plot import plot as draw
 

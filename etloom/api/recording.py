@@ -39,7 +39,7 @@ def finish_recording(collected: CollectResult, out: Path) -> list[str]:
     messages: list[str] = []
     folders = collected.windows or (collected.out,)
     with collect_failures(messages, "PyTorch's format is not written"):
-        messages += convert_observer_files(folders, partial(get_user_path, whole=collected.out, out=out))
+        messages += convert_observer_files(folders, partial(get_user_path, run_folder=collected.out, out=out))
     for folder in folders:
         with collect_failures(messages, f"{folder}: the whole steps are unknown"):
             messages += record_whole_steps(folder, MAX_BYTES_FOR_STEPS)
@@ -69,23 +69,23 @@ def collect_failures(messages: list[str], loss: str) -> Iterator[None]:
         messages.append(f"{loss}: {reason[:300]}")
 
 
-def get_user_path(folder: Path, whole: Path, out: Path) -> Path:
+def get_user_path(folder: Path, run_folder: Path, out: Path) -> Path:
     """Return the folder of a window relative to the run's folder as the user wrote it, if that was a plain path."""
-    return out / folder.relative_to(whole) if "{" not in str(out) else folder
+    return out / folder.relative_to(run_folder) if "{" not in str(out) else folder
 
 
-def describe_recording(collected: CollectResult, where: Path) -> str:
+def describe_recording(collected: CollectResult, user_path: Path) -> str:
     """Describe what was recorded and what to do with it, in one line.
 
     Args:
         collected: the recording.
-        where: the folder of the last window, as the user wrote it.
+        user_path: the folder of the last window, as the user wrote it.
     """
     from etloom.reports.formatting import count_noun
 
     has_windows = len(collected.windows) > 1
     contents = "" if has_windows else describe_window((collected.windows or (collected.out,))[0])
-    folder = where.parent if has_windows else where
+    folder = user_path.parent if has_windows else user_path
     ranks = (
         f"rank {collected.ranks[0]}"
         if len(collected.ranks) == 1
@@ -94,7 +94,9 @@ def describe_recording(collected: CollectResult, where: Path) -> str:
     if contents.endswith(", 0 operators"):
         return f"nothing ran while {ranks} recorded{contents}: the traces in {folder} are empty"
     windows = f"{len(collected.windows)} windows of " if has_windows else ""
-    return f"recorded {windows}{ranks}{contents} in {folder}; next: etloom report {shlex.quote(str(where))}"
+    return (
+        f"recorded {windows}{ranks}{contents} in {folder}; next: etloom report {shlex.quote(str(user_path))}"
+    )
 
 
 def describe_window(folder: Path) -> str:

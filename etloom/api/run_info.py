@@ -1,4 +1,4 @@
-"""What `etloom info` knows of a run: the facts under stable keys, and a row a rank."""
+"""Facts of a run for `etloom.info`, under stable keys, and a table with one row per rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe_run(job: Job) -> dict[str, Any]:
     traces = list(job.values())
     ranks = describe_ranks(job)
     first, last = ranks["start_ns"].min(), ranks["end_ns"].max()
-    whole = first is not None and len({trace.meta.get("clock") for trace in traces}) == 1
+    has_one_clock = first is not None and len({trace.meta.get("clock") for trace in traces}) == 1
     return {
         "path": job.meta.get("path"),
         "ranks": job.ranks,
@@ -33,8 +33,8 @@ def describe_run(job: Job) -> dict[str, Any]:
         "devices": dict(Counter(device for trace in traces for device in _list_devices(trace))),
         "hosts": sorted({str(trace.meta["host"]) for trace in traces if trace.meta.get("host")}),
         "clock": _agreed_value(trace.meta.get("clock") for trace in traces),
-        "start_ns": first if whole else None,
-        "span_ns": last - first if whole else None,  # type: ignore[operator]
+        "start_ns": first if has_one_clock else None,
+        "span_ns": last - first if has_one_clock else None,  # type: ignore[operator]
         "steps": sorted({step for trace in traces for step in trace.compute_once(_find_steps)["step"]}),
         "mean_step_ns": ranks["mean_step_ns"].mean(),
         "rings": _list_rings(job),
@@ -51,7 +51,7 @@ def describe_run(job: Job) -> dict[str, Any]:
 
 
 def describe_ranks(job: Job) -> pl.DataFrame:
-    """A row a rank."""
+    """Return a table with one row per rank, columns of `get_rank_schema`."""
     import polars as pl
 
     from etloom.core import categories
@@ -83,27 +83,27 @@ def describe_ranks(job: Job) -> pl.DataFrame:
 
 
 def _list_rings(job: Job) -> list[dict[str, Any]]:
-    """What the rings of the collector overwrote, and since when they hold everything, a rank each."""
-    found = []
+    """List the ring buffers of the collector, one per rank: what they overwrote, and since when they are complete."""
+    rings = []
     for rank, trace in job.items():
-        # The header of any other trace is its writer's.
-        told: Any = trace.meta.get("header") if "observer" in trace.meta.get("formats", ()) else None
+        # The header of other formats is defined by their writers.
+        header: Any = trace.meta.get("header") if "observer" in trace.meta.get("formats", ()) else None
         for name in ("observer", "overwritten"):
-            told = told.get(name) if isinstance(told, dict) else None
-        if isinstance(told, dict) and _is_ring(told):
-            found.append({**told, "rank": rank})
-    return found
+            header = header.get(name) if isinstance(header, dict) else None
+        if isinstance(header, dict) and _is_ring(header):
+            rings.append({**header, "rank": rank})
+    return rings
 
 
-def _is_ring(told: dict[str, Any]) -> bool:
-    """Also of a header that a Kineto trace of the rank, or a file of tables, has brought along."""
-    steps = told.get("whole_steps")
-    whole = isinstance(steps, list) and all(type(step) is int for step in steps)
-    return whole and all(type(told.get(name)) is int for name in _RING)
+def _is_ring(header: dict[str, Any]) -> bool:
+    """Return whether this describes a ring buffer; headers of Kineto traces or saved tables may be anything."""
+    steps = header.get("whole_steps")
+    has_steps = isinstance(steps, list) and all(type(step) is int for step in steps)
+    return has_steps and all(type(header.get(name)) is int for name in _RING)
 
 
 def get_rank_schema() -> dict[str, Any]:
-    """Of the table with a row a rank."""
+    """Return the schema of the table of `describe_ranks`."""
     import polars as pl
 
     numbers = dict.fromkeys(
@@ -113,27 +113,31 @@ def get_rank_schema() -> dict[str, Any]:
     return {**numbers, "mean_step_ns": pl.Float64, **links, "lost": pl.Int64}
 
 
-def _compute(trace: Trace, table: str, *what: pl.Expr) -> tuple[Any, ...]:
-    """One row of figures of a table, without reading more of it than they need."""
-    columns = [expression.alias(str(number)) for number, expression in enumerate(what)]
+def _compute(trace: Trace, table: str, *aggregates: pl.Expr) -> tuple[Any, ...]:
+    """Compute aggregates of a table, reading only the columns that they need."""
+    columns = [aggregate.alias(str(number)) for number, aggregate in enumerate(aggregates)]
     return trace.scan(table).select(columns).collect(engine=trace.engine).row(0)
 
 
 def _find_steps(trace: Trace) -> pl.DataFrame:
-    """Number and duration in ns of the steps that annotations mark, also where the trace is not linked; of those that
-    the nodes of an execution trace alone mark, no duration."""
+    """Return number, start and duration in ns of annotated steps, also if the trace is not linked.
+
+    An execution trace alone has no times, so these are null.
+    """
     import polars as pl
 
     from etloom.core import categories
     from etloom.core.steps import parse_step
-    from etloom.timeline.activity import find_step_nodes as node_marks
+    from etloom.timeline.activity import find_step_nodes
 
     if not trace.rows("events"):
         dur = pl.lit(None, pl.Int64)
-        return node_marks(trace.nodes).select("step", ts=dur, dur=dur).unique("step", maintain_order=True)
-    marks = trace.scan("events").filter(pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)))
+        return (
+            find_step_nodes(trace.nodes).select("step", ts=dur, dur=dur).unique("step", maintain_order=True)
+        )
+    annotations = trace.scan("events").filter(pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)))
     return (
-        marks.select(parse_step().alias("step"), "ts", "dur")
+        annotations.select(parse_step().alias("step"), "ts", "dur")
         .filter(pl.col("step").is_not_null())
         .collect(engine=trace.engine)
         .unique("step", keep="first", maintain_order=True)
@@ -141,9 +145,9 @@ def _find_steps(trace: Trace) -> pl.DataFrame:
 
 
 def _list_devices(trace: Trace) -> list[str]:
-    """The devices that did something; the CPU where the trace holds no device work.
+    """List the devices with activity; the CPU if there is no GPU activity.
 
-    An execution trace alone knows them as where its tensors were.
+    For an execution trace alone these are the devices of its tensors.
     """
     import polars as pl
 
@@ -151,8 +155,8 @@ def _list_devices(trace: Trace) -> list[str]:
     from etloom.linker.source_checks import GPU_CUT_OFF, list_device_names
 
     if not trace.rows("events"):
-        where = {str(name) for name in trace.tensors["device"].unique() if name}
-        return sorted(where - {"cpu"}) or sorted(where)
+        devices = {str(name) for name in trace.tensors["device"].unique() if name}
+        return sorted(devices - {"cpu"}) or sorted(devices)
     on_device = trace.scan("events").filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)))
     used = on_device.select(pl.col("device").unique()).collect(engine=trace.engine)["device"]
     if not used.len():
@@ -161,23 +165,23 @@ def _list_devices(trace: Trace) -> list[str]:
         if trace.table("stats")["name"].is_in([GPU_CUT_OFF]).any():
             return [f"{' or '.join(list_device_names(trace))} (the file ends before its work)"]
         return ["cpu (calls to a device, but none of its work was recorded)" if called else "cpu"]
-    properties = [one for one in trace.meta.get("device_properties", ()) if isinstance(one, dict)]
-    names = {one.get("id"): one.get("name") for one in properties}
+    properties = [entry for entry in trace.meta.get("device_properties", ()) if isinstance(entry, dict)]
+    names = {entry.get("id"): entry.get("name") for entry in properties}
     return [str(names.get(device) or f"device {device}") for device in used.drop_nulls().sort()]
 
 
 def _list_versions(traces: Iterable[Trace]) -> dict[str, list[str]]:
-    """Format -> the schema versions that the files of it state."""
-    found: dict[str, set[str]] = {}
+    """Return format -> the schema versions that its files state."""
+    versions_by_format: dict[str, set[str]] = {}
     for trace in traces:
         for format in trace.meta.get("formats", ()):
             version = trace.meta.get("kineto_schema_version" if format == "kineto" else "schema_version")
             if version is not None:
-                found.setdefault(format, set()).add(str(version))
-    return {format: sorted(versions) for format, versions in sorted(found.items())}
+                versions_by_format.setdefault(format, set()).add(str(version))
+    return {format: sorted(versions) for format, versions in sorted(versions_by_format.items())}
 
 
 def _agreed_value(values: Iterable[Any]) -> Any:
-    """What all agree on; None where they do not, or do not know."""
-    known = {value for value in values if value is not None}
-    return known.pop() if len(known) == 1 else None
+    """Return the common value; None if values differ or all are None."""
+    distinct = {value for value in values if value is not None}
+    return distinct.pop() if len(distinct) == 1 else None

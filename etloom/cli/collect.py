@@ -42,7 +42,7 @@ class MebiBytes(click.ParamType[int]):
 
 @dataclass(frozen=True)
 class ActionOptions:
-    """What the command does other than recording."""
+    """Actions of the command other than recording."""
 
     trigger: Path | None
     build: bool
@@ -215,12 +215,12 @@ def _check_exclusive(words: Sequence[str], out: Path | None, actions: ActionOpti
     """Refuse options that --build, --trigger and --print-command would ignore."""
     chosen = [
         flag
-        for flag, is_given in {
+        for flag, is_set in {
             "--build": actions.build,
             "--trigger": actions.trigger is not None,
             "--print-command": actions.print_command,
         }.items()
-        if is_given
+        if is_set
     ]
     others = {
         "a command": bool(words),
@@ -230,7 +230,7 @@ def _check_exclusive(words: Sequence[str], out: Path | None, actions: ActionOpti
     }
     if chosen == ["--print-command"]:
         others = {flag: others[flag] for flag in ("--overwrite", "--report")}
-    ignored = [*chosen[1:], *(flag for flag, is_given in others.items() if is_given)]
+    ignored = [*chosen[1:], *(flag for flag, is_set in others.items() if is_set)]
     if chosen and ignored:
         raise click.BadParameter(f"cannot be combined with {ignored[0]}", param_hint=chosen[0])
 

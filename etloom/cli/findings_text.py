@@ -1,4 +1,4 @@
-"""Findings as text: a table of them would be as wide as its longest advice."""
+"""Findings as paragraphs: a table would be as wide as the longest advice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ _PLACE = ("step", "stream", "operator", "module", "frame", "name", "event")
 
 
 def is_findings_table(frame: pl.DataFrame) -> bool:
-    """Whether the rows are findings, whatever else they hold."""
+    """Return whether the rows are findings, possibly with more columns."""
     from etloom.analyses.findings import COLUMNS
 
     return set(COLUMNS) <= set(frame.columns)
 
 
 def format_findings(frame: pl.DataFrame, to_terminal: bool) -> str:
-    """A paragraph a finding, no line longer than the terminal or `WIDEST`: what it costs, what happens, what to do,
-    where. Advice that the finding of the pattern before had too is not said again."""
+    """Format each finding as a paragraph: cost, problem, advice, place; advice is not repeated within a pattern.
+
+    No line is longer than the terminal or `MAX_WIDTH`.
+    """
     width = min(MAX_WIDTH, shutil.get_terminal_size().columns) if to_terminal else MAX_WIDTH
     several = frame["ranks"].max() != 1 or frame["rank"].n_unique() > 1
     bold = ("\x1b[1m", "\x1b[0m") if to_terminal and sys.stdout.isatty() else ("", "")
@@ -65,5 +67,8 @@ def _lines(row: Mapping[str, Any], several: bool) -> Iterator[str]:
     ranks = f"rank {row['rank']}" + (f" and {row['ranks'] - 1:,} more" if row["ranks"] > 1 else "")
     place = [ranks] if several else []
     place.append(count_noun(row["count"], "time"))
-    told = {**row, "name": None if row["name"] == f"rank {row['rank']}" else shorten_labels([row["name"]])[0]}
-    yield "; ".join([*place, *(f"{name} {told[name]}" for name in _PLACE if told[name] is not None)])
+    values = {
+        **row,
+        "name": None if row["name"] == f"rank {row['rank']}" else shorten_labels([row["name"]])[0],
+    }
+    yield "; ".join([*place, *(f"{name} {values[name]}" for name in _PLACE if values[name] is not None)])

@@ -47,5 +47,5 @@ def gather(folders: tuple[Path, ...], out: Path, overwrite: bool, same_job: bool
     for warning in result.warnings:
         print_message(warning)
     for window, ranks in result.windows.items():
-        where = out / window.relative_to(result.out)
-        print_message(f"{where}: {count_noun(len(ranks), 'rank')}; next: etloom report {where}")
+        path = out / window.relative_to(result.out)
+        print_message(f"{path}: {count_noun(len(ranks), 'rank')}; next: etloom report {path}")

@@ -40,18 +40,18 @@ def info(path: Path, table: TableOptions, run: RunOptions) -> None:
       etloom info kineto_trace_0.json.gz --format json
       etloom info run/ --strict                   # exit 1 if anything was lost
     """
-    chosen = choose_format(table.format, table.out)
+    selected = choose_format(table.format, table.out)
     job = open_job(
         path, run, lazy=True, warn=False
     )  # sets the threads of polars, so imports of it come later
     import etloom
     from etloom.api.run_info import describe_ranks
 
-    if chosen is Format.json:
+    if selected is Format.json:
         facts = {**etloom.info(job), "path": str(path)}
         write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", table.out)
-    elif chosen in (Format.csv, Format.parquet):
-        write_table(describe_ranks(job), chosen, table.out)
+    elif selected in (Format.csv, Format.parquet):
+        write_table(describe_ranks(job), selected, table.out)
     else:
         _show(job, {**etloom.info(job), "path": str(path)}, table.out)
 

@@ -31,7 +31,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """How traces are linked."""
+    """Options of linking."""
 
     iterations: str
     inter_thread_threshold: float

@@ -54,10 +54,10 @@ def lint(path: Path, format: str) -> None:
 
 
 def _format_problem(row: dict[str, Any]) -> str:
-    where = "" if row["node"] is None else f"node {row['node']}, "
+    node = "" if row["node"] is None else f"node {row['node']}, "
     times = "" if row["count"] == 1 else f", {row['count']:,} times"
     example = " ".join(row["example"].split())
     return (
-        f"{row['severity']}: rank {row['rank']}: {row['code']}{times} ({where}{example})\n"
+        f"{row['severity']}: rank {row['rank']}: {row['code']}{times} ({node}{example})\n"
         f"    {row['meaning']}: {row['remedy']}"
     )

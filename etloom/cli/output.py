@@ -33,7 +33,7 @@ MIN_TEXT_WIDTH = 24
 
 
 class Format(str, enum.Enum):
-    """How a table is written."""
+    """The formats of a table."""
 
     table = "table"
     json = "json"
@@ -43,7 +43,7 @@ class Format(str, enum.Enum):
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Where a table goes and in which format."""
+    """Destination and format of a table."""
 
     format: Format | None = None
     out: Path | None = None
@@ -64,21 +64,21 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None) ->
     Raises:
         EtloomError: Parquet would be written to a terminal.
     """
-    chosen = choose_format(format, out)
-    if chosen is Format.parquet and out is None and sys.stdout.isatty():
+    selected = choose_format(format, out)
+    if selected is Format.parquet and out is None and sys.stdout.isatty():
         raise EtloomError("refusing to write Parquet to a terminal", where="stdout", remedy="add --out FILE")
-    if chosen is Format.table and is_findings_table(frame):
+    if selected is Format.table and is_findings_table(frame):
         write_text(format_findings(frame, out is None and sys.stdout.isatty()), out)
-    elif chosen is Format.table:
+    elif selected is Format.table:
         empty = [name for name in frame.columns if 0 < frame.height == frame[name].null_count()]
         if empty:
             print_message(f"columns without values are not shown: {', '.join(empty)}")
             frame = frame.drop(empty)
         terminal = out is None and sys.stdout.isatty()
         write_text(render_text(build_table(frame)) if terminal else format_lines(frame), out)
-    elif chosen is Format.json:
+    elif selected is Format.json:
         write_text(to_json(frame) + "\n", out)
-    elif chosen is Format.csv:
+    elif selected is Format.csv:
         write_text(_flatten(frame).write_csv(), out)
     elif out is None:
         frame.write_parquet(sys.stdout.buffer)
@@ -237,13 +237,13 @@ def write_text(text: str, out: Path | None) -> None:
 
 
 @contextmanager
-def show_progress(what: str) -> Iterator[Callable[[Path, int], None]]:
+def show_progress(description: str) -> Iterator[Callable[[Path, int], None]]:
     """Show a progress bar on stderr while the block runs: bytes read of all files reported so far.
 
     It appears after one second, and only if stderr is a terminal.
 
     Args:
-        what: description of the work.
+        description: of the work.
 
     Yields:
         A function ``update(file, bytes)``, to be called with 0 bytes to report a file before it is read.
@@ -262,7 +262,7 @@ def show_progress(what: str) -> Iterator[Callable[[Path, int], None]]:
         console=Console(stderr=True),
         transient=True,
     )
-    task = bar.add_task(what, total=None)
+    task = bar.add_task(description, total=None)
     sizes: dict[Path, int] = {}
     lock = threading.Lock()  # the ranks of a job are read in threads
 

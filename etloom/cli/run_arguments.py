@@ -30,7 +30,7 @@ RANK_PATTERN = click.Option(
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a verb opens a run."""
+    """Options of opening a run."""
 
     rank_pattern: str | None = None
     strict: bool = False
