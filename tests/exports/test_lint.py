@@ -1,4 +1,4 @@
-"""Each finding of the lint has a job that has just that, mended it is clean; and what we write is clean."""
+"""Each lint finding has a job that triggers only it; a clean job and everything that etloom writes have none."""
 
 from __future__ import annotations
 
