@@ -10,9 +10,9 @@ from typing import Any
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from click.testing import CliRunner
 
 import etloom
 from etloom.cli import app
