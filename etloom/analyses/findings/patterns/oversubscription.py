@@ -11,7 +11,7 @@ from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 
 MIN_CALLS = 20
-"""Calls of one operator with one shape needed to know their usual_ns duration."""
+"""Calls of one operator with one shape needed to know their usual duration."""
 MIN_RATIO = 3
 MIN_DELAY_NS = 500_000
 """A call that takes MIN_RATIO times its usual duration, and this much longer, was interrupted: schedulers
