@@ -29,7 +29,7 @@ import polars as pl
 from etloom.analyses.helpers import check_step, conform_columns
 from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.core.arrays import take_rows
-from etloom.core.nesting import group_by_track, sort_by_track
+from etloom.core.nesting import group_by_track, order_by_track
 from etloom.core.trace import Trace
 from etloom.timeline.activity import encode_streams, select_launched_array
 
@@ -124,7 +124,7 @@ def _compute_stats(
         gap: Length of each gap, ns.
         wanted: The groups to return, ascending; they include all groups that have gaps.
     """
-    gap = gap[sort_by_track(group)]
+    gap = gap[order_by_track(group)]
     count = np.bincount(group, minlength=int(groups.max(initial=-1)) + 1)[groups]
     nonempty = np.flatnonzero(count)
     n = count[nonempty]

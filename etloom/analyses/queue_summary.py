@@ -21,7 +21,7 @@ import polars as pl
 from etloom.analyses.helpers import check_step, conform_columns
 from etloom.analyses.helpers.launch_queue import compute_queue_changes
 from etloom.core.errors import AnalysisError
-from etloom.core.nesting import sort_by_track
+from etloom.core.nesting import order_by_track
 from etloom.core.trace import Trace
 from etloom.timeline.activity import find_steps
 
@@ -112,8 +112,8 @@ def _compute_weighted_stats(
         limit: Queue length from which on launches block.
     """
     window = np.repeat(np.arange(count.size, dtype=np.min_scalar_type(count.size)), count)
-    order = sort_by_track(length)
-    order = order[sort_by_track(window[order])]
+    order = order_by_track(length)
+    order = order[order_by_track(window[order])]
     length, duration = length[order], duration[order]
     first = np.cumsum(count) - count
     span = np.add.reduceat(duration, first)

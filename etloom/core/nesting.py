@@ -77,7 +77,7 @@ def _rank_values(distinct: np.ndarray, column: pl.Series) -> np.ndarray:
     return ranks
 
 
-def sort_by_track(tracks: np.ndarray) -> np.ndarray:
+def order_by_track(tracks: np.ndarray) -> np.ndarray:
     """Return the rows sorted by these numbers from 0 (`track_codes`); rows of one track stay in order."""
     # Tracks are few, and sorting small numbers takes linear time.
     return np.argsort(tracks.astype(np.min_scalar_type(int(tracks.max(initial=0)))), kind="stable")
@@ -85,7 +85,7 @@ def sort_by_track(tracks: np.ndarray) -> np.ndarray:
 
 def group_by_track(tracks: np.ndarray) -> list[np.ndarray]:
     """Return the rows of each track, in order."""
-    rows = sort_by_track(tracks)
+    rows = order_by_track(tracks)
     return np.split(rows, np.flatnonzero(np.diff(tracks[rows])) + 1) if rows.size else []
 
 
@@ -117,7 +117,7 @@ def nest_events(
     durations = to_array(events["dur"], 0)
     start, duration = to_array(events["ts"], 0)[rows], durations[rows]
     tracks = track_codes(events)
-    rows = _sort_by_entry(events, rows, tracks, start, duration)
+    rows = _order_by_entry(events, rows, tracks, start, duration)
     duration += start
     parent, depth, exclusive, detached, crossed, clamped = stack_lanes(
         tracks[rows], start, duration, kind[rows], TOLERANCE_NS
@@ -179,7 +179,7 @@ def find_nearest_ancestor(
     return ancestors[:-1] if rows is None else ancestors[rows].astype(np.int64)
 
 
-def _sort_by_entry(
+def _order_by_entry(
     events: pl.DataFrame,
     rows: np.ndarray,
     tracks: np.ndarray,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from etloom.core.nesting import sort_by_track
+from etloom.core.nesting import order_by_track
 
 Ints = NDArray[np.int64]
 
@@ -27,7 +27,7 @@ class RunningTotals:
     def __init__(self, tracks: Ints, starts: Ints, ends: Ints) -> None:
         time, track = np.concatenate((starts, ends)), np.tile(tracks, 2)
         order = np.argsort(time, kind="stable")
-        self._order = order = order[sort_by_track(track[order])]
+        self._order = order = order[order_by_track(track[order])]
         track, time = track[order], time[order]
         self._last = np.ones(order.size, dtype=np.bool_)
         self._last[:-1] = (track[1:] != track[:-1]) | (time[1:] != time[:-1])

@@ -40,7 +40,7 @@ def _find_chains(view: RankView) -> pl.DataFrame:
         view.match_activities(kernels, ELEMENTWISE) & ~view.match_activities(kernels, FUSED)
     ).to_numpy()
     track = nesting.track_codes(kernels, ("device", "stream"))
-    rows = nesting.sort_by_track(track)
+    rows = nesting.order_by_track(track)
     step = arrays.to_array(kernels["step"], np.iinfo(np.int64).min)
     cut = np.ones(len(rows) + 1, np.bool_)
     if rows.size:
