@@ -92,5 +92,5 @@ class UnknownName(EtloomError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, option: str | None = None) -> None:
         known = list(known) if option else sorted(known)
         near = () if option else difflib.get_close_matches(name, known, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        super().__init__(f"no {kind} is called {name!r}", remedy=remedy, option=option)
+        remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        super().__init__(f"unknown {kind} {name!r}", remedy=remedy, option=option)

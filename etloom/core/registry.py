@@ -232,7 +232,7 @@ def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
     fitting = [suffix for suffix in name_by_suffix if fspath(path).rstrip("/").endswith(suffix)]
     if not fitting:
         raise EtloomError(
-            f"no {_KIND_NOUNS[kind]} is known by the end of this name",
+            f"no {_KIND_NOUNS[kind]} writes files with this suffix",
             where=fspath(path),
             remedy=f"end it in {', '.join(sorted(name_by_suffix))} or name the format: {', '.join(list_plugins(kind))}",
         )

@@ -67,7 +67,7 @@ def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> Non
         EtloomError: The query is not a SELECT, would open a file, or is refused by polars.
     """
     if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
-        raise EtloomError("the query is no SELECT", remedy="write: select COLUMNS from TABLE")
+        raise EtloomError("the query is not a SELECT", remedy="write: select COLUMNS from TABLE")
     if opened := _find_file_function(sql):
         raise _file_access_error(opened)
     table_schemas = _job_schemas() if schemas is None else schemas

@@ -160,7 +160,7 @@ def parse_time_range(text: str) -> TimeRange:
             raise ValueError(text)
     except ValueError:
         raise AnalysisError(
-            f"{text!r} is no stretch of time",
+            f"expected a time range, got {text!r}",
             remedy="write START:END with a unit each, as 10ms:1.5s, 250us: or :2s",
             option="time",
         ) from None

@@ -420,7 +420,7 @@ def test_a_name_from_a_trace_does_not_steer_the_terminal(
 
 def test_query_refuses_in_one_line(run: Path, call: Callable[..., Outcome]) -> None:
     assert call("query", run, "select * from event") == (
-        2, "", "etloom: SQL: no table is called 'event'; did you mean 'events'?; see etloom query --help\n",
+        2, "", "etloom: SQL: unknown table 'event'; did you mean 'events'?; see etloom query --help\n",
     )  # fmt: skip
     columns = json.loads(call("query", "--tables", "--format", "json")[1])
     assert len(columns) == sum(len(table.columns) for table in TABLES.values())
@@ -431,7 +431,7 @@ def test_query_refuses_in_one_line(run: Path, call: Callable[..., Outcome]) -> N
 @pytest.mark.parametrize(
     ("sql", "status", "words"),
     [
-        ("selct name from events", 2, "the query is no SELECT"),
+        ("selct name from events", 2, "the query is not a SELECT"),
         ("select name from events where", 2, "sql parser error"),
         ("select nam from events", 2, "did you mean 'name'?"),
         ("select read_csv('x') from events", 2, "which reads files"),
@@ -476,7 +476,7 @@ def test_options_of_an_analysis_are_flags(run: Path, call: Callable[..., Outcome
     ] or [row["name"] for row in json.loads(out)] == ["aten::linear", "aten::linear"]  # fmt: skip
     assert call("analyze", "top_ops", run)[0] == 0
     assert call("analyze", "top-opz", run)[::2] == (
-        2, "etloom: no analysis is called 'top-opz'; did you mean 'top-ops'?; see etloom analyze --help\n",
+        2, "etloom: unknown analysis 'top-opz'; did you mean 'top-ops'?; see etloom analyze --help\n",
     )  # fmt: skip
     status, _, err = call("analyze", "steps", run, "--step", 99)
     assert (status, err.count("\n")) == (1, 1)
@@ -589,7 +589,7 @@ def test_export_by_suffix_name_and_rank(run: Path, tmp_path: Path, call: Callabl
     )  # fmt: skip
     status, _, err = call("export", run, "--out", tmp_path / "a.xyz")
     assert status == 2
-    assert "no export is known by the end of this name" in err
+    assert "no export writes files with this suffix" in err
 
 
 def test_convert(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
@@ -741,12 +741,12 @@ def test_a_verb_imports_no_other_verb() -> None:
         (["simulate", "RUN", "--set", "kernel"], "'kernel', character "),
         (
             ["simulate", "RUN", "--set", "comm x0", "--straggler", "1"],
-            "--straggler: no straggler is called '1'; known: none",
+            "--straggler: unknown straggler '1'; expected one of none",
         ),
-        (["simulate", "RUN", "--set", "comm x0", "--out", "x.zzz"], "x.zzz: no export is known by the end"),
-        (["export", "RUN", "--out", "x", "--to", "zzz"], "no export is called 'zzz'"),
-        (["convert", "RUN/kineto_trace_0.json", "x.zzz"], "x.zzz: no export is known by the end"),
-        (["analyze", "zzzz", "RUN"], "no analysis is called 'zzzz'"),
+        (["simulate", "RUN", "--set", "comm x0", "--out", "x.zzz"], "x.zzz: no export writes files"),
+        (["export", "RUN", "--out", "x", "--to", "zzz"], "unknown export 'zzz'"),
+        (["convert", "RUN/kineto_trace_0.json", "x.zzz"], "x.zzz: no export writes files"),
+        (["analyze", "zzzz", "RUN"], "unknown analysis 'zzzz'"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -141,7 +141,7 @@ def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, c
     status, _, err = call(*pair(data, "linear"), "--to", "nothing", "--out", out)
     assert (
         status == 2
-        and err.startswith("etloom: --to: no export is called 'nothing'; known: ")
+        and err.startswith("etloom: --to: unknown export 'nothing'; expected one of ")
         and not out.exists()
     )
     assert mine.read_text() == "{}"

@@ -180,7 +180,7 @@ def test_what_others_call_an_option_becomes_the_flag(capsys: pytest.CaptureFixtu
 
 def test_the_choices_of_an_option_are_all_told_in_their_order() -> None:
     assert str(UnknownName("order", "totl", ["own", "total"], option="by")) == (
-        "by: no order is called 'totl'; known: own, total"
+        "by: unknown order 'totl'; expected one of own, total"
     )
 
 

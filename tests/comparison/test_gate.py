@@ -299,7 +299,7 @@ def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.C
             "--max-regression: expected a percentage, got 'x'; write it as 3%; see etloom check --help",
         ),
         (["--baseline", a, "--max-regression", "-3%"], "--max-regression: expected a percentage, got '-3%'"),
-        (["--baseline", a, "--metric", "speed"], "--metric: no metric is called 'speed'"),
+        (["--baseline", a, "--metric", "speed"], "--metric: unknown metric 'speed'"),
         ([], f"missing the run to compare with: etloom check {slow} --baseline MAIN"),
         ([b], f"missing the run to compare with: etloom check {b} --baseline {slow}"),
     ):

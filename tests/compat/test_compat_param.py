@@ -81,7 +81,7 @@ def test_what_is_no_basic_trace(tmp_path: Path, text: str) -> None:
 def test_a_type_that_is_not_there_is_an_error(data: Path) -> None:
     with pytest.raises(EtloomError, match="no trace of type 'basic'"):
         plan_replay(etloom.open(data / "dlrm"), 4, PlanOptions(trace_type="basic"))
-    with pytest.raises(EtloomError, match="trace_type: no trace type is called 'nsys'"):
+    with pytest.raises(EtloomError, match="trace_type: unknown trace type 'nsys'"):
         plan_replay(etloom.open(data / "dlrm"), 4, PlanOptions(trace_type="nsys"))
 
 

@@ -130,7 +130,7 @@ def test_flags_of_the_plan(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--blocking 2", "invalid choice: 2"),
         ("--trace-type nsys", "invalid choice: 'nsys'"),
         ("--device tpu", "invalid choice: 'tpu'"),
-        ("--backend nonsense", "no backend is called 'nonsense'; known: gloo, nccl"),
+        ("--backend nonsense", "unknown backend 'nonsense'; expected one of gloo, nccl"),
         ("--rebalance-policy fair", "invalid choice: 'fair'"),
         ("--num-replay 3", "unrecognized arguments: --num-replay 3"),
     ],

@@ -41,9 +41,9 @@ def test_a_file_in_the_folder_is_a_plugin() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="no analysis is called 'top-opz'; did you mean 'top-ops'"):
+    with pytest.raises(UnknownName, match="unknown analysis 'top-opz'; did you mean 'top-ops'"):
         registry.get("analyses", "top-opz")
-    with pytest.raises(UnknownName, match=r"no export is called 'zzz'; known: .*chrome, .*parquet"):
+    with pytest.raises(UnknownName, match=r"unknown export 'zzz'; expected one of .*chrome, .*parquet"):
         registry.get("exports", "zzz")
 
 
@@ -90,7 +90,7 @@ def test_an_export_is_found_by_the_longest_suffix(monkeypatch: pytest.MonkeyPatc
     assert registry.find_by_suffix("exports", "a/run.json") == "chrome"
     assert registry.find_by_suffix("exports", "a/run.json.gz") == "chrome"
     assert registry.find_by_suffix("exports", "run.parquet/") == "parquet"
-    with pytest.raises(EtloomError, match=r"a\.xyz: no export is known by the end of this name; end it in "):
+    with pytest.raises(EtloomError, match=r"a\.xyz: no export writes files with this suffix; end it in "):
         registry.find_by_suffix("exports", "a.xyz")
     monkeypatch.setattr(
         registry, "get_suffixes", lambda _, name: (".json",) if name == "chrome" else (".a.json",)

@@ -103,7 +103,7 @@ def test_the_plan_tells_of_a_file_where_the_text_did_not(
     "statement", ["from", "explain select * from", "create table x as select * from", "table"]
 )
 def test_what_does_not_begin_with_select_or_with_is_refused(statement: str, secret: str) -> None:
-    with pytest.raises(EtloomError, match="the query is no SELECT"):
+    with pytest.raises(EtloomError, match="the query is not a SELECT"):
         TRACE.query(f"{statement} read_csv('{secret}')")
 
 
@@ -174,13 +174,13 @@ def test_an_unknown_column_of_an_alias_lists_the_columns_of_its_table(alias: str
     with pytest.raises(UnknownName) as raised:
         TRACE.query(f"select e.zzzz from {alias} join nodes n on n.rf_id = e.rf_id")
     assert str(raised.value) == (
-        f"no column of events is called 'zzzz'; known: {', '.join(sorted(TABLES['events'].schema))}"
+        f"unknown column of events 'zzzz'; expected one of {', '.join(sorted(TABLES['events'].schema))}"
     )
-    with pytest.raises(UnknownName, match=r"no column of events is called 'nam'; did you mean 'name'\?"):
+    with pytest.raises(UnknownName, match=r"unknown column of events 'nam'; did you mean 'name'\?"):
         TRACE.query(f"select e.nam from {alias}")
-    with pytest.raises(UnknownName, match="no column of events is called 'durr'; did you mean 'dur'"):
+    with pytest.raises(UnknownName, match="unknown column of events 'durr'; did you mean 'dur'"):
         TRACE.query("select events.durr from events")
-    with pytest.raises(UnknownName, match=r"no column of events is called 'world'; known: .*, rank, "):
+    with pytest.raises(UnknownName, match=r"unknown column of events 'world'; expected one of .*, rank, "):
         Job({0: TRACE}).query("select e.world from events e")
 
 

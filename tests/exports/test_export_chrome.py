@@ -235,5 +235,5 @@ def test_the_critical_path_is_drawn_from_slice_to_slice(data: Path, tmp_path: Pa
 
 
 def test_another_overlay_is_an_error(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(EtloomError, match="overlay: no overlay is called 'slack'; known: critical-path"):
+    with pytest.raises(EtloomError, match="overlay: unknown overlay 'slack'; expected one of critical-path"):
         etloom.export(etloom.open(data / "cpu/ddp_2"), tmp_path / "x.json", overlay="slack")

@@ -147,8 +147,8 @@ def test_a_process_that_sees_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("backend", "end", "said"),
     [
-        ("warp", 2, "--backend: no backend is called 'warp'; known: gloo, nccl"),
-        ("fake", 2, "--backend: no backend is called 'fake'; known: "),
+        ("warp", 2, "--backend: unknown backend 'warp'; expected one of gloo, nccl"),
+        ("fake", 2, "--backend: unknown backend 'fake'; expected one of "),
         ("mpi", 1, "did not start"),
     ],
 )
