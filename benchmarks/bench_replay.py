@@ -5,7 +5,7 @@
 Communication: all_reduce of 1 MB over gloo on 2 ranks, CALLS (1,000) of them, in turns of 50 with a plain
 torch.distributed loop in the same processes: medians of a call, and their ratio (aim: 1.05). Computation: training
 steps of an MLP, a transformer and a small ResNet, recorded here, in turn with their replay: medians, and their ratio
-(aim: within 10 %), also of the CPU time of the process, which a busy executor disturbs less.
+(aim: within 10 %), also of the CPU time of the process, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
