@@ -261,7 +261,7 @@ def test_timeline_visualizer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert chakra_timeline_visualizer.main([*asked, "0", "--num_npus", "2"]) == 1
     log.write_text(f"issue,npu=0,cycle={'9' * 5000},node_id=5,name=a")
     assert chakra_timeline_visualizer.main([*asked, "1", "--num_npus", "2"]) == 1
-    assert "holds no node" in capsys.readouterr().err
+    assert "no node was both issued and called back" in capsys.readouterr().err
 
 
 def test_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
