@@ -27,7 +27,7 @@ RECORDINGS = (
     *("hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz", "cpu/pp_4", NEGATIVE_QUEUE),
 )
 
-# Of the prototype in which the definition was found: min_latencies %, residual %, explained %; None where it was not measured.
+# Figures of the prototype: minimum latencies %, residual %, explained %; None if not measured.
 PROTOTYPE = {
     "critical_path/alexnet": (0.0, 0.00, 97.96),
     "critical_path/simple_add": (0.0, 0.00, 95.92),
@@ -62,7 +62,8 @@ target = np.concatenate([number[:, 1:].ravel(), np.where(back, a, b)])
 m = len(source)
 draft = dict(
     time=at, event=number.ravel(), role=np.zeros(n, np.uint8), rank=np.zeros(n, np.int32), source=source,
-    target=target, min_latency=random.integers(0, 2000, m), kind=np.zeros(m, np.uint8), owner=np.arange(m, dtype=np.int32),
+    target=target, min_latency=random.integers(0, 2000, m), kind=np.zeros(m, np.uint8),
+    owner=np.arange(m, dtype=np.int32),
 )
 del a, b, back, number
 """

@@ -63,8 +63,8 @@ def stats_page() -> str:
     text = (
         "# Data quality: the names in `stats`\n\nNothing is dropped, repaired or inferred in silence: each case is a "
         "row of the table `stats` (name, severity, count, example). Severities: `info` (nothing is lost), `data_loss` "
-        "(part of the input was skipped), `error` (an answer may be wrong). `etloom info` and the report show the rows; "
-        "`--strict` turns the last two into exit status 1.\n\n"
+        "(part of the input was skipped), `error` (an answer may be wrong). `etloom info` and the report show the "
+        "rows; `--strict` turns the last two into exit status 1.\n\n"
     )
     return text + table(
         ("name", "severity", "meaning", "what to do"),

@@ -20,8 +20,8 @@ from etloom.core.trace import Job, Trace
 from etloom.graphs import MinimumLatencies, algorithms, build_graph, quality
 from etloom.graphs.graph import EdgeKind, Graph, PointRole
 
-# Of each trace: the most by which minimum latencies alone fall short of the makespan, and the least share of kernel starts
-# that is explained, both in percent. None: there is no device work, or too little.
+# Per trace, in percent: the largest shortfall of the makespan with minimum latencies alone, and the smallest share of
+# explained kernel starts. None: there is no GPU activity, or too little.
 FIGURES: dict[str, tuple[float, float | None]] = {
     "critical_path/alexnet.json.gz": (0.001, 97.9),
     "critical_path/simple_add.json.gz": (0.001, 95.9),
