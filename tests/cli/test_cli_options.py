@@ -33,7 +33,7 @@ GRAMMAR = {
     "observer": ("nonsense", "native or stock"),
     "ranks": ("abc", "0,8-15"),
     "set_": ("nonsense", "one of kernel, copy"),
-    "step_by": ("nonsense", "optimizer, profiler or a time as 500ms"),
+    "step_by": ("nonsense", "expected optimizer, profiler or a duration"),
     "step_name": ("(", "no regular expression"),
     "steps": ("zz", "write FIRST:LAST"),
     "straggler": ("nonsense", "known: none"),
